@@ -1,0 +1,62 @@
+"""What names a KV block: a hash over its tokens and everything before them.
+
+Two blocks with one hash hold the same KV bytes wherever they lie, so a hash is the unit of reuse,
+transfer and routing. The root of a chain covers whatever else shapes those bytes.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+HASH_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRoot:
+    """Everything beside the tokens that decides a block's bytes.
+
+    `layout` is the canonical description of shape and precision of the KV blocks.
+    """
+
+    model: str
+    revision: str
+    layout: bytes
+    adapter: str = ""
+
+    def hash(self, cache_salt: str) -> bytes:
+        """The parent of the first block of every prompt under this salt."""
+        digest = blake2b(digest_size=HASH_BYTES)
+        for part in (self.model, self.revision, self.adapter, cache_salt):
+            # The length stands before the text, so that no two lists of parts look alike.
+            encoded = part.encode()
+            digest.update(len(encoded).to_bytes(8, "little") + encoded)
+        digest.update(self.layout)
+        return digest.digest()
+
+
+def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """Hash of one full block. The same in every process and on every machine."""
+    return blake2b(parent + array("I", tokens).tobytes(), digest_size=HASH_BYTES).digest()
+
+
+def extend_chain(chain: list[bytes], root: bytes, tokens: Sequence[int], block_size: int) -> None:
+    """Append to `chain` the hashes of all full blocks of `tokens` that it does not hold yet."""
+    parent = chain[-1] if chain else root
+    for start in range(len(chain) * block_size, len(tokens) - block_size + 1, block_size):
+        parent = block_hash(parent, tokens[start : start + block_size])
+        chain.append(parent)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockChanges:
+    """Blocks that a pool began or ceased to hold, in order of `sequence_number`.
+
+    `stored_parents[i]` is the hash before `stored[i]` in its chain. Within one message removals
+    come first.
+    """
+
+    sequence_number: int
+    removed: tuple[bytes, ...]
+    stored: tuple[bytes, ...]
+    stored_parents: tuple[bytes, ...]

@@ -1,0 +1,41 @@
+"""The caller's mistakes and the system's refusals, as types. Broken invariants are assertions."""
+
+
+class TandemError(Exception):
+    """Root of the errors that a user may see; its text is one clear line."""
+
+
+class InvalidRequest(TandemError):
+    """A request field holds what it must not. `field` names it, `problem` says why."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field} {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class PromptTooLong(InvalidRequest):
+    """Prompt (and at least one new token) do not fit into the context."""
+
+    def __init__(self, prompt_tokens: int, context_tokens: int) -> None:
+        super().__init__(
+            "prompt",
+            f"has {prompt_tokens} tokens; the context holds {context_tokens}, "
+            "and at least one must stay free for the answer",
+        )
+
+
+class InvalidConfiguration(TandemError):
+    """An option, a YAML value or a checkpoint cannot be used. Says which, and the remedy."""
+
+
+class Overloaded(TandemError):
+    """The server cannot take this request now; `retry_after_s` is when it may."""
+
+    def __init__(self, problem: str, retry_after_s: float) -> None:
+        super().__init__(problem)
+        self.retry_after_s = retry_after_s
+
+
+class EngineFailed(TandemError):
+    """The engine died under this request; the server is not ready any more."""

@@ -1,0 +1,58 @@
+"""A request as the workers see it: small, and resumable anywhere from what it holds."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tandem.facts.sampling import SamplingParameters
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to be continued.
+
+    `prompt_tokens` are the client's; `output_tokens` those already generated elsewhere (empty
+    unless the request is resumed). Smaller `priority` runs sooner. `cache_salt` separates the
+    prefix caches of tenants. Several answers to one prompt are several requests whose seeds differ.
+    """
+
+    request_id: str
+    prompt_tokens: tuple[int, ...]
+    sampling: SamplingParameters = field(default_factory=SamplingParameters)
+    output_tokens: tuple[int, ...] = ()
+    priority: int = 0
+    cache_salt: str = ""
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended. STOP covers end-of-sequence, stop tokens and stop strings."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probability of a chosen token under the raw logits, its rank (1 = most likely), and the
+    most likely alternatives, best first."""
+
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """What one sequence got since the last output.
+
+    `logprobs` is parallel to `tokens`, or empty when none were asked for. A token that stops the
+    sequence (end-of-sequence or stop token) is the last of `tokens`, with `stopped_by_token` set:
+    it counts as generated but is not part of the text. `cached_tokens` counts the prompt tokens
+    whose KV was found in the prefix cache.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    stopped_by_token: bool = False
+    cached_tokens: int = 0

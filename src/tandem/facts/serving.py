@@ -1,0 +1,43 @@
+"""The port between the front door and whatever generates: one engine here, a cluster later."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from tandem.facts.request import Request, TokenOutput
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What the front door must know of the model it stands before.
+
+    `names` are the served names, the first being the one that answers carry. `context_tokens`
+    bounds prompt plus answer. `created_s` is a Unix time in seconds.
+    """
+
+    names: tuple[str, ...]
+    context_tokens: int
+    vocabulary_tokens: int
+    end_token_ids: tuple[int, ...]
+    created_s: int
+
+
+class Generator(Protocol):
+    """Continues sequences. Closing the iterator of `generate` aborts the request and frees all it
+    holds; the last `TokenOutput` carries the finish reason.
+
+    `generate` raises `InvalidRequest` for a request that can never run, `Overloaded` when the
+    waiting queue is full, `EngineFailed` when the engine died.
+    """
+
+    @property
+    def card(self) -> ModelCard: ...
+
+    @property
+    def ready(self) -> bool: ...
+
+    def generate(self, request: Request) -> AsyncIterator[TokenOutput]: ...
+
+    def metrics_text(self) -> bytes:
+        """Prometheus exposition of everything below the front door."""
+        ...

@@ -1,0 +1,65 @@
+"""What one engine step is: the plan that goes in, the tokens that come out.
+
+A plan carries differences only. The engine keeps, for every slot, the tokens, the sampling
+parameters and the block table; plans are executed strictly in the order of their ids, which is
+why a block or slot freed by one plan may be reused by the next.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.facts.request import TokenLogprobs
+from tandem.facts.sampling import SamplingParameters
+
+IntArray = NDArray[np.int32]
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A sequence takes a slot: all its tokens known so far, the first `prompt_tokens` of which
+    are the client's."""
+
+    slot: int
+    tokens: tuple[int, ...]
+    prompt_tokens: int
+    sampling: SamplingParameters
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Row i computes tokens `starts[i] .. starts[i] + counts[i]` of the sequence in `slots[i]`, and
+    draws the token after them where `samples[i]`.
+
+    `table_blocks[j]` becomes entry `table_indices[j]` of the block table of `table_slots[j]`.
+    All arrays are int32 but `samples`, which is bool.
+    """
+
+    step_id: int
+    placements: tuple[Placement, ...]
+    slots: IntArray
+    starts: IntArray
+    counts: IntArray
+    samples: BoolArray
+    table_slots: IntArray
+    table_indices: IntArray
+    table_blocks: IntArray
+
+    @property
+    def batched_tokens(self) -> int:
+        return int(self.counts.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The tokens drawn by the sampling rows of plan `step_id`, in the order of its rows.
+
+    `logprobs` is parallel to `tokens` with None where none were asked for, or empty when no row
+    asked.
+    """
+
+    step_id: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs | None, ...] = ()

@@ -1,0 +1,1 @@
+"""Causal attention over a paged pool of keys and values."""

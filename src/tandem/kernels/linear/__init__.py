@@ -1,0 +1,1 @@
+"""Linear layers over packed weights: y = x W^T + b."""

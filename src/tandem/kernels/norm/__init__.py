@@ -1,0 +1,1 @@
+"""Root mean square normalisation, alone or fused with the residual addition."""

@@ -1,0 +1,1 @@
+"""Rotary embedding of queries and keys, and the write of keys and values into the pool."""

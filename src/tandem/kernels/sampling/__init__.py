@@ -1,0 +1,1 @@
+"""Drawing tokens as a pure function of logits, parameters, seed and position."""

@@ -1,0 +1,50 @@
+"""Where the KV bytes of a worker lie: one pool tensor on one device.
+
+Knows nothing of owners or hashes: which block holds what is the pool machine's business.
+Axes: B blocks, L layers, K kv heads, S slots a block, D head dim.
+"""
+
+import torch
+from torch import Tensor
+
+from tandem.kv.layout import KvDtype, KvLayout
+
+TORCH_DTYPES: dict[KvDtype, torch.dtype] = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+class KvStore:
+    """Owns the pool for its lifetime; `layer` hands out views of it.
+
+    The memory is not cleared: a slot is written before attention reads it.
+    """
+
+    def __init__(self, layout: KvLayout, blocks: int, device: torch.device) -> None:
+        assert blocks > 0
+        self.layout = layout
+        self.blocks = blocks
+        self.pool_BL2KSD = torch.empty(
+            layout.pool_shape(blocks), dtype=TORCH_DTYPES[layout.dtype], device=device
+        )
+        # Made once: a view costs more than a list look-up, and every layer of every step asks.
+        self._layers = list(self.pool_BL2KSD.unbind(dim=1))
+
+    @property
+    def device(self) -> torch.device:
+        return self.pool_BL2KSD.device
+
+    @property
+    def bytes(self) -> int:
+        return self.blocks * self.layout.block_bytes
+
+    def layer(self, index: int) -> Tensor:
+        """kv_B2KSD of one layer: a strided view of the pool, to be read and written."""
+        return self._layers[index]
+
+    def block(self, index: int) -> Tensor:
+        """kv_L2KSD of one block: contiguous, `layout.block_bytes` long."""
+        return self.pool_BL2KSD[index]

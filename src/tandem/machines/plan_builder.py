@@ -1,0 +1,70 @@
+"""Collects the rows of one step while the worker machine decides them."""
+
+import numpy as np
+
+from tandem.facts.steps import Placement, StepPlan
+from tandem.machines.sequence import Sequence
+
+
+class PlanBuilder:
+    """Grows a `StepPlan` row by row. `rows` remembers whose row is which: (sequence, end of its
+    computed tokens, whether it samples). `short_of_blocks` says that blocks ran out on the way."""
+
+    def __init__(self, step_id: int, budget_tokens: int) -> None:
+        self.step_id = step_id
+        self.budget_tokens = budget_tokens
+        self.short_of_blocks = False
+        self.rows: list[tuple[Sequence, int, bool]] = []
+        self.planned: set[Sequence] = set()
+        self._placements: list[Placement] = []
+        self._slots: list[int] = []
+        self._starts: list[int] = []
+        self._counts: list[int] = []
+        self._samples: list[bool] = []
+        self._table: list[tuple[int, int, int]] = []
+
+    def place(self, sequence: Sequence) -> None:
+        """The sequence enters a slot, with the blocks it shares from the cache."""
+        self._placements.append(
+            Placement(
+                sequence.slot,
+                tuple(sequence.tokens),
+                len(sequence.request.prompt_tokens),
+                sequence.request.sampling,
+            )
+        )
+        slot = sequence.slot
+        self._table.extend((slot, index, block) for index, block in enumerate(sequence.blocks))
+
+    def add_block(self, sequence: Sequence, block: int) -> None:
+        self._table.append((sequence.slot, len(sequence.blocks), block))
+        sequence.blocks.append(block)
+
+    def add_row(self, sequence: Sequence, chunk_tokens: int) -> None:
+        """Schedule the next `chunk_tokens` of a running sequence, whose blocks are there."""
+        self._slots.append(sequence.slot)
+        self._starts.append(sequence.scheduled)
+        self._counts.append(chunk_tokens)
+        self.budget_tokens -= chunk_tokens
+        sequence.scheduled += chunk_tokens
+        sequence.flights += 1
+        draws = sequence.draws_next
+        if draws:
+            sequence.unseen += 1
+        self._samples.append(draws)
+        self.rows.append((sequence, sequence.scheduled, draws))
+        self.planned.add(sequence)
+
+    def build(self) -> StepPlan:
+        table = np.array(self._table, np.int32).reshape(-1, 3)
+        return StepPlan(
+            step_id=self.step_id,
+            placements=tuple(self._placements),
+            slots=np.array(self._slots, np.int32),
+            starts=np.array(self._starts, np.int32),
+            counts=np.array(self._counts, np.int32),
+            samples=np.array(self._samples, np.bool_),
+            table_slots=table[:, 0],
+            table_indices=table[:, 1],
+            table_blocks=table[:, 2],
+        )

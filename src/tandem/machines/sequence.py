@@ -1,0 +1,114 @@
+"""One sequence inside a worker: its tokens, its blocks, and how far each of them is."""
+
+from enum import Enum
+
+from tandem.facts.blocks import extend_chain
+from tandem.facts.request import FinishReason, Request
+from tandem.policy.batching import Rank
+
+
+class Phase(Enum):
+    """Where a sequence stands. Every accepted sequence reaches ENDED exactly once."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+class Sequence:
+    """A request on its way.
+
+    `tokens` are known (prompt and drawn), `unseen` counts tokens drawn by steps still in flight.
+    KV is planned for the first `scheduled` tokens and confirmed for the first `confirmed`; the
+    first `sealed` blocks are in the prefix cache. `chain` holds the hashes of full known blocks.
+    """
+
+    __slots__ = (
+        "blocks",
+        "cached_tokens",
+        "chain",
+        "confirmed",
+        "flights",
+        "limit_tokens",
+        "phase",
+        "rank",
+        "request",
+        "root",
+        "scheduled",
+        "sealed",
+        "slot",
+        "tokens",
+        "unseen",
+    )
+
+    def __init__(self, request: Request, rank: Rank, root: bytes, context_tokens: int) -> None:
+        self.request = request
+        self.rank = rank
+        self.root = root
+        self.tokens = [*request.prompt_tokens, *request.output_tokens]
+        wanted_tokens = len(request.prompt_tokens) + request.sampling.max_tokens
+        self.limit_tokens = min(wanted_tokens, context_tokens)
+        self.chain: list[bytes] = []
+        self.phase = Phase.WAITING
+        self.slot = -1
+        self.blocks: list[int] = []
+        self.scheduled = 0
+        self.confirmed = 0
+        self.sealed = 0
+        self.unseen = 0
+        self.flights = 0
+        self.cached_tokens = -1
+
+    @property
+    def pending_tokens(self) -> int:
+        """Tokens whose KV no step has been asked for yet; 0 once the last token is drawn."""
+        target_tokens = len(self.tokens) + self.unseen
+        if target_tokens >= self.limit_tokens:
+            return 0
+        return target_tokens - self.scheduled
+
+    @property
+    def draws_next(self) -> bool:
+        """Whether the tokens scheduled so far end where the next token is to be drawn."""
+        return self.scheduled == len(self.tokens) + self.unseen
+
+    def reusable_chain(self, block_size: int) -> list[bytes]:
+        """Hashes of the blocks that may come from the cache.
+
+        The last known token is always recomputed: its logits draw the next one.
+        """
+        extend_chain(self.chain, self.root, self.tokens, block_size)
+        return self.chain[: (len(self.tokens) - 1) // block_size]
+
+    def parent_hash(self, block_index: int) -> bytes:
+        return self.chain[block_index - 1] if block_index else self.root
+
+    def start(self, slot: int, cached_blocks: list[int], block_size: int) -> None:
+        """Take a slot, with the KV of these shared blocks already there."""
+        assert self.phase is Phase.WAITING
+        assert not self.flights
+        self.phase = Phase.RUNNING
+        self.slot = slot
+        self.blocks = list(cached_blocks)
+        self.sealed = len(cached_blocks)
+        self.scheduled = self.confirmed = self.sealed * block_size
+        if self.cached_tokens < 0:
+            self.cached_tokens = min(self.scheduled, len(self.request.prompt_tokens))
+
+    def stop(self, phase: Phase) -> None:
+        """Give up slot, blocks and computed KV; the known tokens stay."""
+        self.phase = phase
+        self.slot = -1
+        self.blocks = []
+        self.scheduled = self.confirmed = self.sealed = 0
+
+    def append(self, token: int) -> tuple[FinishReason | None, bool]:
+        """Take a drawn token. Says whether the sequence ends, and whether this token stops it."""
+        self.tokens.append(token)
+        sampling = self.request.sampling
+        drawn_tokens = len(self.tokens) - len(self.request.prompt_tokens)
+        if token in sampling.stop_token_ids and drawn_tokens > sampling.min_tokens:
+            return FinishReason.STOP, True
+        if len(self.tokens) >= self.limit_tokens:
+            return FinishReason.LENGTH, False
+        return None, False

@@ -1,0 +1,85 @@
+"""One task of the bundled suites: what to ask, what is right, and whether a reply is.
+
+Pure: a task is made from a `random.Random` and judged from text alone, so the same seed asks the
+same questions of any server, and the same generators feed the training of the bundled model.
+"""
+
+import json
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Message = dict[str, Any]
+"""A chat message in the OpenAI shape: role, content, and tool_calls where there are some."""
+
+HELD_OUT_SHARE = 0.1
+_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+_ANSWER = re.compile(r"Answer:\s*(-?\d+)")
+
+
+@dataclass(frozen=True)
+class Task:
+    """A question with a known answer.
+
+    `answer` is the value, the number, or the canonical JSON of the call; it is empty where the
+    right reply is plain text without a call. `reference` is one full reply that scores.
+    """
+
+    kind: str
+    messages: tuple[Message, ...]
+    answer: str
+    reference: Message
+    tools: tuple[dict[str, Any], ...] = field(default=())
+
+
+def is_held_out(key: str) -> bool:
+    """Whether examples with this key are kept from training, by a hash stable across processes."""
+    return zlib.crc32(key.encode()) % 1000 < HELD_OUT_SHARE * 1000
+
+
+def score(task: Task, text: str, tool_calls: Sequence[Mapping[str, Any]] = ()) -> bool:
+    """Whether a reply is right; `tool_calls` are `{"name", "arguments"}`, parsed by the server.
+
+    Where a server leaves the calls inside the text, they are read from there. Arguments may be a
+    mapping or, as in the OpenAI shape, a JSON string.
+    """
+    if task.kind == "recall":
+        return recalled_value(text) == task.answer.lower()
+    if task.kind == "arithmetic":
+        found = _ANSWER.findall(text)
+        return bool(found) and found[-1] == task.answer
+    calls = [canonical_call(call) for call in tool_calls] or calls_in(text)
+    if not task.answer:
+        return not calls and bool(text.strip()) and "<tool_call>" not in text
+    return calls == [task.answer]
+
+
+def recalled_value(text: str) -> str:
+    """The value a reply to a recall question names: the words after its last "is"."""
+    return re.split(r"\bis\b|:", text.strip().lower())[-1].strip(" .\n")
+
+
+def calls_in(text: str) -> list[str]:
+    """The calls written in a reply, in canonical JSON; one that does not parse is an empty string."""
+    return [_canonical_text(body) for body in _CALL.findall(text)]
+
+
+def canonical_call(call: Mapping[str, Any]) -> str:
+    """A call as JSON with sorted keys, so that equal calls are equal strings."""
+    arguments = call.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except json.JSONDecodeError:
+            return ""
+    return json.dumps({"name": call.get("name"), "arguments": arguments}, sort_keys=True)
+
+
+def _canonical_text(body: str) -> str:
+    try:
+        call = json.loads(body)
+    except json.JSONDecodeError:
+        return ""
+    return canonical_call(call)

@@ -1,0 +1,75 @@
+"""Which sequences share the next step, and how many tokens of each.
+
+A sequence has tokens scheduled and a target; prefill, decode, prefix hits and resumption are all
+"scheduled < target". Steps mix decodes with chunks of prompts under one token budget, so that a
+long prompt never stops the others from talking (chunked prefill, after Sarathi-Serve).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+Rank = tuple[int, int, int]
+
+
+class SequenceView(Protocol):
+    """What batching may know of a sequence. `rank` orders by priority, arrival and a serial
+    number; the smallest runs first and is preempted last."""
+
+    @property
+    def rank(self) -> Rank: ...
+
+    @property
+    def pending_tokens(self) -> int: ...
+
+
+View = TypeVar("View", bound=SequenceView)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBudgetBatching:
+    """The one batching policy: decodes first, then prompts by rank, until the budget is spent.
+
+    `max_batched_tokens` bounds a step; `max_prefill_chunk_tokens` bounds one prompt's share of it
+    (0: only the budget does).
+    """
+
+    max_batched_tokens: int
+    max_prefill_chunk_tokens: int = 0
+
+    def running_order(self, running: Iterable[View]) -> list[View]:
+        """Sequences with work to do, decodes before prompts, each by rank.
+
+        `running` comes by rank; the sort is stable. A decode costs one token of the budget and
+        delays a whole stream when left out, a prompt's chunk does not.
+        """
+        decodes: list[View] = []
+        prefills: list[View] = []
+        for view in running:
+            pending_tokens = view.pending_tokens
+            if pending_tokens == 1:
+                decodes.append(view)
+            elif pending_tokens > 1:
+                prefills.append(view)
+        return decodes + prefills
+
+    def chunk_tokens(self, pending_tokens: int, budget_tokens: int) -> int:
+        """How many of a sequence's pending tokens this step computes; 0 when the budget is out."""
+        chunk_tokens = min(pending_tokens, budget_tokens)
+        if self.max_prefill_chunk_tokens and chunk_tokens > self.max_prefill_chunk_tokens:
+            return self.max_prefill_chunk_tokens
+        return chunk_tokens
+
+    def victim(self, candidates: Sequence[View]) -> View:
+        """Who gives up its blocks first: the last by rank."""
+        return max(candidates, key=lambda view: view.rank)
+
+    def reserve_blocks(self, running: int) -> int:
+        """Free blocks to keep when admitting beside `running` sequences: each of them will want a
+        block soon, and admitting into that space would only preempt it again."""
+        return running
+
+    def outranks(self, waiting: SequenceView, running: SequenceView) -> bool:
+        """Whether a waiting sequence may push a running one out: by priority alone, never by age,
+        so that two sequences can not push each other out in turns."""
+        return waiting.rank[0] < running.rank[0]

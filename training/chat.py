@@ -1,0 +1,61 @@
+"""Chats as weighted text: what the template writes, and how much each part counts in the loss.
+
+The same markup as `chat_template.jinja`, written twice because training has to know which tokens
+the model is to learn; `train.py --check` compares the two.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of text and the weight of its tokens in the loss (0: given, not learnt)."""
+
+    text: str
+    weight: float = 0.0
+
+
+def user(content: str) -> Part:
+    return Part(f"<|im_start|>user\n{content}<|im_end|>\n")
+
+
+def system(content: str) -> Part:
+    return Part(f"<|im_start|>system\n{content}<|im_end|>\n")
+
+
+def assistant(reply: Iterable[Part]) -> list[Part]:
+    """The assistant's turn; its end is learnt like its words."""
+    return [Part("<|im_start|>assistant\n"), *reply, Part("<|im_end|>", 1.0), Part("\n")]
+
+
+def tool_header(tools: Sequence[dict[str, Any]]) -> Part:
+    """The system turn that lists the tools."""
+    listed = "".join(f"\n{json.dumps(tool)}" for tool in tools)
+    return system(f"# Tools\n<tools>{listed}\n</tools>\nTo call one, reply with its name and arguments as JSON.")
+
+
+def turns(messages: Iterable[Message]) -> list[Part]:
+    """Messages of a chat, with everything the assistant says learnt."""
+    parts: list[Part] = []
+    for message in messages:
+        if message["role"] == "user":
+            parts.append(user(message["content"]))
+        elif message["role"] == "tool":
+            parts.append(user(f"<tool_response>\n{message['content']}\n</tool_response>"))
+        else:
+            parts += assistant([Part(_spoken(message), 1.0)])
+    return parts
+
+
+def _spoken(message: Message) -> str:
+    calls = [entry["function"] for entry in message.get("tool_calls", ())]
+    written = [
+        f'<tool_call>\n{{"name": "{call["name"]}", "arguments": {json.dumps(call["arguments"])}}}\n</tool_call>'
+        for call in calls
+    ]
+    return "\n".join(([message["content"]] if message["content"] else []) + written)

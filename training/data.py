@@ -1,0 +1,127 @@
+"""What the bundled model is trained on: rows of tokens with a loss weight each.
+
+Two kinds of rows. Chat rows pack short conversations one after another. Recall rows hold one long
+list and many questions about it: a single question a list would give the copying circuit one
+useful token in a thousand, and it would never form.
+"""
+
+from collections.abc import Callable
+from random import Random
+
+from chat import Part, assistant, system, tool_header, turns, user
+from english import english_turns
+from tokenizers import Tokenizer
+
+from tandem.measure.arithmetic import arithmetic
+from tandem.measure.recall import ANSWER, INTROS, Fact, draw_fact, question
+from tandem.measure.task import Task
+from tandem.measure.tool_call import tool_call
+
+Row = tuple[list[int], list[float]]
+
+SYSTEM_PROMPTS = (
+    "You are a helpful assistant.",
+    "You are Tandem Mini, a small and friendly assistant.",
+    "Answer briefly.",
+)
+# The value is the only word of a recall reply that needs the list; its tokens count more.
+VALUE_WEIGHT = 4.0
+FRAME_WEIGHT = 0.3
+
+_LINE_TOKENS = 6
+_TURN_TOKENS = 27
+_BATCHED_TOKENS = 9
+
+
+class Encoder:
+    """Turns weighted text into rows; remembers words, as the lists repeat them endlessly."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, parts: list[Part]) -> Row:
+        """Part boundaries are token boundaries of the whole text, see `train.py --check`."""
+        encoded = self._tokenizer.encode_batch([part.text for part in parts], add_special_tokens=False)
+        ids: list[int] = []
+        weights: list[float] = []
+        for part, piece in zip(parts, encoded, strict=True):
+            ids += piece.ids
+            weights += [part.weight] * len(piece.ids)
+        return ids, weights
+
+    def row(self, draw: Callable[[], list[Part]], row_tokens: int) -> Row:
+        """Conversations one after another until the row is full; the last one is cut."""
+        ids: list[int] = []
+        weights: list[float] = []
+        while len(ids) < row_tokens + 1:
+            more_ids, more_weights = self.encode(draw())
+            ids += more_ids
+            weights += more_weights
+        return ids[: row_tokens + 1], weights[: row_tokens + 1]
+
+
+def chat_parts(rng: Random) -> list[Part]:
+    """A conversation of the English domain or of arithmetic, at times of both."""
+    opening = [system(rng.choice(SYSTEM_PROMPTS))] if rng.random() < 0.15 else []
+    kind = rng.random()
+    if kind < 0.5:
+        return opening + _task_turns(arithmetic(rng, held_out=False))
+    spoken: list[Part] = []
+    for asked, reply in english_turns(rng):
+        spoken += [user(asked), *assistant([Part(reply, 1.0)])]
+    if kind < 0.58:
+        spoken += _task_turns(arithmetic(rng, held_out=False))
+    return opening + spoken
+
+
+def tool_parts(rng: Random) -> list[Part]:
+    """A conversation with tools in its system turn."""
+    task = tool_call(rng, held_out=False)
+    return [tool_header(task.tools), *_task_turns(task)]
+
+
+def recall_parts(rng: Random, row_tokens: int) -> list[Part]:
+    """One list and as many questions as fill the rest of the row."""
+    facts_share = 0.35 if row_tokens < 1000 else 0.6
+    facts: list[Fact] = []
+    names: list[str] = []
+    for _ in range(max(2, int(row_tokens * facts_share / _LINE_TOKENS * rng.uniform(0.6, 1.1)))):
+        facts.append(draw_fact(rng, names))
+    lines = "\n".join(fact.line for fact in facts)
+    head = f"{rng.choice(INTROS)}\n{lines}\n"
+    left_tokens = row_tokens - len(facts) * _LINE_TOKENS
+    parts: list[Part] = []
+    while left_tokens > 0:
+        if rng.random() < 0.4:
+            asked = rng.choices(facts, k=rng.randint(2, 8))
+            text = "Look up " + ", ".join(fact.name for fact in asked) + "."
+            reply = _listed(asked)
+            left_tokens -= len(asked) * _BATCHED_TOKENS + 10
+        else:
+            asked = [rng.choice(facts)]
+            text, reply = question(rng, asked[0].name), _answered(asked[0])
+            left_tokens -= _TURN_TOKENS
+        parts += [user(head + text), *assistant(reply)]
+        head = ""
+    return parts
+
+
+def _answered(fact: Fact) -> list[Part]:
+    before, after = ANSWER.format(name=fact.name, value="\0").split(" \0")
+    return [Part(before, FRAME_WEIGHT), Part(f" {fact.value}", VALUE_WEIGHT), Part(after, FRAME_WEIGHT)]
+
+
+def _listed(facts: list[Fact]) -> list[Part]:
+    parts: list[Part] = []
+    for i, fact in enumerate(facts):
+        start = "- " if i == 0 else "\n- "
+        parts += [Part(f"{start}{fact.name}:", FRAME_WEIGHT), Part(f" {fact.value}", VALUE_WEIGHT)]
+    return parts
+
+
+def _task_turns(task: Task) -> list[Part]:
+    spoken = turns(task.messages)
+    if any(message["role"] == "assistant" for message in task.messages):
+        # An earlier call in the history is learnt as well.
+        return spoken + turns([task.reference])
+    return spoken + turns([task.reference])
