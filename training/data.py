@@ -16,6 +16,7 @@ from tandem.measure.arithmetic import arithmetic
 from tandem.measure.recall import ANSWER, INTROS, Fact, draw_fact, question
 from tandem.measure.task import Task
 from tandem.measure.tool_call import tool_call
+from tandem.measure.words import NOUNS, VALUES
 
 Row = tuple[list[int], list[float]]
 
@@ -106,6 +107,13 @@ def recall_parts(rng: Random, row_tokens: int) -> list[Part]:
     return parts
 
 
+def echo_parts(rng: Random) -> list[Part]:
+    """A user asks for a list of words to be repeated."""
+    words = rng.choices(VALUES + NOUNS, k=rng.randint(8, 40))
+    text = " ".join(word if rng.random() < 0.9 else str(rng.randrange(100)) for word in words)
+    return [user(f"Repeat: {text}"), *assistant([Part(f"- {text}", 1.0)])]
+
+
 def _answered(fact: Fact) -> list[Part]:
     before, after = ANSWER.format(name=fact.name, value="\0").split(" \0")
     return [Part(before, FRAME_WEIGHT), Part(f" {fact.value}", VALUE_WEIGHT), Part(after, FRAME_WEIGHT)]
@@ -120,8 +128,4 @@ def _listed(facts: list[Fact]) -> list[Part]:
 
 
 def _task_turns(task: Task) -> list[Part]:
-    spoken = turns(task.messages)
-    if any(message["role"] == "assistant" for message in task.messages):
-        # An earlier call in the history is learnt as well.
-        return spoken + turns([task.reference])
-    return spoken + turns([task.reference])
+    return turns([*task.messages, task.reference])

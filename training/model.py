@@ -23,7 +23,7 @@ class Shape:
     query_heads: int = 8
     kv_heads: int = 4
     head_dim: int = 32
-    vocabulary: int = 2048
+    vocabulary: int = 2560
     rope_theta: float = 1_000_000.0
     norm_epsilon: float = 1e-6
     context_tokens: int = 8192

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from tandem.measure.words import ADJECTIVES, NOUNS, VALUES
 
-VOCABULARY = 2048
+VOCABULARY = 2560
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
@@ -23,7 +23,7 @@ PATTERN = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _ROUNDS = 6000
-_WORD_REPEATS = 40
+_WORD_REPEATS = 300
 
 
 def train_tokenizer(seed: int) -> Tokenizer:

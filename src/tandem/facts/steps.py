@@ -23,6 +23,7 @@ class Placement:
     are the client's."""
 
     slot: int
+    request_id: str
     tokens: tuple[int, ...]
     prompt_tokens: int
     sampling: SamplingParameters

@@ -10,21 +10,22 @@ DTYPE_BYTES: dict[KvDtype, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "f
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """A block is `[layer, 2, kv_head, token, head_dim]`, keys (0) before values (1), row-major."""
+    """A block is `[layer, 2, kv_head, block_size, head_dim]`, row-major, keys (0) before
+    values (1); `block_size` counts tokens."""
 
     layers: int
     kv_heads: int
-    block_tokens: int
+    block_size: int
     head_dim: int
     dtype: KvDtype
 
     @property
     def block_shape(self) -> tuple[int, int, int, int, int]:
-        return (self.layers, 2, self.kv_heads, self.block_tokens, self.head_dim)
+        return (self.layers, 2, self.kv_heads, self.block_size, self.head_dim)
 
     @property
     def block_bytes(self) -> int:
-        return self.block_tokens * self.token_bytes
+        return self.block_size * self.token_bytes
 
     @property
     def token_bytes(self) -> int:

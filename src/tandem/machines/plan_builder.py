@@ -28,6 +28,7 @@ class PlanBuilder:
         self._placements.append(
             Placement(
                 sequence.slot,
+                sequence.request.request_id,
                 tuple(sequence.tokens),
                 len(sequence.request.prompt_tokens),
                 sequence.request.sampling,

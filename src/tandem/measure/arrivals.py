@@ -1,4 +1,4 @@
-"""When requests arrive: seconds from the start for every one, drawn once, sorted, never negative."""
+"""When requests arrive: seconds from the start, drawn once, sorted, never negative."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -43,8 +43,9 @@ class Arrivals:
 def draw_arrivals(arrivals: Arrivals, count: int, rng: np.random.Generator) -> Seconds:
     """`count` instants, the first at 0.
 
-    For one state of `rng` the gaps of two rates are the same numbers at another scale, so the
-    points of a sweep differ by the rate alone.
+    As in vLLM's benchmark the gaps are scaled so that their mean is exactly 1 / rate: a short run
+    then offers the load that it names. For one state of `rng` the gaps of two rates are the same
+    numbers at another scale, so the points of a sweep differ by the rate alone.
     """
     if np.isinf(arrivals.rate_rps) or count == 0:
         return np.zeros(count)
@@ -53,5 +54,5 @@ def draw_arrivals(arrivals: Arrivals, count: int, rng: np.random.Generator) -> S
     else:
         shape = arrivals.burstiness if arrivals.process is Process.BURST else 1.0
         unit_gaps = rng.gamma(shape, 1.0 / shape, size=count)
-    instants = np.cumsum(unit_gaps) / arrivals.rate_rps
+    instants = np.cumsum(unit_gaps / unit_gaps.mean()) / arrivals.rate_rps
     return np.asarray(instants - instants[0])

@@ -1,4 +1,4 @@
-"""What an OpenAI-compatible server sends, as far as a client reads it; unknown fields are ignored."""
+"""What an OpenAI-compatible server sends, as far as a client reads it; the rest is ignored."""
 
 from typing import Any
 

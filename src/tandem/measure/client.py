@@ -4,7 +4,7 @@ Owns the connections. It knows nothing of workloads or metrics; callers read the
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
@@ -110,7 +110,7 @@ class Client:
         """A whole answer, not streamed. Raises `RequestFailed`."""
         return _decoded(await self._request("POST", path, body), Chunk)
 
-    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Chunk]:
+    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Chunk, None]:
         """The events of a streamed answer, as they arrive, up to "[DONE]".
 
         Closing the iterator closes the connection, which tells the server to stop.

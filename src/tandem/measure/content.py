@@ -1,4 +1,4 @@
-"""The tokens or words of a planned prompt: a pure function of seed, sweep point and segment keys."""
+"""The tokens or words of a planned prompt: a pure function of seed, sweep point and keys."""
 
 from dataclasses import dataclass
 

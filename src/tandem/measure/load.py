@@ -49,9 +49,7 @@ async def run_load(
 class _Run:
     """One run: the records so far, and how conversations become tasks."""
 
-    def __init__(
-        self, send: Send, on_done: Callable[[RequestRecord], None], clock: Clock
-    ) -> None:
+    def __init__(self, send: Send, on_done: Callable[[RequestRecord], None], clock: Clock) -> None:
         self.records: list[RequestRecord] = []
         self._send = send
         self._on_done = on_done

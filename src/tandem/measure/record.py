@@ -43,9 +43,7 @@ class RequestRecord:
         """Mean time per output token after the first; None for answers of one token."""
         if self.first_token_s is None or self.output_tokens < 2:
             return None
-        return (self.first_token_s + sum(self.gaps_s) - self.first_token_s) / (
-            self.output_tokens - 1
-        )
+        return sum(self.gaps_s) / (self.output_tokens - 1)
 
     @property
     def late_s(self) -> float:

@@ -20,7 +20,7 @@ class EventParser:
             chunk = chunk[1:]
             self._after_return = False
         if b"\r" in chunk:
-            # A CR ends its line at once; should its LF only come with the next chunk, it is skipped.
+            # A CR ends its line at once; its LF may come with the next chunk, then it is skipped.
             self._after_return = chunk.endswith(b"\r")
             chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         elif chunk:

@@ -46,7 +46,11 @@ class Offer:
             for slot, (kind, _, about) in self.intent.parameters.items()
         }
         parameters = {"type": "object", "properties": described, "required": list(described)}
-        function = {"name": self.name, "description": self.intent.description, "parameters": parameters}
+        function = {
+            "name": self.name,
+            "description": self.intent.description,
+            "parameters": parameters,
+        }
         return {"type": "function", "function": function}
 
     def call(self, slots: dict[str, str | int]) -> dict[str, Any]:
@@ -97,7 +101,11 @@ def offer(rng: Random, intent: Intent) -> Offer:
 
 def calling(call: dict[str, Any]) -> Message:
     """The assistant's turn that makes a call."""
-    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": call}],
+    }
 
 
 def result(chosen: Offer, slots: dict[str, str | int]) -> Message:

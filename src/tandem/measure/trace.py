@@ -19,7 +19,7 @@ MOONCAKE_BLOCK_TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """One request. Two rows that start with the same `block_ids` share that much of their prompt."""
+    """One request. Rows that start with the same `block_ids` share that much of their prompt."""
 
     arrival_s: float
     prompt_tokens: int

@@ -165,9 +165,7 @@ def trace_segments(row: TraceRow, index: int, scale_lengths: float) -> tuple[Seg
     return tuple(segments)
 
 
-def arrive(
-    conversations: list[Conversation], arrivals: Arrivals, seed: int
-) -> list[Conversation]:
+def arrive(conversations: list[Conversation], arrivals: Arrivals, seed: int) -> list[Conversation]:
     """The same conversations at the instants of an arrival process."""
     instants_s = draw_arrivals(arrivals, len(conversations), _rng(seed, _Stream.ARRIVALS))
     return [
@@ -177,7 +175,7 @@ def arrive(
 
 
 def clip_prompts(conversations: list[Conversation], limit_tokens: int) -> list[Conversation]:
-    """The same requests with no prompt longer than `limit_tokens`; what is too long loses its end."""
+    """The same requests with no prompt longer than `limit_tokens`; a longer one loses its end."""
     return [
         Conversation(
             conversation.arrival_s,

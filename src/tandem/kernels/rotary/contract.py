@@ -22,7 +22,7 @@ class RotaryTable:
 
 @dataclass(frozen=True)
 class TokenPlaces:
-    """int64 [T]: a token's position, and its slot (block * block_size + offset, -1 = store nothing)."""
+    """int64 [T]: positions, and slots (block * block_size + offset; -1 stores nothing)."""
 
     positions: Tensor
     slots: Tensor

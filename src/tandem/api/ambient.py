@@ -1,0 +1,18 @@
+"""The two impure facts of a call: randomness and the wall clock. Nothing else in `api` asks."""
+
+import secrets
+import time
+
+
+def fresh_seed() -> int:
+    """A seed for a client that named none."""
+    return secrets.randbits(64)
+
+
+def fresh_id(prefix: str) -> str:
+    """An identity no other request has, on this server or another."""
+    return f"{prefix}{secrets.token_hex(12)}"
+
+
+def unix_time_s() -> int:
+    return int(time.time())

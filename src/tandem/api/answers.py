@@ -1,0 +1,180 @@
+"""What does the server answer? The bodies of all answers and stream events."""
+
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+Finish = Literal["stop", "length", "tool_calls", "abort"]
+
+
+class ErrorDetail(Struct, kw_only=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(Struct, kw_only=True):
+    error: ErrorDetail
+
+
+class PromptTokensDetails(Struct, kw_only=True):
+    cached_tokens: int
+
+
+class Usage(Struct, kw_only=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TopLogprob(Struct, kw_only=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(Struct, kw_only=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct, kw_only=True):
+    content: list[TokenLogprob]
+
+
+class CompletionLogprobs(Struct, kw_only=True):
+    """Parallel lists, one place a token; offsets count characters of the choice's text."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class FunctionCall(Struct, kw_only=True):
+    name: str
+    arguments: str
+
+
+class AnswerToolCall(Struct, kw_only=True):
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
+class AnswerMessage(Struct, kw_only=True):
+    content: str | None
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+    tool_calls: list[AnswerToolCall] | UnsetType = UNSET
+
+
+class ChatChoice(Struct, kw_only=True):
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish | None
+    stop_reason: str | int | None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatAnswer(Struct, kw_only=True):
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    system_fingerprint: str
+    object: Literal["chat.completion"] = "chat.completion"
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class ToolCallDelta(Struct, kw_only=True):
+    index: int
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
+class ChatDelta(Struct, kw_only=True):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+
+
+class ChatChunkChoice(Struct, kw_only=True):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish | None
+    stop_reason: str | int | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunk(Struct, kw_only=True):
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    system_fingerprint: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class CompletionChoice(Struct, kw_only=True):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Finish | None
+    stop_reason: str | int | None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class CompletionAnswer(Struct, kw_only=True):
+    """The whole answer, or one event of a stream, which may lack the usage."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    system_fingerprint: str
+    object: Literal["text_completion"] = "text_completion"
+    usage: Usage | UnsetType | None = UNSET
+
+
+class ModelEntry(Struct, kw_only=True):
+    id: str
+    created: int
+    max_model_len: int
+    object: Literal["model"] = "model"
+    owned_by: str = "tandem"
+
+
+class ModelList(Struct, kw_only=True):
+    data: list[ModelEntry]
+    object: Literal["list"] = "list"
+
+
+class TokenizeAnswer(Struct, kw_only=True):
+    tokens: list[int]
+    count: int
+    max_model_len: int
+    token_strs: list[str] | None = None
+
+
+class DetokenizeAnswer(Struct, kw_only=True):
+    prompt: str
+
+
+class StatusAnswer(Struct, kw_only=True):
+    status: str
+
+
+class VersionAnswer(Struct, kw_only=True):
+    version: str

@@ -1,0 +1,173 @@
+"""One generating call from its plan to its last byte, whichever of the two forms it answers in."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from tandem.api.ambient import fresh_id, unix_time_s
+from tandem.api.answers import Usage
+from tandem.api.bodies import SamplingFields
+from tandem.api.choice import ChoiceDelta, ChoiceReader, Presentation
+from tandem.api.door import FrontDoor
+from tandem.api.parameters import fitted, stop_strings
+from tandem.api.prompts import Tokens
+from tandem.api.sse import DONE, EventStream, while_connected
+from tandem.api.streams import choice_deltas, merged
+from tandem.api.transcript import Transcript
+from tandem.api.usage import UsageMeter
+from tandem.facts.errors import EngineFailed, InvalidRequest
+from tandem.facts.request import Request
+from tandem.facts.sampling import SamplingParameters
+from tandem.text.tools import ToolFormat
+
+StreamUsage = Usage | UnsetType | None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call ready to run: choice c is `requests[c]`, for prompt c // choices_per_prompt."""
+
+    body: SamplingFields
+    answer_id: str
+    created_s: int
+    model: str
+    prompts: Sequence[Tokens]
+    choices_per_prompt: int
+    requests: Sequence[Request]
+    presentation: Presentation
+
+    @property
+    def returns_token_ids(self) -> bool:
+        return bool(self.body.return_token_ids)
+
+    def prompt_of(self, choice: int) -> Tokens:
+        return self.prompts[choice // self.choices_per_prompt]
+
+
+class Writer(Protocol):
+    """Puts deltas into the words of one API."""
+
+    def event(self, delta: ChoiceDelta, usage: StreamUsage) -> bytes | None:
+        """One stream event, or None when there is nothing to tell yet."""
+        ...
+
+    def usage_event(self, usage: Usage) -> bytes: ...
+
+    def answer(self, transcripts: Sequence[Transcript], usage: Usage) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is known of a call before it becomes sequences."""
+
+    id_prefix: str
+    prompts: Sequence[Tokens]
+    sampling: SamplingParameters
+    tool_format: ToolFormat | None = None
+
+
+def plan_call(body: SamplingFields, plan: Plan, door: FrontDoor) -> Call:
+    """Raises `InvalidRequest` for what can never run."""
+    card = door.generator.card
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options", "needs stream to be true")
+    choices_per_prompt = body.n or 1
+    if len(plan.prompts) * choices_per_prompt > door.config.max_choices:
+        limit = door.config.max_choices
+        raise InvalidRequest("n", f"asks for more than {limit} choices over all prompts")
+    answer_id = fresh_id(plan.id_prefix)
+    requests: list[Request] = []
+    for prompt in plan.prompts:
+        sampling = fitted(plan.sampling, len(prompt), card)
+        for choice in range(choices_per_prompt):
+            requests.append(
+                Request(
+                    request_id=f"{answer_id}-{len(requests)}",
+                    prompt_tokens=prompt,
+                    sampling=_for_choice(sampling, choice),
+                    priority=body.priority or 0,
+                    cache_salt=body.cache_salt or "",
+                )
+            )
+    presentation = Presentation(
+        stops=stop_strings(body),
+        include_stop=bool(body.include_stop_str_in_output),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        tool_format=plan.tool_format,
+        min_tokens=plan.sampling.min_tokens,
+        end_token_ids=frozenset(card.end_token_ids),
+    )
+    return Call(
+        body=body,
+        answer_id=answer_id,
+        created_s=unix_time_s(),
+        model=card.names[0],
+        prompts=plan.prompts,
+        choices_per_prompt=choices_per_prompt,
+        requests=requests,
+        presentation=presentation,
+    )
+
+
+async def respond(
+    call: Call, writer: Writer, door: FrontDoor, http_request: HttpRequest
+) -> Response:
+    """Runs the call while the client listens, and answers as a stream or at once."""
+    if call.body.stream:
+        return EventStream(_events(call, writer, door))
+    content = await while_connected(http_request.receive, _whole(call, writer, door))
+    return Response(content, media_type="application/json")
+
+
+async def _deltas(call: Call, door: FrontDoor) -> AsyncGenerator[ChoiceDelta, None]:
+    streams = [
+        choice_deltas(door.generator, request, ChoiceReader(choice, door.text, call.presentation))
+        for choice, request in enumerate(call.requests)
+    ]
+    try:
+        async with aclosing(merged(streams)) as deltas:
+            async for delta in deltas:
+                yield delta
+    except EngineFailed:
+        door.engine_failed = True
+        raise
+
+
+async def _events(call: Call, writer: Writer, door: FrontDoor) -> AsyncGenerator[bytes, None]:
+    options = call.body.stream_options
+    includes_usage = options is not None and bool(options.include_usage)
+    continuous = options is not None and bool(options.continuous_usage_stats)
+    meter = _meter(call)
+    async with aclosing(_deltas(call, door)) as deltas:
+        async for delta in deltas:
+            meter.count(delta)
+            usage: StreamUsage = None if includes_usage else UNSET
+            data = writer.event(delta, meter.usage() if continuous else usage)
+            if data is not None:
+                yield data
+    if includes_usage:
+        yield writer.usage_event(meter.usage())
+    yield DONE
+
+
+async def _whole(call: Call, writer: Writer, door: FrontDoor) -> bytes:
+    meter = _meter(call)
+    transcripts = [Transcript(choice) for choice in range(len(call.requests))]
+    async with aclosing(_deltas(call, door)) as deltas:
+        async for delta in deltas:
+            meter.count(delta)
+            transcripts[delta.choice].add(delta)
+    return writer.answer(transcripts, meter.usage())
+
+
+def _meter(call: Call) -> UsageMeter:
+    return UsageMeter([len(prompt) for prompt in call.prompts], call.choices_per_prompt)
+
+
+def _for_choice(sampling: SamplingParameters, choice: int) -> SamplingParameters:
+    return replace(sampling, seed=sampling.seed_of_choice(choice))

@@ -1,0 +1,179 @@
+"""POST /v1/chat/completions: messages in, an assistant's message out."""
+
+from collections.abc import Sequence
+
+import msgspec
+from fastapi import APIRouter
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tandem.api.ambient import fresh_id
+from tandem.api.answers import (
+    AnswerMessage,
+    AnswerToolCall,
+    ChatAnswer,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatLogprobs,
+    FunctionCall,
+    ToolCallDelta,
+    Usage,
+)
+from tandem.api.bodies import ChatBody, Tool
+from tandem.api.call import Call, Plan, StreamUsage, plan_call, respond
+from tandem.api.choice import ChoiceDelta
+from tandem.api.door import SYSTEM_FINGERPRINT, FrontDoor
+from tandem.api.logprobs import Shown, chat_logprobs
+from tandem.api.parameters import Wish, sampling_parameters
+from tandem.api.prompts import chat_prompt
+from tandem.api.reading import read_body
+from tandem.api.schema import described
+from tandem.api.sse import event
+from tandem.api.transcript import Transcript
+from tandem.facts.errors import InvalidRequest
+from tandem.text.spelling import Spelling
+from tandem.text.tools import ToolCall
+
+
+def chat_routes(door: FrontDoor) -> APIRouter:
+    """The chat endpoint over `door`."""
+    router = APIRouter()
+
+    @router.post("/v1/chat/completions", **described(ChatBody, ChatAnswer, ChatChunk))
+    async def create_chat_completion(request: Request) -> Response:
+        body = await read_body(request, ChatBody, door.config)
+        door.admit(body.model)
+        tools = _tools(body)
+        wish = _wish(body, door.generator.card.context_tokens)
+        sampling = sampling_parameters(body, wish, door.text.defaults, door.generator.card)
+        prompt = await chat_prompt(body, tools, door.text)
+        tool_format = door.text.tool_format if tools else None
+        call = plan_call(body, Plan("chatcmpl-", [prompt], sampling, tool_format), door)
+        writer = ChatWriter(call, door.text.spelling, with_logprobs=bool(body.logprobs))
+        return await respond(call, writer, door, request)
+
+    return router
+
+
+class ChatWriter:
+    """Writes deltas and answers in the chat form."""
+
+    def __init__(self, call: Call, spelling: Spelling, *, with_logprobs: bool) -> None:
+        self._call = call
+        self._spelling = spelling
+        self._with_logprobs = with_logprobs
+        self._begun: set[int] = set()
+        self._called_tools = [0] * len(call.requests)
+
+    def event(self, delta: ChoiceDelta, usage: StreamUsage) -> bytes | None:
+        call = self._call
+        tells_ids = call.returns_token_ids and bool(delta.tokens)
+        if not (delta.text or delta.tool_calls or delta.shown or delta.finish_reason or tells_ids):
+            return None
+        is_first = delta.choice not in self._begun
+        self._begun.add(delta.choice)
+        choice = ChatChunkChoice(
+            index=delta.choice,
+            delta=self._delta(delta, is_first),
+            logprobs=self._logprobs(delta.shown) if delta.shown else None,
+            finish_reason=delta.finish_reason,
+            stop_reason=UNSET if delta.stop_reason is None else delta.stop_reason,
+            token_ids=list(delta.tokens) if call.returns_token_ids else UNSET,
+        )
+        return event(self._chunk([choice], usage, tells_prompt=is_first and delta.choice == 0))
+
+    def usage_event(self, usage: Usage) -> bytes:
+        return event(self._chunk([], usage, tells_prompt=False))
+
+    def answer(self, transcripts: Sequence[Transcript], usage: Usage) -> bytes:
+        call = self._call
+        returns_ids = call.returns_token_ids
+        choices = [
+            ChatChoice(
+                index=transcript.choice,
+                message=_message(transcript),
+                logprobs=self._logprobs(transcript.shown),
+                finish_reason=transcript.finish_reason,
+                stop_reason=transcript.stop_reason,
+                token_ids=transcript.tokens if returns_ids else UNSET,
+            )
+            for transcript in transcripts
+        ]
+        answer = ChatAnswer(
+            id=call.answer_id,
+            created=call.created_s,
+            model=call.model,
+            choices=choices,
+            usage=usage,
+            system_fingerprint=SYSTEM_FINGERPRINT,
+            prompt_token_ids=list(call.prompts[0]) if returns_ids else UNSET,
+        )
+        return msgspec.json.encode(answer)
+
+    def _chunk(
+        self, choices: list[ChatChunkChoice], usage: StreamUsage, *, tells_prompt: bool
+    ) -> ChatChunk:
+        call = self._call
+        tells_prompt = tells_prompt and call.returns_token_ids
+        return ChatChunk(
+            id=call.answer_id,
+            created=call.created_s,
+            model=call.model,
+            choices=choices,
+            system_fingerprint=SYSTEM_FINGERPRINT,
+            usage=usage,
+            prompt_token_ids=list(call.prompts[0]) if tells_prompt else UNSET,
+        )
+
+    def _delta(self, delta: ChoiceDelta, is_first: bool) -> ChatDelta:
+        result = ChatDelta()
+        if is_first:
+            result.role = "assistant"
+        if delta.text or (is_first and not delta.tool_calls):
+            result.content = delta.text
+        if delta.tool_calls:
+            first = self._called_tools[delta.choice]
+            self._called_tools[delta.choice] += len(delta.tool_calls)
+            result.tool_calls = [
+                ToolCallDelta(index=first + place, id=fresh_id("call_"), function=_function(call))
+                for place, call in enumerate(delta.tool_calls)
+            ]
+        return result
+
+    def _logprobs(self, shown: Shown) -> ChatLogprobs | None:
+        return chat_logprobs(shown, self._spelling) if self._with_logprobs else None
+
+
+def _message(transcript: Transcript) -> AnswerMessage:
+    calls = [
+        AnswerToolCall(id=fresh_id("call_"), function=_function(call))
+        for call in transcript.tool_calls
+    ]
+    text = transcript.text
+    # Beside calls, no content is null; an empty answer is an empty text.
+    content = text if text or not calls else None
+    return AnswerMessage(content=content, tool_calls=calls or UNSET)
+
+
+def _function(call: ToolCall) -> FunctionCall:
+    return FunctionCall(name=call.name, arguments=call.arguments)
+
+
+def _tools(body: ChatBody) -> list[Tool]:
+    choice = body.tool_choice
+    if choice not in (None, "none", "auto"):
+        raise InvalidRequest("tool_choice", "supports only 'auto' and 'none' on this server")
+    return [] if choice == "none" else body.tools or []
+
+
+def _wish(body: ChatBody, context_tokens: int) -> Wish:
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequest("top_logprobs", "needs logprobs to be true")
+    limits = {body.max_tokens, body.max_completion_tokens} - {None}
+    if len(limits) > 1:
+        raise InvalidRequest("max_tokens", "contradicts max_completion_tokens; send one of them")
+    max_tokens = body.max_completion_tokens or body.max_tokens or context_tokens
+    return Wish(max_tokens, (body.top_logprobs or 0) if body.logprobs else None)

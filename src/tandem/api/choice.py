@@ -1,0 +1,120 @@
+"""What has one choice said so far? From generated tokens to text, calls and a reason to end.
+
+Owns the order: detokenise, look for stop strings, then look for tool calls.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tandem.api.answers import Finish
+from tandem.facts.request import FinishReason, TokenLogprobs, TokenOutput
+from tandem.text.model import TextModel
+from tandem.text.stop import StopMatcher
+from tandem.text.tools import ToolCall, ToolFormat, tool_parser
+
+_FINISHES: dict[FinishReason | None, Finish | None] = {
+    None: None,
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.ABORT: "abort",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Presentation:
+    """How tokens are shown to this client. `tool_format` is None when no tools are on offer."""
+
+    stops: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    tool_format: ToolFormat | None = None
+    min_tokens: int = 0
+    end_token_ids: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class ChoiceDelta:
+    """What one choice got since the last delta.
+
+    `tokens` are all that were generated, `shown` those that are part of the text, with their
+    logprobs. `cached_tokens` belongs to the prompt.
+    """
+
+    choice: int
+    text: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    tokens: tuple[int, ...] = ()
+    shown: Sequence[tuple[int, TokenLogprobs]] = ()
+    finish_reason: Finish | None = None
+    stop_reason: str | int | None = None
+    cached_tokens: int = 0
+
+
+class ChoiceReader:
+    """Reads one sequence. After a delta with a finish reason nothing more may be read."""
+
+    def __init__(self, choice: int, text: TextModel, presentation: Presentation) -> None:
+        self._choice = choice
+        self._presentation = presentation
+        self._detokenizer = text.detokenizer(
+            skip_special_tokens=presentation.skip_special_tokens,
+            for_tools=presentation.tool_format is not None,
+        )
+        self._matcher = StopMatcher(presentation.stops, include_stop=presentation.include_stop)
+        tool_format = presentation.tool_format
+        self._parser = tool_parser(tool_format) if tool_format else None
+        self._generated_tokens = 0
+        self._has_called = False
+
+    def read(self, output: TokenOutput) -> ChoiceDelta:
+        """The next delta, empty while text is held back."""
+        hides_last = output.stopped_by_token and not self._presentation.include_stop
+        visible = output.tokens[:-1] if hides_last else output.tokens
+        text, read_tokens = self._text_of(visible)
+        delta = ChoiceDelta(self._choice, text, cached_tokens=output.cached_tokens)
+        if self._matcher.matched is None:
+            delta.tokens = output.tokens
+            delta.finish_reason = _FINISHES[output.finish_reason]
+            if (
+                output.stopped_by_token
+                and output.tokens[-1] not in self._presentation.end_token_ids
+            ):
+                delta.stop_reason = output.tokens[-1]
+        else:
+            delta.tokens = output.tokens[:read_tokens]
+            delta.finish_reason, delta.stop_reason = "stop", self._matcher.matched
+        if output.logprobs:
+            delta.shown = list(zip(visible[:read_tokens], output.logprobs, strict=False))
+        self._complete(delta)
+        return delta
+
+    def _text_of(self, tokens: tuple[int, ...]) -> tuple[str, int]:
+        """Certain text, and how many tokens were read before a stop string ended it."""
+        if not self._presentation.stops:
+            return self._detokenizer.add(tokens), len(tokens)
+        parts = []
+        for place, token in enumerate(tokens):
+            text = self._detokenizer.add((token,))
+            self._generated_tokens += 1
+            # Stop strings count only after min_tokens, as stop tokens do.
+            if self._generated_tokens > self._presentation.min_tokens:
+                text = self._matcher.feed(text)
+            parts.append(text)
+            if self._matcher.matched is not None:
+                return "".join(parts), place + 1
+        return "".join(parts), len(tokens)
+
+    def _complete(self, delta: ChoiceDelta) -> None:
+        """Flushes what was held back once the choice ends, and takes the tool calls out."""
+        if delta.finish_reason is not None and self._matcher.matched is None:
+            delta.text += self._matcher.feed(self._detokenizer.finish()) + self._matcher.finish()
+        if self._parser is None:
+            return
+        pieces = self._parser.feed(delta.text)
+        if delta.finish_reason is not None:
+            pieces += self._parser.finish()
+        delta.text = "".join(piece for piece in pieces if isinstance(piece, str))
+        delta.tool_calls = [piece for piece in pieces if isinstance(piece, ToolCall)]
+        self._has_called = self._has_called or bool(delta.tool_calls)
+        if self._has_called and delta.finish_reason == "stop":
+            delta.finish_reason = "tool_calls"

@@ -1,0 +1,133 @@
+"""POST /v1/completions: text or token ids in, their continuation out."""
+
+from collections.abc import Sequence
+
+import msgspec
+from fastapi import APIRouter
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tandem.api.answers import CompletionAnswer, CompletionChoice, CompletionLogprobs, Usage
+from tandem.api.bodies import CompletionBody
+from tandem.api.call import Call, Plan, StreamUsage, plan_call, respond
+from tandem.api.choice import ChoiceDelta
+from tandem.api.door import SYSTEM_FINGERPRINT, FrontDoor
+from tandem.api.logprobs import Shown, completion_logprobs, token_text
+from tandem.api.parameters import Wish, sampling_parameters
+from tandem.api.prompts import completion_prompts
+from tandem.api.reading import read_body
+from tandem.api.schema import described
+from tandem.api.sse import event
+from tandem.api.transcript import Transcript
+from tandem.facts.errors import InvalidRequest
+from tandem.text.spelling import Spelling
+
+_DEFAULT_MAX_TOKENS = 16
+
+
+def completion_routes(door: FrontDoor) -> APIRouter:
+    """The completions endpoint over `door`."""
+    router = APIRouter()
+
+    @router.post("/v1/completions", **described(CompletionBody, CompletionAnswer, CompletionAnswer))
+    async def create_completion(request: Request) -> Response:
+        body = await read_body(request, CompletionBody, door.config)
+        door.admit(body.model)
+        _check(body)
+        card = door.generator.card
+        wish = Wish(body.max_tokens or _DEFAULT_MAX_TOKENS, body.logprobs)
+        sampling = sampling_parameters(body, wish, door.text.defaults, card)
+        prompts = await completion_prompts(body, door.text, card)
+        call = plan_call(body, Plan("cmpl-", prompts, sampling), door)
+        writer = CompletionWriter(call, door.text.spelling, _echoes(body, call, door))
+        return await respond(call, writer, door, request)
+
+    return router
+
+
+class CompletionWriter:
+    """Writes deltas and answers in the completions form. `echoes` open each choice's text."""
+
+    def __init__(self, call: Call, spelling: Spelling, echoes: Sequence[str]) -> None:
+        self._call = call
+        self._spelling = spelling
+        self._echoes = echoes
+        self._begun: set[int] = set()
+        self._offset_chars = [len(echo) for echo in echoes]
+
+    def event(self, delta: ChoiceDelta, usage: StreamUsage) -> bytes | None:
+        call, index = self._call, delta.choice
+        is_first = index not in self._begun
+        text = self._echoes[index] + delta.text if is_first else delta.text
+        tells_ids = call.returns_token_ids and bool(delta.tokens)
+        if not (text or delta.shown or delta.finish_reason or tells_ids):
+            return None
+        self._begun.add(index)
+        choice = CompletionChoice(
+            index=index,
+            text=text,
+            logprobs=self._logprobs(index, delta.shown),
+            finish_reason=delta.finish_reason,
+            stop_reason=delta.stop_reason,
+        )
+        if call.returns_token_ids:
+            choice.token_ids = list(delta.tokens)
+            choice.prompt_token_ids = list(call.prompt_of(index)) if is_first else UNSET
+        return event(self._answer([choice], usage))
+
+    def usage_event(self, usage: Usage) -> bytes:
+        return event(self._answer([], usage))
+
+    def answer(self, transcripts: Sequence[Transcript], usage: Usage) -> bytes:
+        returns_ids = self._call.returns_token_ids
+        choices = [
+            CompletionChoice(
+                index=transcript.choice,
+                text=self._echoes[transcript.choice] + transcript.text,
+                logprobs=self._logprobs(transcript.choice, transcript.shown),
+                finish_reason=transcript.finish_reason,
+                stop_reason=transcript.stop_reason,
+                token_ids=transcript.tokens if returns_ids else UNSET,
+                prompt_token_ids=(
+                    list(self._call.prompt_of(transcript.choice)) if returns_ids else UNSET
+                ),
+            )
+            for transcript in transcripts
+        ]
+        return msgspec.json.encode(self._answer(choices, usage))
+
+    def _answer(self, choices: list[CompletionChoice], usage: StreamUsage) -> CompletionAnswer:
+        return CompletionAnswer(
+            id=self._call.answer_id,
+            created=self._call.created_s,
+            model=self._call.model,
+            choices=choices,
+            system_fingerprint=SYSTEM_FINGERPRINT,
+            usage=usage,
+        )
+
+    def _logprobs(self, index: int, shown: Shown) -> CompletionLogprobs | None:
+        if not shown:
+            return None
+        begin_chars = self._offset_chars[index]
+        for token, _ in shown:
+            self._offset_chars[index] += len(token_text(token, self._spelling))
+        return completion_logprobs(shown, self._spelling, begin_chars)
+
+
+def _check(body: CompletionBody) -> None:
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise InvalidRequest("best_of", "must equal n: this server returns every choice it makes")
+    if body.echo and body.logprobs is not None:
+        raise InvalidRequest("echo", "cannot be combined with logprobs: prompts have none here")
+
+
+def _echoes(body: CompletionBody, call: Call, door: FrontDoor) -> list[str]:
+    if not body.echo:
+        return [""] * len(call.requests)
+    skips = body.skip_special_tokens is not False
+    texts = [door.text.tokenizer.decode(p, skip_special_tokens=skips) for p in call.prompts]
+    if isinstance(body.prompt, str):
+        texts = [body.prompt]
+    return [texts[choice // call.choices_per_prompt] for choice in range(len(call.requests))]

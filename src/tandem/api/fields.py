@@ -1,0 +1,99 @@
+"""Which fields of a body are none of ours? Harmless ones are dropped, others refused by name.
+
+A field that would change the answer is never ignored in silence.
+"""
+
+import difflib
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from tandem.api.refusal import Refusal, Refused
+
+# Fields of OpenAI's that say nothing about the tokens of the answer.
+HARMLESS = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "parallel_tool_calls",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "request_id",
+    }
+)
+
+_UNSUPPORTED = frozenset(
+    {
+        "response_format",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "structured_outputs",
+        "audio",
+        "modalities",
+        "prediction",
+        "prompt_logprobs",
+        "functions",
+        "function_call",
+        "web_search_options",
+        "reasoning_effort",
+        "verbosity",
+        "suffix",
+        "use_beam_search",
+        "length_penalty",
+        "logits_processors",
+        "truncate_prompt_tokens",
+        "chat_template",
+        "documents",
+        "mm_processor_kwargs",
+        "bad_words",
+        "allowed_token_ids",
+        "kv_transfer_params",
+        "logprob_token_ids",
+        "return_tokens_as_token_ids",
+    }
+)
+# Values that ask for nothing beyond what every answer is.
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "suffix": ("",),
+    "functions": ([],),
+    "documents": ([],),
+    "bad_words": ([],),
+    "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
+    "return_tokens_as_token_ids": (False,),
+}
+
+
+def own_fields(document: Mapping[str, object], body_type: type[Struct]) -> dict[str, object]:
+    """The part of a body that `body_type` describes. Raises `Refused` naming any other field."""
+    known = body_type.__struct_fields__
+    own = {}
+    for name, value in document.items():
+        if name in known:
+            own[name] = value
+        elif value is not None and name not in HARMLESS:
+            _refuse(name, value, known)
+    return own
+
+
+def _refuse(name: str, value: object, known: tuple[str, ...]) -> None:
+    if name in _UNSUPPORTED:
+        if value in _NEUTRAL.get(name, ()):
+            return
+        message = f"{name} is not supported by this server"
+        if name == "response_format":
+            message += "; only the type 'text' is"
+        raise Refused(Refusal(400, message, "unsupported_parameter", name))
+    close = difflib.get_close_matches(name[:64], known, n=1)
+    remedy = f"; did you mean {close[0]!r}?" if close else ""
+    # A hostile name may be megabytes long.
+    shown = name[:64]
+    message = f"unknown field {shown!r}{remedy}"
+    raise Refused(Refusal(400, message, "unknown_parameter", shown))

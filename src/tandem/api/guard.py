@@ -1,0 +1,86 @@
+"""Who may come in, and under which request id? The two ASGI layers around every call."""
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tandem.api.ambient import fresh_id
+from tandem.api.refusal import Refusal
+
+REQUEST_ID_HEADER = "X-Request-Id"
+_REQUEST_ID_CHARS = 128
+_KEY_MISSING = "no API key; send it as 'Authorization: Bearer KEY'"
+
+
+class RequestIds:
+    """Gives every answer an `X-Request-Id`: the client's if it sent a valid one, else a new one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        sent_id = Headers(scope=scope).get(REQUEST_ID_HEADER)
+        valid = sent_id is None or _is_valid_id(sent_id)
+        request_id = sent_id if valid and sent_id else fresh_id("req-")
+        scope["tandem.request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+            await send(message)
+
+        if valid:
+            await self._app(scope, receive, send_with_id)
+            return
+        problem = f"{REQUEST_ID_HEADER} must be 1 to {_REQUEST_ID_CHARS} printable ASCII characters"
+        refusal = Refusal(400, problem, "invalid_value", REQUEST_ID_HEADER)
+        await refusal.response()(scope, receive, send_with_id)
+
+
+class ApiKeys:
+    """Lets calls to the model through only with one of the keys; probes and docs stay open."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app = app
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not _is_protected(scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and self._knows(key.strip()):
+            await self._app(scope, receive, send)
+            return
+        message = "the API key is not valid" if key else _KEY_MISSING
+        headers = {"WWW-Authenticate": "Bearer"}
+        refusal = Refusal(401, message, "invalid_api_key", headers=headers)
+        await refusal.response()(scope, receive, send)
+
+    def _knows(self, key: str) -> bool:
+        # Digests of equal length, and every key compared: the time tells nothing about them.
+        digest = _digest(key.encode("latin-1"))
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        return any(matches)
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _is_protected(path: str) -> bool:
+    return path.startswith("/v1/") or path in ("/v1", "/tokenize", "/detokenize")
+
+
+def _is_valid_id(request_id: str) -> bool:
+    return (
+        0 < len(request_id) <= _REQUEST_ID_CHARS
+        and request_id.isascii()
+        and request_id.isprintable()
+    )

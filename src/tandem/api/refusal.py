@@ -1,0 +1,69 @@
+"""How is an error told to a client? One shape, OpenAI's, for every status."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+from starlette.responses import Response
+
+from tandem.api.answers import ErrorAnswer, ErrorDetail
+from tandem.facts.errors import (
+    EngineFailed,
+    InvalidRequest,
+    Overloaded,
+    PromptTooLong,
+    TandemError,
+)
+
+_TYPES = {
+    401: "authentication_error",
+    429: "rate_limit_error",
+    500: "internal_server_error",
+    503: "service_unavailable_error",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A refused call: status, one clear line, the field at fault and a code for programs."""
+
+    status: int
+    message: str
+    code: str | None = None
+    param: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def body(self) -> bytes:
+        detail = ErrorDetail(
+            message=self.message,
+            type=_TYPES.get(self.status, "invalid_request_error"),
+            param=self.param,
+            code=self.code,
+        )
+        return msgspec.json.encode(ErrorAnswer(error=detail))
+
+    def response(self) -> Response:
+        return Response(self.body(), self.status, dict(self.headers), media_type="application/json")
+
+
+class Refused(Exception):
+    """Ends a call with `refusal`. For what only HTTP knows; deeper rooms raise `TandemError`."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+def refusal_of(error: TandemError) -> Refusal:
+    """What an error of the deeper rooms means in HTTP."""
+    if isinstance(error, PromptTooLong):
+        return Refusal(400, str(error), "context_length_exceeded", error.field)
+    if isinstance(error, InvalidRequest):
+        return Refusal(400, str(error), "invalid_value", error.field)
+    if isinstance(error, Overloaded):
+        retry_after = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+        return Refusal(429, str(error), "overloaded", headers=retry_after)
+    if isinstance(error, EngineFailed):
+        return Refusal(503, str(error) or "the engine failed", "engine_failed")
+    return Refusal(500, str(error), "internal_error")

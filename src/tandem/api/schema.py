@@ -1,0 +1,107 @@
+"""What does /openapi.json say? Made from the very types that read and write the bodies."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from starlette.responses import Response
+
+from tandem.api import answers, bodies
+from tandem.api.fields import HARMLESS
+
+_REF = "#/components/schemas/{name}"
+_ERRORS = {
+    400: "The request holds what it must not",
+    401: "The API key is missing or wrong",
+    404: "No such model",
+    408: "The body did not arrive in time",
+    413: "The body is too large",
+    415: "The body is not JSON",
+    429: "Too busy; try again after Retry-After seconds",
+    500: "The server failed",
+    503: "The engine is not ready or failed",
+}
+_BODIES = (
+    bodies.ChatBody,
+    bodies.CompletionBody,
+    bodies.TokenizeBody,
+    bodies.DetokenizeBody,
+)
+_ANSWERS = (
+    answers.ChatAnswer,
+    answers.ChatChunk,
+    answers.CompletionAnswer,
+    answers.ModelEntry,
+    answers.ModelList,
+    answers.TokenizeAnswer,
+    answers.DetokenizeAnswer,
+    answers.StatusAnswer,
+    answers.VersionAnswer,
+    answers.ErrorAnswer,
+)
+
+
+def described(
+    body: type[msgspec.Struct] | None,
+    answer: type[msgspec.Struct],
+    event: type[msgspec.Struct] | None = None,
+) -> dict[str, Any]:
+    """Route arguments that document a call: its body, its answer and the events of its stream."""
+    content: dict[str, Any] = {"application/json": {"schema": _reference(answer)}}
+    if event is not None:
+        description = f"Events whose data is a {event.__name__}, then [DONE]"
+        content["text/event-stream"] = {"schema": {"type": "string", "description": description}}
+    error = {"application/json": {"schema": _reference(answers.ErrorAnswer)}}
+    responses: dict[int | str, Any] = {200: {"description": "OK", "content": content}}
+    for status, meaning in _ERRORS.items():
+        responses[status] = {"description": meaning, "content": error}
+    if answer is answers.StatusAnswer:
+        responses[503] = {"description": "Not now", "content": content}
+    extra: dict[str, Any] = {}
+    if body is not None:
+        schema = {"application/json": {"schema": _reference(body)}}
+        extra["requestBody"] = {"required": True, "content": schema}
+    return {"response_class": Response, "responses": responses, "openapi_extra": extra}
+
+
+def path_parameter(name: str, route: dict[str, Any]) -> dict[str, Any]:
+    """Adds a text parameter of the path to the arguments of a route."""
+    parameter = {
+        "name": name,
+        "in": "path",
+        "required": True,
+        "schema": {"type": "string", "minLength": 1},
+    }
+    extra = {**route["openapi_extra"], "parameters": [parameter]}
+    return {**route, "openapi_extra": extra}
+
+
+def schema_maker(app: FastAPI, *, has_keys: bool) -> Callable[[], dict[str, Any]]:
+    """The function that `app.openapi` becomes; it makes the schema once."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _make(app, has_keys)
+        return app.openapi_schema
+
+    return openapi
+
+
+def _make(app: FastAPI, has_keys: bool) -> dict[str, Any]:
+    schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    components = schema.setdefault("components", {})
+    _, types = msgspec.json.schema_components((*_BODIES, *_ANSWERS), ref_template=_REF)
+    for body in (bodies.ChatBody, bodies.CompletionBody):
+        # Accepted and of no effect, so any value will do.
+        types[body.__name__]["properties"] |= {name: {} for name in sorted(HARMLESS)}
+    components["schemas"] = types
+    if has_keys:
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        schema["security"] = [{"key": []}]
+    return schema
+
+
+def _reference(struct: type[msgspec.Struct]) -> dict[str, str]:
+    return {"$ref": _REF.format(name=struct.__name__)}

@@ -1,0 +1,94 @@
+"""How do events reach a client, and what if it leaves? Server-sent events over ASGI.
+
+Owns the rule that work stops when nobody listens any more, for streams and plain answers alike.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tandem.api.refusal import refusal_of
+from tandem.facts.errors import TandemError
+
+Result = TypeVar("Result")
+DONE = b"data: [DONE]\n\n"
+_encoder = msgspec.json.Encoder()
+
+
+class ClientGone(Exception):
+    """The client closed its connection; there is nobody to answer."""
+
+
+def event(payload: msgspec.Struct) -> bytes:
+    """One server-sent event."""
+    return b"data: " + _encoder.encode(payload) + b"\n\n"
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """Runs `work` to its end, or cancels it and raises `ClientGone` once the client leaves."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_client_leaves(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+class EventStream(Response):
+    """Sends events as they are made.
+
+    The head goes out with the first event, so an error before it is a plain error answer; a later
+    one becomes the last event. The events are closed on every way out.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        self._events = events
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+
+    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await while_connected(receive, self._send_all(send))
+        finally:
+            await self._events.aclose()
+
+    async def _send_all(self, send: Send) -> None:
+        started = False
+        try:
+            async for data in self._events:
+                if not started:
+                    await self._start(send)
+                    started = True
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        except TandemError as error:
+            if not started:
+                raise
+            data = b"data: " + refusal_of(error).body() + b"\n\n"
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _start(self, send: Send) -> None:
+        await send(
+            {
+                "type": "http.response.start",
+                "status": self.status_code,
+                "headers": self.raw_headers,
+            }
+        )
+
+
+async def _client_leaves(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

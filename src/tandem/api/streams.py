@@ -1,0 +1,74 @@
+"""Who is generating for this call? Starts one sequence a choice, merges them, closes every one.
+
+Closing an iterator is what frees its blocks in the engine, so it happens on every way out.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Protocol, TypeVar, runtime_checkable
+
+from tandem.api.choice import ChoiceDelta, ChoiceReader
+from tandem.facts.errors import EngineFailed
+from tandem.facts.request import Request
+from tandem.facts.serving import Generator
+
+Item = TypeVar("Item")
+
+
+@runtime_checkable
+class Closeable(Protocol):
+    """An iterator that holds something until it is closed, as async generators do."""
+
+    async def aclose(self) -> None: ...
+
+
+async def choice_deltas(
+    generator: Generator, request: Request, reader: ChoiceReader
+) -> AsyncGenerator[ChoiceDelta, None]:
+    """The deltas of one choice; the last one has a finish reason. Raises `TandemError`."""
+    outputs = generator.generate(request)
+    try:
+        async for output in outputs:
+            delta = reader.read(output)
+            yield delta
+            if delta.finish_reason is not None:
+                return
+        raise EngineFailed("the answer broke off")
+    finally:
+        await _close(outputs)
+
+
+async def merged(
+    streams: Sequence[AsyncGenerator[Item, None]],
+) -> AsyncGenerator[Item, None]:
+    """Items of all streams as they come; the first failure ends all of them."""
+    if len(streams) == 1:
+        try:
+            async for item in streams[0]:
+                yield item
+        finally:
+            await streams[0].aclose()
+        return
+    waiting = {place: asyncio.ensure_future(anext(s)) for place, s in enumerate(streams)}
+    try:
+        while waiting:
+            await asyncio.wait(waiting.values(), return_when=asyncio.FIRST_COMPLETED)
+            # In the order of the choices, so that equal timing gives equal streams.
+            for place in [place for place, task in waiting.items() if task.done()]:
+                try:
+                    item = waiting.pop(place).result()
+                except StopAsyncIteration:
+                    continue
+                waiting[place] = asyncio.ensure_future(anext(streams[place]))
+                yield item
+    finally:
+        for task in waiting.values():
+            task.cancel()
+        await asyncio.gather(*waiting.values(), return_exceptions=True)
+        for stream in streams:
+            await stream.aclose()
+
+
+async def _close(outputs: AsyncIterator[object]) -> None:
+    if isinstance(outputs, Closeable):
+        await outputs.aclose()

@@ -1,0 +1,170 @@
+"""`tandem bench`: drives any OpenAI-compatible server with a workload and reports how it did."""
+
+import asyncio
+import importlib
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tandem.commands.bench_options import (
+    BenchOptions,
+    LoadOptions,
+    PromptOptions,
+    ReportOptions,
+    TraceOptions,
+)
+from tandem.commands.bench_report import (
+    Bench,
+    figure_of,
+    print_results,
+    server_of,
+    settings_of,
+)
+from tandem.commands.options import ServerOptions, with_options
+from tandem.facts.errors import InvalidConfiguration
+from tandem.measure.asking import CHAT_PATH, COMPLETION_PATH, Asker, Asking
+from tandem.measure.chunks import ServedModel
+from tandem.measure.client import Client, Endpoint, RequestFailed
+from tandem.measure.content import ContentSource
+from tandem.measure.figures import Figure
+from tandem.measure.load import Pacing, run_load
+from tandem.measure.metrics import summarise
+from tandem.measure.record import RequestRecord
+from tandem.measure.results import Results, RunResult, write_records
+from tandem.measure.slo import parse_slo
+from tandem.measure.sweep import LoadPoint
+from tandem.measure.workload import Content, Segment, plan_warmup
+
+Draw = Callable[[Figure, Path], None]
+_PLOTTERS = {".html": "plot_html", ".png": "plot_png", ".svg": "plot_png", ".pdf": "plot_png"}
+# Enough different words that some of their ids lie high in any vocabulary.
+_VOCABULARY_SAMPLE_WORDS = 2000
+
+
+@with_options
+def bench(
+    server: ServerOptions,
+    load: LoadOptions,
+    prompts: PromptOptions,
+    trace: TraceOptions,
+    report: ReportOptions,
+) -> None:
+    """Measure a server: latency, throughput and goodput under a workload.
+
+    Works with any OpenAI-compatible URL. Requests come at a rate, in a closed loop, or as recorded
+    in a trace; a list of rates sweeps and shows where the server stops keeping up.
+    """
+    if prompts.endpoint not in (COMPLETION_PATH, CHAT_PATH):
+        raise InvalidConfiguration(f"--endpoint must be {COMPLETION_PATH} or {CHAT_PATH}")
+    options = BenchOptions(load, prompts, trace)
+    points = options.load.points(traced=trace.trace is not None)
+    for point in points:
+        load.arrivals(point.rate_rps or 1.0)
+    draw = None if report.plot is None else load_plotter(report.plot)
+    resolved = Bench(
+        options,
+        report,
+        Endpoint(server.url, server.api_key, server.timeout_s),
+        points,
+        options.plan(),
+        parse_slo(report.slo or ()),
+        Console(stderr=True),
+    )
+    started_utc = datetime.now(UTC).isoformat(timespec="seconds")
+    model, runs = asyncio.run(_measure(resolved, server.model))
+    print_results(Console(), resolved, model, runs)
+    if report.output is not None:
+        Results(settings_of(resolved), server_of(resolved, model), started_utc, runs).write(
+            report.output
+        )
+    if report.records is not None:
+        write_records(report.records, runs)
+    if draw is not None and report.plot is not None:
+        _plot(draw, report.plot, figure_of(resolved, model, runs))
+    if not any(run.summary.succeeded for run in runs):
+        raise typer.Exit(1)
+
+
+def load_plotter(path: Path) -> Draw:
+    """The `draw` of the drawing library that a file's ending asks for, found before any request is
+    sent. The libraries are an extra, so they are imported only here and only when wanted."""
+    module = _PLOTTERS.get(path.suffix.lower())
+    if module is None:
+        raise InvalidConfiguration(f"--plot must end in {', '.join(_PLOTTERS)}, got {path.name!r}")
+    try:
+        draw: Draw = importlib.import_module(f"tandem.measure.{module}").draw
+    except ModuleNotFoundError as error:
+        raise InvalidConfiguration(
+            f"--plot needs {error.name}: pip install tandem[bench]"
+        ) from error
+    return draw
+
+
+async def _measure(bench: Bench, name: str | None) -> tuple[ServedModel, list[RunResult]]:
+    async with Client(bench.endpoint) as client:
+        model = await client.choose_model(name)
+        prompts = bench.options.prompts
+        vocabulary_tokens = None
+        if not prompts.text and prompts.endpoint == COMPLETION_PATH:
+            vocabulary_tokens = prompts.vocabulary or await _ask_vocabulary(client, model)
+        asking = Asking(
+            model.id,
+            prompts.endpoint,
+            vocabulary_tokens,
+            prompts.ignore_eos,
+            prompts.temperature,
+        )
+        warmup = plan_warmup(bench.options.load.warmup, bench.planned)
+        runs = []
+        for number, point in enumerate(bench.points):
+            asker = Asker(client, asking, ContentSource(bench.options.load.seed, number))
+            if number == 0 and warmup:
+                await run_load(warmup, Pacing(False, len(warmup)), asker.send)
+            records = await _run_point(bench, point, asker)
+            runs.append(RunResult(point, summarise(records, bench.slo), records))
+        return model, runs
+
+
+async def _run_point(bench: Bench, point: LoadPoint, asker: Asker) -> list[RequestRecord]:
+    conversations = bench.options.at(point, bench.planned)
+    # Without a rate, a trace brings its own instants unless a concurrency asks for a closed loop.
+    open_loop = point.rate_rps is not None or point.concurrency is None
+    pacing = Pacing(open_loop, point.concurrency)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns,
+        TimeElapsedColumn(),
+        console=bench.console,
+        transient=True,
+        disable=not (bench.report.progress and bench.console.is_terminal),
+    ) as progress:
+        total = sum(len(conversation.turns) for conversation in conversations)
+        bar = progress.add_task(str(point), total=total)
+        return await run_load(conversations, pacing, asker.send, lambda _: progress.advance(bar))
+
+
+async def _ask_vocabulary(client: Client, model: ServedModel) -> int:
+    """The vocabulary size if the server tells it, else one above the highest id that a sample of
+    words gets: too small at worst, and every id below it is valid."""
+    if model.vocabulary:
+        return model.vocabulary
+    sample = (Segment((Content.WARMUP, 0), _VOCABULARY_SAMPLE_WORDS),)
+    words = ContentSource(0).text(sample)
+    try:
+        ids = await client.token_ids(model.id, words)
+    except RequestFailed as failure:
+        raise InvalidConfiguration(
+            f"the server does not tell its vocabulary ({failure}); give --vocabulary or --text"
+        ) from failure
+    return max(ids, default=1) + 1
+
+
+def _plot(draw: Draw, path: Path, figure: Figure) -> None:
+    try:
+        draw(figure, path)
+    except OSError as error:
+        raise InvalidConfiguration(f"--plot: cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,247 @@
+"""The flags of `tandem bench`, and what they say about the load, the workload and the report."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tandem.facts.errors import InvalidConfiguration
+from tandem.measure.arrivals import Arrivals, Process
+from tandem.measure.asking import CHAT_PATH, COMPLETION_PATH
+from tandem.measure.lengths import parse_length_law, read_length_pairs
+from tandem.measure.sweep import LoadPoint
+from tandem.measure.trace import read_trace
+from tandem.measure.workload import (
+    Conversation,
+    Replay,
+    Synthetic,
+    arrive,
+    clip_prompts,
+    plan_replay,
+    plan_synthetic,
+)
+
+_DEFAULT_PROMPTS = 100
+_DEFAULT_CONCURRENCY = 8
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How hard and in which rhythm to push."""
+
+    num_prompts: Annotated[
+        int | None,
+        typer.Option(
+            "--num-prompts",
+            "--requests",
+            min=1,
+            help="Requests to send. [default: 100, or the whole trace]",
+        ),
+    ] = None
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            "--rate",
+            "--request-rate",
+            help="Requests a second; 1,2,4 sweeps; inf sends all at once. "
+            "[default: no rate; the next request starts when one ends]",
+        ),
+    ] = None
+    concurrency: Annotated[
+        str | None,
+        typer.Option(
+            "--concurrency",
+            "--max-concurrency",
+            help="Requests in flight at most; without --rate the load itself, and 1,2,4 sweeps. "
+            "[default: 8 without --rate, else no bound]",
+        ),
+    ] = None
+    arrival: Annotated[
+        Process, typer.Option(help="Law of the gaps; burst is gamma with --burstiness.")
+    ] = Process.POISSON
+    burstiness: Annotated[
+        float, typer.Option(help="Gamma shape: 1 is Poisson, smaller comes in bunches.")
+    ] = 1.0
+    warmup: Annotated[
+        int, typer.Option("--warmup", "--num-warmups", min=0, help="Requests before, not counted.")
+    ] = 4
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same requests.")] = 0
+
+    def points(self, traced: bool) -> list[LoadPoint]:
+        """The loads to run, as given; a trace without rate or concurrency runs as recorded."""
+        rates = _numbers(self.rate, "--rate")
+        limits = [_whole(number) for number in _numbers(self.concurrency, "--concurrency")]
+        if len(rates) > 1 and len(limits) > 1:
+            raise InvalidConfiguration("--rate and --concurrency cannot both be lists")
+        if rates:
+            limit = limits[0] if limits else None
+            if len(limits) > 1:
+                return [LoadPoint(rates[0], limit) for limit in limits]
+            return [LoadPoint(rate, limit) for rate in rates]
+        if not limits and not traced:
+            limits = [_DEFAULT_CONCURRENCY]
+        return [LoadPoint(None, limit) for limit in limits] or [LoadPoint()]
+
+    def arrivals(self, rate_rps: float) -> Arrivals:
+        process = self.arrival
+        if self.burstiness != 1.0 and process is Process.POISSON:
+            # vLLM's spelling: --burstiness alone asks for the gamma law.
+            process = Process.BURST
+        return Arrivals(rate_rps, process, self.burstiness)
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    """What is asked."""
+
+    input_tokens: Annotated[
+        str,
+        typer.Option(
+            "--input-tokens",
+            "--random-input-len",
+            help="Prompt length: 256, uniform:100-500, normal:256,64 or lognormal:256,200.",
+        ),
+    ] = "256"
+    output_tokens: Annotated[
+        str,
+        typer.Option("--output-tokens", "--random-output-len", help="Answer length, likewise."),
+    ] = "64"
+    lengths_file: Annotated[
+        Path | None,
+        typer.Option(help="CSV(.gz) of prompt and answer lengths to draw from, as ShareGPT's."),
+    ] = None
+    max_input_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Cuts longer prompts to this.")
+    ] = None
+    shared_prefix_tokens: Annotated[
+        int,
+        typer.Option(
+            "--shared-prefix-tokens",
+            "--random-prefix-len",
+            min=0,
+            help="Tokens that prompts share, before their own.",
+        ),
+    ] = 0
+    prefix_groups: Annotated[
+        int, typer.Option(min=1, help="How many different shared prefixes there are.")
+    ] = 1
+    turns: Annotated[int, typer.Option(min=1, help="Requests a conversation.")] = 1
+    think_time_s: Annotated[
+        float, typer.Option("--think-time-s", min=0.0, help="Pause between two turns.")
+    ] = 0.0
+    endpoint: Annotated[
+        str, typer.Option(help=f"{COMPLETION_PATH} or {CHAT_PATH} (text only).")
+    ] = COMPLETION_PATH
+    text: Annotated[bool, typer.Option("--text", help="Send words instead of token ids.")] = False
+    vocabulary: Annotated[
+        int | None, typer.Option(min=2, help="Token ids below this. [default: ask the server]")
+    ] = None
+    ignore_eos: Annotated[bool, typer.Option(help="Answers are exactly as long as asked.")] = True
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0
+
+
+@dataclass(frozen=True)
+class TraceOptions:
+    """A recorded workload instead of drawn lengths (and arrivals, unless --rate is given)."""
+
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Mooncake JSON lines, Azure CSV or own JSON lines; .gz or not."),
+    ] = None
+    speed: Annotated[float, typer.Option(min=1e-6, help="2 plays twice as fast.")] = 1.0
+    scale_lengths: Annotated[
+        float, typer.Option(min=1e-6, help="Factor on prompt, answer and block lengths.")
+    ] = 1.0
+    spread_s: Annotated[
+        float,
+        typer.Option("--spread-s", min=0.0, help="Spreads coarse timestamps over so many seconds."),
+    ] = 0.0
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """What is done with the results."""
+
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--slo", "--goodput", help="Bounds for goodput: ttft=500ms,tpot=50ms,e2e=10s."
+        ),
+    ] = None
+    output: Annotated[Path | None, typer.Option(help="Writes everything as JSON.")] = None
+    records: Annotated[
+        Path | None, typer.Option(help="Writes one JSON line a request; usable as --trace.")
+    ] = None
+    plot: Annotated[
+        Path | None, typer.Option(help="Draws the results: .html (plotly) or .png (matplotlib).")
+    ] = None
+    progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """All that decides the workload, together."""
+
+    load: LoadOptions
+    prompts: PromptOptions
+    trace: TraceOptions = field(default_factory=TraceOptions)
+
+    def plan(self) -> list[Conversation]:
+        """The requests, with the trace's arrivals or all at 0. Raises `InvalidConfiguration`."""
+        planned = self._replay() if self.trace.trace is not None else self._synthetic()
+        limit_tokens = self.prompts.max_input_tokens
+        return planned if limit_tokens is None else clip_prompts(planned, limit_tokens)
+
+    def at(self, point: LoadPoint, planned: list[Conversation]) -> list[Conversation]:
+        """The same requests arriving as a load point wants it."""
+        if point.rate_rps is None:
+            return planned
+        return arrive(planned, self.load.arrivals(point.rate_rps), self.load.seed)
+
+    def _replay(self) -> list[Conversation]:
+        trace = self.trace
+        assert trace.trace is not None
+        if self.prompts.turns > 1 or self.prompts.shared_prefix_tokens:
+            raise InvalidConfiguration("--turns and --shared-prefix-tokens do not go with --trace")
+        rows = tuple(read_trace(trace.trace)[: self.load.num_prompts])
+        return plan_replay(
+            Replay(rows, trace.speed, trace.scale_lengths, trace.spread_s, self.load.seed)
+        )
+
+    def _synthetic(self) -> list[Conversation]:
+        prompts = self.prompts
+        pairs = None if prompts.lengths_file is None else read_length_pairs(prompts.lengths_file)
+        return plan_synthetic(
+            Synthetic(
+                num_prompts=self.load.num_prompts or _DEFAULT_PROMPTS,
+                input_law=parse_length_law(prompts.input_tokens, "--input-tokens"),
+                output_law=parse_length_law(prompts.output_tokens, "--output-tokens"),
+                length_pairs=pairs,
+                shared_prefix_tokens=prompts.shared_prefix_tokens,
+                prefix_groups=prompts.prefix_groups,
+                turns=prompts.turns,
+                think_s=prompts.think_time_s,
+                seed=self.load.seed,
+            )
+        )
+
+
+def _numbers(text: str | None, flag: str) -> list[float]:
+    if text is None:
+        return []
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(number > 0 for number in numbers):
+        raise InvalidConfiguration(
+            f"{flag} must be a number greater than 0 or a list as 1,2,4, got {text!r}"
+        )
+    return numbers
+
+
+def _whole(number: float) -> int:
+    if number != number // 1:
+        raise InvalidConfiguration(f"--concurrency must be a whole number, got {number:g}")
+    return int(number)

@@ -1,0 +1,130 @@
+"""What `tandem bench` says about a benchmark: tables, notes, the plot's titles, the settings."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+
+from tandem.commands.bench_options import BenchOptions, ReportOptions
+from tandem.measure.chunks import ServedModel
+from tandem.measure.client import Endpoint
+from tandem.measure.figures import Figure, run_figure, sweep_figure
+from tandem.measure.report import knee_sentence, run_tables, sweep_table
+from tandem.measure.results import RunResult
+from tandem.measure.slo import Slo
+from tandem.measure.sweep import LoadPoint, SweepPoint, knee
+from tandem.measure.workload import Conversation
+
+# Above this, a workload that shares nothing was surely asked before.
+_SURPRISING_CACHED_SHARE = 0.05
+_WORRYING_LATE_S = 0.05
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One benchmark, resolved: everything the runs need, nothing that changes."""
+
+    options: BenchOptions
+    report: ReportOptions
+    endpoint: Endpoint
+    points: list[LoadPoint]
+    planned: list[Conversation]
+    slo: Slo
+    console: Console
+
+
+def print_results(
+    console: Console, bench: Bench, model: ServedModel, runs: list[RunResult]
+) -> None:
+    console.print(f"[bold]{_title(bench, model)}[/bold]\n[dim]{_subtitle(bench)}[/dim]\n")
+    if len(runs) == 1:
+        for table in run_tables(runs[0].summary, bench.slo):
+            console.print(table)
+            console.print()
+    else:
+        points = [SweepPoint(run.load, run.summary) for run in runs]
+        best = knee(points)
+        console.print(sweep_table(points, best))
+        console.print(knee_sentence(points, bench.slo), highlight=False)
+        for reason, count in _all_failures(runs).items():
+            console.print(f"{count} failed: {reason}", style="red", markup=False)
+    for note in _notes(bench, runs):
+        console.print(f"[yellow]note[/yellow] {note}", highlight=False)
+
+
+def _notes(bench: Bench, runs: list[RunResult]) -> list[str]:
+    notes = []
+    prompts = bench.options.prompts
+    shares_nothing = (
+        bench.options.trace.trace is None
+        and not prompts.shared_prefix_tokens
+        and prompts.turns == 1
+    )
+    cached = max((run.summary.cached_share or 0.0) for run in runs)
+    if shares_nothing and cached > _SURPRISING_CACHED_SHARE:
+        notes.append(
+            f"{cached:.0%} of the prompt tokens came from the prefix cache although the workload "
+            "shares nothing: it was asked before. Use another --seed."
+        )
+    # A bound on concurrency holds requests back on purpose.
+    unbound_s = [run.summary.late_p99_s for run in runs if run.load.concurrency is None]
+    late_s = max(unbound_s, default=0.0)
+    if late_s > _WORRYING_LATE_S:
+        notes.append(f"this client ran up to {late_s * 1e3:.0f} ms (p99) behind its plan.")
+    return notes
+
+
+def _all_failures(runs: list[RunResult]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for run in runs:
+        for reason, count in run.summary.failures.items():
+            total[reason] = total.get(reason, 0) + count
+    return total
+
+
+def _title(bench: Bench, model: ServedModel) -> str:
+    return f"{model.id} at {bench.endpoint.root_url}"
+
+
+def _subtitle(bench: Bench) -> str:
+    options = bench.options
+    prompts = options.prompts
+    count = sum(len(conversation.turns) for conversation in bench.planned)
+    parts = [f"{count} requests"]
+    if options.trace.trace is not None:
+        parts.append(f"trace {options.trace.trace.name}")
+        parts.append(f"speed {options.trace.speed:g}, lengths x {options.trace.scale_lengths:g}")
+    elif prompts.lengths_file is not None:
+        parts.append(f"lengths {prompts.lengths_file.name}")
+    else:
+        parts.append(f"input {prompts.input_tokens}, output {prompts.output_tokens} tokens")
+    if prompts.shared_prefix_tokens:
+        parts.append(f"{prompts.prefix_groups} x {prompts.shared_prefix_tokens} prefix tokens")
+    if prompts.turns > 1:
+        parts.append(f"{prompts.turns} turns")
+    if len(bench.points) == 1:
+        parts.append(str(bench.points[0]))
+    if bench.points[0].rate_rps is not None:
+        parts.append(f"{options.load.arrivals(1.0).process} arrivals")
+    return ", ".join([*parts, f"seed {options.load.seed}"])
+
+
+def figure_of(bench: Bench, model: ServedModel, runs: list[RunResult]) -> Figure:
+    title, subtitle = _title(bench, model), _subtitle(bench)
+    if len(runs) == 1:
+        return run_figure(title, subtitle, runs[0].records, bench.slo)
+    points = [SweepPoint(run.load, run.summary) for run in runs]
+    return sweep_figure(title, subtitle, points, bench.slo, knee(points))
+
+
+def settings_of(bench: Bench) -> dict[str, Any]:
+    return asdict(bench.options) | {"slo": asdict(bench.slo)}
+
+
+def server_of(bench: Bench, model: ServedModel) -> dict[str, Any]:
+    return {
+        "url": bench.endpoint.root_url,
+        "model": model.id,
+        "context_tokens": model.context,
+        "vocabulary_tokens": model.vocabulary,
+    }

@@ -1,0 +1,123 @@
+"""`tandem chat`: a conversation with a served model, or one question from a pipe."""
+
+import asyncio
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tandem.commands.options import ServerOptions, with_options
+from tandem.commands.sampling_options import SamplingOptions
+from tandem.facts.errors import InvalidRequest
+from tandem.measure.client import Client, Endpoint, RequestFailed
+from tandem.measure.dialogue import Answer, Dialogue, stream_answer
+
+_HELP = """/reset          forget the conversation
+/system TEXT    set the system prompt (without TEXT: none) and forget the conversation
+/quit           leave, as Ctrl-D does
+Ctrl-C stops an answer."""
+
+
+@with_options
+def chat(
+    server: ServerOptions,
+    sampling: SamplingOptions,
+    system: Annotated[str, typer.Option(help="System prompt.")] = "",
+) -> None:
+    """Chat with a served model.
+
+    Streams answers in the terminal. With a pipe (echo hi | tandem chat) the whole input is one
+    question, and only the answer is printed.
+    """
+    endpoint = Endpoint(server.url, server.api_key, server.timeout_s)
+    with asyncio.Runner() as runner:
+        client = runner.run(_connect(endpoint))
+        try:
+            model = runner.run(client.choose_model(server.model))
+            dialogue = Dialogue(model.id, sampling.fields(), system)
+            if sys.stdin.isatty():
+                _Terminal(runner, client, dialogue, Console()).hold()
+            else:
+                _answer_pipe(runner, client, dialogue)
+        finally:
+            runner.run(client.__aexit__())
+
+
+async def _connect(endpoint: Endpoint) -> Client:
+    return await Client(endpoint).__aenter__()
+
+
+def _answer_pipe(runner: asyncio.Runner, client: Client, dialogue: Dialogue) -> None:
+    question = sys.stdin.read().strip()
+    if not question:
+        raise InvalidRequest("the piped input", "is empty; write the question into it")
+    runner.run(stream_answer(client, dialogue.ask(question), Answer(), _write))
+    _write("\n")
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+@dataclass
+class _Terminal:
+    """The conversation with a person: reads lines, obeys commands, prints answers as they come."""
+
+    runner: asyncio.Runner
+    client: Client
+    dialogue: Dialogue
+    console: Console
+
+    def hold(self) -> None:
+        """Until /quit or the end of the input."""
+        console = self.console
+        console.print(f"[bold]{self.dialogue.model}[/bold]  [dim]/help shows the commands[/dim]")
+        while True:
+            try:
+                line = console.input("\n[bold cyan]you >[/bold cyan] ").strip()
+            except EOFError:
+                console.print()
+                return
+            except KeyboardInterrupt:
+                console.print("\n[dim]/quit or Ctrl-D leaves[/dim]")
+                continue
+            if line == "/quit":
+                return
+            if line.startswith("/"):
+                self.obey(line)
+            elif line:
+                self.answer(line)
+
+    def obey(self, line: str) -> None:
+        """A line that starts with a slash."""
+        command, _, rest = line.partition(" ")
+        if command == "/reset":
+            self.dialogue.turns.clear()
+            self.console.print("[dim]forgotten[/dim]")
+        elif command == "/system":
+            self.dialogue.system = rest.strip()
+            self.dialogue.turns.clear()
+            self.console.print("[dim]system prompt set, conversation forgotten[/dim]")
+        else:
+            self.console.print(_HELP, style="dim", markup=False, highlight=False)
+
+    def answer(self, question: str) -> None:
+        """One answer. A failed one leaves the conversation as it was."""
+        answer = Answer()
+        asked = self.dialogue.ask(question)
+        try:
+            self.runner.run(stream_answer(self.client, asked, answer, self._show))
+        except KeyboardInterrupt:
+            # The runner turned Ctrl-C into a cancelled stream: what was said so far stays.
+            pass
+        except RequestFailed as failure:
+            self.console.print(f"\n{failure}", style="red", markup=False, highlight=False)
+            return
+        self.dialogue.keep(question, answer)
+        self.console.print(f"\n{answer.pace}", style="dim", highlight=False)
+
+    def _show(self, text: str) -> None:
+        self.console.print(text, end="", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,100 @@
+"""`tandem complete`: continues a text with a served model."""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tandem.commands.options import ServerOptions, with_options
+from tandem.commands.sampling_options import SamplingOptions
+from tandem.measure.asking import COMPLETION_PATH
+from tandem.measure.client import Client, Endpoint, RequestFailed
+from tandem.measure.dialogue import Answer, Asked, stream_answer
+
+
+@dataclass(frozen=True)
+class CompletionOptions:
+    """How many continuations, and what is shown of them."""
+
+    n: Annotated[int, typer.Option("--n", min=1, help="Continuations of the text.")] = 1
+    logprobs: Annotated[
+        int | None,
+        typer.Option(min=0, help="Show each token with so many likely alternatives."),
+    ] = None
+
+
+@with_options
+def complete(
+    text: Annotated[str, typer.Argument(help="The text to continue; - reads it from stdin.")],
+    server: ServerOptions,
+    sampling: SamplingOptions,
+    options: CompletionOptions,
+) -> None:
+    """Continue a text with a served model.
+
+    One continuation streams; several, or those with log-probabilities, are shown when complete.
+    """
+    prompt = sys.stdin.read() if text == "-" else text
+    body = {"prompt": prompt, **sampling.fields()}
+    if options.n > 1:
+        body["n"] = options.n
+    if options.logprobs is not None:
+        body["logprobs"] = options.logprobs
+    endpoint = Endpoint(server.url, server.api_key, server.timeout_s)
+    # Ctrl-C ends a continuation that is long enough.
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_complete(endpoint, server.model, body))
+
+
+async def _complete(endpoint: Endpoint, name: str | None, body: dict[str, Any]) -> None:
+    async with Client(endpoint) as client:
+        model = await client.choose_model(name)
+        body = {"model": model.id, **body}
+        if "n" in body or "logprobs" in body:
+            await _show_whole(client, body)
+            return
+        answer = Answer()
+        await stream_answer(client, Asked(COMPLETION_PATH, body), answer, _write)
+        _write("\n")
+        if sys.stdout.isatty():
+            Console(stderr=True).print(answer.pace, style="dim", highlight=False)
+
+
+async def _show_whole(client: Client, body: Mapping[str, Any]) -> None:
+    answer = await client.complete(COMPLETION_PATH, body)
+    if not answer.choices:
+        raise RequestFailed("the answer holds no continuation")
+    console = Console()
+    for choice in sorted(answer.choices, key=lambda choice: choice.index):
+        if len(answer.choices) > 1:
+            console.print(f"[dim]--- {choice.index} ({choice.finish_reason})[/dim]")
+        _write(choice.shown_text + "\n")
+        if choice.logprobs is not None:
+            console.print(logprob_table(choice.logprobs))
+
+
+def logprob_table(logprobs: Mapping[str, Any]) -> Table:
+    """Each token, its log-probability and the likeliest tokens of its place."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("token")
+    table.add_column("logprob", justify="right")
+    table.add_column("likeliest", style="dim")
+    tops = logprobs.get("top_logprobs") or [None] * len(logprobs["tokens"])
+    for token, value, top in zip(
+        logprobs["tokens"], logprobs["token_logprobs"], tops, strict=False
+    ):
+        likeliest = sorted((top or {}).items(), key=lambda entry: -entry[1])
+        shown = "  ".join(f"{other!r} {logprob:.2f}" for other, logprob in likeliest)
+        table.add_row(repr(token), "-" if value is None else f"{value:.3f}", shown)
+    return table
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

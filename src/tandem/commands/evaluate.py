@@ -1,0 +1,152 @@
+"""`tandem eval`: how well a served model recalls, calculates, calls tools and speaks."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from tandem.commands.options import ServerOptions, with_options
+from tandem.measure.chat_model import ChatModel
+from tandem.measure.client import Client, Endpoint
+from tandem.measure.evaluation import EvaluationSettings, SuiteScore, evaluate
+from tandem.measure.http_chat import HttpChat
+from tandem.measure.results import write_bytes
+from tandem.measure.suites import choose_suites
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """What is asked and where the answers go."""
+
+    tasks: Annotated[
+        str | None, typer.Option(help="Suites, as recall-1k,arithmetic. [default: all]")
+    ] = None
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Tasks a suite. [default: the suite's own number]")
+    ] = None
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same tasks.")] = 0
+    concurrency: Annotated[int, typer.Option(min=1, help="Chats asked at once.")] = 8
+    output: Annotated[Path | None, typer.Option(help="Writes tasks and replies as JSON.")] = None
+    progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True
+
+    def settings(self) -> EvaluationSettings:
+        """Raises `InvalidConfiguration` for an unknown suite."""
+        return EvaluationSettings(
+            choose_suites(self.tasks), self.samples, self.seed, self.concurrency
+        )
+
+
+@with_options
+def evaluate_command(server: ServerOptions, options: EvaluationOptions) -> None:
+    """Measure the skills of a served model with tasks that it has not seen in training.
+
+    Recall at several context lengths, arithmetic with written steps and by majority vote, tool
+    calls, and whether it speaks whole sentences.
+    """
+    settings = options.settings()
+    endpoint = Endpoint(server.url, server.api_key, server.timeout_s)
+    name, scores = asyncio.run(_evaluate_url(endpoint, server.model, settings, options.progress))
+    show_scores(name, scores, options)
+
+
+def show_scores(name: str, scores: Sequence[SuiteScore], options: EvaluationOptions) -> None:
+    """The table, and the JSON file if one is wanted."""
+    console = Console()
+    console.print(f"[bold]{name}[/bold]  [dim]seed {options.seed}[/dim]\n")
+    console.print(score_table(scores))
+    for score in scores:
+        for reason, count in score.failures.items():
+            console.print(f"{score.suite.name}: {count} without a reply: {reason}", style="red")
+    if options.output is not None:
+        document = result_document(name, options.seed, scores)
+        encoded = msgspec.json.format(msgspec.json.encode(document), indent=1)
+        write_bytes(options.output, encoded, "--output")
+
+
+async def evaluate_with_progress(
+    model: ChatModel, settings: EvaluationSettings, shown: bool
+) -> list[SuiteScore]:
+    """Any chat model, with a bar for each suite on the terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns,
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not (shown and console.is_terminal),
+    ) as progress:
+        bars = {
+            suite.name: progress.add_task(suite.name, total=settings.samples or suite.samples)
+            for suite in settings.suites
+        }
+        return await evaluate(model, settings, lambda suite: progress.advance(bars[suite.name]))
+
+
+def score_table(scores: Sequence[SuiteScore]) -> Table:
+    """One row a suite."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("task", "n", "score", "95 % interval", "target", ""):
+        table.add_column(name, justify="left" if name in ("task", "") else "right")
+    for score in scores:
+        low, high = score.interval
+        reached = score.share >= score.suite.target
+        table.add_row(
+            score.suite.name,
+            str(len(score.judged)),
+            f"{score.share:.1%}",
+            f"{low:.1%} - {high:.1%}",
+            f"{score.suite.target:.0%}",
+            "[green]reached[/green]" if reached else "[red]missed[/red]",
+        )
+    return table
+
+
+def result_document(name: str, seed: int, scores: Sequence[SuiteScore]) -> dict[str, Any]:
+    """What the JSON file holds: every task with its replies, so that a verdict can be checked."""
+    return {
+        "model": name,
+        "seed": seed,
+        "finished_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        "suites": [
+            {
+                "task": score.suite.name,
+                "n": len(score.judged),
+                "right": score.right,
+                "score": score.share,
+                "target": score.suite.target,
+                "wilson_95": score.interval,
+                "votes": score.suite.votes,
+                "temperature": score.suite.temperature,
+                "tasks": [
+                    {
+                        "messages": entry.task.messages,
+                        "answer": entry.task.answer,
+                        "replies": entry.replies,
+                        "right": entry.right,
+                        "prompt_tokens": entry.prompt_tokens,
+                        "error": entry.error,
+                    }
+                    for entry in score.judged
+                ],
+            }
+            for score in scores
+        ],
+    }
+
+
+async def _evaluate_url(
+    endpoint: Endpoint, name: str | None, settings: EvaluationSettings, shown: bool
+) -> tuple[str, list[SuiteScore]]:
+    async with Client(endpoint) as client:
+        model = await client.choose_model(name)
+        chat = HttpChat(client, model.id)
+        return model.id, await evaluate_with_progress(chat, settings, shown)

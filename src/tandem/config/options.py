@@ -1,0 +1,161 @@
+"""What a user may say about a server, in one table: the source of the flags of `tandem serve`, of
+the keys of its YAML file, and of both their checks."""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import yaml
+from msgspec import Meta
+
+from tandem.facts.errors import InvalidConfiguration
+
+Positive = Meta(ge=1)
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+CacheDtype = Literal["auto", "float32", "bfloat16", "float16"]
+LoadFormat = Literal["auto", "dummy"]
+Quantization = Literal["none", "int8"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+def _say(text: str, panel: str) -> Meta:
+    return Meta(description=text, extra={"panel": panel})
+
+
+class ServeOptions(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"
+):
+    """Options of `tandem serve`, named as vLLM names them where the meaning is the same."""
+
+    revision: Annotated[str, _say("Revision of a model from the hub.", "Model")] = "main"
+    served_model_name: Annotated[
+        tuple[str, ...], _say("Name clients use; repeat for several.", "Model")
+    ] = ()
+    dtype: Annotated[
+        Dtype,
+        _say("Storage of the weights; on a CPU the arithmetic is always fp32.", "Model"),
+    ] = "auto"
+    quantization: Annotated[
+        Quantization, _say("int8: weights at one byte each, CPU only.", "Model")
+    ] = "none"
+    load_format: Annotated[LoadFormat, _say("dummy: random weights, for measuring.", "Model")] = (
+        "auto"
+    )
+    max_model_len: Annotated[
+        int, Meta(ge=0), _say("Context in tokens; 0: as long as model and memory allow.", "Model")
+    ] = 0
+
+    device: Annotated[Device, _say("Where the model runs.", "Engine")] = "auto"
+    threads: Annotated[
+        int, Meta(ge=0, le=1024), _say("CPU threads for the kernels; 0: all cores.", "Engine")
+    ] = 0
+    native_kernels: Annotated[bool, _say("Compile and use the C++ kernels on a CPU.", "Engine")] = (
+        True
+    )
+    max_num_seqs: Annotated[
+        int, Positive, Meta(le=4096), _say("Sequences that run at the same time.", "Engine")
+    ] = 64
+    max_num_batched_tokens: Annotated[
+        int, Positive, Meta(le=1 << 20), _say("Tokens a step computes at most.", "Engine")
+    ] = 2048
+    long_prefill_token_threshold: Annotated[
+        int, Meta(ge=0), _say("Tokens of one prompt in a step at most; 0: no limit.", "Engine")
+    ] = 0
+    max_num_queued_reqs: Annotated[
+        int, Positive, _say("Waiting requests before new ones get a 429.", "Engine")
+    ] = 4096
+    steps_in_flight: Annotated[
+        int, Meta(ge=0, le=1), _say("Steps planned ahead of the running one.", "Engine")
+    ] = 1
+
+    block_size: Annotated[
+        int, Positive, Meta(le=256), _say("Tokens in a KV block.", "KV cache")
+    ] = 16
+    kv_cache_dtype: Annotated[
+        CacheDtype, _say("auto: float32 on a CPU, else the model's.", "KV cache")
+    ] = "auto"
+    kv_cache_memory: Annotated[
+        str, _say("Memory of the KV pool, as 512MiB or 4GiB; auto: what fits.", "KV cache")
+    ] = "auto"
+    gpu_memory_utilization: Annotated[
+        float, Meta(gt=0, le=1), _say("Share of a GPU's memory to use in all.", "KV cache")
+    ] = 0.9
+    enable_prefix_caching: Annotated[
+        bool, _say("Reuse the KV of prompts that begin alike.", "KV cache")
+    ] = True
+
+    host: Annotated[str, _say("Address to listen on.", "Server")] = "127.0.0.1"
+    port: Annotated[
+        int, Meta(ge=0, le=65535), _say("Port to listen on; 0: any free one.", "Server")
+    ] = 8000
+    api_key: Annotated[
+        tuple[str, ...],
+        _say("Key that clients must send; repeat for several (also TANDEM_API_KEY).", "Server"),
+    ] = ()
+    allowed_origins: Annotated[
+        tuple[str, ...], _say("Web origin that may call; repeat for several.", "Server")
+    ] = ()
+    max_body_mib: Annotated[
+        int, Positive, Meta(le=1024), _say("Largest request body in MiB.", "Server")
+    ] = 32
+    log_level: Annotated[LogLevel, _say("How much the server tells.", "Server")] = "warning"
+    seed: Annotated[int, Meta(ge=0), _say("Seed of dummy weights.", "Server")] = 0
+
+
+def read_options(file: Path | None, flags: Mapping[str, object]) -> ServeOptions:
+    """Defaults, then the YAML file, then the flags. Raises `InvalidConfiguration` in one line."""
+    values: dict[str, object] = {}
+    if file is not None:
+        values |= _read_yaml(file)
+    values |= {name.replace("_", "-"): value for name, value in flags.items()}
+    known = {field.encode_name for field in msgspec.structs.fields(ServeOptions)}
+    for name in values:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise InvalidConfiguration(f"unknown option {name}{hint}")
+    try:
+        return msgspec.convert(values, ServeOptions)
+    except msgspec.ValidationError as error:
+        raise InvalidConfiguration(_explain(str(error), values)) from error
+
+
+def _explain(message: str, values: Mapping[str, object]) -> str:
+    """msgspec says `Expected … - at `$.name`` (or `$.name[...]`); people say `name: expected …`."""
+    problem, _, place = message.partition(" - at `$.")
+    name = place.rstrip("`").partition("[")[0]
+    if not name:
+        return message
+    return f"{name}: {problem[0].lower()}{problem[1:]} (got {values.get(name)!r})"
+
+
+def _read_yaml(file: Path) -> dict[str, object]:
+    try:
+        content: Any = yaml.safe_load(file.read_text())
+    except OSError as error:
+        raise InvalidConfiguration(f"cannot read {file}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        line = " ".join(str(error).split())
+        raise InvalidConfiguration(f"{file} is not valid YAML: {line}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise InvalidConfiguration(f"{file}: expected option names and values")
+    return {key.replace("_", "-"): value for key, value in content.items()}
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """`512MiB`, `4GiB`, `2GB` or a plain number of bytes. Raises `InvalidConfiguration`."""
+    units = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "MB": 10**6, "GB": 10**9}
+    number = text.strip().upper().rstrip("KMGIB")
+    unit = text.strip().upper()[len(number) :]
+    try:
+        amount = float(number)
+    except ValueError:
+        amount = -1.0
+    if unit not in units or not 0 < amount < 1e15:
+        raise InvalidConfiguration(f"{option}: expected a size such as 512MiB or 4GiB, got {text}")
+    return int(amount * units[unit])

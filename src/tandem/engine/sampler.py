@@ -1,0 +1,111 @@
+"""From logits to tokens: penalties, bias and bans, then the counter-based draw, then logprobs.
+
+Everything is a function of the logits, the sequence's tokens so far and its parameters; nothing
+is remembered between steps, so a resumed sequence goes on with the same tokens.
+Axes: R sampling rows, V vocabulary.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tandem.engine.slots import Slots
+from tandem.facts.request import TokenLogprobs
+from tandem.kernels.faces import Kernels
+from tandem.kernels.sampling.contract import TokenLogprobs as ScoredTokens
+
+Logprobs = tuple[TokenLogprobs | None, ...]
+
+
+class Sampler:
+    """Draws the next token of each row. Owns nothing but the choice of kernels."""
+
+    def __init__(self, kernels: Kernels, slots: Slots) -> None:
+        self._kernels = kernels
+        self._slots = slots
+
+    def draw(
+        self, logits_RV: Tensor, row_slots: np.ndarray, positions: np.ndarray
+    ) -> tuple[Tensor, "PendingLogprobs | None"]:
+        """The tokens (int64 [R], on the device) at `positions` of the sequences in `row_slots`.
+
+        `logits_RV` is fp32 and is overwritten where parameters adjust it.
+        """
+        wanting = np.flatnonzero(self._slots.wants_logprobs[row_slots])
+        raw_logits_RV = None
+        adjusting = np.flatnonzero(self._slots.adjusts_logits[row_slots])
+        if len(wanting):
+            # Logprobs are those of the model, before anything that the client wished.
+            raw_logits_RV = logits_RV[torch.from_numpy(wanting).to(logits_RV.device)]
+        for row in adjusting.tolist():
+            self._adjust(logits_RV[row], int(row_slots[row]), int(positions[row]))
+        rows = self._slots.sampling_rows(row_slots, positions)
+        tokens_R = self._kernels.sample(logits_RV, rows)
+        if raw_logits_RV is None:
+            return tokens_R, None
+        tops = [self._slots.sampling[slot].top_logprobs for slot in row_slots[wanting]]
+        top_counts = [top or 0 for top in tops]
+        scored = self._kernels.token_logprobs(
+            raw_logits_RV,
+            tokens_R[torch.from_numpy(wanting).to(tokens_R.device)],
+            min(max(top_counts), logits_RV.shape[1]),
+        )
+        return tokens_R, PendingLogprobs(len(row_slots), wanting, top_counts, scored)
+
+    def _adjust(self, logits_V: Tensor, slot: int, position: int) -> None:
+        sampling = self._slots.sampling[slot]
+        prompt_tokens = int(self._slots.prompt_tokens[slot])
+        if sampling.penalised:
+            self._penalise(logits_V, slot, position)
+        if sampling.logit_bias:
+            ids, biases = zip(*sampling.logit_bias, strict=True)
+            index = torch.tensor(ids, device=logits_V.device)
+            bias = torch.tensor(biases, dtype=logits_V.dtype, device=logits_V.device)
+            logits_V.index_add_(0, index, bias)
+        if position - prompt_tokens < sampling.min_tokens and sampling.stop_token_ids:
+            banned = torch.tensor(sampling.stop_token_ids, device=logits_V.device)
+            logits_V[banned] = -torch.inf
+
+    def _penalise(self, logits_V: Tensor, slot: int, position: int) -> None:
+        """Repetition counts prompt and answer (Keskar et al., CTRL); presence and frequency count
+        the answer alone, as the OpenAI API defines them."""
+        sampling = self._slots.sampling[slot]
+        tokens = self._slots.tokens[slot, :position].long()
+        if sampling.repetition_penalty != 1.0:
+            seen = logits_V[tokens]
+            penalty = sampling.repetition_penalty
+            logits_V[tokens] = torch.where(seen > 0, seen / penalty, seen * penalty)
+        answer = tokens[int(self._slots.prompt_tokens[slot]) :]
+        if sampling.frequency_penalty or sampling.presence_penalty:
+            distinct, times = torch.unique(answer, return_counts=True)
+            weight = times.to(logits_V.dtype) * sampling.frequency_penalty
+            logits_V[distinct] -= weight + sampling.presence_penalty
+
+
+class PendingLogprobs:
+    """Scores that still lie on the device; `collect` brings them to the host."""
+
+    def __init__(
+        self,
+        row_count: int,
+        wanting: np.ndarray,
+        top_counts: list[int],
+        scored: ScoredTokens,
+    ) -> None:
+        self._row_count = row_count
+        self._wanting = wanting
+        self._top_counts = top_counts
+        self._scored = scored
+
+    def collect(self) -> Logprobs:
+        """One entry a sampling row; None where none were asked for."""
+        logprobs = self._scored.logprob.tolist()
+        ranks = self._scored.rank.tolist()
+        ids = self._scored.top_ids.tolist()
+        values = self._scored.top_logprobs.tolist()
+        entries: list[TokenLogprobs | None] = [None] * self._row_count
+        for index, row in enumerate(self._wanting.tolist()):
+            count = self._top_counts[index]
+            top = tuple(zip(ids[index][:count], values[index][:count], strict=True))
+            entries[row] = TokenLogprobs(logprobs[index], ranks[index], top)
+        return tuple(entries)

@@ -1,0 +1,84 @@
+"""What the engine remembers of each slot between steps: tokens, block table, sampling parameters.
+
+The tokens live on the device, because a step may be launched before the host knows what the step
+before it drew; everything else the host knows and keeps in numpy.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tandem.facts.sampling import SamplingParameters
+from tandem.facts.steps import Placement, StepPlan
+from tandem.kernels.sampling.contract import SamplingRows
+
+
+@dataclass(frozen=True, slots=True)
+class SlotShape:
+    """`slots` sequences of at most `context_tokens` tokens in blocks of `block_size`."""
+
+    slots: int
+    context_tokens: int
+    block_size: int
+
+
+class Slots:
+    """State by slot; a slot's content is replaced when a sequence is placed in it."""
+
+    def __init__(self, shape: SlotShape, device: torch.device) -> None:
+        self.shape = shape
+        self.device = device
+        slots = shape.slots
+        blocks = -(-shape.context_tokens // shape.block_size)
+        self.tokens = torch.zeros((slots, shape.context_tokens), dtype=torch.int32, device=device)
+        self.block_table = np.zeros((slots, blocks), np.int32)
+        self.prompt_tokens = np.zeros(slots, np.int64)
+        self.sampling: list[SamplingParameters] = [SamplingParameters()] * slots
+        # The parameters that every draw needs, as columns; the rare ones stay in `sampling`.
+        self._temperature = np.zeros(slots, np.float32)
+        self._top_k = np.zeros(slots, np.int32)
+        self._top_p = np.ones(slots, np.float32)
+        self._min_p = np.zeros(slots, np.float32)
+        self._seed = np.zeros(slots, np.int64)
+        self.adjusts_logits = np.zeros(slots, np.bool_)
+        self.wants_logprobs = np.zeros(slots, np.bool_)
+
+    def apply(self, plan: StepPlan) -> None:
+        """Take over the plan's differences: placements first, then their block tables."""
+        for placement in plan.placements:
+            self._place(placement)
+        self.block_table[plan.table_slots, plan.table_indices] = plan.table_blocks
+
+    def _place(self, placement: Placement) -> None:
+        slot, sampling = placement.slot, placement.sampling
+        known = torch.tensor(placement.tokens, dtype=torch.int32)
+        self.tokens[slot, : len(placement.tokens)] = known.to(self.device)
+        self.prompt_tokens[slot] = placement.prompt_tokens
+        self.sampling[slot] = sampling
+        self._temperature[slot] = sampling.temperature
+        self._top_k[slot] = sampling.top_k
+        self._top_p[slot] = sampling.top_p
+        self._min_p[slot] = sampling.min_p
+        self._seed[slot] = np.uint64(sampling.seed).astype(np.int64)
+        self.wants_logprobs[slot] = sampling.top_logprobs is not None
+        self.adjusts_logits[slot] = (
+            sampling.penalised
+            or bool(sampling.logit_bias)
+            or (sampling.min_tokens > 0 and bool(sampling.stop_token_ids))
+        )
+
+    def sampling_rows(self, slots: np.ndarray, positions: np.ndarray) -> SamplingRows:
+        """The draw parameters of these slots, for tokens at these positions."""
+        return SamplingRows(
+            temperature=self._to_device(self._temperature[slots]),
+            top_k=self._to_device(self._top_k[slots]),
+            top_p=self._to_device(self._top_p[slots]),
+            min_p=self._to_device(self._min_p[slots]),
+            seed=self._to_device(self._seed[slots]),
+            position=self._to_device(positions.astype(np.int64)),
+        )
+
+    def _to_device(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(self.device, non_blocking=True)

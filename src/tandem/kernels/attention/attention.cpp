@@ -1,0 +1,346 @@
+// Causal attention over a paged pool, in segments of 256 keys that start at multiples of 256.
+// A segment's result (max, sum, weighted values) of one row depends on that row alone; segments are
+// merged in order. So neither tiles, nor chunks of a prompt, nor threads, nor blocks change a bit.
+#include <algorithm>
+#include <vector>
+
+#include "mathematics.h"
+#include "tile.h"
+#include "transpose.h"
+
+using namespace tandem;
+
+namespace {
+
+constexpr int64_t kSegment = 256;
+constexpr int64_t kPanels = kSegment / kPanelColumns;
+// Up to this many row groups read the values straight from the pool instead of widening them.
+constexpr int64_t kDirectGroups = 2;
+constexpr int64_t kMostPartialFloats = int64_t{1} << 24;
+
+struct AttentionCall {
+  const float* q;
+  int64_t q_token_stride, q_head_stride;
+  const void* kv;
+  int64_t block_stride, side_stride, head_stride, slot_stride;
+  const int32_t *query_start, *context, *table;
+  int64_t table_stride, sequences;
+  float* out;
+  int64_t heads, kv_heads, head_dim, block_size;
+  float scale;
+  int64_t window, tile_tokens;
+  int threads;
+
+  int64_t group() const { return heads / kv_heads; }
+  int64_t padded_dim() const { return (head_dim + kLanes - 1) / kLanes * kLanes; }
+  int64_t low_key(int64_t position) const {
+    return window > 0 && position >= window ? position - window + 1 : 0;
+  }
+};
+
+// Some queries of a sequence, one kv head, a run of segments.
+struct Piece {
+  int64_t sequence, kv_head, first_query, queries, position, segment, segments;
+  float* partial;  // [segments][rows][padded_dim + 2], or null: merge at once.
+};
+
+// The running softmax of a tile's rows.
+struct Merged {
+  float *values, *peak, *sum;
+};
+
+// What one thread holds while it works on a piece.
+struct Workspace {
+  float *q, *k, *v, *scores, *values;
+  Merged merged;
+  const void *k_rows[kSegment], *v_rows[kSegment];
+};
+
+int64_t rows_of(const AttentionCall& call, const Piece& piece) {
+  return piece.queries * call.group();
+}
+
+Workspace* prepare(const AttentionCall& call, int64_t rows) {
+  static thread_local Scratch held;
+  static thread_local Workspace space;
+  const int64_t dim = call.padded_dim(), padded_rows = (rows + kLanes - 1) / kLanes * kLanes;
+  float* next = held.take(2 * padded_rows * (dim + 1) + 2 * kSegment * dim +
+                          kTileRows * (kSegment + dim));
+  const auto carve = [&next](int64_t floats) { return (next += floats) - floats; };
+  space.k = carve(kSegment * dim);
+  space.v = carve(kSegment * dim);
+  space.q = carve(padded_rows * dim);
+  space.merged.values = carve(padded_rows * dim);
+  space.scores = carve(kTileRows * kSegment);
+  space.values = carve(kTileRows * dim);
+  space.merged.peak = carve(padded_rows);
+  space.merged.sum = carve(padded_rows);
+  return &space;
+}
+
+void gather_queries(const AttentionCall& call, const Piece& piece, Workspace* space) {
+  const int64_t group = call.group(), dim = call.padded_dim(), rows = rows_of(call, piece);
+  const float scale = call.scale * kLog2e;
+  const int64_t first = call.query_start[piece.sequence] + piece.first_query;
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* source = call.q + (first + r / group) * call.q_token_stride +
+                          (piece.kv_head * group + r % group) * call.q_head_stride;
+    for (int64_t d = 0; d < call.head_dim; ++d) space->q[r * dim + d] = source[d] * scale;
+    space->merged.peak[r] = -__builtin_inff();
+    space->merged.sum[r] = 0.0f;
+  }
+  std::memset(space->merged.values, 0, rows * dim * sizeof(float));
+}
+
+// Rows of the keys in [begin, end) of this segment; outside, the nearest one that is valid.
+template <class T>
+void find_rows(const AttentionCall& call, const Piece& piece, int64_t segment, int64_t begin,
+               int64_t end, Workspace* space) {
+  const int32_t* table = call.table + piece.sequence * call.table_stride;
+  const T* pool = (const T*)call.kv + piece.kv_head * call.head_stride;
+  int64_t block = begin / call.block_size, offset = begin % call.block_size;
+  for (int64_t key = begin; key < end; ++key) {
+    const T* row = pool + table[block] * call.block_stride + offset * call.slot_stride;
+    space->k_rows[key - segment * kSegment] = row;
+    space->v_rows[key - segment * kSegment] = row + call.side_stride;
+    if (++offset == call.block_size) offset = 0, ++block;
+  }
+  for (int64_t j = 0; j < begin - segment * kSegment; ++j)
+    space->k_rows[j] = space->k_rows[begin - segment * kSegment];
+  for (int64_t j = end - segment * kSegment; j < kSegment; ++j)
+    space->k_rows[j] = space->k_rows[end - 1 - segment * kSegment];
+}
+
+void prefetch_row(const void* row, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char*)row + at, 0, 2);
+}
+
+// Keys to columns: k becomes [run][D][kLanes]. Reads ahead what comes next from the pool.
+template <class T>
+void transpose_keys(const AttentionCall& call, int64_t from, int64_t to, Workspace* space) {
+  const int64_t row_bytes = call.head_dim * (int64_t)sizeof(T);
+  const T* const* rows = (const T* const*)space->k_rows;
+  for (int64_t j = from / kLanes * kLanes; j < to; j += kLanes) {
+    for (int64_t lane = j; lane < j + kLanes; ++lane) {
+      if (lane + kPanelColumns < to) prefetch_row(space->k_rows[lane + kPanelColumns], row_bytes);
+      if (lane >= from && lane < to) prefetch_row(space->v_rows[lane], row_bytes);
+    }
+    transpose_rows(rows + j, call.head_dim, space->k + j * call.padded_dim(), kLanes);
+  }
+}
+
+template <class T>
+void widen_values(const AttentionCall& call, int64_t from, int64_t to, Workspace* space) {
+  const int64_t dim = call.padded_dim(), whole = call.head_dim / kLanes * kLanes;
+  for (int64_t j = from; j < to; ++j) {
+    const T* row = (const T*)space->v_rows[j];
+    float* target = space->v + j * dim;
+    for (int64_t d = 0; d < whole; d += kLanes) store(target + d, load(row + d));
+    for (int64_t d = whole; d < dim; ++d) target[d] = d < call.head_dim ? widen(row[d]) : 0.0f;
+  }
+}
+
+struct Softmax {
+  float peak, sum;
+};
+
+// Turns scores [from, to) of one row into weights, zero outside of [low, high).
+Softmax weigh(float* scores, int64_t from, int64_t to, int64_t low, int64_t high) {
+  const Floats nothing = splat(-__builtin_inff());
+  Floats peaks = nothing;
+  for (int64_t j = from; j < to; j += kLanes) {
+    const Ints seen = first_lanes(high - j) & ~first_lanes(low - j);
+    const Floats score = select(seen, load(scores + j), nothing);
+    store(scores + j, score);
+    peaks = maximum(peaks, score);
+  }
+  const float peak = max_of(peaks);
+  Floats sums{};
+  for (int64_t j = from; j < to; j += kLanes) {
+    const Ints seen = first_lanes(high - j) & ~first_lanes(low - j);
+    const Floats weight = select(seen, exp2_of(load(scores + j) - splat(peak)), Floats{});
+    store(scores + j, weight);
+    sums += weight;
+  }
+  return {peak, sum_of(sums)};
+}
+
+// One function for every path: the compiler may contract products, but only in this one way.
+__attribute__((noinline)) void merge_row(float* values, float* peak, float* sum,
+                                         const float* new_values, Softmax found, int64_t dim) {
+  if (found.sum == 0.0f) return;
+  const float top = *peak > found.peak ? *peak : found.peak;
+  const Floats keep = exp2_of(splat(*peak - top)), add = exp2_of(splat(found.peak - top));
+  for (int64_t d = 0; d < dim; d += kLanes)
+    store(values + d, load(values + d) * keep + load(new_values + d) * add);
+  *sum = *sum * keep[0] + found.sum * add[0];
+  *peak = top;
+}
+
+// One segment of one row group: scores, weights, weighted values, then merge or set aside.
+template <class T>
+void attend_group(const AttentionCall& call, const Piece& piece, int64_t segment, int64_t row,
+                  int rows, bool direct, Workspace* space) {
+  const int64_t dim = call.padded_dim(), start = segment * kSegment, group = call.group();
+  int64_t low[kTileRows], high[kTileRows], from = kSegment, to = 0;
+  for (int r = 0; r < rows; ++r) {
+    const int64_t position = piece.position + (row + r) / group;
+    low[r] = std::max<int64_t>(call.low_key(position) - start, 0);
+    high[r] = std::min<int64_t>(position + 1 - start, kSegment);
+    from = std::min(from, low[r]), to = std::max(to, high[r]);
+  }
+  if (from < to) {
+    for (int64_t panel = from / kPanelColumns; panel * kPanelColumns < to; ++panel)
+      tile(rows, space->scores + panel * kPanelColumns, kSegment, space->q + row * dim, dim,
+           LaneRuns{space->k + panel * kPanelColumns * dim, dim * kLanes},
+           TileShape{call.head_dim, kPanelColumns, true});
+  }
+  Softmax found[kTileRows] = {};
+  const int64_t first = from / kLanes * kLanes;
+  for (int r = 0; r < rows && from < to; ++r)
+    found[r] = weigh(space->scores + r * kSegment, first, to, low[r], high[r]);
+  if (from < to) {
+    const float* weights = space->scores + from;
+    const TileShape shape{to - from, dim, true};
+    if (direct)
+      tile(rows, space->values, dim, weights, kSegment,
+           ScatteredRows<T>{(const T* const*)space->v_rows + from, 0}, shape);
+    else
+      tile(rows, space->values, dim, weights, kSegment,
+           StridedRows<float>{space->v + from * dim, dim}, shape);
+  }
+  for (int r = 0; r < rows; ++r) {
+    const float* values = space->values + r * dim;
+    const Merged& merged = space->merged;
+    if (!piece.partial) {
+      merge_row(merged.values + (row + r) * dim, merged.peak + row + r, merged.sum + row + r, values,
+                found[r], dim);
+      continue;
+    }
+    float* aside = piece.partial +
+                   ((segment - piece.segment) * rows_of(call, piece) + row + r) * (dim + 2);
+    if (from < to) std::memcpy(aside, values, dim * sizeof(float));
+    aside[dim] = found[r].peak, aside[dim + 1] = found[r].sum;
+  }
+}
+
+void write_rows(const AttentionCall& call, const Piece& piece, const Merged& merged) {
+  const int64_t group = call.group(), dim = call.padded_dim(), rows = rows_of(call, piece);
+  const int64_t first = call.query_start[piece.sequence] + piece.first_query;
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t head = piece.kv_head * group + r % group;
+    float* target = call.out + ((first + r / group) * call.heads + head) * call.head_dim;
+    const float sum = merged.sum[r], share = sum > 0.0f ? 1.0f / sum : 0.0f;
+    for (int64_t d = 0; d < call.head_dim; ++d) target[d] = merged.values[r * dim + d] * share;
+  }
+}
+
+template <class T>
+void attend(const AttentionCall& call, const Piece& piece) {
+  const RowGroups groups(rows_of(call, piece));
+  Workspace* space = prepare(call, groups.rows);
+  gather_queries(call, piece, space);
+  const bool direct = groups.count <= kDirectGroups && call.head_dim % kLanes == 0;
+  const int64_t lowest = call.low_key(piece.position), end = piece.position + piece.queries;
+  for (int64_t s = piece.segment; s < piece.segment + piece.segments; ++s) {
+    const int64_t start = s * kSegment;
+    const int64_t from = std::max(lowest, start), to = std::min(end, start + kSegment);
+    find_rows<T>(call, piece, s, from, to, space);
+    transpose_keys<T>(call, from - start, to - start, space);
+    if (!direct) widen_values<T>(call, from - start, to - start, space);
+    for (int64_t g = 0; g < groups.count; ++g)
+      attend_group<T>(call, piece, s, groups.begin(g), groups.size(g), direct, space);
+  }
+  if (!piece.partial) write_rows(call, piece, space->merged);
+}
+
+void merge_partials(const AttentionCall& call, const Piece& piece) {
+  const int64_t rows = rows_of(call, piece), dim = call.padded_dim();
+  Workspace* space = prepare(call, rows);
+  gather_queries(call, piece, space);
+  for (int64_t s = 0; s < piece.segments; ++s)
+    for (int64_t r = 0; r < rows; ++r) {
+      const float* aside = piece.partial + (s * rows + r) * (dim + 2);
+      merge_row(space->merged.values + r * dim, space->merged.peak + r, space->merged.sum + r, aside,
+                Softmax{aside[dim], aside[dim + 1]}, dim);
+    }
+  write_rows(call, piece, space->merged);
+}
+
+// All tiles of all sequences, the most expensive first.
+std::vector<Piece> plan(const AttentionCall& call) {
+  std::vector<Piece> pieces;
+  for (int64_t n = 0; n < call.sequences; ++n) {
+    const int64_t total = call.query_start[n + 1] - call.query_start[n];
+    for (int64_t first = 0; first < total; first += call.tile_tokens) {
+      const int64_t queries = std::min(call.tile_tokens, total - first);
+      const int64_t position = call.context[n] - total + first;
+      const int64_t segment = call.low_key(position) / kSegment;
+      const int64_t last = (position + queries - 1) / kSegment;
+      for (int64_t head = 0; head < call.kv_heads; ++head)
+        pieces.push_back({n, head, first, queries, position, segment, last - segment + 1, nullptr});
+    }
+  }
+  std::stable_sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
+    return a.queries * a.segments > b.queries * b.segments;
+  });
+  return pieces;
+}
+
+// Too few pieces for the threads: every segment becomes its own, with room for its result.
+std::vector<Piece> split(const AttentionCall& call, std::vector<Piece>& whole) {
+  static thread_local Scratch held;
+  int64_t floats = 0, segments = 0;
+  for (const Piece& piece : whole) {
+    floats += piece.segments * rows_of(call, piece) * (call.padded_dim() + 2);
+    segments += piece.segments;
+  }
+  std::vector<Piece> parts;
+  if (floats > kMostPartialFloats || segments < 2 * (int64_t)whole.size()) return parts;
+  float* next = held.take(floats);
+  for (Piece& piece : whole) {
+    piece.partial = next;
+    for (int64_t s = 0; s < piece.segments; ++s) {
+      Piece part = piece;
+      part.segment += s, part.segments = 1, part.partial = next;
+      next += rows_of(call, piece) * (call.padded_dim() + 2);
+      parts.push_back(part);
+    }
+  }
+  return parts;
+}
+
+template <class T>
+void run(const AttentionCall& call) {
+  std::vector<Piece> pieces = plan(call), parts;
+  if (call.threads > 1 && (int64_t)pieces.size() < 4 * call.threads) parts = split(call, pieces);
+  const bool separate = !parts.empty();
+  const std::vector<Piece>& work = separate ? parts : pieces;
+#pragma omp parallel num_threads(call.threads)
+  {
+#pragma omp for schedule(dynamic)
+    for (size_t i = 0; i < work.size(); ++i) attend<T>(call, work[i]);
+    if (separate) {
+#pragma omp for schedule(dynamic)
+      for (size_t i = 0; i < pieces.size(); ++i) merge_partials(call, pieces[i]);
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" void tandem_paged_attention(
+    const float* q, int64_t q_token_stride, int64_t q_head_stride, const void* kv, int64_t dtype,
+    const int64_t* kv_strides, const int32_t* query_start, const int32_t* context,
+    const int32_t* table, int64_t table_stride, int64_t sequences, float* out,
+    const int64_t* shape, float scale, int64_t window, int64_t tile_tokens, int64_t threads) {
+  const AttentionCall call{q, q_token_stride, q_head_stride, kv, kv_strides[0], kv_strides[1],
+                           kv_strides[2], kv_strides[3], query_start, context, table, table_stride,
+                           sequences, out, shape[0], shape[1], shape[2], shape[3], scale, window,
+                           tile_tokens, (int)threads};
+  switch (dtype) {
+    case kBfloat16: return run<bf16>(call);
+    case kFloat16: return run<fp16>(call);
+    default: return run<float>(call);
+  }
+}

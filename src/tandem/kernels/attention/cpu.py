@@ -1,0 +1,67 @@
+"""The native face of paged attention: fp32 arithmetic over float32, bfloat16 or float16 keys."""
+
+import ctypes
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from tandem.kernels.attention.choose import choose_tile_tokens
+from tandem.kernels.attention.contract import AttentionBatch, check_attention
+from tandem.kernels.errors import KernelArgumentError
+from tandem.kernels.native.library import DTYPE_CODES, Integer, NativeLibrary, Pointer, Real
+
+FourIntegers = Integer * 4
+
+
+@lru_cache(maxsize=64)
+def integers(*values: int) -> "ctypes.Array[Integer]":
+    """The few stride and shape tuples of a model, converted once."""
+    return FourIntegers(*values)
+
+
+class NativePagedAttention:
+    """q must be float32; blocks may lie anywhere, but D must be contiguous."""
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self.run = library.function(
+            "tandem_paged_attention",
+            *(Pointer, Integer, Integer, Pointer, Integer, FourIntegers, Pointer, Pointer, Pointer),
+            *(Integer, Integer, Pointer, FourIntegers, Real, Integer, Integer, Integer),
+        )
+
+    def __call__(
+        self,
+        q_THD: Tensor,
+        kv_B2KSD: Tensor,
+        batch: AttentionBatch,
+        *,
+        scale: float,
+        window: int | None = None,
+    ) -> Tensor:
+        check_attention(q_THD, kv_B2KSD, batch)
+        if q_THD.dtype is not torch.float32 or q_THD.stride(2) != 1:
+            raise KernelArgumentError("q_THD", q_THD.dtype, "float32 with a contiguous head dim")
+        _, heads, head_dim = q_THD.shape
+        _, _, kv_heads, block_size, _ = kv_B2KSD.shape
+        out_THD = torch.empty(q_THD.shape)
+        self.run(
+            q_THD.data_ptr(),
+            q_THD.stride(0),
+            q_THD.stride(1),
+            kv_B2KSD.data_ptr(),
+            DTYPE_CODES[kv_B2KSD.dtype],
+            integers(*kv_B2KSD.stride()[:4]),
+            batch.query_start.data_ptr(),
+            batch.context_lengths.data_ptr(),
+            batch.block_table.data_ptr(),
+            batch.block_table.stride(0),
+            batch.sequences,
+            out_THD.data_ptr(),
+            integers(heads, kv_heads, head_dim, block_size),
+            scale,
+            window or 0,
+            choose_tile_tokens(heads // kv_heads),
+            torch.get_num_threads(),
+        )
+        return out_THD

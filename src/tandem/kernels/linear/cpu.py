@@ -1,0 +1,85 @@
+"""The native face of linear layers: panels of 64 columns, fp32 arithmetic, row-invariant bits."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tandem.kernels.errors import KernelArgumentError
+from tandem.kernels.linear import reference
+from tandem.kernels.linear.choose import choose_block_rows
+from tandem.kernels.linear.contract import PackedLinear, Storage, check_linear
+from tandem.kernels.native.library import DTYPE_CODES, Integer, NativeLibrary, Pointer
+
+PANEL_COLUMNS = 64
+
+
+class NativePack:
+    """Rows first, then panels of 64 columns; panels of float64 do not exist."""
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self.lanes = library.number("tandem_lanes")
+
+    def __call__(self, weight_NC: Tensor, bias_N: Tensor | None, storage: Storage) -> PackedLinear:
+        if storage == "float64":
+            raise KernelArgumentError("storage", storage, "float32 or narrower on the native face")
+        rows = reference.pack(weight_NC, bias_N, storage)
+        panels = -(-rows.out_features // PANEL_COLUMNS)
+        missing = panels * PANEL_COLUMNS - rows.out_features
+        padded_NC = functional.pad(rows.weight, (0, 0, 0, missing))
+        panel_PCN = padded_NC.view(panels, PANEL_COLUMNS, rows.in_features).transpose(1, 2)
+        if storage == "bfloat16":
+            panel_PCN = interleave_halves(panel_PCN, self.lanes)
+        return PackedLinear(
+            out_features=rows.out_features,
+            in_features=rows.in_features,
+            storage=storage,
+            layout="panels",
+            weight=panel_PCN.contiguous(),
+            scale=rows.scale,
+            bias=None if bias_N is None else bias_N.to(torch.float32).contiguous(),
+        )
+
+
+def interleave_halves(panel_PCN: Tensor, lanes: int) -> Tensor:
+    """Columns j and j + lanes of each run become neighbours: one load gives both."""
+    runs = panel_PCN.unflatten(2, (PANEL_COLUMNS // (2 * lanes), 2, lanes))
+    return runs.transpose(3, 4).flatten(2)
+
+
+class NativeLinear:
+    """x must be float32 with contiguous features; rows may be strided."""
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self.run = library.function(
+            "tandem_linear",
+            *(Pointer, Integer, Integer, Pointer, Integer, Pointer, Pointer, Pointer),
+            *(Integer, Integer, Integer, Integer, Integer),
+        )
+
+    def __call__(self, x_TC: Tensor, packed: PackedLinear, out_TN: Tensor | None = None) -> Tensor:
+        check_linear(x_TC, packed, "panels")
+        if x_TC.dtype is not torch.float32 or x_TC.stride(1) != 1:
+            raise KernelArgumentError("x_TC", x_TC.dtype, "float32 with contiguous features")
+        rows = x_TC.shape[0]
+        if out_TN is None:
+            out_TN = torch.empty(rows, packed.out_features)
+        elif out_TN.dtype is not torch.float32 or out_TN.stride(1) != 1:
+            raise KernelArgumentError("out_TN", out_TN.dtype, "float32 with contiguous features")
+        threads = torch.get_num_threads()
+        weight, scale, bias = packed.weight, packed.scale, packed.bias
+        self.run(
+            x_TC.data_ptr(),
+            x_TC.stride(0),
+            rows,
+            weight.data_ptr(),
+            DTYPE_CODES[weight.dtype],
+            None if scale is None else scale.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            out_TN.data_ptr(),
+            out_TN.stride(0),
+            packed.in_features,
+            packed.out_features,
+            choose_block_rows(rows, weight.shape[0], threads),
+            threads,
+        )
+        return out_TN

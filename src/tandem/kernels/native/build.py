@@ -1,0 +1,127 @@
+"""Turns the C++ sources of the room into one shared library, once for each compiler and CPU.
+
+Owns the cache directory's layout. Any number of processes may ask at the same time: a file lock
+lets one build, and a rename publishes the finished file.
+"""
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOM = Path(__file__).resolve().parent.parent
+COMPILERS = ("g++", "c++", "clang++")
+COMMON_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fno-math-errno", "-ffp-contract=fast", "-Wall")
+# Tried in turn: the first that compiles wins. Without OpenMP the kernels run on one thread.
+FLAG_SETS = (("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp"), ("-march=native",), ())
+COMPILE_SECONDS = 300
+
+
+@dataclass(frozen=True)
+class BuildFailure:
+    """Why there is no library, in one line."""
+
+    reason: str
+
+
+def default_cache_directory() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(root) / "tandem"
+
+
+def build(cache_directory: Path, compilers: Sequence[str] = COMPILERS) -> Path | BuildFailure:
+    """The path of the library for this machine, built if it is not there yet."""
+    compiler = next((found for name in compilers if (found := shutil.which(name))), None)
+    if compiler is None:
+        return BuildFailure(f"no C++ compiler on PATH (tried {', '.join(compilers)})")
+    try:
+        library = cache_directory / f"kernels-{build_key(compiler)}.so"
+        if library.exists():
+            return library
+        cache_directory.mkdir(parents=True, exist_ok=True)
+        with file_lock(cache_directory / "kernels.lock"):
+            return library if library.exists() else compile_library(compiler, library)
+    except (OSError, subprocess.SubprocessError) as error:
+        return BuildFailure(f"building native kernels failed: {error}")
+
+
+def sources() -> list[Path]:
+    return sorted(ROOM.glob("*/*.cpp"))
+
+
+def build_key(compiler: str) -> str:
+    """Covers all that decides the machine code: sources, compiler, flags, CPU."""
+    digest = hashlib.blake2b(digest_size=12)
+    for path in [*sources(), *sorted(ROOM.glob("*/*.h"))]:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+    digest.update(version + repr((compiler, COMMON_FLAGS, FLAG_SETS, cpu_flags())).encode())
+    return digest.hexdigest()
+
+
+def cpu_flags() -> str:
+    """What -march=native depends on; the model name where the kernel lists no flags."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    wanted = ("flags", "Features", "model name", "CPU part")
+    found = {line for line in lines if line.startswith(wanted)}
+    return "\n".join([platform.machine(), platform.processor(), *sorted(found)])
+
+
+@contextmanager
+def file_lock(path: Path) -> Iterator[None]:
+    with path.open("a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def compile_library(compiler: str, library: Path) -> Path | BuildFailure:
+    complaint = ""
+    for flags in FLAG_SETS:
+        with tempfile.TemporaryDirectory(dir=library.parent) as work:
+            finished = Path(work) / library.name
+            complaint = compile_and_link([compiler, *COMMON_FLAGS, *flags], finished)
+            if not complaint:
+                finished.replace(library)
+                return library
+    return BuildFailure(f"{compiler} failed: {complaint}")
+
+
+def compile_and_link(command: list[str], library: Path) -> str:
+    """Compiles the sources side by side; returns the first complaint, empty if there is none."""
+    objects = [library.parent / f"{source.stem}.o" for source in sources()]
+    running = [
+        subprocess.Popen(
+            [*command, f"-I{ROOM / 'native'}", "-c", str(source), "-o", str(target)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for source, target in zip(sources(), objects, strict=True)
+    ]
+    complaints = [process.communicate(timeout=COMPILE_SECONDS)[1] for process in running]
+    for process, complaint in zip(running, complaints, strict=True):
+        if process.returncode:
+            return first_error(complaint)
+    link = subprocess.run(
+        [*command, "-shared", *map(str, objects), "-o", str(library)],
+        capture_output=True,
+        text=True,
+        timeout=COMPILE_SECONDS,
+        check=False,
+    )
+    return first_error(link.stderr) if link.returncode else ""
+
+
+def first_error(complaint: str) -> str:
+    lines = complaint.splitlines() or ["no message"]
+    return next((line for line in lines if "error" in line), lines[0])

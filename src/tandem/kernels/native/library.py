@@ -1,0 +1,53 @@
+"""Loads the built library, with torch loaded first so that both share one OpenMP runtime."""
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from tandem.kernels.native.build import BuildFailure, build, default_cache_directory
+
+Pointer = ctypes.c_void_p
+Integer = ctypes.c_int64
+Real = ctypes.c_float
+
+# How the C++ code numbers element types.
+DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
+
+
+class NativeFunction(Protocol):
+    def __call__(self, *arguments: int | float | None) -> None: ...
+
+
+@dataclass(frozen=True)
+class NativeLibrary:
+    """Hands out functions with their argument types set once."""
+
+    handle: ctypes.CDLL
+    path: Path
+
+    def function(self, name: str, *argument_types: type) -> NativeFunction:
+        found = self.handle[name]
+        found.argtypes = list(argument_types)
+        found.restype = None
+        return found
+
+    def number(self, name: str) -> int:
+        """The value of a function without arguments."""
+        found = self.handle[name]
+        found.restype = Integer
+        return int(found())
+
+
+def load_library(cache_directory: Path | None = None) -> NativeLibrary | BuildFailure:
+    """Builds if needed; a failure carries one line for the log of whoever asked."""
+    path = build(cache_directory or default_cache_directory())
+    if isinstance(path, BuildFailure):
+        return path
+    # torch's import above has loaded its OpenMP runtime, which the library now resolves to.
+    try:
+        return NativeLibrary(ctypes.CDLL(str(path)), path)
+    except OSError as error:
+        return BuildFailure(f"loading native kernels failed: {error}")

@@ -1,0 +1,30 @@
+// Elementary functions on a register of floats; every lane gets the same arithmetic.
+#pragma once
+
+#include "vectors.h"
+
+namespace tandem {
+
+constexpr float kLog2e = 1.44269504088896341f;
+
+// 2^x for x <= 127, zero below -126 (and for -inf); relative error about 1e-7.
+inline Floats exp2_of(Floats x) {
+  const Floats shifter = splat(12582912.0f);  // 1.5 * 2^23: the sum's low bits hold the integer.
+  const Ints underflow = x < splat(-126.0f);
+  const Floats shifted = x + shifter;
+  const Floats part = x - (shifted - shifter);
+  Floats value = splat(1.52527338e-5f);
+  value = value * part + splat(1.54035304e-4f);
+  value = value * part + splat(1.33335581e-3f);
+  value = value * part + splat(9.61812911e-3f);
+  value = value * part + splat(5.55041087e-2f);
+  value = value * part + splat(2.40226507e-1f);
+  value = value * part + splat(6.93147181e-1f);
+  value = value * part + splat(1.0f);
+  const Ints exponent = ((Ints)shifted - 0x4b400000) << 23;
+  return select(underflow, Floats{}, (Floats)((Ints)value + exponent));
+}
+
+inline Floats exp_of(Floats x) { return exp2_of(x * kLog2e); }
+
+}  // namespace tandem

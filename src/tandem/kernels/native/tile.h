@@ -1,0 +1,122 @@
+// The inner product of the room: a tile of up to 6 x 64 accumulators, walked along k.
+// acc[r][n] = fma(a[r][k], b[k][n], acc[r][n]) for k = 0, 1, 2, ...: one order for every caller,
+// every tile shape and every split of k, which is what makes results independent of the batch.
+#pragma once
+
+#include <type_traits>
+
+#include "vectors.h"
+
+namespace tandem {
+
+constexpr int kTileRows = 6;
+constexpr int kPanelColumns = 64;
+constexpr int kPanelVectors = kPanelColumns / kLanes;
+
+// Accumulators, one row of b and one broadcast must fit the register file.
+constexpr int vectors_for(int rows) {
+  int vectors = kPanelVectors;
+  while (vectors > 2 && rows * vectors + vectors + 1 > kRegisters) vectors /= 2;
+  return vectors;
+}
+
+// How b is laid out: rows one after another, or anywhere (the pool's slots).
+template <class T>
+struct StridedRows {
+  static constexpr bool kPaired = std::is_same<T, PairedBf16>::value;
+  const T* first;
+  ptrdiff_t stride;
+  const T* operator[](int64_t k) const { return first + k * stride; }
+  StridedRows shifted(int64_t columns) const { return {first + columns, stride}; }
+};
+
+template <class T>
+struct ScatteredRows {
+  static constexpr bool kPaired = false;
+  const T* const* rows;
+  int64_t offset;
+  const T* operator[](int64_t k) const { return rows[k] + offset; }
+  ScatteredRows shifted(int64_t columns) const { return {rows, offset + columns}; }
+};
+
+// Columns in runs of kLanes, each run contiguous along k: [run][k][kLanes].
+struct LaneRuns {
+  static constexpr bool kPaired = false;
+  const float* first;
+  ptrdiff_t run_stride;
+  LaneRuns shifted(int64_t columns) const { return {first + columns / kLanes * run_stride, run_stride}; }
+};
+
+template <int Vectors, class B>
+inline void load_b(const B& b, int64_t k, Floats (&row)[Vectors]) {
+  load_row<Vectors>(b[k], row);
+}
+
+template <int Vectors>
+inline void load_b(const LaneRuns& b, int64_t k, Floats (&row)[Vectors]) {
+  for (int v = 0; v < Vectors; ++v) row[v] = load(b.first + v * b.run_stride + k * kLanes);
+}
+
+struct TileShape {
+  int64_t depth;
+  int64_t columns;
+  bool fresh;
+};
+
+template <int Rows, int Vectors, class B>
+inline __attribute__((always_inline)) void walk(float* c, ptrdiff_t c_stride, const float* a,
+                                                ptrdiff_t a_stride, B b, TileShape shape) {
+  Floats acc[Rows][Vectors];
+  for (int r = 0; r < Rows; ++r)
+    for (int v = 0; v < Vectors; ++v)
+      acc[r][v] = shape.fresh ? Floats{} : load(c + r * c_stride + v * kLanes);
+  for (int64_t k = 0; k < shape.depth; ++k) {
+    Floats row[Vectors];
+    load_b<Vectors>(b, k, row);
+    for (int r = 0; r < Rows; ++r) {
+      const Floats x = splat(a[r * a_stride + k]);
+      for (int v = 0; v < Vectors; ++v) acc[r][v] += x * row[v];
+    }
+  }
+  for (int r = 0; r < Rows; ++r)
+    for (int v = 0; v < Vectors; ++v) store(c + r * c_stride + v * kLanes, acc[r][v]);
+}
+
+// c [Rows, columns] (+)= a [Rows, depth] x b [depth, columns]; `fresh` starts from zero.
+// Columns are a multiple of kLanes; widths that do not fill the registers come last.
+template <int Rows, class B>
+inline __attribute__((noinline)) void tile_rows(float* c, ptrdiff_t c_stride, const float* a,
+                                                ptrdiff_t a_stride, B b, TileShape shape) {
+  constexpr int vectors = vectors_for(Rows);
+  int64_t column = 0;
+  for (; column + vectors * kLanes <= shape.columns; column += vectors * kLanes)
+    walk<Rows, vectors>(c + column, c_stride, a, a_stride, b.shifted(column), shape);
+  if constexpr (!B::kPaired)
+    for (; column < shape.columns; column += kLanes)
+      walk<Rows, 1>(c + column, c_stride, a, a_stride, b.shifted(column), shape);
+}
+
+template <class B>
+inline void tile(int rows, float* c, ptrdiff_t c_stride, const float* a, ptrdiff_t a_stride, B b,
+                 TileShape shape) {
+  switch (rows) {
+    case 1: return tile_rows<1>(c, c_stride, a, a_stride, b, shape);
+    case 2: return tile_rows<2>(c, c_stride, a, a_stride, b, shape);
+    case 3: return tile_rows<3>(c, c_stride, a, a_stride, b, shape);
+    case 4: return tile_rows<4>(c, c_stride, a, a_stride, b, shape);
+    case 5: return tile_rows<5>(c, c_stride, a, a_stride, b, shape);
+    default: return tile_rows<6>(c, c_stride, a, a_stride, b, shape);
+  }
+}
+
+// Splits `rows` into the fewest groups of at most kTileRows, as even as possible.
+struct RowGroups {
+  int64_t rows;
+  int64_t count;
+  explicit RowGroups(int64_t total)
+      : rows(total), count((total + kTileRows - 1) / kTileRows) {}
+  int64_t begin(int64_t group) const { return rows * group / count; }
+  int size(int64_t group) const { return (int)(begin(group + 1) - begin(group)); }
+};
+
+}  // namespace tandem

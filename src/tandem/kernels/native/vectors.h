@@ -1,0 +1,187 @@
+// One register of floats and the ways to fill it, on any CPU that GCC or Clang can target.
+// Vector extensions throughout; intrinsics only for conversions that compilers lower badly.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+namespace tandem {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+constexpr int kRegisters = 32;
+#elif defined(__AVX__)
+constexpr int kLanes = 8;
+constexpr int kRegisters = 16;
+#elif defined(__aarch64__)
+constexpr int kLanes = 4;
+constexpr int kRegisters = 32;
+#else
+constexpr int kLanes = 4;
+constexpr int kRegisters = 16;
+#endif
+
+typedef float Floats __attribute__((vector_size(kLanes * 4)));
+typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t Shorts __attribute__((vector_size(kLanes * 2)));
+typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+
+// The stored element types; distinct so that overloads can tell them apart.
+struct bf16 {
+  uint16_t bits;
+};
+struct fp16 {
+  uint16_t bits;
+};
+// bfloat16 in runs of 2 * kLanes with the two halves of a run interleaved.
+struct PairedBf16 {
+  uint16_t bits;
+};
+
+enum Dtype : int64_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2, kInt8 = 3 };
+
+template <class V>
+inline V load_raw(const void* source) {
+  V value;
+  std::memcpy(&value, source, sizeof(V));
+  return value;
+}
+
+template <class V>
+inline void store_raw(void* target, V value) {
+  std::memcpy(target, &value, sizeof(V));
+}
+
+inline Floats splat(float value) { return value - Floats{}; }
+inline Ints splat_int(int32_t value) { return value - Ints{}; }
+
+inline Floats load(const float* source) { return load_raw<Floats>(source); }
+inline void store(float* target, Floats value) { store_raw(target, value); }
+
+inline Floats load(const bf16* source) {
+  const Words wide = __builtin_convertvector(load_raw<Shorts>(source), Words);
+  return (Floats)(wide << 16);
+}
+
+inline Floats load(const int8_t* source) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)source)));
+#elif defined(__AVX2__)
+  return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)source)));
+#else
+  const Ints wide = __builtin_convertvector(load_raw<Bytes>(source), Ints);
+  return __builtin_convertvector(wide, Floats);
+#endif
+}
+
+// Exact for every half: the exponent is rebased by a product, which also handles subnormals.
+inline Floats widen_half(Words half) {
+  const Words magnitude = (half & 0x7fffu) << 13;
+  Floats value = (Floats)magnitude * 0x1p112f;
+  const Words special = (Words)(magnitude >= (0x7c00u << 13));
+  const Words bits = ((Words)value & ~special) | ((magnitude | 0x7f800000u) & special);
+  return (Floats)(bits | ((half & 0x8000u) << 16));
+}
+
+inline Floats load(const fp16* source) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)source));
+#elif defined(__F16C__) && defined(__AVX__)
+  return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)source));
+#elif defined(__aarch64__)
+  return (Floats)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&source->bits)));
+#else
+  return widen_half(__builtin_convertvector(load_raw<Shorts>(source), Words));
+#endif
+}
+
+template <int Vectors, class T>
+inline void load_row(const T* source, Floats (&row)[Vectors]) {
+  for (int v = 0; v < Vectors; ++v) row[v] = load(source + v * kLanes);
+}
+
+template <int Vectors>
+inline void load_row(const PairedBf16* source, Floats (&row)[Vectors]) {
+  static_assert(Vectors % 2 == 0, "pairs");
+  for (int v = 0; v < Vectors; v += 2) {
+    const Words both = load_raw<Words>(source + v * kLanes);
+    row[v] = (Floats)(both << 16);
+    row[v + 1] = (Floats)(both & 0xffff0000u);
+  }
+}
+
+inline float widen(float value) { return value; }
+inline float widen(int8_t value) { return (float)value; }
+inline float widen(bf16 value) {
+  const uint32_t bits = (uint32_t)value.bits << 16;
+  float wide;
+  std::memcpy(&wide, &bits, sizeof wide);
+  return wide;
+}
+inline float widen(fp16 value) { return widen_half(Words{} + value.bits)[0]; }
+
+// Which lanes lie before `count`: all ones there, zero elsewhere.
+inline Ints first_lanes(int64_t count) {
+  Ints index{};
+  for (int lane = 0; lane < kLanes; ++lane) index[lane] = lane;
+  return index < splat_int((int32_t)count);
+}
+
+inline Floats select(Ints mask, Floats yes, Floats no) {
+  return (Floats)(((Ints)yes & mask) | ((Ints)no & ~mask));
+}
+
+inline Floats maximum(Floats a, Floats b) { return select(a > b, a, b); }
+
+// Both reductions pair lane i with lane i + half, so their order never varies.
+inline float sum_of(Floats value) {
+  float lanes[kLanes];
+  store(lanes, value);
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+  return lanes[0];
+}
+
+inline float max_of(Floats value) {
+  float lanes[kLanes];
+  store(lanes, value);
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int lane = 0; lane < half; ++lane)
+      lanes[lane] = lanes[lane] > lanes[lane + half] ? lanes[lane] : lanes[lane + half];
+  return lanes[0];
+}
+
+// A stretch of scratch that belongs to one thread and only ever grows.
+class Scratch {
+ public:
+  ~Scratch() { delete[] raw_; }
+
+  float* take(size_t floats) {
+    if (floats > held_) {
+      delete[] raw_;
+      raw_ = new float[floats + kAlign];
+      held_ = floats;
+    }
+    const uintptr_t address = (uintptr_t)raw_;
+    return (float*)((address + 63) & ~(uintptr_t)63);
+  }
+
+ private:
+  static constexpr size_t kAlign = 16;
+  float* raw_ = nullptr;
+  size_t held_ = 0;
+};
+
+}  // namespace tandem

@@ -1,0 +1,15 @@
+"""The one place of the live world that reads the clock."""
+
+import time
+
+NS_PER_S = 1_000_000_000
+
+
+def now_ns() -> int:
+    """Monotonic, for everything that decides or measures."""
+    return time.monotonic_ns()
+
+
+def wall_clock_s() -> int:
+    """Unix time, for what people read."""
+    return int(time.time())

@@ -1,0 +1,165 @@
+"""Where weights come from: the safetensors files of a directory, or seeded random numbers.
+
+Tensors are read one by one from mapped files; nothing is ever unpickled.
+"""
+
+import zlib
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from tandem.facts.errors import InvalidConfiguration
+from tandem.models.config_file import read_fields
+from tandem.models.parameters import TensorPart
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+FLOATS = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
+# Old checkpoints store the frequencies, which the configuration gives too.
+DERIVED_SUFFIX = ".rotary_emb.inv_freq"
+NAMES_SHOWN = 4
+
+
+class WeightSource(Protocol):
+    """Gives the tensors of a model by name."""
+
+    def read(self, part: TensorPart) -> Tensor:
+        """The whole tensor on the CPU, in the precision of the source; do not write to it."""
+        ...
+
+
+class DummyWeights:
+    """Random weights of a fixed seed, scaled so that activations and logits stay near 1.
+
+    A tensor depends on its name and shape alone, so loading order and sharding change nothing.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    def read(self, part: TensorPart) -> Tensor:
+        if part.name.endswith("norm.weight"):
+            return torch.ones(part.shape)
+        if part.name.endswith(".bias"):
+            return torch.zeros(part.shape)
+        generator = torch.Generator().manual_seed(self.seed ^ zlib.crc32(part.name.encode()))
+        tensor = torch.randn(part.shape, generator=generator)
+        return tensor.mul_(part.shape[-1] ** -0.5)
+
+
+class SafetensorsWeights:
+    """The checkpoint of a directory: one file, or shards with an index. Use as a context: the
+    files stay mapped until it ends, and tensors that were read may not outlive it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._file_of = _find_files(directory)
+        self._open = ExitStack()
+        self._handles: dict[Path, Any] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._handles.clear()
+        self._open.close()
+
+    def check(self, parts: Iterable[TensorPart], ignored: frozenset[str]) -> None:
+        """Raises `InvalidConfiguration` unless the checkpoint holds these tensors in these shapes,
+        and beside them at most those in `ignored`. Reads headers only."""
+        expected = {part.name: part for part in parts}
+        self._refuse_names("lacks", set(expected) - set(self._file_of))
+        extra = set(self._file_of) - set(expected) - ignored
+        extra = {name for name in extra if not name.endswith(DERIVED_SUFFIX)}
+        self._refuse_names("also holds", extra)
+        for part in expected.values():
+            found = tuple(self._slice(part.name).get_shape())
+            if found != part.shape:
+                raise InvalidConfiguration(
+                    f"{self._file_of[part.name]}: {part.name} has shape {list(found)}; "
+                    f"config.json says {list(part.shape)}"
+                )
+
+    def read(self, part: TensorPart) -> Tensor:
+        tensor: Tensor = self._slice(part.name)[:]
+        if tensor.dtype not in FLOATS:
+            raise InvalidConfiguration(
+                f"{self._file_of[part.name]}: {part.name} is stored as {tensor.dtype}; expected "
+                "float32, bfloat16 or float16 (quantised checkpoints are not supported)"
+            )
+        return tensor
+
+    def _slice(self, name: str) -> Any:
+        path = self._file_of[name]
+        handle = self._handles.get(path) or self._map(path)
+        try:
+            return handle.get_slice(name)
+        except SafetensorError as problem:
+            raise InvalidConfiguration(f"{path}: {name} cannot be read: {problem}") from problem
+
+    def _map(self, path: Path) -> Any:
+        handle = self._open.enter_context(open_safetensors(path))
+        self._handles[path] = handle
+        return handle
+
+    def _refuse_names(self, verb: str, names: set[str]) -> None:
+        if not names:
+            return
+        shown = ", ".join(sorted(names)[:NAMES_SHOWN])
+        more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+        raise InvalidConfiguration(
+            f"{self.directory}: the checkpoint {verb} {shown}{more}; "
+            "config.json and the weights belong to different models or a download is incomplete"
+        )
+
+
+def open_safetensors(path: Path) -> Any:
+    """A mapped file. Raises `InvalidConfiguration` when it is missing, cut short or not one."""
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except (OSError, SafetensorError) as problem:
+        raise InvalidConfiguration(
+            f"{path} cannot be read as safetensors: {problem}; fetch it again"
+        ) from problem
+
+
+def _find_files(directory: Path) -> dict[str, Path]:
+    """Which file holds each tensor."""
+    if (directory / INDEX_NAME).is_file():
+        return _read_index(directory)
+    files = sorted(directory.glob("*.safetensors"))
+    path = directory / SINGLE_NAME if directory / SINGLE_NAME in files else None
+    if path is None and len(files) == 1:
+        path = files[0]
+    if path is None:
+        found = f"{len(files)} safetensors files without {INDEX_NAME}" if files else "none"
+        raise InvalidConfiguration(
+            f"{directory} should hold {SINGLE_NAME} or {INDEX_NAME}; found {found} "
+            "(other formats such as .bin must be converted to safetensors first)"
+        )
+    with open_safetensors(path) as handle:
+        return dict.fromkeys(handle.keys(), path)
+
+
+def _read_index(directory: Path) -> dict[str, Path]:
+    weight_map = read_fields(directory / INDEX_NAME).group("weight_map")
+    if weight_map is None:
+        raise InvalidConfiguration(f"{directory / INDEX_NAME}: weight_map is missing")
+    file_of: dict[str, Path] = {}
+    for tensor_name, file_name in weight_map.values.items():
+        # An index is somebody else's text: it may name files of its own directory only.
+        if not isinstance(file_name, str) or Path(file_name).name != file_name:
+            weight_map.refuse(tensor_name, "the name of a file beside the index")
+        file_of[tensor_name] = directory / file_name
+    return file_of

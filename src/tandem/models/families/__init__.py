@@ -1,0 +1,1 @@
+"""One short file a family: what distinguishes it from the common decoder."""

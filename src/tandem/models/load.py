@@ -1,0 +1,76 @@
+"""From the name of a model to a decoder that runs: finds the directory, checks it, reads it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from huggingface_hub import snapshot_download
+
+from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.model import ModelSpec
+from tandem.kernels.faces import Kernels
+from tandem.models.checkpoint import DummyWeights, SafetensorsWeights
+from tandem.models.decoder import Decoder
+from tandem.models.parameters import all_parts, decoder_parts
+from tandem.models.weights import WeightForm, assemble_weights
+
+LoadFormat = Literal["safetensors", "dummy"]
+
+# Weights, configuration, chat templates and tokenizers; never code, never a pickle.
+HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
+# Second copies of the weights, in the layout of their makers.
+HUB_DUPLICATES = ["original/*", "consolidated*", "onnx/*"]
+
+EMBEDDING_AS_HEAD = frozenset({"lm_head.weight"})
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """What to read and how to hold it. `dummy` takes random weights from `seed` and needs no file
+    but config.json."""
+
+    directory: Path
+    form: WeightForm
+    load_format: LoadFormat = "safetensors"
+    seed: int = 0
+
+
+def find_model(name: str, revision: str | None = None) -> Path:
+    """The local directory of a model: `name` is one, or is fetched from the Hugging Face hub.
+
+    Raises `InvalidConfiguration` when it is neither.
+    """
+    directory = Path(name).expanduser()
+    if directory.is_dir():
+        return directory
+    if directory.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise InvalidConfiguration(
+            f"model {name!r} is no directory; see the path for a typing slip"
+        )
+    try:
+        found = snapshot_download(
+            name, revision=revision, allow_patterns=HUB_FILES, ignore_patterns=HUB_DUPLICATES
+        )
+    except (OSError, ValueError) as problem:
+        reason = str(problem).strip().splitlines()[:1]
+        raise InvalidConfiguration(
+            f"model {name!r} is neither a directory nor to be had from the hub "
+            f"({''.join(reason)}); give the path of a downloaded model"
+        ) from problem
+    return Path(found)
+
+
+def load_decoder(spec: ModelSpec, plan: LoadPlan, kernels: Kernels) -> Decoder:
+    """Reads the weights of `spec` as planned. A caller that wants a shorter context replaces
+    `spec.context_tokens` first.
+
+    Raises `InvalidConfiguration` before reading any weight if the checkpoint does not fit `spec`.
+    """
+    if plan.load_format == "dummy":
+        dummy = DummyWeights(plan.seed)
+        return Decoder(spec, assemble_weights(spec, dummy, plan.form, kernels.pack), kernels)
+    ignored = EMBEDDING_AS_HEAD if spec.tied_embeddings else frozenset()
+    with SafetensorsWeights(plan.directory) as checkpoint:
+        checkpoint.check(all_parts(decoder_parts(spec)), ignored)
+        weights = assemble_weights(spec, checkpoint, plan.form, kernels.pack)
+    return Decoder(spec, weights, kernels)

@@ -1,0 +1,71 @@
+"""What a worker did, as Prometheus metrics. Suffixes are those that vLLM's dashboards know."""
+
+from tandem.facts.messages import EmitTokens
+from tandem.facts.request import Request
+from tandem.facts.steps import StepPlan
+from tandem.machines.worker import WorkerMachine
+from tandem.observe.registry import TOKENS, ModelRegistry
+from tandem.observe.request_times import RequestClock, RequestTimes
+
+
+class WorkerMetrics:
+    """Counts and times for one worker."""
+
+    def __init__(self, model_name: str, machine: WorkerMachine) -> None:
+        self._registry = registry = ModelRegistry(model_name)
+        self._clocks: dict[str, RequestClock] = {}
+        self._times = RequestTimes(registry)
+        self._prompt_tokens = registry.counter("prompt_tokens", "Prompt tokens of begun requests")
+        self._generation_tokens = registry.counter("generation_tokens", "Tokens generated")
+        self._rejections = registry.counter("admission_rejections", "Requests refused on arrival")
+        self._step_tokens = registry.histogram("iteration_tokens_total", "Tokens a step", TOKENS)
+        self._read_machine(machine)
+
+    def arrived(self, request: Request, now_ns: int) -> None:
+        self._clocks[request.request_id] = RequestClock(now_ns, len(request.prompt_tokens))
+
+    def refused(self, request_id: str) -> None:
+        self._rejections.inc()
+        self.left(request_id)
+
+    def left(self, request_id: str) -> None:
+        """The request is over for the worker, however it ended."""
+        self._clocks.pop(request_id, None)
+
+    def planned(self, plan: StepPlan, now_ns: int) -> None:
+        self._step_tokens.observe(plan.batched_tokens)
+        for placement in plan.placements:
+            clock = self._clocks.get(placement.request_id)
+            if clock and not clock.scheduled_ns:
+                self._times.scheduled(clock, now_ns)
+                self._prompt_tokens.inc(clock.prompt_tokens)
+
+    def emitted(self, effect: EmitTokens, now_ns: int) -> None:
+        self._generation_tokens.inc(len(effect.tokens))
+        for request_id, reason in zip(effect.request_ids, effect.finish_reasons, strict=True):
+            clock = self._clocks.get(request_id)
+            if clock is None:
+                continue
+            self._times.token(clock, now_ns)
+            if reason:
+                self._times.finished(clock, reason)
+                self.left(request_id)
+
+    def exposition(self) -> bytes:
+        """The Prometheus text format."""
+        return self._registry.exposition()
+
+    def _read_machine(self, machine: WorkerMachine) -> None:
+        residents, planner, gauge = machine.residents, machine.planner, self._registry.gauge
+        pool = residents.pool
+        gauge("num_requests_running", "Sequences in a slot", lambda: len(residents.running))
+        gauge("num_requests_waiting", "Sequences in the queue", lambda: len(planner.waiting))
+        gauge(
+            "kv_cache_usage_perc",
+            "Share of the KV blocks in use (1 is full)",
+            lambda: 1 - pool.free_blocks / pool.block_count,
+        )
+        total = self._registry.total
+        total("prefix_cache_queries", "Tokens looked up", lambda: planner.prefix_query_tokens)
+        total("prefix_cache_hits", "Tokens found cached", lambda: planner.prefix_hit_tokens)
+        total("num_preemptions", "Sequences put back", lambda: planner.preemptions)

@@ -1,0 +1,82 @@
+"""Everything about text that one checkpoint decides, in one value: `TextModel.load(directory)`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.facts.errors import InvalidConfiguration, InvalidRequest
+from tandem.facts.sampling import SamplingParameters
+from tandem.text.chat import ChatTemplate
+from tandem.text.detokenize import Detokenizer, detokenizer
+from tandem.text.files import read_chat_templates, read_json
+from tandem.text.spelling import Spelling
+from tandem.text.tokenizer import Tokenizer
+from tandem.text.tools import CLOSE_TAG, OPEN_TAG, ToolFormat
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What the checkpoint's authors recommend where a client says nothing."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """Tokenizer, chat template, recommended sampling and tool-call format of one checkpoint.
+
+    `chat` is None for a checkpoint without a template; `tool_format` None where the template does
+    not show which calls the model writes.
+    """
+
+    tokenizer: Tokenizer
+    spelling: Spelling
+    chat: ChatTemplate | None
+    defaults: SamplingDefaults
+    tool_format: ToolFormat | None
+
+    @classmethod
+    def load(cls, directory: Path) -> "TextModel":
+        """Reads a checkpoint directory. Raises `InvalidConfiguration` naming file and problem."""
+        tokenizer = Tokenizer.load(directory)
+        templates = read_chat_templates(directory)
+        return cls(
+            tokenizer=tokenizer,
+            spelling=Spelling(tokenizer),
+            chat=ChatTemplate(templates, tokenizer.special_tokens) if templates else None,
+            defaults=_defaults(directory / "generation_config.json"),
+            tool_format=_tool_format("".join(templates.values())),
+        )
+
+    def detokenizer(self, *, skip_special_tokens: bool, for_tools: bool = False) -> Detokenizer:
+        """A fresh detokenizer; `for_tools` keeps call tags even where they are special tokens."""
+        skipped = self.tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        if for_tools:
+            tags = {self.tokenizer.token_id(tag) for tag in (OPEN_TAG, CLOSE_TAG)}
+            skipped = frozenset(skipped - tags)
+        return detokenizer(self.tokenizer, self.spelling, skipped)
+
+
+def _tool_format(templates: str) -> ToolFormat | None:
+    if OPEN_TAG in templates:
+        return ToolFormat.HERMES
+    if '"parameters"' in templates and '"name"' in templates:
+        return ToolFormat.LLAMA3_JSON
+    return None
+
+
+def _defaults(path: Path) -> SamplingDefaults:
+    declared = read_json(path)
+    values = {}
+    for name in SamplingDefaults.__dataclass_fields__:
+        value = declared.get(name)
+        if isinstance(value, (int, float)):
+            values[name] = value
+    try:
+        SamplingParameters(**values)  # type: ignore[arg-type]
+    except InvalidRequest as error:
+        raise InvalidConfiguration(f"{path}: {error}") from error
+    return SamplingDefaults(**values)  # type: ignore[arg-type]

@@ -1,0 +1,117 @@
+"""A generator that says what a test tells it to, and remembers what was asked and what still runs.
+
+It keeps the port's contract: end-of-sequence stops, max_tokens limits, closing frees.
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from tandem.facts.request import FinishReason, Request, TokenLogprobs, TokenOutput
+from tandem.facts.serving import ModelCard
+from tandem.text.model import TextModel
+
+PATIENCE_S = 20.0
+CONTEXT_TOKENS = 512
+
+
+@dataclass(slots=True)
+class Script:
+    """What to say next. `hold_after` tokens it says nothing more until it is closed; after
+    `fail_after` tokens it raises `failure`."""
+
+    answer: str = "hello world"
+    answers: list[str] = field(default_factory=list)
+    tokens_per_output: int = 1
+    hold_after: int | None = None
+    fail_after: int = 0
+    failure: Exception | None = None
+    cached_tokens: int = 0
+    finish_reason: FinishReason = FinishReason.STOP
+
+
+class ScriptedGenerator:
+    """One script for all requests; `answers` differ by the number at the end of the request id."""
+
+    def __init__(self, text: TextModel) -> None:
+        self.script = Script()
+        self.ready = True
+        self.requests: list[Request] = []
+        self.running: set[str] = set()
+        self._text = text
+        self._changed = threading.Condition()
+        self._card = ModelCard(
+            names=("tiny", "org/tiny"),
+            context_tokens=CONTEXT_TOKENS,
+            vocabulary_tokens=text.tokenizer.vocabulary_tokens,
+            end_token_ids=text.tokenizer.end_token_ids,
+            created_s=1_700_000_000,
+        )
+
+    @property
+    def card(self) -> ModelCard:
+        return self._card
+
+    def metrics_text(self) -> bytes:
+        return b"tandem_up 1\n"
+
+    async def generate(self, request: Request) -> AsyncIterator[TokenOutput]:
+        script = self.script
+        with self._changed:
+            self.requests.append(request)
+            self.running.add(request.request_id)
+            self._changed.notify_all()
+        try:
+            for output in self._outputs(request, script):
+                yield output
+                await asyncio.sleep(0)
+                if script.hold_after is not None and output.finish_reason is None:
+                    await asyncio.Event().wait()
+        finally:
+            with self._changed:
+                self.running.remove(request.request_id)
+                self._changed.notify_all()
+
+    def wait_until_running(self, count: int) -> None:
+        """Blocks the test until `count` sequences run; fails loudly if that never happens."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.running) == count, PATIENCE_S)
+
+    def _outputs(self, request: Request, script: Script) -> list[TokenOutput]:
+        choice = int(request.request_id.rpartition("-")[2])
+        answer = script.answers[choice] if script.answers else script.answer
+        tokens = list(self._text.tokenizer.encode(answer, add_special_tokens=False))
+        stops = request.sampling.stop_token_ids
+        tokens += [] if script.finish_reason is not FinishReason.STOP else list(stops[:1])
+        return list(self._cut(request, script, tokens))
+
+    def _cut(self, request: Request, script: Script, tokens: list[int]):
+        limit = request.sampling.max_tokens
+        ends = [place + 1 for place, t in enumerate(tokens) if t in request.sampling.stop_token_ids]
+        tokens = tokens[: min([limit, *ends])]
+        stopped = bool(ends) and len(tokens) == ends[0]
+        if script.hold_after is not None:
+            yield self._output(request, tokens[: script.hold_after], script)
+        for start in range(0, max(1, len(tokens)), script.tokens_per_output):
+            if script.failure is not None and start >= script.fail_after:
+                raise script.failure
+            end = start + script.tokens_per_output
+            output = self._output(request, tokens[start:end], script)
+            if end < len(tokens):
+                yield output
+                continue
+            reason = FinishReason.LENGTH if not stopped else script.finish_reason
+            yield TokenOutput(
+                output.tokens, output.logprobs, reason, stopped, output.cached_tokens
+            )
+
+    def _output(self, request: Request, tokens: list[int], script: Script) -> TokenOutput:
+        wanted = request.sampling.top_logprobs
+        logprobs = ()
+        if wanted is not None:
+            logprobs = tuple(
+                TokenLogprobs(-0.5, 1, tuple((other, -0.5 - other) for other in range(wanted)))
+                for _ in tokens
+            )
+        return TokenOutput(tuple(tokens), logprobs, cached_tokens=script.cached_tokens)

@@ -1,0 +1,35 @@
+"""Runs an application on a real socket, in a thread, for the length of a `with`."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from fastapi import FastAPI
+
+PATIENCE_S = 20.0
+
+
+class _AnnouncedServer(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = threading.Event()
+
+    async def startup(self, sockets=None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+
+@contextmanager
+def serving(app: FastAPI) -> Iterator[int]:
+    """Yields the port."""
+    server = _AnnouncedServer(uvicorn.Config(app, port=0, log_level="critical", access_log=False))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    assert server.listening.wait(PATIENCE_S)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()

@@ -1,0 +1,146 @@
+"""The law of the engine: whatever shares its steps, a request says what it would say alone."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem.facts.messages import RequestsAborted
+from tandem.facts.request import Request
+from tandem.facts.sampling import SamplingParameters
+from tandem.kernels.faces import choose_kernels, reference_kernels
+from tests.engine.tiny import (
+    CONTEXT_TOKENS,
+    CPU,
+    VOCABULARY,
+    Arithmetic,
+    Bench,
+    Shape,
+    naive_answer,
+    tiny_decoder,
+)
+
+# In float64 the order of a sum can not tip a draw; the native kernels are exact by construction,
+# whatever the batch, so they are held to the same equality in float32.
+EXACT = Arithmetic(reference_kernels(), "float64")
+NATIVE = Arithmetic(choose_kernels(CPU, torch.float32, allow_native=True)[0], "float32")
+ARITHMETICS = [EXACT] + ([NATIVE] if NATIVE.kernels.batch_invariant else [])
+DECODERS = {id(a): {w: tiny_decoder(a, w) for w in (None, 7)} for a in ARITHMETICS}
+
+
+@st.composite
+def samplings(draw) -> SamplingParameters:
+    greedy = draw(st.booleans())
+    max_tokens = draw(st.integers(1, 12))
+    plain = draw(st.booleans())
+    return SamplingParameters(
+        temperature=0.0 if greedy else draw(st.sampled_from([0.3, 1.0, 1.7])),
+        top_p=draw(st.sampled_from([1.0, 0.9, 0.4])),
+        top_k=draw(st.sampled_from([0, 1, 5, 200])),
+        min_p=draw(st.sampled_from([0.0, 0.05])),
+        repetition_penalty=1.0 if plain else draw(st.sampled_from([1.0, 1.3, 0.8])),
+        presence_penalty=0.0 if plain else draw(st.sampled_from([0.0, 0.7])),
+        frequency_penalty=0.0 if plain else draw(st.sampled_from([0.0, 0.5, -0.2])),
+        logit_bias=() if plain else draw(st.sampled_from([(), ((3, 4.0), (9, -50.0))])),
+        seed=draw(st.sampled_from([0, 1, 2**63 + 5])),
+        max_tokens=max_tokens,
+        min_tokens=draw(st.integers(0, min(3, max_tokens))),
+        stop_token_ids=draw(st.sampled_from([(), tuple(range(0, VOCABULARY, 9))])),
+        top_logprobs=draw(st.sampled_from([None, 0, 3])),
+    )
+
+
+@st.composite
+def prompts(draw) -> tuple[int, ...]:
+    text = draw(st.sampled_from([tuple(range(1, 41)), (5, 6, 7, 8) * 10]))
+    prompt = text[: draw(st.integers(1, 30))]
+    return prompt + tuple(draw(st.lists(st.integers(0, VOCABULARY - 1), max_size=2)))
+
+
+@st.composite
+def shapes(draw) -> Shape:
+    block_size = draw(st.sampled_from([1, 4, 16]))
+    least = -(-CONTEXT_TOKENS // block_size)
+    max_sequences = draw(st.integers(1, 4))
+    return Shape(
+        block_size=block_size,
+        blocks=draw(st.integers(least, 2 * least)),
+        max_sequences=max_sequences,
+        max_batched_tokens=draw(st.integers(max_sequences, 40)),
+        chunk_tokens=draw(st.sampled_from([0, 1, 3, 8])),
+        steps_in_flight=draw(st.integers(0, 1)),
+        prefix_caching=draw(st.booleans()),
+    )
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS, ids=lambda a: a.kernels.name)
+def test_company_changes_no_token(arithmetic):
+    @settings(max_examples=40, deadline=None)
+    @given(
+        shapes(),
+        st.lists(st.tuples(prompts(), samplings()), min_size=1, max_size=4),
+        st.sampled_from([None, 7]),
+        st.data(),
+    )
+    def law(shape, wanted, window, data):
+        decoder = DECODERS[id(arithmetic)][window]
+        bench = Bench(decoder, arithmetic, shape)
+        asked: dict[str, Request] = {}
+        aborted: set[str] = set()
+        for index, (prompt, sampling) in enumerate(wanted):
+            copies = data.draw(st.integers(1, 2))
+            batch = [Request(f"{index}-{copy}", prompt, sampling) for copy in range(copies)]
+            asked |= {request.request_id: request for request in batch}
+            bench.ask(*batch)
+            for _ in range(data.draw(st.integers(0, 5))):
+                bench.land()
+            if data.draw(st.integers(0, 5)) == 0:
+                gone = data.draw(st.sampled_from(sorted(asked)))
+                aborted |= {gone} - set(bench.finished)
+                bench.tell(RequestsAborted((gone,)))
+        bench.drain()
+        for request_id, request in asked.items():
+            alone = naive_answer(decoder, arithmetic, request)
+            got = bench.answers.get(request_id, [])
+            assert got == (alone[: len(got)] if request_id in aborted else alone)
+            if request.sampling.top_logprobs is not None:
+                assert len(bench.logprobs.get(request_id, [])) == len(got)
+
+    law()
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS, ids=lambda a: a.kernels.name)
+def test_logprobs_are_those_of_the_model_alone(arithmetic):
+    decoder = DECODERS[id(arithmetic)][None]
+    sampling = SamplingParameters(temperature=0.8, max_tokens=6, top_logprobs=4, seed=7)
+    request = Request("a", tuple(range(1, 20)), sampling)
+    alone = Bench(decoder, arithmetic, Shape(max_sequences=1, steps_in_flight=0))
+    alone.ask(request)
+    alone.drain()
+    company = Bench(decoder, arithmetic, Shape(chunk_tokens=3))
+    company.ask(
+        Request("b", (9, 8, 7), SamplingParameters(max_tokens=9)),
+        request,
+        Request("c", tuple(range(1, 20)), SamplingParameters(max_tokens=3, seed=2)),
+    )
+    company.drain()
+    assert alone.answers["a"] == company.answers["a"]
+    for mine, theirs in zip(alone.logprobs["a"], company.logprobs["a"], strict=True):
+        exact = arithmetic.kernels.batch_invariant
+        assert mine.logprob == (theirs.logprob if exact else pytest.approx(theirs.logprob))
+        assert [token for token, _ in mine.top] == [token for token, _ in theirs.top]
+        assert mine.rank == theirs.rank
+        assert len(mine.top) == 4
+
+
+def test_parallel_answers_compute_their_prompt_once():
+    decoder = DECODERS[id(EXACT)][None]
+    prompt = tuple(range(1, 34))
+    bench = Bench(decoder, EXACT, Shape(block_size=4, max_sequences=4, max_batched_tokens=64))
+    bench.ask(
+        *(Request(str(i), prompt, SamplingParameters(seed=i, max_tokens=1)) for i in range(4))
+    )
+    bench.drain()
+    # The first computes all 33 tokens; the others share its 8 full blocks and compute one token.
+    assert bench.prefill_tokens == 33 + 3
+    assert len(bench.finished) == 4

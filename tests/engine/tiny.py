@@ -1,0 +1,192 @@
+"""A tiny random model with everything of the engine around it, and the naive way to run it."""
+
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tandem.engine.engine import Engine
+from tandem.engine.slots import SlotShape
+from tandem.facts.blocks import CacheRoot
+from tandem.facts.messages import EmitTokens, RequestsArrived, RunStep, StepDone
+from tandem.facts.model import AttentionSpec, ModelSpec, RopeSpec
+from tandem.facts.request import Request
+from tandem.kernels.attention.contract import AttentionBatch
+from tandem.kernels.faces import Kernels
+from tandem.kernels.sampling.contract import SamplingRows
+from tandem.kv.layout import KvLayout
+from tandem.kv.store import KvStore
+from tandem.machines.worker import WorkerConfig, WorkerMachine
+from tandem.models.decoder import Decoder, TokenBatch
+from tandem.models.load import LoadPlan, load_decoder
+from tandem.models.weights import WeightForm
+from tandem.policy.batching import TokenBudgetBatching
+
+VOCABULARY = 61
+CONTEXT_TOKENS = 48
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Which kernels, in which precision."""
+
+    kernels: Kernels
+    dtype: str
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
+
+
+def tiny_spec(window: int | None = None) -> ModelSpec:
+    return ModelSpec(
+        architecture="LlamaForCausalLM",
+        layers=2,
+        hidden_features=32,
+        feed_forward_features=48,
+        vocabulary_tokens=VOCABULARY,
+        context_tokens=CONTEXT_TOKENS,
+        rms_eps=1e-5,
+        attention=AttentionSpec(4, 2, 8, 8**-0.5, (None, window), qk_norm=True),
+        rope=RopeSpec(),
+    )
+
+
+def tiny_decoder(arithmetic: Arithmetic, window: int | None = None) -> Decoder:
+    form = WeightForm(arithmetic.dtype, arithmetic.torch_dtype, CPU)
+    plan = LoadPlan(Path(), form, "dummy", seed=3)
+    return load_decoder(tiny_spec(window), plan, arithmetic.kernels)
+
+
+def store(arithmetic: Arithmetic, block_size: int, blocks: int) -> KvStore:
+    kv = KvStore(KvLayout(2, 2, block_size, 8, arithmetic.dtype), blocks, CPU)
+    # Whatever is read before it is written shows.
+    kv.pool_BL2KSD.fill_(float("nan"))
+    return kv
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How the engine under test batches and stores."""
+
+    block_size: int = 4
+    blocks: int = 40
+    max_sequences: int = 4
+    max_batched_tokens: int = 32
+    chunk_tokens: int = 0
+    steps_in_flight: int = 1
+    prefix_caching: bool = True
+
+
+class Bench:
+    """A worker machine and an engine, stepped by hand."""
+
+    def __init__(self, decoder: Decoder, arithmetic: Arithmetic, shape: Shape) -> None:
+        kv = store(arithmetic, shape.block_size, shape.blocks)
+        self.machine = WorkerMachine(
+            WorkerConfig(
+                block_size=shape.block_size,
+                block_count=shape.blocks,
+                context_tokens=CONTEXT_TOKENS,
+                vocabulary_tokens=VOCABULARY,
+                max_sequences=shape.max_sequences,
+                batching=TokenBudgetBatching(shape.max_batched_tokens, shape.chunk_tokens),
+                root=CacheRoot("tiny", "0", kv.layout.describe()),
+                steps_in_flight=shape.steps_in_flight,
+                prefix_caching=shape.prefix_caching,
+            )
+        )
+        slots = SlotShape(shape.max_sequences, CONTEXT_TOKENS, shape.block_size)
+        self.engine = Engine(decoder, arithmetic.kernels, kv, slots)
+        self.landing: deque = deque()
+        self.answers: dict[str, list[int]] = {}
+        self.logprobs: dict[str, list] = {}
+        self.finished: dict[str, str] = {}
+        self.prefill_tokens = 0
+
+    def tell(self, event) -> None:
+        for effect in self.machine.handle(event, 0):
+            if isinstance(effect, RunStep):
+                self.prefill_tokens += effect.plan.batched_tokens
+                self.landing.append(self.engine.run(effect.plan))
+            elif isinstance(effect, EmitTokens):
+                self._take(effect)
+        self.machine.audit()
+
+    def _take(self, effect: EmitTokens) -> None:
+        for index, request_id in enumerate(effect.request_ids):
+            self.answers.setdefault(request_id, []).append(effect.tokens[index])
+            if effect.logprobs and effect.logprobs[index]:
+                self.logprobs.setdefault(request_id, []).append(effect.logprobs[index])
+            if effect.finish_reasons[index]:
+                self.finished[request_id] = effect.finish_reasons[index]
+
+    def land(self) -> None:
+        if self.landing:
+            self.tell(StepDone(self.landing.popleft()))
+
+    def drain(self) -> None:
+        while self.landing:
+            self.land()
+        assert self.machine.idle
+        pool = self.machine.residents.pool
+        assert pool.free_blocks == pool.block_count
+
+    def ask(self, *requests: Request) -> None:
+        self.tell(RequestsArrived(requests))
+
+
+def naive_answer(decoder: Decoder, arithmetic: Arithmetic, request: Request) -> list[int]:
+    """Each token from the whole sequence anew: no cache, no batch, no chunks, no slots."""
+    sampling = request.sampling
+    tokens = list(request.prompt_tokens)
+    while len(tokens) < min(len(request.prompt_tokens) + sampling.max_tokens, CONTEXT_TOKENS):
+        kv = store(arithmetic, CONTEXT_TOKENS, 1)
+        count = len(tokens)
+        batch = TokenBatch(
+            torch.tensor(tokens),
+            torch.arange(count),
+            torch.arange(count),
+            AttentionBatch(
+                torch.tensor([0, count], dtype=torch.int32),
+                torch.tensor([count], dtype=torch.int32),
+                torch.zeros((1, 1), dtype=torch.int32),
+            ),
+        )
+        logits = decoder.logits(decoder.forward(batch, kv)[-1:])[0]
+        token = _naive_draw(logits, tokens, request, arithmetic.kernels)
+        tokens.append(token)
+        drawn = count + 1 - len(request.prompt_tokens)
+        if token in sampling.stop_token_ids and drawn > sampling.min_tokens:
+            break
+    return tokens[len(request.prompt_tokens) :]
+
+
+def _naive_draw(logits, tokens: list[int], request: Request, kernels: Kernels) -> int:
+    sampling, prompt = request.sampling, len(request.prompt_tokens)
+    answer = tokens[prompt:]
+    wished = logits.clone()
+    for token in range(VOCABULARY):
+        value = wished[token]
+        if token in tokens:
+            penalty = sampling.repetition_penalty
+            value = value / penalty if value > 0 else value * penalty
+        if token in answer:
+            times = answer.count(token)
+            value = value - (sampling.frequency_penalty * times + sampling.presence_penalty)
+        for biased, bias in sampling.logit_bias:
+            value = value + bias if biased == token else value
+        if token in sampling.stop_token_ids and len(answer) < sampling.min_tokens:
+            value = torch.tensor(-torch.inf)
+        wished[token] = value
+    rows = SamplingRows(
+        temperature=torch.tensor([sampling.temperature], dtype=torch.float32),
+        top_k=torch.tensor([sampling.top_k], dtype=torch.int32),
+        top_p=torch.tensor([sampling.top_p], dtype=torch.float32),
+        min_p=torch.tensor([sampling.min_p], dtype=torch.float32),
+        seed=torch.tensor([sampling.seed - (sampling.seed >> 63 << 64)]),  # as int64
+        position=torch.tensor([len(tokens)]),
+    )
+    return int(kernels.sample(wished[None], rows)[0])

@@ -1,0 +1,79 @@
+"""A room imports only rooms below it, and the rooms that decide are pure."""
+
+import sys
+
+import pytest
+
+from tests.style.source import modules
+
+EVERYTHING = {
+    "api", "commands", "config", "cost", "engine", "facts", "kernels", "kv", "live", "machines",
+    "measure", "models", "observe", "policy", "text", "twin", "wire",
+}  # fmt: skip
+MAY_IMPORT = {
+    "facts": set(),
+    "cost": {"facts"},
+    "policy": {"facts", "cost"},
+    "machines": {"facts", "policy", "cost"},
+    "kernels": {"facts"},
+    "text": {"facts"},
+    "wire": {"facts"},
+    "observe": {"facts", "machines"},
+    "models": {"facts", "kernels"},
+    "kv": {"facts", "kernels"},
+    "engine": {"facts", "kernels", "models", "kv"},
+    "api": {"facts", "text"},
+    "live": {"facts", "machines", "engine", "kv", "text", "wire", "observe"},
+    "twin": {"facts", "cost", "policy", "machines", "observe"},
+    "measure": {"facts"},
+    # Composition: these read wishes and wire rooms together.
+    "config": EVERYTHING - {"commands", "live", "twin"},
+    "commands": EVERYTHING,
+}
+PURE = {"facts", "cost", "policy", "machines"}
+# What reads a clock, draws chance, waits, talks or logs has no place where decisions are made.
+IMPURE_LIBRARY = {
+    "asyncio", "concurrent", "ctypes", "datetime", "glob", "http", "io", "logging",
+    "multiprocessing", "os", "pathlib", "queue", "random", "secrets", "select", "selectors",
+    "shutil", "signal", "socket", "ssl", "subprocess", "sys", "tempfile", "threading", "time",
+    "urllib", "uuid",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
+def test_a_room_imports_only_rooms_below_it(module):
+    if not module.room or module.room == "bundled":
+        return
+    assert module.room in MAY_IMPORT, f"{module.room} is not a room of the house"
+    allowed = MAY_IMPORT[module.room] | {module.room}
+    for name in module.imports():
+        parts = name.split(".")
+        if parts[0] == "tandem" and len(parts) > 1 and parts[1] != "__version__":
+            assert parts[1] in allowed, f"{module.name} imports {name}"
+
+
+@pytest.mark.parametrize(
+    "module", [m for m in modules() if m.room in PURE], ids=lambda module: module.name
+)
+def test_rooms_that_decide_are_pure(module):
+    for name in module.imports():
+        top = name.split(".")[0]
+        assert top not in IMPURE_LIBRARY, f"{module.name} imports {name}"
+        known = top in sys.stdlib_module_names or top in {"numpy", "msgspec", "tandem"}
+        assert known, f"{module.name} imports {name}"
+
+
+def test_no_import_cycles():
+    names = {module.dotted for module in modules()}
+    graph = {m.dotted: {n for n in m.imports() if n in names and n != m.dotted} for m in modules()}
+    settled: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " -> ".join((*path, name))
+        if name not in settled:
+            for imported in sorted(graph[name]):
+                visit(imported, (*path, name))
+            settled.add(name)
+
+    for name in sorted(graph):
+        visit(name, ())
