@@ -5,7 +5,7 @@ It keeps the port's contract: end-of-sequence stops, max_tokens limits, closing 
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
 from tandem.facts.request import FinishReason, Request, TokenLogprobs, TokenOutput
@@ -78,15 +78,15 @@ class ScriptedGenerator:
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.running) == count, PATIENCE_S)
 
-    def _outputs(self, request: Request, script: Script) -> list[TokenOutput]:
+    def _outputs(self, request: Request, script: Script) -> Iterator[TokenOutput]:
         choice = int(request.request_id.rpartition("-")[2])
         answer = script.answers[choice] if script.answers else script.answer
         tokens = list(self._text.tokenizer.encode(answer, add_special_tokens=False))
         stops = request.sampling.stop_token_ids
         tokens += [] if script.finish_reason is not FinishReason.STOP else list(stops[:1])
-        return list(self._cut(request, script, tokens))
+        return self._cut(request, script, tokens)
 
-    def _cut(self, request: Request, script: Script, tokens: list[int]):
+    def _cut(self, request: Request, script: Script, tokens: list[int]) -> Iterator[TokenOutput]:
         limit = request.sampling.max_tokens
         ends = [place + 1 for place, t in enumerate(tokens) if t in request.sampling.stop_token_ids]
         tokens = tokens[: min([limit, *ends])]
@@ -102,9 +102,7 @@ class ScriptedGenerator:
                 yield output
                 continue
             reason = FinishReason.LENGTH if not stopped else script.finish_reason
-            yield TokenOutput(
-                output.tokens, output.logprobs, reason, stopped, output.cached_tokens
-            )
+            yield TokenOutput(output.tokens, output.logprobs, reason, stopped, output.cached_tokens)
 
     def _output(self, request: Request, tokens: list[int], script: Script) -> TokenOutput:
         wanted = request.sampling.top_logprobs

@@ -99,7 +99,7 @@ class Bench:
             )
         )
         slots = SlotShape(shape.max_sequences, CONTEXT_TOKENS, shape.block_size)
-        self.engine = Engine(decoder, arithmetic.kernels, kv, slots)
+        self.engine = Engine(decoder, kv, slots)
         self.landing: deque = deque()
         self.answers: dict[str, list[int]] = {}
         self.logprobs: dict[str, list] = {}

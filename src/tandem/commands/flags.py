@@ -3,27 +3,27 @@
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
 import typer
 
-Result = TypeVar("Result")
+from tandem.commands.reporting import in_one_line
 
 
-def with_flags(options: type[msgspec.Struct]) -> Callable[[Callable[..., Result]], Any]:
+def with_flags(options: type[msgspec.Struct]) -> Callable[[Callable[..., None]], Any]:
     """Decorator: the command takes each field of `options` as a flag, and gets those that the user
     gave as keyword arguments. Defaults are shown in the help but come from the struct."""
 
-    def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(command).parameters.values())
         own = [p for p in own if p.kind is not inspect.Parameter.VAR_KEYWORD]
         flags = [_flag(options, field) for field in msgspec.structs.fields(options)]
 
-        def wrapper(**values: object) -> Result:
+        def wrapper(**values: object) -> None:
             # An option not given is None (or an empty list), and stays out of the way of the file.
             given = {name: value for name, value in values.items() if value not in (None, [])}
-            return command(**{p.name: values[p.name] for p in own}, **_without(given, own))
+            in_one_line(command)(**{p.name: values[p.name] for p in own}, **_without(given, own))
 
         wrapper.__name__ = command.__name__
         wrapper.__doc__ = command.__doc__

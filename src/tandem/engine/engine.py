@@ -13,7 +13,6 @@ from tandem.engine.batch import token_batch
 from tandem.engine.sampler import PendingLogprobs, Sampler
 from tandem.engine.slots import Slots, SlotShape
 from tandem.facts.steps import StepPlan, StepResult
-from tandem.kernels.faces import Kernels
 from tandem.kv.store import KvStore
 from tandem.models.decoder import Decoder
 
@@ -35,19 +34,30 @@ class LaunchedStep:
 
 
 class Engine:
-    """Runs plans in the order of their ids on one model and one KV store."""
+    """Runs plans in the order of their ids on one model and one KV store.
 
-    def __init__(self, decoder: Decoder, kernels: Kernels, kv: KvStore, shape: SlotShape) -> None:
+    `threads` bounds the CPU threads of a kernel (0: as torch has it).
+    """
+
+    def __init__(
+        self, decoder: Decoder, kv: KvStore, shape: SlotShape, *, threads: int = 0
+    ) -> None:
         self.decoder = decoder
         self.kv = kv
+        self._threads = threads
         self.slots = Slots(shape, kv.device)
-        self._sampler = Sampler(kernels, self.slots)
+        self._sampler = Sampler(decoder.kernels, self.slots)
         self._next_step_id = 0
 
     @property
     def asynchronous(self) -> bool:
         """Whether `launch` returns before the device is done."""
         return self.slots.device.type != "cpu"
+
+    def adopt_thread(self) -> None:
+        """To be called in the thread that launches: OpenMP counts its threads per caller."""
+        if self._threads:
+            torch.set_num_threads(self._threads)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:

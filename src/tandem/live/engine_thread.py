@@ -29,6 +29,10 @@ class PlanRunner(Protocol):
     @property
     def asynchronous(self) -> bool: ...
 
+    def adopt_thread(self) -> None:
+        """Called once in the thread that will launch."""
+        ...
+
     def launch(self, plan: StepPlan) -> PendingStep: ...
 
 
@@ -66,6 +70,7 @@ class EngineThread:
             self._on_failure(failure)
 
     def _run(self) -> None:
+        self._engine.adopt_thread()
         depth = 1 if self._engine.asynchronous else 0
         launched: deque[PendingStep] = deque()
         while (plan := self._plans.get()) is not None:

@@ -49,11 +49,17 @@ struct Merged {
   float *values, *peak, *sum;
 };
 
+// Where the keys and values of a segment lie; keys [from, to) of it are seen by the piece.
+struct Segment {
+  int64_t index, from, to;
+  const void *k_rows[kSegment], *v_rows[kSegment];
+};
+
 // What one thread holds while it works on a piece.
 struct Workspace {
   float *q, *k, *v, *scores, *values;
   Merged merged;
-  const void *k_rows[kSegment], *v_rows[kSegment];
+  Segment segments[2];
 };
 
 int64_t rows_of(const AttentionCall& call, const Piece& piece) {
@@ -65,13 +71,13 @@ Workspace* prepare(const AttentionCall& call, int64_t rows) {
   static thread_local Workspace space;
   const int64_t dim = call.padded_dim(), padded_rows = (rows + kLanes - 1) / kLanes * kLanes;
   float* next = held.take(2 * padded_rows * (dim + 1) + 2 * kSegment * dim +
-                          kTileRows * (kSegment + dim));
+                          kTileRows * (kDirectGroups * kSegment + dim));
   const auto carve = [&next](int64_t floats) { return (next += floats) - floats; };
   space.k = carve(kSegment * dim);
   space.v = carve(kSegment * dim);
   space.q = carve(padded_rows * dim);
   space.merged.values = carve(padded_rows * dim);
-  space.scores = carve(kTileRows * kSegment);
+  space.scores = carve(kDirectGroups * kTileRows * kSegment);
   space.values = carve(kTileRows * dim);
   space.merged.peak = carve(padded_rows);
   space.merged.sum = carve(padded_rows);
@@ -92,52 +98,52 @@ void gather_queries(const AttentionCall& call, const Piece& piece, Workspace* sp
   std::memset(space->merged.values, 0, rows * dim * sizeof(float));
 }
 
-// Rows of the keys in [begin, end) of this segment; outside, the nearest one that is valid.
+// Outside of what the piece sees, k_rows hold the nearest row that is valid.
 template <class T>
-void find_rows(const AttentionCall& call, const Piece& piece, int64_t segment, int64_t begin,
-               int64_t end, Workspace* space) {
+void find_rows(const AttentionCall& call, const Piece& piece, int64_t index, Segment* segment) {
+  const int64_t start = index * kSegment, end = piece.position + piece.queries;
+  const int64_t from = std::max<int64_t>(call.low_key(piece.position) - start, 0);
+  const int64_t to = std::min(end - start, kSegment);
   const int32_t* table = call.table + piece.sequence * call.table_stride;
   const T* pool = (const T*)call.kv + piece.kv_head * call.head_stride;
-  int64_t block = begin / call.block_size, offset = begin % call.block_size;
-  for (int64_t key = begin; key < end; ++key) {
+  int64_t block = (start + from) / call.block_size, offset = (start + from) % call.block_size;
+  for (int64_t j = from; j < to; ++j) {
     const T* row = pool + table[block] * call.block_stride + offset * call.slot_stride;
-    space->k_rows[key - segment * kSegment] = row;
-    space->v_rows[key - segment * kSegment] = row + call.side_stride;
+    segment->k_rows[j] = row;
+    segment->v_rows[j] = row + call.side_stride;
     if (++offset == call.block_size) offset = 0, ++block;
   }
-  for (int64_t j = 0; j < begin - segment * kSegment; ++j)
-    space->k_rows[j] = space->k_rows[begin - segment * kSegment];
-  for (int64_t j = end - segment * kSegment; j < kSegment; ++j)
-    space->k_rows[j] = space->k_rows[end - 1 - segment * kSegment];
+  for (int64_t j = 0; j < from; ++j) segment->k_rows[j] = segment->k_rows[from];
+  for (int64_t j = to; j < kSegment; ++j) segment->k_rows[j] = segment->k_rows[to - 1];
+  segment->index = index, segment->from = from, segment->to = to;
 }
 
-void prefetch_row(const void* row, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char*)row + at, 0, 2);
-}
-
-// Keys to columns: k becomes [run][D][kLanes]. Reads ahead what comes next from the pool.
+// Keys [from, to) become columns: k is [run][D][kLanes], its first run the keys from `first` on.
 template <class T>
-void transpose_keys(const AttentionCall& call, int64_t from, int64_t to, Workspace* space) {
-  const int64_t row_bytes = call.head_dim * (int64_t)sizeof(T);
-  const T* const* rows = (const T* const*)space->k_rows;
-  for (int64_t j = from / kLanes * kLanes; j < to; j += kLanes) {
-    for (int64_t lane = j; lane < j + kLanes; ++lane) {
-      if (lane + kPanelColumns < to) prefetch_row(space->k_rows[lane + kPanelColumns], row_bytes);
-      if (lane >= from && lane < to) prefetch_row(space->v_rows[lane], row_bytes);
-    }
-    transpose_rows(rows + j, call.head_dim, space->k + j * call.padded_dim(), kLanes);
-  }
+void transpose_keys(const AttentionCall& call, const Segment& segment, int64_t first, int64_t from,
+                    int64_t to, float* k) {
+  const T* const* rows = (const T* const*)segment.k_rows;
+  for (int64_t j = from / kLanes * kLanes; j < to; j += kLanes)
+    transpose_rows(rows + j, call.head_dim, k + (j - first) * call.padded_dim(), kLanes);
 }
 
 template <class T>
-void widen_values(const AttentionCall& call, int64_t from, int64_t to, Workspace* space) {
+void widen_values(const AttentionCall& call, const Segment& segment, float* v) {
   const int64_t dim = call.padded_dim(), whole = call.head_dim / kLanes * kLanes;
-  for (int64_t j = from; j < to; ++j) {
-    const T* row = (const T*)space->v_rows[j];
-    float* target = space->v + j * dim;
+  for (int64_t j = segment.from; j < segment.to; ++j) {
+    const T* row = (const T*)segment.v_rows[j];
+    float* target = v + j * dim;
     for (int64_t d = 0; d < whole; d += kLanes) store(target + d, load(row + d));
     for (int64_t d = whole; d < dim; ++d) target[d] = d < call.head_dim ? widen(row[d]) : 0.0f;
   }
+}
+
+// Spreads the lines of some rows over the steps of a tile.
+template <class T>
+ReadAhead read_ahead(const AttentionCall& call, const void* const* rows, int64_t count,
+                     int64_t steps) {
+  const int64_t lines = (call.head_dim * (int64_t)sizeof(T) + 63) / 64;
+  return {rows, count, lines, (count * lines + steps - 1) / steps, 0};
 }
 
 struct Softmax {
@@ -177,50 +183,113 @@ __attribute__((noinline)) void merge_row(float* values, float* peak, float* sum,
   *peak = top;
 }
 
-// One segment of one row group: scores, weights, weighted values, then merge or set aside.
-template <class T>
-void attend_group(const AttentionCall& call, const Piece& piece, int64_t segment, int64_t row,
-                  int rows, bool direct, Workspace* space) {
-  const int64_t dim = call.padded_dim(), start = segment * kSegment, group = call.group();
-  int64_t low[kTileRows], high[kTileRows], from = kSegment, to = 0;
-  for (int r = 0; r < rows; ++r) {
-    const int64_t position = piece.position + (row + r) / group;
-    low[r] = std::max<int64_t>(call.low_key(position) - start, 0);
-    high[r] = std::min<int64_t>(position + 1 - start, kSegment);
-    from = std::min(from, low[r]), to = std::max(to, high[r]);
-  }
-  if (from < to) {
-    for (int64_t panel = from / kPanelColumns; panel * kPanelColumns < to; ++panel)
-      tile(rows, space->scores + panel * kPanelColumns, kSegment, space->q + row * dim, dim,
-           LaneRuns{space->k + panel * kPanelColumns * dim, dim * kLanes},
-           TileShape{call.head_dim, kPanelColumns, true});
-  }
-  Softmax found[kTileRows] = {};
-  const int64_t first = from / kLanes * kLanes;
-  for (int r = 0; r < rows && from < to; ++r)
-    found[r] = weigh(space->scores + r * kSegment, first, to, low[r], high[r]);
-  if (from < to) {
-    const float* weights = space->scores + from;
-    const TileShape shape{to - from, dim, true};
-    if (direct)
-      tile(rows, space->values, dim, weights, kSegment,
-           ScatteredRows<T>{(const T* const*)space->v_rows + from, 0}, shape);
-    else
-      tile(rows, space->values, dim, weights, kSegment,
-           StridedRows<float>{space->v + from * dim, dim}, shape);
-  }
-  for (int r = 0; r < rows; ++r) {
-    const float* values = space->values + r * dim;
-    const Merged& merged = space->merged;
-    if (!piece.partial) {
-      merge_row(merged.values + (row + r) * dim, merged.peak + row + r, merged.sum + row + r, values,
-                found[r], dim);
-      continue;
+// Which keys of a segment the rows of one group see.
+struct GroupView {
+  int64_t row, from = kSegment, to = 0;
+  int rows;
+  int64_t low[kTileRows], high[kTileRows];
+
+  GroupView(const AttentionCall& call, const Piece& piece, const RowGroups& groups, int64_t g,
+            int64_t segment)
+      : row(groups.begin(g)), rows(groups.size(g)) {
+    const int64_t start = segment * kSegment, group = call.group();
+    for (int r = 0; r < rows; ++r) {
+      const int64_t position = piece.position + (row + r) / group;
+      low[r] = std::max<int64_t>(call.low_key(position) - start, 0);
+      high[r] = std::min<int64_t>(position + 1 - start, kSegment);
+      from = std::min(from, low[r]), to = std::max(to, high[r]);
     }
-    float* aside = piece.partial +
-                   ((segment - piece.segment) * rows_of(call, piece) + row + r) * (dim + 2);
-    if (from < to) std::memcpy(aside, values, dim * sizeof(float));
-    aside[dim] = found[r].peak, aside[dim + 1] = found[r].sum;
+  }
+  bool sees_panel(int64_t panel) const {
+    return from < (panel + 1) * kPanelColumns && panel * kPanelColumns < to && from < to;
+  }
+};
+
+// Scores of one group against one panel of 64 transposed keys.
+template <class Ahead>
+void score_panel(const AttentionCall& call, const GroupView& view, int64_t panel,
+                 const float* q, const float* k, float* scores, Ahead ahead) {
+  const int64_t dim = call.padded_dim();
+  tile(view.rows, scores + panel * kPanelColumns, kSegment, q + view.row * dim, dim,
+       LaneRuns{k, dim * kLanes},
+       TileShape{call.head_dim, kPanelColumns, true}, ahead);
+}
+
+// Scores to weights, weighted values, then merge or set aside.
+template <class B, class Ahead>
+void finish_group(const AttentionCall& call, const Piece& piece, const GroupView& view,
+                  int64_t segment, float* scores, B values, Workspace* space, Ahead ahead) {
+  const int64_t dim = call.padded_dim();
+  Softmax found[kTileRows] = {};
+  if (view.from < view.to) {
+    for (int r = 0; r < view.rows; ++r)
+      found[r] = weigh(scores + r * kSegment, view.from / kLanes * kLanes, view.to, view.low[r],
+                       view.high[r]);
+    tile(view.rows, space->values, dim, scores + view.from, kSegment, values,
+         TileShape{view.to - view.from, dim, true}, ahead);
+  }
+  for (int r = 0; r < view.rows; ++r) {
+    const int64_t row = view.row + r;
+    if (piece.partial) {
+      float* aside =
+          piece.partial + ((segment - piece.segment) * rows_of(call, piece) + row) * (dim + 2);
+      if (found[r].sum != 0.0f) std::memcpy(aside, space->values + r * dim, dim * sizeof(float));
+      aside[dim] = found[r].peak, aside[dim + 1] = found[r].sum;
+    } else {
+      merge_row(space->merged.values + row * dim, space->merged.peak + row,
+                space->merged.sum + row, space->values + r * dim, found[r], dim);
+    }
+  }
+}
+
+// Few rows: keys go panel by panel, values come straight from the pool, and the tiles' arithmetic
+// covers the latency of what is read next (this segment's values, then the next one's keys).
+template <class T>
+void attend_direct(const AttentionCall& call, const Piece& piece, const RowGroups& groups,
+                   const Segment& segment, const Segment* next, Workspace* space) {
+  for (int64_t panel = segment.from / kPanelColumns; panel * kPanelColumns < segment.to; ++panel) {
+    const int64_t from = std::max(segment.from, panel * kPanelColumns);
+    const int64_t to = std::min(segment.to, (panel + 1) * kPanelColumns);
+    transpose_keys<T>(call, segment, panel * kPanelColumns, from, to, space->k);
+    for (int64_t g = 0; g < groups.count; ++g) {
+      const GroupView view(call, piece, groups, g, segment.index);
+      if (!view.sees_panel(panel)) continue;
+      float* scores = space->scores + g * kTileRows * kSegment;
+      if (g == 0)
+        score_panel(call, view, panel, space->q, space->k, scores,
+                    read_ahead<T>(call, segment.v_rows + from, to - from, call.head_dim));
+      else
+        score_panel(call, view, panel, space->q, space->k, scores, NoReadAhead{});
+    }
+  }
+  const int64_t steps = kSegment * std::max<int64_t>(1, call.head_dim / kPanelColumns);
+  for (int64_t g = 0; g < groups.count; ++g) {
+    const GroupView view(call, piece, groups, g, segment.index);
+    float* scores = space->scores + g * kTileRows * kSegment;
+    const ScatteredRows<T> values{(const T* const*)segment.v_rows + view.from, 0};
+    if (g == 0 && next)
+      finish_group(call, piece, view, segment.index, scores, values, space,
+                   read_ahead<T>(call, next->k_rows + next->from, next->to - next->from, steps));
+    else
+      finish_group(call, piece, view, segment.index, scores, values, space, NoReadAhead{});
+  }
+}
+
+// Many rows: keys and values are widened once for all row groups.
+template <class T>
+void attend_widened(const AttentionCall& call, const Piece& piece, const RowGroups& groups,
+                    const Segment& segment, Workspace* space) {
+  const int64_t dim = call.padded_dim();
+  transpose_keys<T>(call, segment, 0, segment.from, segment.to, space->k);
+  widen_values<T>(call, segment, space->v);
+  for (int64_t g = 0; g < groups.count; ++g) {
+    const GroupView view(call, piece, groups, g, segment.index);
+    for (int64_t panel = 0; panel < kPanels; ++panel)
+      if (view.sees_panel(panel))
+        score_panel(call, view, panel, space->q, space->k + panel * kPanelColumns * dim,
+                    space->scores, NoReadAhead{});
+    finish_group(call, piece, view, segment.index, space->scores,
+                 StridedRows<float>{space->v + view.from * dim, dim}, space, NoReadAhead{});
   }
 }
 
@@ -241,15 +310,15 @@ void attend(const AttentionCall& call, const Piece& piece) {
   Workspace* space = prepare(call, groups.rows);
   gather_queries(call, piece, space);
   const bool direct = groups.count <= kDirectGroups && call.head_dim % kLanes == 0;
-  const int64_t lowest = call.low_key(piece.position), end = piece.position + piece.queries;
-  for (int64_t s = piece.segment; s < piece.segment + piece.segments; ++s) {
-    const int64_t start = s * kSegment;
-    const int64_t from = std::max(lowest, start), to = std::min(end, start + kSegment);
-    find_rows<T>(call, piece, s, from, to, space);
-    transpose_keys<T>(call, from - start, to - start, space);
-    if (!direct) widen_values<T>(call, from - start, to - start, space);
-    for (int64_t g = 0; g < groups.count; ++g)
-      attend_group<T>(call, piece, s, groups.begin(g), groups.size(g), direct, space);
+  find_rows<T>(call, piece, piece.segment, &space->segments[0]);
+  for (int64_t i = 0; i < piece.segments; ++i) {
+    const Segment& segment = space->segments[i % 2];
+    Segment* next = i + 1 < piece.segments ? &space->segments[(i + 1) % 2] : nullptr;
+    if (next) find_rows<T>(call, piece, piece.segment + i + 1, next);
+    if (direct)
+      attend_direct<T>(call, piece, groups, segment, next, space);
+    else
+      attend_widened<T>(call, piece, groups, segment, space);
   }
   if (!piece.partial) write_rows(call, piece, space->merged);
 }

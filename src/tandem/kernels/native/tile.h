@@ -63,9 +63,26 @@ struct TileShape {
   bool fresh;
 };
 
-template <int Rows, int Vectors, class B>
+// Issues prefetches while a tile computes: `rows` of `lines` cache lines, a few at each step of k.
+struct ReadAhead {
+  const void* const* rows = nullptr;
+  int64_t count = 0, lines = 0, step_lines = 0, line = 0;
+
+  inline void step() {
+    for (int64_t i = 0; i < step_lines && count > 0; ++i) {
+      __builtin_prefetch((const char*)*rows + line * 64, 0, 2);
+      if (++line == lines) line = 0, ++rows, --count;
+    }
+  }
+};
+struct NoReadAhead {
+  inline void step() {}
+};
+
+template <int Rows, int Vectors, class B, class Ahead>
 inline __attribute__((always_inline)) void walk(float* c, ptrdiff_t c_stride, const float* a,
-                                                ptrdiff_t a_stride, B b, TileShape shape) {
+                                                ptrdiff_t a_stride, B b, TileShape shape,
+                                                Ahead& ahead) {
   Floats acc[Rows][Vectors];
   for (int r = 0; r < Rows; ++r)
     for (int v = 0; v < Vectors; ++v)
@@ -73,6 +90,7 @@ inline __attribute__((always_inline)) void walk(float* c, ptrdiff_t c_stride, co
   for (int64_t k = 0; k < shape.depth; ++k) {
     Floats row[Vectors];
     load_b<Vectors>(b, k, row);
+    ahead.step();
     for (int r = 0; r < Rows; ++r) {
       const Floats x = splat(a[r * a_stride + k]);
       for (int v = 0; v < Vectors; ++v) acc[r][v] += x * row[v];
@@ -84,28 +102,29 @@ inline __attribute__((always_inline)) void walk(float* c, ptrdiff_t c_stride, co
 
 // c [Rows, columns] (+)= a [Rows, depth] x b [depth, columns]; `fresh` starts from zero.
 // Columns are a multiple of kLanes; widths that do not fill the registers come last.
-template <int Rows, class B>
+template <int Rows, class B, class Ahead>
 inline __attribute__((noinline)) void tile_rows(float* c, ptrdiff_t c_stride, const float* a,
-                                                ptrdiff_t a_stride, B b, TileShape shape) {
+                                                ptrdiff_t a_stride, B b, TileShape shape,
+                                                Ahead ahead) {
   constexpr int vectors = vectors_for(Rows);
   int64_t column = 0;
   for (; column + vectors * kLanes <= shape.columns; column += vectors * kLanes)
-    walk<Rows, vectors>(c + column, c_stride, a, a_stride, b.shifted(column), shape);
+    walk<Rows, vectors>(c + column, c_stride, a, a_stride, b.shifted(column), shape, ahead);
   if constexpr (!B::kPaired)
     for (; column < shape.columns; column += kLanes)
-      walk<Rows, 1>(c + column, c_stride, a, a_stride, b.shifted(column), shape);
+      walk<Rows, 1>(c + column, c_stride, a, a_stride, b.shifted(column), shape, ahead);
 }
 
-template <class B>
+template <class B, class Ahead = NoReadAhead>
 inline void tile(int rows, float* c, ptrdiff_t c_stride, const float* a, ptrdiff_t a_stride, B b,
-                 TileShape shape) {
+                 TileShape shape, Ahead ahead = Ahead{}) {
   switch (rows) {
-    case 1: return tile_rows<1>(c, c_stride, a, a_stride, b, shape);
-    case 2: return tile_rows<2>(c, c_stride, a, a_stride, b, shape);
-    case 3: return tile_rows<3>(c, c_stride, a, a_stride, b, shape);
-    case 4: return tile_rows<4>(c, c_stride, a, a_stride, b, shape);
-    case 5: return tile_rows<5>(c, c_stride, a, a_stride, b, shape);
-    default: return tile_rows<6>(c, c_stride, a, a_stride, b, shape);
+    case 1: return tile_rows<1>(c, c_stride, a, a_stride, b, shape, ahead);
+    case 2: return tile_rows<2>(c, c_stride, a, a_stride, b, shape, ahead);
+    case 3: return tile_rows<3>(c, c_stride, a, a_stride, b, shape, ahead);
+    case 4: return tile_rows<4>(c, c_stride, a, a_stride, b, shape, ahead);
+    case 5: return tile_rows<5>(c, c_stride, a, a_stride, b, shape, ahead);
+    default: return tile_rows<6>(c, c_stride, a, a_stride, b, shape, ahead);
   }
 }
 

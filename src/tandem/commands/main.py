@@ -1,0 +1,42 @@
+"""The `tandem` command: one verb a file."""
+
+import typer
+
+from tandem import __version__
+from tandem.commands.bench import bench
+from tandem.commands.chat import chat
+from tandem.commands.complete import complete
+from tandem.commands.evaluate import evaluate_command
+from tandem.commands.serve import serve_command
+
+app = typer.Typer(
+    name="tandem",
+    help="Serve, try and measure large language models: on a laptop with one command.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tandem {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def tandem(
+    version: bool = typer.Option(
+        False, "--version", callback=_show_version, is_eager=True, help="Show the version."
+    ),
+) -> None:
+    """The options that belong to no verb."""
+
+
+app.command("serve")(serve_command)
+app.command("chat")(chat)
+app.command("complete")(complete)
+app.command("bench")(bench)
+app.command("eval")(evaluate_command)

@@ -1,0 +1,120 @@
+"""Keys, request ids, origins, and the probes that an operator's tools read."""
+
+import httpx2
+import pytest
+
+from tandem.api.app import build_app
+from tandem.api.config import ApiConfig
+from tandem.facts.errors import EngineFailed, InvalidConfiguration
+from tests.api.server import serving
+
+CHAT = {"messages": [{"role": "user", "content": "hello"}]}
+
+
+@pytest.fixture
+def guarded(generator, text):
+    config = ApiConfig(api_keys=("key-one", "key-two"), allowed_origins=("https://page.example",))
+    with (
+        serving(build_app(generator, text, config)) as port,
+        httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client,
+    ):
+        yield client
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def test_keys_guard_the_model_and_nothing_else(guarded):
+    for headers in (
+        {},
+        bearer("wrong"),
+        bearer("key-on"),
+        bearer(""),
+        {"Authorization": "key-one"},
+    ):
+        for path in ("/v1/chat/completions", "/tokenize", "/detokenize", "/v1/completions"):
+            response = guarded.post(path, json=CHAT, headers=headers)
+            assert response.status_code == 401
+            assert response.json()["error"]["code"] == "invalid_api_key"
+            assert response.headers["www-authenticate"] == "Bearer"
+            assert response.headers["x-request-id"]
+        assert guarded.get("/v1/models", headers=headers).status_code == 401
+        assert guarded.get("/v1/nothing", headers=headers).status_code == 401
+    for key in ("key-one", "key-two"):
+        response = guarded.post("/v1/chat/completions", json=CHAT, headers=bearer(key))
+        assert response.status_code == 200
+    for path in ("/health", "/ready", "/metrics", "/docs", "/openapi.json", "/version"):
+        assert guarded.get(path).status_code == 200
+
+
+def test_pages_of_allowed_origins_may_call(guarded):
+    preflight = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
+    response = guarded.options("/v1/chat/completions", headers=preflight)
+    assert response.status_code == 200
+    assert response.headers["access-control-allow-origin"] == "https://page.example"
+    response = guarded.post("/v1/chat/completions", headers={"Origin": "https://page.example"})
+    assert response.status_code == 401
+    assert response.headers["access-control-allow-origin"] == "https://page.example"
+    stranger = guarded.get("/health", headers={"Origin": "https://other.example"})
+    assert "access-control-allow-origin" not in stranger.headers
+
+
+def test_request_ids_come_back(http):
+    response = http.get("/v1/models", headers={"X-Request-Id": "trace 42"})
+    assert response.headers["x-request-id"] == "trace 42"
+    first, second = (http.get("/v1/models").headers["x-request-id"] for _ in range(2))
+    assert first != second
+    streamed = http.post("/v1/chat/completions", json=CHAT | {"stream": True})
+    assert streamed.headers["x-request-id"]
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+    for bad in ("x" * 129, "", b"caf\xe9", "a\tb"):
+        response = http.get("/v1/models", headers={"X-Request-Id": bad})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "X-Request-Id"
+
+
+def test_models(http, client):
+    assert [model.id for model in client.models.list()] == ["tiny", "org/tiny"]
+    assert client.models.retrieve("org/tiny").max_model_len == 512
+    answer = client.chat.completions.create(model="org/tiny", messages=CHAT["messages"])
+    assert answer.model == "tiny"
+
+
+def test_probes(http, generator):
+    assert http.get("/health").json() == {"status": "ok"}
+    assert http.get("/ready").json() == {"status": "ready"}
+    assert http.get("/version").json()["version"]
+    metrics = http.get("/metrics")
+    assert metrics.text == "tandem_up 1\n"
+    assert metrics.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert http.get("/docs").status_code == 200
+
+
+def test_not_ready_refuses_work_and_only_that(http, generator):
+    generator.ready = False
+    assert http.get("/ready").status_code == 503
+    assert http.get("/health").status_code == 200
+    response = http.post("/v1/chat/completions", json=CHAT)
+    assert response.status_code == 503
+    assert response.headers["retry-after"] == "1"
+    assert http.post("/tokenize", json={"prompt": "x"}).status_code == 200
+
+
+def test_a_dead_engine_is_unhealthy_until_it_is_ready_again(guarded, generator):
+    generator.script.failure = EngineFailed("it died")
+    headers = bearer("key-one")
+    assert guarded.post("/v1/chat/completions", json=CHAT, headers=headers).status_code == 503
+    generator.ready = False
+    assert guarded.get("/health").status_code == 503
+    generator.ready = True
+    assert guarded.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"api_keys": ("",)}, {"api_keys": ("é",)}, {"max_body_bytes": 0}, {"max_choices": -1}],
+)
+def test_bad_configurations_are_refused(fields):
+    with pytest.raises(InvalidConfiguration):
+        ApiConfig(**fields)

@@ -1,0 +1,122 @@
+"""The completions endpoint and the token endpoints, over a socket."""
+
+import openai
+import pytest
+
+from tandem.facts.request import FinishReason
+
+
+def complete(client, **fields):
+    return client.completions.create(**{"model": "tiny", "prompt": "hello"} | fields)
+
+
+def test_an_answer(client, generator):
+    answer = complete(client, max_tokens=100)
+    assert answer.object == "text_completion"
+    assert answer.choices[0].text == "hello world"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].logprobs is None
+    assert generator.requests[0].sampling.max_tokens == 100
+    complete(client)
+    assert generator.requests[1].sampling.max_tokens == 16
+
+
+@pytest.mark.parametrize(
+    ("prompt", "count"), [("a b", 1), (["a", "b c"], 2), ([5, 6], 1), ([[5], [6, 7], [8]], 3)]
+)
+def test_all_forms_of_prompt(client, generator, text, prompt, count):
+    answer = complete(client, prompt=prompt, n=2, seed=1)
+    assert [choice.index for choice in answer.choices] == list(range(2 * count))
+    prompts = [request.prompt_tokens for request in generator.requests]
+    assert prompts[0::2] == prompts[1::2]
+    assert len({request.request_id for request in generator.requests}) == 2 * count
+    assert len({request.sampling.seed for request in generator.requests}) == 2
+    assert answer.usage.prompt_tokens == sum(len(tokens) for tokens in prompts[0::2])
+
+
+def test_echo(client, generator):
+    assert complete(client, echo=True).choices[0].text == "hellohello world"
+    assert complete(client, prompt=[[300], [301]], echo=True).choices[1].text != "hello world"
+    chunks = list(complete(client, echo=True, stream=True, n=2))
+    for index in (0, 1):
+        texts = [c.choices[0].text for c in chunks if c.choices[0].index == index]
+        assert "".join(texts) == "hellohello world"
+
+
+def test_logprobs_in_the_old_form(client, generator):
+    generator.script.answer = "the fox 🚀 jumps"
+    whole = complete(client, logprobs=2).choices[0]
+    logprobs = whole.logprobs
+    assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.text_offset)
+    assert logprobs.text_offset[0] == 0
+    ends = [o + len(t) for o, t in zip(logprobs.text_offset, logprobs.tokens, strict=True)]
+    assert ends[:-1] == logprobs.text_offset[1:]
+    assert all(t in top for t, top in zip(logprobs.tokens, logprobs.top_logprobs, strict=True))
+    chunks = [c.choices[0].logprobs for c in complete(client, logprobs=2, stream=True)]
+    streamed = [offset for chunk in chunks if chunk for offset in chunk.text_offset]
+    assert streamed == logprobs.text_offset
+    assert complete(client, logprobs=0).choices[0].logprobs.top_logprobs[0]
+
+
+def test_streaming_equals_the_answer(client, generator):
+    generator.script.answer = "the 日本語 fox 🎉 naïve"
+    generator.script.finish_reason = FinishReason.LENGTH
+    whole = complete(client, max_tokens=200).choices[0]
+    chunks = list(complete(client, max_tokens=200, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.text
+    assert chunks[-1].choices[0].finish_reason == whole.finish_reason == "length"
+
+
+def test_an_answer_cut_inside_a_character(client, generator):
+    generator.script.answer = "\U0001f9e0"
+    answer = complete(client, max_tokens=1).choices[0]
+    assert (answer.text, answer.finish_reason) == ("\ufffd", "length")
+
+
+def test_client_stop_tokens(client, generator, text):
+    token = text.tokenizer.encode("hello world", add_special_tokens=False)[-1]
+    answer = complete(client, extra_body={"stop_token_ids": [token]}).choices[0]
+    assert answer.finish_reason == "stop"
+    assert answer.stop_reason == token
+    assert answer.text != "hello world"
+    kept = {"stop_token_ids": [token], "include_stop_str_in_output": True}
+    assert complete(client, extra_body=kept).choices[0].text == "hello world"
+
+
+def test_special_tokens_can_be_shown(client, generator):
+    generator.script.answer = "one<|im_start|>two"
+    assert complete(client).choices[0].text == "onetwo"
+    shown = complete(client, extra_body={"skip_special_tokens": False})
+    assert shown.choices[0].text == "one<|im_start|>two"
+
+
+def test_context_bounds_the_answer(client, generator):
+    room = 3
+    prompt = [5] * (generator.card.context_tokens - room)
+    complete(client, prompt=prompt, max_tokens=100)
+    assert generator.requests[0].sampling.max_tokens == room
+    with pytest.raises(openai.BadRequestError) as caught:
+        complete(client, prompt=[5] * generator.card.context_tokens)
+    assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "x y " * 9000}]
+        )
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_tokenize_and_back(http, text):
+    answer = http.post("/tokenize", json={"prompt": "hello 日本", "return_token_strs": True}).json()
+    assert answer["tokens"] == list(text.tokenizer.encode("hello 日本", add_special_tokens=False))
+    assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
+    assert answer["max_model_len"] == 512
+    assert http.post("/detokenize", json={"tokens": answer["tokens"]}).json() == {
+        "prompt": "hello 日本"
+    }
+
+
+def test_tokenizing_a_chat(http, client, generator):
+    messages = [{"role": "user", "content": "hello"}]
+    client.chat.completions.create(model="tiny", messages=messages)
+    tokens = http.post("/tokenize", json={"messages": messages}).json()["tokens"]
+    assert tokens == list(generator.requests[0].prompt_tokens)

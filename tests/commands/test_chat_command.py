@@ -1,0 +1,150 @@
+"""`tandem chat` and `tandem complete`: pipes, a real terminal with Ctrl-C, clear refusals."""
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from tandem.commands.chat import chat
+from tandem.commands.complete import complete
+from tests.measure.scripted_server import Script, ScriptedServer
+
+
+def run(command: object, *flags: str, text: str | None = None) -> Result:
+    app = typer.Typer()
+    app.command()(command)  # type: ignore[type-var]
+    return CliRunner().invoke(app, list(flags), input=text, env={"COLUMNS": "120"})
+
+
+def test_piped_question_prints_the_answer_alone() -> None:
+    with ScriptedServer() as server:
+        flags = ["--url", server.url, "--system", "Be brief.", "--temperature", "0", "--seed", "7"]
+        result = run(chat, *flags, text="hi there\n")
+        body = server.bodies[0]
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "You said: hi there\n"
+    assert body["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "hi there"},
+    ]
+    assert (body["temperature"], body["seed"]) == (0.0, 7)
+    assert "max_tokens" not in body
+
+
+def test_empty_pipe_and_no_server_are_one_line() -> None:
+    with ScriptedServer() as server:
+        empty = run(chat, "--url", server.url, text="")
+    assert empty.exit_code == 2 and "is empty" in empty.stderr
+    for command in (chat, complete):
+        flags = ["--url", "http://127.0.0.1:9"] + (["x"] if command is complete else [])
+        lost = run(command, *flags, text="hi")
+        assert lost.exit_code == 1
+        assert "tandem serve" in lost.stderr and len(lost.stderr.splitlines()) == 1
+
+
+def test_complete_streams() -> None:
+    with ScriptedServer() as server:
+        result = run(complete, "Once upon", "--url", server.url, "--max-tokens", "4")
+        assert server.bodies[0]["prompt"] == "Once upon"
+    assert result.stdout == "w0 w1 w2 w3\n"
+
+
+def test_complete_reads_a_pipe() -> None:
+    with ScriptedServer() as server:
+        run(complete, "-", "--url", server.url, text="from a pipe")
+        assert server.bodies[0]["prompt"] == "from a pipe"
+
+
+def test_complete_with_several_and_logprobs() -> None:
+    with ScriptedServer(Script()) as server:
+        result = run(complete, "x", "--url", server.url, "--n", "2", "--max-tokens", "3")
+        assert result.stdout.count("w0 w1 w2\n") == 2
+        assert run(complete, "x", "--url", server.url, "--logprobs", "2").exit_code == 0
+        assert server.bodies[-1]["logprobs"] == 2
+
+
+class Terminal:
+    """`tandem chat` in a pseudo-terminal."""
+
+    def __init__(self, url: str) -> None:
+        program = "import typer; from tandem.commands.chat import chat; typer.run(chat)"
+        self.master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", program, "--url", url],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            env={**os.environ, "TERM": "dumb", "COLUMNS": "100"},
+        )
+        os.close(slave)
+        self.seen = ""
+
+    def type(self, line: str) -> None:
+        os.write(self.master, line.encode() + b"\n")
+
+    def wait_for(self, text: str, limit_s: float = 15.0) -> None:
+        deadline_s = time.monotonic() + limit_s
+        start = len(self.seen)
+        while text not in self.seen[start:]:
+            assert time.monotonic() < deadline_s, f"{text!r} not in {self.seen[start:]!r}"
+            if select.select([self.master], [], [], 0.1)[0]:
+                self.seen += os.read(self.master, 65536).decode(errors="replace")
+
+
+def test_a_conversation_in_a_terminal() -> None:
+    script = Script(
+        reply=lambda messages: (
+            " ".join(["word"] * 400)
+            if "long" in str(messages[-1]["content"])
+            else f"{len(messages)} messages"
+        ),
+        token_gap_s=0.02,
+    )
+    with ScriptedServer(script) as server:
+        terminal = Terminal(server.url)
+        terminal.wait_for("you >")
+        terminal.type("hello")
+        terminal.wait_for("1 messages")
+        terminal.wait_for("TTFT")
+        terminal.wait_for("you >")
+        terminal.type("something long")
+        terminal.wait_for("word word word")
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.wait_for("stopped")
+        terminal.wait_for("you >")
+        terminal.type("again")
+        terminal.wait_for("5 messages")
+        terminal.wait_for("you >")
+        terminal.type("/reset")
+        terminal.wait_for("you >")
+        terminal.type("/system Speak French.")
+        terminal.wait_for("you >")
+        terminal.type("new")
+        terminal.wait_for("2 messages")
+        terminal.wait_for("you >")
+        terminal.type("/help")
+        terminal.wait_for("Ctrl-C stops an answer")
+        terminal.type("/quit")
+        assert terminal.process.wait(10) == 0
+        os.close(terminal.master)
+        assert server.aborted == 1
+        said = server.bodies[2]["messages"]
+        assert said[3]["content"].startswith("word word") and len(said[3]["content"]) < 1500
+        assert server.bodies[3]["messages"][0] == {"role": "system", "content": "Speak French."}
+
+
+@pytest.mark.parametrize("command", [chat, complete])
+def test_server_errors_are_one_line(command: object) -> None:
+    with ScriptedServer(Script(refuse=lambda _: 500)) as server:
+        flags = ["--url", server.url] + (["x"] if command is complete else [])
+        result = run(command, *flags, text="hi")
+    assert result.exit_code == 1
+    assert result.stderr == "tandem: HTTP 500: queue full\n"
