@@ -17,6 +17,7 @@ from random import Random
 
 import torch
 import torch.nn.functional as F
+from circuit import add_copying_circuit
 from data import VALUE_WEIGHT, Encoder, Row, chat_parts, echo_parts, recall_parts, tool_parts
 from model import MAIN, Decoder
 from sample import accuracy, held_out_tasks
@@ -134,6 +135,7 @@ class Trainer:
         self.encoder = encoder
         self.rng = Random(seed)
         self.model = Decoder(MAIN)
+        add_copying_circuit(self.model)
         self.optimizers = optimizers_for(self.model)
         self.started = time.monotonic() - start_share * seconds
         self.seconds = seconds

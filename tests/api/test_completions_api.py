@@ -34,6 +34,13 @@ def test_all_forms_of_prompt(client, generator, text, prompt, count):
     assert answer.usage.prompt_tokens == sum(len(tokens) for tokens in prompts[0::2])
 
 
+def test_whole_numbers_may_be_written_as_floats(http, generator):
+    body = '{"prompt": [5.0], "max_tokens": 3.0, "temperature": 1.0}'
+    headers = {"Content-Type": "application/json"}
+    assert http.post("/v1/completions", content=body, headers=headers).status_code == 200
+    assert generator.requests[0].prompt_tokens == (5,)
+
+
 def test_echo(client, generator):
     assert complete(client, echo=True).choices[0].text == "hellohello world"
     assert complete(client, prompt=[[300], [301]], echo=True).choices[1].text != "hello world"

@@ -57,9 +57,7 @@ def fuzz(cases) -> None:
 
 def test_the_schema_is_whole(http):
     schema = http.get("/openapi.json").json()
-    operations = [
-        operation for path in schema["paths"].values() for operation in path.values()
-    ]
+    operations = [operation for path in schema["paths"].values() for operation in path.values()]
     assert len(operations) == OPERATIONS
     chat = schema["components"]["schemas"]["ChatBody"]
     assert chat["required"] == ["messages"]

@@ -85,18 +85,19 @@ class Terminal:
             env={**os.environ, "TERM": "dumb", "COLUMNS": "100"},
         )
         os.close(slave)
-        self.seen = ""
+        self.seen, self.waited = "", 0
 
     def type(self, line: str) -> None:
         os.write(self.master, line.encode() + b"\n")
 
     def wait_for(self, text: str, limit_s: float = 15.0) -> None:
+        """Waits until `text` was printed after what was waited for before."""
         deadline_s = time.monotonic() + limit_s
-        start = len(self.seen)
-        while text not in self.seen[start:]:
-            assert time.monotonic() < deadline_s, f"{text!r} not in {self.seen[start:]!r}"
+        while text not in self.seen[self.waited :]:
+            assert time.monotonic() < deadline_s, f"{text!r} not in {self.seen[self.waited :]!r}"
             if select.select([self.master], [], [], 0.1)[0]:
                 self.seen += os.read(self.master, 65536).decode(errors="replace")
+        self.waited = self.seen.index(text, self.waited) + len(text)
 
 
 def test_a_conversation_in_a_terminal() -> None:

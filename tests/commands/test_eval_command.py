@@ -146,6 +146,8 @@ def test_wilson_interval() -> None:
 def test_fluency() -> None:
     assert is_fluent("A small dog ran over the wet grass. It didn't see the cat behind the tree.")
     assert not is_fluent("Yes.")
+    assert not is_fluent("faint clay ferry Monday seal fir mask island galaxy. Pumpkin piano bear.")
+    assert not is_fluent("The dog is on the mat and it was not and then it is of the")
     assert not is_fluent("the cat sat on the mat " * 8)
     assert not is_fluent("��� a b c d e f ���")
 

@@ -41,7 +41,11 @@ def test_cut_in_many(cuts: list[int]) -> None:
     assert parse(pieces) == PAYLOADS
 
 
-@given(st.lists(st.text(st.characters(exclude_characters="\r\n"), max_size=20), max_size=10))
+@given(
+    st.lists(
+        st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), max_size=20), max_size=10
+    )
+)
 def test_any_payloads_return(texts: list[str]) -> None:
     stream = "".join(f"data: {text}\n\n" for text in texts).encode()
     assert parse([stream[i : i + 7] for i in range(0, len(stream), 7)]) == [

@@ -114,7 +114,7 @@ def test_length_pairs_replace_the_laws() -> None:
         assert (request.prompt_tokens, request.output_tokens) in known
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.03, 0.1, 0.5])
+@pytest.mark.parametrize("scale", [1.0, 0.03, 0.3])
 def test_prefix_sharing_of_a_trace_is_that_of_its_ids(scale: float) -> None:
     rows = read_trace(DATA / "mooncake_conversation_300.jsonl.gz")
     plan = requests_of(plan_replay(Replay(tuple(rows), scale_lengths=scale)))

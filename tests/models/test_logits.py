@@ -17,8 +17,8 @@ from tests.models.tiny import VARIANTS
 CPU = torch.device("cpu")
 FP32 = WeightForm("float32", torch.float32, CPU)
 PROMPT_TOKENS = 45
-# Measured: 8e-6 at worst, over logits of standard deviation 1.6.
-TOLERANCE = 3e-5
+# Measured: 8e-6 at worst in plain torch, 1.5e-5 native, over logits of standard deviation 1.6.
+TOLERANCE = 5e-5
 
 
 def tokens_of(seed: int, count: int = PROMPT_TOKENS) -> list[int]:
@@ -89,6 +89,18 @@ def test_only_the_wanted_rows(checkpoints, kernels, name):
     assert hidden.shape == (3, 64)
     expected = expected_logits(checkpoints(name).oracle, tokens)[wanted]
     assert_equal(decoder.logits(hidden), expected)
+
+
+def test_no_wanted_row_at_all(checkpoints, kernels):
+    """A chunk in the middle of a prompt draws no token."""
+    decoder = load(checkpoints("llama3"), kernels)
+    store = poisoned_store(decoder, 64)
+    tokens, blocks = tokens_of(19), shuffled_blocks(20)
+    nothing = torch.empty(0, dtype=torch.int64)
+    hidden = decoder.forward(batch_of([Chunk(tokens, blocks, 0, 30)], nothing), store)
+    assert decoder.logits(hidden).shape == (0, 199)
+    rest = run(decoder, store, Chunk(tokens, blocks, 30, PROMPT_TOKENS))
+    assert_equal(rest, expected_logits(checkpoints("llama3").oracle, tokens)[30:])
 
 
 def test_a_window_forgets(checkpoints, kernels):

@@ -15,8 +15,8 @@ Prompt = Annotated[
     Meta(
         extra_json_schema={
             "anyOf": [
-                {"type": "string"},
-                {"type": "array", "items": {"type": "string"}, "minItems": 1},
+                {"type": "string", "minLength": 1},
+                {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
                 {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
                 {
                     "type": "array",

@@ -47,7 +47,8 @@ def sampling_parameters(
         **values,
         logit_bias=_logit_bias(body, card),
         seed=_seed(body.seed),
-        max_tokens=wish.max_tokens,
+        # No answer is longer than the context, however much is asked for.
+        max_tokens=min(wish.max_tokens, card.context_tokens),
         min_tokens=body.min_tokens or 0,
         stop_token_ids=_stop_token_ids(body, card),
         top_logprobs=wish.top_logprobs,

@@ -109,8 +109,6 @@ def _message(message: ChatMessage) -> dict[str, Any]:
     """The message as templates expect it: text content, call arguments as objects."""
     # Templates know no developers, which OpenAI's newer models have in place of the system.
     role = "system" if message.role == "developer" else message.role
-    if message.content is None and role != "assistant":
-        raise InvalidRequest("messages", f"have a {role} message without content")
     result: dict[str, Any] = {"role": role, "content": _content(message.content)}
     for name in ("name", "tool_call_id", "reasoning_content"):
         value = getattr(message, name)

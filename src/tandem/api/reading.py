@@ -22,6 +22,8 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 # Work on more bytes than this leaves the event loop for a thread.
 LARGE_BODY_BYTES = 64 << 10
 
+# Beyond it a float no longer tells neighbouring integers apart.
+_EXACT_INTEGERS = 2.0**53
 # Possessive, and satisfied by a missing end quote: linear time on any input.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
@@ -92,7 +94,7 @@ def _load(data: bytes) -> object:
             text,
             object_pairs_hook=_unique_keys,
             parse_constant=_refuse_constant,
-            parse_float=_finite_float,
+            parse_float=_number,
         )
         if "\\ud" in text or "\\uD" in text:
             # An escaped surrogate without its other half is no text in any encoding.
@@ -114,11 +116,12 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return document
 
 
-def _finite_float(digits: str) -> float:
+def _number(digits: str) -> float:
     value = float(digits)
     if not math.isfinite(value):
         raise ValueError("a number is too large")
-    return value
+    # In JSON 16.0 is a whole number too, and some clients write every number so.
+    return int(value) if value.is_integer() and abs(value) < _EXACT_INTEGERS else value
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -51,8 +51,7 @@ def described(
     """Route arguments that document a call: its body, its answer and the events of its stream."""
     content: dict[str, Any] = {"application/json": {"schema": _reference(answer)}}
     if event is not None:
-        description = f"Events whose data is a {event.__name__}, then [DONE]"
-        content["text/event-stream"] = {"schema": {"type": "string", "description": description}}
+        content["text/event-stream"] = {"schema": _server_sent(event)}
     error = {"application/json": {"schema": _reference(answers.ErrorAnswer)}}
     responses: dict[int | str, Any] = {200: {"description": "OK", "content": content}}
     for status, meaning in _ERRORS.items():
@@ -101,6 +100,18 @@ def _make(app: FastAPI, has_keys: bool) -> dict[str, Any]:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         schema["security"] = [{"key": []}]
     return schema
+
+
+def _server_sent(event: type[msgspec.Struct]) -> dict[str, Any]:
+    """One event of a stream: JSON as text, and at last the word [DONE]."""
+    payload = {"anyOf": [_reference(event), _reference(answers.ErrorAnswer)]}
+    json_text = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": payload,
+    }
+    data = {"anyOf": [{"const": "[DONE]"}, json_text]}
+    return {"type": "object", "required": ["data"], "properties": {"data": data}}
 
 
 def _reference(struct: type[msgspec.Struct]) -> dict[str, str]:

@@ -12,10 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tandem.commands.bench_options import (
     BenchOptions,
-    LoadOptions,
-    PromptOptions,
     ReportOptions,
-    TraceOptions,
 )
 from tandem.commands.bench_report import (
     Bench,
@@ -26,7 +23,7 @@ from tandem.commands.bench_report import (
 )
 from tandem.commands.options import ServerOptions, with_options
 from tandem.facts.errors import InvalidConfiguration
-from tandem.measure.asking import CHAT_PATH, COMPLETION_PATH, Asker, Asking
+from tandem.measure.asking import COMPLETION_PATH, Asker, Asking
 from tandem.measure.chunks import ServedModel
 from tandem.measure.client import Client, Endpoint, RequestFailed
 from tandem.measure.content import ContentSource
@@ -48,9 +45,7 @@ _VOCABULARY_SAMPLE_WORDS = 2000
 @with_options
 def bench(
     server: ServerOptions,
-    load: LoadOptions,
-    prompts: PromptOptions,
-    trace: TraceOptions,
+    options: BenchOptions,
     report: ReportOptions,
 ) -> None:
     """Measure a server: latency, throughput and goodput under a workload.
@@ -58,18 +53,12 @@ def bench(
     Works with any OpenAI-compatible URL. Requests come at a rate, in a closed loop, or as recorded
     in a trace; a list of rates sweeps and shows where the server stops keeping up.
     """
-    if prompts.endpoint not in (COMPLETION_PATH, CHAT_PATH):
-        raise InvalidConfiguration(f"--endpoint must be {COMPLETION_PATH} or {CHAT_PATH}")
-    options = BenchOptions(load, prompts, trace)
-    points = options.load.points(traced=trace.trace is not None)
-    for point in points:
-        load.arrivals(point.rate_rps or 1.0)
     draw = None if report.plot is None else load_plotter(report.plot)
     resolved = Bench(
         options,
         report,
         Endpoint(server.url, server.api_key, server.timeout_s),
-        points,
+        options.points(),
         options.plan(),
         parse_slo(report.slo or ()),
         Console(stderr=True),

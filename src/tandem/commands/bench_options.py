@@ -1,6 +1,6 @@
 """The flags of `tandem bench`, and what they say about the load, the workload and the report."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -36,7 +36,7 @@ class LoadOptions:
             "--num-prompts",
             "--requests",
             min=1,
-            help="Requests to send. [default: 100, or the whole trace]",
+            help="Requests to send. (default: 100, or the whole trace)",
         ),
     ] = None
     rate: Annotated[
@@ -45,7 +45,7 @@ class LoadOptions:
             "--rate",
             "--request-rate",
             help="Requests a second; 1,2,4 sweeps; inf sends all at once. "
-            "[default: no rate; the next request starts when one ends]",
+            "(default: no rate; the next request starts when one ends)",
         ),
     ] = None
     concurrency: Annotated[
@@ -54,7 +54,7 @@ class LoadOptions:
             "--concurrency",
             "--max-concurrency",
             help="Requests in flight at most; without --rate the load itself, and 1,2,4 sweeps. "
-            "[default: 8 without --rate, else no bound]",
+            "(default: 8 without --rate, else no bound)",
         ),
     ] = None
     arrival: Annotated[
@@ -135,7 +135,7 @@ class PromptOptions:
     ] = COMPLETION_PATH
     text: Annotated[bool, typer.Option("--text", help="Send words instead of token ids.")] = False
     vocabulary: Annotated[
-        int | None, typer.Option(min=2, help="Token ids below this. [default: ask the server]")
+        int | None, typer.Option(min=2, help="Token ids below this. (default: ask the server)")
     ] = None
     ignore_eos: Annotated[bool, typer.Option(help="Answers are exactly as long as asked.")] = True
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0
@@ -151,7 +151,11 @@ class TraceOptions:
     ] = None
     speed: Annotated[float, typer.Option(min=1e-6, help="2 plays twice as fast.")] = 1.0
     scale_lengths: Annotated[
-        float, typer.Option(min=1e-6, help="Factor on prompt, answer and block lengths.")
+        float,
+        typer.Option(
+            min=1e-6,
+            help="Factor on prompt, answer and block lengths (512-token blocks of a trace).",
+        ),
     ] = 1.0
     spread_s: Annotated[
         float,
@@ -185,10 +189,22 @@ class BenchOptions:
 
     load: LoadOptions
     prompts: PromptOptions
-    trace: TraceOptions = field(default_factory=TraceOptions)
+    trace: TraceOptions
+
+    def points(self) -> list[LoadPoint]:
+        """The loads to run. Raises `InvalidConfiguration` for what no run could use."""
+        points = self.load.points(traced=self.trace.trace is not None)
+        for point in points:
+            self.load.arrivals(point.rate_rps or 1.0)
+        return points
 
     def plan(self) -> list[Conversation]:
         """The requests, with the trace's arrivals or all at 0. Raises `InvalidConfiguration`."""
+        if self.prompts.endpoint not in (COMPLETION_PATH, CHAT_PATH):
+            raise InvalidConfiguration(
+                f"--endpoint must be {COMPLETION_PATH} or {CHAT_PATH}, "
+                f"got {self.prompts.endpoint!r}"
+            )
         planned = self._replay() if self.trace.trace is not None else self._synthetic()
         limit_tokens = self.prompts.max_input_tokens
         return planned if limit_tokens is None else clip_prompts(planned, limit_tokens)

@@ -114,7 +114,7 @@ def figure_of(bench: Bench, model: ServedModel, runs: list[RunResult]) -> Figure
     if len(runs) == 1:
         return run_figure(title, subtitle, runs[0].records, bench.slo)
     points = [SweepPoint(run.load, run.summary) for run in runs]
-    return sweep_figure(title, subtitle, points, bench.slo, knee(points))
+    return sweep_figure(title, subtitle, points, bench.slo)
 
 
 def settings_of(bench: Bench) -> dict[str, Any]:

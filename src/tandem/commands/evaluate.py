@@ -27,10 +27,10 @@ class EvaluationOptions:
     """What is asked and where the answers go."""
 
     tasks: Annotated[
-        str | None, typer.Option(help="Suites, as recall-1k,arithmetic. [default: all]")
+        str | None, typer.Option(help="Suites, as recall-1k,arithmetic. (default: all)")
     ] = None
     samples: Annotated[
-        int | None, typer.Option(min=1, help="Tasks a suite. [default: the suite's own number]")
+        int | None, typer.Option(min=1, help="Tasks a suite. (default: the suite's own number)")
     ] = None
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same tasks.")] = 0
     concurrency: Annotated[int, typer.Option(min=1, help="Chats asked at once.")] = 8

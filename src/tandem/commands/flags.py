@@ -47,7 +47,7 @@ def _flag(options: type[msgspec.Struct], field: msgspec.structs.FieldInfo) -> in
     many = getattr(kind, "__origin__", None) is tuple
     choices = get_args(kind) if not many and not isinstance(kind, type) else ()
     shown = "" if many else str(field.default).lower() if kind is bool else str(field.default)
-    text = said.description + (f" [{'|'.join(choices)}]" if choices else "")
+    text = said.description + (f" \\[{'|'.join(choices)}]" if choices else "")
     name = field.encode_name
     flag = typer.Option(
         f"--{name}/--no-{name}" if kind is bool else f"--{name}",

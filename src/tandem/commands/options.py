@@ -1,18 +1,19 @@
 """How a command declares its flags: as dataclasses, so that forty flags need no forty parameters.
 
-`with_options` spreads the fields of a command's dataclass parameters into flags for typer, and
-turns a `TandemError` into one line and an exit code: 2 for a bad value, 1 for everything else.
+`with_options` spreads the fields of a command's dataclass parameters into flags for typer and puts
+the values together again; mistakes become one line (`in_one_line`).
 """
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
-from typing import Annotated, Any, get_type_hints
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Annotated, Any, cast, get_args, get_type_hints
 
 import typer
 
-from tandem.facts.errors import InvalidConfiguration, InvalidRequest, TandemError
+from tandem.commands.reporting import in_one_line
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -25,7 +26,7 @@ class ServerOptions:
         str, typer.Option("--url", "--base-url", help="Server address, with or without /v1.")
     ] = DEFAULT_URL
     model: Annotated[
-        str | None, typer.Option(help="Served model name. [default: the server's first]")
+        str | None, typer.Option(help="Served model name. (default: the server's first)")
     ] = None
     api_key: Annotated[
         str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as bearer token.")
@@ -36,47 +37,69 @@ class ServerOptions:
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with every field of its dataclass parameters as a flag of its own."""
+    """The command with every field of its dataclass parameters, and of dataclasses within them, as
+    a flag of its own. Two fields of one name raise `ValueError` on import."""
     hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
-    signature = inspect.signature(command)
+    reporting = in_one_line(command)
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        arguments = dict(values)
-        for name, group in groups.items():
-            arguments[name] = group(
-                **{field.name: arguments.pop(field.name) for field in fields(group)}
-            )
-        try:
-            command(**arguments)
-        except TandemError as error:
-            typer.echo(f"tandem: {error}", err=True)
-            misused = isinstance(error, InvalidConfiguration | InvalidRequest)
-            raise typer.Exit(2 if misused else 1) from error
+        reporting(**{name: _gathered(name, hint, values) for name, hint in taken.items()})
 
-    parameters = []
-    for name, parameter in signature.parameters.items():
-        if name in groups:
-            parameters += [_flag(field, groups[name]) for field in fields(groups[name])]
+    parameters: list[inspect.Parameter] = []
+    signature = inspect.signature(command).parameters
+    taken = {name: hints[name] for name in signature}
+    for name, parameter in signature.items():
+        if is_dataclass(hints[name]):
+            parameters += _flags(hints[name])
         else:
-            parameters.append(parameter.replace(annotation=hints[name]))
-    # Flags carry defaults, so any order of the groups is fine only when all are by keyword.
-    by_name = [entry.replace(kind=inspect.Parameter.KEYWORD_ONLY) for entry in parameters]
-    run.__signature__ = inspect.Signature(by_name)  # type: ignore[attr-defined]
-    run.__annotations__ = {entry.name: entry.annotation for entry in by_name}
+            parameters.append(
+                parameter.replace(
+                    annotation=hints[name],
+                    # Only keywords may mix those with and those without a default.
+                    kind=inspect.Parameter.KEYWORD_ONLY,
+                )
+            )
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {entry.name: entry.annotation for entry in parameters}
     return run
 
 
-def _flag(field: Field[Any], group: Any) -> inspect.Parameter:
-    default = field.default
-    if field.default_factory is not MISSING:
-        default = field.default_factory()
-    if default is MISSING:
-        default = inspect.Parameter.empty
-    return inspect.Parameter(
-        field.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=default,
-        annotation=get_type_hints(group, include_extras=True)[field.name],
-    )
+def _gathered(name: str, hint: Any, values: dict[str, Any]) -> Any:
+    """The argument of one parameter or field, put together from the flags' values."""
+    if not is_dataclass(hint):
+        return values[name]
+    hints = get_type_hints(hint, include_extras=True)
+    parts = {field.name: _gathered(field.name, hints[field.name], values) for field in fields(hint)}
+    return cast(type, hint)(**parts)
+
+
+def _flags(group: Any) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    flags: list[inspect.Parameter] = []
+    for field in fields(group):
+        hint = hints[field.name]
+        if is_dataclass(hint):
+            flags += _flags(hint)
+            continue
+        default = inspect.Parameter.empty if field.default is MISSING else field.default
+        annotation = _in_panel(hint, _title(group))
+        flags.append(
+            inspect.Parameter(
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+            )
+        )
+    return flags
+
+
+def _in_panel(hint: Any, title: str) -> Any:
+    """The annotation with its option moved into a panel of the help."""
+    kind, option = get_args(hint)
+    option = copy.copy(option)
+    option.rich_help_panel = title
+    return Annotated[kind, option]
+
+
+def _title(group: Any) -> str:
+    """The first sentence of the dataclass's docstring heads the panel of its flags."""
+    return str(inspect.getdoc(group)).partition(".")[0].replace("\n", " ")

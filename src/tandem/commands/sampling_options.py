@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-_SERVERS = "[default: the server's]"
+_SERVERS = "(default: the server's)"
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class SamplingOptions:
         float | None, typer.Option("--top-p", min=0.0, max=1.0, help=f"Nucleus. {_SERVERS}")
     ] = None
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Same seed, same answer. [default: a new one each]")
+        int | None, typer.Option(min=0, help="Same seed, same answer. (default: a new one each)")
     ] = None
 
     def fields(self) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class ServeOptions(
     threads: Annotated[
         int, Meta(ge=0, le=1024), _say("CPU threads for the kernels; 0: all cores.", "Engine")
     ] = 0
-    native_kernels: Annotated[bool, _say("Compile and use the C++ kernels on a CPU.", "Engine")] = (
+    native_kernels: Annotated[bool, _say("Compile and use the C++ kernels on a CPU.", "Switches")] = (
         True
     )
     max_num_seqs: Annotated[
@@ -84,7 +84,7 @@ class ServeOptions(
         float, Meta(gt=0, le=1), _say("Share of a GPU's memory to use in all.", "KV cache")
     ] = 0.9
     enable_prefix_caching: Annotated[
-        bool, _say("Reuse the KV of prompts that begin alike.", "KV cache")
+        bool, _say("Reuse the KV of prompts that begin alike.", "Switches")
     ] = True
 
     host: Annotated[str, _say("Address to listen on.", "Server")] = "127.0.0.1"

@@ -1,6 +1,7 @@
 """What the plots show, as plain numbers: panels of labelled series. How they are drawn, and with
 which library, the drawing modules know."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -9,7 +10,7 @@ import numpy as np
 
 from tandem.measure.record import RequestRecord
 from tandem.measure.slo import Slo
-from tandem.measure.sweep import SweepPoint
+from tandem.measure.sweep import SweepPoint, knee
 
 _BINS = 60
 
@@ -97,12 +98,13 @@ def run_figure(title: str, subtitle: str, records: Sequence[RequestRecord], slo:
     return Figure(title, subtitle, panels)
 
 
-def sweep_figure(
-    title: str, subtitle: str, points: Sequence[SweepPoint], slo: Slo, best: SweepPoint | None
-) -> Figure:
+def sweep_figure(title: str, subtitle: str, points: Sequence[SweepPoint], slo: Slo) -> Figure:
     """A sweep: latencies, goodput and throughput over the load, with the knee marked."""
     by_rate = points[0].load.rate_rps is not None
+    # "All at once" has no place on an axis.
+    points = [point for point in points if math.isfinite(point.load.value)]
     x_label = "request rate (requests / s)" if by_rate else "requests in flight"
+    best = knee(points)
     knee_guide = () if best is None else (Guide(best.load.value, "knee", vertical=True),)
     loads = tuple(point.load.value for point in points)
     served = [

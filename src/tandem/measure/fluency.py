@@ -30,6 +30,20 @@ REQUESTS: tuple[str, ...] = (
     "Describe {topic}.",
 )
 
+# About half of the words of any English text are among these; a salad of words has few of them.
+_COMMON = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        a about after all also an and are as at be because been but by can could did do for from get
+        had has have he her here him his how i if in into is it its just like many more most my no not
+        of on one or our out over people she so some that the their them then there these they this
+        time to too up us very was we well were what when where which who will with would you your
+        """,
+    )
+)
+_COMMON_SHARE = 0.2
+
 _FEWEST_WORDS = 5
 _RUN_WORDS = 4
 _MOST_REPEATED_SHARE = 0.3
@@ -44,9 +58,12 @@ def fluency(rng: Random) -> Task:
 
 
 def is_fluent(text: str) -> bool:
-    """Enough words, readable characters, and few runs of four words that were said before."""
+    """Enough words, as many common ones as English has, a sentence that ends, readable characters,
+    and few runs of four words that were said before."""
     words = re.findall(r"[^\W_]+(?:['’][^\W_]+)?", text.lower())
-    if len(words) < _FEWEST_WORDS:
+    if len(words) < _FEWEST_WORDS or not re.search(r"[.!?]", text):
+        return False
+    if sum(word in _COMMON for word in words) < _COMMON_SHARE * len(words):
         return False
     readable = sum(c.isalnum() or c.isspace() or c in ".,;:!?'’\"“”()-–—*\n" for c in text)
     if readable < _READABLE_SHARE * len(text):

@@ -83,7 +83,7 @@ def summarise(records: Sequence[RequestRecord], slo: Slo) -> Summary:
         goodput_rps=None if slo.empty else _rate(met, duration_s),
         attainment=None if slo.empty or not records else met / len(records),
         cached_share=_cached_share(good),
-        late_p99_s=float(np.percentile([record.late_s for record in records] or [0.0], 99)),
+        late_p99_s=_late_p99_s(records),
         latencies=Latencies(
             ttft=_distribution(record.ttft_s for record in good),
             tpot=_distribution(record.tpot_s for record in good),
@@ -100,6 +100,11 @@ def _distribution(values_s: Iterable[float | None]) -> Distribution | None:
     return Distribution(
         float(known_s.mean()), *(float(value) for value in np.percentile(known_s, PERCENTILES))
     )
+
+
+def _late_p99_s(records: Sequence[RequestRecord]) -> float:
+    late_s = [record.sent_s - record.due_s for record in records]
+    return float(np.percentile(late_s or [0.0], 99))
 
 
 def _cached_share(good: Sequence[RequestRecord]) -> float | None:

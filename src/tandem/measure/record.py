@@ -44,8 +44,3 @@ class RequestRecord:
         if self.first_token_s is None or self.output_tokens < 2:
             return None
         return sum(self.gaps_s) / (self.output_tokens - 1)
-
-    @property
-    def late_s(self) -> float:
-        """How long the client held it back: its own slowness, or the limit on concurrency."""
-        return self.sent_s - self.due_s

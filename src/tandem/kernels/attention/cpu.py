@@ -1,23 +1,20 @@
 """The native face of paged attention: fp32 arithmetic over float32, bfloat16 or float16 keys."""
 
-import ctypes
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
 from tandem.kernels.attention.choose import choose_tile_tokens
 from tandem.kernels.attention.contract import AttentionBatch, check_attention
 from tandem.kernels.errors import KernelArgumentError
-from tandem.kernels.native.library import DTYPE_CODES, Integer, NativeLibrary, Pointer, Real
-
-FourIntegers = Integer * 4
-
-
-@lru_cache(maxsize=64)
-def integers(*values: int) -> "ctypes.Array[Integer]":
-    """The few stride and shape tuples of a model, converted once."""
-    return FourIntegers(*values)
+from tandem.kernels.native.library import (
+    DTYPE_CODES,
+    Integer,
+    IntegerArray,
+    NativeLibrary,
+    Pointer,
+    Real,
+    integers,
+)
 
 
 class NativePagedAttention:
@@ -26,8 +23,8 @@ class NativePagedAttention:
     def __init__(self, library: NativeLibrary) -> None:
         self.run = library.function(
             "tandem_paged_attention",
-            *(Pointer, Integer, Integer, Pointer, Integer, FourIntegers, Pointer, Pointer, Pointer),
-            *(Integer, Integer, Pointer, FourIntegers, Real, Integer, Integer, Integer),
+            *(Pointer, Integer, Integer, Pointer, Integer, IntegerArray, Pointer, Pointer, Pointer),
+            *(Integer, Integer, Pointer, IntegerArray, Real, Integer, Integer, Integer),
         )
 
     def __call__(

@@ -42,7 +42,8 @@ class NativePack:
 
 def interleave_halves(panel_PCN: Tensor, lanes: int) -> Tensor:
     """Columns j and j + lanes of each run become neighbours: one load gives both."""
-    runs = panel_PCN.unflatten(2, (PANEL_COLUMNS // (2 * lanes), 2, lanes))
+    panels, in_features, _ = panel_PCN.shape
+    runs = panel_PCN.reshape(panels, in_features, PANEL_COLUMNS // (2 * lanes), 2, lanes)
     return runs.transpose(3, 4).flatten(2)
 
 

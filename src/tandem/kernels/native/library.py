@@ -2,6 +2,7 @@
 
 import ctypes
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -12,13 +13,20 @@ from tandem.kernels.native.build import BuildFailure, build, default_cache_direc
 Pointer = ctypes.c_void_p
 Integer = ctypes.c_int64
 Real = ctypes.c_float
+IntegerArray = ctypes.POINTER(Integer)
 
 # How the C++ code numbers element types.
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
 
 
 class NativeFunction(Protocol):
-    def __call__(self, *arguments: int | float | None) -> None: ...
+    def __call__(self, *arguments: "int | float | ctypes.Array[Integer] | None") -> None: ...
+
+
+@lru_cache(maxsize=256)
+def integers(*values: int) -> "ctypes.Array[Integer]":
+    """An int64 array for C; the few stride and shape tuples of a model are converted once."""
+    return (Integer * len(values))(*values)
 
 
 @dataclass(frozen=True)

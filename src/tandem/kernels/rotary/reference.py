@@ -22,7 +22,8 @@ def rotate_and_store(
 def rotate_in_place(x_THD: Tensor, cos_T1R: Tensor, sin_T1R: Tensor) -> None:
     half = cos_T1R.shape[-1]
     wide = torch.promote_types(x_THD.dtype, torch.float32)
-    first = x_THD[..., :half].to(wide)
+    # A copy: both results need the first half as it was.
+    first = x_THD[..., :half].to(wide, copy=True)
     second = x_THD[..., half : 2 * half].to(wide)
     x_THD[..., :half] = first * cos_T1R - second * sin_T1R
     x_THD[..., half : 2 * half] = second * cos_T1R + first * sin_T1R

@@ -1,0 +1,87 @@
+"""Decode and prefill of the dummy model against memory bandwidth and matrix speed."""
+
+import time
+
+from figures import Figure
+from limits import Limits, summarised
+from model import HALF_BILLION, Rig, load, streamed_bytes
+
+from tandem.facts.model import ModelSpec
+from tandem.facts.request import Request
+from tandem.facts.sampling import SamplingParameters
+from tandem.facts.steps import StepPlan, StepResult
+from tandem.kernels.faces import Kernels
+from tandem.kernels.linear.contract import Storage
+from tandem.models.decoder import Decoder
+
+DECODE_TOKENS = 24
+PREFILL_TOKENS = 2048
+PREFILL_RUNS = 3
+
+
+def request(name: str, prompt_tokens: int, max_tokens: int) -> Request:
+    prompt = tuple((7 * index + len(name)) % 1000 + 1 for index in range(prompt_tokens))
+    return Request(name, prompt, SamplingParameters(temperature=0.0, max_tokens=max_tokens))
+
+
+def decode_figure(decoder: Decoder, storage: Storage, limits: Limits) -> Figure:
+    """Batch 1: every step streams all weights once."""
+    rig = Rig.around(decoder, slots=1, blocks=256)
+    steps: list[float] = []
+
+    def run(plan: StepPlan) -> StepResult:
+        start = time.perf_counter()
+        result = rig.engine.run(plan)
+        steps.append(time.perf_counter() - start)
+        return result
+
+    rig.answer([request("decode", 64, DECODE_TOKENS)], run)
+    timing = summarised(steps[2:])
+    gb_s = streamed_bytes(decoder) / timing.median_s / 1e9
+    return Figure(
+        f"decode, batch 1, {storage} ({1 / timing.median_s:.1f} tok/s)",
+        gb_s,
+        "GB/s",
+        gb_s * timing.spread_s / timing.median_s,
+        limits.stream_bytes_s / 1e9,
+        "GB/s stream",
+        "≥ 0.60",
+    )
+
+
+def prefill_flops(spec: ModelSpec, tokens: int) -> float:
+    """Multiply-adds of the layers twice, and of causal attention; the head sees one row only."""
+    matrices = 2.0 * spec.layers * spec.layer_parameters * tokens
+    attention = 2.0 * spec.layers * spec.attention.query_features * tokens * tokens
+    return matrices + attention + 2.0 * spec.vocabulary_tokens * spec.hidden_features
+
+
+def prefill_figure(decoder: Decoder, storage: Storage, limits: Limits) -> Figure:
+    """One prompt in one chunk, up to its first token."""
+    rig = Rig.around(decoder, slots=1, blocks=256)
+    seconds = []
+    for index in range(PREFILL_RUNS):
+        start = time.perf_counter()
+        rig.answer([request(f"prefill{index}", PREFILL_TOKENS, 1)])
+        seconds.append(time.perf_counter() - start)
+    timing = summarised(seconds)
+    gflops = prefill_flops(HALF_BILLION, PREFILL_TOKENS) / timing.median_s / 1e9
+    return Figure(
+        f"prefill of 2,048 tokens, {storage} ({PREFILL_TOKENS / timing.median_s:.0f} tok/s)",
+        gflops,
+        "GFLOP/s",
+        gflops * timing.spread_s / timing.median_s,
+        limits.sgemm_flops_s / 1e9,
+        "GFLOP/s sgemm",
+        "≥ 0.60",
+    )
+
+
+def step_figures(kernels: Kernels, limits: Limits, storages: list[Storage]) -> list[Figure]:
+    figures = []
+    for storage in storages:
+        decoder = load(HALF_BILLION, storage, kernels, None)
+        figures.append(decode_figure(decoder, storage, limits))
+        if storage in ("float32", "bfloat16"):
+            figures.append(prefill_figure(decoder, storage, limits))
+    return figures

@@ -1,0 +1,33 @@
+"""The native face of the gated activation."""
+
+import torch
+from torch import Tensor
+
+from tandem.kernels.activation.contract import check_gate_up
+from tandem.kernels.errors import KernelArgumentError
+from tandem.kernels.native.library import Integer, NativeLibrary, Pointer
+
+
+class NativeSiluMul:
+    """float32 with contiguous features; rows may be strided."""
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self.run = library.function(
+            "tandem_silu_mul", Pointer, Integer, Integer, Integer, Pointer, Integer
+        )
+
+    def __call__(self, gate_up_T2F: Tensor) -> Tensor:
+        check_gate_up(gate_up_T2F)
+        if gate_up_T2F.dtype is not torch.float32 or gate_up_T2F.stride(1) != 1:
+            raise KernelArgumentError("gate_up_T2F", gate_up_T2F.dtype, "contiguous float32")
+        rows, features = gate_up_T2F.shape[0], gate_up_T2F.shape[1] // 2
+        out_TF = torch.empty(rows, features)
+        self.run(
+            gate_up_T2F.data_ptr(),
+            gate_up_T2F.stride(0),
+            rows,
+            features,
+            out_TF.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out_TF

@@ -1,0 +1,57 @@
+"""The native face of rotation and the pool write: float32 heads, three pool precisions."""
+
+import torch
+
+from tandem.kernels.errors import KernelArgumentError
+from tandem.kernels.native.library import (
+    DTYPE_CODES,
+    Integer,
+    IntegerArray,
+    NativeLibrary,
+    Pointer,
+    integers,
+)
+from tandem.kernels.rotary.contract import QueryKeyValue, RotaryTable, TokenPlaces, check_rotate
+
+
+class NativeRotateAndStore:
+    """Tables must be contiguous float32, positions and slots contiguous int64."""
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self.run = library.function(
+            "tandem_rotate_and_store",
+            *(Pointer, Pointer, Pointer, IntegerArray, IntegerArray, Pointer, Pointer),
+            *(Pointer, Pointer, Pointer, Integer, IntegerArray, Integer),
+        )
+
+    def __call__(
+        self,
+        heads: QueryKeyValue,
+        kv_B2KSD: torch.Tensor,
+        table: RotaryTable | None,
+        places: TokenPlaces,
+    ) -> None:
+        check_rotate(heads, kv_B2KSD, table)
+        q, k, v = heads.q, heads.k, heads.v
+        if q.dtype is not torch.float32 or (q.stride(2), k.stride(2), v.stride(2)) != (1, 1, 1):
+            raise KernelArgumentError("heads.q", q.dtype, "float32 with a contiguous head dim")
+        if places.slots.dtype is not torch.int64 or places.positions.dtype is not torch.int64:
+            raise KernelArgumentError("places.slots", places.slots.dtype, "int64")
+        tokens, query_heads, head_dim = q.shape
+        half = 0 if table is None else table.cos.shape[1]
+        shape = (tokens, query_heads, k.shape[1], head_dim, half, kv_B2KSD.shape[3])
+        self.run(
+            q.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            integers(q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1)),
+            integers(*shape),
+            None if table is None else table.cos.data_ptr(),
+            None if table is None else table.sin.data_ptr(),
+            places.positions.data_ptr(),
+            places.slots.data_ptr(),
+            kv_B2KSD.data_ptr(),
+            DTYPE_CODES[kv_B2KSD.dtype],
+            integers(*kv_B2KSD.stride()[:4]),
+            torch.get_num_threads(),
+        )
