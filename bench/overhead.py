@@ -2,12 +2,13 @@
 
 import statistics
 import time
+from itertools import pairwise
 
 import torch
-from figures import Figure
-from model import Rig
 from torch import Tensor
 
+from figures import Figure
+from model import Rig
 from tandem.facts.model import AttentionSpec, ModelSpec, RopeSpec
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
@@ -50,9 +51,7 @@ def overhead_figure(kernels: Kernels, sequences: int, goal_us: float, sampled: b
     """Median microseconds of a whole decode step with `sequences` running."""
     rig = Rig.around(NoModel(kernels, sequences), sequences, 2 * sequences * 16)
     sampling = SamplingParameters(temperature=1.0 if sampled else 0.0, max_tokens=STEPS)
-    requests = [
-        Request(str(index), tuple(range(1, 33)), sampling) for index in range(sequences)
-    ]
+    requests = [Request(str(index), tuple(range(1, 33)), sampling) for index in range(sequences)]
     instants: list[float] = []
 
     def run(plan):  # type: ignore[no-untyped-def]
@@ -60,7 +59,7 @@ def overhead_figure(kernels: Kernels, sequences: int, goal_us: float, sampled: b
         return rig.engine.run(plan)
 
     rig.answer(requests, run)
-    gaps = [(later - sooner) * 1e6 for sooner, later in zip(instants, instants[1:], strict=False)]
+    gaps = [(later - sooner) * 1e6 for sooner, later in pairwise(instants)]
     decode_gaps = gaps[-STEPS // 2 :]
     low, median, high = statistics.quantiles(decode_gaps, n=4)
     return Figure(

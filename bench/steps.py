@@ -5,7 +5,6 @@ import time
 from figures import Figure
 from limits import Limits, summarised
 from model import HALF_BILLION, Rig, load, streamed_bytes
-
 from tandem.facts.model import ModelSpec
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters

@@ -36,7 +36,9 @@ def assistant(reply: Iterable[Part]) -> list[Part]:
 def tool_header(tools: Sequence[dict[str, Any]]) -> Part:
     """The system turn that lists the tools."""
     listed = "".join(f"\n{json.dumps(tool)}" for tool in tools)
-    return system(f"# Tools\n<tools>{listed}\n</tools>\nTo call one, reply with its name and arguments as JSON.")
+    return system(
+        f"# Tools\n<tools>{listed}\n</tools>\nTo call one, reply with its name and arguments as JSON."
+    )
 
 
 def turns(messages: Iterable[Message]) -> list[Part]:

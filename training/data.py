@@ -8,10 +8,10 @@ useful token in a thousand, and it would never form.
 from collections.abc import Callable
 from random import Random
 
-from chat import Part, assistant, system, tool_header, turns, user
-from english import english_turns
 from tokenizers import Tokenizer
 
+from chat import Part, assistant, system, tool_header, turns, user
+from english import english_turns
 from tandem.measure.arithmetic import arithmetic
 from tandem.measure.recall import ANSWER, INTROS, Fact, draw_fact, question
 from tandem.measure.task import Task
@@ -42,7 +42,9 @@ class Encoder:
 
     def encode(self, parts: list[Part]) -> Row:
         """Part boundaries are token boundaries of the whole text, see `train.py --check`."""
-        encoded = self._tokenizer.encode_batch([part.text for part in parts], add_special_tokens=False)
+        encoded = self._tokenizer.encode_batch(
+            [part.text for part in parts], add_special_tokens=False
+        )
         ids: list[int] = []
         weights: list[float] = []
         for part, piece in zip(parts, encoded, strict=True):
@@ -116,7 +118,11 @@ def echo_parts(rng: Random) -> list[Part]:
 
 def _answered(fact: Fact) -> list[Part]:
     before, after = ANSWER.format(name=fact.name, value="\0").split(" \0")
-    return [Part(before, FRAME_WEIGHT), Part(f" {fact.value}", VALUE_WEIGHT), Part(after, FRAME_WEIGHT)]
+    return [
+        Part(before, FRAME_WEIGHT),
+        Part(f" {fact.value}", VALUE_WEIGHT),
+        Part(after, FRAME_WEIGHT),
+    ]
 
 
 def _listed(facts: list[Fact]) -> list[Part]:

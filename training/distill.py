@@ -1,6 +1,6 @@
 """Teaches the draft model to speak like the main one, within a given number of minutes.
 
-    python training/distill.py --teacher FOLDER/model.pt --tokenizer T.json --out FOLDER --minutes 12
+    python training/distill.py --teacher FOLDER/model.pt --tokenizer T.json --out FOLDER
 
 The draft learns the main model's distribution at every position the main model was trained on,
 which is what speculation pays for: how often both draw the same next token.
@@ -12,11 +12,21 @@ from pathlib import Path
 from random import Random
 
 import torch
-import torch.nn.functional as F
+from tokenizers import Tokenizer
+from torch.nn import functional
+
 from data import Encoder
 from model import DRAFT, MAIN, Decoder
-from tokenizers import Tokenizer
-from train import LOG_STEPS, Batch, Courtesy, chat_batch, optimizers_for, rate_factor, recall_batch, save
+from train import (
+    LOG_STEPS,
+    Batch,
+    Courtesy,
+    chat_batch,
+    optimizers_for,
+    rate_factor,
+    recall_batch,
+    save,
+)
 
 # A draft of two layers is spared the longest lists.
 CURRICULUM_SHARE = 0.74
@@ -36,10 +46,12 @@ def distil_loss(teacher: Decoder, draft: Decoder, batch: Batch) -> tuple[torch.T
     """Weighted KL of the draft from the teacher, and how often their greedy tokens agree."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         with torch.no_grad():
-            aims = teacher.logits(teacher(batch.ids_BT).flatten(0, 1)[batch.positions_N]).float()
-        tries = draft.logits(draft(batch.ids_BT).flatten(0, 1)[batch.positions_N]).float()
-    divergence = F.kl_div(tries.log_softmax(-1), aims.log_softmax(-1), reduction="none", log_target=True).sum(-1)
-    loss = (divergence * batch.weights_N).sum() / batch.weights_N.sum()
+            aims = teacher.logits(teacher(batch.ids).flatten(0, 1)[batch.positions]).float()
+        tries = draft.logits(draft(batch.ids).flatten(0, 1)[batch.positions]).float()
+    divergence = functional.kl_div(
+        tries.log_softmax(-1), aims.log_softmax(-1), reduction="none", log_target=True
+    ).sum(-1)
+    loss = (divergence * batch.weights).sum() / batch.weights.sum()
     return loss, (tries.argmax(-1) == aims.argmax(-1)).float().mean().item()
 
 
@@ -65,7 +77,10 @@ def main() -> None:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * rate_factor(steps, share)
         seen: list[float] = []
-        for batch in (chat_batch(rng, encoder), recall_batch(rng, encoder, share * CURRICULUM_SHARE)):
+        for batch in (
+            chat_batch(rng, encoder),
+            recall_batch(rng, encoder, share * CURRICULUM_SHARE),
+        ):
             loss, agreed = distil_loss(teacher, draft, batch)
             loss.backward()
             seen += [loss.item(), agreed]

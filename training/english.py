@@ -4,10 +4,12 @@ Texts are written in a tiny grammar: `[a|b|c]` chooses one part (nesting allowed
 filled in. Everything is drawn from a `random.Random`.
 """
 
+# ruff: noqa: E501  (a sentence a line reads better than half a one)
+
 import re
 from random import Random
 
-from tables import ANIMALS, CAPITALS, DISHES, PLANTS, PLANETS, SEASONS, STORY, TALK, TOPICS
+from tables import ANIMALS, CAPITALS, DISHES, PLANETS, PLANTS, SEASONS, STORY, TALK, TOPICS
 
 Turn = tuple[str, str]
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
@@ -35,7 +37,20 @@ def story(rng: Random) -> str:
 
 
 def _turn(rng: Random) -> Turn:
-    kinds = (_talk, _talk, _animal, _plant, _planet, _capital, _dish, _season, _topic, _story, _echo, _list)
+    kinds = (
+        _talk,
+        _talk,
+        _animal,
+        _plant,
+        _planet,
+        _capital,
+        _dish,
+        _season,
+        _topic,
+        _story,
+        _echo,
+        _list,
+    )
     return rng.choice(kinds)(rng)
 
 
@@ -58,11 +73,19 @@ def _animal(rng: Random) -> Turn:
     name = rng.choice(list(ANIMALS))
     home, food, trait = ANIMALS[name]
     forms = (
-        ("[Tell me about|What do you know about|Say something about] the {name}.",
-         "The {name} lives [in|around] {home}. It [likes to eat|mostly eats|eats] {food}. It is known "
-         "[for being {trait}|because it is {trait}]."),
-        ("Where does [the|a] {name} live?", "[The {name} lives in {home}.|It lives in {home}.|You can find the {name} in {home}.]"),
-        ("What does [the|a] {name} eat?", "[The {name} eats {food}.|It mostly eats {food}.|It likes {food}.]"),
+        (
+            "[Tell me about|What do you know about|Say something about] the {name}.",
+            "The {name} lives [in|around] {home}. It [likes to eat|mostly eats|eats] {food}. It is known "
+            "[for being {trait}|because it is {trait}].",
+        ),
+        (
+            "Where does [the|a] {name} live?",
+            "[The {name} lives in {home}.|It lives in {home}.|You can find the {name} in {home}.]",
+        ),
+        (
+            "What does [the|a] {name} eat?",
+            "[The {name} eats {food}.|It mostly eats {food}.|It likes {food}.]",
+        ),
         ("Is the {name} {trait}?", "Yes, the {name} is {trait}."),
     )
     return _filled(rng, forms, name=name, home=home, food=food, trait=trait)
@@ -72,11 +95,19 @@ def _plant(rng: Random) -> Turn:
     name = rng.choice(list(PLANTS))
     light, water, month = PLANTS[name]
     forms = (
-        ("How do I grow {name}?",
-         "[To grow {name}, choose|For {name}, choose|First choose] a place with {light}. Plant in {month} and water {water}. "
-         "[Be patient and remove the weeds.|Keep the soil loose.|A little compost helps.]"),
-        ("When should I plant {name}?", "[The best time is {month}.|Plant {name} in {month}.|{month} is a good month.]"),
-        ("How often should I water {name}?", "[Water {name} {water}.|You should water them {water}.]"),
+        (
+            "How do I grow {name}?",
+            "[To grow {name}, choose|For {name}, choose|First choose] a place with {light}. Plant in {month} and water {water}. "
+            "[Be patient and remove the weeds.|Keep the soil loose.|A little compost helps.]",
+        ),
+        (
+            "When should I plant {name}?",
+            "[The best time is {month}.|Plant {name} in {month}.|{month} is a good month.]",
+        ),
+        (
+            "How often should I water {name}?",
+            "[Water {name} {water}.|You should water them {water}.]",
+        ),
         ("How much sun do {name} need?", "[{name} need {light}.|They need {light}.]"),
     )
     return _filled(rng, forms, name=name, light=light, water=water, month=month)
@@ -86,7 +117,10 @@ def _planet(rng: Random) -> Turn:
     name = rng.choice(list(PLANETS))
     place, look = PLANETS[name]
     forms = (
-        ("[Tell me about|What do you know about|What is] {name}?", "{name} is the {place} planet from the sun. It is {look}."),
+        (
+            "[Tell me about|What do you know about|What is] {name}?",
+            "{name} is the {place} planet from the sun. It is {look}.",
+        ),
         ("Which planet is the {place} one?", "[The {place} planet is {name}.|It is {name}.]"),
         ("How does {name} look?", "{name} is {look}."),
     )
@@ -96,9 +130,15 @@ def _planet(rng: Random) -> Turn:
 def _capital(rng: Random) -> Turn:
     country = rng.choice(list(CAPITALS))
     forms = (
-        ("What is the capital of {country}?", "[The capital of {country} is {city}.|It is {city}.]"),
+        (
+            "What is the capital of {country}?",
+            "[The capital of {country} is {city}.|It is {city}.]",
+        ),
         ("[Where is|In which country is] {city}?", "{city} is the capital of {country}."),
-        ("Have you been to {country}?", "No, I am a program and cannot travel. But I know that {city} is the capital of {country}."),
+        (
+            "Have you been to {country}?",
+            "No, I am a program and cannot travel. But I know that {city} is the capital of {country}.",
+        ),
     )
     return _filled(rng, forms, country=country, city=CAPITALS[country])
 
@@ -107,10 +147,18 @@ def _dish(rng: Random) -> Turn:
     name = rng.choice(list(DISHES))
     first, second, minutes, tip = DISHES[name]
     forms = (
-        ("How do I [make|cook|prepare] {name}?",
-         "[You need|Take] {first} and {second}. [Cook them|Let it cook] for about {minutes} minutes. {tip}"),
-        ("What do I need for {name}?", "[You need {first} and {second}.|For {name} you need {first} and {second}.]"),
-        ("How long does {name} take?", "[It takes about {minutes} minutes.|About {minutes} minutes.]"),
+        (
+            "How do I [make|cook|prepare] {name}?",
+            "[You need|Take] {first} and {second}. [Cook them|Let it cook] for about {minutes} minutes. {tip}",
+        ),
+        (
+            "What do I need for {name}?",
+            "[You need {first} and {second}.|For {name} you need {first} and {second}.]",
+        ),
+        (
+            "How long does {name} take?",
+            "[It takes about {minutes} minutes.|About {minutes} minutes.]",
+        ),
     )
     return _filled(rng, forms, name=name, first=first, second=second, minutes=minutes, tip=tip)
 
@@ -119,8 +167,10 @@ def _season(rng: Random) -> Turn:
     name = rng.choice(list(SEASONS))
     weather, scene, activity = SEASONS[name]
     forms = (
-        ("[What is {name} like|Describe {name}|Tell me about {name}]?",
-         "In {name} the weather is {weather}. {scene} [It is a good time to|Many people like to] {activity}."),
+        (
+            "[What is {name} like|Describe {name}|Tell me about {name}]?",
+            "In {name} the weather is {weather}. {scene} [It is a good time to|Many people like to] {activity}.",
+        ),
         ("What can I do in {name}?", "[In {name} you can {activity}.|You could {activity}.]"),
         ("Do you like {name}?", "I like {name}. {scene}"),
     )
@@ -148,10 +198,19 @@ def _echo(rng: Random) -> Turn:
 
 
 def _list(rng: Random) -> Turn:
-    kind, pool = rng.choice((("animals", [*ANIMALS]), ("countries", [*CAPITALS]), ("cities", [*CAPITALS.values()]), ("dishes", [*DISHES])))
+    kind, pool = rng.choice(
+        (
+            ("animals", [*ANIMALS]),
+            ("countries", [*CAPITALS]),
+            ("cities", [*CAPITALS.values()]),
+            ("dishes", [*DISHES]),
+        )
+    )
     word, count = rng.choice((("two", 2), ("three", 3), ("four", 4), ("five", 5)))
     asks = "[Name|List|Tell me|Give me] {word} {kind}."
-    return expand(rng, asks, word=word, kind=kind), "\n".join(f"{i + 1}. {name}" for i, name in enumerate(rng.sample(pool, count)))
+    return expand(rng, asks, word=word, kind=kind), "\n".join(
+        f"{i + 1}. {name}" for i, name in enumerate(rng.sample(pool, count))
+    )
 
 
 def _filled(rng: Random, forms: tuple[Turn, ...], **slots: str) -> Turn:

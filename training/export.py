@@ -1,6 +1,6 @@
 """Writes a trained model as a Hugging Face folder: weights, configuration, tokenizer, template.
 
-    python training/export.py --weights FOLDER/model.pt --size main --tokenizer T.json --out DIR
+python training/export.py --weights FOLDER/model.pt --size main --tokenizer T.json --out DIR
 """
 
 import argparse
@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from model import DRAFT, MAIN, Shape
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
+
+from model import DRAFT, MAIN, Shape
 from tokenizer import MARKUP_TOKENS, SPECIAL_TOKENS
 
 TEMPLATE = Path(__file__).parent / "chat_template.jinja"
@@ -86,7 +87,9 @@ def export(weights: dict[str, torch.Tensor], shape: Shape, tokenizer_path: Path,
     """The whole folder; weights are stored in bfloat16, the output layer shares the embedding."""
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer.from_file(str(tokenizer_path))
-    stored = {f"model.{name}": weight.to(torch.bfloat16).contiguous() for name, weight in weights.items()}
+    stored = {
+        f"model.{name}": weight.to(torch.bfloat16).contiguous() for name, weight in weights.items()
+    }
     save_file(stored, out / "model.safetensors", metadata={"format": "pt"})
     (out / "model.safetensors").chmod(0o644)
     shutil.copy(tokenizer_path, out / "tokenizer.json")

@@ -4,13 +4,13 @@ Training needs only dense causal attention and losses at a few positions, so thi
 the serving model and independent of it: the two agree or a test fails.
 """
 
-# B rows, T tokens, N picked positions, C hidden, H query heads, K kv heads, D head dim, V vocabulary
+# B rows, T tokens, N picked positions, C hidden, H query heads, D head dim
 
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 
 @dataclass(frozen=True)
@@ -61,22 +61,32 @@ class Attention(nn.Module):
         self.q_norm = Norm(d, shape.norm_epsilon)
         self.k_norm = Norm(d, shape.norm_epsilon)
 
-    def forward(self, x_BTC: Tensor, cos_TD: Tensor, sin_TD: Tensor, past: list[Tensor] | None) -> Tensor:
+    def forward(
+        self, x_BTC: Tensor, cos_TD: Tensor, sin_TD: Tensor, past: list[Tensor] | None
+    ) -> Tensor:
         """`past`, where given, holds keys and values of earlier tokens and is extended in place."""
         b, t, _ = x_BTC.shape
         s = self.shape
-        q = rotate(self.q_norm(self.q_proj(x_BTC).view(b, t, s.query_heads, s.head_dim)), cos_TD, sin_TD)
-        k = rotate(self.k_norm(self.k_proj(x_BTC).view(b, t, s.kv_heads, s.head_dim)), cos_TD, sin_TD)
+        q = rotate(
+            self.q_norm(self.q_proj(x_BTC).view(b, t, s.query_heads, s.head_dim)), cos_TD, sin_TD
+        )
+        k = rotate(
+            self.k_norm(self.k_proj(x_BTC).view(b, t, s.kv_heads, s.head_dim)), cos_TD, sin_TD
+        )
         v = self.v_proj(x_BTC).view(b, t, s.kv_heads, s.head_dim)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if past is not None:
-            past[:] = [torch.cat((old, new), 2) for old, new in zip(past, (k, v), strict=True)] if past else [k, v]
+            past[:] = (
+                [torch.cat((old, new), 2) for old, new in zip(past, (k, v), strict=True)]
+                if past
+                else [k, v]
+            )
             k, v = past
         group = s.query_heads // s.kv_heads
         if group > 1:
             # Expanded by hand: the grouped path of SDPA is slow on a CPU.
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=t > 1)
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=t > 1)
         return self.o_proj(out.transpose(1, 2).reshape(b, t, -1))
 
 
@@ -90,7 +100,7 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(shape.ffn, shape.hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Layer(nn.Module):
@@ -123,7 +133,14 @@ class Decoder(nn.Module):
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
                 out = name.endswith(("o_proj.weight", "down_proj.weight"))
-                nn.init.normal_(weight, std=0.02 / (2 * shape.layers) ** 0.5 if out else 0.02 if "embed" in name else shape.hidden**-0.5)
+                nn.init.normal_(
+                    weight,
+                    std=0.02 / (2 * shape.layers) ** 0.5
+                    if out
+                    else 0.02
+                    if "embed" in name
+                    else shape.hidden**-0.5,
+                )
 
     def forward(self, ids_BT: Tensor, past: list[list[Tensor]] | None = None) -> Tensor:
         """Hidden states after the last norm."""
@@ -135,7 +152,7 @@ class Decoder(nn.Module):
         return self.norm(x)
 
     def logits(self, hidden_NC: Tensor) -> Tensor:
-        return F.linear(hidden_NC, self.embed_tokens.weight)
+        return functional.linear(hidden_NC, self.embed_tokens.weight)
 
 
 def rotary_tables(shape: Shape) -> tuple[Tensor, Tensor]:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from random import Random
 
 import torch
-from chat import tool_header, turns
-from model import Decoder
 from tokenizers import Tokenizer
 
+from chat import tool_header, turns
+from model import Decoder
 from tandem.measure.arithmetic import arithmetic
 from tandem.measure.recall import recall
 from tandem.measure.task import Task, score
@@ -26,7 +26,13 @@ def prompt_text(task: Task) -> str:
 
 
 @torch.inference_mode()
-def reply(model: Decoder, tokenizer: Tokenizer, prompt: str, most_tokens: int = 200, temperature: float = 0.0) -> str:
+def reply(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    prompt: str,
+    most_tokens: int = 200,
+    temperature: float = 0.0,
+) -> str:
     """What the model says next, up to the end of its turn."""
     end = tokenizer.token_to_id("<|im_end|>")
     past: list[list[torch.Tensor]] = [[] for _ in model.layers]
@@ -51,13 +57,20 @@ def held_out_tasks(tokenizer: Tokenizer, suite: str, count: int, seed: int) -> l
     rng = Random(f"{suite} {seed}")
     if suite.startswith("recall-"):
         context_tokens = int(suite.removeprefix("recall-"))
-        return [recall(rng, context_tokens, lambda text: len(tokenizer.encode(text).ids)) for _ in range(count)]
+        return [
+            recall(rng, context_tokens, lambda text: len(tokenizer.encode(text).ids))
+            for _ in range(count)
+        ]
     draw = {"arithmetic": arithmetic, "tool_call": tool_call}[suite]
     return [draw(rng, held_out=True) for _ in range(count)]
 
 
 def accuracy(
-    model: Decoder, tokenizer: Tokenizer, tasks: list[Task], temperature: float = 0.0, failures: list[tuple[Task, str]] | None = None
+    model: Decoder,
+    tokenizer: Tokenizer,
+    tasks: list[Task],
+    temperature: float = 0.0,
+    failures: list[tuple[Task, str]] | None = None,
 ) -> float:
     """The share of tasks whose reply is right; wrong ones are added to `failures`."""
     right = 0

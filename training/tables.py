@@ -1,5 +1,7 @@
 """What the English domain knows: facts as tables, sentences in the grammar of `english.py`."""
 
+# ruff: noqa: E501  (a sentence a line reads better than half a one)
+
 ANIMALS: dict[str, tuple[str, str, str]] = {
     "fox": ("forests and fields", "mice and berries", "clever"),
     "otter": ("rivers and lakes", "fish", "playful"),
@@ -66,10 +68,26 @@ DISHES: dict[str, tuple[str, str, str, str]] = {
 }
 
 SEASONS: dict[str, tuple[str, str, str]] = {
-    "spring": ("mild and fresh", "The first flowers open and the birds sing.", "plant seeds in the garden"),
-    "summer": ("warm and sunny", "The days are long and the evenings are soft.", "swim in the lake"),
-    "autumn": ("windy and cool", "The leaves turn red and gold.", "collect nuts and walk in the forest"),
-    "winter": ("cold and dark", "Snow lies on the roofs and the rooms are warm.", "drink hot tea and read a book"),
+    "spring": (
+        "mild and fresh",
+        "The first flowers open and the birds sing.",
+        "plant seeds in the garden",
+    ),
+    "summer": (
+        "warm and sunny",
+        "The days are long and the evenings are soft.",
+        "swim in the lake",
+    ),
+    "autumn": (
+        "windy and cool",
+        "The leaves turn red and gold.",
+        "collect nuts and walk in the forest",
+    ),
+    "winter": (
+        "cold and dark",
+        "Snow lies on the roofs and the rooms are warm.",
+        "drink hot tea and read a book",
+    ),
 }
 
 TALK: tuple[tuple[str, str], ...] = (

@@ -1,16 +1,16 @@
 """Trains the tokenizer: byte-level BPE in which digits stand alone and every byte has a token.
 
-    python training/tokenizer.py OUT.json
+python training/tokenizer.py OUT.json
 """
 
 import sys
 from collections.abc import Iterator
 from random import Random
 
-from chat import Part
-from data import chat_parts, tool_parts
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from chat import Part
+from data import chat_parts, tool_parts
 from tandem.measure.words import ADJECTIVES, NOUNS, VALUES
 
 VOCABULARY = 2560
@@ -41,7 +41,9 @@ def train_tokenizer(seed: int) -> Tokenizer:
     )
     tokenizer.train_from_iterator(_texts(Random(seed)), trainer)
     # Not special: a reply's tool call has to survive decoding that skips special tokens.
-    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in MARKUP_TOKENS])
+    tokenizer.add_tokens(
+        [AddedToken(token, special=False, normalized=False) for token in MARKUP_TOKENS]
+    )
     return tokenizer
 
 

@@ -16,13 +16,14 @@ from pathlib import Path
 from random import Random
 
 import torch
-import torch.nn.functional as F
-from circuit import add_copying_circuit
-from data import VALUE_WEIGHT, Encoder, Row, chat_parts, echo_parts, recall_parts, tool_parts
-from model import MAIN, Decoder
-from sample import accuracy, held_out_tasks
 from tokenizers import Tokenizer
 from torch import Tensor
+from torch.nn import functional
+
+from data import VALUE_WEIGHT, Encoder, Row, chat_parts, echo_parts, recall_parts, tool_parts
+from model import MAIN, Decoder
+from neighbours import add_neighbour_heads
+from sample import accuracy, held_out_tasks
 
 MICRO_TOKENS = 2048
 CHAT_ROW_TOKENS = 256
@@ -51,12 +52,16 @@ SAVE_SECONDS = 150
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of equal length, and which positions count how much."""
+    """Rows of equal length, and which positions count how much.
 
-    ids_BT: Tensor
-    positions_N: Tensor
-    targets_N: Tensor
-    weights_N: Tensor
+    `ids` is [rows, tokens]; the others are one number a counted position, `positions` in the
+    flattened rows.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    targets: Tensor
+    weights: Tensor
 
 
 def batch_of(rows: list[Row]) -> Batch:
@@ -70,7 +75,9 @@ def chat_batch(rng: Random, encoder: Encoder) -> Batch:
     """Small talk and arithmetic, or in every third batch chats with tools."""
     tools = rng.random() < TOOL_SHARE
     row_tokens, draw = (TOOL_ROW_TOKENS, tool_parts) if tools else (CHAT_ROW_TOKENS, chat_parts)
-    return batch_of([encoder.row(partial(draw, rng), row_tokens) for _ in range(MICRO_TOKENS // row_tokens)])
+    return batch_of(
+        [encoder.row(partial(draw, rng), row_tokens) for _ in range(MICRO_TOKENS // row_tokens)]
+    )
 
 
 def recall_batch(rng: Random, encoder: Encoder, share: float) -> Batch:
@@ -91,12 +98,24 @@ def rate_factor(step: int, share: float) -> float:
 
 def optimizers_for(model: Decoder) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the layers, AdamW for the embedding and the norms."""
-    matrices = [weight for name, weight in model.named_parameters() if weight.dim() == 2 and "embed" not in name]
-    others = [weight for name, weight in model.named_parameters() if weight.dim() != 2 or "embed" in name]
+    matrices = [
+        weight
+        for name, weight in model.named_parameters()
+        if weight.dim() == 2 and "embed" not in name
+    ]
+    others = [
+        weight for name, weight in model.named_parameters() if weight.dim() != 2 or "embed" in name
+    ]
     muon = torch.optim.Muon(
-        matrices, lr=PEAK_MATRIX_RATE, momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
+        matrices,
+        lr=PEAK_MATRIX_RATE,
+        momentum=0.95,
+        weight_decay=0.01,
+        adjust_lr_fn="match_rms_adamw",
     )
-    adam = torch.optim.AdamW(others, lr=PEAK_OTHER_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+    adam = torch.optim.AdamW(
+        others, lr=PEAK_OTHER_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True
+    )
     for optimizer in (muon, adam):
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]
@@ -130,12 +149,14 @@ def _others_seconds() -> float:
 class Trainer:
     """One run: model, optimizers, data and the clock."""
 
-    def __init__(self, encoder: Encoder, seconds: float, seed: int, start_share: float = 0.0) -> None:
+    def __init__(
+        self, encoder: Encoder, seconds: float, seed: int, start_share: float = 0.0
+    ) -> None:
         torch.manual_seed(seed)
         self.encoder = encoder
         self.rng = Random(seed)
         self.model = Decoder(MAIN)
-        add_copying_circuit(self.model)
+        add_neighbour_heads(self.model)
         self.optimizers = optimizers_for(self.model)
         self.started = time.monotonic() - start_share * seconds
         self.seconds = seconds
@@ -165,25 +186,36 @@ class Trainer:
 
     def _backward(self, batch: Batch) -> tuple[float, float]:
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            hidden = self.model(batch.ids_BT).flatten(0, 1)[batch.positions_N]
+            hidden = self.model(batch.ids).flatten(0, 1)[batch.positions]
             logits = self.model.logits(hidden).float()
-        losses = F.cross_entropy(logits, batch.targets_N, reduction="none")
-        loss = (losses * batch.weights_N).sum() / batch.weights_N.sum()
+        losses = functional.cross_entropy(logits, batch.targets, reduction="none")
+        loss = (losses * batch.weights).sum() / batch.weights.sum()
         loss.backward()
-        self.tokens += batch.ids_BT.numel()
-        values = batch.weights_N == VALUE_WEIGHT
-        hits = (logits.argmax(-1) == batch.targets_N)[values]
+        self.tokens += batch.ids.numel()
+        values = batch.weights == VALUE_WEIGHT
+        hits = (logits.argmax(-1) == batch.targets)[values]
         return loss.item(), hits.float().mean().item() if hits.numel() else math.nan
 
 
 def quick_scores(model: Decoder, tokenizer: Tokenizer) -> str:
     """A few held-out tasks of each suite, to watch a run."""
-    counts = {"recall-512": 20, "recall-1024": 20, "recall-2048": 10, "arithmetic": 30, "tool_call": 30}
-    scores = {name: accuracy(model, tokenizer, held_out_tasks(tokenizer, name, n, 7)) for name, n in counts.items()}
+    counts = {
+        "recall-512": 20,
+        "recall-1024": 20,
+        "recall-2048": 10,
+        "arithmetic": 30,
+        "tool_call": 30,
+    }
+    scores = {
+        name: accuracy(model, tokenizer, held_out_tasks(tokenizer, name, n, 7))
+        for name, n in counts.items()
+    }
     return " ".join(f"{name}={value:.2f}" for name, value in scores.items())
 
 
-def run(trainer: Trainer, tokenizer: Tokenizer, out: Path, eval_seconds: float, threads: int) -> None:
+def run(
+    trainer: Trainer, tokenizer: Tokenizer, out: Path, eval_seconds: float, threads: int
+) -> None:
     """Steps until the time is over, with a log line, a checkpoint and scores now and then."""
     saved = scored = logged = time.monotonic()
     counted = 0
@@ -230,7 +262,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--eval-minutes", type=float, default=8)
     parser.add_argument("--resume", type=Path, help="weights to go on from")
-    parser.add_argument("--start-share", type=float, default=0.0, help="how much of the time is over already")
+    parser.add_argument(
+        "--start-share", type=float, default=0.0, help="how much of the time is over already"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)

@@ -119,6 +119,7 @@ def test_unknown_fields_are_named_with_a_remedy(http):
     assert error["param"] == "temprature"
     assert "'temperature'" in error["message"]
     error_of(http.post(CHAT_PATH, json=CHAT | {"x" * 100_000: 1}), 400)
+    error_of(http.post(CHAT_PATH, json=CHAT | {"x": None}), 400)
 
 
 def test_fields_that_ask_for_nothing_are_accepted(http):

@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
-from tandem.measure.load import Clock, Pacing, run_load
+from tandem.measure.load import Pacing, run_load
 from tandem.measure.record import RequestRecord
+from tandem.measure.stopwatch import Clock
 from tandem.measure.workload import Content, Conversation, PlannedRequest, Segment
 
 

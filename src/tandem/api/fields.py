@@ -66,7 +66,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "documents": ([],),
     "bad_words": ([],),
     "use_beam_search": (False,),
-    "length_penalty": (1, 1.0),
+    "length_penalty": (1,),
     "return_tokens_as_token_ids": (False,),
 }
 
@@ -78,14 +78,21 @@ def own_fields(document: Mapping[str, object], body_type: type[Struct]) -> dict[
     for name, value in document.items():
         if name in known:
             own[name] = value
-        elif value is not None and name not in HARMLESS:
-            _refuse(name, value, known)
+        elif name not in HARMLESS:
+            _check_foreign(name, value, known)
     return own
 
 
-def _refuse(name: str, value: object, known: tuple[str, ...]) -> None:
+def foreign_fields() -> dict[str, object]:
+    """JSON schemas of the fields that are accepted without effect, by name."""
+    anything: dict[str, object] = {name: {} for name in sorted(HARMLESS)}
+    neutral = {n: {"enum": [None, *_NEUTRAL.get(n, ())]} for n in sorted(_UNSUPPORTED)}
+    return anything | neutral
+
+
+def _check_foreign(name: str, value: object, known: tuple[str, ...]) -> None:
     if name in _UNSUPPORTED:
-        if value in _NEUTRAL.get(name, ()):
+        if value is None or value in _NEUTRAL.get(name, ()):
             return
         message = f"{name} is not supported by this server"
         if name == "response_format":

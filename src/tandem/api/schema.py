@@ -9,7 +9,7 @@ from fastapi.openapi.utils import get_openapi
 from starlette.responses import Response
 
 from tandem.api import answers, bodies
-from tandem.api.fields import HARMLESS
+from tandem.api.fields import foreign_fields
 
 _REF = "#/components/schemas/{name}"
 _ERRORS = {
@@ -93,8 +93,7 @@ def _make(app: FastAPI, has_keys: bool) -> dict[str, Any]:
     components = schema.setdefault("components", {})
     _, types = msgspec.json.schema_components((*_BODIES, *_ANSWERS), ref_template=_REF)
     for body in (bodies.ChatBody, bodies.CompletionBody):
-        # Accepted and of no effect, so any value will do.
-        types[body.__name__]["properties"] |= {name: {} for name in sorted(HARMLESS)}
+        types[body.__name__]["properties"] |= foreign_fields()
     components["schemas"] = types
     if has_keys:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}

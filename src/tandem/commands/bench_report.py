@@ -36,7 +36,9 @@ class Bench:
 def print_results(
     console: Console, bench: Bench, model: ServedModel, runs: list[RunResult]
 ) -> None:
-    console.print(f"[bold]{_title(bench, model)}[/bold]\n[dim]{_subtitle(bench)}[/dim]\n")
+    # A model's name or an IPv6 address may hold brackets: nothing of theirs is markup.
+    console.print(_title(bench, model), style="bold", markup=False, highlight=False)
+    console.print(_subtitle(bench) + "\n", style="dim", markup=False, highlight=False)
     if len(runs) == 1:
         for table in run_tables(runs[0].summary, bench.slo):
             console.print(table)

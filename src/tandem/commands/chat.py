@@ -74,7 +74,8 @@ class _Terminal:
     def hold(self) -> None:
         """Until /quit or the end of the input."""
         console = self.console
-        console.print(f"[bold]{self.dialogue.model}[/bold]  [dim]/help shows the commands[/dim]")
+        console.print(self.dialogue.model, style="bold", end="  ", markup=False, highlight=False)
+        console.print("/help shows the commands", style="dim", markup=False, highlight=False)
         while True:
             try:
                 line = console.input("\n[bold cyan]you >[/bold cyan] ").strip()

@@ -60,11 +60,13 @@ def evaluate_command(server: ServerOptions, options: EvaluationOptions) -> None:
 def show_scores(name: str, scores: Sequence[SuiteScore], options: EvaluationOptions) -> None:
     """The table, and the JSON file if one is wanted."""
     console = Console()
-    console.print(f"[bold]{name}[/bold]  [dim]seed {options.seed}[/dim]\n")
+    console.print(f"{name}, seed {options.seed}\n", style="bold", markup=False, highlight=False)
     console.print(score_table(scores))
     for score in scores:
         for reason, count in score.failures.items():
-            console.print(f"{score.suite.name}: {count} without a reply: {reason}", style="red")
+            console.print(
+                f"{score.suite.name}: {count} without a reply: {reason}", style="red", markup=False
+            )
     if options.output is not None:
         document = result_document(name, options.seed, scores)
         encoded = msgspec.json.format(msgspec.json.encode(document), indent=1)

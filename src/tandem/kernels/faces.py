@@ -9,16 +9,24 @@ import torch
 
 from tandem.kernels.activation import reference as activation_reference
 from tandem.kernels.activation.contract import SiluMul
+from tandem.kernels.activation.cpu import NativeSiluMul
 from tandem.kernels.attention import reference as attention_reference
 from tandem.kernels.attention.contract import PagedAttention
+from tandem.kernels.attention.cpu import NativePagedAttention
 from tandem.kernels.linear import reference as linear_reference
 from tandem.kernels.linear.contract import Linear, Pack
+from tandem.kernels.linear.cpu import NativeLinear, NativePack
+from tandem.kernels.native.build import BuildFailure
+from tandem.kernels.native.library import NativeLibrary, load_library
 from tandem.kernels.norm import reference as norm_reference
 from tandem.kernels.norm.contract import AddRmsNorm, RmsNorm
+from tandem.kernels.norm.cpu import NativeNorm
 from tandem.kernels.rotary import reference as rotary_reference
 from tandem.kernels.rotary.contract import RotateAndStore
+from tandem.kernels.rotary.cpu import NativeRotateAndStore
 from tandem.kernels.sampling import reference as sampling_reference
 from tandem.kernels.sampling.contract import Sample, ScoreTokens
+from tandem.kernels.sampling.cpu import NativeSample, NativeTokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -54,10 +62,35 @@ def reference_kernels() -> Kernels:
     )
 
 
+def native_kernels(library: NativeLibrary) -> Kernels:
+    norm = NativeNorm(library)
+    return Kernels(
+        name="native",
+        batch_invariant=True,
+        pack=NativePack(library),
+        linear=NativeLinear(library),
+        rms_norm=norm.rms_norm,
+        add_rms_norm=norm.add_rms_norm,
+        rotate_and_store=NativeRotateAndStore(library),
+        paged_attention=NativePagedAttention(library),
+        silu_mul=NativeSiluMul(library),
+        sample=NativeSample(library),
+        token_logprobs=NativeTokenLogprobs(library),
+    )
+
+
 def choose_kernels(
     device: torch.device, dtype: torch.dtype, allow_native: bool
 ) -> tuple[Kernels, str]:
-    """The bundle for a device and dtype, and one line that says why."""
+    """The bundle for a device and dtype, and one line that says why.
+
+    A first native choice on a machine compiles for a few seconds; later ones load from the cache.
+    """
     if not allow_native:
         return reference_kernels(), "plain torch: native kernels are switched off"
-    return reference_kernels(), f"plain torch: no native kernels for {dtype} on {device.type}"
+    if device.type != "cpu" or dtype is not torch.float32:
+        return reference_kernels(), f"plain torch: no native kernels for {dtype} on {device.type}"
+    library = load_library()
+    if isinstance(library, BuildFailure):
+        return reference_kernels(), f"plain torch: {library.reason}"
+    return native_kernels(library), f"native kernels from {library.path}"

@@ -7,8 +7,8 @@ from typing import Any
 from tandem.measure.chunks import Chunk
 from tandem.measure.client import Client, RequestFailed
 from tandem.measure.content import ContentSource
-from tandem.measure.load import Clock
 from tandem.measure.record import RequestRecord
+from tandem.measure.stopwatch import Clock
 from tandem.measure.workload import PlannedRequest
 
 CHAT_PATH = "/v1/chat/completions"

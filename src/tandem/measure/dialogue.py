@@ -1,13 +1,13 @@
 """A chat as a person holds it: the turns so far, one streamed answer at a time, and its pace."""
 
 import contextlib
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.measure.asking import CHAT_PATH
 from tandem.measure.client import Client
+from tandem.measure.stopwatch import Clock, start_clock
 from tandem.measure.task import Message
 
 Show = Callable[[str], None]
@@ -27,6 +27,7 @@ class Answer:
     taken for a token."""
 
     pieces: list[str] = field(default_factory=list)
+    clock: Clock = field(default_factory=start_clock, repr=False)
     sent_s: float = 0.0
     first_s: float | None = None
     last_s: float = 0.0
@@ -55,7 +56,7 @@ class Answer:
 
     def add(self, text: str) -> None:
         """A piece that just arrived."""
-        self.last_s = time.perf_counter()
+        self.last_s = self.clock()
         if self.first_s is None:
             self.first_s = self.last_s
         self.output_tokens += 1
@@ -92,7 +93,7 @@ async def stream_answer(client: Client, asked: Asked, answer: Answer, show: Show
 
     Whoever cancels it finds in `answer` what was said until then.
     """
-    answer.sent_s = time.perf_counter()
+    answer.sent_s = answer.clock()
     async with contextlib.aclosing(client.stream(asked.path, asked.body)) as chunks:
         async for chunk in chunks:
             for choice in chunk.choices:

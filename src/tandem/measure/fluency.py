@@ -36,8 +36,8 @@ _COMMON = frozenset(
         r"\w+",
         """
         a about after all also an and are as at be because been but by can could did do for from get
-        had has have he her here him his how i if in into is it its just like many more most my no not
-        of on one or our out over people she so some that the their them then there these they this
+        had has have he her here him his how i if in into is it its just like many more most my no
+        not of on one or our out over people she so some that the their them then there these
         time to too up us very was we well were what when where which who will with would you your
         """,
     )

@@ -7,17 +7,29 @@ rather than remember the tool.
 from dataclasses import dataclass
 from random import Random
 
-CITIES = tuple(
-    """Oslo Paris Berlin Madrid Rome Vienna Lisbon Dublin Athens Cairo Tokyo Delhi Lima Quito
-    Boston Chicago Denver Seattle Toronto Sydney London Zurich Prague Warsaw Helsinki Nairobi""".split()
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+CITIES = _listed(
+    """
+    Oslo Paris Berlin Madrid Rome Vienna Lisbon Dublin Athens Cairo Tokyo Delhi Lima Quito
+    Boston Chicago Denver Seattle Toronto Sydney London Zurich Prague Warsaw Helsinki Nairobi
+    """
 )
-PEOPLE = tuple(
-    "Anna Ben Clara David Emma Felix Grace Henry Ida Jack Kate Leo Mia Noah Olga Paul Rosa Sam Tina Vera".split()
+PEOPLE = _listed(
+    """
+    Anna Ben Clara David Emma Felix Grace Henry Ida Jack Kate Leo Mia Noah Olga Paul Rosa Sam
+    Tina Vera
+    """
 )
 ROOMS = ("kitchen", "bedroom", "bathroom", "office", "hallway", "garage", "living room", "garden")
-FOODS = tuple(
-    """apples bread butter carrots cheese coffee eggs flour garlic honey lemons milk mushrooms
-    olives onions pasta pears potatoes rice salt spinach sugar tea tomatoes""".split()
+FOODS = _listed(
+    """
+    apples bread butter carrots cheese coffee eggs flour garlic honey lemons milk mushrooms
+    olives onions pasta pears potatoes rice salt spinach sugar tea tomatoes
+    """
 )
 LANGUAGES = (
     "French",

@@ -1,17 +1,16 @@
 """Drives a planned workload against anything that can be sent to: open loop, closed loop, or both.
 
-Knows the clock and the order of sending; what a request is and what its answer means, `send` knows.
+Knows when and in which order to send; what a request is and what its answer means, `send` knows.
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tandem.measure.record import RequestRecord
+from tandem.measure.stopwatch import Clock, start_clock
 from tandem.measure.workload import Conversation, PlannedRequest
 
-Clock = Callable[[], float]
 Send = Callable[[PlannedRequest, RequestRecord, Clock], Awaitable[None]]
 """Sends one request and fills in its record; failures go into the record, not up."""
 
@@ -36,8 +35,7 @@ async def run_load(
     on_done: Callable[[RequestRecord], None] = lambda _: None,
 ) -> list[RequestRecord]:
     """The records of all requests, by index. `on_done` is called as each ends."""
-    started_s = time.perf_counter()
-    run = _Run(send, on_done, lambda: time.perf_counter() - started_s)
+    run = _Run(send, on_done, start_clock())
     if pacing.open_loop:
         await run.open_loop(conversations, pacing.concurrency)
     else:

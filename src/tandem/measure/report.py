@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from rich.table import Table
+from rich.text import Text
 
 from tandem.measure.metrics import Distribution, Summary
 from tandem.measure.slo import Slo
@@ -103,7 +104,7 @@ def _failure_table(summary: Summary) -> Table:
     table.add_column("failed", style="bold red", justify="right")
     table.add_column("because", overflow="fold")
     for reason, count in summary.failures.items():
-        table.add_row(str(count), reason)
+        table.add_row(str(count), Text(reason))
     return table
 
 

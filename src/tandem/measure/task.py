@@ -62,7 +62,7 @@ def recalled_value(text: str) -> str:
 
 
 def calls_in(text: str) -> list[str]:
-    """The calls written in a reply, in canonical JSON; one that does not parse is an empty string."""
+    """The calls written in a reply, in canonical JSON; an empty string for what does not parse."""
     return [_canonical_text(body) for body in _CALL.findall(text)]
 
 

@@ -4,7 +4,12 @@ Every word is common enough to become one token of the bundled tokenizer, so a f
 tokens and a list of 4,000 tokens holds several hundred of them. The pools do not overlap.
 """
 
-ADJECTIVES: tuple[str, ...] = tuple(
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+ADJECTIVES: tuple[str, ...] = _listed(
     """
     amber ancient bitter blue bold brave brief bright broken bronze brown calm clean clear clever
     cold copper cosy curious dark deep distant double dry dusty early eager empty even faint fair
@@ -15,10 +20,10 @@ ADJECTIVES: tuple[str, ...] = tuple(
     red rich ripe rough round royal rusty sharp short silent silver simple slow small smooth soft
     solid spare steady stone strong sweet swift tall tender thick thin tiny tired true upper velvet
     violet warm white wide wild wise wooden yellow young
-    """.split()
+    """
 )
 
-NOUNS: tuple[str, ...] = tuple(
+NOUNS: tuple[str, ...] = _listed(
     """
     anchor apple arrow badge badger barrel basket beacon bear beaver bell bench bird blanket boat
     book bottle bowl box branch brick bridge broom brush bucket button cabin cable camel camera
@@ -34,10 +39,10 @@ NOUNS: tuple[str, ...] = tuple(
     stove swan table temple tent thread ticket tiger toad torch tower train tray truck trumpet
     tulip tunnel turtle umbrella valley vase violin wagon wallet walnut watch whale wheel window
     wolf zebra
-    """.split()
+    """
 )
 
-VALUES: tuple[str, ...] = tuple(
+VALUES: tuple[str, ...] = _listed(
     """
     almond April autumn bacon bamboo banana barley basil beach bean berry bread breeze butter
     cabbage canyon carrot cedar celery cement cherry chess cinema circus clay clover coal cocoa
@@ -50,5 +55,5 @@ VALUES: tuple[str, ...] = tuple(
     rain reef rice river rose ruby saffron salad salt sand sapphire satin shadow silk sky smoke
     snow soap soup south spice spring steam steel storm straw sugar summer Sunday sunset syrup tea
     thunder timber tomato topaz tropic vanilla vinegar water wave wax wheat wind wine winter wool
-    """.split()
+    """
 )

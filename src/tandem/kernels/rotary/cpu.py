@@ -20,7 +20,7 @@ class NativeRotateAndStore:
     def __init__(self, library: NativeLibrary) -> None:
         self.run = library.function(
             "tandem_rotate_and_store",
-            *(Pointer, Pointer, Pointer, IntegerArray, IntegerArray, Pointer, Pointer),
+            *(Pointer, Pointer, Pointer, IntegerArray, IntegerArray, Integer, Pointer, Pointer),
             *(Pointer, Pointer, Pointer, Integer, IntegerArray, Integer),
         )
 
@@ -39,13 +39,14 @@ class NativeRotateAndStore:
             raise KernelArgumentError("places.slots", places.slots.dtype, "int64")
         tokens, query_heads, head_dim = q.shape
         half = 0 if table is None else table.cos.shape[1]
-        shape = (tokens, query_heads, k.shape[1], head_dim, half, kv_B2KSD.shape[3])
+        shape = (query_heads, k.shape[1], head_dim, half, kv_B2KSD.shape[3])
         self.run(
             q.data_ptr(),
             k.data_ptr(),
             v.data_ptr(),
             integers(q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1)),
             integers(*shape),
+            tokens,
             None if table is None else table.cos.data_ptr(),
             None if table is None else table.sin.data_ptr(),
             places.positions.data_ptr(),

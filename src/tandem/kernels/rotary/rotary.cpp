@@ -108,16 +108,17 @@ void run(const RotaryCall& call, int threads) {
 
 }  // namespace
 
-// strides: token and head strides of q, k and v. shape: tokens, H, K, D, R, S.
+// strides: token and head strides of q, k and v. shape: H, K, D, R, S.
 extern "C" void tandem_rotate_and_store(float* q, float* k, float* v, const int64_t* strides,
-                                        const int64_t* shape, const float* cos, const float* sin,
-                                        const int64_t* positions, const int64_t* slots, void* kv,
-                                        int64_t dtype, const int64_t* kv_strides, int64_t threads) {
-  const RotaryCall call{{q, strides[0], strides[1], shape[1]},
-                        {k, strides[2], strides[3], shape[2]},
-                        {v, strides[4], strides[5], shape[2]},
-                        shape[0], shape[3], cos, sin, shape[4], positions, slots, kv, kv_strides,
-                        shape[5]};
+                                        const int64_t* shape, int64_t tokens, const float* cos,
+                                        const float* sin, const int64_t* positions,
+                                        const int64_t* slots, void* kv, int64_t dtype,
+                                        const int64_t* kv_strides, int64_t threads) {
+  const RotaryCall call{{q, strides[0], strides[1], shape[0]},
+                        {k, strides[2], strides[3], shape[1]},
+                        {v, strides[4], strides[5], shape[1]},
+                        tokens, shape[2], cos, sin, shape[3], positions, slots, kv, kv_strides,
+                        shape[4]};
   switch (dtype) {
     case kBfloat16: return run<bf16>(call, (int)threads);
     case kFloat16: return run<fp16>(call, (int)threads);

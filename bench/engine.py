@@ -1,0 +1,53 @@
+"""The engine against the machine's own limits and against `transformers`, all in one run.
+
+python bench/engine.py [--only steps,overhead,peers,memory] [--output results/engine.json]
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from figures import Figure, show, write
+from limits import Limits, best_of, measure_limits
+from memory import memory_figure
+from overhead import overhead_figures
+from peers import peer_figures
+from steps import step_figures
+from tandem.kernels.faces import Kernels, choose_kernels
+from tandem.kernels.linear.contract import Storage
+
+STORAGES: list[Storage] = ["float32", "bfloat16", "int8"]
+Section = Callable[[Kernels, Limits], list[Figure]]
+SECTIONS: dict[str, Section] = {
+    "overhead": lambda kernels, _: overhead_figures(kernels),
+    "steps": lambda kernels, limits: step_figures(kernels, limits, STORAGES),
+    "peers": lambda kernels, _: peer_figures(kernels, ["float32", "bfloat16"]),
+    "memory": lambda _kernels, _limits: [memory_figure()],
+}
+
+
+def main(
+    only: Annotated[str, typer.Option(help="Sections, separated by commas.")] = "",
+    output: Annotated[Path, typer.Option(help="JSON of the figures.")] = Path(
+        "results/engine.json"
+    ),
+) -> None:
+    """Measure and print; the machine should have nothing else to do."""
+    kernels, reason = choose_kernels(torch.device("cpu"), torch.float32, allow_native=True)
+    print(f"kernels: {reason}; {torch.get_num_threads()} threads")
+    limits = measure_limits()
+    figures: list[Figure] = []
+    for name in only.split(",") if only else SECTIONS:
+        # Limits are measured again before each section; the best of them counts.
+        limits = best_of(limits, measure_limits())
+        print(f"{name}: {limits}", flush=True)
+        figures += SECTIONS[name](kernels, limits)
+    show(figures, f"Engine ({limits})")
+    write(figures, output, str(limits))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,342 @@
+// Draws tokens by Gumbel noise from a counter, and scores given tokens; a row is one thread's work.
+// Filters keep a prefix of (t descending, id ascending), so they reduce to a lowest kept token.
+// Noise is bounded: what lies 20.3 below the maximum cannot win, and of the rest only tokens whose
+// cheap upper bound reaches the best score so far get their exact score in double.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "mathematics.h"
+#include "philox.h"
+
+using namespace tandem;
+
+namespace {
+
+constexpr float kNoiseSpan = 20.3f;
+constexpr float kMassSpan = 27.8f;  // exp(-27.8) < 2^-40: no mass left.
+constexpr double kMassUnit = 0x1p40;
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+constexpr int64_t kBuckets = 2048;
+constexpr float kBucketsANat = 64.0f;
+constexpr size_t kShortList = 1024;
+
+struct Candidate {
+  float t;
+  int32_t id;
+};
+
+bool before(const Candidate& a, const Candidate& b) {
+  return a.t > b.t || (a.t == b.t && a.id < b.id);
+}
+
+struct Row {
+  const float* logits;
+  int64_t vocabulary;
+  float temperature;
+  uint32_t key[2], place[2];
+};
+
+bool any(Ints mask) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#elif defined(__AVX2__)
+  return _mm256_movemask_ps((__m256)mask) != 0;
+#else
+  int64_t parts[sizeof(Ints) / 8], all = 0;
+  std::memcpy(parts, &mask, sizeof mask);
+  for (int64_t part : parts) all |= part;
+  return all != 0;
+#endif
+}
+
+// Lanes past the end of the row are minus infinity.
+Floats load_logits(const Row& row, int64_t first) {
+  if (first + kLanes <= row.vocabulary) return load(row.logits + first);
+  float lanes[kLanes];
+  for (int lane = 0; lane < kLanes; ++lane)
+    lanes[lane] = first + lane < row.vocabulary ? row.logits[first + lane] : kMinusInfinity;
+  return load(lanes);
+}
+
+float largest(const Row& row) {
+  Floats peaks[4];
+  for (Floats& peak : peaks) peak = splat(kMinusInfinity);
+  for (int64_t i = 0; i < row.vocabulary; i += 4 * kLanes)
+    for (int v = 0; v < 4; ++v) peaks[v] = maximum(load_logits(row, i + v * kLanes), peaks[v]);
+  return max_of(maximum(maximum(peaks[0], peaks[1]), maximum(peaks[2], peaks[3])));
+}
+
+// The lowest id whose tempered logit equals the maximum.
+int64_t first_of(const Row& row, float t_max) {
+  for (int64_t i = 0; i < row.vocabulary; ++i)
+    if (row.logits[i] / row.temperature == t_max) return i;
+  return 0;
+}
+
+// -log(-log(u)) <= -log(1 - u); the latter is bounded by a chord of log2 in each octave.
+Floats noise_bound(Words word) {
+  const Floats rest = __builtin_convertvector((Ints)(~word >> 8), Floats) + 0.5f;
+  const Floats log2_low = __builtin_convertvector((Ints)rest - 0x3f800000, Floats) * 0x1p-23f;
+  return (24.0f - log2_low) * 0.693148f;
+}
+
+double noise(uint32_t word) {
+  return -std::log(-std::log(((double)(word >> 8) + 0.5) * 0x1p-24));
+}
+
+struct Winner {
+  double score = -std::numeric_limits<double>::infinity();
+  int64_t id = 0;
+
+  void offer(float t, uint32_t word, int64_t candidate) {
+    const double found = (double)t + noise(word);
+    if (found > score || (found == score && candidate < id)) score = found, id = candidate;
+  }
+  // Below this, a bound computed in float rules a token out.
+  float hurdle() const { return (float)(score - 1e-3 - 1e-6 * std::fabs(score)); }
+};
+
+template <int... Lane>
+Words interleave(Words a, Words b, int half, std::integer_sequence<int, Lane...>) {
+  const Words low = __builtin_shufflevector(a, b, (Lane % 2 * kLanes + Lane / 2)...);
+  const Words high =
+      __builtin_shufflevector(a, b, (Lane % 2 * kLanes + kLanes / 2 + Lane / 2)...);
+  return half ? high : low;
+}
+
+template <int... Lane>
+Words interleave_pairs(Words a, Words b, int half, std::integer_sequence<int, Lane...>) {
+  const Words low =
+      __builtin_shufflevector(a, b, (Lane / 2 % 2 * kLanes + Lane / 4 * 2 + Lane % 2)...);
+  const Words high = __builtin_shufflevector(
+      a, b, (Lane / 2 % 2 * kLanes + kLanes / 2 + Lane / 4 * 2 + Lane % 2)...);
+  return half ? high : low;
+}
+
+// The words of 4 * kLanes tokens from `first` on, in token order.
+void words_of(const Row& row, int64_t first, Words (&words)[4]) {
+  constexpr auto lanes = std::make_integer_sequence<int, kLanes>{};
+  Words quads{};
+  for (int lane = 0; lane < kLanes; ++lane) quads[lane] = (uint32_t)(first / 4) + lane;
+  Words counter[4] = {quads, Words{} + row.place[0], Words{} + row.place[1], Words{}};
+  philox(counter, row.key[0], row.key[1]);
+  for (int half = 0; half < 2; ++half) {
+    const Words ab = interleave(counter[0], counter[1], half, lanes);
+    const Words cd = interleave(counter[2], counter[3], half, lanes);
+    words[2 * half] = interleave_pairs(ab, cd, 0, lanes);
+    words[2 * half + 1] = interleave_pairs(ab, cd, 1, lanes);
+  }
+}
+
+// The winner among all tokens that do not come after `last` in the order of `before`.
+int64_t draw_from_all(const Row& row, float t_max, Candidate last) {
+  const Floats lowest = splat(std::max(last.t, t_max - kNoiseSpan));
+  const Floats temperature = splat(row.temperature);
+  Winner winner;
+  for (int64_t first = 0; first < row.vocabulary; first += 4 * kLanes) {
+    Floats t[4];
+    Ints wanted{};
+    for (int v = 0; v < 4; ++v) {
+      t[v] = load_logits(row, first + v * kLanes) / temperature;
+      wanted |= t[v] >= lowest;
+    }
+    if (!any(wanted)) continue;
+    Words words[4];
+    words_of(row, first, words);
+    for (int v = 0; v < 4; ++v) {
+      const Ints close =
+          (t[v] >= lowest) & (t[v] + noise_bound(words[v]) >= splat(winner.hurdle()));
+      if (!any(close)) continue;
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const Candidate candidate{t[v][lane], (int32_t)(first + v * kLanes + lane)};
+        if (close[lane] && !before(last, candidate))
+          winner.offer(candidate.t, words[v][lane], candidate.id);
+      }
+    }
+  }
+  return winner.id;
+}
+
+int64_t draw_from_list(const Row& row, float t_max, const std::vector<Candidate>& list) {
+  Winner winner;
+  for (const Candidate& candidate : list) {
+    if (candidate.t < t_max - kNoiseSpan) continue;
+    uint32_t word[4] = {(uint32_t)candidate.id / 4, row.place[0], row.place[1], 0};
+    philox(word, row.key[0], row.key[1]);
+    winner.offer(candidate.t, word[candidate.id % 4], candidate.id);
+  }
+  return winner.id;
+}
+
+// Tokens with t >= lowest, at most the first `most` of them in the order of `before`.
+void gather(const Row& row, float lowest, size_t most, std::vector<Candidate>* list) {
+  const size_t room = most > SIZE_MAX / 8 ? SIZE_MAX : 4 * most + kShortList;
+  const Floats temperature = splat(row.temperature);
+  list->clear();
+  for (int64_t i = 0; i < row.vocabulary; i += kLanes) {
+    const Floats t = load_logits(row, i) / temperature;
+    if (!any(t >= splat(lowest))) continue;
+    for (int lane = 0; lane < kLanes && i + lane < row.vocabulary; ++lane)
+      if (t[lane] >= lowest) list->push_back({t[lane], (int32_t)(i + lane)});
+    if (list->size() < room) continue;
+    std::nth_element(list->begin(), list->begin() + most - 1, list->end(), before);
+    list->resize(most);
+    lowest = (*list)[most - 1].t;
+  }
+  if (list->size() <= most) return;
+  std::nth_element(list->begin(), list->begin() + most - 1, list->end(), before);
+  list->resize(most);
+}
+
+// exp(x) * 2^40 rounded down, for -28 < x <= 0, in double; plain arithmetic so that it vectorises.
+int64_t mass_of(double x) {
+  const double shifter = 0x1.8p52;
+  const double shifted = x * 1.4426950408889634 + shifter, whole = shifted - shifter;
+  const double r = (x - whole * 0x1.62e42fefa3800p-1) - whole * 0x1.ef35793c76730p-45;
+  double e = 1.0 / 479001600;
+  const double inverse[] = {1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320,
+                            1.0 / 5040,     1.0 / 720,     1.0 / 120,    1.0 / 24,
+                            1.0 / 6,        0.5,           1.0,          1.0};
+  for (double factor : inverse) e = e * r + factor;
+  int64_t bits, exponent;
+  std::memcpy(&bits, &e, sizeof bits);
+  std::memcpy(&exponent, &shifted, sizeof exponent);
+  bits += exponent << 52;
+  std::memcpy(&e, &bits, sizeof e);
+  return (int64_t)(e * kMassUnit);
+}
+
+// The last token of the nucleus. Masses are integers, so their sums do not depend on the order:
+// buckets of t narrow the boundary down, and only the bucket that holds it is sorted.
+Candidate nucleus_end(const std::vector<Candidate>& list, float t_max, double top_p) {
+  std::vector<int64_t> bucket_mass(kBuckets, 0), mass(list.size());
+  const auto bucket_of = [t_max](float t) {
+    return std::min<int64_t>((int64_t)((t_max - t) * kBucketsANat), kBuckets - 1);
+  };
+  int64_t total = 0;
+  for (size_t i = 0; i < list.size(); ++i) {
+    mass[i] = mass_of((double)list[i].t - (double)t_max);
+    total += mass[i];
+  }
+  for (size_t i = 0; i < list.size(); ++i) bucket_mass[bucket_of(list[i].t)] += mass[i];
+  const double share = top_p * (double)total;
+  int64_t ahead = 0, bucket = 0, last = 0;
+  for (int64_t b = 0; b < kBuckets && (double)ahead < share; ++b) {
+    if (bucket_mass[b]) bucket = b, last = ahead;
+    ahead += bucket_mass[b];
+  }
+  std::vector<Candidate> members;
+  for (const Candidate& candidate : list)
+    if (bucket_of(candidate.t) == bucket) members.push_back(candidate);
+  std::sort(members.begin(), members.end(), before);
+  Candidate end = members.front();
+  for (const Candidate& candidate : members) {
+    if ((double)last >= share) break;
+    end = candidate;
+    last += mass_of((double)candidate.t - (double)t_max);
+  }
+  return end;
+}
+
+// The smallest float whose distance to the maximum is within log(min_p).
+float min_p_floor(float t_max, float min_p) {
+  const double span = std::log((double)min_p);
+  const auto kept = [&](float t) { return (double)t - (double)t_max >= span; };
+  float t = (float)((double)t_max + span);
+  while (kept(t)) t = std::nextafter(t, kMinusInfinity);
+  while (!kept(t)) t = std::nextafter(t, -kMinusInfinity);
+  return t;
+}
+
+struct Filters {
+  int64_t top_k;
+  float top_p, min_p;
+};
+
+int64_t draw(const Row& row, const Filters& filters, std::vector<Candidate>* list) {
+  const float t_max = largest(row) / row.temperature;
+  if (!std::isfinite(t_max) || filters.min_p > 1.0f) return first_of(row, t_max);
+  Candidate last{kMinusInfinity, std::numeric_limits<int32_t>::max()};
+  if (filters.min_p > 0.0f) last.t = min_p_floor(t_max, filters.min_p);
+  const bool top_k = filters.top_k > 0 && filters.top_k < row.vocabulary;
+  const bool top_p = filters.top_p < 1.0f;
+  if (!top_k && !top_p) return draw_from_all(row, t_max, last);
+  gather(row, std::max(last.t, t_max - kMassSpan), top_k ? (size_t)filters.top_k : SIZE_MAX, list);
+  if (top_p) {
+    last = nucleus_end(*list, t_max, filters.top_p);
+    const auto outside = [last](const Candidate& candidate) { return before(last, candidate); };
+    list->erase(std::remove_if(list->begin(), list->end(), outside), list->end());
+  } else {
+    last = *std::max_element(list->begin(), list->end(), before);
+  }
+  return list->size() <= kShortList ? draw_from_list(row, t_max, *list)
+                                    : draw_from_all(row, t_max, last);
+}
+
+double exp_sum(const Row& row, float peak) {
+  constexpr int64_t stretch = 4096;
+  double total = 0.0;
+  for (int64_t i = 0; i < row.vocabulary; i += stretch) {
+    Floats sums{};
+    for (int64_t j = i; j < std::min(i + stretch, row.vocabulary); j += kLanes)
+      sums += exp_of(load_logits(row, j) - splat(peak));
+    total += sum_of(sums);
+  }
+  return total;
+}
+
+int64_t rank_of(const Row& row, int64_t token) {
+  const float own = row.logits[token];
+  int64_t ahead = 1;
+  for (int64_t i = 0; i < row.vocabulary; ++i) ahead += row.logits[i] > own;
+  for (int64_t i = 0; i < token; ++i) ahead += row.logits[i] == own;
+  return ahead;
+}
+
+}  // namespace
+
+extern "C" void tandem_sample(const float* logits, int64_t stride, int64_t rows, int64_t vocabulary,
+                              const float* temperature, const int32_t* top_k, const float* top_p,
+                              const float* min_p, const int64_t* seed, const int64_t* position,
+                              int64_t* tokens, int64_t threads) {
+#pragma omp parallel for schedule(dynamic) num_threads((int)threads)
+  for (int64_t r = 0; r < rows; ++r) {
+    static thread_local std::vector<Candidate> list;
+    Row row{logits + r * stride, vocabulary, temperature[r], {}, {}};
+    for (int part = 0; part < 2; ++part) {
+      row.key[part] = (uint32_t)((uint64_t)seed[r] >> (32 * part));
+      row.place[part] = (uint32_t)((uint64_t)position[r] >> (32 * part));
+    }
+    if (row.temperature <= 0.0f) {
+      row.temperature = 1.0f;
+      tokens[r] = first_of(row, largest(row));
+    } else {
+      tokens[r] = draw(row, Filters{top_k[r], top_p[r], min_p[r]}, &list);
+    }
+  }
+}
+
+extern "C" void tandem_token_logprobs(const float* logits, int64_t stride, int64_t rows,
+                                      int64_t vocabulary, const int64_t* tokens, int64_t top_n,
+                                      float* logprob, int64_t* rank, int64_t* top_ids,
+                                      float* top_logprobs, int64_t threads) {
+#pragma omp parallel for schedule(dynamic) num_threads((int)threads)
+  for (int64_t r = 0; r < rows; ++r) {
+    static thread_local std::vector<Candidate> list;
+    const Row row{logits + r * stride, vocabulary, 1.0f, {}, {}};
+    const float peak = largest(row);
+    const double shift = (double)peak + std::log(exp_sum(row, peak));
+    logprob[r] = (float)((double)row.logits[tokens[r]] - shift);
+    rank[r] = rank_of(row, tokens[r]);
+    if (top_n == 0) continue;
+    gather(row, kMinusInfinity, (size_t)top_n, &list);
+    std::sort(list.begin(), list.end(), before);
+    for (int64_t n = 0; n < top_n; ++n) {
+      top_ids[r * top_n + n] = list[n].id;
+      top_logprobs[r * top_n + n] = (float)((double)list[n].t - shift);
+    }
+  }
+}

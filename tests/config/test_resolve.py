@@ -1,0 +1,94 @@
+"""From wishes to numbers: every size fits the machine, or one line says what to change."""
+
+from dataclasses import replace
+
+import pytest
+
+from tandem.config.environment import MachineFacts, machine_facts
+from tandem.config.options import read_options
+from tandem.config.resolve import GIB, ModelFacts, resolve
+from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.model import AttentionSpec, ModelSpec, RopeSpec
+
+SPEC = ModelSpec(
+    architecture="LlamaForCausalLM",
+    layers=16,
+    hidden_features=2048,
+    feed_forward_features=8192,
+    vocabulary_tokens=128_256,
+    context_tokens=131_072,
+    rms_eps=1e-5,
+    attention=AttentionSpec(32, 8, 64, 0.125, (None,) * 16),
+    rope=RopeSpec(),
+    tied_embeddings=True,
+    weight_dtype="bfloat16",
+)
+MODEL = ModelFacts(SPEC, "llama", "main")
+LAPTOP = MachineFacts(
+    cores=8, free_memory_bytes=16 * GIB, gpu_total_bytes=0, gpu_free_bytes=0, api_keys=()
+)
+WORKSTATION = replace(LAPTOP, gpu_total_bytes=80 * GIB, gpu_free_bytes=79 * GIB)
+
+
+def resolved(machine=LAPTOP, **flags):
+    return resolve(read_options(None, flags), MODEL, machine)
+
+
+def test_a_laptop_stores_what_the_checkpoint_stores_and_fits_the_context_to_memory():
+    plan = resolved()
+    assert plan.device.type == "cpu"
+    assert plan.storage == "bfloat16"
+    assert plan.layout.dtype == "float32"
+    assert plan.threads == 8
+    assert plan.kv_bytes <= 4 * GIB
+    assert plan.worker.context_tokens == plan.worker.block_count * plan.worker.block_size
+    assert plan.slots.context_tokens == plan.worker.context_tokens < SPEC.context_tokens
+
+
+def test_a_gpu_is_taken_when_there_is_one_and_filled_to_its_share():
+    plan = resolved(WORKSTATION, max_num_seqs=256)
+    assert plan.device.type == "cuda"
+    assert plan.layout.dtype == "bfloat16"
+    weights_and_pool = SPEC.parameters * 2 + plan.kv_bytes
+    assert weights_and_pool < 0.9 * WORKSTATION.gpu_total_bytes
+    assert plan.worker.context_tokens == SPEC.context_tokens
+    assert resolved(WORKSTATION, device="cpu").device.type == "cpu"
+
+
+def test_the_kv_of_another_layout_or_model_has_another_root():
+    roots = {
+        resolved().worker.root.hash(""),
+        resolved(block_size=32).worker.root.hash(""),
+        resolved(kv_cache_dtype="bfloat16").worker.root.hash(""),
+        resolve(read_options(None, {}), replace(MODEL, revision="v2"), LAPTOP).worker.root.hash(""),
+        resolved().worker.root.hash("tenant"),
+    }
+    assert len(roots) == 5
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"max_num_seqs": 64, "max_num_batched_tokens": 32}, ["max-num-batched-tokens", "64"]),
+        ({"max_model_len": 200_000}, ["max-model-len 200000", "131072"]),
+        ({"max_model_len": 131_072}, ["does not fit", "--kv-cache-memory"]),
+        ({"kv_cache_memory": "1MiB"}, ["no memory is left", "--kv-cache-memory"]),
+        ({"device": "cuda"}, ["cuda is not available", "--device cpu"]),
+    ],
+)
+def test_what_does_not_fit_is_said_with_its_remedy(flags, words):
+    with pytest.raises(InvalidConfiguration) as refusal:
+        resolved(**flags)
+    assert all(word in str(refusal.value) for word in words), str(refusal.value)
+
+
+def test_int8_is_for_the_cpu():
+    assert resolved(quantization="int8").storage == "int8"
+    with pytest.raises(InvalidConfiguration, match="int8 runs on a CPU only"):
+        resolved(WORKSTATION, quantization="int8")
+
+
+def test_this_machine_can_be_read():
+    facts = machine_facts()
+    assert facts.cores >= 1
+    assert facts.free_memory_bytes > 0

@@ -1,0 +1,217 @@
+"""The live shell: streams, cancellation, refusals and failures of one worker in this process."""
+
+import asyncio
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+
+from tandem.facts.blocks import CacheRoot
+from tandem.facts.errors import EngineFailed, InvalidRequest, Overloaded, PromptTooLong
+from tandem.facts.request import FinishReason, Request
+from tandem.facts.sampling import SamplingParameters
+from tandem.facts.serving import ModelCard
+from tandem.facts.steps import StepPlan, StepResult
+from tandem.live.local_worker import LocalWorker
+from tandem.machines.worker import WorkerConfig, WorkerMachine
+from tandem.policy.batching import TokenBudgetBatching
+from tests.machines.ledger_engine import VOCABULARY, LedgerEngine, answer
+
+BLOCK_SIZE, BLOCKS, SEQUENCES, CONTEXT_TOKENS = 4, 64, 4, 200
+
+
+@dataclass
+class GatedEngine:
+    """A ledger engine whose steps wait for `gate`; `broken` makes the next step raise."""
+
+    asynchronous: bool = False
+    gate: threading.Event = field(default_factory=threading.Event)
+    broken: bool = False
+    ledger: LedgerEngine = field(
+        default_factory=lambda: LedgerEngine(BLOCK_SIZE, BLOCKS, SEQUENCES)
+    )
+
+    def adopt_thread(self) -> None:
+        pass
+
+    def launch(self, plan: StepPlan) -> "Landed":
+        assert self.gate.wait(30)
+        if self.broken:
+            raise RuntimeError("out of memory")
+        return Landed(self.ledger.run(plan))
+
+
+@dataclass
+class Landed:
+    step_result: StepResult
+
+    def result(self) -> StepResult:
+        return self.step_result
+
+
+def make_worker(engine: GatedEngine, max_waiting: int = 64) -> LocalWorker:
+    config = WorkerConfig(
+        block_size=BLOCK_SIZE,
+        block_count=BLOCKS,
+        context_tokens=CONTEXT_TOKENS,
+        vocabulary_tokens=VOCABULARY,
+        max_sequences=SEQUENCES,
+        batching=TokenBudgetBatching(32),
+        root=CacheRoot("m", "r", b""),
+        max_waiting=max_waiting,
+    )
+    card = ModelCard(("toy",), CONTEXT_TOKENS, VOCABULARY, (), 0)
+    return LocalWorker(card, WorkerMachine(config), engine)
+
+
+def request(name: str, prompt=(1, 2, 3), **sampling) -> Request:
+    return Request(name, tuple(prompt), SamplingParameters(**({"max_tokens": 8} | sampling)))
+
+
+async def read(worker: LocalWorker, wanted: Request) -> list[int]:
+    tokens: list[int] = []
+    async for output in worker.generate(wanted):
+        tokens += output.tokens
+    assert output.finish_reason in (FinishReason.LENGTH, FinishReason.STOP)
+    return tokens
+
+
+def drained(worker: LocalWorker) -> bool:
+    pool = worker.machine.residents.pool
+    return worker.machine.idle and pool.free_blocks == pool.block_count
+
+
+def run(scenario, engine: GatedEngine | None = None, **options) -> None:
+    async def main() -> None:
+        gated = engine or GatedEngine()
+        worker = make_worker(gated, **options)
+        await worker.start()
+        try:
+            await asyncio.wait_for(scenario(worker, gated), 30)
+        finally:
+            gated.gate.set()
+            await worker.stop()
+
+    asyncio.run(main())
+
+
+async def until(condition) -> None:
+    """Give the loop turns until the condition holds; the caller's time-out bounds it."""
+    while not condition():
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_streams_get_their_own_answers(asynchronous):
+    async def scenario(worker, engine):
+        engine.gate.set()
+        wanted = [request(str(i), (1, 2, 3, 4, 5, i), seed=i, max_tokens=30) for i in range(9)]
+        answers = await asyncio.gather(*(read(worker, one) for one in wanted))
+        for one, got in zip(wanted, answers, strict=True):
+            assert got == answer(one.prompt_tokens, one.sampling, CONTEXT_TOKENS)
+        await until(lambda: drained(worker))
+
+    run(scenario, GatedEngine(asynchronous=asynchronous))
+
+
+def test_a_reader_who_leaves_frees_everything():
+    async def scenario(worker, engine):
+        stream = worker.generate(request("gone", max_tokens=150))
+        engine.gate.set()
+        await anext(stream)
+        await stream.aclose()
+        await until(lambda: drained(worker))
+        assert b"tandem:num_requests_running" in worker.metrics_text()
+
+    run(scenario)
+
+
+def test_a_reader_who_leaves_before_the_first_step_never_runs():
+    async def scenario(worker, engine):
+        task = asyncio.create_task(read(worker, request("early")))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        engine.gate.set()
+        assert await read(worker, request("next"))
+        await until(lambda: drained(worker))
+
+    run(scenario)
+
+
+def test_what_cannot_run_is_refused_and_disturbs_nobody():
+    async def scenario(worker, engine):
+        engine.gate.set()
+        good = asyncio.create_task(read(worker, request("good", max_tokens=60)))
+        with pytest.raises(PromptTooLong):
+            await read(worker, request("long", (1,) * CONTEXT_TOKENS))
+        with pytest.raises(InvalidRequest, match="vocabulary"):
+            await read(worker, request("alien", (VOCABULARY,)))
+        with pytest.raises(InvalidRequest, match="empty"):
+            await read(worker, request("empty", ()))
+        assert len(await good) == 60
+
+    run(scenario)
+
+
+def test_a_full_queue_refuses_with_a_time_to_come_back():
+    async def scenario(worker, engine):
+        running = [asyncio.create_task(read(worker, request(str(i)))) for i in range(SEQUENCES)]
+        # Both flights are out, so nobody else is admitted before the gate opens.
+        await until(lambda: len(worker.machine.residents.running) == SEQUENCES)
+        waiting = [asyncio.create_task(read(worker, request(f"w{i}"))) for i in range(SEQUENCES)]
+        await until(lambda: len(worker.machine.planner.waiting) == SEQUENCES)
+        with pytest.raises(Overloaded) as refusal:
+            await read(worker, request("late"))
+        assert refusal.value.retry_after_s > 0
+        engine.gate.set()
+        await asyncio.gather(*running, *waiting)
+
+    run(scenario, max_waiting=SEQUENCES)
+
+
+def test_two_running_requests_cannot_share_an_id():
+    async def scenario(worker, engine):
+        first = asyncio.create_task(read(worker, request("twin")))
+        await asyncio.sleep(0)
+        with pytest.raises(InvalidRequest, match="already running"):
+            await read(worker, request("twin"))
+        engine.gate.set()
+        await first
+
+    run(scenario)
+
+
+def test_a_dead_engine_fails_its_requests_and_the_readiness():
+    async def scenario(worker, engine):
+        engine.broken = True
+        task = asyncio.create_task(read(worker, request("victim")))
+        engine.gate.set()
+        with pytest.raises(EngineFailed, match="out of memory"):
+            await task
+        assert not worker.ready
+        with pytest.raises(EngineFailed):
+            await read(worker, request("later"))
+
+    run(scenario)
+
+
+def test_metrics_count_what_happened():
+    async def scenario(worker, engine):
+        engine.gate.set()
+        await read(worker, request("a", (1, 2, 3, 4, 5, 6, 7, 8, 9), max_tokens=5))
+        await read(worker, request("b", (1, 2, 3, 4, 5, 6, 7, 8, 9), max_tokens=5))
+        text = worker.metrics_text().decode()
+        for line in (
+            'tandem:prompt_tokens_total{model_name="toy"} 18.0',
+            'tandem:generation_tokens_total{model_name="toy"} 10.0',
+            'tandem:prefix_cache_queries_total{model_name="toy"} 18.0',
+            'tandem:prefix_cache_hits_total{model_name="toy"} 8.0',
+            'tandem:time_to_first_token_seconds_count{model_name="toy"} 2.0',
+            'tandem:inter_token_latency_seconds_count{model_name="toy"} 8.0',
+            'tandem:request_success_total{finished_reason="length",model_name="toy"} 2.0',
+            'tandem:num_requests_running{model_name="toy"} 0.0',
+        ):
+            assert line in text
+
+    run(scenario)
