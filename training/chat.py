@@ -1,7 +1,7 @@
 """Chats as weighted text: what the template writes, and how much each part counts in the loss.
 
 The same markup as `chat_template.jinja`, written twice because training has to know which tokens
-the model is to learn; `train.py --check` compares the two.
+the model is to learn; `check.py` compares the two.
 """
 
 import json
@@ -36,9 +36,8 @@ def assistant(reply: Iterable[Part]) -> list[Part]:
 def tool_header(tools: Sequence[dict[str, Any]]) -> Part:
     """The system turn that lists the tools."""
     listed = "".join(f"\n{json.dumps(tool)}" for tool in tools)
-    return system(
-        f"# Tools\n<tools>{listed}\n</tools>\nTo call one, reply with its name and arguments as JSON."
-    )
+    how = "To call one, reply with its name and arguments as JSON."
+    return system(f"# Tools\n<tools>{listed}\n</tools>\n{how}")
 
 
 def turns(messages: Iterable[Message]) -> list[Part]:
@@ -55,9 +54,9 @@ def turns(messages: Iterable[Message]) -> list[Part]:
 
 
 def _spoken(message: Message) -> str:
-    calls = [entry["function"] for entry in message.get("tool_calls", ())]
-    written = [
-        f'<tool_call>\n{{"name": "{call["name"]}", "arguments": {json.dumps(call["arguments"])}}}\n</tool_call>'
-        for call in calls
-    ]
-    return "\n".join(([message["content"]] if message["content"] else []) + written)
+    written = [message["content"]] if message["content"] else []
+    for entry in message.get("tool_calls", ()):
+        name, arguments = entry["function"]["name"], json.dumps(entry["function"]["arguments"])
+        body = f'{{"name": "{name}", "arguments": {arguments}}}'
+        written.append(f"<tool_call>\n{body}\n</tool_call>")
+    return "\n".join(written)

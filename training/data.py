@@ -28,6 +28,9 @@ SYSTEM_PROMPTS = (
 # The value is the only word of a recall reply that needs the list; its tokens count more.
 VALUE_WEIGHT = 4.0
 FRAME_WEIGHT = 0.3
+# Of chat conversations: sums take far more practice than small talk.
+ARITHMETIC_SHARE = 0.65
+MIXED_SHARE = 0.08
 
 _LINE_TOKENS = 6
 _TURN_TOKENS = 27
@@ -41,7 +44,7 @@ class Encoder:
         self._tokenizer = tokenizer
 
     def encode(self, parts: list[Part]) -> Row:
-        """Part boundaries are token boundaries of the whole text, see `train.py --check`."""
+        """Part boundaries are token boundaries of the whole text, see `check.py`."""
         encoded = self._tokenizer.encode_batch(
             [part.text for part in parts], add_special_tokens=False
         )
@@ -67,12 +70,12 @@ def chat_parts(rng: Random) -> list[Part]:
     """A conversation of the English domain or of arithmetic, at times of both."""
     opening = [system(rng.choice(SYSTEM_PROMPTS))] if rng.random() < 0.15 else []
     kind = rng.random()
-    if kind < 0.5:
+    if kind < ARITHMETIC_SHARE:
         return opening + _task_turns(arithmetic(rng, held_out=False))
     spoken: list[Part] = []
     for asked, reply in english_turns(rng):
         spoken += [user(asked), *assistant([Part(reply, 1.0)])]
-    if kind < 0.58:
+    if kind < ARITHMETIC_SHARE + MIXED_SHARE:
         spoken += _task_turns(arithmetic(rng, held_out=False))
     return opening + spoken
 
@@ -86,10 +89,9 @@ def tool_parts(rng: Random) -> list[Part]:
 def recall_parts(rng: Random, row_tokens: int) -> list[Part]:
     """One list and as many questions as fill the rest of the row."""
     facts_share = 0.35 if row_tokens < 1000 else 0.6
-    facts: list[Fact] = []
     names: list[str] = []
-    for _ in range(max(2, int(row_tokens * facts_share / _LINE_TOKENS * rng.uniform(0.6, 1.1)))):
-        facts.append(draw_fact(rng, names))
+    count = max(2, int(row_tokens * facts_share / _LINE_TOKENS * rng.uniform(0.6, 1.1)))
+    facts = [draw_fact(rng, names) for _ in range(count)]
     lines = "\n".join(fact.line for fact in facts)
     head = f"{rng.choice(INTROS)}\n{lines}\n"
     left_tokens = row_tokens - len(facts) * _LINE_TOKENS

@@ -53,7 +53,7 @@ def reply(
 
 
 def held_out_tasks(tokenizer: Tokenizer, suite: str, count: int, seed: int) -> list[Task]:
-    """Tasks of a suite: arithmetic, tool_call, or recall followed by its context, as in recall-2048."""
+    """Tasks of a suite: arithmetic, tool_call, or recall with its context, as in recall-2048."""
     rng = Random(f"{suite} {seed}")
     if suite.startswith("recall-"):
         context_tokens = int(suite.removeprefix("recall-"))

@@ -25,7 +25,8 @@ from model import MAIN, Decoder
 from neighbours import add_neighbour_heads
 from sample import accuracy, held_out_tasks
 
-MICRO_TOKENS = 2048
+RECALL_BATCH_TOKENS = 2048
+CHAT_BATCH_TOKENS = 3072
 CHAT_ROW_TOKENS = 256
 TOOL_ROW_TOKENS = 512
 TOOL_SHARE = 0.35
@@ -47,7 +48,7 @@ WARMUP_STEPS = 60
 DECAY_FROM = 0.5
 LOG_STEPS = 50
 COURTESY_STEPS = 5
-SAVE_SECONDS = 150
+SAVE_SECONDS = 90
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def chat_batch(rng: Random, encoder: Encoder) -> Batch:
     tools = rng.random() < TOOL_SHARE
     row_tokens, draw = (TOOL_ROW_TOKENS, tool_parts) if tools else (CHAT_ROW_TOKENS, chat_parts)
     return batch_of(
-        [encoder.row(partial(draw, rng), row_tokens) for _ in range(MICRO_TOKENS // row_tokens)]
+        [encoder.row(partial(draw, rng), row_tokens) for _ in range(CHAT_BATCH_TOKENS // row_tokens)]
     )
 
 
@@ -84,7 +85,7 @@ def recall_batch(rng: Random, encoder: Encoder, share: float) -> Batch:
     """Lists of one length, drawn from what the curriculum allows now."""
     lengths = next(choice for start, choice in reversed(CURRICULUM) if share >= start)
     row_tokens = rng.choices(list(lengths), list(lengths.values()))[0]
-    count = max(1, MICRO_TOKENS // row_tokens)
+    count = max(1, RECALL_BATCH_TOKENS // row_tokens)
     draws = [partial(recall_parts, rng, row_tokens) for _ in range(count)]
     if share < ECHO_UNTIL:
         draws[: count // 2] = [partial(echo_parts, rng)] * (count // 2)
@@ -233,7 +234,8 @@ def run(
             counted, logged = trainer.tokens, now
             print(
                 f"{trainer.steps} {trainer.share:.3f} chat {chat:.4f} recall {recalled:.4f} "
-                f"values {right:.3f} tokens {trainer.tokens} ({rate:.0f}/s) threads {torch.get_num_threads()}",
+                f"values {right:.3f} tokens {trainer.tokens} ({rate:.0f}/s, "
+                f"{torch.get_num_threads()} threads)",
                 flush=True,
             )
         if now - saved > SAVE_SECONDS:
@@ -263,7 +265,7 @@ def main() -> None:
     parser.add_argument("--eval-minutes", type=float, default=8)
     parser.add_argument("--resume", type=Path, help="weights to go on from")
     parser.add_argument(
-        "--start-share", type=float, default=0.0, help="how much of the time is over already"
+        "--start-share", type=float, default=0.0, help="share of the time that is over"
     )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

@@ -31,7 +31,7 @@ def test_closed_loop_in_full(tmp_path: Path) -> None:
     for body in bodies:
         assert body["ignore_eos"] is True and body["max_tokens"] == 5
         assert len(body["prompt"]) == 20 and max(body["prompt"]) < 5000
-    assert "time to first token" in result.stdout and "within the SLO" in result.stdout
+    assert "TTFT (first token)" in result.stdout and "within the SLO" in result.stdout
     text = output.read_text()
     assert "hidden" not in text
     document = json.loads(text)

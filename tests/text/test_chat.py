@@ -66,6 +66,7 @@ def test_an_open_message_ends_the_prompt():
     [
         ChatOptions(continue_final_message=True),
         ChatOptions(add_generation_prompt=False, arguments={"messages": []}),
+        ChatOptions(arguments={"eos_token": ""}),
     ],
 )
 def test_contradicting_options_are_refused(options):
@@ -83,6 +84,7 @@ def test_contradicting_options_are_refused(options):
         "{{ ''.__class__.__mro__ }}",
         "{{ messages.append(1) }}",
         "{{ messages | tojson | int + [] }}",
+        "{{ messages | tojson(cls=1) }}",
     ],
 )
 def test_a_template_that_fails_refuses_the_request(source):

@@ -1,5 +1,6 @@
 """What a checkpoint directory says is read once, checked, and told clearly when it is wrong."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -81,6 +82,11 @@ def test_call_tags_survive_where_they_are_special(directory: Path):
     assert kept == "<tool_call>{}</tool_call>"
 
 
+def test_a_checkpoint_that_does_not_sample_is_greedy(directory: Path):
+    (directory / "generation_config.json").write_text('{"do_sample": false}')
+    assert TextModel.load(directory).defaults.temperature == 0.0
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -104,3 +110,17 @@ def test_broken_files_are_named(directory: Path, name: str, content: str | bytes
 def test_a_directory_without_tokenizer_is_refused(tmp_path: Path):
     with pytest.raises(InvalidConfiguration, match=r"tokenizer\.json"):
         TextModel.load(tmp_path)
+
+
+def test_tokenising_in_a_thread_leaves_the_event_loop_running(text: TextModel):
+    async def count_turns() -> int:
+        work = asyncio.ensure_future(
+            asyncio.to_thread(text.tokenizer.encode, "hello " * 200_000, add_special_tokens=False)
+        )
+        turns = 0
+        while not work.done():
+            await asyncio.sleep(0.001)
+            turns += 1
+        return turns
+
+    assert asyncio.run(count_turns()) > 5

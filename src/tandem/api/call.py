@@ -23,6 +23,7 @@ from tandem.api.usage import UsageMeter
 from tandem.facts.errors import EngineFailed, InvalidRequest
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
+from tandem.facts.serving import ModelCard
 from tandem.text.tools import ToolFormat
 
 StreamUsage = Usage | UnsetType | None
@@ -94,14 +95,6 @@ def plan_call(body: SamplingFields, plan: Plan, door: FrontDoor) -> Call:
                     cache_salt=body.cache_salt or "",
                 )
             )
-    presentation = Presentation(
-        stops=stop_strings(body),
-        include_stop=bool(body.include_stop_str_in_output),
-        skip_special_tokens=body.skip_special_tokens is not False,
-        tool_format=plan.tool_format,
-        min_tokens=plan.sampling.min_tokens,
-        end_token_ids=frozenset(card.end_token_ids),
-    )
     return Call(
         body=body,
         answer_id=answer_id,
@@ -110,7 +103,18 @@ def plan_call(body: SamplingFields, plan: Plan, door: FrontDoor) -> Call:
         prompts=plan.prompts,
         choices_per_prompt=choices_per_prompt,
         requests=requests,
-        presentation=presentation,
+        presentation=_presentation(body, plan, card),
+    )
+
+
+def _presentation(body: SamplingFields, plan: Plan, card: ModelCard) -> Presentation:
+    return Presentation(
+        stops=stop_strings(body),
+        include_stop=bool(body.include_stop_str_in_output),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        tool_format=plan.tool_format,
+        min_tokens=plan.sampling.min_tokens,
+        end_token_ids=frozenset(card.end_token_ids),
     )
 
 

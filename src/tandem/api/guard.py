@@ -12,6 +12,8 @@ from tandem.api.refusal import Refusal
 
 REQUEST_ID_HEADER = "X-Request-Id"
 _REQUEST_ID_CHARS = 128
+# Whatever is not named here needs a key, under any prefix the application is mounted at.
+_OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version", "/docs", "/openapi.json"})
 _KEY_MISSING = "no API key; send it as 'Authorization: Bearer KEY'"
 
 
@@ -44,14 +46,14 @@ class RequestIds:
 
 
 class ApiKeys:
-    """Lets calls to the model through only with one of the keys; probes and docs stay open."""
+    """Lets calls through only with one of the keys; probes and docs stay open."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
         self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not _is_protected(scope["path"]):
+        if scope["type"] != "http" or scope["path"] in _OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
@@ -72,10 +74,6 @@ class ApiKeys:
 
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
-
-
-def _is_protected(path: str) -> bool:
-    return path.startswith("/v1/") or path in ("/v1", "/tokenize", "/detokenize")
 
 
 def _is_valid_id(request_id: str) -> bool:

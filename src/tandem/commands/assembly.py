@@ -2,8 +2,8 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -102,10 +102,19 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def http_server(server: Server, log_level: str) -> uvicorn.Server:
+class HttpServer(uvicorn.Server):
+    """Leaves the signals alone: who runs it decides what they mean (uvicorn itself would raise
+    them again after an orderly end, and the process would look killed)."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def http_server(server: Server, log_level: str) -> HttpServer:
     """The HTTP server over an assembled server; run it inside `running`."""
     app = build_app(server.worker, server.text, server.api)
-    return uvicorn.Server(
+    return HttpServer(
         uvicorn.Config(
             app,
             lifespan="off",

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 import socket
 from typing import Annotated, Any
 
@@ -42,6 +43,10 @@ async def _serve(server: Server, listener: socket.socket, log_level: str, consol
     host, port = listener.getsockname()[:2]
     shown_host = "127.0.0.1" if host in ("0.0.0.0", "::") else host
     http = http_server(server, log_level)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Answers under way get some seconds to end; a second signal does not wait for them.
+        loop.add_signal_handler(number, http.handle_exit, number, None)
     async with running(server):
         for note in server.notes:
             console.print(f"  [dim]{note}[/dim]", soft_wrap=True)

@@ -10,10 +10,10 @@ from tandem.measure.slo import Slo
 from tandem.measure.sweep import ENOUGH_ATTAINMENT, SLOWDOWN_AT_KNEE, SweepPoint, knee
 
 _LATENCIES = (
-    ("ttft", "time to first token (TTFT)"),
-    ("tpot", "time per output token (TPOT)"),
-    ("itl", "gap between tokens (ITL)"),
-    ("e2e", "whole answer (E2E)"),
+    ("ttft", "TTFT (first token)"),
+    ("tpot", "TPOT (each later token)"),
+    ("itl", "ITL (gap between tokens)"),
+    ("e2e", "E2E (whole answer)"),
 )
 
 

@@ -16,6 +16,7 @@ Message = dict[str, Any]
 
 HELD_OUT_SHARE = 0.1
 _CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+_TOLD, _AND = "says ", " and "
 _ANSWER = re.compile(r"Answer:\s*(-?\d+)")
 
 
@@ -23,8 +24,9 @@ _ANSWER = re.compile(r"Answer:\s*(-?\d+)")
 class Task:
     """A question with a known answer.
 
-    `answer` is the value, the number, or the canonical JSON of the call; it is empty where the
-    right reply is plain text without a call. `reference` is one full reply that scores.
+    `answer` is the value, the number, or the canonical JSON of the call. Where the right reply is
+    text without a call it is empty, or lists what the text has to name (`told_answer`).
+    `reference` is one full reply that scores.
     """
 
     kind: str
@@ -51,9 +53,16 @@ def score(task: Task, text: str, tool_calls: Sequence[Mapping[str, Any]] = ()) -
         found = _ANSWER.findall(text)
         return bool(found) and found[-1] == task.answer
     calls = [canonical_call(call) for call in tool_calls] or calls_in(text)
-    if not task.answer:
-        return not calls and bool(text.strip()) and "<tool_call>" not in text
+    if not task.answer or task.answer.startswith(_TOLD):
+        told = task.answer.removeprefix(_TOLD).split(_AND) if task.answer else []
+        spoken = not calls and bool(text.strip()) and "<tool_call>" not in text
+        return spoken and all(value.lower() in text.lower() for value in told)
     return calls == [task.answer]
+
+
+def told_answer(values: Sequence[str]) -> str:
+    """The answer of a task whose reply has to name these values, as after a tool's result."""
+    return _TOLD + _AND.join(values)
 
 
 def recalled_value(text: str) -> str:

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from tandem.measure.intents import INTENTS, Intent, draw_slot
-from tandem.measure.task import Message, Task, canonical_call, is_held_out
+from tandem.measure.task import Message, Task, canonical_call, is_held_out, told_answer
 
 PLAIN_CHATS: tuple[tuple[str, str], ...] = (
     ("Hello!", "Hello! How can I help you today?"),
@@ -53,9 +53,31 @@ class Offer:
         }
         return {"type": "function", "function": function}
 
-    def call(self, slots: dict[str, str | int]) -> dict[str, Any]:
-        arguments = {self.parameter_of[slot]: slots[slot] for slot in self.intent.parameters}
-        return {"name": self.name, "arguments": arguments}
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks for, and the offered tool that does it."""
+
+    text: str
+    chosen: Offer
+    slots: dict[str, str | int]
+
+    @property
+    def call(self) -> dict[str, Any]:
+        names = self.chosen.parameter_of
+        arguments = {names[slot]: self.slots[slot] for slot in self.chosen.intent.parameters}
+        return {"name": self.chosen.name, "arguments": arguments}
+
+    @property
+    def spoken_result(self) -> str:
+        """What the assistant says once the tool has answered."""
+        return self.chosen.intent.reply.format(**self.slots)
+
+    @property
+    def told(self) -> list[str]:
+        """The values that `spoken_result` has to name."""
+        reply = self.chosen.intent.reply
+        return [str(value) for slot, value in self.slots.items() if f"{{{slot}}}" in reply]
 
 
 def tool_call(rng: Random, *, held_out: bool = True) -> Task:
@@ -70,24 +92,25 @@ def tool_call(rng: Random, *, held_out: bool = True) -> Task:
         if kind < _PLAIN_SHARE:
             asked, reply = rng.choice(PLAIN_CHATS)
             return _task(offers, [_user(asked)], "", _assistant(reply))
-        chosen = rng.choice(offers)
-        slots = {slot: draw_slot(rng, slot) for slot in (*chosen.intent.parameters, "made")}
-        request = rng.choice(chosen.intent.asks).format(**slots)
-        if is_held_out(f"tool {chosen.name} {request}") == held_out:
-            return _requested(kind - _PLAIN_SHARE, offers, chosen, slots, request)
+        request = _draw_request(rng, rng.choice(offers))
+        if is_held_out(f"tool {request.chosen.name} {request.text}") == held_out:
+            return _requested(kind - _PLAIN_SHARE, offers, request)
 
 
-def _requested(
-    kind: float, offers: list[Offer], chosen: Offer, slots: dict[str, str | int], request: str
-) -> Task:
+def _draw_request(rng: Random, chosen: Offer) -> Request:
+    slots = {slot: draw_slot(rng, slot) for slot in (*chosen.intent.parameters, "made")}
+    return Request(rng.choice(chosen.intent.asks).format(**slots), chosen, slots)
+
+
+def _requested(kind: float, offers: list[Offer], request: Request) -> Task:
     """The task of a request: its tool may be missing, or may have answered already."""
-    messages, call = [_user(request)], chosen.call(slots)
+    messages, call = [_user(request.text)], request.call
     if kind < _MISSING_SHARE and len(offers) > 1:
-        others = [entry for entry in offers if entry is not chosen]
+        others = [entry for entry in offers if entry is not request.chosen]
         return _task(others, messages, "", _assistant(NO_TOOL_REPLY))
     if kind < _MISSING_SHARE + _AFTER_RESULT_SHARE:
-        messages += [calling(call), result(chosen, slots)]
-        return _task(offers, messages, "", _assistant(chosen.intent.reply.format(**slots)))
+        messages += [calling(call), result(request)]
+        return _task(offers, messages, told_answer(request.told), _assistant(request.spoken_result))
     return _task(offers, messages, canonical_call(call), calling(call))
 
 
@@ -108,9 +131,10 @@ def calling(call: dict[str, Any]) -> Message:
     }
 
 
-def result(chosen: Offer, slots: dict[str, str | int]) -> Message:
+def result(request: Request) -> Message:
     """The tool's turn."""
-    content = {key: _plain(text.format(**slots)) for key, text in chosen.intent.result.items()}
+    reported = request.chosen.intent.result.items()
+    content = {key: _plain(text.format(**request.slots)) for key, text in reported}
     return {"role": "tool", "content": json.dumps(content)}
 
 

@@ -21,6 +21,7 @@ from tandem.facts.errors import InvalidConfiguration, InvalidRequest
 Message = Mapping[str, Any]
 
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_JSON_LAYOUT = frozenset({"indent", "separators", "sort_keys"})
 # What a template can raise on odd messages: None + "x", a missing key, deep recursion.
 _TEMPLATE_FAILURES = (
     jinja2.TemplateError,
@@ -84,7 +85,7 @@ class ChatTemplate:
         self, messages: Sequence[Message], tools: Sequence[Message], options: ChatOptions
     ) -> str:
         """The prompt text. Raises `InvalidRequest` when the template refuses the messages."""
-        reserved = sorted(_RESERVED & options.arguments.keys())
+        reserved = sorted((_RESERVED | self._special_tokens.keys()) & options.arguments.keys())
         if reserved:
             raise InvalidRequest("chat_template_kwargs", f"must not set {reserved[0]!r}")
         if options.continue_final_message:
@@ -95,16 +96,17 @@ class ChatTemplate:
         self, messages: Sequence[Message], tools: Sequence[Message], options: ChatOptions
     ) -> str:
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
+        variables = {
+            **self._special_tokens,
+            **options.arguments,
+            "messages": messages,
+            # Templates ask `if tools`, some `is not none`: absence must satisfy both.
+            "tools": list(tools) or None,
+            "documents": None,
+            "add_generation_prompt": options.add_generation_prompt,
+        }
         try:
-            return self._templates[name].render(
-                **self._special_tokens,
-                **options.arguments,
-                messages=messages,
-                # Templates ask `if tools`, some `is not none`: absence must satisfy both.
-                tools=list(tools) or None,
-                documents=None,
-                add_generation_prompt=options.add_generation_prompt,
-            )
+            return self._templates[name].render(variables)
         except _TEMPLATE_FAILURES as error:
             raise InvalidRequest(
                 "messages", f"were refused by the chat template: {error}"
@@ -148,21 +150,12 @@ def _environment(now: Callable[[], datetime]) -> jinja2.Environment:
     return environment
 
 
-def _tojson(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
+def _tojson(value: object, ensure_ascii: bool = False, **layout: Any) -> str:
     """Plain JSON: jinja2's own filter escapes HTML, which would end up in the prompt."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
+    foreign = sorted(layout.keys() - _JSON_LAYOUT)
+    if foreign:
+        raise TypeError(f"tojson takes no {foreign[0]!r}")
+    return json.dumps(value, ensure_ascii=ensure_ascii, **layout)
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -75,6 +75,9 @@ def _defaults(path: Path) -> SamplingDefaults:
         value = declared.get(name)
         if isinstance(value, (int, float)):
             values[name] = value
+    # Explicitly not sampling means greedy, as the authors' own library reads it.
+    if declared.get("do_sample") is False:
+        values.setdefault("temperature", 0.0)
     try:
         SamplingParameters(**values)  # type: ignore[arg-type]
     except InvalidRequest as error:

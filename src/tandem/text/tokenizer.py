@@ -54,7 +54,9 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Token ids of `text`, with the checkpoint's leading and trailing specials if asked."""
-        ids: list[int] = self.core.encode(text, add_special_tokens=add_special_tokens).ids
+        # Of the library's calls only those for batches let other threads run meanwhile.
+        batch = self.core.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = batch[0].ids
         if add_special_tokens and self._prepends_bos and self._bos_id is not None:
             return (self._bos_id, *ids)
         if add_special_tokens and self._drops_bos:

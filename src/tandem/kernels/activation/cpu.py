@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from tandem.kernels.activation.contract import check_gate_up
-from tandem.kernels.errors import KernelArgumentError
+from tandem.kernels.native.arguments import require_rows
 from tandem.kernels.native.library import Integer, NativeLibrary, Pointer
 
 
@@ -18,8 +18,7 @@ class NativeSiluMul:
 
     def __call__(self, gate_up_T2F: Tensor) -> Tensor:
         check_gate_up(gate_up_T2F)
-        if gate_up_T2F.dtype is not torch.float32 or gate_up_T2F.stride(1) != 1:
-            raise KernelArgumentError("gate_up_T2F", gate_up_T2F.dtype, "contiguous float32")
+        require_rows("gate_up_T2F", gate_up_T2F)
         rows, features = gate_up_T2F.shape[0], gate_up_T2F.shape[1] // 2
         out_TF = torch.empty(rows, features)
         self.run(

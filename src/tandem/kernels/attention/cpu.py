@@ -6,6 +6,7 @@ from torch import Tensor
 from tandem.kernels.attention.choose import choose_tile_tokens
 from tandem.kernels.attention.contract import AttentionBatch, check_attention
 from tandem.kernels.errors import KernelArgumentError
+from tandem.kernels.native.arguments import require_rows, require_whole
 from tandem.kernels.native.library import (
     DTYPE_CODES,
     Integer,
@@ -37,8 +38,12 @@ class NativePagedAttention:
         window: int | None = None,
     ) -> Tensor:
         check_attention(q_THD, kv_B2KSD, batch)
-        if q_THD.dtype is not torch.float32 or q_THD.stride(2) != 1:
-            raise KernelArgumentError("q_THD", q_THD.dtype, "float32 with a contiguous head dim")
+        require_rows("q_THD", q_THD)
+        require_whole("batch.query_start", batch.query_start, torch.int32)
+        require_whole("batch.context_lengths", batch.context_lengths, torch.int32)
+        if batch.block_table.dtype is not torch.int32 or kv_B2KSD.dtype not in DTYPE_CODES:
+            found = (batch.block_table.dtype, kv_B2KSD.dtype)
+            raise KernelArgumentError("block_table, kv_B2KSD", found, "int32 and a pool dtype")
         _, heads, head_dim = q_THD.shape
         _, _, kv_heads, block_size, _ = kv_B2KSD.shape
         out_THD = torch.empty(q_THD.shape)

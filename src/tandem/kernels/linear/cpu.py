@@ -6,8 +6,9 @@ from torch.nn import functional
 
 from tandem.kernels.errors import KernelArgumentError
 from tandem.kernels.linear import reference
-from tandem.kernels.linear.choose import choose_block_rows
+from tandem.kernels.linear.choose import choose_block_rows, choose_threads
 from tandem.kernels.linear.contract import PackedLinear, Storage, check_linear
+from tandem.kernels.native.arguments import require_rows
 from tandem.kernels.native.library import DTYPE_CODES, Integer, NativeLibrary, Pointer
 
 PANEL_COLUMNS = 64
@@ -47,6 +48,12 @@ def interleave_halves(panel_PCN: Tensor, lanes: int) -> Tensor:
     return runs.transpose(3, 4).flatten(2)
 
 
+def require_output(out_TN: Tensor, rows: int, out_features: int) -> None:
+    require_rows("out_TN", out_TN)
+    if tuple(out_TN.shape) != (rows, out_features):
+        raise KernelArgumentError("out_TN", tuple(out_TN.shape), f"[{rows}, {out_features}]")
+
+
 class NativeLinear:
     """x must be float32 with contiguous features; rows may be strided."""
 
@@ -59,14 +66,14 @@ class NativeLinear:
 
     def __call__(self, x_TC: Tensor, packed: PackedLinear, out_TN: Tensor | None = None) -> Tensor:
         check_linear(x_TC, packed, "panels")
-        if x_TC.dtype is not torch.float32 or x_TC.stride(1) != 1:
-            raise KernelArgumentError("x_TC", x_TC.dtype, "float32 with contiguous features")
+        require_rows("x_TC", x_TC)
         rows = x_TC.shape[0]
         if out_TN is None:
             out_TN = torch.empty(rows, packed.out_features)
-        elif out_TN.dtype is not torch.float32 or out_TN.stride(1) != 1:
-            raise KernelArgumentError("out_TN", out_TN.dtype, "float32 with contiguous features")
-        threads = torch.get_num_threads()
+        else:
+            require_output(out_TN, rows, packed.out_features)
+        multiply_adds = rows * packed.in_features * packed.out_features
+        threads = choose_threads(multiply_adds, torch.get_num_threads())
         weight, scale, bias = packed.weight, packed.scale, packed.bias
         self.run(
             x_TC.data_ptr(),

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from tandem.kernels.errors import KernelArgumentError
+from tandem.kernels.native.arguments import require_rows, require_whole
 from tandem.kernels.native.library import Integer, NativeLibrary, Pointer, Real
 from tandem.kernels.norm.contract import check_norm, check_residual
 
@@ -25,16 +25,15 @@ class NativeNorm:
         self, x_TC: Tensor, residual_TC: Tensor, weight_C: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         check_residual(x_TC, residual_TC)
-        if residual_TC.dtype is not torch.float32 or not residual_TC.is_contiguous():
-            raise KernelArgumentError("residual_TC", residual_TC.dtype, "contiguous float32")
+        require_whole("residual_TC", residual_TC, torch.float32)
         return self.normalise(x_TC, residual_TC, weight_C, eps), residual_TC
 
     def normalise(
         self, x_TC: Tensor, residual_TC: Tensor | None, weight_C: Tensor, eps: float
     ) -> Tensor:
         check_norm(x_TC, weight_C)
-        if x_TC.dtype is not torch.float32 or x_TC.stride(-1) != 1:
-            raise KernelArgumentError("x_TC", x_TC.dtype, "float32 with contiguous features")
+        require_rows("x_TC", x_TC)
+        require_whole("weight_C", weight_C, torch.float32)
         heads = x_TC.shape[1] if x_TC.dim() == 3 else 1
         out_TC = torch.empty(x_TC.shape)
         self.run(

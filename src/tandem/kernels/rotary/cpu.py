@@ -2,7 +2,7 @@
 
 import torch
 
-from tandem.kernels.errors import KernelArgumentError
+from tandem.kernels.native.arguments import require_rows, require_whole
 from tandem.kernels.native.library import (
     DTYPE_CODES,
     Integer,
@@ -33,10 +33,14 @@ class NativeRotateAndStore:
     ) -> None:
         check_rotate(heads, kv_B2KSD, table)
         q, k, v = heads.q, heads.k, heads.v
-        if q.dtype is not torch.float32 or (q.stride(2), k.stride(2), v.stride(2)) != (1, 1, 1):
-            raise KernelArgumentError("heads.q", q.dtype, "float32 with a contiguous head dim")
-        if places.slots.dtype is not torch.int64 or places.positions.dtype is not torch.int64:
-            raise KernelArgumentError("places.slots", places.slots.dtype, "int64")
+        require_rows("heads.q", q)
+        require_rows("heads.k", k)
+        require_rows("heads.v", v)
+        require_whole("places.positions", places.positions, torch.int64)
+        require_whole("places.slots", places.slots, torch.int64)
+        if table is not None:
+            require_whole("table.cos", table.cos, torch.float32)
+            require_whole("table.sin", table.sin, torch.float32)
         tokens, query_heads, head_dim = q.shape
         half = 0 if table is None else table.cos.shape[1]
         shape = (query_heads, k.shape[1], head_dim, half, kv_B2KSD.shape[3])

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from tandem.kernels.errors import KernelArgumentError
+from tandem.kernels.native.arguments import require_rows, require_whole
 from tandem.kernels.native.library import Integer, NativeLibrary, Pointer
 from tandem.kernels.sampling.contract import (
     SamplingRows,
@@ -12,10 +12,14 @@ from tandem.kernels.sampling.contract import (
     check_score,
 )
 
-
-def check_logits(logits_RV: Tensor) -> None:
-    if logits_RV.dtype is not torch.float32 or logits_RV.stride(1) != 1:
-        raise KernelArgumentError("logits_RV", logits_RV.dtype, "float32 with contiguous tokens")
+ROW_DTYPES = (
+    ("temperature", torch.float32),
+    ("top_k", torch.int32),
+    ("top_p", torch.float32),
+    ("min_p", torch.float32),
+    ("seed", torch.int64),
+    ("position", torch.int64),
+)
 
 
 class NativeSample:
@@ -30,9 +34,9 @@ class NativeSample:
 
     def __call__(self, logits_RV: Tensor, rows: SamplingRows) -> Tensor:
         check_sample(logits_RV, rows)
-        check_logits(logits_RV)
-        if rows.top_k.dtype is not torch.int32 or rows.temperature.dtype is not torch.float32:
-            raise KernelArgumentError("rows.top_k", rows.top_k.dtype, "the contract's dtypes")
+        require_rows("logits_RV", logits_RV)
+        for name, dtype in ROW_DTYPES:
+            require_whole(name, getattr(rows, name), dtype)
         count, vocabulary = logits_RV.shape
         tokens_R = torch.empty(count, dtype=torch.int64)
         self.run(
@@ -64,7 +68,8 @@ class NativeTokenLogprobs:
 
     def __call__(self, logits_RV: Tensor, tokens_R: Tensor, top_n: int) -> TokenLogprobs:
         check_score(logits_RV, tokens_R, top_n)
-        check_logits(logits_RV)
+        require_rows("logits_RV", logits_RV)
+        require_whole("tokens_R", tokens_R, torch.int64)
         count, vocabulary = logits_RV.shape
         scored = TokenLogprobs(
             logprob=torch.empty(count),

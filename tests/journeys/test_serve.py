@@ -1,0 +1,189 @@
+"""A user's first hour: the bundled model, the real command, the real `openai` client."""
+
+import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+
+from tests.journeys.serving import run_tandem, serving
+
+RECALL = (
+    "Please remember these facts.\n- calm otter: copper\n- quiet fox: 42\n- bright lamp: silver\n"
+    "What is the value of quiet fox?"
+)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving("--max-num-seqs", "8") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+def ask(client, text: str, **options):
+    return client.chat.completions.create(
+        model="tandem-mini", messages=[{"role": "user", "content": text}], **options
+    )
+
+
+def metric(client, name: str) -> float:
+    text = client.get("../metrics", cast_to=str)
+    line = next(line for line in text.splitlines() if line.startswith(f"tandem:{name}{{"))
+    return float(line.split()[-1])
+
+
+def test_it_says_how_to_try_it(server):
+    assert "tandem chat" in server.greeting
+    assert "curl" in server.greeting
+    assert "KV cache" in server.greeting
+
+
+def test_a_chat_is_answered_in_words_and_ends_by_itself(client):
+    answer = ask(client, "Hello!", temperature=0).choices[0]
+    assert answer.finish_reason == "stop"
+    assert len(answer.message.content.split()) >= 2
+
+
+def test_greedy_streamed_and_batched_answers_are_one_and_the_same(client):
+    whole = ask(client, RECALL, temperature=0, max_tokens=24)
+    text = whole.choices[0].message.content
+
+    def streamed(_: int) -> str:
+        chunks = ask(client, RECALL, temperature=0, max_tokens=24, stream=True)
+        return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+    with ThreadPoolExecutor(12) as pool:
+        assert set(pool.map(streamed, range(24))) == {text}
+
+
+def test_a_seed_decides_whatever_else_runs(client):
+    def sampled(seed: int) -> str:
+        answer = ask(client, "Tell me a story.", temperature=1.0, seed=seed, max_tokens=40)
+        return answer.choices[0].message.content
+
+    alone = [sampled(seed) for seed in range(6)]
+    with ThreadPoolExecutor(18) as pool:
+        together = list(pool.map(sampled, [seed for seed in range(6) for _ in range(3)]))
+    assert together == [text for text in alone for _ in range(3)]
+    assert len(set(alone)) > 1
+
+
+def test_logprobs_are_equal_to_the_last_bit_in_any_company(client):
+    def logprobs(_: int) -> list[float]:
+        answer = ask(client, "Hello!", temperature=0, max_tokens=12, logprobs=True, top_logprobs=3)
+        return [entry.logprob for entry in answer.choices[0].logprobs.content]
+
+    alone = logprobs(0)
+    with ThreadPoolExecutor(8) as pool:
+        assert all(found == alone for found in pool.map(logprobs, range(8)))
+
+
+def test_several_answers_share_their_prompt(client):
+    prompt = " ".join(["The garden is green."] * 40)
+    before = metric(client, "prefix_cache_hits_total")
+    answer = client.completions.create(
+        model="tandem-mini",
+        prompt=prompt,
+        n=4,
+        temperature=1.0,
+        seed=3,
+        max_tokens=8,
+        extra_body={"ignore_eos": True},
+    )
+    assert len({choice.text for choice in answer.choices}) > 1
+    shared = metric(client, "prefix_cache_hits_total") - before
+    assert shared == 3 * ((answer.usage.prompt_tokens - 1) // 16) * 16
+
+
+def test_a_repeated_prompt_is_found_in_the_cache(client):
+    text = "Read this list carefully.\n" + "\n".join(f"- thing {n}: {n}" for n in range(40))
+    first = ask(client, text, max_tokens=1)
+    again = ask(client, text, max_tokens=1)
+    assert first.usage.prompt_tokens_details.cached_tokens == 0
+    assert again.usage.prompt_tokens_details.cached_tokens > 100
+
+
+def test_a_client_who_leaves_frees_its_slot(client):
+    stream = client.completions.create(
+        model="tandem-mini",
+        prompt="Once",
+        max_tokens=3000,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    next(iter(stream))
+    stream.close()
+    for _ in range(2000):
+        if metric(client, "num_requests_running") == 0:
+            break
+    assert metric(client, "num_requests_running") == 0
+    assert metric(client, "kv_cache_usage_perc") == 0
+
+
+def test_bad_requests_are_refused_and_disturb_nobody(client):
+    with pytest.raises(openai.BadRequestError, match="context"):
+        ask(client, "word " * 20_000)
+    with pytest.raises(openai.BadRequestError, match="max_tokens"):
+        ask(client, "Hello!", max_tokens=-1)
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="gpt-9", messages=[{"role": "user", "content": "x"}])
+    assert ask(client, "Hello!", temperature=0).choices[0].message.content
+
+
+def test_the_terminal_commands_talk_to_it(server):
+    completed = run_tandem("complete", "Hello", "--url", server.url, "--max-tokens", "5")
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.strip()
+    chatted = run_tandem("chat", "--url", server.url, stdin="Hello!\n")
+    assert chatted.returncode == 0, chatted.stderr
+    assert chatted.stdout.strip()
+
+
+def test_bench_measures_it(server, tmp_path):
+    output = tmp_path / "bench.json"
+    done = run_tandem(
+        "bench", "--url", server.url, "--num-prompts", "6", "--request-rate", "50",
+        "--random-input-len", "32", "--random-output-len", "8", "--output", str(output),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "TTFT" in done.stdout
+    assert json.loads(output.read_text())
+
+
+def test_keys_are_asked_for_and_sigterm_ends_in_order():
+    with serving("--api-key", "first", "--api-key", "second") as process:
+        wrong = openai.OpenAI(base_url=f"{process.url}/v1", api_key="third", max_retries=0)
+        with pytest.raises(openai.AuthenticationError):
+            wrong.models.list()
+        right = openai.OpenAI(base_url=f"{process.url}/v1", api_key="second", max_retries=0)
+        assert right.models.list().data[0].id == "tandem-mini"
+        assert process.terminate() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["/no/such/model"], "no directory"),
+        (["--max-model-len", "100000"], "max-model-len 100000"),
+        (["--dtype", "fp32"], "dtype"),
+        (["--block-size", "0"], "block-size"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(arguments, words):
+    failed = run_tandem("serve", "--port", "0", *arguments)
+    assert failed.returncode == 2
+    assert words in failed.stderr
+    assert len(failed.stderr.strip().splitlines()) == 1, failed.stderr
+
+
+def test_a_taken_port_is_one_line():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        failed = run_tandem("serve", "--port", str(taken.getsockname()[1]))
+    assert failed.returncode == 2
+    assert "cannot listen" in failed.stderr

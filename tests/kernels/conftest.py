@@ -1,0 +1,36 @@
+"""The two faces under test; native tests are skipped where no compiler can be found."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tandem.kernels.faces import Kernels, native_kernels, reference_kernels
+from tandem.kernels.native.build import BuildFailure
+from tandem.kernels.native.library import NativeLibrary, load_library
+
+
+@pytest.fixture(scope="session")
+def library() -> NativeLibrary:
+    loaded = load_library()
+    if isinstance(loaded, BuildFailure):
+        pytest.skip(loaded.reason)
+    return loaded
+
+
+@pytest.fixture(scope="session")
+def native(library: NativeLibrary) -> Kernels:
+    return native_kernels(library)
+
+
+@pytest.fixture(scope="session")
+def reference() -> Kernels:
+    return reference_kernels()
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,69 @@
+"""Paged pools for tests: permuted blocks, NaN in every unused slot, garbage in unused entries."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tandem.kernels.attention.contract import AttentionBatch
+
+GARBAGE_BLOCK = 2**30
+
+
+@dataclass(frozen=True)
+class Shape:
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    block_size: int = 16
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class Paged:
+    """The same sequences twice: dense [N][2, K, L, D], and one layer [B, 2, K, S, D] of a pool."""
+
+    dense: list[Tensor]
+    pool: Tensor
+    block_table: Tensor
+
+
+def paged(lengths: Sequence[int], shape: Shape, seed: int = 0) -> Paged:
+    generator = torch.Generator().manual_seed(seed)
+    size = shape.block_size
+    dense = [
+        torch.randn(2, shape.kv_heads, length, shape.head_dim, generator=generator).to(shape.dtype)
+        for length in lengths
+    ]
+    blocks = [-(-length // size) for length in lengths]
+    order = torch.randperm(sum(blocks) + 2, generator=generator).tolist()
+    table = torch.full((len(lengths), max(blocks, default=0) + 1), GARBAGE_BLOCK, dtype=torch.int32)
+    pool = torch.full(
+        (sum(blocks) + 2, 3, 2, shape.kv_heads, size, shape.head_dim), torch.nan, dtype=shape.dtype
+    )
+    for n in range(len(lengths)):
+        for b in range(blocks[n]):
+            table[n, b] = block = order.pop()
+            part = dense[n][:, :, b * size : (b + 1) * size]
+            pool[block, 1, :, :, : part.shape[2]] = part
+    return Paged(dense, pool[:, 1], table)
+
+
+def batch_of(queries: Sequence[int], contexts: Sequence[int], table: Tensor) -> AttentionBatch:
+    starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32)
+    return AttentionBatch(starts, torch.tensor(contexts, dtype=torch.int32), table)
+
+
+def oracle(q_THD: Tensor, kv_2KLD: Tensor, scale: float, window: int | None) -> Tensor:
+    """Attention of the last queries of one sequence, the obvious way, in float64."""
+    tokens, heads, _ = q_THD.shape
+    k_HLD, v_HLD = kv_2KLD.double().repeat_interleave(heads // kv_2KLD.shape[1], dim=1)
+    position_T1 = torch.arange(k_HLD.shape[1] - tokens, k_HLD.shape[1])[:, None]
+    key_L = torch.arange(k_HLD.shape[1])
+    seen_TL = key_L <= position_T1
+    if window is not None:
+        seen_TL &= key_L > position_T1 - window
+    scores_HTL = torch.einsum("thd,hld->htl", q_THD.double(), k_HLD) * scale
+    weights_HTL = scores_HTL.masked_fill(~seen_TL, -torch.inf).softmax(dim=-1)
+    return torch.einsum("htl,hld->thd", weights_HTL, v_HLD)

@@ -1,0 +1,155 @@
+"""Paged attention against the obvious formula, and its law: chunks, company, blocks, threads."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem.kernels.attention.contract import AttentionBatch
+from tandem.kernels.errors import KernelArgumentError
+from tandem.kernels.faces import Kernels
+from tests.kernels.pools import Shape, batch_of, oracle, paged
+
+QUERIES = [5, 1, 0, 70, 40, 1]
+CONTEXTS = [5, 600, 9, 333, 40, 1]
+SHAPES = [
+    Shape(4, 4, 16, 16),
+    Shape(9, 3, 24, 8),
+    Shape(14, 2, 64, 16),
+    Shape(8, 1, 80, 7),
+    Shape(6, 2, 128, 128),
+    Shape(13, 1, 32, 1),
+    Shape(3, 3, 6, 16),
+]
+
+
+def queries_for(tokens: int, shape: Shape) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(tokens)
+    return torch.randn(tokens, shape.heads, shape.head_dim, generator=generator)
+
+
+def check(kernels: Kernels, shape: Shape, window: int | None, tolerance: float) -> None:
+    scale = shape.head_dim**-0.5
+    pages = paged(CONTEXTS, shape)
+    batch = batch_of(QUERIES, CONTEXTS, pages.block_table)
+    q_THD = queries_for(sum(QUERIES), shape)
+    found = kernels.paged_attention(q_THD, pages.pool, batch, scale=scale, window=window)
+    assert found.is_contiguous()
+    for span in batch.spans:
+        rows = slice(span.query_start, span.query_start + span.query_tokens)
+        wanted = oracle(q_THD[rows], pages.dense[span.index], scale, window)
+        torch.testing.assert_close(found[rows].double(), wanted, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("window", [None, 1, 37, 300])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_native_agrees_with_the_formula(
+    native: Kernels, shape: Shape, window: int | None, dtype: torch.dtype
+) -> None:
+    typed = Shape(shape.heads, shape.kv_heads, shape.head_dim, shape.block_size, dtype)
+    check(native, typed, window, 3e-6)
+
+
+@pytest.mark.parametrize("window", [None, 37])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_reference_agrees_with_the_formula(
+    reference: Kernels, shape: Shape, window: int | None
+) -> None:
+    check(reference, shape, window, 3e-6)
+
+
+def test_reference_follows_the_dtype(reference: Kernels) -> None:
+    shape = Shape(dtype=torch.float64)
+    pages = paged([40], shape)
+    q_THD = queries_for(3, shape).double()
+    batch = batch_of([3], [40], pages.block_table)
+    found = reference.paged_attention(q_THD, pages.pool, batch, scale=0.2)
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, oracle(q_THD, pages.dense[0], 0.2, None))
+
+
+@pytest.mark.parametrize("kernels", ["native", "reference"])
+def test_blocks_before_the_window_may_be_gone(kernels: str, request: pytest.FixtureRequest) -> None:
+    face: Kernels = request.getfixturevalue(kernels)
+    shape = Shape()
+    pages = paged([700], shape)
+    table = pages.block_table.clone()
+    table[0, : (700 - 4 - 50) // 16] = 2**30
+    q_THD = queries_for(4, shape)
+    batch = batch_of([4], [700], table)
+    found = face.paged_attention(q_THD, pages.pool, batch, scale=0.2, window=50)
+    wanted = oracle(q_THD, pages.dense[0], 0.2, 50)
+    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=3e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_chunks_company_and_blocks_change_no_bit(native: Kernels, data: st.DataObject) -> None:
+    shape = data.draw(st.sampled_from([*SHAPES, Shape(8, 2, 64, 16, torch.bfloat16)]))
+    length = data.draw(st.integers(1, 700))
+    window = data.draw(st.sampled_from([None, 40, 300]))
+    pages = paged([length, 50], shape)
+    q_THD = queries_for(length + 1, shape)
+    alone = native.paged_attention(
+        q_THD[:length],
+        pages.pool,
+        batch_of([length], [length], pages.block_table[:1]),
+        scale=0.2,
+        window=window,
+    )
+    moved = paged([length, 50], Shape(shape.heads, shape.kv_heads, shape.head_dim, 5, shape.dtype))
+    cuts = sorted({*data.draw(st.lists(st.integers(1, length), max_size=4)), length})
+    begin = 0
+    for end in cuts:
+        batch = batch_of([end - begin, 1], [end, 50], moved.block_table)
+        rows = torch.cat([q_THD[begin:end], q_THD[-1:]])
+        found = native.paged_attention(rows, moved.pool, batch, scale=0.2, window=window)
+        assert torch.equal(found[:-1], alone[begin:end])
+        begin = end
+
+
+@pytest.mark.parametrize("queries", [1, 3, 200])
+def test_threads_change_no_bit(native: Kernels, two_threads: None, queries: int) -> None:
+    shape = Shape(4, 1, 64, 16)
+    pages = paged([2500], shape)
+    q_THD = queries_for(queries, shape)
+    batch = batch_of([queries], [2500], pages.block_table)
+    two = native.paged_attention(q_THD, pages.pool, batch, scale=0.1)
+    torch.set_num_threads(1)
+    assert torch.equal(native.paged_attention(q_THD, pages.pool, batch, scale=0.1), two)
+
+
+def test_large_scores_do_not_overflow(native: Kernels) -> None:
+    shape = Shape(2, 1, 16, 16)
+    pages = paged([600], shape)
+    q_THD = queries_for(2, shape) * 1000
+    batch = batch_of([2], [600], pages.block_table)
+    found = native.paged_attention(q_THD, pages.pool, batch, scale=1.0)
+    wanted = oracle(q_THD, pages.dense[0], 1.0, None)
+    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=1e-2)
+
+
+def test_an_empty_batch_gives_an_empty_result(native: Kernels, reference: Kernels) -> None:
+    shape = Shape()
+    pages = paged([3], shape)
+    batch = batch_of([0], [3], pages.block_table)
+    for kernels in (native, reference):
+        empty = kernels.paged_attention(queries_for(0, shape), pages.pool, batch, scale=1.0)
+        assert empty.shape == (0, 4, 32)
+
+
+def test_spans_leave_out_idle_sequences() -> None:
+    batch = batch_of([2, 0, 1], [5, 6, 7], torch.zeros(3, 1, dtype=torch.int32))
+    assert [(s.index, s.query_start, s.query_tokens) for s in batch.spans] == [(0, 0, 2), (2, 2, 1)]
+
+
+def test_wrong_shapes_are_refused(native: Kernels) -> None:
+    shape = Shape()
+    pages = paged([3], shape)
+    batch = batch_of([1], [3], pages.block_table)
+    with pytest.raises(KernelArgumentError, match="kv_B2KSD"):
+        native.paged_attention(torch.ones(1, 3, 32), pages.pool, batch, scale=1.0)
+    short = AttentionBatch(batch.query_start[:1], batch.context_lengths, batch.block_table)
+    with pytest.raises(KernelArgumentError, match="batch"):
+        native.paged_attention(queries_for(1, shape), pages.pool, short, scale=1.0)

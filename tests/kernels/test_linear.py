@@ -1,0 +1,109 @@
+"""Linear layers: native against reference, and the law that a row never feels its company."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem.kernels.errors import KernelArgumentError
+from tandem.kernels.faces import Kernels
+from tandem.kernels.linear.choose import LEAST_ROWS, MOST_ROWS, choose_block_rows, choose_threads
+from tandem.kernels.linear.contract import Storage
+
+STORAGES: tuple[Storage, ...] = ("float32", "bfloat16", "float16", "int8")
+SHAPES = [(1, 1), (64, 64), (65, 33), (130, 300), (300, 517)]
+
+
+def operands(rows: int, out_features: int, in_features: int, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(rows, in_features), (out_features, in_features), (out_features,)]
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
+@pytest.mark.parametrize("rows", [0, 1, 5, 6, 7, 20, 130])
+def test_native_agrees_with_reference(
+    native: Kernels, reference: Kernels, storage: Storage, out_features: int, in_features: int,
+    rows: int,
+) -> None:  # fmt: skip
+    x_TC, weight_NC, bias_N = operands(rows, out_features, in_features)
+    for bias in (bias_N, None):
+        found = native.linear(x_TC, native.pack(weight_NC, bias, storage))
+        wanted = reference.linear(x_TC.double(), reference.pack(weight_NC, bias, storage))
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_storage_error_is_that_of_the_format(reference: Kernels, storage: Storage) -> None:
+    x_TC, weight_NC, _ = operands(8, 64, 256)
+    stored = reference.linear(x_TC, reference.pack(weight_NC, None, storage))
+    exact = reference.linear(x_TC.double(), reference.pack(weight_NC, None, "float64"))
+    error = (stored - exact).norm() / exact.norm()
+    assert error < {"float32": 1e-6, "bfloat16": 3e-3, "float16": 4e-4, "int8": 1.5e-2}[storage]
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_rows_never_depend_on_their_company(
+    native: Kernels, storage: Storage, data: st.DataObject
+) -> None:
+    rows = data.draw(st.integers(1, 230))
+    x_TC, weight_NC, bias_N = operands(rows, data.draw(st.integers(1, 140)), 300, seed=rows)
+    packed = native.pack(weight_NC, bias_N, storage)
+    together = native.linear(x_TC, packed)
+    cuts = sorted(data.draw(st.lists(st.integers(0, rows), max_size=4)))
+    for begin, end in zip([0, *cuts], [*cuts, rows], strict=True):
+        assert torch.equal(native.linear(x_TC[begin:end], packed), together[begin:end])
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("rows", [1, 4, 50, 500])
+def test_threads_change_no_bit(
+    native: Kernels, two_threads: None, storage: Storage, rows: int
+) -> None:
+    x_TC, weight_NC, bias_N = operands(rows, 700, 260)
+    packed = native.pack(weight_NC, bias_N, storage)
+    two = native.linear(x_TC, packed)
+    torch.set_num_threads(1)
+    assert torch.equal(native.linear(x_TC, packed), two)
+
+
+def test_strided_rows_and_given_output(native: Kernels) -> None:
+    x_TC, weight_NC, bias_N = operands(9, 70, 40)
+    packed = native.pack(weight_NC, bias_N, "float32")
+    wide = torch.full((9, 100), 7.0)
+    wide[:, :40] = x_TC
+    out = torch.full((9, 80), 5.0)
+    returned = native.linear(wide[:, :40], packed, out[:, :70])
+    assert torch.equal(returned, native.linear(x_TC, packed))
+    assert torch.equal(out[:, 70:], torch.full((9, 10), 5.0))
+
+
+def test_half_storage_keeps_subnormals_and_infinities(native: Kernels) -> None:
+    weight_NC = torch.tensor([[6e-8, -3e-5, 65504.0, torch.inf]]).T
+    found = native.linear(torch.ones(1, 1), native.pack(weight_NC, None, "float16"))
+    assert torch.equal(found[0], weight_NC[:, 0].half().float())
+
+
+def test_a_weight_of_the_other_face_is_refused(native: Kernels, reference: Kernels) -> None:
+    packed = reference.pack(torch.ones(2, 3), None, "float32")
+    with pytest.raises(KernelArgumentError, match="layout"):
+        native.linear(torch.ones(1, 3), packed)
+    with pytest.raises(KernelArgumentError, match="x_TC"):
+        reference.linear(torch.ones(1, 4), packed)
+    with pytest.raises(KernelArgumentError, match="x_TC"):
+        native.linear(torch.ones(1, 3).double(), native.pack(torch.ones(2, 3), None, "float32"))
+    with pytest.raises(KernelArgumentError, match="storage"):
+        native.pack(torch.ones(2, 3), None, "float64")
+
+
+@given(st.integers(1, 10_000), st.integers(1, 3000), st.integers(1, 64))
+def test_blocks_stay_within_bounds(rows: int, panels: int, threads: int) -> None:
+    assert LEAST_ROWS <= choose_block_rows(rows, panels, threads) <= MOST_ROWS
+
+
+def test_small_products_stay_on_one_thread() -> None:
+    assert choose_threads(64 * 64, 8) == 1
+    assert choose_threads(1 << 30, 8) == 8

@@ -1,0 +1,171 @@
+"""Sampling: the noise's known answers, the filters' meaning, and both faces drawing alike."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem.kernels.errors import KernelArgumentError
+from tandem.kernels.faces import Kernels
+from tandem.kernels.sampling.contract import SamplingRows
+from tandem.kernels.sampling.philox import gumbel, philox
+
+# Random123's published vectors for philox4x32-10: counter, key, output.
+KNOWN_ANSWERS = [
+    ("00000000 00000000 00000000 00000000", "00000000 00000000",
+     "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff",
+     "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0",
+     "d16cfe09 94fdcceb 5001e420 24126ea1"),
+]  # fmt: skip
+FACES = ["native", "reference"]
+
+
+def rows_of(count: int, **parameters: float) -> SamplingRows:
+    def filled(name: str, default: float, dtype: torch.dtype) -> torch.Tensor:
+        return torch.full((count,), parameters.get(name, default), dtype=dtype)
+
+    return SamplingRows(
+        temperature=filled("temperature", 1.0, torch.float32),
+        top_k=filled("top_k", 0, torch.int32),
+        top_p=filled("top_p", 1.0, torch.float32),
+        min_p=filled("min_p", 0.0, torch.float32),
+        seed=torch.arange(count) * 7919 - 5,
+        position=torch.arange(count) + (1 << 33),
+    )
+
+
+@pytest.mark.parametrize(("counter", "key", "output"), KNOWN_ANSWERS)
+def test_philox_known_answers(counter: str, key: str, output: str) -> None:
+    def words(text: str) -> list[torch.Tensor]:
+        return [torch.tensor(int(word, 16)) for word in text.split()]
+
+    c0, c1, c2, c3 = words(counter)
+    k0, k1 = words(key)
+    assert [int(word) for word in philox((c0, c1, c2, c3), (k0, k1))] == [
+        int(word) for word in words(output)
+    ]
+
+
+def test_noise_is_bounded_gumbel() -> None:
+    noise = gumbel(torch.tensor([3, -1]), torch.tensor([0, 1 << 40]), 100_001)
+    assert noise.shape == (2, 100_001)
+    assert -2.86 < noise.min() < -2.0
+    assert 8.0 < noise.max() < 17.33
+    assert abs(noise.mean() - 0.5772) < 0.01
+    assert abs(noise.var() - torch.pi**2 / 6) < 0.02
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_both_faces_draw_the_same_tokens(
+    native: Kernels, reference: Kernels, data: st.DataObject
+) -> None:
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
+    rows, vocabulary = 24, data.draw(st.integers(1, 2000))
+    logits = torch.randn(rows, vocabulary, generator=generator) * data.draw(
+        st.sampled_from([0.0, 0.1, 1.0, 4.0, 30.0])
+    )
+    if data.draw(st.booleans()):
+        logits = logits.round()
+    if data.draw(st.booleans()):
+        logits[:, 1::3] = -torch.inf
+
+    def mixed(share_off: float, off: float, scale: float) -> torch.Tensor:
+        value, switch = torch.rand(2, rows, generator=generator)
+        return torch.where(switch < share_off, off, value * scale)
+
+    parameters = SamplingRows(
+        temperature=mixed(0.1, 0.0, 2.0),
+        top_k=mixed(0.4, 0.0, 50.0).int(),
+        top_p=mixed(0.4, 1.0, 1.0),
+        min_p=mixed(0.5, 0.0, 0.4),
+        seed=torch.randint(-(2**63), 2**63 - 1, (rows,), generator=generator),
+        position=torch.randint(0, 2**40, (rows,), generator=generator),
+    )
+    assert torch.equal(native.sample(logits, parameters), reference.sample(logits, parameters))
+
+
+def test_both_faces_draw_alike_from_a_real_vocabulary(native: Kernels, reference: Kernels) -> None:
+    logits = torch.randn(4, 50_003) * torch.tensor([0.2, 1.0, 3.0, 6.0])[:, None]
+    for parameters in ({}, {"top_p": 0.95}, {"top_k": 3000}, {"top_k": 40, "top_p": 0.5}):
+        rows = rows_of(4, **parameters)
+        assert torch.equal(native.sample(logits, rows), reference.sample(logits, rows))
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize(
+    ("parameters", "kept"),
+    [
+        ({}, 8),
+        ({"temperature": 0.5}, 8),
+        ({"top_k": 3}, 3),
+        ({"top_p": 0.8}, 3),
+        ({"min_p": 0.3}, 2),
+        ({"top_k": 4, "top_p": 0.8}, 2),
+    ],
+)
+def test_frequencies_follow_the_filtered_distribution(
+    face: str, parameters: dict[str, float], kept: int, request: pytest.FixtureRequest
+) -> None:
+    kernels: Kernels = request.getfixturevalue(face)
+    draws = 20_000
+    logits_V = -0.7 * torch.arange(8.0)
+    weights_V = torch.softmax(logits_V / parameters.get("temperature", 1.0), dim=0)
+    weights_V[kept:] = 0
+    order_V = torch.tensor([3, 0, 6, 1, 7, 2, 5, 4])
+    rows = rows_of(draws, **parameters)
+    tokens = kernels.sample(logits_V[order_V].expand(draws, 8).contiguous(), rows)
+    counts_V = torch.bincount(order_V[tokens], minlength=8)
+    assert counts_V[kept:].sum() == 0
+    expected_V = (weights_V / weights_V.sum() * draws)[:kept]
+    chi_square = ((counts_V[:kept] - expected_V) ** 2 / expected_V).sum()
+    # The 1 - 1e-6 quantile with seven degrees of freedom is 40.
+    assert chi_square < 40
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_greedy_and_ties_take_the_lowest_id(face: str, request: pytest.FixtureRequest) -> None:
+    kernels: Kernels = request.getfixturevalue(face)
+    logits = torch.tensor([[1.0, 5.0, 5.0], [2.0, 2.0, 2.0], [-torch.inf] * 3])
+    assert kernels.sample(logits, rows_of(3, temperature=0.0)).tolist() == [1, 0, 0]
+    assert kernels.sample(logits, rows_of(3, top_k=1)).tolist() == [1, 0, 0]
+    assert kernels.sample(logits, rows_of(3, top_p=0.0)).tolist() == [1, 0, 0]
+    assert kernels.sample(logits, rows_of(3, min_p=1.5)).tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_row_never_depends_on_its_company(face: str, request: pytest.FixtureRequest) -> None:
+    kernels: Kernels = request.getfixturevalue(face)
+    logits = torch.randn(30, 500)
+    rows = rows_of(30, top_p=0.9)
+    together = kernels.sample(logits, rows)
+    for i in range(30):
+        alone = SamplingRows(*(value[i : i + 1] for value in vars(rows).values()))
+        assert kernels.sample(logits[i : i + 1], alone)[0] == together[i]
+
+
+@pytest.mark.parametrize("top_n", [0, 1, 5, 700])
+def test_logprobs_and_ranks(native: Kernels, reference: Kernels, top_n: int) -> None:
+    logits = torch.randn(12, 700) * 3
+    logits[3:6] = logits[3:6].round()
+    tokens = torch.randint(0, 700, (12,))
+    found = native.token_logprobs(logits, tokens, top_n)
+    wanted = reference.token_logprobs(logits, tokens, top_n)
+    assert torch.equal(found.rank, wanted.rank)
+    assert torch.equal(found.top_ids, wanted.top_ids)
+    torch.testing.assert_close(found.logprob, wanted.logprob, rtol=1e-5, atol=2e-5)
+    torch.testing.assert_close(found.top_logprobs, wanted.top_logprobs, rtol=1e-5, atol=2e-5)
+    if top_n:
+        best = reference.token_logprobs(logits, found.top_ids[:, 0], 1)
+        assert torch.equal(best.rank, torch.ones(12, dtype=torch.int64))
+
+
+def test_wrong_arguments_are_refused(native: Kernels) -> None:
+    with pytest.raises(KernelArgumentError, match="rows"):
+        native.sample(torch.zeros(2, 3), rows_of(3))
+    with pytest.raises(KernelArgumentError, match="top_n"):
+        native.token_logprobs(torch.zeros(2, 3), torch.zeros(2).long(), 4)
+    with pytest.raises(KernelArgumentError, match="logits_RV"):
+        native.sample(torch.zeros(2, 3).double(), rows_of(2))
