@@ -78,9 +78,6 @@ def plan_call(body: SamplingFields, plan: Plan, door: FrontDoor) -> Call:
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options", "needs stream to be true")
     choices_per_prompt = body.n or 1
-    if len(plan.prompts) * choices_per_prompt > door.config.max_choices:
-        limit = door.config.max_choices
-        raise InvalidRequest("n", f"asks for more than {limit} choices over all prompts")
     answer_id = fresh_id(plan.id_prefix)
     requests: list[Request] = []
     for prompt in plan.prompts:
@@ -105,6 +102,13 @@ def plan_call(body: SamplingFields, plan: Plan, door: FrontDoor) -> Call:
         requests=requests,
         presentation=_presentation(body, plan, card),
     )
+
+
+def check_choices(body: SamplingFields, prompts: int, door: FrontDoor) -> None:
+    """Raises `InvalidRequest` for too many sequences, before any of them costs anything."""
+    limit = door.config.max_choices
+    if prompts * (body.n or 1) > limit:
+        raise InvalidRequest("n", f"asks for more than {limit} choices over all prompts")
 
 
 def _presentation(body: SamplingFields, plan: Plan, card: ModelCard) -> Presentation:

@@ -23,7 +23,7 @@ from tandem.api.answers import (
     Usage,
 )
 from tandem.api.bodies import ChatBody, Tool
-from tandem.api.call import Call, Plan, StreamUsage, plan_call, respond
+from tandem.api.call import Call, Plan, StreamUsage, check_choices, plan_call, respond
 from tandem.api.choice import ChoiceDelta
 from tandem.api.door import SYSTEM_FINGERPRINT, FrontDoor
 from tandem.api.logprobs import Shown, chat_logprobs
@@ -46,6 +46,7 @@ def chat_routes(door: FrontDoor) -> APIRouter:
     async def create_chat_completion(request: Request) -> Response:
         body = await read_body(request, ChatBody, door.config)
         door.admit(body.model)
+        check_choices(body, 1, door)
         tools = _tools(body)
         wish = _wish(body, door.generator.card.context_tokens)
         sampling = sampling_parameters(body, wish, door.text.defaults, door.generator.card)

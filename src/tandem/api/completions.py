@@ -10,12 +10,12 @@ from starlette.responses import Response
 
 from tandem.api.answers import CompletionAnswer, CompletionChoice, CompletionLogprobs, Usage
 from tandem.api.bodies import CompletionBody
-from tandem.api.call import Call, Plan, StreamUsage, plan_call, respond
+from tandem.api.call import Call, Plan, StreamUsage, check_choices, plan_call, respond
 from tandem.api.choice import ChoiceDelta
 from tandem.api.door import SYSTEM_FINGERPRINT, FrontDoor
 from tandem.api.logprobs import Shown, completion_logprobs, token_text
 from tandem.api.parameters import Wish, sampling_parameters
-from tandem.api.prompts import completion_prompts
+from tandem.api.prompts import completion_prompts, prompt_count
 from tandem.api.reading import read_body
 from tandem.api.schema import described
 from tandem.api.sse import event
@@ -35,6 +35,7 @@ def completion_routes(door: FrontDoor) -> APIRouter:
         body = await read_body(request, CompletionBody, door.config)
         door.admit(body.model)
         _check(body)
+        check_choices(body, prompt_count(body.prompt), door)
         card = door.generator.card
         wish = Wish(body.max_tokens or _DEFAULT_MAX_TOKENS, body.logprobs)
         sampling = sampling_parameters(body, wish, door.text.defaults, card)

@@ -33,14 +33,21 @@ async def completion_prompts(
 ) -> list[Tokens]:
     """Each prompt of a completion call, in order. Raises `InvalidRequest`."""
     specials = body.add_special_tokens is not False
-    prompts: list[Tokens] = []
-    for prompt in _prompt_list(body.prompt):
+    prompts = _prompt_list(body.prompt)
+
+    def read(prompt: str | list[int]) -> Tokens:
         if isinstance(prompt, str):
-            prompts.append(await encode(prompt, text, add_special_tokens=specials))
-        else:
-            check_tokens("prompt", prompt, card)
-            prompts.append(tuple(prompt))
-    return prompts
+            return text.tokenizer.encode(prompt, add_special_tokens=specials)
+        check_tokens("prompt", prompt, card)
+        return tuple(prompt)
+
+    chars = sum(len(prompt) for prompt in prompts)
+    return await _off_loop_if_large(chars, lambda: [read(prompt) for prompt in prompts])
+
+
+def prompt_count(prompt: str | list[Any]) -> int:
+    """How many prompts a completion call holds, known without reading them."""
+    return len(_prompt_list(prompt))
 
 
 async def chat_prompt(

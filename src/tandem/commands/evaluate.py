@@ -1,6 +1,7 @@
 """`tandem eval`: how well a served model recalls, calculates, calls tools and speaks."""
 
 import asyncio
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tandem.commands.options import ServerOptions, with_options
+from tandem.config.options import ServeOptions
 from tandem.measure.chat_model import ChatModel
 from tandem.measure.client import Client, Endpoint
 from tandem.measure.evaluation import EvaluationSettings, SuiteScore, evaluate
@@ -36,6 +38,12 @@ class EvaluationOptions:
     concurrency: Annotated[int, typer.Option(min=1, help="Chats asked at once.")] = 8
     output: Annotated[Path | None, typer.Option(help="Writes tasks and replies as JSON.")] = None
     progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True
+    in_process: Annotated[
+        bool, typer.Option("--in-process", help="Serve the bundled model here and measure it.")
+    ] = False
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Serve this checkpoint in process and measure it.")
+    ] = None
 
     def settings(self) -> EvaluationSettings:
         """Raises `InvalidConfiguration` for an unknown suite."""
@@ -51,9 +59,11 @@ def evaluate_command(server: ServerOptions, options: EvaluationOptions) -> None:
     Recall at several context lengths, arithmetic with written steps and by majority vote, tool
     calls, and whether it speaks whole sentences.
     """
-    settings = options.settings()
-    endpoint = Endpoint(server.url, server.api_key, server.timeout_s)
-    name, scores = asyncio.run(_evaluate_url(endpoint, server.model, settings, options.progress))
+    options.settings()  # a wrong suite is said before anything is loaded
+    if options.in_process or options.checkpoint is not None:
+        name, scores = asyncio.run(_evaluate_here(server, options))
+    else:
+        name, scores = asyncio.run(_evaluate_url(server.url, server, options))
     show_scores(name, scores, options)
 
 
@@ -100,14 +110,17 @@ def score_table(scores: Sequence[SuiteScore]) -> Table:
         table.add_column(name, justify="left" if name in ("task", "") else "right")
     for score in scores:
         low, high = score.interval
-        reached = score.share >= score.suite.target
+        target = score.suite.target
+        verdict = "" if target is None else "[red]missed[/red]"
+        if target is not None and score.share >= target:
+            verdict = "[green]reached[/green]"
         table.add_row(
             score.suite.name,
             str(len(score.judged)),
             f"{score.share:.1%}",
             f"{low:.1%} - {high:.1%}",
-            f"{score.suite.target:.0%}",
-            "[green]reached[/green]" if reached else "[red]missed[/red]",
+            "" if target is None else f"{target:.0%}",
+            verdict,
         )
     return table
 
@@ -145,10 +158,22 @@ def result_document(name: str, seed: int, scores: Sequence[SuiteScore]) -> dict[
     }
 
 
-async def _evaluate_url(
-    endpoint: Endpoint, name: str | None, settings: EvaluationSettings, shown: bool
+async def _evaluate_here(
+    server: ServerOptions, options: EvaluationOptions
 ) -> tuple[str, list[SuiteScore]]:
-    async with Client(endpoint) as client:
-        model = await client.choose_model(name)
+    # torch takes seconds to import; who measures a running server should not wait for it.
+    assembly = importlib.import_module("tandem.commands.assembly")
+    checkpoint = str(options.checkpoint) if options.checkpoint else None
+    here = assembly.assemble(checkpoint, ServeOptions())
+    async with assembly.served_in_process(here) as url:
+        return await _evaluate_url(url, server, options)
+
+
+async def _evaluate_url(
+    url: str, server: ServerOptions, options: EvaluationOptions
+) -> tuple[str, list[SuiteScore]]:
+    async with Client(Endpoint(url, server.api_key, server.timeout_s)) as client:
+        model = await client.choose_model(server.model)
         chat = HttpChat(client, model.id)
-        return model.id, await evaluate_with_progress(chat, settings, shown)
+        settings = options.settings()
+        return model.id, await evaluate_with_progress(chat, settings, options.progress)
