@@ -5,6 +5,7 @@ list and many questions about it: a single question a list would give the copyin
 useful token in a thousand, and it would never form.
 """
 
+import re
 from collections.abc import Callable
 from random import Random
 
@@ -27,7 +28,9 @@ SYSTEM_PROMPTS = (
 )
 # The value is the only word of a recall reply that needs the list; its tokens count more.
 VALUE_WEIGHT = 4.0
-FRAME_WEIGHT = 0.3
+# The name has to be copied from the question, past lists full of names alike.
+NAME_WEIGHT = 2.0
+FRAME_WEIGHT = 0.1
 # Of chat conversations: sums take far more practice than small talk.
 ARITHMETIC_SHARE = 0.65
 MIXED_SHARE = 0.08
@@ -90,7 +93,7 @@ def recall_parts(rng: Random, row_tokens: int) -> list[Part]:
     """One list and as many questions as fill the rest of the row."""
     facts_share = 0.35 if row_tokens < 1000 else 0.6
     names: list[str] = []
-    count = max(2, int(row_tokens * facts_share / _LINE_TOKENS * rng.uniform(0.6, 1.1)))
+    count = max(2, int(row_tokens * facts_share / _LINE_TOKENS * rng.uniform(0.6, 1.4)))
     facts = [draw_fact(rng, names) for _ in range(count)]
     lines = "\n".join(fact.line for fact in facts)
     head = f"{rng.choice(INTROS)}\n{lines}\n"
@@ -119,19 +122,26 @@ def echo_parts(rng: Random) -> list[Part]:
 
 
 def _answered(fact: Fact) -> list[Part]:
-    before, after = ANSWER.format(name=fact.name, value="\0").split(" \0")
+    opening, middle, end = re.split(r" \{\w+\}", ANSWER)
     return [
-        Part(before, FRAME_WEIGHT),
+        Part(opening, FRAME_WEIGHT),
+        Part(f" {fact.name}", NAME_WEIGHT),
+        Part(middle, FRAME_WEIGHT),
         Part(f" {fact.value}", VALUE_WEIGHT),
-        Part(after, FRAME_WEIGHT),
+        Part(end, FRAME_WEIGHT),
     ]
 
 
 def _listed(facts: list[Fact]) -> list[Part]:
     parts: list[Part] = []
     for i, fact in enumerate(facts):
-        start = "- " if i == 0 else "\n- "
-        parts += [Part(f"{start}{fact.name}:", FRAME_WEIGHT), Part(f" {fact.value}", VALUE_WEIGHT)]
+        start = "-" if i == 0 else "\n-"
+        parts += [
+            Part(start, FRAME_WEIGHT),
+            Part(f" {fact.name}", NAME_WEIGHT),
+            Part(":", FRAME_WEIGHT),
+            Part(f" {fact.value}", VALUE_WEIGHT),
+        ]
     return parts
 
 

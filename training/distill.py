@@ -82,7 +82,7 @@ def main() -> None:
             recall_batch(rng, encoder, share * CURRICULUM_SHARE),
         ):
             loss, agreed = distil_loss(teacher, draft, batch)
-            loss.backward()
+            torch.autograd.backward(loss)
             seen += [loss.item(), agreed]
         torch.nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
         for optimizer in optimizers:

@@ -9,7 +9,18 @@ filled in. Everything is drawn from a `random.Random`.
 import re
 from random import Random
 
-from tables import ANIMALS, CAPITALS, DISHES, PLANETS, PLANTS, SEASONS, STORY, TALK, TOPICS
+from tables import (
+    ANIMALS,
+    CAPITALS,
+    DISHES,
+    PLANETS,
+    PLANTS,
+    SEASONS,
+    STORY,
+    STORY_SLOTS,
+    TALK,
+    TOPICS,
+)
 
 Turn = tuple[str, str]
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
@@ -31,9 +42,9 @@ def english_turns(rng: Random) -> list[Turn]:
 
 def story(rng: Random) -> str:
     """A short story: a hero, a wish, trouble, help, an end."""
-    slots = {key: rng.choice(values) for key, values in STORY["slots"].items()}
-    slots["friend"] = rng.choice([name for name in STORY["slots"]["hero"] if name != slots["hero"]])
-    return " ".join(expand(rng, rng.choice(STORY[part]), **slots) for part in STORY["parts"])
+    slots = {key: rng.choice(values) for key, values in STORY_SLOTS.items()}
+    slots["friend"] = rng.choice([name for name in STORY_SLOTS["hero"] if name != slots["hero"]])
+    return " ".join(expand(rng, rng.choice(part), **slots) for part in STORY.values())
 
 
 def _turn(rng: Random) -> Turn:

@@ -87,7 +87,8 @@ class Attention(nn.Module):
             # Expanded by hand: the grouped path of SDPA is slow on a CPU.
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=t > 1)
-        return self.o_proj(out.transpose(1, 2).reshape(b, t, -1))
+        mixed: Tensor = self.o_proj(out.transpose(1, 2).reshape(b, t, -1))
+        return mixed
 
 
 class FeedForward(nn.Module):
@@ -100,7 +101,8 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(shape.ffn, shape.hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
 
 
 class Layer(nn.Module):
@@ -115,11 +117,15 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, past: list[Tensor] | None) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, past)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
 
 
 class Decoder(nn.Module):
     """Embedding, layers, last norm; logits use the embedding again."""
+
+    cos: Tensor
+    sin: Tensor
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -146,10 +152,11 @@ class Decoder(nn.Module):
         """Hidden states after the last norm."""
         start = past[0][0].shape[2] if past and past[0] else 0
         span = slice(start, start + ids_BT.shape[1])
-        x = self.embed_tokens(ids_BT)
+        x: Tensor = self.embed_tokens(ids_BT)
         for i, layer in enumerate(self.layers):
             x = layer(x, self.cos[span], self.sin[span], past[i] if past else None)
-        return self.norm(x)
+        out: Tensor = self.norm(x)
+        return out
 
     def logits(self, hidden_NC: Tensor) -> Tensor:
         return functional.linear(hidden_NC, self.embed_tokens.weight)

@@ -8,7 +8,7 @@ to appear. Here the first is there from the start, and the second follows within
 
 import torch
 
-from model import Decoder
+from model import Decoder, Layer
 
 # How the score of a head spreads over the rotary frequencies, fastest first: mostly the fast ones,
 # which tell one step from two, and some slow ones, which tell near from far.
@@ -26,6 +26,7 @@ def add_neighbour_heads(model: Decoder) -> None:
     position alone, and being equal for every token it changes no probability.
     """
     shape, layer = model.shape, model.layers[0]
+    assert isinstance(layer, Layer)
     attention, d, half = layer.self_attn, shape.head_dim, shape.head_dim // 2
     group = shape.query_heads // shape.kv_heads
     size = float(model.embed_tokens.weight.square().mean().sqrt())

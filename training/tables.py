@@ -162,16 +162,31 @@ TOPICS: tuple[tuple[str, tuple[str, ...]], ...] = (
                "The dough has to [rest and rise|rise for an hour].", "Fresh bread smells [wonderful|so good that nobody can wait].")),
 )  # fmt: skip
 
-STORY: dict = {
-    "parts": ("open", "wish", "trouble", "help", "turn", "end"),
-    "slots": {
-        "hero": ["Anna", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Henry", "Mia", "Noah"],
-        "place": ["a small village", "a house by the sea", "a quiet valley", "an old city", "a cabin in the forest", "a town near the mountains"],
-        "thing": ["key", "lamp", "map", "kite", "book", "clock", "boat", "violin", "ring", "letter"],
-        "spot": ["under a tree", "in the attic", "near the river", "behind the mill", "on the beach", "in the garden"],
-        "animal": ["fox", "owl", "rabbit", "cat", "dog", "otter", "crow", "deer"],
-        "weather": ["rainy", "sunny", "windy", "foggy", "cold", "bright"],
-    },
+STORY_SLOTS: dict[str, list[str]] = {
+    "hero": ["Anna", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Henry", "Mia", "Noah"],
+    "place": [
+        "a small village",
+        "a house by the sea",
+        "a quiet valley",
+        "an old city",
+        "a cabin in the forest",
+        "a town near the mountains",
+    ],
+    "thing": ["key", "lamp", "map", "kite", "book", "clock", "boat", "violin", "ring", "letter"],
+    "spot": [
+        "under a tree",
+        "in the attic",
+        "near the river",
+        "behind the mill",
+        "on the beach",
+        "in the garden",
+    ],
+    "animal": ["fox", "owl", "rabbit", "cat", "dog", "otter", "crow", "deer"],
+    "weather": ["rainy", "sunny", "windy", "foggy", "cold", "bright"],
+}
+
+# The parts of a story in their order, and the sentences each is chosen from.
+STORY: dict[str, list[str]] = {
     "open": [
         "Once upon a time, {hero} lived in {place}.",
         "{hero} lived in {place} [and knew everybody there|and loved to explore|with an old {animal}].",

@@ -35,8 +35,9 @@ CURRICULUM: tuple[tuple[float, dict[int, float]], ...] = (
     (0.00, {128: 0.8, 256: 0.2}),
     (0.20, {128: 0.3, 256: 0.5, 512: 0.2}),
     (0.30, {256: 0.35, 512: 0.4, 1024: 0.25}),
-    (0.50, {256: 0.1, 512: 0.25, 1024: 0.45, 2048: 0.2}),
-    (0.75, {256: 0.05, 512: 0.15, 1024: 0.35, 2048: 0.35, 4096: 0.1}),
+    (0.42, {256: 0.15, 512: 0.35, 1024: 0.5}),
+    (0.55, {256: 0.1, 512: 0.2, 1024: 0.45, 2048: 0.25}),
+    (0.75, {256: 0.05, 512: 0.1, 1024: 0.35, 2048: 0.35, 4096: 0.15}),
 )
 # Until then half of the rows of a recall batch repeat a text: every token of it trains copying.
 ECHO_UNTIL = 0.25
@@ -44,7 +45,7 @@ ECHO_UNTIL = 0.25
 CHAT_STEPS_EARLY = 3
 PEAK_MATRIX_RATE = 4e-3
 PEAK_OTHER_RATE = 3e-3
-WARMUP_STEPS = 60
+WARMUP_STEPS = 20
 DECAY_FROM = 0.5
 LOG_STEPS = 50
 COURTESY_STEPS = 5
@@ -77,7 +78,10 @@ def chat_batch(rng: Random, encoder: Encoder) -> Batch:
     tools = rng.random() < TOOL_SHARE
     row_tokens, draw = (TOOL_ROW_TOKENS, tool_parts) if tools else (CHAT_ROW_TOKENS, chat_parts)
     return batch_of(
-        [encoder.row(partial(draw, rng), row_tokens) for _ in range(CHAT_BATCH_TOKENS // row_tokens)]
+        [
+            encoder.row(partial(draw, rng), row_tokens)
+            for _ in range(CHAT_BATCH_TOKENS // row_tokens)
+        ]
     )
 
 
@@ -191,7 +195,7 @@ class Trainer:
             logits = self.model.logits(hidden).float()
         losses = functional.cross_entropy(logits, batch.targets, reduction="none")
         loss = (losses * batch.weights).sum() / batch.weights.sum()
-        loss.backward()
+        torch.autograd.backward(loss)
         self.tokens += batch.ids.numel()
         values = batch.weights == VALUE_WEIGHT
         hits = (logits.argmax(-1) == batch.targets)[values]

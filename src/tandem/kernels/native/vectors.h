@@ -70,10 +70,17 @@ inline Ints splat_int(int32_t value) { return value - Ints{}; }
 inline Floats load(const float* source) { return load_raw<Floats>(source); }
 inline void store(float* target, Floats value) { store_raw(target, value); }
 
-inline Floats load(const bf16* source) {
-  const Words wide = __builtin_convertvector(load_raw<Shorts>(source), Words);
-  return (Floats)(wide << 16);
+inline Words load_shorts(const void* source) {
+#if defined(__AVX512F__)
+  return (Words)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)source));
+#elif defined(__AVX2__)
+  return (Words)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)source));
+#else
+  return __builtin_convertvector(load_raw<Shorts>(source), Words);
+#endif
 }
+
+inline Floats load(const bf16* source) { return (Floats)(load_shorts(source) << 16); }
 
 inline Floats load(const int8_t* source) {
 #if defined(__AVX512F__)
@@ -103,7 +110,7 @@ inline Floats load(const fp16* source) {
 #elif defined(__aarch64__)
   return (Floats)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&source->bits)));
 #else
-  return widen_half(__builtin_convertvector(load_raw<Shorts>(source), Words));
+  return widen_half(load_shorts(source));
 #endif
 }
 

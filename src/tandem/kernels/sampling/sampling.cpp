@@ -171,72 +171,102 @@ int64_t draw_from_list(const Row& row, float t_max, const std::vector<Candidate>
   return winner.id;
 }
 
-// Tokens with t >= lowest, at most the first `most` of them in the order of `before`.
-void gather(const Row& row, float lowest, size_t most, std::vector<Candidate>* list) {
-  const size_t room = most > SIZE_MAX / 8 ? SIZE_MAX : 4 * most + kShortList;
-  const Floats temperature = splat(row.temperature);
-  list->clear();
-  for (int64_t i = 0; i < row.vocabulary; i += kLanes) {
-    const Floats t = load_logits(row, i) / temperature;
-    if (!any(t >= splat(lowest))) continue;
-    for (int lane = 0; lane < kLanes && i + lane < row.vocabulary; ++lane)
-      if (t[lane] >= lowest) list->push_back({t[lane], (int32_t)(i + lane)});
-    if (list->size() < room) continue;
-    std::nth_element(list->begin(), list->begin() + most - 1, list->end(), before);
-    list->resize(most);
-    lowest = (*list)[most - 1].t;
-  }
+// Keeps the first `most` candidates in the order of `before`.
+void keep_first(size_t most, std::vector<Candidate>* list) {
   if (list->size() <= most) return;
   std::nth_element(list->begin(), list->begin() + most - 1, list->end(), before);
   list->resize(most);
 }
 
+// Tokens with t >= lowest, at most the first `most` of them in the order of `before`.
+void gather(const Row& row, float lowest, size_t most, std::vector<Candidate>* list) {
+  const size_t room = most > SIZE_MAX / 8 ? SIZE_MAX : 4 * most + kShortList;
+  const Floats temperature = splat(row.temperature);
+  size_t count = 0;
+  for (int64_t i = 0; i < row.vocabulary; i += kLanes) {
+    const Floats t = load_logits(row, i) / temperature;
+    if (!any(t >= splat(lowest))) continue;
+    if (list->size() < count + kLanes) list->resize(2 * count + kShortList);
+    Candidate* next = list->data();
+    // Every lane is written, but only a wanted one moves on.
+    for (int lane = 0; lane < kLanes; ++lane) {
+      next[count] = {t[lane], (int32_t)(i + lane)};
+      count += t[lane] >= lowest && i + lane < row.vocabulary;
+    }
+    if (count < room) continue;
+    list->resize(count);
+    keep_first(most, list);
+    count = most, lowest = (*list)[most - 1].t;
+  }
+  list->resize(count);
+  keep_first(most, list);
+}
+
 // exp(x) * 2^40 rounded down, for -28 < x <= 0, in double; plain arithmetic so that it vectorises.
-int64_t mass_of(double x) {
+inline int64_t mass_of(double x) {
   const double shifter = 0x1.8p52;
   const double shifted = x * 1.4426950408889634 + shifter, whole = shifted - shifter;
   const double r = (x - whole * 0x1.62e42fefa3800p-1) - whole * 0x1.ef35793c76730p-45;
   double e = 1.0 / 479001600;
-  const double inverse[] = {1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320,
-                            1.0 / 5040,     1.0 / 720,     1.0 / 120,    1.0 / 24,
-                            1.0 / 6,        0.5,           1.0,          1.0};
-  for (double factor : inverse) e = e * r + factor;
+  e = e * r + 1.0 / 39916800;
+  e = e * r + 1.0 / 3628800;
+  e = e * r + 1.0 / 362880;
+  e = e * r + 1.0 / 40320;
+  e = e * r + 1.0 / 5040;
+  e = e * r + 1.0 / 720;
+  e = e * r + 1.0 / 120;
+  e = e * r + 1.0 / 24;
+  e = e * r + 1.0 / 6;
+  e = e * r + 0.5;
+  e = e * r + 1.0;
+  e = e * r + 1.0;
   int64_t bits, exponent;
   std::memcpy(&bits, &e, sizeof bits);
   std::memcpy(&exponent, &shifted, sizeof exponent);
-  bits += exponent << 52;
+  bits += (int64_t)((uint64_t)exponent << 52);
   std::memcpy(&e, &bits, sizeof e);
   return (int64_t)(e * kMassUnit);
+}
+
+int64_t bucket_of(float below_max) {
+  return std::min<int64_t>((int64_t)(below_max * kBucketsANat), kBuckets - 1);
+}
+
+// Adds the masses of some candidates to the buckets of their distance from the maximum.
+void add_masses(const Candidate* list, int64_t count, float t_max, int64_t* bucket_mass) {
+  constexpr int64_t stretch = 64;
+  double below[stretch];
+  int64_t mass[stretch];
+  for (int64_t i = 0; i < count; i += stretch) {
+    const int64_t some = std::min(stretch, count - i);
+    for (int64_t j = 0; j < stretch; ++j)
+      below[j] = j < some ? (double)list[i + j].t - (double)t_max : 0.0;
+    for (int64_t j = 0; j < stretch; ++j) mass[j] = mass_of(below[j]);
+    for (int64_t j = 0; j < some; ++j) bucket_mass[bucket_of(t_max - list[i + j].t)] += mass[j];
+  }
 }
 
 // The last token of the nucleus. Masses are integers, so their sums do not depend on the order:
 // buckets of t narrow the boundary down, and only the bucket that holds it is sorted.
 Candidate nucleus_end(const std::vector<Candidate>& list, float t_max, double top_p) {
-  std::vector<int64_t> bucket_mass(kBuckets, 0), mass(list.size());
-  const auto bucket_of = [t_max](float t) {
-    return std::min<int64_t>((int64_t)((t_max - t) * kBucketsANat), kBuckets - 1);
-  };
-  int64_t total = 0;
-  for (size_t i = 0; i < list.size(); ++i) {
-    mass[i] = mass_of((double)list[i].t - (double)t_max);
-    total += mass[i];
-  }
-  for (size_t i = 0; i < list.size(); ++i) bucket_mass[bucket_of(list[i].t)] += mass[i];
+  std::vector<int64_t> bucket_mass(kBuckets, 0);
+  add_masses(list.data(), (int64_t)list.size(), t_max, bucket_mass.data());
+  int64_t total = 0, ahead = 0, bucket = 0, reached = 0;
+  for (int64_t mass : bucket_mass) total += mass;
   const double share = top_p * (double)total;
-  int64_t ahead = 0, bucket = 0, last = 0;
-  for (int64_t b = 0; b < kBuckets && (double)ahead < share; ++b) {
-    if (bucket_mass[b]) bucket = b, last = ahead;
-    ahead += bucket_mass[b];
+  for (int64_t b = 0; b < kBuckets && (double)reached < share; ++b) {
+    if (bucket_mass[b]) bucket = b, ahead = reached;
+    reached += bucket_mass[b];
   }
   std::vector<Candidate> members;
   for (const Candidate& candidate : list)
-    if (bucket_of(candidate.t) == bucket) members.push_back(candidate);
+    if (bucket_of(t_max - candidate.t) == bucket) members.push_back(candidate);
   std::sort(members.begin(), members.end(), before);
   Candidate end = members.front();
   for (const Candidate& candidate : members) {
-    if ((double)last >= share) break;
+    if ((double)ahead >= share) break;
     end = candidate;
-    last += mass_of((double)candidate.t - (double)t_max);
+    ahead += mass_of((double)candidate.t - (double)t_max);
   }
   return end;
 }

@@ -1,0 +1,219 @@
+"""Times every native kernel beside the machine's own limits, measured in the same run.
+
+Each line gives the median and the spread (10th to 90th percentile) of GB/s or GFLOP/s, and the
+share of the limit: the stream for what memory bounds, torch's sgemm for what arithmetic bounds.
+Usage: python bench/kernels.py [--threads N] [--seconds S]
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tandem.kernels.attention.contract import AttentionBatch
+from tandem.kernels.faces import Kernels, choose_kernels
+from tandem.kernels.linear.contract import Storage
+from tandem.kernels.rotary.contract import QueryKeyValue, RotaryTable, TokenPlaces
+from tandem.kernels.sampling.contract import SamplingRows
+
+STORAGES: tuple[Storage, ...] = ("float32", "bfloat16", "float16", "int8")
+BLOCK_SIZE = 16
+CALLS_AT_LEAST = 5
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Units a second, in units of 1e9."""
+
+    low: float
+    median: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Bench:
+    kernels: Kernels
+    seconds: float
+    stream: Rate
+    sgemm: Rate
+
+    def bytes_line(self, name: str, moved_bytes: float, run: Callable[[], object]) -> None:
+        show(name, measure(run, moved_bytes, self.seconds), "GB/s", self.stream)
+
+    def flops_line(self, name: str, flops: float, run: Callable[[], object]) -> None:
+        show(name, measure(run, flops, self.seconds), "GFLOP/s", self.sgemm)
+
+
+def measure(run: Callable[[], object], units: float, seconds: float) -> Rate:
+    run()
+    rates: list[float] = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(rates) < CALLS_AT_LEAST:
+        begin = time.perf_counter()
+        run()
+        rates.append(units / (time.perf_counter() - begin) / 1e9)
+    deciles = statistics.quantiles(rates, n=10)
+    return Rate(deciles[0], statistics.median(rates), deciles[-1])
+
+
+def show(name: str, rate: Rate, unit: str, limit: Rate | None = None) -> None:
+    share = "" if limit is None else f"{rate.median / limit.median:6.0%}"
+    print(f"{name:<46}{rate.median:8.1f} {unit:<8}[{rate.low:.1f} .. {rate.high:.1f}]{share}")
+
+
+def calibrate(seconds: float) -> tuple[Rate, Rate]:
+    stream = torch.ones(1 << 26)
+    a, b = torch.randn(2, 2048, 2048)
+    return (
+        measure(stream.sum, stream.numel() * 4, seconds),
+        measure(lambda: torch.mm(a, b), 2 * 2048**3, seconds),
+    )
+
+
+def bench_linear(bench: Bench) -> None:
+    for storage in STORAGES:
+        packed = bench.kernels.pack(torch.randn(8192, 4096) * 0.02, None, storage)
+        for rows in (1, 4, 16):
+            x_TC = torch.randn(rows, 4096)
+            name = f"linear {storage} {rows} x 4096 -> 8192"
+            bench.bytes_line(
+                name, packed.weight_bytes, lambda x=x_TC: bench.kernels.linear(x, packed)
+            )
+    for in_features, out_features in ((896, 4864), (4864, 896), (2048, 2048)):
+        weight_NC, x_TC = torch.randn(out_features, in_features), torch.randn(2048, in_features)
+        flops = 2 * 2048 * in_features * out_features
+        shape = f"2048 x {in_features} -> {out_features}"
+        bench.flops_line(f"torch mm {shape}", flops, lambda: torch.mm(x_TC, weight_NC.T))
+        for storage in STORAGES:
+            packed = bench.kernels.pack(weight_NC, None, storage)
+            bench.flops_line(
+                f"linear {storage} {shape}", flops, lambda: bench.kernels.linear(x_TC, packed)
+            )
+
+
+def pool_of(sequences: int, context: int, kv_shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    kv_heads, head_dim = kv_shape
+    blocks = sequences * (-(-context // BLOCK_SIZE))
+    pool = torch.randn(blocks, 1, 2, kv_heads, BLOCK_SIZE, head_dim)
+    return pool.to(dtype)[:, 0]
+
+
+def permuted_batch(queries: int, sequences: int, context: int) -> AttentionBatch:
+    width = -(-context // BLOCK_SIZE)
+    return AttentionBatch(
+        query_start=(torch.arange(sequences + 1) * queries).int(),
+        context_lengths=torch.full((sequences,), context, dtype=torch.int32),
+        block_table=torch.randperm(sequences * width).int().view(sequences, width),
+    )
+
+
+def bench_attention(bench: Bench) -> None:
+    attention = bench.kernels.paged_attention
+    shapes = (
+        (16, 4096, 32, 8, 128),
+        (16, 2048, 14, 2, 64),
+        (8, 4096, 16, 16, 64),
+        (1, 8192, 32, 8, 128),
+    )
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for sequences, context, heads, kv_heads, head_dim in shapes:
+            kv = pool_of(sequences, context, (kv_heads, head_dim), dtype)
+            batch, q = (
+                permuted_batch(1, sequences, context),
+                torch.randn(sequences, heads, head_dim),
+            )
+            name = f"decode {str(dtype)[6:]} {sequences} x {context}, {heads}/{kv_heads}/{head_dim}"
+            moved_bytes = kv.numel() * kv.element_size()
+            bench.bytes_line(name, moved_bytes, lambda: attention(q, kv, batch, scale=0.1))
+    for context, heads, kv_heads, head_dim in ((2048, 14, 2, 64), (2048, 32, 8, 128)):
+        kv = pool_of(1, context, (kv_heads, head_dim), torch.bfloat16)
+        batch, q = permuted_batch(context, 1, context), torch.randn(context, heads, head_dim)
+        flops = 2 * context * context * heads * head_dim
+        name = f"prefill bfloat16 {context}, {heads}/{kv_heads}/{head_dim}, causal half"
+        bench.flops_line(name, flops, lambda: attention(q, kv, batch, scale=0.1))
+
+
+def bench_small(bench: Bench) -> None:
+    kernels, tokens, features = bench.kernels, 2048, 4096
+    x, residual = torch.randn(2, tokens, features)
+    weight, matrix_bytes = torch.ones(features), tokens * features * 4
+    bench.bytes_line("rms_norm", 2 * matrix_bytes, lambda: kernels.rms_norm(x, weight, 1e-6))
+    add = lambda: kernels.add_rms_norm(x, residual, weight, 1e-6)  # noqa: E731
+    bench.bytes_line("add_rms_norm", 4 * matrix_bytes, add)
+    bench.bytes_line("silu_mul", 1.5 * matrix_bytes, lambda: kernels.silu_mul(x))
+    heads = QueryKeyValue(*torch.randn(tokens, 48, 128).split((32, 8, 8), dim=1))
+    table = RotaryTable(torch.ones(tokens, 64), torch.zeros(tokens, 64))
+    places = TokenPlaces(torch.arange(tokens), torch.randperm(tokens))
+    pool = pool_of(1, tokens, (8, 128), torch.bfloat16)
+    moved_bytes = tokens * 128 * (2 * 40 * 4 + 8 * 4 + 2 * 8 * 2)
+    rotate = lambda: kernels.rotate_and_store(heads, pool, table, places)  # noqa: E731
+    bench.bytes_line("rotate_and_store bfloat16", moved_bytes, rotate)
+
+
+def bench_sampling(bench: Bench) -> None:
+    rows, vocabulary = 64, 152_064
+    logits, one = torch.randn(rows, vocabulary) * 2, torch.ones(rows)
+    for name, temperature, top_k, top_p in (
+        ("greedy", 0.0, 0, 1.0),
+        ("temperature", 1.0, 0, 1.0),
+        ("top_k 50", 1.0, 50, 1.0),
+        ("top_p 0.9", 1.0, 0, 0.9),
+    ):
+        parameters = SamplingRows(
+            one * temperature,
+            (one * top_k).int(),
+            one * top_p,
+            one * 0,
+            torch.arange(rows),
+            torch.arange(rows),
+        )
+        logits_bytes = logits.numel() * 4
+        bench.bytes_line(
+            f"sample {name}, 64 x 152k",
+            logits_bytes,
+            lambda p=parameters: bench.kernels.sample(logits, p),
+        )
+    tokens = torch.zeros(rows, dtype=torch.int64)
+    score = lambda: bench.kernels.token_logprobs(logits, tokens, 5)  # noqa: E731
+    bench.bytes_line("token_logprobs top 5, 64 x 152k", logits.numel() * 4, score)
+
+
+def bench_overhead(bench: Bench) -> None:
+    """Calls on next to nothing: what Python, checks and ctypes cost."""
+    kernels = bench.kernels
+    x, weight = torch.ones(1, 16), torch.ones(16)
+    packed = kernels.pack(torch.ones(16, 16), None, "float32")
+    kv, batch = pool_of(1, 16, (1, 16), torch.float32), permuted_batch(1, 1, 16)
+    q = torch.ones(1, 1, 16)
+    for name, run in (
+        ("linear", lambda: kernels.linear(x, packed)),
+        ("rms_norm", lambda: kernels.rms_norm(x, weight, 1e-6)),
+        ("paged_attention", lambda: kernels.paged_attention(q, kv, batch, scale=1.0)),
+    ):
+        rate = measure(run, 1e9, min(bench.seconds, 0.2))
+        print(f"{name + ' overhead':<46}{1e6 / rate.median:8.1f} us a call")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--seconds", type=float, default=0.5)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    kernels, reason = choose_kernels(torch.device("cpu"), torch.float32, allow_native=True)
+    print(f"{reason}; {options.threads} threads")
+    stream, sgemm = calibrate(options.seconds)
+    show("stream read", stream, "GB/s")
+    show("torch sgemm 2048^3", sgemm, "GFLOP/s")
+    bench = Bench(kernels, options.seconds, stream, sgemm)
+    for part in (bench_overhead, bench_linear, bench_attention, bench_small, bench_sampling):
+        part(bench)
+
+
+if __name__ == "__main__":
+    main()
