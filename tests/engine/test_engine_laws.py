@@ -75,7 +75,10 @@ def shapes(draw) -> Shape:
 
 @pytest.mark.parametrize("arithmetic", ARITHMETICS, ids=lambda a: a.kernels.name)
 def test_company_changes_no_token(arithmetic):
-    @settings(max_examples=40, deadline=None)
+    # The torch kernels are slow on tiny tensors; the native ones get more examples for the time.
+    examples = 60 if arithmetic.kernels.batch_invariant else 20
+
+    @settings(max_examples=examples, deadline=None)
     @given(
         shapes(),
         st.lists(st.tuples(prompts(), samplings()), min_size=1, max_size=4),
