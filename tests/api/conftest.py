@@ -38,7 +38,7 @@ def generator(the_generator: ScriptedGenerator) -> Iterator[ScriptedGenerator]:
     the_generator.requests.clear()
     yield the_generator
     the_generator.wait_until_running(0)
-    the_generator.ready = True
+    the_generator.ready, the_generator.failed = True, False
 
 
 @pytest.fixture

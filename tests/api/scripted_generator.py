@@ -5,7 +5,7 @@ It keeps the port's contract: end-of-sequence stops, max_tokens limits, closing 
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field
 
 from tandem.facts.request import FinishReason, Request, TokenLogprobs, TokenOutput
@@ -37,6 +37,7 @@ class ScriptedGenerator:
     def __init__(self, text: TextModel) -> None:
         self.script = Script()
         self.ready = True
+        self.failed = False
         self.requests: list[Request] = []
         self.running: set[str] = set()
         self._text = text
@@ -56,7 +57,7 @@ class ScriptedGenerator:
     def metrics_text(self) -> bytes:
         return b"tandem_up 1\n"
 
-    async def generate(self, request: Request) -> AsyncIterator[TokenOutput]:
+    async def generate(self, request: Request) -> AsyncGenerator[TokenOutput, None]:
         script = self.script
         with self._changed:
             self.requests.append(request)

@@ -73,9 +73,11 @@ def test_request_ids_come_back(http):
         assert response.json()["error"]["param"] == "X-Request-Id"
 
 
-def test_models(http, client):
+def test_models(generator, client):
     assert [model.id for model in client.models.list()] == ["tiny", "org/tiny"]
-    assert client.models.retrieve("org/tiny").max_model_len == 512
+    model = client.models.retrieve("org/tiny")
+    assert model.max_model_len == 512
+    assert model.vocabulary_tokens == generator.card.vocabulary_tokens
     answer = client.chat.completions.create(model="org/tiny", messages=CHAT["messages"])
     assert answer.model == "tiny"
 
@@ -100,14 +102,16 @@ def test_not_ready_refuses_work_and_only_that(http, generator):
     assert http.post("/tokenize", json={"prompt": "x"}).status_code == 200
 
 
-def test_a_dead_engine_is_unhealthy_until_it_is_ready_again(guarded, generator):
+def test_a_dead_engine_is_unhealthy_and_refuses_for_good(http, generator):
     generator.script.failure = EngineFailed("it died")
-    headers = bearer("key-one")
-    assert guarded.post("/v1/chat/completions", json=CHAT, headers=headers).status_code == 503
-    generator.ready = False
-    assert guarded.get("/health").status_code == 503
-    generator.ready = True
-    assert guarded.get("/health").status_code == 200
+    assert http.post("/v1/chat/completions", json=CHAT).status_code == 503
+    generator.ready, generator.failed = False, True
+    health = http.get("/health")
+    assert (health.status_code, health.json()) == (503, {"status": "failed"})
+    response = http.post("/v1/chat/completions", json=CHAT)
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "engine_failed"
+    assert "retry-after" not in response.headers
 
 
 @pytest.mark.parametrize(

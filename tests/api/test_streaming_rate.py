@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
@@ -19,9 +19,10 @@ class FastFakeGenerator:
     """Says the same token at once, as often as asked."""
 
     ready = True
+    failed = False
     card = ModelCard(("fake",), TOKENS * 2, 343, (2,), 0)
 
-    async def generate(self, request: Request) -> AsyncIterator[TokenOutput]:
+    async def generate(self, request: Request) -> AsyncGenerator[TokenOutput, None]:
         logprobs = ()
         if request.sampling.top_logprobs is not None:
             logprobs = (TokenLogprobs(-1.0, 1, ((260, -1.0), (261, -2.0))),)

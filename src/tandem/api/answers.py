@@ -152,6 +152,7 @@ class ModelEntry(Struct, kw_only=True):
     id: str
     created: int
     max_model_len: int
+    vocabulary_tokens: int
     object: Literal["model"] = "model"
     owned_by: str = "tandem"
 

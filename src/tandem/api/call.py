@@ -20,7 +20,7 @@ from tandem.api.sse import DONE, EventStream, while_connected
 from tandem.api.streams import choice_deltas, merged
 from tandem.api.transcript import Transcript
 from tandem.api.usage import UsageMeter
-from tandem.facts.errors import EngineFailed, InvalidRequest
+from tandem.facts.errors import InvalidRequest
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.serving import ModelCard
@@ -137,13 +137,9 @@ async def _deltas(call: Call, door: FrontDoor) -> AsyncGenerator[ChoiceDelta, No
         choice_deltas(door.generator, request, ChoiceReader(choice, door.text, call.presentation))
         for choice, request in enumerate(call.requests)
     ]
-    try:
-        async with aclosing(merged(streams)) as deltas:
-            async for delta in deltas:
-                yield delta
-    except EngineFailed:
-        door.engine_failed = True
-        raise
+    async with aclosing(merged(streams)) as deltas:
+        async for delta in deltas:
+            yield delta
 
 
 async def _events(call: Call, writer: Writer, door: FrontDoor) -> AsyncGenerator[bytes, None]:

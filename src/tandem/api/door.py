@@ -5,6 +5,7 @@ from importlib.metadata import version
 
 from tandem.api.config import ApiConfig
 from tandem.api.refusal import Refusal, Refused
+from tandem.facts.errors import EngineFailed
 from tandem.facts.serving import Generator
 from tandem.text.model import TextModel
 
@@ -12,18 +13,13 @@ VERSION = version("tandem")
 SYSTEM_FINGERPRINT = f"tandem-{VERSION}"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class FrontDoor:
-    """`engine_failed` remembers that a call met a dead engine; a ready generator clears it."""
+    """Nothing here changes while the server runs."""
 
     generator: Generator
     text: TextModel
     config: ApiConfig
-    engine_failed: bool = False
-
-    @property
-    def healthy(self) -> bool:
-        return self.generator.ready or not self.engine_failed
 
     def check_model(self, model: str | None) -> None:
         """Raises `Refused` with 404 for a model not served here; no model means the only one."""
@@ -35,6 +31,9 @@ class FrontDoor:
     def admit(self, model: str | None) -> None:
         """As `check_model`, and 503 while nothing can run."""
         self.check_model(model)
+        if self.generator.failed:
+            # Without Retry-After: waiting does not help.
+            raise EngineFailed("the engine failed; the server must be restarted")
         if not self.generator.ready:
             headers = {"Retry-After": "1"}
             raise Refused(Refusal(503, "the model is not ready", "not_ready", headers=headers))

@@ -30,7 +30,7 @@ def probe_routes(door: FrontDoor) -> APIRouter:
 
     @router.get("/health", **described(None, StatusAnswer))
     async def health() -> Response:
-        healthy = door.healthy
+        healthy = not door.generator.failed
         return json_response(StatusAnswer(status="ok" if healthy else "failed"), _status(healthy))
 
     @router.get("/ready", **described(None, StatusAnswer))
@@ -54,7 +54,12 @@ def probe_routes(door: FrontDoor) -> APIRouter:
 
 def _entry(door: FrontDoor, name: str) -> ModelEntry:
     card = door.generator.card
-    return ModelEntry(id=name, created=card.created_s, max_model_len=card.context_tokens)
+    return ModelEntry(
+        id=name,
+        created=card.created_s,
+        max_model_len=card.context_tokens,
+        vocabulary_tokens=card.vocabulary_tokens,
+    )
 
 
 def _status(good: bool) -> int:

@@ -1,11 +1,12 @@
 """Who is generating for this call? Starts one sequence a choice, merges them, closes every one.
 
-Closing an iterator is what frees its blocks in the engine, so it happens on every way out.
+Closing a generator is what frees its blocks in the engine, so it happens on every way out.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import TypeVar
 
 from tandem.api.choice import ChoiceDelta, ChoiceReader
 from tandem.facts.errors import EngineFailed
@@ -15,27 +16,17 @@ from tandem.facts.serving import Generator
 Item = TypeVar("Item")
 
 
-@runtime_checkable
-class Closeable(Protocol):
-    """An iterator that holds something until it is closed, as async generators do."""
-
-    async def aclose(self) -> None: ...
-
-
 async def choice_deltas(
     generator: Generator, request: Request, reader: ChoiceReader
 ) -> AsyncGenerator[ChoiceDelta, None]:
     """The deltas of one choice; the last one has a finish reason. Raises `TandemError`."""
-    outputs = generator.generate(request)
-    try:
+    async with aclosing(generator.generate(request)) as outputs:
         async for output in outputs:
             delta = reader.read(output)
             yield delta
             if delta.finish_reason is not None:
                 return
         raise EngineFailed("the answer broke off")
-    finally:
-        await _close(outputs)
 
 
 async def merged(
@@ -67,8 +58,3 @@ async def merged(
         await asyncio.gather(*waiting.values(), return_exceptions=True)
         for stream in streams:
             await stream.aclose()
-
-
-async def _close(outputs: AsyncIterator[object]) -> None:
-    if isinstance(outputs, Closeable):
-        await outputs.aclose()

@@ -20,7 +20,7 @@ from tandem.engine.engine import Engine
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.serving import ModelCard
 from tandem.kernels.faces import choose_kernels
-from tandem.kv.store import TORCH_DTYPES, KvStore
+from tandem.kv.store import KvStore
 from tandem.live.clock import wall_clock_s
 from tandem.live.local_worker import LocalWorker
 from tandem.machines.worker import WorkerMachine
@@ -49,18 +49,22 @@ def assemble(model: str | None, options: ServeOptions) -> Server:
     machine = machine_facts()
     directory = BUNDLED_MODEL if model is None else find_model(model, options.revision)
     name = BUNDLED_MODEL.name if model is None else model
-    text = TextModel.load(directory)
+    dummy = options.load_format == "dummy"
+    # A dummy model may be a config.json alone; then it speaks in the bundled model's tokens.
+    speaks = not dummy or (directory / "tokenizer.json").exists()
+    text = TextModel.load(directory if speaks else BUNDLED_MODEL)
     spec = read_model_spec(directory)
     plan = resolve(options, ModelFacts(spec, str(name), options.revision), machine)
     spec = replace(spec, context_tokens=plan.worker.context_tokens)
     # Not only the engine's thread: loading packs the weights in this one.
     torch.set_num_threads(plan.threads)
-    compute = torch.float32 if plan.device.type == "cpu" else TORCH_DTYPES[plan.layout.dtype]
+    # On a CPU weights are only stored in fewer bits; on a GPU they are also computed with.
+    compute = torch.float32 if plan.device.type == "cpu" else getattr(torch, plan.storage)
     kernels, reason = choose_kernels(plan.device, compute, options.native_kernels)
     load = LoadPlan(
         directory,
         WeightForm(plan.storage, compute, plan.device),
-        "dummy" if options.load_format == "dummy" else "safetensors",
+        "dummy" if dummy else "safetensors",
         options.seed,
     )
     decoder = load_decoder(spec, load, kernels)

@@ -1,6 +1,6 @@
 """The port between the front door and whatever generates: one engine here, a cluster later."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,7 +23,7 @@ class ModelCard:
 
 
 class Generator(Protocol):
-    """Continues sequences. Closing the iterator of `generate` aborts the request and frees all it
+    """Continues sequences. Closing what `generate` returns aborts the request and frees all it
     holds; the last `TokenOutput` carries the finish reason.
 
     `generate` raises `InvalidRequest` for a request that can never run, `Overloaded` when the
@@ -36,7 +36,12 @@ class Generator(Protocol):
     @property
     def ready(self) -> bool: ...
 
-    def generate(self, request: Request) -> AsyncIterator[TokenOutput]: ...
+    @property
+    def failed(self) -> bool:
+        """The engine died; only a restart helps."""
+        ...
+
+    def generate(self, request: Request) -> AsyncGenerator[TokenOutput, None]: ...
 
     def metrics_text(self) -> bytes:
         """Prometheus exposition of everything below the front door."""

@@ -5,7 +5,7 @@ Performs the machine's effects and nothing more; all deciding is in the machine.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from tandem.facts.errors import EngineFailed, InvalidRequest
 from tandem.facts.messages import (
@@ -46,12 +46,18 @@ class LocalWorker:
         self._news = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
-        self._failure: str | None = None
+        self._failed = False
+        self._closed_because: str | None = None
 
     @property
     def ready(self) -> bool:
         """Whether requests are served: started, and the engine alive."""
-        return self._task is not None and self._failure is None
+        return self._task is not None and self._closed_because is None
+
+    @property
+    def failed(self) -> bool:
+        """See the port `Generator`. A worker that was stopped has not failed."""
+        return self._failed
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -61,7 +67,7 @@ class LocalWorker:
 
     async def stop(self) -> None:
         """End the engine's thread after the steps already planned; running requests fail."""
-        self._fail("the server is shutting down")
+        self._close("the server is shutting down", failed=False)
         if self._task:
             self._task.cancel()
         await asyncio.to_thread(self._engine_thread.stop)
@@ -69,10 +75,10 @@ class LocalWorker:
     def metrics_text(self) -> bytes:
         return self.metrics.exposition()
 
-    async def generate(self, request: Request) -> AsyncIterator[TokenOutput]:
+    async def generate(self, request: Request) -> AsyncGenerator[TokenOutput, None]:
         """See the port `Generator`."""
-        if self._failure:
-            raise EngineFailed(self._failure)
+        if self._closed_because:
+            raise EngineFailed(self._closed_because)
         if request.request_id in self._mailboxes:
             raise InvalidRequest("request_id", f"{request.request_id!r} is already running")
         mailbox = self._mailboxes[request.request_id] = Mailbox()
@@ -143,16 +149,17 @@ class LocalWorker:
     def _engine_failed(self, failure: BaseException) -> None:
         assert self._loop is not None
         text = f"the engine failed: {type(failure).__name__}: {failure}"
-        self._loop.call_soon_threadsafe(self._fail, text)
+        self._loop.call_soon_threadsafe(self._close, text)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (failure := task.exception()):
             logger.error("the worker machine failed", exc_info=failure)
-            self._fail(f"the scheduler failed: {type(failure).__name__}: {failure}")
+            self._close(f"the scheduler failed: {type(failure).__name__}: {failure}")
 
-    def _fail(self, text: str) -> None:
+    def _close(self, text: str, *, failed: bool = True) -> None:
         """From now on nothing is served; whoever waits is told."""
-        if self._failure is None:
-            self._failure = text
+        self._failed = self._failed or failed
+        if self._closed_because is None:
+            self._closed_because = text
         for mailbox in self._mailboxes.values():
-            mailbox.fail(EngineFailed(self._failure))
+            mailbox.fail(EngineFailed(self._closed_because))

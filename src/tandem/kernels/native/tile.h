@@ -70,7 +70,7 @@ struct ReadAhead {
 
   inline void step() {
     for (int64_t i = 0; i < step_lines && count > 0; ++i) {
-      __builtin_prefetch((const char*)*rows + line * 64, 0, 3);
+      __builtin_prefetch((const char*)*rows + line * 64, 0, 2);
       if (++line == lines) line = 0, ++rows, --count;
     }
   }

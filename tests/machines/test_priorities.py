@@ -1,0 +1,90 @@
+"""Who runs first, who waits, who gives way."""
+
+from tandem.facts.blocks import CacheRoot
+from tandem.facts.messages import RequestsAborted, RequestsArrived
+from tandem.facts.request import Request
+from tandem.facts.sampling import SamplingParameters
+from tandem.machines.worker import WorkerConfig, WorkerMachine
+from tandem.policy.batching import TokenBudgetBatching
+from tests.machines.ledger_engine import VOCABULARY, LedgerEngine, answer
+from tests.machines.test_worker_laws import CONTEXT_TOKENS, World
+
+
+def world(**changes) -> World:
+    config = {
+        "block_size": 4,
+        "block_count": 20,
+        "context_tokens": CONTEXT_TOKENS,
+        "vocabulary_tokens": VOCABULARY,
+        "max_sequences": 2,
+        "batching": TokenBudgetBatching(16),
+        "root": CacheRoot("m", "r", b""),
+        "steps_in_flight": 0,
+    } | changes
+    engine = LedgerEngine(config["block_size"], config["block_count"], config["max_sequences"])
+    return World(WorkerMachine(WorkerConfig(**config)), engine)
+
+
+def request(name: str, priority: int = 0, prompt=(1, 2, 3), **sampling) -> Request:
+    parameters = SamplingParameters(**({"max_tokens": 12} | sampling))
+    return Request(name, tuple(prompt), parameters, priority=priority)
+
+
+def running(at: World) -> list[str]:
+    return [sequence.request.request_id for sequence in at.machine.residents.running]
+
+
+def test_an_urgent_request_takes_the_slot_of_a_lesser_one_which_goes_on_later():
+    at = world()
+    lesser = [request("old", 5, (1, 2)), request("young", 5, (2, 3))]
+    at.tell(RequestsArrived(tuple(lesser)))
+    at.land()
+    at.tell(RequestsArrived((request("urgent", 0, (4, 5)),)))
+    at.land()
+    assert sorted(running(at)) == ["old", "urgent"]
+    at.drain()
+    for one in lesser:
+        assert at.answers[one.request_id] == answer(one.prompt_tokens, one.sampling, CONTEXT_TOKENS)
+
+
+def test_within_a_priority_nobody_is_pushed_out():
+    at = world()
+    at.tell(RequestsArrived((request("a"), request("b"))))
+    at.land()
+    at.tell(RequestsArrived((request("c"),)))
+    at.land()
+    assert sorted(running(at)) == ["a", "b"]
+    assert at.machine.planner.preemptions == 0
+    at.drain()
+
+
+def test_a_long_prompt_does_not_stop_those_who_already_talk():
+    at = world(batching=TokenBudgetBatching(4))
+    at.tell(RequestsArrived((request("talker"),)))
+    at.land()
+    at.tell(RequestsArrived((request("reader", prompt=range(1, 11), max_tokens=1),)))
+    for _ in range(3):
+        before = len(at.answers["talker"])
+        at.land()
+        assert len(at.answers["talker"]) == before + 1
+    at.drain()
+
+
+def test_a_prefix_that_is_being_computed_is_awaited_not_computed_twice():
+    at = world(batching=TokenBudgetBatching(4), max_sequences=4)
+    prompt = tuple(range(1, 10))
+    at.tell(RequestsArrived((request("first", prompt=prompt), request("second", prompt=prompt))))
+    while "second" not in running(at):
+        at.land()
+    second = next(s for s in at.machine.residents.running if s.request.request_id == "second")
+    assert second.cached_tokens == 8
+    at.drain()
+
+
+def test_who_waits_for_a_prefix_does_not_wait_for_one_who_left():
+    at = world(batching=TokenBudgetBatching(4), max_sequences=4)
+    prompt = tuple(range(1, 10)) * 3
+    at.tell(RequestsArrived((request("first", prompt=prompt), request("second", prompt=prompt))))
+    at.tell(RequestsAborted(("first",)))
+    at.drain()
+    assert at.finished.keys() == {"second"}

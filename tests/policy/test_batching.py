@@ -1,0 +1,53 @@
+"""Laws of the batching policy."""
+
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.policy.batching import TokenBudgetBatching
+
+
+@dataclass(frozen=True)
+class View:
+    rank: tuple[int, int, int]
+    pending_tokens: int
+
+
+VIEWS = st.lists(
+    st.builds(View, st.tuples(*[st.integers(0, 5)] * 3), st.integers(0, 50)), max_size=20
+).map(lambda views: sorted(views, key=lambda view: view.rank))
+POLICIES = st.builds(TokenBudgetBatching, st.integers(1, 64), st.integers(0, 64))
+
+
+@given(POLICIES, VIEWS)
+def test_everybody_with_work_is_in_the_order_once_and_decodes_stand_first(policy, views):
+    order = policy.running_order(views)
+    assert sorted(order, key=repr) == sorted((v for v in views if v.pending_tokens), key=repr)
+    kinds = [view.pending_tokens > 1 for view in order]
+    assert kinds == sorted(kinds)
+    for is_prefill in (False, True):
+        ranks = [view.rank for view in order if (view.pending_tokens > 1) == is_prefill]
+        assert ranks == sorted(ranks)
+
+
+@given(POLICIES, st.integers(0, 100), st.integers(0, 100))
+def test_a_chunk_keeps_every_bound(policy, pending_tokens, budget_tokens):
+    chunk_tokens = policy.chunk_tokens(pending_tokens, budget_tokens)
+    assert 0 <= chunk_tokens <= min(pending_tokens, budget_tokens)
+    if policy.max_prefill_chunk_tokens:
+        assert chunk_tokens <= policy.max_prefill_chunk_tokens
+    # Whoever has work and a budget moves on: nothing waits for ever.
+    assert bool(chunk_tokens) == bool(pending_tokens and budget_tokens)
+
+
+@given(POLICIES, VIEWS.filter(bool))
+def test_the_victim_is_the_last_by_rank(policy, views):
+    assert policy.victim(views).rank == max(view.rank for view in views)
+
+
+@given(POLICIES, VIEWS)
+def test_nobody_outranks_in_both_directions(policy, views):
+    for one in views:
+        for other in views:
+            assert not (policy.outranks(one, other) and policy.outranks(other, one))
