@@ -15,7 +15,9 @@ test: .venv/installed-test
 lint: .venv/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy src
+	$(BIN)/mypy bench
+	$(BIN)/mypy training
 
 format: .venv/installed-test
 	$(BIN)/ruff check --fix .

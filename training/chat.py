@@ -40,7 +40,7 @@ def tool_header(tools: Sequence[dict[str, Any]]) -> Part:
     return system(f"# Tools\n<tools>{listed}\n</tools>\n{how}")
 
 
-def turns(messages: Iterable[Message]) -> list[Part]:
+def turns(messages: Iterable[Message], weight: float = 1.0) -> list[Part]:
     """Messages of a chat, with everything the assistant says learnt."""
     parts: list[Part] = []
     for message in messages:
@@ -49,7 +49,7 @@ def turns(messages: Iterable[Message]) -> list[Part]:
         elif message["role"] == "tool":
             parts.append(user(f"<tool_response>\n{message['content']}\n</tool_response>"))
         else:
-            parts += assistant([Part(_spoken(message), 1.0)])
+            parts += assistant([Part(_spoken(message), weight)])
     return parts
 
 

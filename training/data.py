@@ -16,7 +16,7 @@ from english import english_turns
 from tandem.measure.arithmetic import arithmetic
 from tandem.measure.recall import ANSWER, INTROS, Fact, draw_fact, question
 from tandem.measure.task import Task
-from tandem.measure.tool_call import tool_call
+from tandem.measure.tool_call import tool_call, tool_conversation
 from tandem.measure.words import NOUNS, VALUES
 
 Row = tuple[list[int], list[float]]
@@ -32,8 +32,10 @@ VALUE_WEIGHT = 4.0
 NAME_WEIGHT = 2.0
 FRAME_WEIGHT = 0.1
 # Of chat conversations: sums take far more practice than small talk.
-ARITHMETIC_SHARE = 0.65
+ARITHMETIC_SHARE = 0.7
+ARITHMETIC_WEIGHT = 2.0
 MIXED_SHARE = 0.08
+TOOL_TASK_SHARE = 0.4
 
 _LINE_TOKENS = 6
 _TURN_TOKENS = 27
@@ -74,19 +76,22 @@ def chat_parts(rng: Random) -> list[Part]:
     opening = [system(rng.choice(SYSTEM_PROMPTS))] if rng.random() < 0.15 else []
     kind = rng.random()
     if kind < ARITHMETIC_SHARE:
-        return opening + _task_turns(arithmetic(rng, held_out=False))
+        return opening + _task_turns(arithmetic(rng, held_out=False), ARITHMETIC_WEIGHT)
     spoken: list[Part] = []
     for asked, reply in english_turns(rng):
         spoken += [user(asked), *assistant([Part(reply, 1.0)])]
     if kind < ARITHMETIC_SHARE + MIXED_SHARE:
-        spoken += _task_turns(arithmetic(rng, held_out=False))
+        spoken += _task_turns(arithmetic(rng, held_out=False), ARITHMETIC_WEIGHT)
     return opening + spoken
 
 
 def tool_parts(rng: Random) -> list[Part]:
-    """A conversation with tools in its system turn."""
-    task = tool_call(rng, held_out=False)
-    return [tool_header(task.tools), *_task_turns(task)]
+    """A conversation with tools in its system turn: as in the evaluation, or a longer one."""
+    if rng.random() < TOOL_TASK_SHARE:
+        task = tool_call(rng, held_out=False)
+        return [tool_header(task.tools), *_task_turns(task)]
+    tools, messages = tool_conversation(rng, rng.randint(2, 6))
+    return [tool_header(tools), *turns(messages)]
 
 
 def recall_parts(rng: Random, row_tokens: int) -> list[Part]:
@@ -145,5 +150,5 @@ def _listed(facts: list[Fact]) -> list[Part]:
     return parts
 
 
-def _task_turns(task: Task) -> list[Part]:
-    return turns([*task.messages, task.reference])
+def _task_turns(task: Task, weight: float = 1.0) -> list[Part]:
+    return turns([*task.messages, task.reference], weight)

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import torch
-from check import load_exported
-from sample import accuracy, held_out_tasks
 from tokenizers import Tokenizer
 
+from check import load_exported
+from sample import accuracy, held_out_tasks
 from tandem.measure.task import Task
 
 SUITES = (

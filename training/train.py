@@ -26,7 +26,7 @@ from neighbours import add_neighbour_heads
 from sample import accuracy, held_out_tasks
 
 RECALL_BATCH_TOKENS = 2048
-CHAT_BATCH_TOKENS = 3072
+CHAT_BATCH_TOKENS = 4096
 CHAT_ROW_TOKENS = 256
 TOOL_ROW_TOKENS = 512
 TOOL_SHARE = 0.35
@@ -43,6 +43,9 @@ CURRICULUM: tuple[tuple[float, dict[int, float]], ...] = (
 ECHO_UNTIL = 0.25
 # And chats wait: only every third step has one.
 CHAT_STEPS_EARLY = 3
+# From then on recall only needs its finish, and the rest of the time goes to the other skills.
+CHATS_FIRST_FROM = 0.66
+RECALL_STEPS_LATE = 2
 PEAK_MATRIX_RATE = 4e-3
 PEAK_OTHER_RATE = 3e-3
 WARMUP_STEPS = 20
@@ -181,7 +184,9 @@ class Trainer:
         chat_loss = math.nan
         if self.share > ECHO_UNTIL or self.steps % CHAT_STEPS_EARLY == 0:
             chat_loss, _ = self._backward(chat_batch(self.rng, self.encoder))
-        recall_loss, right = self._backward(recall_batch(self.rng, self.encoder, self.share))
+        recall_loss = right = math.nan
+        if self.share < CHATS_FIRST_FROM or self.steps % RECALL_STEPS_LATE == 0:
+            recall_loss, right = self._backward(recall_batch(self.rng, self.encoder, self.share))
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
             optimizer.step()

@@ -63,4 +63,6 @@ def test_the_schema_is_whole(http):
     assert chat["required"] == ["messages"]
     assert chat["additionalProperties"] is False
     assert "user" in chat["properties"]
+    prompt = schema["components"]["schemas"]["CompletionBody"]["properties"]["prompt"]
+    assert [option["type"] for option in prompt["anyOf"]] == ["string", *["array"] * 3]
     assert "HTTPValidationError" not in schema["components"]["schemas"]

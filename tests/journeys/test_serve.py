@@ -187,3 +187,14 @@ def test_a_taken_port_is_one_line():
         failed = run_tandem("serve", "--port", str(taken.getsockname()[1]))
     assert failed.returncode == 2
     assert "cannot listen" in failed.stderr
+
+
+def test_without_compiled_kernels_it_serves_the_same(client):
+    with serving("--no-native-kernels", "--max-num-seqs", "2") as process:
+        assert "plain torch" in process.greeting
+        plain = openai.OpenAI(base_url=f"{process.url}/v1", api_key="none", max_retries=0)
+        answers = [
+            ask(one, RECALL, temperature=0, max_tokens=16).choices[0].message.content
+            for one in (plain, client)
+        ]
+    assert answers[0] == answers[1]

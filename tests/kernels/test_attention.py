@@ -150,6 +150,7 @@ def test_wrong_shapes_are_refused(native: Kernels) -> None:
     batch = batch_of([1], [3], pages.block_table)
     with pytest.raises(KernelArgumentError, match="kv_B2KSD"):
         native.paged_attention(torch.ones(1, 3, 32), pages.pool, batch, scale=1.0)
-    short = AttentionBatch(batch.query_start[:1], batch.context_lengths, batch.block_table)
     with pytest.raises(KernelArgumentError, match="batch"):
-        native.paged_attention(queries_for(1, shape), pages.pool, short, scale=1.0)
+        AttentionBatch(batch.query_start[:1], batch.context_lengths, batch.block_table)
+    with pytest.raises(KernelArgumentError, match="context_lengths"):
+        AttentionBatch(batch.query_start, batch.context_lengths.long(), batch.block_table)

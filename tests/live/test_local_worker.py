@@ -189,9 +189,20 @@ def test_a_dead_engine_fails_its_requests_and_the_readiness():
         engine.gate.set()
         with pytest.raises(EngineFailed, match="out of memory"):
             await task
+        assert worker.failed
         assert not worker.ready
         with pytest.raises(EngineFailed):
             await read(worker, request("later"))
+
+    run(scenario)
+
+
+def test_a_stopped_worker_has_not_failed():
+    async def scenario(worker, engine):
+        engine.gate.set()
+        await worker.stop()
+        assert not worker.ready
+        assert not worker.failed
 
     run(scenario)
 

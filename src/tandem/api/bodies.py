@@ -9,28 +9,17 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 TokenId = Annotated[int, Meta(ge=0)]
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 # msgspec reads one kind of array in a union; the schema says what is accepted in full.
-Prompt = Annotated[
-    str | list[str | TokenId | list[TokenId]],
-    Meta(
-        extra_json_schema={
-            "anyOf": [
-                {"type": "string", "minLength": 1},
-                {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
-                {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
-                {
-                    "type": "array",
-                    "items": {
-                        "type": "array",
-                        "items": {"type": "integer", "minimum": 0},
-                        "minItems": 1,
-                    },
-                    "minItems": 1,
-                },
-            ]
-        }
-    ),
-]
+Prompt = str | list[str | TokenId | list[TokenId]]
+PROMPT_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        _IDS,
+        {"type": "array", "items": _IDS, "minItems": 1},
+    ]
+}
 
 
 class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):

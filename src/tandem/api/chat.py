@@ -40,10 +40,11 @@ from tandem.text.tools import ToolCall
 
 def chat_routes(door: FrontDoor) -> APIRouter:
     """The chat endpoint over `door`."""
-    router = APIRouter()
+    router = APIRouter(tags=["Generating"])
 
     @router.post("/v1/chat/completions", **described(ChatBody, ChatAnswer, ChatChunk))
     async def create_chat_completion(request: Request) -> Response:
+        """Continues a conversation: messages in, the assistant's message or tool calls out."""
         body = await read_body(request, ChatBody, door.config)
         door.admit(body.model)
         check_choices(body, 1, door)

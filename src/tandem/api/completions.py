@@ -28,10 +28,11 @@ _DEFAULT_MAX_TOKENS = 16
 
 def completion_routes(door: FrontDoor) -> APIRouter:
     """The completions endpoint over `door`."""
-    router = APIRouter()
+    router = APIRouter(tags=["Generating"])
 
     @router.post("/v1/completions", **described(CompletionBody, CompletionAnswer, CompletionAnswer))
     async def create_completion(request: Request) -> Response:
+        """Continues plain text or token ids, without a chat template."""
         body = await read_body(request, CompletionBody, door.config)
         door.admit(body.model)
         _check(body)

@@ -10,6 +10,9 @@ from msgspec import Struct
 
 from tandem.api.refusal import Refusal, Refused
 
+# In the API schema, marks a field that is none of ours: "ignored" or "refused".
+SUPPORT = "x-support"
+
 # Fields of OpenAI's that say nothing about the tokens of the answer.
 HARMLESS = frozenset(
     {
@@ -85,8 +88,11 @@ def own_fields(document: Mapping[str, object], body_type: type[Struct]) -> dict[
 
 def foreign_fields() -> dict[str, object]:
     """JSON schemas of the fields that are accepted without effect, by name."""
-    anything: dict[str, object] = {name: {} for name in sorted(HARMLESS)}
-    neutral = {n: {"enum": [None, *_NEUTRAL.get(n, ())]} for n in sorted(_UNSUPPORTED)}
+    anything: dict[str, object] = {name: {SUPPORT: "ignored"} for name in sorted(HARMLESS)}
+    neutral = {
+        name: {SUPPORT: "refused", "enum": [None, *_NEUTRAL.get(name, ())]}
+        for name in sorted(_UNSUPPORTED)
+    }
     return anything | neutral
 
 

@@ -13,7 +13,7 @@ from tandem.api.refusal import Refusal
 REQUEST_ID_HEADER = "X-Request-Id"
 _REQUEST_ID_CHARS = 128
 # Whatever is not named here needs a key, under any prefix the application is mounted at.
-_OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version", "/docs", "/openapi.json"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version", "/docs", "/openapi.json"})
 _KEY_MISSING = "no API key; send it as 'Authorization: Bearer KEY'"
 
 
@@ -53,7 +53,7 @@ class ApiKeys:
         self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in _OPEN_PATHS:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")

@@ -10,6 +10,8 @@ from starlette.responses import Response
 
 from tandem.api import answers, bodies
 from tandem.api.fields import foreign_fields
+from tandem.api.guard import OPEN_PATHS
+from tandem.api.meanings import EXAMPLES, meanings_of
 
 _REF = "#/components/schemas/{name}"
 _ERRORS = {
@@ -23,6 +25,8 @@ _ERRORS = {
     500: "The server failed",
     503: "The engine is not ready or failed",
 }
+# Only a call that carries a body can meet these.
+_BODY_ERRORS = {408, 413, 415, 429}
 _BODIES = (
     bodies.ChatBody,
     bodies.CompletionBody,
@@ -55,12 +59,15 @@ def described(
     error = {"application/json": {"schema": _reference(answers.ErrorAnswer)}}
     responses: dict[int | str, Any] = {200: {"description": "OK", "content": content}}
     for status, meaning in _ERRORS.items():
+        if body is None and status in _BODY_ERRORS:
+            continue
         responses[status] = {"description": meaning, "content": error}
     if answer is answers.StatusAnswer:
         responses[503] = {"description": "Not now", "content": content}
     extra: dict[str, Any] = {}
     if body is not None:
-        schema = {"application/json": {"schema": _reference(body)}}
+        media = {"schema": _reference(body), "example": EXAMPLES[body.__name__]}
+        schema = {"application/json": media}
         extra["requestBody"] = {"required": True, "content": schema}
     return {"response_class": Response, "responses": responses, "openapi_extra": extra}
 
@@ -94,10 +101,19 @@ def _make(app: FastAPI, has_keys: bool) -> dict[str, Any]:
     _, types = msgspec.json.schema_components((*_BODIES, *_ANSWERS), ref_template=_REF)
     for body in (bodies.ChatBody, bodies.CompletionBody):
         types[body.__name__]["properties"] |= foreign_fields()
+    types["CompletionBody"]["properties"]["prompt"] = dict(bodies.PROMPT_SCHEMA)
+    for name, type_schema in types.items():
+        meanings = meanings_of(name)
+        for field, field_schema in type_schema.get("properties", {}).items():
+            if field in meanings:
+                field_schema["description"] = meanings[field]
     components["schemas"] = types
     if has_keys:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         schema["security"] = [{"key": []}]
+        for path in OPEN_PATHS & schema["paths"].keys():
+            for operation in schema["paths"][path].values():
+                operation["security"] = []
     return schema
 
 

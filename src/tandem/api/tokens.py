@@ -16,10 +16,11 @@ from tandem.facts.errors import InvalidRequest
 
 def token_routes(door: FrontDoor) -> APIRouter:
     """Both token endpoints over `door`. They work before the engine is ready."""
-    router = APIRouter()
+    router = APIRouter(tags=["Tokens"])
 
     @router.post("/tokenize", **described(TokenizeBody, TokenizeAnswer))
     async def tokenize(request: Request) -> Response:
+        """The token ids of a text, or of a conversation under the chat template."""
         body = await read_body(request, TokenizeBody, door.config)
         door.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
@@ -40,6 +41,7 @@ def token_routes(door: FrontDoor) -> APIRouter:
 
     @router.post("/detokenize", **described(DetokenizeBody, DetokenizeAnswer))
     async def detokenize(request: Request) -> Response:
+        """The text of token ids, special tokens included."""
         body = await read_body(request, DetokenizeBody, door.config)
         door.check_model(body.model)
         check_tokens("tokens", body.tokens, door.generator.card)

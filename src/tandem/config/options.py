@@ -52,9 +52,9 @@ class ServeOptions(
     threads: Annotated[
         int, Meta(ge=0, le=1024), _say("CPU threads for the kernels; 0: all cores.", "Engine")
     ] = 0
-    native_kernels: Annotated[bool, _say("Compile and use the C++ kernels on a CPU.", "Switches")] = (
-        True
-    )
+    native_kernels: Annotated[
+        bool, _say("Compile and use the C++ kernels on a CPU.", "Switches")
+    ] = True
     max_num_seqs: Annotated[
         int, Positive, Meta(le=4096), _say("Sequences that run at the same time.", "Engine")
     ] = 64

@@ -27,6 +27,7 @@ NO_TOOL_REPLY = "I am sorry, I do not have a tool for that."
 _PLAIN_SHARE = 0.12
 _MISSING_SHARE = 0.08
 _AFTER_RESULT_SHARE = 0.25
+_CONVERSED_RESULT_SHARE = 0.6
 _MOST_TOOLS = 4
 
 
@@ -95,6 +96,24 @@ def tool_call(rng: Random, *, held_out: bool = True) -> Task:
         request = _draw_request(rng, rng.choice(offers))
         if is_held_out(f"tool {request.chosen.name} {request.text}") == held_out:
             return _requested(kind - _PLAIN_SHARE, offers, request)
+
+
+def tool_conversation(rng: Random, exchanges: int) -> tuple[list[dict[str, Any]], list[Message]]:
+    """Tools and several requests in a row, all from the training half, with the results.
+
+    One header for many calls: a training text of which more than a tenth is worth learning.
+    """
+    offers = [offer(rng, intent) for intent in rng.sample(INTENTS, rng.randint(1, _MOST_TOOLS))]
+    messages: list[Message] = []
+    while exchanges:
+        request = _draw_request(rng, rng.choice(offers))
+        if is_held_out(f"tool {request.chosen.name} {request.text}"):
+            continue
+        exchanges -= 1
+        messages += [_user(request.text), calling(request.call)]
+        if rng.random() < _CONVERSED_RESULT_SHARE:
+            messages += [result(request), _assistant(request.spoken_result)]
+    return [entry.signature for entry in offers], messages
 
 
 def _draw_request(rng: Random, chosen: Offer) -> Request:

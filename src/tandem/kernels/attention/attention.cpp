@@ -119,12 +119,12 @@ void find_rows(const AttentionCall& call, const Piece& piece, int64_t index, Seg
 }
 
 // Keys [from, to) become columns: k is [run][D][kLanes], its first run the keys from `first` on.
-template <class T, class Ahead>
+template <class T>
 void transpose_keys(const AttentionCall& call, const Segment& segment, int64_t first, int64_t from,
-                    int64_t to, float* k, Ahead ahead) {
+                    int64_t to, float* k) {
   const T* const* rows = (const T* const*)segment.k_rows;
   for (int64_t j = from / kLanes * kLanes; j < to; j += kLanes)
-    transpose_rows(rows + j, call.head_dim, k + (j - first) * call.padded_dim(), kLanes, ahead);
+    transpose_rows(rows + j, call.head_dim, k + (j - first) * call.padded_dim(), kLanes);
 }
 
 template <class T>
@@ -247,21 +247,17 @@ void finish_group(const AttentionCall& call, const Piece& piece, const GroupView
 template <class T>
 void attend_direct(const AttentionCall& call, const Piece& piece, const RowGroups& groups,
                    const Segment& segment, const Segment* next, Workspace* space) {
-  // Half of the next keys are read while scores are computed, half while values are weighted.
-  constexpr int64_t early = kSegment / 2 / kPanels;
-  const int64_t transpose_steps = kPanelVectors * (call.head_dim * sizeof(T) + 63) / 64;
   for (int64_t panel = segment.from / kPanelColumns; panel * kPanelColumns < segment.to; ++panel) {
     const int64_t from = std::max(segment.from, panel * kPanelColumns);
     const int64_t to = std::min(segment.to, (panel + 1) * kPanelColumns);
-    transpose_keys<T>(call, segment, panel * kPanelColumns, from, to, space->k,
-                      read_ahead<T>(call, segment.v_rows + from, to - from, transpose_steps));
+    transpose_keys<T>(call, segment, panel * kPanelColumns, from, to, space->k);
     for (int64_t g = 0; g < groups.count; ++g) {
       const GroupView view(call, piece, groups, g, segment.index);
       if (!view.sees_panel(panel)) continue;
       float* scores = space->scores + g * kTileRows * kSegment;
-      if (g == 0 && next)
+      if (g == 0)
         score_panel(call, view, panel, space->q, space->k, scores,
-                    read_ahead<T>(call, next->k_rows + panel * early, early, call.head_dim));
+                    read_ahead<T>(call, segment.v_rows + from, to - from, call.head_dim));
       else
         score_panel(call, view, panel, space->q, space->k, scores, NoReadAhead{});
     }
@@ -273,7 +269,7 @@ void attend_direct(const AttentionCall& call, const Piece& piece, const RowGroup
     const ScatteredRows<T> values{(const T* const*)segment.v_rows + view.from, 0};
     if (g == 0 && next)
       finish_group(call, piece, view, segment.index, scores, values, space,
-                   read_ahead<T>(call, next->k_rows + kSegment / 2, kSegment / 2, steps));
+                   read_ahead<T>(call, next->k_rows + next->from, next->to - next->from, steps));
     else
       finish_group(call, piece, view, segment.index, scores, values, space, NoReadAhead{});
   }
@@ -284,7 +280,7 @@ template <class T>
 void attend_widened(const AttentionCall& call, const Piece& piece, const RowGroups& groups,
                     const Segment& segment, Workspace* space) {
   const int64_t dim = call.padded_dim();
-  transpose_keys<T>(call, segment, 0, segment.from, segment.to, space->k, NoReadAhead{});
+  transpose_keys<T>(call, segment, 0, segment.from, segment.to, space->k);
   widen_values<T>(call, segment, space->v);
   for (int64_t g = 0; g < groups.count; ++g) {
     const GroupView view(call, piece, groups, g, segment.index);

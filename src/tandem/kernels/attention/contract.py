@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from tandem.kernels.errors import KernelArgumentError
@@ -35,6 +36,18 @@ class AttentionBatch:
     query_start: Tensor
     context_lengths: Tensor
     block_table: Tensor
+
+    def __post_init__(self) -> None:
+        # Once a step, so that no layer has to look again.
+        for name in ("query_start", "context_lengths", "block_table"):
+            tensor: Tensor = getattr(self, name)
+            if tensor.dtype is not torch.int32 or tensor.stride(-1) != 1:
+                raise KernelArgumentError(name, tensor.dtype, "int32 with a contiguous last axis")
+        sequences = self.context_lengths.shape[0]
+        if self.query_start.shape[0] != sequences + 1 or self.block_table.shape[0] != sequences:
+            found = (tuple(self.query_start.shape), tuple(self.block_table.shape))
+            expected = f"query_start [{sequences + 1}], block_table [{sequences}, max_blocks]"
+            raise KernelArgumentError("batch", found, expected)
 
     @property
     def sequences(self) -> int:
@@ -66,17 +79,10 @@ class PagedAttention(Protocol):
         ...
 
 
-def check_attention(q_THD: Tensor, kv_B2KSD: Tensor, batch: AttentionBatch) -> None:
+def check_attention(q_THD: Tensor, kv_B2KSD: Tensor) -> None:
     heads, head_dim = q_THD.shape[1], q_THD.shape[2]
     pool = kv_B2KSD.shape
     if len(pool) != 5 or pool[1] != 2 or pool[4] != head_dim or heads % pool[2]:
         raise KernelArgumentError(
             "kv_B2KSD", tuple(pool), f"[B, 2, K, S, {head_dim}] with K dividing {heads}"
-        )
-    sequences = batch.context_lengths.shape[0]
-    if batch.query_start.shape[0] != sequences + 1 or batch.block_table.shape[0] != sequences:
-        raise KernelArgumentError(
-            "batch",
-            (tuple(batch.query_start.shape), tuple(batch.block_table.shape)),
-            f"query_start [{sequences + 1}] and block_table [{sequences}, max_blocks]",
         )

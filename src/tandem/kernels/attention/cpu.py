@@ -6,7 +6,7 @@ from torch import Tensor
 from tandem.kernels.attention.choose import choose_tile_tokens
 from tandem.kernels.attention.contract import AttentionBatch, check_attention
 from tandem.kernels.errors import KernelArgumentError
-from tandem.kernels.native.arguments import require_rows, require_whole
+from tandem.kernels.native.arguments import require_rows
 from tandem.kernels.native.library import (
     DTYPE_CODES,
     Integer,
@@ -16,6 +16,8 @@ from tandem.kernels.native.library import (
     Real,
     integers,
 )
+
+POOL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class NativePagedAttention:
@@ -37,13 +39,10 @@ class NativePagedAttention:
         scale: float,
         window: int | None = None,
     ) -> Tensor:
-        check_attention(q_THD, kv_B2KSD, batch)
+        check_attention(q_THD, kv_B2KSD)
         require_rows("q_THD", q_THD)
-        require_whole("batch.query_start", batch.query_start, torch.int32)
-        require_whole("batch.context_lengths", batch.context_lengths, torch.int32)
-        if batch.block_table.dtype is not torch.int32 or kv_B2KSD.dtype not in DTYPE_CODES:
-            found = (batch.block_table.dtype, kv_B2KSD.dtype)
-            raise KernelArgumentError("block_table, kv_B2KSD", found, "int32 and a pool dtype")
+        if kv_B2KSD.dtype not in POOL_DTYPES:
+            raise KernelArgumentError("kv_B2KSD", kv_B2KSD.dtype, f"one of {POOL_DTYPES}")
         _, heads, head_dim = q_THD.shape
         _, _, kv_heads, block_size, _ = kv_B2KSD.shape
         out_THD = torch.empty(q_THD.shape)

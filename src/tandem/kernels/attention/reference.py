@@ -3,7 +3,7 @@
 Sequences with one query go together, padded; the others one by one. This is also the first GPU
 face, so it avoids loops over tokens and reads lengths from the host copy of the batch.
 
-Axes as in the contract; L padded keys, G query heads of one kv head, Q queries of a sequence.
+Axes as in the contract; L padded keys, Q queries of a sequence, R query rows of a head.
 """
 
 import torch
@@ -24,7 +24,7 @@ def paged_attention(
     scale: float,
     window: int | None = None,
 ) -> Tensor:
-    check_attention(q_THD, kv_B2KSD, batch)
+    check_attention(q_THD, kv_B2KSD)
     out_THD = torch.zeros_like(q_THD, memory_format=torch.contiguous_format)
     for spans in groups_of_equal_queries(batch.spans, kv_B2KSD):
         attend(q_THD, kv_B2KSD, batch, (spans, scale, window, out_THD))
@@ -72,18 +72,18 @@ def attend(
     if window is not None:
         seen_NQL = seen_NQL & (key_L > position_NQ1 - window)
     k_NKLD, v_NKLD = gather(kv_B2KSD, batch.block_table[index_N], seen_NQL.any(dim=1))
-
-    # The query heads of one kv head become further query rows: [N, K, G * Q, D].
-    q_NKRD = q_THD[token_NQ].view(len(spans), queries, kv_heads, group, head_dim)
-    q_NKRD = q_NKRD.permute(0, 2, 3, 1, 4).reshape(len(spans), kv_heads, group * queries, head_dim)
-    mask_N1RL = seen_NQL[:, None].repeat(1, 1, group, 1)
+    k_NKLD, v_NKLD = k_NKLD.to(q_THD.dtype), v_NKLD.to(q_THD.dtype)
+    if queries == 1:
+        # The query heads of one kv head become its query rows; all see the same keys.
+        q_NKRD = q_THD[token_NQ[:, 0]].view(len(spans), kv_heads, group, head_dim)
+    else:
+        q_NKRD = q_THD[token_NQ].transpose(1, 2)
+        k_NKLD, v_NKLD = (x.repeat_interleave(group, dim=1) for x in (k_NKLD, v_NKLD))
     out_NKRD = functional.scaled_dot_product_attention(
-        q_NKRD, k_NKLD.to(q_THD.dtype), v_NKLD.to(q_THD.dtype), attn_mask=mask_N1RL, scale=scale
+        q_NKRD, k_NKLD, v_NKLD, attn_mask=seen_NQL[:, None], scale=scale
     )
-    out_NKGQD = out_NKRD.view(len(spans), kv_heads, group, queries, head_dim)
-    out_THD[token_NQ] = out_NKGQD.permute(0, 3, 1, 2, 4).reshape(
-        len(spans), queries, heads, head_dim
-    )
+    out_NHQD = out_NKRD.reshape(len(spans), heads, queries, head_dim)
+    out_THD[token_NQ] = out_NHQD.transpose(1, 2)
 
 
 def gather(kv_B2KSD: Tensor, table_NM: Tensor, used_NL: Tensor) -> tuple[Tensor, Tensor]:

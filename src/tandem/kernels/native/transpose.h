@@ -39,13 +39,11 @@ inline void store_columns(const fp16*, const Words& row, float* target, ptrdiff_
 }
 
 // target[d * stride + lane] = rows[lane][d] for d < dims.
-template <class T, class Ahead>
-inline void transpose_rows(const T* const* rows, int64_t dims, float* target, ptrdiff_t stride,
-                           Ahead& ahead) {
+template <class T>
+inline void transpose_rows(const T* const* rows, int64_t dims, float* target, ptrdiff_t stride) {
   constexpr int packed = sizeof(Words) / kLanes / sizeof(T);
   int64_t d = 0;
   for (; d + packed * kLanes <= dims; d += packed * kLanes) {
-    ahead.step();
     Words square[kLanes];
     for (int lane = 0; lane < kLanes; ++lane) square[lane] = load_raw<Words>(rows[lane] + d);
     exchange_all<1>(square);

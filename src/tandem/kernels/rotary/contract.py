@@ -7,6 +7,7 @@ B blocks, S slots a block. The pool is [B, layer, 2, K, S, D]; kv_B2KSD is one l
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from tandem.kernels.errors import KernelArgumentError
@@ -26,6 +27,12 @@ class TokenPlaces:
 
     positions: Tensor
     slots: Tensor
+
+    def __post_init__(self) -> None:
+        # Once a step, so that no layer has to look again.
+        for name, tensor in (("positions", self.positions), ("slots", self.slots)):
+            if tensor.dtype is not torch.int64 or tensor.dim() != 1 or not tensor.is_contiguous():
+                raise KernelArgumentError(name, tensor.dtype, "contiguous int64 [T]")
 
 
 @dataclass(frozen=True)
@@ -49,8 +56,13 @@ class RotateAndStore(Protocol):
         ...
 
 
-def check_rotate(heads: QueryKeyValue, kv_B2KSD: Tensor, table: RotaryTable | None) -> None:
+def check_rotate(
+    heads: QueryKeyValue, kv_B2KSD: Tensor, table: RotaryTable | None, places: TokenPlaces
+) -> None:
     tokens, kv_heads, head_dim = heads.k.shape
+    if places.positions.shape[0] != tokens or places.slots.shape[0] != tokens:
+        found = (places.positions.shape[0], places.slots.shape[0])
+        raise KernelArgumentError("places", found, f"{tokens} positions and slots")
     if heads.v.shape != heads.k.shape:
         raise KernelArgumentError("heads.v", tuple(heads.v.shape), "the shape of heads.k")
     if heads.q.shape[0] != tokens or heads.q.shape[2] != head_dim:

@@ -31,13 +31,11 @@ class NativeRotateAndStore:
         table: RotaryTable | None,
         places: TokenPlaces,
     ) -> None:
-        check_rotate(heads, kv_B2KSD, table)
+        check_rotate(heads, kv_B2KSD, table, places)
         q, k, v = heads.q, heads.k, heads.v
         require_rows("heads.q", q)
         require_rows("heads.k", k)
         require_rows("heads.v", v)
-        require_whole("places.positions", places.positions, torch.int64)
-        require_whole("places.slots", places.slots, torch.int64)
         if table is not None:
             require_whole("table.cos", table.cos, torch.float32)
             require_whole("table.sin", table.sin, torch.float32)

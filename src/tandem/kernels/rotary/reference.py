@@ -9,7 +9,7 @@ from tandem.kernels.rotary.contract import QueryKeyValue, RotaryTable, TokenPlac
 def rotate_and_store(
     heads: QueryKeyValue, kv_B2KSD: Tensor, table: RotaryTable | None, places: TokenPlaces
 ) -> None:
-    check_rotate(heads, kv_B2KSD, table)
+    check_rotate(heads, kv_B2KSD, table, places)
     if table is not None:
         cos_T1R = table.cos[places.positions][:, None]
         sin_T1R = table.sin[places.positions][:, None]

@@ -1,0 +1,119 @@
+"""The page at /docs: whole, self-contained, and safe whatever the document says."""
+
+import json
+import re
+from html import unescape
+from html.parser import HTMLParser
+
+import httpx2
+import msgspec
+import pytest
+
+from tandem.api import bodies
+from tandem.api.app import build_app
+from tandem.api.config import ApiConfig
+from tandem.api.meanings import EXAMPLES, meanings_of
+from tandem.api.reference import reference_page
+from tests.api.server import serving
+
+VOID = {"meta", "br"}
+BODIES = (bodies.ChatBody, bodies.CompletionBody, bodies.TokenizeBody, bodies.DetokenizeBody)
+
+
+class Page(HTMLParser):
+    """What the page declares; opening and closing tags must match."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self._open: list[str] = []
+        self.feed(text)
+        assert not self._open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def values(self, name: str) -> list[str]:
+        return [value for _, key, value in self.attributes if key == name]
+
+
+@pytest.fixture
+def response(http):
+    return http.get("/docs")
+
+
+def test_the_page_is_whole(http, response):
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    page, text = Page(response.text), unescape(response.text)
+    document = http.get("/openapi.json").json()
+    for path, methods in document["paths"].items():
+        assert text.count(f"<code>{path}</code>") == len(methods)
+    for schema in document["components"]["schemas"].values():
+        for field in schema.get("properties", {}):
+            assert f"<code>{field}</code>" in text
+    ids = page.values("id")
+    assert len(set(ids)) == len(ids)
+    anchors = {link[1:] for link in page.values("href") if link.startswith("#")}
+    assert anchors <= set(ids)
+
+
+def test_the_page_loads_nothing(response):
+    page = Page(response.text)
+    assert not {"script", "link", "img", "iframe"} & set(page.tags)
+    assert not page.values("src")
+    assert [link for link in page.values("href") if not link.startswith("#")] == ["openapi.json"]
+    assert not re.search(r"url\(|@import", response.text)
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+
+
+def test_whatever_the_document_and_the_host_say_stays_text(http):
+    document = http.get("/openapi.json").json()
+    hostile = '<script>alert("1")</script>&\''
+    chat = document["components"]["schemas"]["ChatBody"]
+    chat["properties"][hostile] = {"type": hostile, "description": hostile, "default": hostile}
+    operation = document["paths"]["/v1/chat/completions"].pop("post")
+    operation |= {"description": hostile, "tags": [hostile]}
+    document["paths"][f"/{hostile}"] = {"post": operation}
+    page = reference_page(document, f"http://{hostile}")
+    assert "script" not in Page(page).tags
+    assert hostile in unescape(page)
+    text = http.get("/docs", headers={"Host": 'x"><script>'}).text
+    assert "script" not in Page(text).tags
+
+
+def test_examples_name_the_server_and_its_key_where_one_is_needed(generator, text):
+    with (
+        serving(build_app(generator, text, ApiConfig(api_keys=("key",)))) as port,
+        httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client,
+    ):
+        page = unescape(client.get("/docs").text)
+    examples = re.findall(r"<pre>(curl .*?)</pre>", page, re.DOTALL)
+    assert all(f"http://127.0.0.1:{port}/" in example for example in examples)
+    keyed = {e.split()[1].rpartition(str(port))[2] for e in examples if "Bearer" in e}
+    assert keyed == {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/tokenize",
+        "/detokenize",
+        "/v1/models",
+    }
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+def test_every_field_has_a_meaning_and_every_call_an_example(body):
+    meanings = meanings_of(body.__name__)
+    assert set(body.__struct_fields__) <= set(meanings)
+    msgspec.json.decode(json.dumps(EXAMPLES[body.__name__]), type=body)
+
+
+def test_no_meaning_is_left_over():
+    fields = {name for body in (*BODIES, bodies.StreamOptions) for name in body.__struct_fields__}
+    assert set(meanings_of("Body")) == fields
