@@ -5,11 +5,16 @@ the model is to learn; `check.py` compares the two.
 """
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 Message = dict[str, Any]
+
+# Tools and parameters go by other names in each prompt and have to be read there.
+NAME_WEIGHT = 4.0
+_CALL_NAMES = re.compile(r'(?<=")((?<={"name": ")\w+|(?!name|arguments)\w+(?=": ))')
 
 
 @dataclass(frozen=True)
@@ -49,14 +54,16 @@ def turns(messages: Iterable[Message], weight: float = 1.0) -> list[Part]:
         elif message["role"] == "tool":
             parts.append(user(f"<tool_response>\n{message['content']}\n</tool_response>"))
         else:
-            parts += assistant([Part(_spoken(message), weight)])
+            parts += assistant(_spoken(message, weight))
     return parts
 
 
-def _spoken(message: Message) -> str:
+def _spoken(message: Message, weight: float) -> list[Part]:
     written = [message["content"]] if message["content"] else []
     for entry in message.get("tool_calls", ()):
         name, arguments = entry["function"]["name"], json.dumps(entry["function"]["arguments"])
         body = f'{{"name": "{name}", "arguments": {arguments}}}'
         written.append(f"<tool_call>\n{body}\n</tool_call>")
-    return "\n".join(written)
+    # The captured pieces, every second one, are the name of the tool and of its parameters.
+    pieces = _CALL_NAMES.split("\n".join(written))
+    return [Part(piece, NAME_WEIGHT if i % 2 else weight) for i, piece in enumerate(pieces)]

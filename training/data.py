@@ -32,7 +32,7 @@ VALUE_WEIGHT = 4.0
 NAME_WEIGHT = 2.0
 FRAME_WEIGHT = 0.1
 # Of chat conversations: sums take far more practice than small talk.
-ARITHMETIC_SHARE = 0.7
+ARITHMETIC_SHARE = 0.65
 ARITHMETIC_WEIGHT = 2.0
 MIXED_SHARE = 0.08
 TOOL_TASK_SHARE = 0.4

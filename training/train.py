@@ -26,10 +26,10 @@ from neighbours import add_neighbour_heads
 from sample import accuracy, held_out_tasks
 
 RECALL_BATCH_TOKENS = 2048
-CHAT_BATCH_TOKENS = 4096
+CHAT_BATCH_TOKENS = 3072
 CHAT_ROW_TOKENS = 256
 TOOL_ROW_TOKENS = 512
-TOOL_SHARE = 0.35
+TOOL_SHARE = 0.45
 # From a share of the time on: how often recall rows have which length.
 CURRICULUM: tuple[tuple[float, dict[int, float]], ...] = (
     (0.00, {128: 0.8, 256: 0.2}),
@@ -37,15 +37,12 @@ CURRICULUM: tuple[tuple[float, dict[int, float]], ...] = (
     (0.30, {256: 0.35, 512: 0.4, 1024: 0.25}),
     (0.42, {256: 0.15, 512: 0.35, 1024: 0.5}),
     (0.55, {256: 0.1, 512: 0.2, 1024: 0.45, 2048: 0.25}),
-    (0.75, {256: 0.05, 512: 0.1, 1024: 0.35, 2048: 0.35, 4096: 0.15}),
+    (0.75, {256: 0.05, 512: 0.1, 1024: 0.3, 2048: 0.45, 4096: 0.1}),
 )
 # Until then half of the rows of a recall batch repeat a text: every token of it trains copying.
 ECHO_UNTIL = 0.25
 # And chats wait: only every third step has one.
 CHAT_STEPS_EARLY = 3
-# From then on recall only needs its finish, and the rest of the time goes to the other skills.
-CHATS_FIRST_FROM = 0.66
-RECALL_STEPS_LATE = 2
 PEAK_MATRIX_RATE = 4e-3
 PEAK_OTHER_RATE = 3e-3
 WARMUP_STEPS = 20
@@ -184,9 +181,7 @@ class Trainer:
         chat_loss = math.nan
         if self.share > ECHO_UNTIL or self.steps % CHAT_STEPS_EARLY == 0:
             chat_loss, _ = self._backward(chat_batch(self.rng, self.encoder))
-        recall_loss = right = math.nan
-        if self.share < CHATS_FIRST_FROM or self.steps % RECALL_STEPS_LATE == 0:
-            recall_loss, right = self._backward(recall_batch(self.rng, self.encoder, self.share))
+        recall_loss, right = self._backward(recall_batch(self.rng, self.encoder, self.share))
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
             optimizer.step()

@@ -3,7 +3,7 @@
 import asyncio
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -165,6 +165,8 @@ async def _evaluate_here(
     assembly = importlib.import_module("tandem.commands.assembly")
     checkpoint = str(options.checkpoint) if options.checkpoint else None
     here = assembly.assemble(checkpoint, ServeOptions())
+    # A key in the environment guards this server too.
+    server = replace(server, api_key=next(iter(here.api.api_keys), None))
     async with assembly.served_in_process(here) as url:
         return await _evaluate_url(url, server, options)
 

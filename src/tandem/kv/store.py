@@ -7,6 +7,7 @@ Axes: B blocks, L layers, K kv heads, S slots a block, D head dim.
 import torch
 from torch import Tensor
 
+from tandem.kernels.native.pages import advise_huge_pages
 from tandem.kv.layout import KvDtype, KvLayout
 
 TORCH_DTYPES: dict[KvDtype, torch.dtype] = {
@@ -30,6 +31,7 @@ class KvStore:
         self.pool_BL2KSD = torch.empty(
             layout.pool_shape(blocks), dtype=TORCH_DTYPES[layout.dtype], device=device
         )
+        advise_huge_pages(self.pool_BL2KSD)
         # Made once: a view costs more than a list look-up, and every layer of every step asks.
         self._layers = list(self.pool_BL2KSD.unbind(dim=1))
 

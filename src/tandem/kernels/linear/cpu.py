@@ -10,6 +10,7 @@ from tandem.kernels.linear.choose import choose_block_rows, choose_threads
 from tandem.kernels.linear.contract import PackedLinear, Storage, check_linear
 from tandem.kernels.native.arguments import require_rows
 from tandem.kernels.native.library import DTYPE_CODES, Integer, NativeLibrary, Pointer
+from tandem.kernels.native.pages import advise_huge_pages
 
 PANEL_COLUMNS = 64
 
@@ -35,10 +36,17 @@ class NativePack:
             in_features=rows.in_features,
             storage=storage,
             layout="panels",
-            weight=panel_PCN.contiguous(),
+            weight=_streamable(panel_PCN),
             scale=rows.scale,
             bias=None if bias_N is None else bias_N.to(torch.float32).contiguous(),
         )
+
+
+def _streamable(panel_PCN: Tensor) -> Tensor:
+    """A contiguous copy in memory that is fast to stream."""
+    copy_PCN = torch.empty(panel_PCN.shape, dtype=panel_PCN.dtype)
+    advise_huge_pages(copy_PCN)
+    return copy_PCN.copy_(panel_PCN)
 
 
 def interleave_halves(panel_PCN: Tensor, lanes: int) -> Tensor:
