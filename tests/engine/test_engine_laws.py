@@ -7,7 +7,12 @@ from hypothesis import strategies as st
 
 from tandem.facts.messages import RequestsAborted
 from tandem.facts.request import Request
-from tandem.facts.sampling import SamplingParameters
+from tandem.facts.sampling import (
+    INT32_LIMIT,
+    SEED_LIMIT,
+    TOP_LOGPROBS_LIMIT,
+    SamplingParameters,
+)
 from tandem.kernels.faces import choose_kernels, reference_kernels
 from tests.engine.tiny import (
     CONTEXT_TOKENS,
@@ -147,3 +152,31 @@ def test_parallel_answers_compute_their_prompt_once():
     # The first computes all 33 tokens; the others share its 8 full blocks and compute one token.
     assert bench.prefill_tokens == 33 + 3
     assert len(bench.finished) == 4
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS, ids=lambda a: a.kernels.name)
+@pytest.mark.parametrize(
+    "extreme",
+    [
+        {"temperature": 100.0},
+        {"temperature": 1e-45},
+        {"top_k": INT32_LIMIT - 1},
+        {"top_p": 5e-324},
+        {"min_p": 1.0},
+        {"repetition_penalty": 1e-3},
+        {"repetition_penalty": 100.0},
+        {"frequency_penalty": 2.0, "presence_penalty": -2.0},
+        {"seed": SEED_LIMIT - 1},
+        {"max_tokens": INT32_LIMIT - 1},
+        {"logit_bias": tuple((token, -100.0) for token in range(VOCABULARY))},
+        {"stop_token_ids": tuple(range(VOCABULARY)), "min_tokens": 4},
+        {"top_logprobs": TOP_LOGPROBS_LIMIT},
+    ],
+    ids=str,
+)
+def test_every_accepted_extreme_can_be_drawn(arithmetic, extreme):
+    bench = Bench(DECODERS[id(arithmetic)][None], arithmetic, Shape())
+    sampling = SamplingParameters(**({"max_tokens": 5, "seed": 1} | extreme))
+    bench.ask(Request("extreme", (1, 2, 3), sampling))
+    bench.drain()
+    assert bench.finished.keys() == {"extreme"}

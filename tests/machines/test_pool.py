@@ -1,5 +1,7 @@
 """Laws of the block pool: blocks are conserved, and the news tells exactly what is cached."""
 
+from copy import deepcopy
+
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -63,6 +65,18 @@ class PoolLaws(RuleBasedStateMachine):
         table = data.draw(st.sampled_from(self.tables))
         self.tables.remove(table)
         self.pool.release(table)
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data(), digests=st.lists(st.integers(0, 9).map(lambda n: bytes([n]))))
+    def foresee(self, data, digests):
+        """What would fit if some left is what fits when they have left."""
+        leaving = data.draw(st.lists(st.sampled_from(self.tables), unique_by=id))
+        cached = self.pool.cached_prefix(list(dict.fromkeys(digests)))
+        foreseen = self.pool.fits_without(leaving, cached, 1)
+        later = deepcopy(self.pool)
+        for table in leaving:
+            later.release(table)
+        assert foreseen == later.fits(cached, 1)
 
     @rule()
     def listen(self):

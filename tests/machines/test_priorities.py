@@ -88,3 +88,54 @@ def test_who_waits_for_a_prefix_does_not_wait_for_one_who_left():
     at.tell(RequestsAborted(("first",)))
     at.drain()
     assert at.finished.keys() == {"second"}
+
+
+def test_an_urgent_prompt_is_not_queued_behind_a_long_lesser_one():
+    at = world(batching=TokenBudgetBatching(4), max_sequences=4)
+    at.tell(RequestsArrived((request("long", 10, range(1, 11), max_tokens=1),)))
+    at.tell(RequestsArrived((request("urgent", 0, (7, 7, 7), max_tokens=1),)))
+    at.land()
+    at.land()
+    assert "urgent" in at.finished
+    assert "long" not in at.finished
+    at.drain()
+
+
+def test_nobody_is_pushed_out_in_vain():
+    # Pushing out the small one would not make room for the urgent one beside the first.
+    at = world(max_sequences=4, block_count=10, batching=TokenBudgetBatching(64))
+    at.tell(RequestsArrived((request("first", 0, range(1, 9), max_tokens=20),)))
+    at.land()
+    at.tell(RequestsArrived((request("small", 10, (5, 5, 5, 5), max_tokens=30),)))
+    at.land()
+    at.tell(RequestsArrived((request("urgent", 5, [9] * 38, max_tokens=1),)))
+    at.land()
+    assert sorted(running(at)) == ["first", "small"]
+    assert at.machine.planner.preemptions == 0
+    at.drain()
+
+
+def test_who_outranks_the_filler_of_a_prefix_does_not_wait_for_it():
+    at = world(batching=TokenBudgetBatching(4), max_sequences=4)
+    prompt = tuple(range(1, 10)) * 2
+    at.tell(RequestsArrived((request("slow", 10, prompt),)))
+    at.tell(RequestsArrived((request("urgent", 0, prompt),)))
+    at.land()
+    assert "urgent" in running(at)
+    at.drain()
+
+
+def test_a_token_id_outside_the_vocabulary_is_refused_wherever_it_stands():
+    at = world()
+    at.tell(
+        RequestsArrived(
+            (
+                request("prompt", prompt=(VOCABULARY,)),
+                request("stop", stop_token_ids=(VOCABULARY,)),
+                request("bias", logit_bias=((VOCABULARY, 1.0),)),
+                request("negative", prompt=(-1,)),
+            )
+        )
+    )
+    assert at.refused.keys() == {"prompt", "stop", "bias", "negative"}
+    at.drain()

@@ -21,14 +21,10 @@ POLICIES = st.builds(TokenBudgetBatching, st.integers(1, 64), st.integers(0, 64)
 
 
 @given(POLICIES, VIEWS)
-def test_everybody_with_work_is_in_the_order_once_and_decodes_stand_first(policy, views):
-    order = policy.running_order(views)
-    assert sorted(order, key=repr) == sorted((v for v in views if v.pending_tokens), key=repr)
-    kinds = [view.pending_tokens > 1 for view in order]
-    assert kinds == sorted(kinds)
-    for is_prefill in (False, True):
-        ranks = [view.rank for view in order if (view.pending_tokens > 1) == is_prefill]
-        assert ranks == sorted(ranks)
+def test_everybody_with_work_is_a_decode_or_a_prefill_and_keeps_its_rank(policy, views):
+    decodes, prefills = policy.decodes_and_prefills(views)
+    assert decodes == [view for view in views if view.pending_tokens == 1]
+    assert prefills == [view for view in views if view.pending_tokens > 1]
 
 
 @given(POLICIES, st.integers(0, 100), st.integers(0, 100))

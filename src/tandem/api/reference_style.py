@@ -38,7 +38,7 @@ th { color: var(--soft); font-size: .8rem; font-weight: 600; }
 td:first-child { white-space: nowrap; }
 td:nth-child(2) { max-width: 17rem; }
 td:nth-child(3):not(:last-child) { white-space: nowrap; }
-td:nth-child(4) { width: 55%; }
+td:nth-child(4) { width: 55%; min-width: 16rem; }
 details { margin-top: .6rem; color: var(--soft); }
 summary { cursor: pointer; }
 .get, .post { display: inline-block; min-width: 2.4rem; color: var(--get); font-size: .8em;

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from tandem.facts.errors import InvalidRequest
 
 SEED_LIMIT = 1 << 64
+INT32_LIMIT = 1 << 31
 TOP_LOGPROBS_LIMIT = 20
 LOGIT_BIAS_LIMIT = 1024
 STOP_TOKENS_LIMIT = 64
@@ -46,9 +47,9 @@ class SamplingParameters:
         _within("repetition_penalty", self.repetition_penalty, 1e-3, 100.0)
         _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _within("top_k", self.top_k, 0, 1 << 31)
+        _within("top_k", self.top_k, 0, INT32_LIMIT - 1)
         _within("seed", self.seed, 0, SEED_LIMIT - 1)
-        _within("max_tokens", self.max_tokens, 1, 1 << 31)
+        _within("max_tokens", self.max_tokens, 1, INT32_LIMIT - 1)
         _within("min_tokens", self.min_tokens, 0, self.max_tokens)
         if self.top_p == 0.0:
             raise InvalidRequest("top_p", "must be greater than 0; use temperature 0 for greedy")

@@ -39,15 +39,20 @@ class Mailbox:
         self._arrived.set()
 
     def fail(self, error: TandemError) -> None:
-        self._error = error
-        self._arrived.set()
+        """End the request, unless its last token is already here."""
+        if self._reason is None:
+            self._error = error
+            self._arrived.set()
 
     async def take(self) -> TokenOutput:
         """All tokens since the last call, at least one. Raises what `fail` was given."""
         await self._arrived.wait()
         self._arrived.clear()
-        if self._error:
+        if self._error and not self._tokens:
             raise self._error
+        if self._error:
+            # What was drawn before the failure is handed out first.
+            self._arrived.set()
         output = TokenOutput(
             tuple(self._tokens),
             tuple(self._logprobs),

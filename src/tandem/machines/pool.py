@@ -4,7 +4,7 @@ A freed block keeps its content and hash until it is handed out again, so the fr
 first, is the LRU of the prefix cache. Sharing a block is one more owner, never a copy.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
 from tandem.facts.blocks import BlockChanges
@@ -55,6 +55,16 @@ class BlockPool:
         """
         unowned = sum(1 for block in cached if not self._owners[block])
         return len(self._free) - unowned - new_blocks
+
+    def fits_without(
+        self, leaving: Sequence[Sequence[int]], cached: Sequence[int], new_blocks: int
+    ) -> int:
+        """As `fits`, if the owners of these block tables had left."""
+        owners = Counter(block for blocks in leaving for block in blocks)
+        freed = sum(1 for block, count in owners.items() if self._owners[block] == count)
+        # A cached block that only the leaving own is freed and taken again.
+        retaken = sum(1 for block in cached if 0 < self._owners[block] == owners[block])
+        return self.fits(cached, new_blocks) + freed - retaken
 
     def share(self, blocks: Sequence[int]) -> None:
         """One more owner for each of these cached blocks."""

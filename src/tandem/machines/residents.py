@@ -19,8 +19,9 @@ class Residents:
         # needs one waits for it rather than computing it a second time.
         self._filling: dict[bytes, Sequence] = {}
 
-    def being_filled(self, digest: bytes) -> bool:
-        return digest in self._filling
+    def filler_of(self, digest: bytes) -> Sequence | None:
+        """The running sequence that is about to fill this block, if any."""
+        return self._filling.get(digest)
 
     def blocks_for(self, sequence: Sequence, tokens: int) -> int:
         """How many more blocks the first `tokens` of the sequence need than it has."""

@@ -29,16 +29,22 @@ class StepPlanner:
         insort(self.waiting, sequence, key=_rank)
 
     def plan(self, step_id: int) -> PlanBuilder | None:
-        """The next step, or None when nothing can run now."""
+        """The next step, or None when nothing can run now.
+
+        Decodes come first, then prompts by priority, whether they already run or still wait.
+        """
         builder = PlanBuilder(step_id, self.batching.max_batched_tokens)
         self._yield_to_urgent()
-        self._continue_running(builder)
-        if not builder.short_of_blocks:
-            self._admit_waiting(builder)
+        decodes, prefills = self.batching.decodes_and_prefills(self.residents.running)
+        self._continue(builder, decodes)
+        if prefills:
+            self._admit_waiting(builder, prefills[0])
+            self._continue(builder, prefills)
+        self._admit_waiting(builder, None)
         return builder if builder.rows else None
 
-    def _continue_running(self, builder: PlanBuilder) -> None:
-        for sequence in self.batching.running_order(self.residents.running):
+    def _continue(self, builder: PlanBuilder, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
             if sequence.phase is not Phase.RUNNING:
                 continue
             chunk_tokens = self.batching.chunk_tokens(
@@ -66,9 +72,14 @@ class StepPlanner:
             builder.add_block(sequence, pool.allocate())
         return True
 
-    def _admit_waiting(self, builder: PlanBuilder) -> None:
+    def _admit_waiting(self, builder: PlanBuilder, before: Sequence | None) -> None:
+        """Admit by rank while there is room: all, or only those who outrank `before`."""
         for sequence in list(self.waiting):
-            if not builder.budget_tokens:
+            if builder.short_of_blocks or not builder.budget_tokens:
+                return
+            if not self.residents.free_slots:
+                return
+            if before is not None and not self.batching.outranks(sequence, before):
                 return
             cached = self._cached_blocks(sequence)
             if cached is None:
@@ -79,8 +90,10 @@ class StepPlanner:
 
     def _admit(self, builder: PlanBuilder, sequence: Sequence, cached: list[int]) -> None:
         self.waiting.remove(sequence)
-        self.prefix_query_tokens += len(sequence.tokens)
-        self.prefix_hit_tokens += len(cached) * self.residents.block_size
+        if sequence.cached_tokens < 0:
+            # A sequence that was preempted finds its own blocks: that is no hit.
+            self.prefix_query_tokens += len(sequence.tokens)
+            self.prefix_hit_tokens += len(cached) * self.residents.block_size
         self.residents.start(sequence, cached)
         builder.place(sequence)
         chunk_tokens = self.batching.chunk_tokens(sequence.pending_tokens, builder.budget_tokens)
@@ -97,8 +110,10 @@ class StepPlanner:
             return []
         chain = sequence.reusable_chain(self.residents.block_size)
         cached = self.residents.pool.cached_prefix(chain)
-        if len(cached) < len(chain) and self.residents.being_filled(chain[len(cached)]):
-            return None
+        if len(cached) < len(chain):
+            filler = self.residents.filler_of(chain[len(cached)])
+            if filler is not None and not self.batching.outranks(sequence, filler):
+                return None
         return cached
 
     def _enters(self, sequence: Sequence, cached: Ordered[int]) -> bool:
@@ -107,25 +122,46 @@ class StepPlanner:
         residents = self.residents
         if not residents.free_slots:
             return False
-        needed = residents.blocks_for(sequence, len(sequence.tokens)) - len(cached)
-        spare = residents.pool.fits(cached, needed)
-        return spare >= self.batching.reserve_blocks(len(residents.running))
+        spare = residents.pool.fits(cached, self._new_blocks(sequence, cached))
+        return spare >= self._promised_blocks(residents.running)
+
+    def _new_blocks(self, sequence: Sequence, cached: Ordered[int]) -> int:
+        return self.residents.blocks_for(sequence, len(sequence.tokens)) - len(cached)
+
+    def _promised_blocks(self, running: Ordered[Sequence]) -> int:
+        """Blocks that running sequences will ask for soon: the rest of their prompts, and some to
+        go on talking."""
+        prompts = sum(
+            max(0, self.residents.blocks_for(sequence, len(sequence.tokens)))
+            for sequence in running
+            if sequence.pending_tokens > 1
+        )
+        return prompts + self.batching.reserve_blocks(len(running))
 
     def _yield_to_urgent(self) -> None:
-        """Preempt running sequences of lower priority when the first waiting one can not enter."""
+        """When the first waiting sequence cannot enter but would if all of lower priority left,
+        preempt as many of those as it takes."""
         if not self.waiting or not self.residents.running:
             return
         urgent = self.waiting[0]
-        if not self.batching.outranks(urgent, self.residents.running[-1]):
+        lesser = [s for s in self.residents.running if self.batching.outranks(urgent, s)]
+        if not lesser:
             return
         cached = self._cached_blocks(urgent)
-        while cached is not None and not self._enters(urgent, cached):
-            victim = self.batching.victim(self.residents.running)
-            if not self.batching.outranks(urgent, victim):
-                return
+        if cached is None or not self._would_enter(urgent, cached, lesser):
+            return
+        while not self._enters(urgent, cached):
+            victim = self.batching.victim(lesser)
+            lesser.remove(victim)
             self._preempt(victim)
-            if not self.residents.running:
-                return
+
+    def _would_enter(self, urgent: Sequence, cached: Ordered[int], leaving: list[Sequence]) -> bool:
+        residents = self.residents
+        staying = [sequence for sequence in residents.running if sequence not in leaving]
+        spare = residents.pool.fits_without(
+            [sequence.blocks for sequence in leaving], cached, self._new_blocks(urgent, cached)
+        )
+        return spare >= self._promised_blocks(staying)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the queue; what it sealed stays cached, the rest will be recomputed."""

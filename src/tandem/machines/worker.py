@@ -122,8 +122,11 @@ class WorkerMachine:
         tokens = request.prompt_tokens + request.output_tokens
         if min(tokens) < 0 or max(tokens) >= self.config.vocabulary_tokens:
             return InvalidRequest("prompt", "holds a token id outside the vocabulary")
-        if any(not 0 <= t < self.config.vocabulary_tokens for t, _ in request.sampling.logit_bias):
+        vocabulary = range(self.config.vocabulary_tokens)
+        if any(token not in vocabulary for token, _ in request.sampling.logit_bias):
             return InvalidRequest("logit_bias", "names a token id outside the vocabulary")
+        if any(token not in vocabulary for token in request.sampling.stop_token_ids):
+            return InvalidRequest("stop_token_ids", "names a token id outside the vocabulary")
         if request.request_id in self._unfinished:
             return InvalidRequest("request_id", f"{request.request_id!r} is already running")
         if len(self.planner.waiting) >= self.config.max_waiting:
@@ -152,7 +155,7 @@ class WorkerMachine:
     def _land(self, result: StepResult) -> list[WorkerEffect]:
         builder = self._flights.popleft()
         assert builder.step_id == result.step_id
-        emitted: list[tuple[str, int, FinishReason | None, bool, int, TokenLogprobs | None]] = []
+        emission = _Emission()
         drawn = 0
         for sequence, computed_tokens, draws in builder.rows:
             sequence.flights -= 1
@@ -166,14 +169,43 @@ class WorkerMachine:
             # any: it was drawn from KV that was whole when the step ran.
             if sequence.phase is Phase.RUNNING:
                 self.residents.confirm(sequence, computed_tokens, self.config.prefix_caching)
-            if not draws:
-                continue
-            token = result.tokens[token_index]
-            reason, stopped = sequence.append(token)
-            logprobs = result.logprobs[token_index] if result.logprobs else None
-            request_id = sequence.request.request_id
-            cached_tokens = sequence.cached_tokens
-            emitted.append((request_id, token, reason, stopped, cached_tokens, logprobs))
-            if reason:
+            if draws and emission.take(sequence, result, token_index):
                 self._end(sequence)
-        return [EmitTokens(*zip(*emitted, strict=True))] if emitted else []
+        return emission.effects()
+
+
+class _Emission:
+    """The columns of one `EmitTokens` while a landed step is read."""
+
+    def __init__(self) -> None:
+        self.sequences: list[Sequence] = []
+        self.tokens: list[int] = []
+        self.reasons: list[FinishReason | None] = []
+        self.stopped: list[bool] = []
+        self.logprobs: list[TokenLogprobs | None] = []
+
+    def take(self, sequence: Sequence, result: StepResult, token_index: int) -> bool:
+        """Give the sequence its token. Whether it ends with it."""
+        token = result.tokens[token_index]
+        reason, stopped = sequence.append(token)
+        self.sequences.append(sequence)
+        self.tokens.append(token)
+        self.reasons.append(reason)
+        self.stopped.append(stopped)
+        if result.logprobs:
+            self.logprobs.append(result.logprobs[token_index])
+        return reason is not None
+
+    def effects(self) -> list[WorkerEffect]:
+        if not self.sequences:
+            return []
+        return [
+            EmitTokens(
+                request_ids=tuple(sequence.request.request_id for sequence in self.sequences),
+                tokens=tuple(self.tokens),
+                finish_reasons=tuple(self.reasons),
+                stopped_by_token=tuple(self.stopped),
+                cached_tokens=tuple(sequence.cached_tokens for sequence in self.sequences),
+                logprobs=tuple(self.logprobs),
+            )
+        ]

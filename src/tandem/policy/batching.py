@@ -37,11 +37,11 @@ class TokenBudgetBatching:
     max_batched_tokens: int
     max_prefill_chunk_tokens: int = 0
 
-    def running_order(self, running: Iterable[View]) -> list[View]:
-        """Sequences with work to do, decodes before prompts, each by rank.
+    def decodes_and_prefills(self, running: Iterable[View]) -> tuple[list[View], list[View]]:
+        """The running sequences with work to do, each list by rank as `running` is.
 
-        `running` comes by rank; the sort is stable. A decode costs one token of the budget and
-        delays a whole stream when left out, a prompt's chunk does not.
+        Decodes go first: one costs a single token of the budget, and delays a whole stream when
+        left out; a prompt's chunk does neither.
         """
         decodes: list[View] = []
         prefills: list[View] = []
@@ -51,7 +51,7 @@ class TokenBudgetBatching:
                 decodes.append(view)
             elif pending_tokens > 1:
                 prefills.append(view)
-        return decodes + prefills
+        return decodes, prefills
 
     def chunk_tokens(self, pending_tokens: int, budget_tokens: int) -> int:
         """How many of a sequence's pending tokens this step computes; 0 when the budget is out."""
@@ -69,7 +69,7 @@ class TokenBudgetBatching:
         block soon, and admitting into that space would only preempt it again."""
         return running
 
-    def outranks(self, waiting: SequenceView, running: SequenceView) -> bool:
-        """Whether a waiting sequence may push a running one out: by priority alone, never by age,
-        so that two sequences can not push each other out in turns."""
-        return waiting.rank[0] < running.rank[0]
+    def outranks(self, one: SequenceView, other: SequenceView) -> bool:
+        """Whether one may push the other out, or go before its prompt: by priority alone, never by
+        age, so that two sequences cannot push each other out in turns."""
+        return one.rank[0] < other.rank[0]
