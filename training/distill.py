@@ -7,6 +7,7 @@ which is what speculation pays for: how often both draw the same next token.
 """
 
 import argparse
+import math
 import time
 from pathlib import Path
 from random import Random
@@ -17,6 +18,7 @@ from torch.nn import functional
 
 from data import Encoder
 from model import DRAFT, MAIN, Decoder
+from neighbours import add_neighbour_heads
 from train import (
     LOG_STEPS,
     Batch,
@@ -31,7 +33,8 @@ from train import (
 # A draft of two layers is spared the longest lists.
 CURRICULUM_SHARE = 0.74
 COURTESY_STEPS = 5
-SAVE_STEPS = 500
+# Lists are one of four skills; most of what a draft is for are the others.
+RECALL_STEPS = 2
 
 
 def load_stored(path: Path) -> Decoder:
@@ -55,6 +58,62 @@ def distil_loss(teacher: Decoder, draft: Decoder, batch: Batch) -> tuple[torch.T
     return loss, (tries.argmax(-1) == aims.argmax(-1)).float().mean().item()
 
 
+class Distiller:
+    """One run: both models, the optimizers, data and the clock."""
+
+    def __init__(self, teacher: Decoder, encoder: Encoder, seconds: float, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.teacher, self.encoder, self.rng = teacher, encoder, Random(seed)
+        self.draft = Decoder(DRAFT)
+        add_neighbour_heads(self.draft)
+        self.optimizers = optimizers_for(self.draft)
+        self.started, self.seconds, self.steps = time.monotonic(), seconds, 0
+
+    @property
+    def share(self) -> float:
+        return (time.monotonic() - self.started) / self.seconds
+
+    def step(self) -> tuple[float, float, float, float]:
+        """One update; loss and agreement on chats, then on recall."""
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak"] * rate_factor(self.steps, self.share)
+        seen = self._backward(chat_batch(self.rng, self.encoder))
+        if self.steps % RECALL_STEPS == 0:
+            lists = recall_batch(self.rng, self.encoder, self.share * CURRICULUM_SHARE)
+            seen += self._backward(lists)
+        torch.nn.utils.clip_grad_norm_(self.draft.parameters(), 1.0)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.steps += 1
+        return (*seen, math.nan, math.nan)[:4]  # type: ignore[return-value]
+
+    def _backward(self, batch: Batch) -> tuple[float, ...]:
+        loss, agreed = distil_loss(self.teacher, self.draft, batch)
+        torch.autograd.backward(loss)
+        return loss.item(), agreed
+
+
+def run(distiller: Distiller, out: Path, threads: int) -> None:
+    """Steps until the time is over, with a log line now and then."""
+    courtesy = Courtesy(threads)
+    seen: list[tuple[float, float, float, float]] = []
+    while distiller.share < 1:
+        seen.append(distiller.step())
+        if distiller.steps % COURTESY_STEPS == 0:
+            courtesy.adjust()
+        if distiller.steps % LOG_STEPS == 0:
+            chat, chat_agreed, recalled, recall_agreed = torch.tensor(seen).nanmean(0).tolist()
+            seen.clear()
+            print(
+                f"{distiller.steps} {distiller.share:.3f} chat {chat:.4f} agree {chat_agreed:.3f} "
+                f"recall {recalled:.4f} agree {recall_agreed:.3f}",
+                flush=True,
+            )
+    save(distiller.draft, out / "draft.pt")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--teacher", type=Path, required=True)
@@ -66,43 +125,10 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(options.threads)
-    torch.manual_seed(options.seed)
-    rng, encoder = Random(options.seed), Encoder(Tokenizer.from_file(str(options.tokenizer)))
-    teacher, draft = load_stored(options.teacher), Decoder(DRAFT)
-    optimizers, courtesy = optimizers_for(draft), Courtesy(options.threads)
-    started, steps = time.monotonic(), 0
-    sums = torch.zeros(4)
-    while (share := (time.monotonic() - started) / (options.minutes * 60)) < 1:
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak"] * rate_factor(steps, share)
-        seen: list[float] = []
-        for batch in (
-            chat_batch(rng, encoder),
-            recall_batch(rng, encoder, share * CURRICULUM_SHARE),
-        ):
-            loss, agreed = distil_loss(teacher, draft, batch)
-            torch.autograd.backward(loss)
-            seen += [loss.item(), agreed]
-        torch.nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        steps += 1
-        sums += torch.tensor(seen)
-        if steps % COURTESY_STEPS == 0:
-            courtesy.adjust()
-        if steps % LOG_STEPS == 0:
-            chat, chat_agreed, recalled, recall_agreed = (sums / LOG_STEPS).tolist()
-            sums.zero_()
-            print(
-                f"{steps} {share:.3f} chat {chat:.4f} agree {chat_agreed:.3f} "
-                f"recall {recalled:.4f} agree {recall_agreed:.3f}",
-                flush=True,
-            )
-        if steps % SAVE_STEPS == 0:
-            save(draft, options.out / "draft.pt")
-    save(draft, options.out / "draft.pt")
+    encoder = Encoder(Tokenizer.from_file(str(options.tokenizer)))
+    teacher = load_stored(options.teacher)
+    distiller = Distiller(teacher, encoder, options.minutes * 60, options.seed)
+    run(distiller, options.out, options.threads)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ class ScriptedGenerator:
         self.failed = False
         self.requests: list[Request] = []
         self.running: set[str] = set()
+        self.satisfied_ids: list[str] = []
         self._text = text
         self._changed = threading.Condition()
         self._card = ModelCard(
@@ -53,6 +54,9 @@ class ScriptedGenerator:
     @property
     def card(self) -> ModelCard:
         return self._card
+
+    def satisfied(self, request_id: str) -> None:
+        self.satisfied_ids.append(request_id)
 
     def metrics_text(self) -> bytes:
         return b"tandem_up 1\n"

@@ -32,6 +32,9 @@ class FastFakeGenerator:
             # One turn of the loop, as a real engine's queue would take.
             await asyncio.sleep(0)
 
+    def satisfied(self, request_id: str) -> None:
+        pass
+
     def metrics_text(self) -> bytes:
         return b""
 

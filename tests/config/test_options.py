@@ -42,7 +42,8 @@ def test_a_bad_value_is_one_line_that_names_it(flags, words):
         ("- port\n- 80\n", "expected option names"),
         ("port: eighty\n", "port: expected `int`"),
         ("prot: 80\n", "did you mean port"),
-        ("api-key: secret\n", "api-key: expected `array`"),
+        ("api-key: secret\n", "api-key: expected a list"),
+        ("block-size: 8\nblock_size: 16\n", "twice"),
         ("\x00", "not valid YAML"),
     ],
 )
@@ -58,6 +59,20 @@ def test_a_bad_file_is_one_line(tmp_path, content, words):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(InvalidConfiguration, match="cannot read"):
         read_options(tmp_path / "none.yaml", {})
+
+
+def test_a_wrong_key_is_not_printed(tmp_path):
+    file = tmp_path / "serve.yaml"
+    file.write_text("api-key: [123456789]\n")
+    with pytest.raises(InvalidConfiguration) as refusal:
+        read_options(file, {})
+    assert "123456789" not in str(refusal.value)
+
+
+def test_a_plain_number_of_bytes_is_a_size_in_a_file_too(tmp_path):
+    file = tmp_path / "serve.yaml"
+    file.write_text("kv-cache-memory: 1073741824\n")
+    assert read_options(file, {}).kv_cache_memory == "1073741824"
 
 
 def test_an_empty_file_changes_nothing(tmp_path):

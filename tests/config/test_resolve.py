@@ -74,6 +74,8 @@ def test_the_kv_of_another_layout_or_model_has_another_root():
         ({"max_model_len": 131_072}, ["does not fit", "--kv-cache-memory"]),
         ({"kv_cache_memory": "1MiB"}, ["no memory is left", "--kv-cache-memory"]),
         ({"device": "cuda"}, ["cuda is not available", "--device cpu"]),
+        ({"max_model_len": 1}, ["max-model-len", "at least 2"]),
+        ({"quantization": "int8", "dtype": "float16"}, ["int8", "float16", "exclude"]),
     ],
 )
 def test_what_does_not_fit_is_said_with_its_remedy(flags, words):

@@ -8,11 +8,13 @@ import pytest
 
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import EngineFailed, InvalidRequest, Overloaded, PromptTooLong
+from tandem.facts.messages import EmitTokens
 from tandem.facts.request import FinishReason, Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.serving import ModelCard
 from tandem.facts.steps import StepPlan, StepResult
 from tandem.live.local_worker import LocalWorker
+from tandem.live.mailbox import Mailbox
 from tandem.machines.worker import WorkerConfig, WorkerMachine
 from tandem.policy.batching import TokenBudgetBatching
 from tests.machines.ledger_engine import VOCABULARY, LedgerEngine, answer
@@ -121,7 +123,9 @@ def test_a_reader_who_leaves_frees_everything():
         await anext(stream)
         await stream.aclose()
         await until(lambda: drained(worker))
-        assert b"tandem:num_requests_running" in worker.metrics_text()
+        text = worker.metrics_text().decode()
+        assert 'request_success_total{finished_reason="abort",model_name="toy"} 1.0' in text
+        assert not worker.metrics.open_requests
 
     run(scenario)
 
@@ -133,8 +137,10 @@ def test_a_reader_who_leaves_before_the_first_step_never_runs():
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         engine.gate.set()
-        assert await read(worker, request("next"))
+        assert len(await read(worker, request("next"))) == 8
         await until(lambda: drained(worker))
+        # Only the eight tokens of the one who stayed were ever drawn.
+        assert 'generation_tokens_total{model_name="toy"} 8.0' in worker.metrics_text().decode()
 
     run(scenario)
 
@@ -224,5 +230,39 @@ def test_metrics_count_what_happened():
             'tandem:num_requests_running{model_name="toy"} 0.0',
         ):
             assert line in text
+
+    run(scenario)
+
+
+def test_a_reader_who_found_its_stop_string_counts_as_stopped():
+    async def scenario(worker, engine):
+        engine.gate.set()
+        stream = worker.generate(request("done", max_tokens=150))
+        await anext(stream)
+        worker.satisfied("done")
+        await stream.aclose()
+        await until(lambda: drained(worker))
+        text = worker.metrics_text().decode()
+        assert 'request_success_total{finished_reason="stop",model_name="toy"} 1.0' in text
+        assert 'request_success_total{finished_reason="abort",model_name="toy"} 0.0' in text
+        assert 'e2e_request_latency_seconds_count{model_name="toy"} 1.0' in text
+
+    run(scenario)
+
+
+def test_closing_ends_running_requests_but_not_finished_ones():
+    async def scenario(worker, engine):
+        finished = Mailbox()
+        done = EmitTokens(("a",), (5,), (FinishReason.LENGTH,), (False,), (0,))
+        finished.put(done, 0)
+        finished.fail(EngineFailed("too late"))
+        assert (await finished.take()).tokens == (5,)
+        running = asyncio.create_task(read(worker, request("running", max_tokens=150)))
+        await asyncio.sleep(0)
+        worker.close()
+        with pytest.raises(EngineFailed, match="shutting down"):
+            await running
+        assert not worker.ready
+        assert not worker.failed
 
     run(scenario)

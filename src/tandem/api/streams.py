@@ -23,6 +23,8 @@ async def choice_deltas(
     async with aclosing(generator.generate(request)) as outputs:
         async for output in outputs:
             delta = reader.read(output)
+            if delta.finish_reason is not None and output.finish_reason is None:
+                generator.satisfied(request.request_id)
             yield delta
             if delta.finish_reason is not None:
                 return

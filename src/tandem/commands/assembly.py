@@ -30,7 +30,10 @@ from tandem.models.weights import WeightForm
 from tandem.text.model import TextModel
 
 BUNDLED_MODEL = Path(tandem.__file__).parent / "bundled" / "tandem-mini"
-GRACEFUL_SHUTDOWN_S = 10
+# After a signal answers under way may go on for so long; then they end with an error, and the
+# server waits a little longer for its clients to take that.
+PATIENCE_S = 10
+FAREWELL_S = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,7 @@ def http_server(server: Server, log_level: str) -> HttpServer:
             lifespan="off",
             log_level=log_level,
             access_log=log_level == "debug",
-            timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S,
+            timeout_graceful_shutdown=PATIENCE_S + FAREWELL_S,
             server_header=False,
         )
     )
@@ -147,9 +150,11 @@ async def served_in_process(server: Server) -> AsyncIterator[str]:
     http = http_server(server, "error")
     async with running(server):
         task = asyncio.create_task(http.serve(sockets=[listener]))
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        http.should_exit = True
-        await task
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            http.should_exit = True
+            await task
 
 
 def _api_config(options: ServeOptions, machine: MachineFacts) -> ApiConfig:

@@ -29,7 +29,7 @@ def machine_facts() -> MachineFacts:
         torch.cuda.mem_get_info() if torch.cuda.is_available() else (0, 0)
     )
     return MachineFacts(
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else _all_cores(),
+        cores=_cores(),
         free_memory_bytes=_free_memory_bytes(),
         gpu_total_bytes=gpu_total_bytes,
         gpu_free_bytes=gpu_free_bytes,
@@ -37,8 +37,12 @@ def machine_facts() -> MachineFacts:
     )
 
 
-def _all_cores() -> int:
-    return os.cpu_count() or 1
+def _cores() -> int:
+    """Cores this process may run on; a container's quota of processor time counts as well."""
+    allowed = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if allowed else os.cpu_count() or 1
+    quota = _control_group("cpu.max")
+    return min(cores, max(1, quota[0] // quota[1])) if quota else cores
 
 
 def _free_memory_bytes() -> int:
@@ -49,7 +53,15 @@ def _free_memory_bytes() -> int:
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 free_bytes = int(line.split()[1]) * 1024
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.exists() and (text := limit.read_text().strip()).isdigit():
-        free_bytes = min(free_bytes, int(text))
+    limit_bytes, used_bytes = _control_group("memory.max"), _control_group("memory.current")
+    if limit_bytes:
+        spare_bytes = limit_bytes[0] - (used_bytes[0] if used_bytes else 0)
+        free_bytes = min(free_bytes, max(0, spare_bytes))
     return free_bytes
+
+
+def _control_group(name: str) -> list[int]:
+    """The numbers of a file of this process's control group; none without such a limit."""
+    file = Path("/sys/fs/cgroup") / name
+    words = file.read_text().split() if file.exists() else []
+    return [int(word) for word in words] if all(word.isdigit() for word in words) else []

@@ -102,7 +102,7 @@ class ServeOptions(
         int, Positive, Meta(le=1024), _say("Largest request body in MiB.", "Server")
     ] = 32
     log_level: Annotated[LogLevel, _say("How much the server tells.", "Server")] = "warning"
-    seed: Annotated[int, Meta(ge=0), _say("Seed of dummy weights.", "Server")] = 0
+    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1), _say("Seed of dummy weights.", "Server")] = 0
 
 
 def read_options(file: Path | None, flags: Mapping[str, object]) -> ServeOptions:
@@ -129,7 +129,9 @@ def _explain(message: str, values: Mapping[str, object]) -> str:
     name = place.rstrip("`").partition("[")[0]
     if not name:
         return message
-    return f"{name}: {problem[0].lower()}{problem[1:]} (got {values.get(name)!r})"
+    problem = problem[0].lower() + problem[1:].replace("`array`", "a list")
+    shown = "" if name == "api-key" else f" (got {values.get(name)!r})"
+    return f"{name}: {problem}{shown}"
 
 
 def _read_yaml(file: Path) -> dict[str, object]:
@@ -144,7 +146,12 @@ def _read_yaml(file: Path) -> dict[str, object]:
         return {}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise InvalidConfiguration(f"{file}: expected option names and values")
-    return {key.replace("_", "-"): value for key, value in content.items()}
+    values = {key.replace("_", "-"): value for key, value in content.items()}
+    if len(values) < len(content):
+        raise InvalidConfiguration(f"{file}: an option stands there twice, with - and with _")
+    if isinstance(size := values.get("kv-cache-memory"), int):
+        values["kv-cache-memory"] = str(size)
+    return values
 
 
 def parse_bytes(text: str, option: str) -> int:

@@ -66,6 +66,8 @@ def resolve(options: ServeOptions, model: ModelFacts, machine: MachineFacts) -> 
         dtype=_kv_dtype(options, storage, device),
     )
     wanted_tokens = options.max_model_len or spec.context_tokens
+    if wanted_tokens < 2:
+        raise InvalidConfiguration("max-model-len must hold a prompt and an answer: at least 2")
     if wanted_tokens > spec.context_tokens:
         raise InvalidConfiguration(
             f"max-model-len {wanted_tokens} is beyond the model's {spec.context_tokens} positions"
@@ -101,7 +103,13 @@ def _device(options: ServeOptions, machine: MachineFacts) -> torch.device:
 
 
 def _storage(options: ServeOptions, spec: ModelSpec, device: torch.device) -> Storage:
+    if spec.weight_dtype not in STORAGE_BYTES:
+        raise InvalidConfiguration(f"checkpoints in {spec.weight_dtype} are not supported")
     if options.quantization == "int8":
+        if options.dtype != "auto":
+            raise InvalidConfiguration(
+                f"quantization int8 and dtype {options.dtype} exclude each other; leave one out"
+            )
         if device.type != "cpu":
             raise InvalidConfiguration("quantization: int8 runs on a CPU only; use --device cpu")
         return "int8"

@@ -43,6 +43,11 @@ class Generator(Protocol):
 
     def generate(self, request: Request) -> AsyncGenerator[TokenOutput, None]: ...
 
+    def satisfied(self, request_id: str) -> None:
+        """The reader has all it wants (a stop string was found) and is about to close: the request
+        counts as stopped, not as aborted."""
+        ...
+
     def metrics_text(self) -> bytes:
         """Prometheus exposition of everything below the front door."""
         ...

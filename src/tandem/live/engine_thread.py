@@ -4,6 +4,7 @@ It supervises the engine: whatever the engine raises is logged, ends the thread,
 the owner, who fails the requests that depended on it.
 """
 
+import asyncio
 import logging
 import threading
 from collections import deque
@@ -37,7 +38,7 @@ class PlanRunner(Protocol):
 
 
 class EngineThread:
-    """`on_result` and `on_failure` are called in the engine's thread."""
+    """`on_result` and `on_failure` are called on the event loop that `start` is given."""
 
     def __init__(
         self,
@@ -49,9 +50,11 @@ class EngineThread:
         self._on_result = on_result
         self._on_failure = on_failure
         self._plans: SimpleQueue[StepPlan | None] = SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._supervise, name="engine", daemon=True)
 
-    def start(self) -> None:
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self._thread.start()
 
     def submit(self, plan: StepPlan) -> None:
@@ -63,19 +66,20 @@ class EngineThread:
         self._thread.join()
 
     def _supervise(self) -> None:
+        assert self._loop is not None
         try:
-            self._run()
+            self._run(self._loop)
         except Exception as failure:
             logger.exception("the engine failed")
-            self._on_failure(failure)
+            self._loop.call_soon_threadsafe(self._on_failure, failure)
 
-    def _run(self) -> None:
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         self._engine.adopt_thread()
         depth = 1 if self._engine.asynchronous else 0
         launched: deque[PendingStep] = deque()
         while (plan := self._plans.get()) is not None:
             launched.append(self._engine.launch(plan))
             while len(launched) > depth or (launched and self._plans.empty()):
-                self._on_result(launched.popleft().result())
+                loop.call_soon_threadsafe(self._on_result, launched.popleft().result())
         while launched:
-            self._on_result(launched.popleft().result())
+            loop.call_soon_threadsafe(self._on_result, launched.popleft().result())

@@ -6,6 +6,7 @@ Performs the machine's effects and nothing more; all deciding is in the machine.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from functools import partial
 
 from tandem.facts.errors import EngineFailed, InvalidRequest
 from tandem.facts.messages import (
@@ -18,12 +19,12 @@ from tandem.facts.messages import (
     StepDone,
     WorkerEvent,
 )
-from tandem.facts.request import Request, TokenOutput
+from tandem.facts.request import FinishReason, Request, TokenOutput
 from tandem.facts.serving import ModelCard
 from tandem.facts.steps import StepResult
 from tandem.live.clock import now_ns
 from tandem.live.engine_thread import EngineThread, PlanRunner
-from tandem.live.mailbox import Mailbox
+from tandem.live.mailbox import Mailboxes
 from tandem.machines.worker import WorkerMachine
 from tandem.observe.metrics import WorkerMetrics
 
@@ -38,13 +39,14 @@ class LocalWorker:
         self.card = card
         self.machine = machine
         self.metrics = WorkerMetrics(card.names[0], machine)
-        self._engine_thread = EngineThread(engine, self._step_landed, self._engine_failed)
-        self._mailboxes: dict[str, Mailbox] = {}
+        self._engine_thread = EngineThread(
+            engine, self._take_result, partial(self._died, "the engine failed")
+        )
+        self._mailboxes = Mailboxes()
         self._arrived: list[Request] = []
         self._aborted: list[str] = []
         self._landed: list[StepResult] = []
         self._news = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._failed = False
         self._closed_because: str | None = None
@@ -60,17 +62,24 @@ class LocalWorker:
         return self._failed
 
     async def start(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._engine_thread.start()
+        self._engine_thread.start(asyncio.get_running_loop())
         self._task = asyncio.create_task(self._serve(), name="worker machine")
         self._task.add_done_callback(self._task_ended)
 
-    async def stop(self) -> None:
-        """End the engine's thread after the steps already planned; running requests fail."""
+    def close(self) -> None:
+        """Take no more requests; those still running end with an error."""
         self._close("the server is shutting down", failed=False)
+
+    async def stop(self) -> None:
+        """Close, and end the engine's thread after the steps already planned."""
+        self.close()
         if self._task:
             self._task.cancel()
         await asyncio.to_thread(self._engine_thread.stop)
+
+    def satisfied(self, request_id: str) -> None:
+        """See the port `Generator`."""
+        self.metrics.ended(request_id, FinishReason.STOP, now_ns())
 
     def metrics_text(self) -> bytes:
         return self.metrics.exposition()
@@ -81,7 +90,7 @@ class LocalWorker:
             raise EngineFailed(self._closed_because)
         if request.request_id in self._mailboxes:
             raise InvalidRequest("request_id", f"{request.request_id!r} is already running")
-        mailbox = self._mailboxes[request.request_id] = Mailbox()
+        mailbox = self._mailboxes.open(request.request_id)
         self._arrived.append(request)
         self._news.set()
         self.metrics.arrived(request, now_ns())
@@ -92,11 +101,11 @@ class LocalWorker:
                 finished = output.finish_reason is not None
                 yield output
         finally:
-            del self._mailboxes[request.request_id]
+            self._mailboxes.close(request.request_id)
             if not mailbox.closed:
                 self._aborted.append(request.request_id)
                 self._news.set()
-                self.metrics.left(request.request_id)
+                self.metrics.ended(request.request_id, FinishReason.ABORT, now_ns())
 
     async def _serve(self) -> None:
         """Tell the machine all that happened within one turn of the loop, so that requests which
@@ -124,42 +133,28 @@ class LocalWorker:
                     self._engine_thread.submit(plan)
                     self.metrics.planned(plan, instant_ns)
                 case EmitTokens():
-                    self._deliver(effect)
+                    self._mailboxes.deliver(effect)
                     self.metrics.emitted(effect, instant_ns)
                 case Refuse(request_id, error):
                     self.metrics.refused(request_id)
-                    if mailbox := self._mailboxes.get(request_id):
-                        mailbox.fail(error)
+                    self._mailboxes.fail(request_id, error)
                 case ReportBlocks():
                     pass  # one worker, no router: nobody routes by its cache
-
-    def _deliver(self, effect: EmitTokens) -> None:
-        for index, request_id in enumerate(effect.request_ids):
-            if mailbox := self._mailboxes.get(request_id):
-                mailbox.put(effect, index)
-
-    def _step_landed(self, result: StepResult) -> None:
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._take_result, result)
 
     def _take_result(self, result: StepResult) -> None:
         self._landed.append(result)
         self._news.set()
 
-    def _engine_failed(self, failure: BaseException) -> None:
-        assert self._loop is not None
-        text = f"the engine failed: {type(failure).__name__}: {failure}"
-        self._loop.call_soon_threadsafe(self._close, text)
-
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (failure := task.exception()):
             logger.error("the worker machine failed", exc_info=failure)
-            self._close(f"the scheduler failed: {type(failure).__name__}: {failure}")
+            self._died("the scheduler failed", failure)
 
-    def _close(self, text: str, *, failed: bool = True) -> None:
+    def _died(self, what: str, failure: BaseException) -> None:
+        self._close(f"{what}: {type(failure).__name__}: {failure}", failed=True)
+
+    def _close(self, reason: str, *, failed: bool) -> None:
         """From now on nothing is served; whoever waits is told."""
-        self._failed = self._failed or failed
         if self._closed_because is None:
-            self._closed_because = text
-        for mailbox in self._mailboxes.values():
-            mailbox.fail(EngineFailed(self._closed_because))
+            self._closed_because, self._failed = reason, failed
+        self._mailboxes.fail_all(EngineFailed(self._closed_because))

@@ -62,3 +62,35 @@ class Mailbox:
         )
         self._tokens, self._logprobs = [], []
         return output
+
+
+class Mailboxes:
+    """The open mailboxes by request id."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Mailbox] = {}
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._open
+
+    def open(self, request_id: str) -> Mailbox:
+        assert request_id not in self._open
+        mailbox = self._open[request_id] = Mailbox()
+        return mailbox
+
+    def close(self, request_id: str) -> None:
+        del self._open[request_id]
+
+    def deliver(self, effect: EmitTokens) -> None:
+        """Each token to its reader; tokens of readers who left are dropped."""
+        for index, request_id in enumerate(effect.request_ids):
+            if mailbox := self._open.get(request_id):
+                mailbox.put(effect, index)
+
+    def fail(self, request_id: str, error: TandemError) -> None:
+        if mailbox := self._open.get(request_id):
+            mailbox.fail(error)
+
+    def fail_all(self, error: TandemError) -> None:
+        for mailbox in self._open.values():
+            mailbox.fail(error)

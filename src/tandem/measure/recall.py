@@ -11,7 +11,7 @@ from random import Random
 from tandem.measure.task import Task, is_held_out
 from tandem.measure.words import ADJECTIVES, NOUNS, VALUES
 
-CountTokens = Callable[[str], int]
+CountTokens = Callable[[str], float]
 
 INTROS: tuple[str, ...] = (
     "Here is a list of names and values.",
@@ -58,7 +58,7 @@ def recall(rng: Random, context_tokens: int, count_tokens: CountTokens) -> Task:
 
     `count_tokens` gives the tokens of a text in the tokenizer of the model under test.
     """
-    budget_tokens = context_tokens - _FRAME_TOKENS
+    budget_tokens: float = context_tokens - _FRAME_TOKENS
     facts: list[Fact] = []
     names: list[str] = []
     while budget_tokens > 0:

@@ -79,5 +79,5 @@ def count_pieces(text: str) -> int:
     return len(re.findall(r"\w+|[^\w\s]|\n", text))
 
 
-def _scaled_count(tokens_per_piece: float, text: str) -> int:
-    return max(1, round(count_pieces(text) * tokens_per_piece))
+def _scaled_count(tokens_per_piece: float, text: str) -> float:
+    return count_pieces(text) * tokens_per_piece

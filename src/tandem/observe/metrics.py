@@ -1,7 +1,7 @@
 """What a worker did, as Prometheus metrics. Suffixes are those that vLLM's dashboards know."""
 
 from tandem.facts.messages import EmitTokens
-from tandem.facts.request import Request
+from tandem.facts.request import FinishReason, Request
 from tandem.facts.steps import StepPlan
 from tandem.machines.worker import WorkerMachine
 from tandem.observe.registry import TOKENS, ModelRegistry
@@ -21,16 +21,22 @@ class WorkerMetrics:
         self._step_tokens = registry.histogram("iteration_tokens_total", "Tokens a step", TOKENS)
         self._read_machine(machine)
 
+    @property
+    def open_requests(self) -> int:
+        """Requests that have arrived and not ended."""
+        return len(self._clocks)
+
     def arrived(self, request: Request, now_ns: int) -> None:
         self._clocks[request.request_id] = RequestClock(now_ns, len(request.prompt_tokens))
 
     def refused(self, request_id: str) -> None:
         self._rejections.inc()
-        self.left(request_id)
-
-    def left(self, request_id: str) -> None:
-        """The request is over for the worker, however it ended."""
         self._clocks.pop(request_id, None)
+
+    def ended(self, request_id: str, reason: FinishReason, now_ns: int) -> None:
+        """The reader left before the worker was done. Ended before, it does not end again."""
+        if clock := self._clocks.pop(request_id, None):
+            self._times.finished(clock, reason, now_ns)
 
     def planned(self, plan: StepPlan, now_ns: int) -> None:
         self._step_tokens.observe(plan.batched_tokens)
@@ -48,8 +54,7 @@ class WorkerMetrics:
                 continue
             self._times.token(clock, now_ns)
             if reason:
-                self._times.finished(clock, reason)
-                self.left(request_id)
+                self.ended(request_id, reason, now_ns)
 
     def exposition(self) -> bytes:
         """The Prometheus text format."""

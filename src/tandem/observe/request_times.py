@@ -57,11 +57,13 @@ class RequestTimes:
         clock.answer_tokens += 1
         clock.last_token_ns = now_ns
 
-    def finished(self, clock: RequestClock, reason: FinishReason) -> None:
-        """The last token is out."""
+    def finished(self, clock: RequestClock, reason: FinishReason, now_ns: int) -> None:
+        """The request is over. One that never got a token counts, but has no latency."""
         self._finished[reason.value].inc()
+        if not clock.answer_tokens:
+            return
         self._answer.observe(clock.answer_tokens)
-        self._total.observe((clock.last_token_ns - clock.arrived_ns) / NS_PER_S)
+        self._total.observe((now_ns - clock.arrived_ns) / NS_PER_S)
         decode_s = (clock.last_token_ns - clock.first_token_ns) / NS_PER_S
         self._decode.observe(decode_s)
         if clock.answer_tokens > 1:
