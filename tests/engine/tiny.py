@@ -14,7 +14,7 @@ from tandem.facts.model import AttentionSpec, ModelSpec, RopeSpec
 from tandem.facts.request import Request
 from tandem.kernels.attention.contract import AttentionBatch
 from tandem.kernels.faces import Kernels
-from tandem.kernels.sampling.contract import SamplingRows
+from tandem.kernels.sampling.contract import SamplingRows, TokenLogprobs
 from tandem.kv.layout import KvLayout
 from tandem.kv.store import KvStore
 from tandem.machines.worker import WorkerConfig, WorkerMachine
@@ -138,9 +138,18 @@ class Bench:
         self.tell(RequestsArrived(requests))
 
 
-def naive_answer(decoder: Decoder, arithmetic: Arithmetic, request: Request) -> list[int]:
+@dataclass
+class NaiveAnswer:
+    """The tokens after a prompt, and for each what the model itself thought of it."""
+
+    tokens: list[int]
+    scores: list[TokenLogprobs]
+
+
+def naive_answer(decoder: Decoder, arithmetic: Arithmetic, request: Request) -> NaiveAnswer:
     """Each token from the whole sequence anew: no cache, no batch, no chunks, no slots."""
     sampling = request.sampling
+    scores = []
     tokens = list(request.prompt_tokens)
     while len(tokens) < min(len(request.prompt_tokens) + sampling.max_tokens, CONTEXT_TOKENS):
         kv = store(arithmetic, CONTEXT_TOKENS, 1)
@@ -158,10 +167,15 @@ def naive_answer(decoder: Decoder, arithmetic: Arithmetic, request: Request) -> 
         logits = decoder.logits(decoder.forward(batch, kv)[-1:])[0]
         token = _naive_draw(logits, tokens, request, arithmetic.kernels)
         tokens.append(token)
+        scores.append(
+            arithmetic.kernels.token_logprobs(
+                logits[None], torch.tensor([token]), sampling.top_logprobs or 0
+            )
+        )
         drawn = count + 1 - len(request.prompt_tokens)
         if token in sampling.stop_token_ids and drawn > sampling.min_tokens:
             break
-    return tokens[len(request.prompt_tokens) :]
+    return NaiveAnswer(tokens[len(request.prompt_tokens) :], scores)
 
 
 def _naive_draw(logits, tokens: list[int], request: Request, kernels: Kernels) -> int:

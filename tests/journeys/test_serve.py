@@ -198,3 +198,21 @@ def test_without_compiled_kernels_it_serves_the_same(client):
             for one in (plain, client)
         ]
     assert answers[0] == answers[1]
+
+
+def test_a_second_signal_ends_running_answers_with_an_error_that_the_client_gets():
+    with serving() as process:
+        client = openai.OpenAI(base_url=f"{process.url}/v1", api_key="none", max_retries=0)
+        stream = client.completions.create(
+            model="tandem-mini",
+            prompt="Once",
+            max_tokens=4000,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        next(iter(stream))
+        process.process.terminate()
+        process.process.terminate()
+        with pytest.raises(openai.APIError, match="shutting down"):
+            list(stream)
+        assert process.process.wait(30) == 0
