@@ -12,14 +12,14 @@ MATRIX = 2048
 
 
 @dataclass(frozen=True)
-class Timing:
-    """Seconds of one repetition: median, and the half width of the middle half of all."""
+class Summary:
+    """Of several repetitions: the median, and half the width of the middle half."""
 
-    median_s: float
-    spread_s: float
+    median: float
+    spread: float
 
 
-def timed(work: Callable[[], object], repetitions: int, warmups: int = 1) -> Timing:
+def timed(work: Callable[[], object], repetitions: int, warmups: int = 1) -> Summary:
     """Run `work` again and again."""
     for _ in range(warmups):
         work()
@@ -31,11 +31,11 @@ def timed(work: Callable[[], object], repetitions: int, warmups: int = 1) -> Tim
     return summarised(seconds)
 
 
-def summarised(seconds: list[float]) -> Timing:
-    if len(seconds) < 2:
-        return Timing(seconds[0], 0.0)
-    low, median, high = statistics.quantiles(seconds, n=4)
-    return Timing(median, (high - low) / 2)
+def summarised(values: list[float]) -> Summary:
+    if len(values) < 2:
+        return Summary(values[0], 0.0)
+    low, median, high = statistics.quantiles(values, n=4)
+    return Summary(median, (high - low) / 2)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def measure_limits() -> Limits:
     stream = timed(buffer.sum, 9)
     a, b = torch.randn(MATRIX, MATRIX), torch.randn(MATRIX, MATRIX)
     sgemm = timed(lambda: a @ b, 9)
-    return Limits(STREAM_BYTES / stream.median_s, 2 * MATRIX**3 / sgemm.median_s)
+    return Limits(STREAM_BYTES / stream.median, 2 * MATRIX**3 / sgemm.median)
 
 
 def best_of(first: Limits, second: Limits) -> Limits:

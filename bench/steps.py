@@ -36,12 +36,12 @@ def decode_figure(decoder: Decoder, storage: Storage, limits: Limits) -> Figure:
 
     rig.answer([request("decode", 64, DECODE_TOKENS)], run)
     timing = summarised(steps[2:])
-    gb_s = streamed_bytes(decoder) / timing.median_s / 1e9
+    gb_s = streamed_bytes(decoder) / timing.median / 1e9
     return Figure(
-        f"decode, batch 1, {storage} ({1 / timing.median_s:.1f} tok/s)",
+        f"decode, batch 1, {storage} ({1 / timing.median:.1f} tok/s)",
         gb_s,
         "GB/s",
-        gb_s * timing.spread_s / timing.median_s,
+        gb_s * timing.spread / timing.median,
         limits.stream_bytes_s / 1e9,
         "GB/s stream",
         "≥ 0.60",
@@ -59,17 +59,17 @@ def prefill_figure(decoder: Decoder, storage: Storage, limits: Limits) -> Figure
     """One prompt in one chunk, up to its first token."""
     rig = Rig.around(decoder, slots=1, blocks=256)
     seconds = []
-    for index in range(PREFILL_RUNS):
+    for index in range(1 + PREFILL_RUNS):
         start = time.perf_counter()
         rig.answer([request(f"prefill{index}", PREFILL_TOKENS, 1)])
         seconds.append(time.perf_counter() - start)
-    timing = summarised(seconds)
-    gflops = prefill_flops(HALF_BILLION, PREFILL_TOKENS) / timing.median_s / 1e9
+    timing = summarised(seconds[1:])
+    gflops = prefill_flops(HALF_BILLION, PREFILL_TOKENS) / timing.median / 1e9
     return Figure(
-        f"prefill of 2,048 tokens, {storage} ({PREFILL_TOKENS / timing.median_s:.0f} tok/s)",
+        f"prefill of 2,048 tokens, {storage} ({PREFILL_TOKENS / timing.median:.0f} tok/s)",
         gflops,
         "GFLOP/s",
-        gflops * timing.spread_s / timing.median_s,
+        gflops * timing.spread / timing.median,
         limits.sgemm_flops_s / 1e9,
         "GFLOP/s sgemm",
         "≥ 0.60",

@@ -16,15 +16,22 @@ def prompt(index: int, tokens: int) -> list[int]:
     return [(31 * index + 7 * position) % 5000 + 1 for position in range(tokens)]
 
 
+def answers(rig: Rig, lengths: list[tuple[int, int]]) -> dict[str, list[int]]:
+    """What we say to these prompts, greedily, each answer of its full length."""
+    return rig.answer(
+        [
+            Request(
+                f"{index}",
+                tuple(prompt(index, length)),
+                SamplingParameters(temperature=0.0, max_tokens=answer),
+            )
+            for index, (length, answer) in enumerate(lengths)
+        ]
+    )
+
+
 def our_rate(rig: Rig, lengths: list[tuple[int, int]]) -> float:
-    requests = [
-        Request(
-            f"{index}",
-            tuple(prompt(index, length)),
-            SamplingParameters(temperature=0.0, max_tokens=answer),
-        )
-        for index, (length, answer) in enumerate(lengths)
-    ]
+    """Tokens a second from the first request to the last answer."""
     start = time.perf_counter()
-    answers = rig.answer(requests)
-    return sum(len(answer) for answer in answers.values()) / (time.perf_counter() - start)
+    said = answers(rig, lengths)
+    return sum(len(answer) for answer in said.values()) / (time.perf_counter() - start)

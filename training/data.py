@@ -36,6 +36,7 @@ ARITHMETIC_SHARE = 0.65
 ARITHMETIC_WEIGHT = 2.0
 MIXED_SHARE = 0.08
 TOOL_TASK_SHARE = 0.4
+MISSING_TOOL_SHARE = 0.1
 
 _LINE_TOKENS = 6
 _TURN_TOKENS = 27
@@ -88,7 +89,7 @@ def chat_parts(rng: Random) -> list[Part]:
 def tool_parts(rng: Random) -> list[Part]:
     """A conversation with tools in its system turn: as in the evaluation, or a longer one."""
     if rng.random() < TOOL_TASK_SHARE:
-        task = tool_call(rng, held_out=False)
+        task = tool_call(rng, held_out=False, missing_share=MISSING_TOOL_SHARE)
         return [tool_header(task.tools), *_task_turns(task)]
     tools, messages = tool_conversation(rng, rng.randint(2, 6))
     return [tool_header(tools), *turns(messages)]

@@ -20,6 +20,7 @@ from tandem.engine.engine import Engine
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.serving import ModelCard
 from tandem.kernels.faces import choose_kernels
+from tandem.kernels.native.pages import return_freed_memory
 from tandem.kv.store import KvStore
 from tandem.live.clock import wall_clock_s
 from tandem.live.local_worker import LocalWorker
@@ -71,6 +72,7 @@ def assemble(model: str | None, options: ServeOptions) -> Server:
         options.seed,
     )
     decoder = load_decoder(spec, load, kernels)
+    return_freed_memory()
     kv = KvStore(plan.layout, plan.worker.block_count, plan.device)
     engine = Engine(decoder, kv, plan.slots, threads=plan.threads)
     card = ModelCard(

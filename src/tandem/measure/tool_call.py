@@ -25,7 +25,6 @@ PLAIN_CHATS: tuple[tuple[str, str], ...] = (
 NO_TOOL_REPLY = "I am sorry, I do not have a tool for that."
 
 _PLAIN_SHARE = 0.12
-_MISSING_SHARE = 0.08
 _AFTER_RESULT_SHARE = 0.25
 _CONVERSED_RESULT_SHARE = 0.6
 _MOST_TOOLS = 4
@@ -81,21 +80,25 @@ class Request:
         return [str(value) for slot, value in self.slots.items() if f"{{{slot}}}" in reply]
 
 
-def tool_call(rng: Random, *, held_out: bool = True) -> Task:
+def tool_call(rng: Random, *, held_out: bool = True, missing_share: float = 0.0) -> Task:
     """A task with one to four tools; most need a call, some a plain reply.
 
-    What is held out is the pair of a request's words and the tool that answers it.
+    What is held out is the pair of a request's words and the tool that answers it. Of the
+    requests, `missing_share` are for a tool that is not there.
     """
+    # Drawn once: the loop below would otherwise favour kinds that are never refused.
+    kind = rng.random()
     while True:
         intents = rng.sample(INTENTS, rng.randint(1, _MOST_TOOLS))
         offers = [offer(rng, intent) for intent in intents]
-        kind = rng.random()
         if kind < _PLAIN_SHARE:
             asked, reply = rng.choice(PLAIN_CHATS)
             return _task(offers, [_user(asked)], "", _assistant(reply))
         request = _draw_request(rng, rng.choice(offers))
         if is_held_out(f"tool {request.chosen.name} {request.text}") == held_out:
-            return _requested(kind - _PLAIN_SHARE, offers, request)
+            if len(offers) > 1 and rng.random() < missing_share:
+                return _missing(offers, request)
+            return _requested(offers, request, answered=kind < _PLAIN_SHARE + _AFTER_RESULT_SHARE)
 
 
 def tool_conversation(rng: Random, exchanges: int) -> tuple[list[dict[str, Any]], list[Message]]:
@@ -121,13 +124,16 @@ def _draw_request(rng: Random, chosen: Offer) -> Request:
     return Request(rng.choice(chosen.intent.asks).format(**slots), chosen, slots)
 
 
-def _requested(kind: float, offers: list[Offer], request: Request) -> Task:
-    """The task of a request: its tool may be missing, or may have answered already."""
+def _missing(offers: list[Offer], request: Request) -> Task:
+    """The task of a request whose tool is not there."""
+    others = [entry for entry in offers if entry is not request.chosen]
+    return _task(others, [_user(request.text)], "", _assistant(NO_TOOL_REPLY))
+
+
+def _requested(offers: list[Offer], request: Request, *, answered: bool) -> Task:
+    """The task of a request: to make the call, or to tell what the tool has answered."""
     messages, call = [_user(request.text)], request.call
-    if kind < _MISSING_SHARE and len(offers) > 1:
-        others = [entry for entry in offers if entry is not request.chosen]
-        return _task(others, messages, "", _assistant(NO_TOOL_REPLY))
-    if kind < _MISSING_SHARE + _AFTER_RESULT_SHARE:
+    if answered:
         messages += [calling(call), result(request)]
         return _task(offers, messages, told_answer(request.told), _assistant(request.spoken_result))
     return _task(offers, messages, canonical_call(call), calling(call))

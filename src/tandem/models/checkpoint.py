@@ -26,31 +26,45 @@ DERIVED_SUFFIX = ".rotary_emb.inv_freq"
 NAMES_SHOWN = 4
 
 
+# Rows that are read or drawn at once: memory beside the weights stays small.
+SLAB_ROWS = 1024
+EVERY_ROW = slice(None)
+
+
 class WeightSource(Protocol):
     """Gives the tensors of a model by name."""
 
-    def read(self, part: TensorPart) -> Tensor:
-        """The whole tensor on the CPU, in the precision of the source; do not write to it."""
+    def read(self, part: TensorPart, rows: slice = EVERY_ROW) -> Tensor:
+        """Some rows of a tensor, or all, on the CPU in the precision of the source; read-only."""
         ...
 
 
 class DummyWeights:
     """Random weights of a fixed seed, scaled so that activations and logits stay near 1.
 
-    A tensor depends on its name and shape alone, so loading order and sharding change nothing.
+    A tensor depends on its name and shape alone, so loading order and slicing change nothing.
     """
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
 
-    def read(self, part: TensorPart) -> Tensor:
+    def read(self, part: TensorPart, rows: slice = EVERY_ROW) -> Tensor:
         if part.name.endswith("norm.weight"):
-            return torch.ones(part.shape)
+            return torch.ones(part.shape)[rows]
         if part.name.endswith(".bias"):
-            return torch.zeros(part.shape)
-        generator = torch.Generator().manual_seed(self.seed ^ zlib.crc32(part.name.encode()))
-        tensor = torch.randn(part.shape, generator=generator)
-        return tensor.mul_(part.shape[-1] ** -0.5)
+            return torch.zeros(part.shape)[rows]
+        start, stop, _ = rows.indices(part.shape[0])
+        slabs = range(start // SLAB_ROWS, -(-stop // SLAB_ROWS))
+        drawn = torch.cat([self._slab(part, slab) for slab in slabs])
+        return drawn[start - slabs.start * SLAB_ROWS :][: stop - start]
+
+    def _slab(self, part: TensorPart, slab: int) -> Tensor:
+        """Rows are drawn in slabs, each with its own seed, so that any of them can be had alone."""
+        name = f"{part.name} {slab}".encode()
+        generator = torch.Generator().manual_seed(self.seed ^ zlib.crc32(name))
+        rows = min(SLAB_ROWS, part.shape[0] - slab * SLAB_ROWS)
+        slab_RC = torch.randn((rows, *part.shape[1:]), generator=generator)
+        return slab_RC.mul_(part.shape[-1] ** -0.5)
 
 
 class SafetensorsWeights:
@@ -91,8 +105,8 @@ class SafetensorsWeights:
                     f"config.json says {list(part.shape)}"
                 )
 
-    def read(self, part: TensorPart) -> Tensor:
-        tensor: Tensor = self._slice(part.name)[:]
+    def read(self, part: TensorPart, rows: slice = EVERY_ROW) -> Tensor:
+        tensor: Tensor = self._slice(part.name)[rows]
         if tensor.dtype not in FLOATS:
             raise InvalidConfiguration(
                 f"{self._file_of[part.name]}: {part.name} is stored as {tensor.dtype}; expected "

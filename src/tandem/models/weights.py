@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tandem.facts.model import ModelSpec
 from tandem.kernels.linear.contract import Pack, PackedLinear, Storage
-from tandem.models.checkpoint import WeightSource
+from tandem.models.checkpoint import SLAB_ROWS, WeightSource
 from tandem.models.parameters import LayerParts, LinearParts, TensorPart, decoder_parts
 
 FLOAT_STORAGE: dict[Storage, torch.dtype] = {
@@ -129,6 +129,8 @@ class _Assembly:
         stacked = torch.empty((rows, *parts[0].shape[1:]), dtype=dtype, device=self.form.device)
         start = 0
         for part in parts:
-            stacked[start : start + part.shape[0]].copy_(self.source.read(part))
-            start += part.shape[0]
+            for first in range(0, part.shape[0], SLAB_ROWS):
+                slab = self.source.read(part, slice(first, first + SLAB_ROWS))
+                stacked[start : start + len(slab)].copy_(slab)
+                start += len(slab)
         return stacked

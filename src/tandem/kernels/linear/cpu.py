@@ -7,12 +7,13 @@ from torch.nn import functional
 from tandem.kernels.errors import KernelArgumentError
 from tandem.kernels.linear import reference
 from tandem.kernels.linear.choose import choose_block_rows, choose_threads
-from tandem.kernels.linear.contract import PackedLinear, Storage, check_linear
+from tandem.kernels.linear.contract import PackedLinear, Storage, check_linear, check_pack
 from tandem.kernels.native.arguments import require_rows
 from tandem.kernels.native.library import DTYPE_CODES, Integer, NativeLibrary, Pointer
 from tandem.kernels.native.pages import advise_huge_pages
 
 PANEL_COLUMNS = 64
+PANELS_AT_ONCE = 16
 
 
 class NativePack:
@@ -24,29 +25,37 @@ class NativePack:
     def __call__(self, weight_NC: Tensor, bias_N: Tensor | None, storage: Storage) -> PackedLinear:
         if storage == "float64":
             raise KernelArgumentError("storage", storage, "float32 or narrower on the native face")
-        rows = reference.pack(weight_NC, bias_N, storage)
+        check_pack(weight_NC, bias_N)
+        out_features, in_features = weight_NC.shape
+        panels = -(-out_features // PANEL_COLUMNS)
+        dtype = torch.int8 if storage == "int8" else reference.FLOAT_STORAGE[storage]
+        packed_PCN = torch.empty((panels, in_features, PANEL_COLUMNS), dtype=dtype)
+        advise_huge_pages(packed_PCN)
+        scales = []
+        # A few panels at a time, so that packing takes little memory beside its result.
+        for panel in range(0, panels, PANELS_AT_ONCE):
+            rows = slice(panel * PANEL_COLUMNS, (panel + PANELS_AT_ONCE) * PANEL_COLUMNS)
+            stored = reference.pack(weight_NC[rows], None, storage)
+            packed_PCN[panel : panel + PANELS_AT_ONCE] = self._panels(stored)
+            scales.append(stored.scale)
+        return PackedLinear(
+            out_features=out_features,
+            in_features=in_features,
+            storage=storage,
+            layout="panels",
+            weight=packed_PCN,
+            scale=torch.cat([s for s in scales if s is not None]) if storage == "int8" else None,
+            bias=None if bias_N is None else bias_N.to(torch.float32).contiguous(),
+        )
+
+    def _panels(self, rows: PackedLinear) -> Tensor:
         panels = -(-rows.out_features // PANEL_COLUMNS)
         missing = panels * PANEL_COLUMNS - rows.out_features
         padded_NC = functional.pad(rows.weight, (0, 0, 0, missing))
         panel_PCN = padded_NC.view(panels, PANEL_COLUMNS, rows.in_features).transpose(1, 2)
-        if storage == "bfloat16":
-            panel_PCN = interleave_halves(panel_PCN, self.lanes)
-        return PackedLinear(
-            out_features=rows.out_features,
-            in_features=rows.in_features,
-            storage=storage,
-            layout="panels",
-            weight=_streamable(panel_PCN),
-            scale=rows.scale,
-            bias=None if bias_N is None else bias_N.to(torch.float32).contiguous(),
-        )
-
-
-def _streamable(panel_PCN: Tensor) -> Tensor:
-    """A contiguous copy in memory that is fast to stream."""
-    copy_PCN = torch.empty(panel_PCN.shape, dtype=panel_PCN.dtype)
-    advise_huge_pages(copy_PCN)
-    return copy_PCN.copy_(panel_PCN)
+        if rows.storage == "bfloat16":
+            return interleave_halves(panel_PCN, self.lanes)
+        return panel_PCN
 
 
 def interleave_halves(panel_PCN: Tensor, lanes: int) -> Tensor:

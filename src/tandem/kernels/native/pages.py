@@ -23,4 +23,10 @@ def advise_huge_pages(memory: Tensor) -> None:
         _C_LIBRARY.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), _MADV_HUGEPAGE)
 
 
+def return_freed_memory() -> None:
+    """Give memory that was freed back to the system, where the C library keeps it (glibc does)."""
+    if hasattr(_C_LIBRARY, "malloc_trim"):
+        _C_LIBRARY.malloc_trim(0)
+
+
 _C_LIBRARY = ctypes.CDLL(None)
