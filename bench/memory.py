@@ -49,9 +49,7 @@ def memory_figure() -> Figure:
                 peak_mib = _peak_mib(server.pid)
             finally:
                 server.kill()
-    # The packed head is a second copy of the tied embedding, and counted as weights.
-    copies = HALF_BILLION.vocabulary_tokens * HALF_BILLION.hidden_features
-    weights_mib = 2 * (HALF_BILLION.parameters + copies) / MIB
+    weights_mib = 2 * HALF_BILLION.parameters / MIB
     return Figure(
         f"peak of a serving process beside weights ({weights_mib:.0f} MiB) and KV ({POOL_MIB} MiB)",
         peak_mib - weights_mib - POOL_MIB,

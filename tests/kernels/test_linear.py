@@ -107,3 +107,17 @@ def test_blocks_stay_within_bounds(rows: int, panels: int, threads: int) -> None
 def test_small_products_stay_on_one_thread() -> None:
     assert choose_threads(64 * 64, 8) == 1
     assert choose_threads(1 << 30, 8) == 8
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
+def test_rows_can_be_looked_up_as_they_were_packed(
+    native: Kernels, reference: Kernels, storage: Storage, out_features: int, in_features: int
+) -> None:
+    _, weight_NC, _ = operands(1, out_features, in_features)
+    ids_T = torch.randint(0, out_features, (17,), generator=torch.Generator().manual_seed(1))
+    wanted = reference.embed(ids_T, reference.pack(weight_NC, None, storage))
+    found = native.embed(ids_T, native.pack(weight_NC, None, storage))
+    assert torch.equal(found, wanted)
+    tolerance = {"float32": 0.0, "float16": 1e-3, "bfloat16": 8e-3, "int8": 1e-2}[storage]
+    torch.testing.assert_close(found.float(), weight_NC[ids_T], rtol=tolerance, atol=4 * tolerance)

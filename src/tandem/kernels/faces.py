@@ -14,8 +14,8 @@ from tandem.kernels.attention import reference as attention_reference
 from tandem.kernels.attention.contract import PagedAttention
 from tandem.kernels.attention.cpu import NativePagedAttention
 from tandem.kernels.linear import reference as linear_reference
-from tandem.kernels.linear.contract import Linear, Pack
-from tandem.kernels.linear.cpu import NativeLinear, NativePack
+from tandem.kernels.linear.contract import Embed, Linear, Pack
+from tandem.kernels.linear.cpu import NativeEmbed, NativeLinear, NativePack
 from tandem.kernels.native.build import BuildFailure
 from tandem.kernels.native.library import NativeLibrary, load_library
 from tandem.kernels.norm import reference as norm_reference
@@ -37,6 +37,7 @@ class Kernels:
     batch_invariant: bool
     pack: Pack
     linear: Linear
+    embed: Embed
     rms_norm: RmsNorm
     add_rms_norm: AddRmsNorm
     rotate_and_store: RotateAndStore
@@ -52,6 +53,7 @@ def reference_kernels() -> Kernels:
         batch_invariant=False,
         pack=linear_reference.pack,
         linear=linear_reference.linear,
+        embed=linear_reference.embed,
         rms_norm=norm_reference.rms_norm,
         add_rms_norm=norm_reference.add_rms_norm,
         rotate_and_store=rotary_reference.rotate_and_store,
@@ -69,6 +71,7 @@ def native_kernels(library: NativeLibrary) -> Kernels:
         batch_invariant=True,
         pack=NativePack(library),
         linear=NativeLinear(library),
+        embed=NativeEmbed(library),
         rms_norm=norm.rms_norm,
         add_rms_norm=norm.add_rms_norm,
         rotate_and_store=NativeRotateAndStore(library),

@@ -55,14 +55,13 @@ class Decoder:
         self.weights = weights
         self.kernels = kernels
         self._rotary = rotary_table(
-            spec.rope, spec.attention.head_dim, spec.context_tokens, weights.embedding.device
+            spec.rope, spec.attention.head_dim, spec.context_tokens, weights.final_norm.device
         )
 
     def forward(self, batch: TokenBatch, kv: KvLayers) -> Tensor:
         """hidden_RC before the final norm, a row for each wanted token; writes the KV of all."""
         kernels, eps = self.kernels, self.spec.rms_eps
-        residual_TC = functional.embedding(batch.token_ids, self.weights.embedding)
-        residual_TC = residual_TC.to(self.weights.compute)
+        residual_TC = self._embed(batch.token_ids)
         update_TC: Tensor | None = None
         places = TokenPlaces(batch.positions, batch.slots)
         last = self.spec.layers - 1
@@ -95,6 +94,12 @@ class Decoder:
         normed_RC = self.kernels.rms_norm(hidden_RC, self.weights.final_norm, self.spec.rms_eps)
         logits_RV = self.kernels.linear(normed_RC, self.weights.head)
         return logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
+
+    def _embed(self, ids_T: Tensor) -> Tensor:
+        weights = self.weights
+        if weights.embedding is None:
+            return self.kernels.embed(ids_T, weights.head).to(weights.compute)
+        return functional.embedding(ids_T, weights.embedding).to(weights.compute)
 
     def _project(self, layer: LayerWeights, x_TC: Tensor) -> QueryKeyValue:
         attention, eps = self.spec.attention, self.spec.rms_eps

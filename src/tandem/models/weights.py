@@ -54,9 +54,10 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """`embedding` is [V, C]; `compute` is the precision of activations and residual stream."""
+    """`embedding` is [V, C], or None when the head serves as embedding too; `compute` is the
+    precision of activations and residual stream."""
 
-    embedding: Tensor
+    embedding: Tensor | None
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor
     head: PackedLinear
@@ -64,14 +65,14 @@ class DecoderWeights:
 
     @property
     def bytes(self) -> int:
-        """Of the matrices; norms and biases are left out, and a shared head counts once."""
-        shared = self.head.weight.data_ptr() == self.embedding.data_ptr()
+        """Of the matrices; norms and biases are left out."""
         matrices = sum(
             packed.weight_bytes
             for layer in self.layers
             for packed in (layer.qkv, layer.attention_output, layer.gate_up, layer.down)
         )
-        return matrices + self.embedding.nbytes + (0 if shared else self.head.weight_bytes)
+        embedding_bytes = 0 if self.embedding is None else self.embedding.nbytes
+        return matrices + embedding_bytes + self.head.weight_bytes
 
 
 def assemble_weights(
@@ -81,16 +82,14 @@ def assemble_weights(
     unpacked matrix is in memory."""
     parts = decoder_parts(spec)
     assembly = _Assembly(source, form, pack)
-    embedding_VC = assembly.stack((parts.embedding,), form.embedding_dtype)
-    layers = tuple(assembly.layer(layer) for layer in parts.layers)
-    if parts.head is None and form.storage in FLOAT_STORAGE:
-        # A face that keeps rows as they are then shares the embedding's memory.
-        head = pack(embedding_VC, None, form.storage)
-    else:
-        head = assembly.linear(LinearParts((parts.head or parts.embedding,)))
+    # The largest matrices come first, while little else is in memory beside their unpacked form.
+    head = assembly.linear(LinearParts((parts.head or parts.embedding,)))
+    # An int8 head is too coarse to look rows up in: each feeds the whole network.
+    shared = parts.head is None and form.storage in FLOAT_STORAGE
+    embedding_VC = None if shared else assembly.stack((parts.embedding,), form.embedding_dtype)
     return DecoderWeights(
         embedding=embedding_VC,
-        layers=layers,
+        layers=tuple(assembly.layer(layer) for layer in parts.layers),
         final_norm=assembly.stack((parts.final_norm,), form.compute),
         head=head,
         compute=form.compute,

@@ -47,6 +47,15 @@ class Linear(Protocol):
     ) -> Tensor: ...
 
 
+class Embed(Protocol):
+    def __call__(self, ids_T: Tensor, packed: PackedLinear) -> Tensor:
+        """rows_TC of the weight as it was before packing: a tied head serves as embedding too.
+
+        In the storage's float precision; int64 ids [T] below N.
+        """
+        ...
+
+
 def check_pack(weight_NC: Tensor, bias_N: Tensor | None) -> None:
     if weight_NC.dim() != 2:
         raise KernelArgumentError("weight_NC", tuple(weight_NC.shape), "two axes [N, C]")

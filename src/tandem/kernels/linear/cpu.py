@@ -65,6 +65,23 @@ def interleave_halves(panel_PCN: Tensor, lanes: int) -> Tensor:
     return runs.transpose(3, 4).flatten(2)
 
 
+class NativeEmbed:
+    """Gathers columns of panels; a step embeds few tokens, so their stride does not matter."""
+
+    def __init__(self, library: NativeLibrary) -> None:
+        plain = torch.arange(PANEL_COLUMNS)[None, None]
+        order = interleave_halves(plain, library.number("tandem_lanes")).flatten()
+        self._plain_place = plain.flatten()
+        self._interleaved_place = order.argsort()
+
+    def __call__(self, ids_T: Tensor, packed: PackedLinear) -> Tensor:
+        interleaved = packed.storage == "bfloat16"
+        place = self._interleaved_place if interleaved else self._plain_place
+        columns_T = place[ids_T % PANEL_COLUMNS]
+        rows_TC = packed.weight[ids_T // PANEL_COLUMNS, :, columns_T]
+        return rows_TC if packed.scale is None else rows_TC * packed.scale[ids_T, None]
+
+
 def require_output(out_TN: Tensor, rows: int, out_features: int) -> None:
     require_rows("out_TN", out_TN)
     if tuple(out_TN.shape) != (rows, out_features):

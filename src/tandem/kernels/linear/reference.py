@@ -46,6 +46,11 @@ def pack(weight_NC: Tensor, bias_N: Tensor | None, storage: Storage) -> PackedLi
     )
 
 
+def embed(ids_T: Tensor, packed: PackedLinear) -> Tensor:
+    rows_TC = functional.embedding(ids_T, packed.weight)
+    return rows_TC if packed.scale is None else rows_TC * packed.scale[ids_T, None]
+
+
 def linear(x_TC: Tensor, packed: PackedLinear, out_TN: Tensor | None = None) -> Tensor:
     check_linear(x_TC, packed, "rows")
     bias_N = None if packed.bias is None else packed.bias.to(x_TC.dtype)
