@@ -11,7 +11,7 @@ import torch
 import typer
 
 from figures import Figure, show, write
-from limits import Limits, best_of, measure_limits
+from limits import measure_limits
 from memory import memory_figure
 from overhead import overhead_figures
 from peers import peer_figures
@@ -20,12 +20,12 @@ from tandem.kernels.faces import Kernels, choose_kernels
 from tandem.kernels.linear.contract import Storage
 
 STORAGES: list[Storage] = ["float32", "bfloat16", "int8"]
-Section = Callable[[Kernels, Limits], list[Figure]]
+Section = Callable[[Kernels], list[Figure]]
 SECTIONS: dict[str, Section] = {
-    "overhead": lambda kernels, _: overhead_figures(kernels),
-    "steps": lambda kernels, limits: step_figures(kernels, limits, STORAGES),
-    "peers": lambda kernels, _: peer_figures(kernels, ["float32", "bfloat16"]),
-    "memory": lambda _kernels, _limits: [memory_figure()],
+    "overhead": overhead_figures,
+    "steps": lambda kernels: step_figures(kernels, STORAGES),
+    "peers": lambda kernels: peer_figures(kernels, ["float32", "bfloat16"]),
+    "memory": lambda _: [memory_figure()],
 }
 
 
@@ -38,15 +38,12 @@ def main(
     """Measure and print; the machine should have nothing else to do."""
     kernels, reason = choose_kernels(torch.device("cpu"), torch.float32, allow_native=True)
     print(f"kernels: {reason}; {torch.get_num_threads()} threads")
-    limits = measure_limits()
     figures: list[Figure] = []
     for name in only.split(",") if only else SECTIONS:
-        # Limits are measured again before each section; the best of them counts.
-        limits = best_of(limits, measure_limits())
-        print(f"{name}: {limits}", flush=True)
-        figures += SECTIONS[name](kernels, limits)
-    show(figures, f"Engine ({limits})")
-    write(figures, output, str(limits))
+        print(f"{name}: {measure_limits()}", flush=True)
+        figures += SECTIONS[name](kernels)
+    show(figures, "Engine")
+    write(figures, output)
 
 
 if __name__ == "__main__":

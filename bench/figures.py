@@ -48,10 +48,10 @@ def show(figures: list[Figure], title: str) -> None:
     Console(width=130).print(table)
 
 
-def write(figures: list[Figure], path: Path, limits: str) -> None:
+def write(figures: list[Figure], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {
-        "machine": {"processor": platform.processor() or platform.machine(), "limits": limits},
+        "machine": platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "figures": [asdict(figure) | {"ratio": figure.ratio} for figure in figures],

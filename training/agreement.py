@@ -1,6 +1,6 @@
 """How often the draft says what the main model says, greedily, along the main model's own replies.
 
-    python training/agreement.py MAIN_DIR DRAFT_DIR
+python training/agreement.py MAIN_DIR DRAFT_DIR
 """
 
 import sys

@@ -29,7 +29,8 @@ RECALL_BATCH_TOKENS = 2048
 CHAT_BATCH_TOKENS = 3072
 CHAT_ROW_TOKENS = 256
 TOOL_ROW_TOKENS = 512
-TOOL_SHARE = 0.45
+# How many of the chat batches have tools, from a share of the time on: calls are learned last.
+TOOL_SHARES: tuple[tuple[float, float], ...] = ((0.0, 0.45), (0.84, 0.8))
 # From a share of the time on: how often recall rows have which length.
 CURRICULUM: tuple[tuple[float, dict[int, float]], ...] = (
     (0.00, {128: 0.8, 256: 0.2}),
@@ -73,9 +74,10 @@ def batch_of(rows: list[Row]) -> Batch:
     return Batch(ids[:, :-1], positions, ids[:, 1:].flatten()[positions], weights[positions])
 
 
-def chat_batch(rng: Random, encoder: Encoder) -> Batch:
-    """Small talk and arithmetic, or in every third batch chats with tools."""
-    tools = rng.random() < TOOL_SHARE
+def chat_batch(rng: Random, encoder: Encoder, share: float) -> Batch:
+    """Small talk and arithmetic, or chats with tools."""
+    tool_share = next(wanted for start, wanted in reversed(TOOL_SHARES) if share >= start)
+    tools = rng.random() < tool_share
     row_tokens, draw = (TOOL_ROW_TOKENS, tool_parts) if tools else (CHAT_ROW_TOKENS, chat_parts)
     return batch_of(
         [
@@ -180,7 +182,7 @@ class Trainer:
                 group["lr"] = group["peak"] * factor
         chat_loss = math.nan
         if self.share > ECHO_UNTIL or self.steps % CHAT_STEPS_EARLY == 0:
-            chat_loss, _ = self._backward(chat_batch(self.rng, self.encoder))
+            chat_loss, _ = self._backward(chat_batch(self.rng, self.encoder, self.share))
         recall_loss, right = self._backward(recall_batch(self.rng, self.encoder, self.share))
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
