@@ -78,7 +78,7 @@ class Distiller:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * rate_factor(self.steps, self.share)
-        seen = self._backward(chat_batch(self.rng, self.encoder))
+        seen = self._backward(chat_batch(self.rng, self.encoder, self.share * CURRICULUM_SHARE))
         if self.steps % RECALL_STEPS == 0:
             lists = recall_batch(self.rng, self.encoder, self.share * CURRICULUM_SHARE)
             seen += self._backward(lists)
