@@ -201,18 +201,32 @@ def test_without_compiled_kernels_it_serves_the_same(client):
 
 
 def test_a_second_signal_ends_running_answers_with_an_error_that_the_client_gets():
-    with serving() as process:
+    with serving("--max-num-seqs", "8") as process:
         client = openai.OpenAI(base_url=f"{process.url}/v1", api_key="none", max_retries=0)
         stream = client.completions.create(
             model="tandem-mini",
             prompt="Once",
+            n=8,
             max_tokens=4000,
             stream=True,
             extra_body={"ignore_eos": True},
         )
         next(iter(stream))
         process.process.terminate()
+        # The first signal has been heeded when nobody new is let in; a second one sent before that
+        # would be one and the same to the system.
+        while accepts_connections(process.url):
+            pass
         process.process.terminate()
         with pytest.raises(openai.APIError, match="shutting down"):
             list(stream)
         assert process.process.wait(30) == 0
+
+
+def accepts_connections(url: str) -> bool:
+    host, port = url.removeprefix("http://").split(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
