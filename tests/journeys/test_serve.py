@@ -227,6 +227,6 @@ def accepts_connections(url: str) -> bool:
     host, port = url.removeprefix("http://").split(":")
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
-    except ConnectionRefusedError:
+    except ConnectionError:  # refused, or reset when the listener closed just then
         return False
     return True
