@@ -1,0 +1,9 @@
+"""Property tests draw the same examples in every run; HYPOTHESIS_PROFILE=explore draws new ones."""
+
+import os
+
+from hypothesis import settings
+
+settings.register_profile("seeded", derandomize=True, deadline=None)
+settings.register_profile("explore", deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "seeded"))
