@@ -77,7 +77,7 @@ class Terminal:
         program = "import typer; from tandem.commands.chat import chat; typer.run(chat)"
         self.master, slave = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", program, "--url", url],
+            [sys.executable, "-c", program, "--url", url, "--max-tokens", "400"],
             stdin=slave,
             stdout=slave,
             stderr=slave,

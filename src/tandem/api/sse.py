@@ -54,6 +54,7 @@ class EventStream(Response):
 
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
         self._events = events
+        self._started = False
         self.status_code = 200
         self.background = None
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
@@ -61,25 +62,28 @@ class EventStream(Response):
     async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
         try:
             await while_connected(receive, self._send_all(send))
+        except ClientGone:
+            # A reader who leaves in mid-stream is no error, and there is no answer left to give.
+            if not self._started:
+                raise
         finally:
             await self._events.aclose()
 
     async def _send_all(self, send: Send) -> None:
-        started = False
         try:
             async for data in self._events:
-                if not started:
+                if not self._started:
                     await self._start(send)
-                    started = True
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         except TandemError as error:
-            if not started:
+            if not self._started:
                 raise
             data = b"data: " + refusal_of(error).body() + b"\n\n"
             await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _start(self, send: Send) -> None:
+        self._started = True
         await send(
             {
                 "type": "http.response.start",
