@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def memory_figure() -> Figure:
     )
 
 
-def _url(readline) -> str:  # type: ignore[no-untyped-def]
+def _url(readline: Callable[[], str]) -> str:
     while line := readline():
         if found := re.search(r"served on (http://[\d.:]+)/v1", line):
             return found[1]

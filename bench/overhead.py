@@ -12,6 +12,7 @@ from model import Rig
 from tandem.facts.model import AttentionSpec, ModelSpec, RopeSpec
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
+from tandem.facts.steps import StepPlan, StepResult
 from tandem.kernels.faces import Kernels
 from tandem.models.decoder import Decoder, KvLayers, TokenBatch
 
@@ -54,7 +55,7 @@ def overhead_figure(kernels: Kernels, sequences: int, goal_us: float, sampled: b
     requests = [Request(str(index), tuple(range(1, 33)), sampling) for index in range(sequences)]
     instants: list[float] = []
 
-    def run(plan):  # type: ignore[no-untyped-def]
+    def run(plan: StepPlan) -> StepResult:
         instants.append(time.perf_counter())
         return rig.engine.run(plan)
 
