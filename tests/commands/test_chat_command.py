@@ -82,6 +82,8 @@ class Terminal:
             stdout=slave,
             stderr=slave,
             start_new_session=True,
+            # A test run in the background ignores Ctrl-C, and its children would inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             env={**os.environ, "TERM": "dumb", "COLUMNS": "100"},
         )
         os.close(slave)
