@@ -1,0 +1,28 @@
+"""The nouns of a fleet: what a worker is for, and where KV may lie."""
+
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """Which phases a worker takes. Every worker runs the same engine, so a role may flip."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+
+    @property
+    def prefills(self) -> bool:
+        return self is not Role.DECODE
+
+    @property
+    def decodes(self) -> bool:
+        return self is not Role.PREFILL
+
+
+class Tier(StrEnum):
+    """Where KV blocks lie, fastest first."""
+
+    DEVICE = "device"
+    HOST = "host"
+    DISK = "disk"
+    REMOTE = "remote"

@@ -1,0 +1,34 @@
+"""What a client was promised: upper bounds, in seconds, that a good answer keeps."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLevel:
+    """Bounds on time to the first token, time per token after it, and the whole answer; None where
+    nothing was promised."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+
+    @property
+    def empty(self) -> bool:
+        return self.ttft_s is None and self.tpot_s is None and self.e2e_s is None
+
+    def kept(self, ttft_s: float | None, tpot_s: float | None, e2e_s: float | None) -> bool:
+        """Whether these measurements keep every bound; what was not measured cannot be missed (an
+        answer of one token has no TPOT)."""
+        return (
+            _within(ttft_s, self.ttft_s)
+            and _within(tpot_s, self.tpot_s)
+            and _within(e2e_s, self.e2e_s)
+        )
+
+    def __str__(self) -> str:
+        bounds = (("TTFT", self.ttft_s), ("TPOT", self.tpot_s), ("E2E", self.e2e_s))
+        return ", ".join(f"{name} <= {bound * 1e3:g} ms" for name, bound in bounds if bound)
+
+
+def _within(value: float | None, bound: float | None) -> bool:
+    return value is None or bound is None or value <= bound

@@ -1,0 +1,79 @@
+"""What planning answers: how many workers of each role there should be, and who changes role."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tandem.cost.worker import WorkerCost
+from tandem.facts.service_level import ServiceLevel
+from tandem.policy.views import WorkerView
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What arrived in one observation window of `seconds`. `lengths` are the (uncached prompt,
+    output) tokens of every request: plans are made on their distribution, not on a mean.
+    `ttft_s` and `tpot_s` are what the finished ones got."""
+
+    end_ns: int
+    seconds: float
+    requests: int
+    lengths: tuple[tuple[int, int], ...] = ()
+    ttft_s: tuple[float, ...] = ()
+    tpot_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FleetView:
+    """Everything planning may know. `windows` are the past ones, oldest first, all of one length;
+    `starting` counts workers that were asked for and are not up, by role name. `cost` prices a
+    typical worker."""
+
+    workers: Sequence[WorkerView]
+    windows: Sequence[Window]
+    starting: dict[str, int]
+    cost: WorkerCost
+    promise: ServiceLevel
+    min_workers: int
+    max_workers: int
+    startup_s: float
+    drain_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """This worker drains what its old role left it and then takes the new one."""
+
+    worker: str
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Migrate running decodes of `tokens` KV tokens from a hot worker to a cool one."""
+
+    source: str
+    target: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Wanted numbers of workers (None: leave as it is), role flips and migrations, with the reason
+    in words."""
+
+    prefill: int | None = None
+    decode: int | None = None
+    flips: tuple[Flip, ...] = ()
+    moves: tuple[Move, ...] = ()
+    reason: str = ""
+
+
+class Planning(Protocol):
+    """Called once a tick; remembers its own past decisions (cooldown, dwell, hysteresis) as plain
+    attributes and nothing else. `interval_s` is the tick it wants."""
+
+    @property
+    def interval_s(self) -> float: ...
+
+    def plan(self, fleet: FleetView, now_ns: int) -> Plan: ...
