@@ -4,11 +4,13 @@ It checks what a real engine can only suffer from: that every key a step attends
 for exactly this prefix. A scheduling mistake shows as an assertion, not as a slightly wrong logit.
 """
 
+from collections.abc import Sequence
 from hashlib import blake2b
 
 from tandem.facts.steps import StepPlan, StepResult
 
 VOCABULARY = 11
+NONSENSE = b"nonsense"
 
 
 def next_token(tokens: list[int], seed: int) -> int:
@@ -28,6 +30,11 @@ def answer(prompt: tuple[int, ...], sampling, context_tokens: int) -> list[int]:
         if token in sampling.stop_token_ids and drawn > sampling.min_tokens:
             break
     return tokens[len(prompt) :]
+
+
+def keys_of(tokens: Sequence[int]) -> list[bytes]:
+    """The KV of these tokens, wherever it was computed."""
+    return [bytes(tokens[: end + 1]) for end in range(len(tokens))]
 
 
 class LedgerEngine:
@@ -69,6 +76,20 @@ class LedgerEngine:
                 drawn.append(next_token(tokens, self.seeds[slot]))
                 tokens.append(drawn[-1])
         return StepResult(plan.step_id, tuple(drawn))
+
+    def spoil(self, blocks: Sequence[int]) -> None:
+        """Nonsense in these blocks: no prefix looks like it."""
+        for block in blocks:
+            self.kv[block] = [NONSENSE] * self.block_size
+
+    def read(self, blocks: Sequence[int], tokens: int) -> list[bytes]:
+        """What lies there for the first `tokens` tokens of a sequence with these blocks."""
+        return [key for block in blocks for key in self.kv[block]][:tokens]
+
+    def write(self, blocks: Sequence[int], keys: list[bytes]) -> None:
+        """Put KV that was read elsewhere into these blocks, from the first on."""
+        for index, key in enumerate(keys):
+            self.kv[blocks[index // self.block_size]][index % self.block_size] = key
 
     def _identity(self, slot: int, position: int) -> bytes:
         return bytes(self.tokens[slot][: position + 1])

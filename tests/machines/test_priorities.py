@@ -4,10 +4,10 @@ from tandem.facts.blocks import CacheRoot
 from tandem.facts.messages import RequestsAborted, RequestsArrived
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
-from tandem.machines.worker import WorkerConfig, WorkerMachine
+from tandem.machines.worker import WorkerConfig
 from tandem.policy.batching import TokenBudgetBatching
-from tests.machines.ledger_engine import VOCABULARY, LedgerEngine, answer
-from tests.machines.test_worker_laws import CONTEXT_TOKENS, World
+from tests.machines.ledger_engine import VOCABULARY, answer
+from tests.machines.world import CONTEXT_TOKENS, World
 
 
 def world(**changes) -> World:
@@ -21,8 +21,7 @@ def world(**changes) -> World:
         "root": CacheRoot("m", "r", b""),
         "steps_in_flight": 0,
     } | changes
-    engine = LedgerEngine(config["block_size"], config["block_count"], config["max_sequences"])
-    return World(WorkerMachine(WorkerConfig(**config)), engine)
+    return World.of(WorkerConfig(**config))
 
 
 def request(name: str, priority: int = 0, prompt=(1, 2, 3), **sampling) -> Request:

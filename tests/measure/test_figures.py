@@ -8,13 +8,13 @@ import pytest
 
 from tandem.commands.bench import load_plotter
 from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.service_level import ServiceLevel
 from tandem.measure.figures import Figure, run_figure, sweep_figure
 from tandem.measure.metrics import summarise
 from tandem.measure.record import RequestRecord
-from tandem.measure.slo import Slo
 from tandem.measure.sweep import LoadPoint, SweepPoint
 
-SLO = Slo(ttft_s=0.2, tpot_s=0.1)
+SLO = ServiceLevel(ttft_s=0.2, tpot_s=0.1)
 
 
 def records(count: int, ttft_s: float) -> list[RequestRecord]:
@@ -73,7 +73,7 @@ def test_an_infinite_rate_stays_off_the_axis() -> None:
 @pytest.mark.parametrize("name", ["a.png", "a.html"])
 def test_both_libraries_draw(tmp_path: Path, name: str) -> None:
     draw = load_plotter(tmp_path / name)
-    for figure in (sweep((0.1, 0.5)), run_figure("nothing", "", [], Slo())):
+    for figure in (sweep((0.1, 0.5)), run_figure("nothing", "", [], ServiceLevel())):
         draw(figure, tmp_path / name)
         assert (tmp_path / name).stat().st_size > 5000
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.trace import TraceRow
 from tandem.measure.trace import read_trace
 
 DATA = Path(__file__).parent / "data"
@@ -43,12 +44,44 @@ def test_own_format_starts_at_zero_in_order(tmp_path: Path) -> None:
     assert second.arrival_s == 1.5
 
 
+def test_own_format_with_everything(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text(
+        '{"arrival_s": 0, "prompt_tokens": 40, "output_tokens": 3, "session": "a", "think_s": 1.5,'
+        ' "tenant": "t", "service_class": "batch", "answers": 8}\n'
+    )
+    assert read_trace(path) == [
+        TraceRow(
+            0.0,
+            40,
+            3,
+            session="a",
+            think_s=1.5,
+            tenant="t",
+            service_class="batch",
+            answers=8,
+        )
+    ]
+
+
+@pytest.mark.parametrize("field", ["answers", "block_tokens", "think_s"])
+def test_impossible_values_are_named_with_their_line(tmp_path: Path, field: str) -> None:
+    path = tmp_path / "own.jsonl"
+    row = '{"arrival_s": 0, "prompt_tokens": 40, "output_tokens": 3'
+    path.write_text(f'{row}}}\n{row}, "{field}": -1}}\n')
+    with pytest.raises(InvalidConfiguration, match=f"line 2: .*{field}"):
+        read_trace(path)
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
         ("", "no rows"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "no rows"),
         ("a,b\n1,2\n", "neither"),
+        ("num_prefill_tokens,num_decode_tokens\n1,2\n", "give it as --lengths-file"),
+        ("workload,window_start_s,rate_rps\na,0,1\na,600,x\n", "line 3"),
+        ('{"runs": [[0, 1]], "session": "a"}\n', "line 1.*workload"),
         ('{"timestamp": 1, "input_length": 2}\n', "line 1.*output_length"),
         ('{"arrival_s": 1}\n', "line 1.*prompt_tokens"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\nnow,1,2\n", "line 2"),

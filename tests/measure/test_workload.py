@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.facts.trace import TraceRow
 from tandem.measure.arrivals import Arrivals
 from tandem.measure.content import ContentSource
 from tandem.measure.lengths import parse_length_law, read_length_pairs
-from tandem.measure.trace import TraceRow, read_trace
+from tandem.measure.trace import read_trace
 from tandem.measure.workload import (
     Content,
     Conversation,

@@ -6,12 +6,12 @@ from typing import Any
 from rich.console import Console
 
 from tandem.commands.bench_options import BenchOptions, ReportOptions
+from tandem.facts.service_level import ServiceLevel
 from tandem.measure.chunks import ServedModel
 from tandem.measure.client import Endpoint
 from tandem.measure.figures import Figure, run_figure, sweep_figure
 from tandem.measure.report import knee_sentence, run_tables, sweep_table
 from tandem.measure.results import RunResult
-from tandem.measure.slo import Slo
 from tandem.measure.sweep import LoadPoint, SweepPoint, knee
 from tandem.measure.workload import Conversation
 
@@ -29,7 +29,7 @@ class Bench:
     endpoint: Endpoint
     points: list[LoadPoint]
     planned: list[Conversation]
-    slo: Slo
+    slo: ServiceLevel
     console: Console
 
 

@@ -7,7 +7,10 @@ from tandem.commands.bench import bench
 from tandem.commands.chat import chat
 from tandem.commands.complete import complete
 from tandem.commands.evaluate import evaluate_command
+from tandem.commands.hits import hits
+from tandem.commands.profile import profile_command
 from tandem.commands.serve import serve_command
+from tandem.commands.simulate import simulate_command
 
 app = typer.Typer(
     name="tandem",
@@ -40,3 +43,6 @@ app.command("chat")(chat)
 app.command("complete")(complete)
 app.command("bench")(bench)
 app.command("eval")(evaluate_command)
+app.command("hits")(hits)
+app.command("profile")(profile_command)
+app.command("simulate")(simulate_command)

@@ -32,19 +32,17 @@ class WorkerCost:
 
     def prefill_seconds(self, tokens: int, context_tokens: int = 0) -> float:
         """Compute `tokens` of one prompt after `context_tokens` that are there already, alone."""
-        seconds, end = 0.0, context_tokens + tokens
+        seconds, longest, end = 0.0, 0.0, context_tokens + tokens
         while context_tokens < end:
             count = min(self.chunk_tokens, end - context_tokens)
             last = context_tokens + count == end
             shape = StepShape(chunks=((context_tokens, count),), sampled_rows=int(last))
-            seconds += self.step_time.seconds(shape)
+            chunk_seconds = self.step_time.seconds(shape)
+            seconds, longest = seconds + chunk_seconds, max(longest, chunk_seconds)
             context_tokens += count
-        # A single prompt does not fill a pipeline: every chunk passes through all stages.
-        return seconds + (self.step_time.stages - 1) * (seconds and self._first_stage(tokens, end))
-
-    def _first_stage(self, tokens: int, end: int) -> float:
-        count = min(self.chunk_tokens, tokens)
-        return self.step_time.seconds(StepShape(chunks=((end - count, count),), sampled_rows=1))
+        # Chunks follow each other through equal stages: the slowest one sets how long the others
+        # stand idle before the first and after the last (a flow shop's makespan).
+        return seconds + (self.step_time.stages - 1) * longest
 
     def decode_seconds(self, sequences: int, context_tokens: int) -> float:
         """The gap between two tokens of each of `sequences` that attend to `context_tokens` in

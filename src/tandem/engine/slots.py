@@ -53,7 +53,7 @@ class Slots:
 
     def _place(self, placement: Placement) -> None:
         slot, sampling = placement.slot, placement.sampling
-        known = torch.tensor(placement.tokens, dtype=torch.int32)
+        known = torch.from_numpy(np.array(placement.tokens, np.int32))
         self.tokens[slot, : len(placement.tokens)] = known.to(self.device)
         self.prompt_tokens[slot] = placement.prompt_tokens
         self.sampling[slot] = sampling

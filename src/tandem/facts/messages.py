@@ -16,6 +16,51 @@ class RequestsArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillsArrived:
+    """Another worker will go on with these: compute what is known, draw one token, and keep the
+    blocks until `HoldsReleased`. A request that ends with that token holds nothing. The KV of the
+    first `import_tokens[i]` known tokens can be had elsewhere."""
+
+    requests: tuple[Request, ...]
+    import_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ImportsArrived:
+    """These want to run, and the KV of the first `import_tokens[i]` of their known tokens can be
+    had elsewhere: from the worker that computed the prompt, or from a slower tier."""
+
+    requests: tuple[Request, ...]
+    import_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ImportDone:
+    """What `ImportBlocks` asked for has come or will not come; nobody writes to the blocks any
+    more. KV of the first `tokens` tokens is there; the rest, if any, is computed. `output_tokens`
+    were drawn elsewhere in the meantime and continue what was known."""
+
+    request_id: str
+    tokens: int
+    output_tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HandoversRequested:
+    """Another worker will go on with these running requests: draw what is under way, then hold the
+    blocks. Requests that do not run are ignored."""
+
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HoldsReleased:
+    """Nobody reads the held blocks of these any more. Unknown ids are ignored."""
+
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RequestsAborted:
     """Nobody waits for these any more. Unknown ids are ignored: they may just have finished."""
 
@@ -29,7 +74,16 @@ class StepDone:
     result: StepResult
 
 
-WorkerEvent = RequestsArrived | RequestsAborted | StepDone
+WorkerEvent = (
+    RequestsArrived
+    | PrefillsArrived
+    | ImportsArrived
+    | ImportDone
+    | HandoversRequested
+    | HoldsReleased
+    | RequestsAborted
+    | StepDone
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,4 +123,36 @@ class ReportBlocks:
     changes: BlockChanges
 
 
-WorkerEffect = RunStep | EmitTokens | Refuse | ReportBlocks
+@dataclass(frozen=True, slots=True)
+class ImportBlocks:
+    """Bring the KV of tokens `first_token .. end_token` of this request into `blocks`, in order,
+    then say `ImportDone`. The request's earlier tokens were in the cache."""
+
+    request_id: str
+    first_token: int
+    end_token: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelImport:
+    """Nobody wants this import any more; still say `ImportDone` once the blocks are quiet."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class KvComputed:
+    """KV of the first `tokens[i]` tokens of these requests, whose blocks another worker will read,
+    lies in `blocks[i]` (all of the request's blocks so far). `held[i]` says that this is all: the
+    request has done its part here. 0 tokens: what was there is lost and must be computed anew."""
+
+    request_ids: tuple[str, ...]
+    tokens: tuple[int, ...]
+    blocks: tuple[tuple[int, ...], ...]
+    held: tuple[bool, ...]
+
+
+WorkerEffect = (
+    RunStep | EmitTokens | Refuse | ReportBlocks | ImportBlocks | CancelImport | KvComputed
+)

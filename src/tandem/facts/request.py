@@ -1,5 +1,6 @@
 """A request as the workers see it: small, and resumable anywhere from what it holds."""
 
+from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -10,13 +11,14 @@ from tandem.facts.sampling import SamplingParameters
 class Request:
     """One sequence to be continued.
 
-    `prompt_tokens` are the client's; `output_tokens` those already generated elsewhere (empty
-    unless the request is resumed). Smaller `priority` runs sooner. `cache_salt` separates the
-    prefix caches of tenants. Several answers to one prompt are several requests whose seeds differ.
+    `prompt_tokens` are the client's: a tuple or, where they are very many, an array of "I".
+    `output_tokens` are those already generated elsewhere (empty unless the request is resumed).
+    Smaller `priority` runs sooner. `cache_salt` separates the prefix caches of tenants. Several
+    answers to one prompt are several requests whose seeds differ.
     """
 
     request_id: str
-    prompt_tokens: tuple[int, ...]
+    prompt_tokens: "tuple[int, ...] | array[int]"
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     output_tokens: tuple[int, ...] = ()
     priority: int = 0

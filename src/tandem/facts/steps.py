@@ -5,6 +5,7 @@ parameters and the block table; plans are executed strictly in the order of thei
 why a block or slot freed by one plan may be reused by the next.
 """
 
+from array import array
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,12 +20,12 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A sequence takes a slot: all its tokens known so far, the first `prompt_tokens` of which
-    are the client's."""
+    """A sequence takes a slot: all its tokens known so far (unsigned 32-bit), the first
+    `prompt_tokens` of which are the client's."""
 
     slot: int
     request_id: str
-    tokens: tuple[int, ...]
+    tokens: "array[int]"
     prompt_tokens: int
     sampling: SamplingParameters
 

@@ -24,12 +24,13 @@ class PlanBuilder:
         self._table: list[tuple[int, int, int]] = []
 
     def place(self, sequence: Sequence) -> None:
-        """The sequence enters a slot, with the blocks it shares from the cache."""
+        """The sequence enters its slot, with the blocks it has so far."""
+        sequence.placed = True
         self._placements.append(
             Placement(
                 sequence.slot,
                 sequence.request.request_id,
-                tuple(sequence.tokens),
+                sequence.tokens[:],
                 len(sequence.request.prompt_tokens),
                 sequence.request.sampling,
             )

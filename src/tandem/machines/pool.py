@@ -133,6 +133,13 @@ class BlockPool:
         self._removed, self._stored, self._stored_parents = [], [], []
         return changes
 
+    def listing(self) -> tuple[tuple[bytes, ...], int]:
+        """All hashes that the reports so far amount to, and the number of the next report. Changes
+        that were not taken yet are neither in the one nor before the other."""
+        assert not self._removed
+        assert not self._stored
+        return tuple(self._block_of), self._sequence_number
+
     def audit(self, owned: Sequence[Sequence[int]]) -> None:
         """Assert that the owners are exactly those of the given block tables, and that free plus
         used is all. For tests and for the auditor."""

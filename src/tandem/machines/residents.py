@@ -1,6 +1,7 @@
-"""The sequences that hold a slot and blocks, and what they share through the prefix cache."""
+"""The sequences that hold blocks, and what they share through the prefix cache."""
 
 from bisect import insort
+from collections.abc import Iterable
 
 from tandem.facts.blocks import extend_chain
 from tandem.machines.pool import BlockPool
@@ -8,19 +9,26 @@ from tandem.machines.sequence import Phase, Sequence
 
 
 class Residents:
-    """Owns the slots, the block pool and the list of running sequences, ordered by rank."""
+    """Owns the slots, the block pool and the sequences that hold any: `running` by rank,
+    `importing` while their KV is on its way (a slot, and blocks that somebody writes to, so never
+    preempted), `held` after their last step here (blocks that somebody reads, no slot)."""
 
     def __init__(self, slot_count: int, pool: BlockPool, block_size: int) -> None:
         self.pool = pool
         self.block_size = block_size
         self.running: list[Sequence] = []
+        self.importing: dict[str, Sequence] = {}
+        self.held: dict[str, Sequence] = {}
         self.free_slots = list(range(slot_count - 1, -1, -1))
         # Hashes of prompt blocks that a running sequence is about to fill: another sequence that
         # needs one waits for it rather than computing it a second time.
         self._filling: dict[bytes, Sequence] = {}
+        # Blocks left by a sequence whose steps are still under way. Later plans run after those
+        # steps and may reuse them at once; an import may not.
+        self._touched: list[tuple[Sequence, list[int]]] = []
 
     def filler_of(self, digest: bytes) -> Sequence | None:
-        """The running sequence that is about to fill this block, if any."""
+        """The running or importing sequence that is about to fill this block, if any."""
         return self._filling.get(digest)
 
     def blocks_for(self, sequence: Sequence, tokens: int) -> int:
@@ -40,10 +48,68 @@ class Residents:
         self.running.remove(sequence)
         self.free_slots.append(sequence.slot)
         self.pool.release(sequence.blocks)
+        self._fills_no_more(sequence)
+        if sequence.flights:
+            self._touched.append((sequence, sequence.blocks))
+        sequence.stop(phase)
+
+    def step_landed(self) -> None:
+        """Blocks that only the landed step still touched are quiet now."""
+        self._touched = [(left, blocks) for left, blocks in self._touched if left.flights]
+
+    def quiet(self, blocks: Iterable[int]) -> bool:
+        """Whether no step under way touches these blocks on behalf of a former owner."""
+        touched = {block for _, left_blocks in self._touched for block in left_blocks}
+        return touched.isdisjoint(blocks)
+
+    def start_import(self, sequence: Sequence, end_token: int) -> tuple[int, ...]:
+        """A sequence just started gets the blocks for all tokens before `end_token`, and waits
+        until their KV has come. Gives the new blocks."""
+        new_blocks = [self.pool.allocate() for _ in range(self.blocks_for(sequence, end_token))]
+        sequence.blocks += new_blocks
+        self.running.remove(sequence)
+        self.importing[sequence.request.request_id] = sequence
+        sequence.phase = Phase.IMPORTING
+        return tuple(new_blocks)
+
+    def give_up_import(self, sequence: Sequence) -> None:
+        """The request ended while its blocks are still being written: they stay until that ends."""
+        self._fills_no_more(sequence)
+        sequence.phase = Phase.ENDED
+
+    def end_import(self, sequence: Sequence) -> bool:
+        """Nobody writes to the blocks any more. Whether the sequence goes on here."""
+        del self.importing[sequence.request.request_id]
+        if sequence.phase is Phase.ENDED:
+            self.free_slots.append(sequence.slot)
+            self.pool.release(sequence.blocks)
+            sequence.stop(Phase.ENDED)
+            return False
+        sequence.phase = Phase.RUNNING
+        insort(self.running, sequence, key=_rank)
+        return True
+
+    def hold(self, sequence: Sequence) -> None:
+        """A running sequence has done its part here and keeps its blocks for a reader."""
+        self.running.remove(sequence)
+        self.free_slots.append(sequence.slot)
+        self._fills_no_more(sequence)
+        self.held[sequence.request.request_id] = sequence
+        sequence.phase = Phase.HELD
+
+    def release_hold(self, request_id: str) -> bool:
+        """Free a held sequence's blocks. Whether there was one."""
+        sequence = self.held.pop(request_id, None)
+        if sequence is None:
+            return False
+        self.pool.release(sequence.blocks)
+        sequence.stop(Phase.ENDED)
+        return True
+
+    def _fills_no_more(self, sequence: Sequence) -> None:
         for digest in sequence.chain[sequence.sealed :]:
             if self._filling.get(digest) is sequence:
                 del self._filling[digest]
-        sequence.stop(phase)
 
     def confirm(self, sequence: Sequence, computed_tokens: int, seal: bool) -> None:
         """The KV of the first `computed_tokens` is there; full blocks go into the cache."""
@@ -61,10 +127,11 @@ class Residents:
 
     def audit(self) -> None:
         """Assert that blocks and slots have exactly the owners that the sequences say."""
-        self.pool.audit([sequence.blocks for sequence in self.running])
-        slots = [sequence.slot for sequence in self.running] + self.free_slots
+        in_slots = [*self.running, *self.importing.values()]
+        self.pool.audit([sequence.blocks for sequence in (*in_slots, *self.held.values())])
+        slots = [sequence.slot for sequence in in_slots] + self.free_slots
         assert sorted(slots) == list(range(len(slots)))
-        assert set(self._filling.values()) <= set(self.running)
+        assert set(self._filling.values()) <= set(in_slots)
 
 
 def _rank(sequence: Sequence) -> tuple[int, int, int]:

@@ -1,5 +1,6 @@
 """One sequence inside a worker: its tokens, its blocks, and how far each of them is."""
 
+from array import array
 from enum import Enum
 
 from tandem.facts.blocks import extend_chain
@@ -8,10 +9,16 @@ from tandem.policy.batching import Rank
 
 
 class Phase(Enum):
-    """Where a sequence stands. Every accepted sequence reaches ENDED exactly once."""
+    """Where a sequence stands. Every accepted sequence reaches ENDED exactly once.
+
+    IMPORTING: has a slot and blocks, whose KV is on its way from elsewhere. HELD: has drawn its one
+    token and keeps its blocks for the worker that goes on with it.
+    """
 
     WAITING = "waiting"
+    IMPORTING = "importing"
     RUNNING = "running"
+    HELD = "held"
     ENDED = "ended"
 
 
@@ -21,6 +28,8 @@ class Sequence:
     `tokens` are known (prompt and drawn), `unseen` counts tokens drawn by steps still in flight.
     KV is planned for the first `scheduled` tokens and confirmed for the first `confirmed`; the
     first `sealed` blocks are in the prefix cache. `chain` holds the hashes of full known blocks.
+    Steps are planned until `target_tokens` tokens are drawn or known; the answer ends at
+    `limit_tokens`, which lies further only when another worker goes on (`hands_over`).
     """
 
     __slots__ = (
@@ -29,14 +38,19 @@ class Sequence:
         "chain",
         "confirmed",
         "flights",
+        "hands_over",
+        "import_tokens",
+        "likely_cached_tokens",
         "limit_tokens",
         "phase",
+        "placed",
         "rank",
         "request",
         "root",
         "scheduled",
         "sealed",
         "slot",
+        "target_tokens",
         "tokens",
         "unseen",
     )
@@ -45,9 +59,14 @@ class Sequence:
         self.request = request
         self.rank = rank
         self.root = root
-        self.tokens = [*request.prompt_tokens, *request.output_tokens]
+        self.tokens = array("I", request.prompt_tokens)
+        self.tokens.extend(request.output_tokens)
         wanted_tokens = len(request.prompt_tokens) + request.sampling.max_tokens
-        self.limit_tokens = min(wanted_tokens, context_tokens)
+        self.limit_tokens = self.target_tokens = min(wanted_tokens, context_tokens)
+        self.hands_over = False
+        self.import_tokens = 0
+        self.likely_cached_tokens = 0
+        self.placed = False
         self.chain: list[bytes] = []
         self.phase = Phase.WAITING
         self.slot = -1
@@ -62,10 +81,10 @@ class Sequence:
     @property
     def pending_tokens(self) -> int:
         """Tokens whose KV no step has been asked for yet; 0 once the last token is drawn."""
-        target_tokens = len(self.tokens) + self.unseen
-        if target_tokens >= self.limit_tokens:
+        coming_tokens = len(self.tokens) + self.unseen
+        if coming_tokens >= self.target_tokens or self.phase is Phase.IMPORTING:
             return 0
-        return target_tokens - self.scheduled
+        return coming_tokens - self.scheduled
 
     @property
     def draws_next(self) -> bool:
@@ -82,6 +101,12 @@ class Sequence:
 
     def parent_hash(self, block_index: int) -> bytes:
         return self.chain[block_index - 1] if block_index else self.root
+
+    def hand_over(self) -> None:
+        """Draw one token more or, when some are being drawn, only those; then wait for the worker
+        that goes on."""
+        self.hands_over = True
+        self.target_tokens = min(self.limit_tokens, len(self.tokens) + max(1, self.unseen))
 
     def start(self, slot: int, cached_blocks: list[int], block_size: int) -> None:
         """Take a slot, with the KV of these shared blocks already there."""
@@ -100,6 +125,7 @@ class Sequence:
         self.phase = phase
         self.slot = -1
         self.blocks = []
+        self.placed = False
         self.scheduled = self.confirmed = self.sealed = 0
 
     def append(self, token: int) -> tuple[FinishReason | None, bool]:

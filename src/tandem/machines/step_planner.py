@@ -4,6 +4,7 @@ pool's blocks: who continues, who is admitted, who gives way."""
 from bisect import insort
 from collections.abc import Sequence as Ordered
 
+from tandem.facts.messages import ImportBlocks
 from tandem.machines.plan_builder import PlanBuilder
 from tandem.machines.residents import Residents
 from tandem.machines.sequence import Phase, Sequence
@@ -14,12 +15,21 @@ class StepPlanner:
     """Plans steps over `residents` and a queue of waiting sequences, which it owns."""
 
     def __init__(
-        self, residents: Residents, batching: TokenBudgetBatching, prefix_caching: bool
+        self,
+        residents: Residents,
+        batching: TokenBudgetBatching,
+        prefix_caching: bool,
+        pipeline_stages: int,
     ) -> None:
         self.residents = residents
         self.batching = batching
         self.prefix_caching = prefix_caching
+        self.pipeline_stages = pipeline_stages
         self.waiting: list[Sequence] = []
+        # Whether the last plan moved no block and let nobody in or out: the next finds no more.
+        self.settled = False
+        self._imports: dict[str, ImportBlocks] = {}
+        self._lost: list[Sequence] = []
         self.preemptions = 0
         self.prefix_query_tokens = 0
         self.prefix_hit_tokens = 0
@@ -28,20 +38,48 @@ class StepPlanner:
         """Wait by rank: a preempted sequence is older than the newcomers and stands before them."""
         insort(self.waiting, sequence, key=_rank)
 
-    def plan(self, step_id: int) -> PlanBuilder | None:
-        """The next step, or None when nothing can run now.
+    def plan(self, step_id: int, free_flights: int) -> PlanBuilder | None:
+        """The next step, or None when nothing can run now; the first of `free_flights` more that
+        may be under way.
 
         Decodes come first, then prompts by priority, whether they already run or still wait.
         """
         builder = PlanBuilder(step_id, self.batching.max_batched_tokens)
+        self.settled = True
         self._yield_to_urgent()
         decodes, prefills = self.batching.decodes_and_prefills(self.residents.running)
+        if self.pipeline_stages > 1:
+            decodes = self._one_stage_full(decodes, free_flights)
         self._continue(builder, decodes)
         if prefills:
             self._admit_waiting(builder, prefills[0])
             self._continue(builder, prefills)
         self._admit_waiting(builder, None)
         return builder if builder.rows else None
+
+    def take_imports(self) -> list[ImportBlocks]:
+        """The imports begun, not taken before, and into blocks that no step still touches."""
+        ready = [wanted for wanted in self._imports.values() if self.residents.quiet(wanted.blocks)]
+        for wanted in ready:
+            del self._imports[wanted.request_id]
+        return ready
+
+    def take_lost(self) -> list[Sequence]:
+        """Those that gave way since the last call though another worker was to read their KV."""
+        lost, self._lost = self._lost, []
+        return lost
+
+    def withdraw_import(self, request_id: str) -> bool:
+        """Forget an import that was not taken yet. Whether there was one."""
+        return self._imports.pop(request_id, None) is not None
+
+    def _one_stage_full(self, decodes: list[Sequence], free_stages: int) -> list[Sequence]:
+        """A pipeline is filled by several steps of different sequences: the next token of a
+        sequence starts only when its last has come out of the last stage. Even shares leave no
+        stage idle and none longer busy than the others."""
+        ready = [sequence for sequence in decodes if not sequence.unseen]
+        fair_share = -(-len(decodes) // self.pipeline_stages)
+        return ready[: min(fair_share, -(-len(ready) // free_stages))]
 
     def _continue(self, builder: PlanBuilder, sequences: list[Sequence]) -> None:
         for sequence in sequences:
@@ -51,6 +89,8 @@ class StepPlanner:
                 sequence.pending_tokens, builder.budget_tokens
             )
             if chunk_tokens and self._make_room(builder, sequence, chunk_tokens):
+                if not sequence.placed:
+                    builder.place(sequence)
                 builder.add_row(sequence, chunk_tokens)
 
     def _make_room(self, builder: PlanBuilder, sequence: Sequence, chunk_tokens: int) -> bool:
@@ -69,15 +109,16 @@ class StepPlanner:
             if victim is sequence:
                 return False
         for _ in range(needed):
+            self.settled = False
             builder.add_block(sequence, pool.allocate())
         return True
 
     def _admit_waiting(self, builder: PlanBuilder, before: Sequence | None) -> None:
         """Admit by rank while there is room: all, or only those who outrank `before`."""
         for sequence in list(self.waiting):
-            if builder.short_of_blocks or not builder.budget_tokens:
+            if builder.short_of_blocks or not self.residents.free_slots:
                 return
-            if not self.residents.free_slots:
+            if not builder.budget_tokens and not sequence.import_tokens:
                 return
             if before is not None and not self.batching.outranks(sequence, before):
                 return
@@ -89,17 +130,28 @@ class StepPlanner:
             self._admit(builder, sequence, cached)
 
     def _admit(self, builder: PlanBuilder, sequence: Sequence, cached: list[int]) -> None:
+        self.settled = False
         self.waiting.remove(sequence)
         if sequence.cached_tokens < 0:
             # A sequence that was preempted finds its own blocks: that is no hit.
             self.prefix_query_tokens += len(sequence.tokens)
             self.prefix_hit_tokens += len(cached) * self.residents.block_size
         self.residents.start(sequence, cached)
+        if sequence.import_tokens:
+            self._start_import(sequence)
+            return
         builder.place(sequence)
         chunk_tokens = self.batching.chunk_tokens(sequence.pending_tokens, builder.budget_tokens)
         for _ in range(self.residents.blocks_for(sequence, sequence.scheduled + chunk_tokens)):
             builder.add_block(sequence, self.residents.pool.allocate())
         builder.add_row(sequence, chunk_tokens)
+
+    def _start_import(self, sequence: Sequence) -> None:
+        blocks = self.residents.start_import(sequence, sequence.import_tokens)
+        first_token = sequence.scheduled
+        end_token = max(first_token, sequence.import_tokens)
+        request_id = sequence.request.request_id
+        self._imports[request_id] = ImportBlocks(request_id, first_token, end_token, blocks)
 
     def _cached_blocks(self, sequence: Sequence) -> list[int] | None:
         """The cached start of a waiting sequence, or None when it had better not enter yet: its
@@ -129,14 +181,15 @@ class StepPlanner:
         return self.residents.blocks_for(sequence, len(sequence.tokens)) - len(cached)
 
     def _promised_blocks(self, running: Ordered[Sequence]) -> int:
-        """Blocks that running sequences will ask for soon: the rest of their prompts, and some to
-        go on talking."""
+        """Blocks that these running and all importing sequences will ask for soon: the rest of
+        their prompts, and some to go on talking."""
+        importing = self.residents.importing.values()
         prompts = sum(
             max(0, self.residents.blocks_for(sequence, len(sequence.tokens)))
-            for sequence in running
-            if sequence.pending_tokens > 1
+            for sequence in (*running, *importing)
+            if sequence.pending_tokens > 1 or sequence.phase is Phase.IMPORTING
         )
-        return prompts + self.batching.reserve_blocks(len(running))
+        return prompts + self.batching.reserve_blocks(len(running) + len(importing))
 
     def _yield_to_urgent(self) -> None:
         """When the first waiting sequence cannot enter but would if all of lower priority left,
@@ -164,10 +217,17 @@ class StepPlanner:
         return spare >= self._promised_blocks(staying)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Back to the queue; what it sealed stays cached, the rest will be recomputed."""
+        """Back to the queue; what it sealed stays cached, the rest will be recomputed. But somebody
+        may just be reading the blocks of one that hands over: it ends here, and whoever reads must
+        hear of it."""
+        self.settled = False
         self.preemptions += 1
-        self.residents.leave(sequence, Phase.WAITING)
-        self.enqueue(sequence)
+        if sequence.hands_over:
+            self.residents.leave(sequence, Phase.ENDED)
+            self._lost.append(sequence)
+        else:
+            self.residents.leave(sequence, Phase.WAITING)
+            self.enqueue(sequence)
 
 
 def _rank(sequence: Sequence) -> tuple[int, int, int]:

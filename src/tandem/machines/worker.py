@@ -5,12 +5,20 @@ order, so blocks freed here may be reused by the very next plan.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+import numpy as np
 
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import InvalidRequest, Overloaded, PromptTooLong, TandemError
 from tandem.facts.messages import (
-    EmitTokens,
+    CancelImport,
+    HandoversRequested,
+    HoldsReleased,
+    ImportDone,
+    ImportsArrived,
+    PrefillsArrived,
     Refuse,
     ReportBlocks,
     RequestsAborted,
@@ -20,12 +28,14 @@ from tandem.facts.messages import (
     WorkerEffect,
     WorkerEvent,
 )
-from tandem.facts.request import FinishReason, Request, TokenLogprobs
+from tandem.facts.request import Request
 from tandem.facts.steps import StepResult
+from tandem.machines.emission import Emission, news_of_kv, news_of_lost_kv
 from tandem.machines.plan_builder import PlanBuilder
 from tandem.machines.pool import BlockPool
 from tandem.machines.residents import Residents
 from tandem.machines.sequence import Phase, Sequence
+from tandem.machines.steady import repeat, repeating_steps
 from tandem.machines.step_planner import StepPlanner
 from tandem.policy.batching import TokenBudgetBatching
 
@@ -33,7 +43,8 @@ from tandem.policy.batching import TokenBudgetBatching
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """`steps_in_flight` is how many steps may wait behind the one that runs (0 or 1); with 1 the
-    next step is decided before the tokens of this one are known."""
+    next step is decided before the tokens of this one are known. With more than one of
+    `pipeline_stages` as many steps are under way at once, each of other sequences."""
 
     block_size: int
     block_count: int
@@ -45,12 +56,19 @@ class WorkerConfig:
     steps_in_flight: int = 1
     prefix_caching: bool = True
     max_waiting: int = 4096
+    pipeline_stages: int = 1
 
     def __post_init__(self) -> None:
         # One sequence alone must always fit, or it would be preempted for ever.
         assert self.block_size * self.block_count >= self.context_tokens
         assert self.batching.max_batched_tokens >= self.max_sequences > 0
         assert self.steps_in_flight in (0, 1)
+        assert self.pipeline_stages > 0
+
+    @property
+    def max_flights(self) -> int:
+        """Steps that may be under way, the running one included."""
+        return max(self.steps_in_flight + 1, self.pipeline_stages)
 
 
 class WorkerMachine:
@@ -60,11 +78,15 @@ class WorkerMachine:
         self.config = config
         pool = BlockPool(config.block_count)
         self.residents = Residents(config.max_sequences, pool, config.block_size)
-        self.planner = StepPlanner(self.residents, config.batching, config.prefix_caching)
+        self.planner = StepPlanner(
+            self.residents, config.batching, config.prefix_caching, config.pipeline_stages
+        )
         self._unfinished: dict[str, Sequence] = {}
         self._flights: deque[PlanBuilder] = deque()
         self._arrivals = 0
         self._steps = 0
+        # Something happened since the last plan that the next one may answer.
+        self._unplanned = False
 
     def next_wakeup(self) -> int | None:
         """A worker acts on events only."""
@@ -72,22 +94,45 @@ class WorkerMachine:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs, waits or is in flight."""
-        return not self._unfinished and not self._flights
+        """Whether nothing runs, waits, is held or is in flight."""
+        residents = self.residents
+        return not (self._unfinished or self._flights or residents.importing or residents.held)
 
     def handle(self, event: WorkerEvent, now_ns: int) -> list[WorkerEffect]:
         """Take one event; the effects are to be performed in order."""
         effects: list[WorkerEffect] = []
+        self._unplanned = self._unplanned or not isinstance(event, StepDone)
         match event:
             case RequestsArrived(requests):
-                effects += self._arrive(requests, now_ns)
+                for request in requests:
+                    self._arrive(request, now_ns, effects)
+            case PrefillsArrived(requests, import_tokens):
+                for request, tokens in zip(requests, import_tokens, strict=True):
+                    if sequence := self._arrive(request, now_ns, effects):
+                        sequence.import_tokens = min(tokens, len(sequence.tokens))
+                        sequence.hand_over()
+            case ImportsArrived(requests, import_tokens):
+                for request, tokens in zip(requests, import_tokens, strict=True):
+                    if sequence := self._arrive(request, now_ns, effects):
+                        sequence.import_tokens = min(tokens, len(sequence.tokens))
+            case ImportDone():
+                self._import_done(event)
+            case HandoversRequested(request_ids):
+                for request_id in request_ids:
+                    sequence = self._unfinished.get(request_id)
+                    if sequence is not None and sequence.phase is Phase.RUNNING:
+                        sequence.hand_over()
+            case HoldsReleased(request_ids):
+                for request_id in request_ids:
+                    self.residents.release_hold(request_id)
             case RequestsAborted(request_ids):
                 for request_id in request_ids:
                     if sequence := self._unfinished.get(request_id):
-                        self._end(sequence)
+                        self._end(sequence, effects)
             case StepDone(result):
                 effects += self._land(result)
         effects += self._launch()
+        effects += self.planner.take_imports()
         if changes := self.residents.pool.take_changes():
             effects.append(ReportBlocks(changes))
         return effects
@@ -95,21 +140,28 @@ class WorkerMachine:
     def audit(self) -> None:
         """Assert that nothing is lost: every block, slot and sequence is where it says it is."""
         self.residents.audit()
-        assert len(self._unfinished) == len(self.residents.running) + len(self.planner.waiting)
+        residents = self.residents
+        importing = [s for s in residents.importing.values() if s.phase is Phase.IMPORTING]
+        in_work = len(residents.running) + len(importing) + len(self.planner.waiting)
+        assert len(self._unfinished) == in_work
 
-    def _arrive(self, requests: tuple[Request, ...], now_ns: int) -> list[WorkerEffect]:
-        refusals: list[WorkerEffect] = []
-        for request in requests:
-            if error := self._objection(request):
-                refusals.append(Refuse(request.request_id, error))
-                continue
-            rank = (request.priority, now_ns, self._arrivals)
-            self._arrivals += 1
-            root = self.config.root.hash(request.cache_salt)
-            sequence = Sequence(request, rank, root, self.config.context_tokens)
-            self._unfinished[request.request_id] = sequence
-            self.planner.enqueue(sequence)
-        return refusals
+    def _arrive(
+        self, request: Request, now_ns: int, effects: list[WorkerEffect]
+    ) -> Sequence | None:
+        if error := self._objection(request):
+            effects.append(Refuse(request.request_id, error))
+            return None
+        rank = (request.priority, now_ns, self._arrivals)
+        self._arrivals += 1
+        root = self.config.root.hash(request.cache_salt)
+        sequence = Sequence(request, rank, root, self.config.context_tokens)
+        if self.config.prefix_caching:
+            chain = sequence.reusable_chain(self.config.block_size)
+            cached = self.residents.pool.cached_prefix(chain)
+            sequence.likely_cached_tokens = len(cached) * self.config.block_size
+        self._unfinished[request.request_id] = sequence
+        self.planner.enqueue(sequence)
+        return sequence
 
     def _objection(self, request: Request) -> TandemError | None:
         known_tokens = len(request.prompt_tokens) + len(request.output_tokens)
@@ -119,32 +171,64 @@ class WorkerMachine:
             return PromptTooLong(known_tokens, self.config.context_tokens)
         if len(request.output_tokens) >= request.sampling.max_tokens:
             return InvalidRequest("output_tokens", "already reach max_tokens")
-        tokens = request.prompt_tokens + request.output_tokens
-        if min(tokens) < 0 or max(tokens) >= self.config.vocabulary_tokens:
+        if not self._speakable(request.prompt_tokens) or not self._speakable(request.output_tokens):
             return InvalidRequest("prompt", "holds a token id outside the vocabulary")
         vocabulary = range(self.config.vocabulary_tokens)
         if any(token not in vocabulary for token, _ in request.sampling.logit_bias):
             return InvalidRequest("logit_bias", "names a token id outside the vocabulary")
         if any(token not in vocabulary for token in request.sampling.stop_token_ids):
             return InvalidRequest("stop_token_ids", "names a token id outside the vocabulary")
-        if request.request_id in self._unfinished:
+        residents = self.residents
+        if any(
+            request.request_id in taken
+            for taken in (self._unfinished, residents.importing, residents.held)
+        ):
             return InvalidRequest("request_id", f"{request.request_id!r} is already running")
         if len(self.planner.waiting) >= self.config.max_waiting:
             return Overloaded(f"{len(self.planner.waiting)} requests are waiting already", 1.0)
         return None
 
-    def _end(self, sequence: Sequence) -> None:
-        del self._unfinished[sequence.request.request_id]
-        if sequence.phase is Phase.RUNNING:
-            self.residents.leave(sequence, Phase.ENDED)
-        else:
-            self.planner.waiting.remove(sequence)
-            sequence.stop(Phase.ENDED)
+    def _speakable(self, tokens: Iterable[int]) -> bool:
+        ids = np.asarray(tokens)
+        return not ids.size or bool(ids.min() >= 0 and ids.max() < self.config.vocabulary_tokens)
+
+    def _end(self, sequence: Sequence, effects: list[WorkerEffect]) -> None:
+        request_id = sequence.request.request_id
+        del self._unfinished[request_id]
+        match sequence.phase:
+            case Phase.RUNNING:
+                self.residents.leave(sequence, Phase.ENDED)
+            case Phase.IMPORTING:
+                self.residents.give_up_import(sequence)
+                if self.planner.withdraw_import(request_id):
+                    self.residents.end_import(sequence)
+                else:
+                    effects.append(CancelImport(request_id))
+            case _:
+                self.planner.waiting.remove(sequence)
+                sequence.stop(Phase.ENDED)
+
+    def _import_done(self, event: ImportDone) -> None:
+        sequence = self.residents.importing[event.request_id]
+        assert event.tokens <= max(sequence.import_tokens, sequence.scheduled)
+        sequence.import_tokens = 0
+        if not self.residents.end_import(sequence):
+            return
+        sequence.tokens.extend(event.output_tokens)
+        # The last known token is always computed: its logits draw the next one.
+        tokens = min(event.tokens, len(sequence.tokens) - 1)
+        if tokens > sequence.scheduled:
+            sequence.scheduled = tokens
+            self.residents.confirm(sequence, tokens, self.config.prefix_caching)
 
     def _launch(self) -> list[WorkerEffect]:
         effects: list[WorkerEffect] = []
-        while len(self._flights) <= self.config.steps_in_flight:
-            builder = self.planner.plan(self._steps)
+        while len(self._flights) < self.config.max_flights:
+            builder = self.planner.plan(self._steps, self.config.max_flights - len(self._flights))
+            self._unplanned = False
+            for sequence in self.planner.take_lost():
+                del self._unfinished[sequence.request.request_id]
+                effects.append(news_of_lost_kv(sequence))
             if builder is None:
                 break
             self._steps += 1
@@ -155,7 +239,9 @@ class WorkerMachine:
     def _land(self, result: StepResult) -> list[WorkerEffect]:
         builder = self._flights.popleft()
         assert builder.step_id == result.step_id
-        emission = _Emission()
+        emission = Emission()
+        effects: list[WorkerEffect] = []
+        computed: list[Sequence] = []
         drawn = 0
         for sequence, computed_tokens, draws in builder.rows:
             sequence.flights -= 1
@@ -169,43 +255,37 @@ class WorkerMachine:
             # any: it was drawn from KV that was whole when the step ran.
             if sequence.phase is Phase.RUNNING:
                 self.residents.confirm(sequence, computed_tokens, self.config.prefix_caching)
-            if draws and emission.take(sequence, result, token_index):
-                self._end(sequence)
-        return emission.effects()
+                if sequence.hands_over:
+                    computed.append(sequence)
+            if draws:
+                self._take_token(sequence, emission.take(sequence, result, token_index), effects)
+        self.residents.step_landed()
+        return emission.effects() + effects + news_of_kv(computed)
 
+    def _take_token(self, sequence: Sequence, ended: bool, effects: list[WorkerEffect]) -> None:
+        """After a token was drawn: the sequence ends, waits for its next worker, or goes on."""
+        if ended:
+            self._end(sequence, effects)
+        elif sequence.hands_over and not sequence.unseen:
+            del self._unfinished[sequence.request.request_id]
+            self.residents.hold(sequence)
 
-class _Emission:
-    """The columns of one `EmitTokens` while a landed step is read."""
+    def steady_steps(self) -> int:
+        """How many of the coming steps are known already: the same sequences decode, nobody ends,
+        enters, takes or fills a block. A simulator may take them at one go (`skip_steps`)."""
+        config = self.config
+        if config.pipeline_stages > 1 or len(self._flights) < config.max_flights:
+            return 0
+        if self._unplanned or (self.planner.waiting and not self.planner.settled):
+            return 0
+        return repeating_steps(
+            self._flights, self.residents.running, config.block_size, config.prefix_caching
+        )
 
-    def __init__(self) -> None:
-        self.sequences: list[Sequence] = []
-        self.tokens: list[int] = []
-        self.reasons: list[FinishReason | None] = []
-        self.stopped: list[bool] = []
-        self.logprobs: list[TokenLogprobs | None] = []
+    def skip_steps(self, steps: int, tokens: Iterable[int]) -> None:
+        """As if `steps` steps had landed and as many been planned; at most `steady_steps()`.
 
-    def take(self, sequence: Sequence, result: StepResult, token_index: int) -> bool:
-        """Give the sequence its token. Whether it ends with it."""
-        token = result.tokens[token_index]
-        reason, stopped = sequence.append(token)
-        self.sequences.append(sequence)
-        self.tokens.append(token)
-        self.reasons.append(reason)
-        self.stopped.append(stopped)
-        if result.logprobs:
-            self.logprobs.append(result.logprobs[token_index])
-        return reason is not None
-
-    def effects(self) -> list[WorkerEffect]:
-        if not self.sequences:
-            return []
-        return [
-            EmitTokens(
-                request_ids=tuple(sequence.request.request_id for sequence in self.sequences),
-                tokens=tuple(self.tokens),
-                finish_reasons=tuple(self.reasons),
-                stopped_by_token=tuple(self.stopped),
-                cached_tokens=tuple(sequence.cached_tokens for sequence in self.sequences),
-                logprobs=tuple(self.logprobs),
-            )
-        ]
+        `tokens[i]` is what row i of the step under way draws, each time; none stops its sequence.
+        The ids of the plans in flight grow by `steps`."""
+        self._steps += steps
+        repeat(self._flights, steps, tokens)

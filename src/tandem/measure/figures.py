@@ -8,8 +8,8 @@ from enum import StrEnum
 
 import numpy as np
 
+from tandem.facts.service_level import ServiceLevel
 from tandem.measure.record import RequestRecord
-from tandem.measure.slo import Slo
 from tandem.measure.sweep import SweepPoint, knee
 
 _BINS = 60
@@ -64,7 +64,9 @@ class Figure:
     panels: tuple[Panel, ...]
 
 
-def run_figure(title: str, subtitle: str, records: Sequence[RequestRecord], slo: Slo) -> Figure:
+def run_figure(
+    title: str, subtitle: str, records: Sequence[RequestRecord], slo: ServiceLevel
+) -> Figure:
     """One run: TTFT as it went, the distributions, tokens a second, requests in flight."""
     good = [record for record in records if record.succeeded and record.ttft_s is not None]
     first = Series(
@@ -98,7 +100,9 @@ def run_figure(title: str, subtitle: str, records: Sequence[RequestRecord], slo:
     return Figure(title, subtitle, panels)
 
 
-def sweep_figure(title: str, subtitle: str, points: Sequence[SweepPoint], slo: Slo) -> Figure:
+def sweep_figure(
+    title: str, subtitle: str, points: Sequence[SweepPoint], slo: ServiceLevel
+) -> Figure:
     """A sweep: latencies, goodput and throughput over the load, with the knee marked."""
     by_rate = points[0].load.rate_rps is not None
     # "All at once" has no place on an axis.

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tandem.facts.service_level import ServiceLevel
 from tandem.measure.record import RequestRecord
-from tandem.measure.slo import Slo
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 
@@ -60,14 +60,15 @@ class Summary:
     latencies: Latencies
 
 
-def summarise(records: Sequence[RequestRecord], slo: Slo) -> Summary:
+def summarise(records: Sequence[RequestRecord], slo: ServiceLevel) -> Summary:
     """The numbers of a run; throughput counts the requests that succeeded."""
     good = [record for record in records if record.succeeded]
     starts_s = [record.sent_s for record in records]
     duration_s = max((record.ended_s for record in records), default=0.0) - min(
         starts_s, default=0.0
     )
-    met = sum(slo.met_by(record) for record in records)
+    # A failed request is never good.
+    met = sum(slo.kept(r.ttft_s, r.tpot_s, r.latency_s) for r in good)
     prompt_tokens = sum(record.prompt_tokens for record in good)
     output_tokens = sum(record.output_tokens for record in good)
     return Summary(

@@ -1,68 +1,46 @@
 """Recorded workloads: arrival, lengths and shared prefix blocks of every request of a trace file.
 
-Reads Mooncake's JSON lines, Azure's CSV and our own JSON lines, gzipped or not, told apart by what
-stands in them. Rows keep the order of their arrival.
+Which kind a file is follows from what stands in it, not from its name; gzipped or not. Rows come
+in the order of their arrival, the first at 0.
 """
 
-import csv
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.trace import TraceRow
 from tandem.measure.lengths import open_text
+from tandem.measure.trace_agents import parse_agent_call, with_pauses
+from tandem.measure.trace_lines import parse_azure, parse_mooncake, parse_own
+from tandem.measure.trace_rates import RateDraw, draw_windows, parse_rate
+from tandem.measure.trace_servegen import draw_clients, is_archive, read_clients
 
-MOONCAKE_BLOCK_TOKENS = 512
+_AZURE = ["timestamp", "contexttokens", "generatedtokens"]
+_RATES = ["workload", "window_start_s", "rate_rps"]
+_LENGTHS = ["num_prefill_tokens", "num_decode_tokens"]
 
-
-@dataclass(frozen=True, slots=True)
-class TraceRow:
-    """One request. Rows that start with the same `block_ids` share that much of their prompt."""
-
-    arrival_s: float
-    prompt_tokens: int
-    output_tokens: int
-    block_ids: tuple[int, ...] = ()
-    block_tokens: int = MOONCAKE_BLOCK_TOKENS
+Lines = list[tuple[int, str]]
+Parsed = TypeVar("Parsed")
 
 
-class _MooncakeRow(msgspec.Struct):
-    timestamp: float
-    input_length: int
-    output_length: int
-    hash_ids: tuple[int, ...] = ()
-
-
-class _OwnRow(msgspec.Struct):
-    arrival_s: float
-    prompt_tokens: int
-    output_tokens: int
-    block_ids: tuple[int, ...] = ()
-    block_tokens: int = MOONCAKE_BLOCK_TOKENS
-
-
-_mooncake = msgspec.json.Decoder(_MooncakeRow)
-_own = msgspec.json.Decoder(_OwnRow)
-
-
-def read_trace(path: Path) -> list[TraceRow]:
-    """All rows, from arrival 0 on. Raises `InvalidConfiguration` naming the line that is wrong."""
-    with open_text(path, "--trace") as file:
-        lines = [(number, line) for number, line in enumerate(file, start=1) if line.strip()]
-    parse = _parse_json_line
-    if lines and not lines[0][1].lstrip().startswith("{"):
-        _check_azure_header(path, lines.pop(0)[1])
-        parse = _parse_azure
-    if not lines:
-        raise InvalidConfiguration(f"--trace {path} holds no rows")
-    rows = []
-    for number, line in lines:
-        try:
-            rows.append(parse(line))
-        except (ValueError, IndexError, msgspec.MsgspecError) as error:
-            raise InvalidConfiguration(f"--trace {path}, line {number}: {error}") from error
+def read_trace(
+    path: Path, draw: RateDraw | None = None, *, flag: str = "--trace"
+) -> list[TraceRow]:
+    """All rows. A file of rates holds no requests: `draw` says which are drawn from it. Raises
+    `InvalidConfiguration` naming the flag that gave the file, and the line that is wrong."""
+    draw, name = draw or RateDraw(), f"{flag} {path}"
+    if is_archive(path):
+        rows = draw_clients(read_clients(path, draw), draw)
+    else:
+        with open_text(path, flag) as file:
+            lines = [(number, line) for number, line in enumerate(file, start=1) if line.strip()]
+        rows = _parse(name, lines, draw)
+    if not rows:
+        raise InvalidConfiguration(f"{name} holds no rows")
     rows.sort(key=lambda row: row.arrival_s)
     start_s = rows[0].arrival_s
     return [
@@ -76,28 +54,34 @@ def read_trace(path: Path) -> list[TraceRow]:
     ]
 
 
-def _parse_json_line(line: str) -> TraceRow:
-    if '"hash_ids"' in line or '"input_length"' in line:
-        row = _mooncake.decode(line)
-        # Mooncake counts milliseconds.
-        return TraceRow(row.timestamp / 1e3, row.input_length, row.output_length, row.hash_ids)
-    own = _own.decode(line)
-    return TraceRow(
-        own.arrival_s, own.prompt_tokens, own.output_tokens, own.block_ids, own.block_tokens
+def _parse(name: str, lines: Lines, draw: RateDraw) -> list[TraceRow]:
+    first = lines[0][1] if lines else "{"
+    if first.lstrip().startswith("{"):
+        if '"runs"' in first:
+            return with_pauses(_each(name, lines, parse_agent_call))
+        mooncake = '"hash_ids"' in first or '"input_length"' in first
+        return _each(name, lines, parse_mooncake if mooncake else parse_own)
+    columns = [column.strip().lower() for column in first.split(",")]
+    if columns[:3] == _AZURE:
+        return _each(name, lines[1:], parse_azure)
+    if columns[:3] == _RATES:
+        return draw_windows(_each(name, lines[1:], parse_rate), draw)
+    if columns[:2] == _LENGTHS:
+        raise InvalidConfiguration(
+            f"{name} holds lengths without arrivals: give it as --lengths-file, with a rate"
+        )
+    raise InvalidConfiguration(
+        f"{name}: neither JSON lines (Mooncake's, of agents, or own ones: arrival_s, "
+        "prompt_tokens, output_tokens) nor CSV (TIMESTAMP,ContextTokens,GeneratedTokens or "
+        "workload,window_start_s,rate_rps) nor a tar.xz of ServeGen clients"
     )
 
 
-def _check_azure_header(path: Path, header: str) -> None:
-    columns = [name.strip().lower() for name in header.split(",")]
-    if columns[:3] != ["timestamp", "contexttokens", "generatedtokens"]:
-        raise InvalidConfiguration(
-            f"--trace {path}: neither JSON lines (timestamp, input_length, output_length, hash_ids "
-            "or arrival_s, prompt_tokens, output_tokens) nor CSV with the columns "
-            "TIMESTAMP,ContextTokens,GeneratedTokens"
-        )
-
-
-def _parse_azure(line: str) -> TraceRow:
-    instant, prompt_tokens, output_tokens = next(csv.reader([line]))[:3]
-    arrival_s = datetime.fromisoformat(instant).replace(tzinfo=UTC).timestamp()
-    return TraceRow(arrival_s, int(prompt_tokens), int(output_tokens))
+def _each(name: str, lines: Lines, parse: Callable[[str], Parsed]) -> list[Parsed]:
+    parsed = []
+    for number, line in lines:
+        try:
+            parsed.append(parse(line))
+        except (ValueError, IndexError, msgspec.MsgspecError) as error:
+            raise InvalidConfiguration(f"{name}, line {number}: {error}") from error
+    return parsed

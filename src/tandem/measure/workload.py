@@ -9,9 +9,9 @@ from enum import IntEnum
 
 import numpy as np
 
+from tandem.facts.trace import TraceRow
 from tandem.measure.arrivals import Arrivals, draw_arrivals
 from tandem.measure.lengths import LengthLaw, Tokens, draw_pairs
-from tandem.measure.trace import TraceRow
 
 
 class Content(IntEnum):

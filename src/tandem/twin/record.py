@@ -134,8 +134,8 @@ class RunRecord:
 
     settings: dict[str, str]
     requests: list[RequestRecord] = field(default_factory=list)
-    gaps_ns: array[int] = field(default_factory=lambda: array("q"))
-    gap_counts: array[int] = field(default_factory=lambda: array("q"))
+    gaps_ns: "array[int]" = field(default_factory=lambda: array("q"))
+    gap_counts: "array[int]" = field(default_factory=lambda: array("q"))
     workers: list[WorkerRecord] = field(default_factory=list)
     transfers: list[TransferRecord] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)

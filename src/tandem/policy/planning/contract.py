@@ -26,8 +26,10 @@ class Window:
 @dataclass(frozen=True, slots=True)
 class FleetView:
     """Everything planning may know. `windows` are the past ones, oldest first, all of one length;
-    `starting` counts workers that were asked for and are not up, by role name. `cost` prices a
-    typical worker."""
+    `starting` counts workers that were asked for and are not up, by role name (a worker that drains
+    towards a flip counts under its new role). `cost` prices a typical worker. `min_workers` and
+    `max_workers` bound the prefill and decode workers together; workers of role BOTH are left
+    alone and not counted."""
 
     workers: Sequence[WorkerView]
     windows: Sequence[Window]
@@ -59,8 +61,8 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Wanted numbers of workers (None: leave as it is), role flips and migrations, with the reason
-    in words."""
+    """Wanted numbers of workers once the flips are done (None: leave as it is), role flips and
+    migrations, with the reason in words."""
 
     prefill: int | None = None
     decode: int | None = None

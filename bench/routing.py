@@ -1,0 +1,101 @@
+"""How long a routing policy takes to choose among many workers.
+
+Usage: python bench/routing.py [--repetitions N]
+"""
+
+import argparse
+import statistics
+import time
+from dataclasses import dataclass, replace
+
+from tandem.cost.step import StepShape
+from tandem.cost.worker import LinkCost, WorkerCost
+from tandem.facts.fleet import Role, Tier
+from tandem.policy.chance import draw
+from tandem.policy.routing.registry import ROUTINGS
+from tandem.policy.views import RequestView, TierHits, WorkerView
+
+FLEETS = (16, 128, 1024)
+GOAL_US = {16: 100, 1024: 6000}
+
+
+@dataclass(frozen=True)
+class BenchStepTime:
+    """A plausible 70B model on eight GPUs: weights are read once, or arithmetic bounds."""
+
+    stages: int = 1
+
+    def seconds(self, shape: StepShape) -> float:
+        arithmetic_s = 5e-5 * shape.tokens
+        attention_s = sum(8e-10 * count * (before + count / 2) for before, count in shape.chunks)
+        return max(0.012, arithmetic_s) + attention_s + 2.5e-8 * shape.decode_context_tokens
+
+    def decode_seconds(self, sequences: int, context_tokens: int) -> float:
+        return max(0.012, 5e-5 * sequences) + 2.5e-8 * context_tokens
+
+
+COST = WorkerCost(
+    BenchStepTime(),
+    kv_bytes_per_token=327_680,
+    chunk_tokens=2048,
+    tiers={Tier.HOST: LinkCost(20e9, 20e-6), Tier.DISK: LinkCost(5e9, 100e-6)},
+    network=LinkCost(50e9, 10e-6),
+)
+
+
+def fleet(count: int, disaggregated: bool) -> list[WorkerView]:
+    return [
+        WorkerView(
+            worker=f"worker-{place:04}",
+            role=(Role.PREFILL, Role.DECODE)[place % 2] if disaggregated else Role.BOTH,
+            cost=COST,
+            as_of_ns=0,
+            running_sequences=int(64 * draw(1, place)),
+            waiting_requests=int(4 * draw(2, place)),
+            queued_prefill_tokens=int(30_000 * draw(3, place)),
+            context_tokens=int(200_000 * draw(4, place)),
+            total_blocks=40_000,
+            free_blocks=int(40_000 * draw(5, place)),
+        )
+        for place in range(count)
+    ]
+
+
+def request(serial: int, views: list[WorkerView]) -> RequestView:
+    """8,000 tokens, of which eight workers hold a part."""
+    holders = [views[int(draw(6, serial, k) * len(views))].worker for k in range(8)]
+    hits = {worker: TierHits(512 * (k + 1), 256 * k) for k, worker in enumerate(holders)}
+    return RequestView(f"r{serial}", serial, 0, 8_000, 300.0, hits)
+
+
+def choose_us(name: str, views: list[WorkerView], repetitions: int) -> list[float]:
+    """Every choice meets a changed view of one worker, as it does in service."""
+    policy, views = ROUTINGS[name](0), list(views)
+    policy.choose(request(0, views), views, 0)
+    times = []
+    for serial in range(repetitions):
+        asked, place = request(serial, views), serial % len(views)
+        views[place] = replace(views[place], waiting_requests=views[place].waiting_requests + 1)
+        begin = time.perf_counter()
+        policy.choose(asked, views, 0)
+        times.append((time.perf_counter() - begin) * 1e6)
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repetitions", type=int, default=200)
+    repetitions = parser.parse_args().repetitions
+    print(f"{'policy':<16}{'fleet':<16}{'p50 us':>9}{'p99 us':>9}{'goal':>8}")
+    for count in FLEETS:
+        for disaggregated in (False, True):
+            views = fleet(count, disaggregated)
+            kind = f"{count} {'pairs' if disaggregated else 'both'}"
+            for name in ROUTINGS:
+                times = choose_us(name, views, repetitions)
+                p50, p99 = statistics.median(times), statistics.quantiles(times, n=100)[-1]
+                print(f"{name:<16}{kind:<16}{p50:9.0f}{p99:9.0f}{GOAL_US.get(count, ''):>8}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""`tandem hits`: how much of a trace's prompts a prefix cache would hold, by size and eviction."""
+
+import importlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tandem.commands.options import with_options
+from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.trace import TraceRow
+from tandem.measure.results import write_bytes
+from tandem.measure.trace import read_trace
+from tandem.policy.eviction.registry import EVICTIONS
+from tandem.twin.cache_replay import BoundedCache, CacheHits, ExpiringCache, replay_cache
+from tandem.twin.plot_chart import COLOURS, Chart, Curve, Mark, Panel
+
+Draw = Callable[[Chart, Path], None]
+_PLOTTERS = {".html": "plot_html", ".png": "plot_png", ".svg": "plot_png", ".pdf": "plot_png"}
+_CAPACITY = re.compile(r"(\d+(?:\.\d+)?)([kMG]?)")
+_GREY = len(COLOURS) - 1
+_TOKENS = {"k": 1e3, "M": 1e6, "G": 1e9}
+
+
+@dataclass(frozen=True)
+class HitsOptions:
+    """Which caches are tried, and where the answers go."""
+
+    capacity: Annotated[
+        str,
+        typer.Option(help="Sizes: blocks as 1953,5859, or tokens as 500k,3M. Unbounded is added."),
+    ] = "1M,3M,10M,30M"
+    eviction: Annotated[
+        str, typer.Option(help=f"Which go when it is full: {','.join(EVICTIONS)}, or all.")
+    ] = "lru"
+    ttl: Annotated[
+        str | None,
+        typer.Option(help="Also unbounded caches that forget a block so many seconds after use."),
+    ] = None
+    json: Annotated[Path | None, typer.Option("--json", help="Writes the counts.")] = None
+    plot: Annotated[
+        Path | None, typer.Option(help="Draws the curves: .html (plotly) or .png (matplotlib).")
+    ] = None
+
+    def capacities(self, block_tokens: int) -> list[int]:
+        """In blocks, smallest first."""
+        sizes = {_blocks(part, block_tokens) for part in self.capacity.split(",")}
+        return sorted(sizes)
+
+    def evictions(self) -> list[str]:
+        """Names as given; an unknown one fails when its cache is made."""
+        return list(EVICTIONS) if self.eviction == "all" else self.eviction.split(",")
+
+    def ttls_s(self) -> list[float]:
+        if self.ttl is None:
+            return []
+        try:
+            return sorted({float(part) for part in self.ttl.split(",")})
+        except ValueError:
+            raise InvalidConfiguration(
+                f"--ttl must be seconds or a list as 60,600, got {self.ttl!r}"
+            ) from None
+
+
+@dataclass(frozen=True)
+class CacheResult:
+    """One cache and what it found. `capacity_blocks` is None where nothing bounds it."""
+
+    eviction: str
+    capacity_blocks: int | None
+    ttl_s: float | None
+    hits: CacheHits
+
+
+@with_options
+def hits(
+    trace: Annotated[Path, typer.Argument(help="A trace with block ids; .gz or not.")],
+    options: HitsOptions,
+) -> None:
+    """Replay a trace's prompts against one shared prefix cache, without engine or clock.
+
+    Shows what share of the prompt tokens such a cache would have held, for each size and eviction
+    policy. An upper bound for a fleet of workers, whose caches are apart.
+    """
+    draw = None if options.plot is None else _load_plotter(options.plot)
+    rows = read_trace(trace, flag="TRACE")
+    if not any(row.block_ids for row in rows):
+        raise InvalidConfiguration(f"TRACE {trace} names no blocks, so nothing says what is shared")
+    results = _replay(rows, options)
+    _print(Console(), trace, rows, results)
+    if options.json is not None:
+        document = {"trace": trace.name, "caches": [_told(result) for result in results]}
+        encoded = msgspec.json.format(msgspec.json.encode(document), indent=1)
+        write_bytes(options.json, encoded, "--json")
+    if draw is not None and options.plot is not None:
+        try:
+            draw(_chart(trace, rows, results), options.plot)
+        except OSError as error:
+            problem = f"--plot: cannot write {options.plot}: {error.strerror}"
+            raise InvalidConfiguration(problem) from error
+
+
+def _replay(rows: Sequence[TraceRow], options: HitsOptions) -> list[CacheResult]:
+    bounded = [
+        (eviction, blocks, BoundedCache(blocks, eviction))
+        for eviction in options.evictions()
+        for blocks in options.capacities(rows[0].block_tokens)
+    ]
+    expiring = [(ttl_s, ExpiringCache(ttl_s)) for ttl_s in options.ttls_s()]
+    return [
+        *(CacheResult(name, blocks, None, replay_cache(rows, c)) for name, blocks, c in bounded),
+        *(CacheResult("ttl", None, ttl_s, replay_cache(rows, c)) for ttl_s, c in expiring),
+        CacheResult("unbounded", None, None, replay_cache(rows, BoundedCache(None))),
+    ]
+
+
+def _print(
+    console: Console, trace: Path, rows: Sequence[TraceRow], results: Sequence[CacheResult]
+) -> None:
+    total, block_tokens = results[-1].hits, rows[0].block_tokens
+    console.print(trace.name, style="bold", markup=False, highlight=False)
+    console.print(
+        f"{total.requests:,} requests, {total.prompt_tokens:,} prompt tokens, {total.blocks:,} "
+        f"blocks of {block_tokens} tokens, {total.unique_blocks:,} of them different\n",
+        style="dim",
+        highlight=False,
+    )
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("eviction", style="bold")
+    for name in ("blocks", "tokens", "hit tokens", "hit blocks", "mean of requests"):
+        table.add_column(name, justify="right")
+    for result in results:
+        blocks = result.capacity_blocks
+        table.add_row(
+            _name(result),
+            "any" if blocks is None else f"{blocks:,}",
+            "any" if blocks is None else f"{blocks * block_tokens:,}",
+            f"{result.hits.token_share:.3%}",
+            f"{result.hits.block_share:.3%}",
+            f"{result.hits.mean_request_share:.3%}",
+        )
+    console.print(table)
+
+
+def _told(result: CacheResult) -> dict[str, object]:
+    counts = asdict(result.hits)
+    shares = {"token_share": result.hits.token_share, "block_share": result.hits.block_share}
+    cache = {key: value for key, value in asdict(result).items() if key != "hits"}
+    return cache | counts | shares
+
+
+def _chart(trace: Path, rows: Sequence[TraceRow], results: Sequence[CacheResult]) -> Chart:
+    block_tokens, unbounded = rows[0].block_tokens, results[-1].hits
+    panels = (
+        _panel("All prompt tokens together", "token_share", results, block_tokens),
+        _panel("Mean of each request's own share", "mean_request_share", results, block_tokens),
+    )
+    return Chart(
+        f"A prefix cache can hold {unbounded.token_share:.1%} of the prompt tokens of {trace.name}",
+        f"{unbounded.requests:,} requests in the order recorded, one shared cache, "
+        f"blocks of {block_tokens} tokens",
+        panels,
+    )
+
+
+def _panel(title: str, share: str, results: Sequence[CacheResult], block_tokens: int) -> Panel:
+    curves = []
+    bounded = [result for result in results if result.capacity_blocks is not None]
+    for colour, name in enumerate(dict.fromkeys(result.eviction for result in bounded)):
+        mine = [result for result in bounded if result.eviction == name]
+        x = tuple((result.capacity_blocks or 0) * block_tokens / 1e6 for result in mine)
+        y = tuple(getattr(result.hits, share) * 100 for result in mine)
+        curves.append(Curve(name, x, y, Mark.LINE_AND_POINTS, colour, label=name))
+    largest = max(x for curve in curves for x in curve.x)
+    for result in results:
+        if result.capacity_blocks is None:
+            level, name = getattr(result.hits, share) * 100, _name(result)
+            line = Curve(name, (0.0, largest), (level, level), Mark.DASHED, _GREY, label=name)
+            curves.append(line)
+    return Panel(title, "cache size (million tokens)", "found (%)", tuple(curves))
+
+
+def _name(result: CacheResult) -> str:
+    return result.eviction if result.ttl_s is None else f"ttl {result.ttl_s:g} s"
+
+
+def _blocks(text: str, block_tokens: int) -> int:
+    match = _CAPACITY.fullmatch(text.strip())
+    number = float(match[1]) if match else 0.0
+    blocks = int(number * _TOKENS[match[2]] / block_tokens) if match and match[2] else int(number)
+    if match is None or blocks < 1 or (not match[2] and blocks != number):
+        raise InvalidConfiguration(
+            "--capacity must be whole blocks as 1953,5859 or tokens as 500k,3M, of at least one "
+            f"block of {block_tokens} tokens each, got {text!r}"
+        )
+    return blocks
+
+
+def _load_plotter(path: Path) -> Draw:
+    """The `draw` of the library that a file's ending asks for, found before anything is replayed.
+    The libraries are an extra, so they are imported only here and only when wanted."""
+    module = _PLOTTERS.get(path.suffix.lower())
+    if module is None:
+        raise InvalidConfiguration(f"--plot must end in {', '.join(_PLOTTERS)}, got {path.name!r}")
+    try:
+        draw: Draw = importlib.import_module(f"tandem.twin.{module}").draw
+    except ModuleNotFoundError as error:
+        raise InvalidConfiguration(
+            f"--plot needs {error.name}: pip install tandem[bench]"
+        ) from error
+    return draw

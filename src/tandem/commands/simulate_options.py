@@ -1,0 +1,168 @@
+"""The flags of `tandem simulate`, and which runs they ask for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+
+from tandem.config.cluster import Cluster, read_cluster
+from tandem.config.cluster_build import Choice
+from tandem.config.cluster_tree import nearest
+from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.trace import TraceRow
+from tandem.measure.slo import parse_slo
+from tandem.measure.trace import read_trace
+from tandem.measure.trace_rates import RateDraw
+from tandem.measure.trace_shape import merge, merge_note, spread, spread_note, window, window_note
+from tandem.policy.routing.registry import ROUTINGS
+
+
+@dataclass(frozen=True)
+class WorkloadOptions:
+    """What is asked."""
+
+    trace: Annotated[
+        list[Path], typer.Option("--trace", help="Recorded requests; several play at once.")
+    ]
+    speed: Annotated[str, typer.Option(help="Times the recorded rate; 0.5,1,2 compares loads.")] = (
+        "1"
+    )
+    first: Annotated[
+        int | None, typer.Option("--first", min=1, help="Only the first so many requests.")
+    ] = None
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", min=0.001, help="Only arrivals before this.")
+    ] = None
+    spread: Annotated[
+        bool | None,
+        typer.Option(
+            "--spread/--no-spread",
+            help="Arrivals of a coarse clock at random places within its ticks. "
+            "(default: when the trace has such a clock)",
+        ),
+    ] = None
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Same seed, same run. (default: the cluster's)")
+    ] = None
+
+    def speeds(self) -> list[float]:
+        """Every speed once, slowest first."""
+        try:
+            speeds = sorted({float(part) for part in self.speed.split(",")})
+        except ValueError:
+            speeds = []
+        if not speeds or not all(0 < speed < float("inf") for speed in speeds):
+            raise InvalidConfiguration(
+                f"--speed must be a number greater than 0 or a list as 0.5,1,2, got {self.speed!r}"
+            )
+        return speeds
+
+    def rows(self) -> tuple[list[TraceRow], list[str]]:
+        """The requests at recorded speed, and a line about everything that was done to them."""
+        seed = self.seed or 0
+        notes = [f"trace {' + '.join(path.name for path in self.trace)}"]
+        traces = []
+        for path in self.trace:
+            recorded = read_trace(path, RateDraw(seed=seed))
+            if self.spread is not False:
+                notes.append(spread_note(recorded))
+                recorded = spread(recorded, seed)
+            else:
+                notes.append("arrivals as recorded")
+            traces.append(recorded)
+        rows = merge(traces)
+        if len(traces) > 1:
+            notes.append(merge_note(traces))
+        kept = window(rows, first=self.first, seconds=self.seconds)
+        if len(kept) < len(rows):
+            notes.append(window_note(kept, rows))
+        return kept, list(dict.fromkeys(notes))
+
+
+@dataclass(frozen=True)
+class TrialOptions:
+    """What is tried."""
+
+    routing: Annotated[
+        str | None,
+        typer.Option(help=f"Routing policy; a list compares, all tries {', '.join(ROUTINGS)}."),
+    ] = None
+    slo: Annotated[
+        list[str] | None,
+        typer.Option("--slo", help="The promise, as ttft=2s,tpot=50ms. (default: the cluster's)"),
+    ] = None
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Changes the cluster, as policies.admission=prediction."),
+    ] = None
+    faults: Annotated[
+        list[str] | None,
+        typer.Option("--faults", help="Adds a fault, as 'at: 30s, crash: decode-1, restart: 20s'."),
+    ] = None
+
+    def variants(self, names: list[str]) -> dict[str, Cluster]:
+        """Every cluster with every routing, under the label that tells it from the others. Raises
+        `InvalidConfiguration`."""
+        promise = parse_slo(self.slo or ())
+        faults = tuple(_fault(text) for text in self.faults or ())
+        variants = {}
+        for name in names:
+            cluster = read_cluster(name, self.settings or ())
+            cluster = replace(cluster, faults=(*cluster.faults, *faults))
+            if not promise.empty:
+                cluster = replace(cluster, slo=promise)
+            for routing in self._routings(cluster.policies.routing):
+                policies = replace(cluster.policies, routing=routing)
+                label = f"{Path(name).stem} {routing.name}" if len(names) > 1 else routing.name
+                variants[label] = replace(cluster, policies=policies)
+        return variants
+
+    def _routings(self, own: Choice) -> list[Choice]:
+        """The cluster's own without the flag; where the flag names it, with its parameters."""
+        if self.routing is None:
+            return [own]
+        names = list(ROUTINGS) if self.routing == "all" else self.routing.split(",")
+        for name in names:
+            if name not in ROUTINGS:
+                raise InvalidConfiguration(f"--routing: unknown {name}{nearest(name, ROUTINGS)}")
+        return [own if name == own.name else Choice(name) for name in names]
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """What comes out."""
+
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Runs at the same time. (default: one a core)")
+    ] = None
+    json: Annotated[Path | None, typer.Option("--json", help="Writes every figure.")] = None
+    records: Annotated[
+        Path | None, typer.Option(help="Writes every request and decision, a JSON line each.")
+    ] = None
+    plot: Annotated[
+        Path | None, typer.Option(help="Draws the run or the comparison: .html or .png.")
+    ] = None
+    explain: Annotated[
+        str | None, typer.Option(help="Tells the life of one request, by its id or number.")
+    ] = None
+    progress: Annotated[bool, typer.Option(help="Show how far the runs are.")] = True
+
+    @property
+    def keeps_decisions(self) -> bool:
+        """Decisions cost memory and time, so they are kept for those who look at them."""
+        return self.explain is not None or self.records is not None
+
+
+def _fault(text: str) -> Mapping[str, object]:
+    try:
+        entry = yaml.safe_load(f"{{{text}}}")
+    except yaml.YAMLError:
+        entry = None
+    if not isinstance(entry, dict) or not entry:
+        raise InvalidConfiguration(
+            f"--faults must look like 'at: 30s, crash: decode-1, restart: 20s', got {text!r}"
+        )
+    return {str(key): value for key, value in entry.items()}

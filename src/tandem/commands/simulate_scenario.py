@@ -1,0 +1,191 @@
+"""From a cluster file to a scenario of the twin: fresh policies, priced workers, read faults."""
+
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from math import inf
+from typing import Any, TypeVar
+
+from tandem.config.cluster import Cluster, PoolConfig, TierConfig
+from tandem.config.cluster_build import Choice
+from tandem.config.cluster_hardware import pool_blocks, pool_cost, pool_device
+from tandem.cost.worker import WorkerCost
+from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.fleet import Tier
+from tandem.forecast.choose import forecaster
+from tandem.policy.admission.registry import ADMISSIONS
+from tandem.policy.batching import TokenBudgetBatching
+from tandem.policy.dispatch.registry import DISPATCHES
+from tandem.policy.eviction.registry import make_eviction
+from tandem.policy.planning.choose import PLANNINGS, planning
+from tandem.policy.planning.contract import Planning
+from tandem.policy.qos.classes import Classes, ServiceClass
+from tandem.policy.routing.registry import ROUTINGS
+from tandem.twin.faults_entries import read_faults
+from tandem.twin.network_paths import NodeLinks
+from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind
+
+T = TypeVar("T")
+
+
+def scenario_of(cluster: Cluster, explains: bool = False) -> Scenario:
+    """A scenario for one run. Raises `InvalidConfiguration`."""
+    pools = tuple(_pool(cluster, pool) for pool in cluster.pools)
+    remote = cluster.tiers.remote
+    workers = [name for pool in pools for name in pool.workers()]
+    held_tokens = min(pool.kind.block_count for pool in pools) * cluster.block_size
+    return Scenario(
+        pools=pools,
+        policies=_policies(cluster, pools),
+        block_size=cluster.block_size,
+        context_tokens=cluster.max_model_len or held_tokens,
+        promise=cluster.slo,
+        remote_blocks=_blocks(cluster, remote, pools[0].kind.cost),
+        pool_bytes_per_s=_remote_bytes_per_s(remote, pools),
+        network_latency_s=pools[0].kind.cost.network.latency_s,
+        faults=read_faults(cluster.faults, workers),
+        report_interval_s=cluster.health.report_interval_s,
+        heartbeat_timeout_s=cluster.health.heartbeat_timeout_s,
+        transfer_timeout_s=cluster.health.transfer_timeout_s,
+        settings=settings_of(cluster),
+        explains=explains,
+    )
+
+
+def settings_of(cluster: Cluster) -> dict[str, str]:
+    """Every choice that shaped a run, in words."""
+    chosen = cluster.policies
+    pools = [
+        f"{pool.count} {pool.role} {pool.name} on {pool.devices} {pool.device}"
+        for pool in cluster.pools
+    ]
+    return {
+        "model": cluster.model,
+        "pools": ", ".join(pools),
+        "block_size": str(cluster.block_size),
+        "routing": _told(chosen.routing),
+        "dispatch": _told(chosen.dispatch),
+        "admission": _told(chosen.admission),
+        "eviction": _told(chosen.eviction),
+        "planning": _told(chosen.planning),
+        "transfer": str(chosen.transfer),
+        "slo": str(cluster.slo),
+        "faults": str(len(cluster.faults)),
+        "seed": str(cluster.seed),
+    }
+
+
+def _told(choice: Choice) -> str:
+    parameters = ", ".join(f"{name}={value}" for name, value in choice.parameters.items())
+    return f"{choice.name} ({parameters})" if parameters else choice.name
+
+
+def _pool(cluster: Cluster, pool: PoolConfig) -> Pool:
+    cost = pool_cost(cluster, pool)
+    kind = WorkerKind(
+        cost=cost,
+        device=pool.device,
+        devices=pool.devices,
+        block_count=pool_blocks(cluster, pool),
+        max_sequences=pool.max_num_seqs,
+        batching=TokenBudgetBatching(pool.max_num_batched_tokens),
+        links=_links(pool, cost),
+        host_blocks=_blocks(cluster, cluster.tiers.host, cost),
+        disk_blocks=_blocks(cluster, cluster.tiers.disk, cost),
+        startup_s=pool.startup_s,
+    )
+    most = pool.max_count or pool.count
+    return Pool(pool.name, pool.role, kind, pool.count, pool.min_count or 1, most)
+
+
+def _links(pool: PoolConfig, cost: WorkerCost) -> NodeLinks:
+    """Ports as wide as the links that the policies reckon with, so that a transfer alone takes as
+    long as they expect."""
+
+    def width(tier: Tier) -> float:
+        return cost.tiers[tier].bytes_per_s if tier in cost.tiers else inf
+
+    return NodeLinks(
+        fabric_bytes_per_s=cost.network.bytes_per_s,
+        peer_bytes_per_s=pool.devices * pool_device(pool).links.device_bytes_per_s,
+        host_bytes_per_s=width(Tier.HOST),
+        disk_read_bytes_per_s=width(Tier.DISK),
+        disk_write_bytes_per_s=width(Tier.DISK),
+    )
+
+
+def _blocks(cluster: Cluster, tier: TierConfig | None, cost: WorkerCost) -> int:
+    if tier is None:
+        return 0
+    return int(tier.capacity_bytes // cost.kv_bytes(cluster.block_size))
+
+
+def _remote_bytes_per_s(remote: TierConfig | None, pools: tuple[Pool, ...]) -> float:
+    """Of the shared pool: as many workers as there are may each use their way there in full."""
+    if remote is None:
+        return inf
+    most = sum(pool.max_count for pool in pools)
+    return most * pools[0].kind.cost.tiers[Tier.REMOTE].bytes_per_s
+
+
+def _policies(cluster: Cluster, pools: tuple[Pool, ...]) -> Policies:
+    chosen = cluster.policies
+    _only_name(chosen.routing, "routing")
+    _only_name(chosen.eviction, "eviction")
+    # One order serves a worker's tiers; only ARC asks how large its cache is.
+    capacity = max(1, *(pool.kind.host_blocks for pool in pools))
+    dispatch = Choice(
+        chosen.dispatch.name, {"transfer": chosen.transfer, **chosen.dispatch.parameters}
+    )
+    return Policies(
+        routing=ROUTINGS[chosen.routing.name](cluster.seed),
+        admission=_made("admission", chosen.admission, ADMISSIONS[chosen.admission.name]),
+        dispatching=_made("dispatch", dispatch, DISPATCHES[dispatch.name]),
+        eviction=lambda: make_eviction(chosen.eviction.name, capacity),
+        planning=_planning(cluster),
+        classes=_classes(cluster),
+    )
+
+
+def _only_name(choice: Choice, kind: str) -> None:
+    if choice.parameters:
+        raise InvalidConfiguration(f"{kind} {choice.name} takes no parameters")
+
+
+def _made(kind: str, choice: Choice, make: Callable[..., T]) -> T:
+    try:
+        return make(**choice.parameters)
+    except TypeError as error:
+        raise InvalidConfiguration(
+            f"{kind} {choice.name}: {error}; correct its parameters"
+        ) from error
+
+
+def _planning(cluster: Cluster) -> Planning | None:
+    """None where nothing is planned: a run without ticks is quicker and the same."""
+    chosen, forecast = cluster.policies.planning, cluster.policies.forecast
+    if chosen.name == "static" and not chosen.parameters:
+        return None
+    options: dict[str, Any] = dict(chosen.parameters)
+    if forecast is not None:
+        make = PLANNINGS[chosen.name]
+        takes = is_dataclass(make) and "forecaster" in {entry.name for entry in fields(make)}
+        if not takes:
+            raise InvalidConfiguration(f"planning {chosen.name} does not forecast; drop forecast")
+        options["forecaster"] = forecaster(forecast.name, **forecast.parameters)
+    return planning(chosen.name, **options)
+
+
+def _classes(cluster: Cluster) -> Classes:
+    classes = tuple(
+        ServiceClass(
+            name=entry.name,
+            priority=entry.priority,
+            reserved=entry.reserved,
+            promise=cluster.slo if entry.slo.empty else entry.slo,
+            headers=entry.headers,
+            deadline_s=entry.deadline_s,
+        )
+        for entry in cluster.classes
+    )
+    tenants = {each.name: each.service_class for each in cluster.tenants if each.service_class}
+    return Classes(classes, tenants)

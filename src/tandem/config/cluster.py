@@ -1,0 +1,239 @@
+"""What stands in a cluster file: a model on pools of workers, with network, tiers and policies.
+
+The same file drives `tandem simulate` and, later, a live cluster. Everything a user may say is in
+these dataclasses; `read_cluster` finds the file and reads it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
+
+from tandem.config.cluster_build import Choice, Known, build
+from tandem.config.cluster_tree import nearest, override, parse
+from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.fleet import Role
+from tandem.facts.service_level import ServiceLevel
+from tandem.forecast.choose import NAMES as FORECASTS
+from tandem.policy.admission.registry import ADMISSIONS
+from tandem.policy.dispatch.contract import Transfer
+from tandem.policy.dispatch.registry import DISPATCHES
+from tandem.policy.eviction.registry import EVICTIONS
+from tandem.policy.planning.choose import PLANNINGS
+from tandem.policy.routing.registry import ROUTINGS
+
+
+def _policies(kind: str, registry: Mapping[str, object]) -> Known:
+    return Known(f"{kind} policy", tuple(registry))
+
+
+BUNDLED = Path(__file__).parent.parent / "bundled" / "clusters"
+
+Positive = Annotated[int, Meta(ge=1)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Precision = Annotated[
+    str, Known("precision", ("float32", "bfloat16", "float16", "fp8", "int8", "fp4", "int4"))
+]
+TimeModel = Annotated[Choice, Known("time model", ("roofline", "tables", "profile"))]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolConfig:
+    """`count` workers alike. `device` names a datasheet; one worker spans `tensor_parallel` x
+    `pipeline_parallel` devices. `price_usd_per_hour` is of one device, None as on the datasheet.
+    The planner keeps the pool within `min_count` and `max_count`, None for as many as there are;
+    a new worker is ready after `startup_s`."""
+
+    name: str
+    device: str
+    role: Role = Role.BOTH
+    count: Positive = 1
+    min_count: Positive | None = None
+    max_count: Positive | None = None
+    tensor_parallel: Positive = 1
+    pipeline_parallel: Positive = 1
+    dtype: Precision = "bfloat16"
+    kv_dtype: Precision = "bfloat16"
+    max_num_seqs: Positive = 256
+    max_num_batched_tokens: Positive = 8192
+    memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.9
+    startup_s: float = 60.0
+    price_usd_per_hour: float | None = None
+    time_model: TimeModel = field(default=Choice("roofline"))
+
+    @property
+    def devices(self) -> int:
+        """Devices of one worker."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+    def __post_init__(self) -> None:
+        low, high = self.min_count or 1, self.max_count or self.count
+        if not low <= self.count <= high:
+            raise InvalidConfiguration(
+                f"pool {self.name}: count {self.count} must lie within min_count {low} and "
+                f"max_count {high}"
+            )
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise InvalidConfiguration(
+                f"pool {self.name}: max_num_batched_tokens ({self.max_num_batched_tokens}) must be "
+                f"at least max_num_seqs ({self.max_num_seqs})"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkConfig:
+    """Between workers. `fabric_bytes_per_s` is what one worker sends and, at the same time,
+    receives; None as on the datasheets of its devices."""
+
+    fabric_bytes_per_s: float | None = None
+    latency_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TierConfig:
+    """Room for KV beyond the devices: one worker's own on host and disk, everybody's when remote.
+    Bandwidth and latency are those of one worker's way there; None as on the datasheet."""
+
+    capacity_bytes: float
+    bandwidth_bytes_per_s: float | None = None
+    latency_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TierConfigs:
+    """A tier that is not named does not exist."""
+
+    host: TierConfig | None = None
+    disk: TierConfig | None = None
+    remote: TierConfig | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyConfig:
+    """Who decides, by name, each with its parameters. `forecast` None: the planner's own."""
+
+    routing: Annotated[Choice, _policies("routing", ROUTINGS)] = field(default=Choice("cost"))
+    dispatch: Annotated[Choice, _policies("dispatch", DISPATCHES)] = field(default=Choice("remote"))
+    admission: Annotated[Choice, _policies("admission", ADMISSIONS)] = field(default=Choice("none"))
+    eviction: Annotated[Choice, _policies("eviction", EVICTIONS)] = field(default=Choice("lru"))
+    planning: Annotated[Choice, _policies("planning", PLANNINGS)] = field(default=Choice("static"))
+    forecast: Annotated[Choice, Known("forecast", FORECASTS)] | None = None
+    transfer: Transfer = Transfer.PUSH
+
+
+@dataclass(frozen=True, slots=True)
+class HealthConfig:
+    """How long silence is tolerated. A worker's load is told every `report_interval_s`; a worker
+    that says nothing for `heartbeat_timeout_s` counts as dead, and a transfer that takes longer
+    than `transfer_timeout_s` as lost."""
+
+    report_interval_s: float = 0.0
+    heartbeat_timeout_s: float = 10.0
+    transfer_timeout_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClassConfig:
+    """A service class: smaller `priority` is more urgent, `reserved` is its share of the capacity,
+    and requests with these `headers` belong to it."""
+
+    name: str
+    priority: int = 0
+    reserved: Share = 0.0
+    slo: ServiceLevel = field(default_factory=ServiceLevel)
+    deadline_s: float | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TenantConfig:
+    """Who asks: the class of requests that name none, and the weight of a fair share."""
+
+    name: str
+    service_class: str = ""
+    weight: Annotated[float, Meta(gt=0)] = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A whole cluster file. `model` is a bundled shape's name, or the path of a config.json or
+    checkpoint folder; a sequence has `max_model_len` tokens at most, 0 for what a worker's KV
+    holds. `faults` are entries as written, for the simulator to read."""
+
+    model: str
+    pools: tuple[PoolConfig, ...]
+    block_size: Annotated[int, Meta(ge=1, le=1024)] = 64
+    max_model_len: int = 0
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    tiers: TierConfigs = field(default_factory=TierConfigs)
+    policies: PolicyConfig = field(default_factory=PolicyConfig)
+    health: HealthConfig = field(default_factory=HealthConfig)
+    classes: tuple[ClassConfig, ...] = ()
+    tenants: tuple[TenantConfig, ...] = ()
+    slo: ServiceLevel = field(default_factory=ServiceLevel)
+    faults: tuple[Mapping[str, object], ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for what, names in (
+            ("pool", [pool.name for pool in self.pools]),
+            ("class", [entry.name for entry in self.classes]),
+            ("tenant", [tenant.name for tenant in self.tenants]),
+        ):
+            for name in names:
+                if names.count(name) > 1:
+                    raise InvalidConfiguration(f"two entries call themselves {what} {name}")
+        roles = [pool.role for pool in self.pools]
+        for phase, taken in (
+            ("prefill", any(role.prefills for role in roles)),
+            ("decode", any(role.decodes for role in roles)),
+        ):
+            if not taken:
+                raise InvalidConfiguration(
+                    f"no pool takes {phase}; add one with role {phase} or both"
+                )
+        classes = [entry.name for entry in self.classes]
+        for tenant in self.tenants:
+            if tenant.service_class and tenant.service_class not in classes:
+                raise InvalidConfiguration(
+                    f"tenant {tenant.name}: unknown service_class {tenant.service_class}"
+                    f"{nearest(tenant.service_class, classes)}"
+                )
+        if sum(entry.reserved for entry in self.classes) > 1:
+            raise InvalidConfiguration("the classes' reserved shares must not exceed 1 in all")
+
+
+def read_cluster(name: str, overrides: Sequence[str] = ()) -> Cluster:
+    """The cluster of a bundled example or of a file, with `--set` assignments applied. Raises
+    `InvalidConfiguration` with file, line and remedy."""
+    path = find_cluster(name)
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfiguration(f"cannot read {path}: {error}") from error
+    tree = parse(text, path.name if path.parent == BUNDLED else str(path))
+    for assignment in overrides:
+        override(tree, assignment)
+    cluster = build(Cluster, tree)
+    # A path is meant from where the file lies.
+    beside = path.parent / cluster.model
+    return replace(cluster, model=str(beside)) if beside.exists() else cluster
+
+
+def find_cluster(name: str) -> Path:
+    """The file that `mooncake-16` or `my/cluster.yaml` means."""
+    bundled = BUNDLED / f"{name}.yaml"
+    if "/" not in name and bundled.exists():
+        return bundled
+    if Path(name).exists():
+        return Path(name)
+    raise InvalidConfiguration(
+        f"no cluster file {name}, nor a bundled one{nearest(name, bundled_clusters())}"
+    )
+
+
+def bundled_clusters() -> list[str]:
+    """Names of the examples that come with Tandem."""
+    return sorted(path.stem for path in BUNDLED.glob("*.yaml"))

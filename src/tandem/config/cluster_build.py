@@ -1,0 +1,170 @@
+"""From the nodes of a YAML file to frozen dataclasses, where every mistake names file and line.
+
+The dataclasses are the schema: names, types, `msgspec.Meta` bounds and `Known` names. What a
+dataclass refuses in `__post_init__` (with `InvalidConfiguration`) is told with its line.
+"""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from enum import EnumType
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import yaml
+from msgspec import Meta
+
+from tandem.config.cluster_tree import NULL, mistake, nearest, spelled
+from tandem.config.cluster_units import COUNT, SHARE, Quantity, unit_of
+from tandem.facts.errors import InvalidConfiguration
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The names that a text (or a choice) may be; `what` heads the error."""
+
+    what: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A name with parameters: `routing: cost`, or `routing: {name: cost, harm: 2}`."""
+
+    name: str
+    parameters: Mapping[str, object] = field(default_factory=dict)
+
+
+def build(shape: type[T], tree: yaml.Node) -> T:
+    """The dataclass that the tree describes. Raises `InvalidConfiguration`."""
+    built: T = _dataclass(shape, tree)
+    return built
+
+
+def _dataclass(shape: Any, node: yaml.Node) -> Any:
+    if not isinstance(node, yaml.MappingNode):
+        raise mistake(node, f"expected keys and values ({', '.join(_keys(shape))})")
+    hints = get_type_hints(shape, include_extras=True)
+    known = _keys(shape)
+    values: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        key = spelled(key_node.value)
+        if key not in known:
+            raise mistake(key_node, f"unknown key {key_node.value}{nearest(key, known)}")
+        name = known[key]
+        if name in values:
+            raise mistake(key_node, f"{key} stands there twice")
+        values[name] = _value(hints[name], value_node, name)
+    for entry in fields(shape):
+        needed = entry.default is MISSING and entry.default_factory is MISSING
+        if needed and entry.name not in values:
+            raise mistake(node, f"{unit_of(entry.name)[0]} is missing")
+    try:
+        return shape(**values)
+    except InvalidConfiguration as error:
+        raise mistake(node, str(error)) from error
+
+
+def _value(hint: Any, node: yaml.Node, name: str) -> Any:
+    rules: tuple[Any, ...] = ()
+    if get_origin(hint) is Annotated:
+        hint, *rest = get_args(hint)
+        rules = tuple(rest)
+    if get_origin(hint) in (Union, UnionType):
+        if node.tag == NULL:
+            return None
+        return _value(next(part for part in get_args(hint) if part is not NoneType), node, name)
+    if hint is Choice:
+        return _choice(node, name, rules)
+    if is_dataclass(hint):
+        return _dataclass(hint, node)
+    if get_origin(hint) is tuple:
+        if not isinstance(node, yaml.SequenceNode):
+            raise mistake(node, f"{name}: expected a list")
+        return tuple(_value(get_args(hint)[0], entry, name) for entry in node.value)
+    if get_origin(hint) in (dict, Mapping):
+        return _mapping(get_args(hint)[1], node, name)
+    if hint is object:
+        return _plain(node)
+    value = _scalar(hint, node, name)
+    _check(value, node, name, rules)
+    return value
+
+
+def _mapping(hint: Any, node: yaml.Node, name: str) -> dict[str, Any]:
+    if not isinstance(node, yaml.MappingNode):
+        raise mistake(node, f"{name}: expected keys and values")
+    return {str(key.value): _value(hint, value, name) for key, value in node.value}
+
+
+def _choice(node: yaml.Node, name: str, rules: tuple[Any, ...]) -> Choice:
+    if isinstance(node, yaml.ScalarNode):
+        chosen, parameters = node, dict[str, object]()
+    else:
+        parameters = _mapping(object, node, name)
+        pairs = {str(key.value): value for key, value in node.value}
+        if "name" not in pairs:
+            raise mistake(node, f"{name}: name is missing")
+        chosen = pairs["name"]
+        del parameters["name"]
+    text = _scalar(str, chosen, name)
+    _check(text, chosen, name, rules)
+    return Choice(text, parameters)
+
+
+def _scalar(hint: Any, node: yaml.Node, name: str) -> Any:
+    key, quantity = unit_of(name)
+    if not isinstance(node, yaml.ScalarNode) or node.tag == NULL:
+        raise mistake(node, f"{key}: expected a single value")
+    text = str(node.value)
+    if hint is str:
+        return text
+    if hint is bool:
+        if node.tag != "tag:yaml.org,2002:bool":
+            raise mistake(node, f"{key}: expected true or false, got {text!r}")
+        return text.lower() in ("true", "yes", "on")
+    if isinstance(hint, EnumType):
+        names = [str(member.value) for member in hint]  # type: ignore[var-annotated]
+        if text not in names:
+            raise mistake(node, f"{key}: {text!r} is not one of {', '.join(names)}")
+        return hint(text)
+    assert hint in (int, float), f"{name} has no way to be written"
+    return _amount(hint, node, key, quantity or (COUNT if hint is int else SHARE))
+
+
+def _amount(hint: type, node: yaml.ScalarNode, key: str, quantity: Quantity) -> int | float:
+    try:
+        amount = quantity.read(str(node.value))
+    except ValueError as error:
+        raise mistake(node, f"{key}: {error}") from error
+    if hint is int and not amount.is_integer():
+        raise mistake(node, f"{key}: expected a whole number, got {node.value}")
+    return int(amount) if hint is int else amount
+
+
+def _check(value: Any, node: yaml.Node, name: str, rules: tuple[Any, ...]) -> None:
+    key = unit_of(name)[0]
+    for rule in rules:
+        if isinstance(rule, Known) and value not in rule.names:
+            raise mistake(node, f"unknown {rule.what} {value}{nearest(str(value), rule.names)}")
+        if isinstance(rule, Meta):
+            if rule.ge is not None and value < rule.ge:
+                raise mistake(node, f"{key} must be at least {rule.ge:g}, got {node.value}")
+            if rule.gt is not None and value <= rule.gt:
+                raise mistake(node, f"{key} must be more than {rule.gt:g}, got {node.value}")
+            if rule.le is not None and value > rule.le:
+                raise mistake(node, f"{key} must be at most {rule.le:g}, got {node.value}")
+
+
+def _plain(node: yaml.Node) -> object:
+    """What stands there, without a schema: texts, numbers, lists and dicts."""
+    try:
+        return yaml.SafeLoader("").construct_object(node, deep=True)  # type: ignore[no-untyped-call]
+    except yaml.constructor.ConstructorError as error:
+        raise mistake(node, str(error.problem)) from error
+
+
+def _keys(shape: Any) -> dict[str, str]:
+    """The key in the file of every field."""
+    return {unit_of(entry.name)[0]: entry.name for entry in fields(shape) if entry.init}

@@ -1,0 +1,79 @@
+"""From a pool of a cluster file to what its workers cost: in seconds, in blocks, in dollars."""
+
+from dataclasses import replace
+from typing import Literal, cast
+
+from tandem.config.cluster import Cluster, PoolConfig, TierConfig
+from tandem.config.hardware import WorkerHardware, kv_blocks, load_device, worker_cost
+from tandem.cost.device import DeviceSpec
+from tandem.cost.worker import LinkCost, WorkerCost
+from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.fleet import Tier
+
+# Cluster files spell precisions as `tandem serve` does.
+_PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+def worker_hardware(cluster: Cluster, pool: PoolConfig) -> WorkerHardware:
+    """One worker of the pool. Raises `InvalidConfiguration`."""
+    chosen = pool.time_model
+    extra = sorted(set(chosen.parameters) - {"path"})
+    if extra:
+        raise InvalidConfiguration(f"pool {pool.name}: time_model knows no {extra[0]}, only path")
+    source = str(chosen.parameters.get("path", ""))
+    return WorkerHardware(
+        model=cluster.model,
+        device=pool.device,
+        tensor_parallel=pool.tensor_parallel,
+        pipeline_parallel=pool.pipeline_parallel,
+        weight_precision=_PRECISIONS.get(pool.dtype, pool.dtype),
+        kv_precision=_PRECISIONS.get(pool.kv_dtype, pool.kv_dtype),
+        chunk_tokens=pool.max_num_batched_tokens,
+        block_size=cluster.block_size,
+        time_model=cast(Literal["roofline", "tables", "profile"], chosen.name),
+        tables=source if chosen.name == "tables" else "",
+        profile=source if chosen.name == "profile" else "",
+        memory_utilisation=pool.memory_utilization,
+    )
+
+
+def pool_cost(cluster: Cluster, pool: PoolConfig) -> WorkerCost:
+    """Prices of one worker's work; it has the tiers that the file names, and the file's figures
+    stand before those of the datasheet. Raises `InvalidConfiguration`."""
+    cost = worker_cost(worker_hardware(cluster, pool))
+    named = {
+        Tier.HOST: cluster.tiers.host,
+        Tier.DISK: cluster.tiers.disk,
+        Tier.REMOTE: cluster.tiers.remote,
+    }
+    tiers = {
+        tier: _link(cost.tiers[tier], config)
+        for tier, config in named.items()
+        if config is not None
+    }
+    network = _changed(cost.network, cluster.network.fabric_bytes_per_s, cluster.network.latency_s)
+    return replace(cost, tiers=tiers, network=network)
+
+
+def pool_blocks(cluster: Cluster, pool: PoolConfig) -> int:
+    """KV blocks on one worker's devices. Raises `InvalidConfiguration` if the model does not
+    fit."""
+    return kv_blocks(worker_hardware(cluster, pool))
+
+
+def pool_device(pool: PoolConfig) -> DeviceSpec:
+    """The pool's device, at the file's price where it names one."""
+    device = load_device(pool.device)
+    price = pool.price_usd_per_hour
+    return device if price is None else replace(device, usd_per_hour=price)
+
+
+def _link(datasheet: LinkCost, config: TierConfig) -> LinkCost:
+    return _changed(datasheet, config.bandwidth_bytes_per_s, config.latency_s)
+
+
+def _changed(link: LinkCost, bytes_per_s: float | None, latency_s: float | None) -> LinkCost:
+    return LinkCost(
+        link.bytes_per_s if bytes_per_s is None else bytes_per_s,
+        link.latency_s if latency_s is None else latency_s,
+    )

@@ -1,0 +1,108 @@
+"""The nodes of a YAML file, which know the line they stand on: parsing, changing, complaining."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+import yaml
+
+from tandem.facts.errors import InvalidConfiguration
+
+TEXT = "tag:yaml.org,2002:str"
+NULL = "tag:yaml.org,2002:null"
+_MAP = "tag:yaml.org,2002:map"
+_OVERRIDE = "--set "
+
+
+def parse(text: str, label: str) -> yaml.MappingNode:
+    """The node tree of one YAML document that is a mapping; errors call it `label`. Raises
+    `InvalidConfiguration`."""
+    node = _compose(text, label)
+    if node is None:
+        raise InvalidConfiguration(f"{label} is empty")
+    if not isinstance(node, yaml.MappingNode):
+        raise mistake(node, "expected keys and values")
+    return node
+
+
+def override(tree: yaml.MappingNode, assignment: str) -> None:
+    """Changes one value in the tree, as `policies.admission=prediction`; an entry of a list is
+    called by its `name` or its place, as `pools.prefill.count=4`. Raises `InvalidConfiguration`."""
+    path, equals, text = assignment.partition("=")
+    label = f"{_OVERRIDE}{assignment}"
+    value = _compose(text, label) if equals else None
+    if value is None or not path:
+        raise InvalidConfiguration(f"{label}: expected KEY=VALUE, as policies.routing=cost")
+    *parents, last = path.strip().split(".")
+    node: yaml.Node = tree
+    for step in parents:
+        node = _below(node, step, label)
+    if not isinstance(node, yaml.MappingNode):
+        raise InvalidConfiguration(f"{label}: {last} is not a key of keys and values")
+    _put(node, last, value)
+
+
+def spelled(key: object) -> str:
+    """A key as our names are written: `max-num-seqs` and `max_num_seqs` are the same."""
+    return str(key).replace("-", "_")
+
+
+def mistake(node: yaml.Node, problem: str) -> InvalidConfiguration:
+    """The error that says where in which file the problem is."""
+    mark = node.start_mark
+    # An override is one line, which its label quotes in full.
+    line = "" if mark.name.startswith(_OVERRIDE) else f", line {mark.line + 1}"
+    return InvalidConfiguration(f"{mark.name}{line}: {problem}")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """What a misspelt word may have meant, as the end of a sentence."""
+    names = sorted(known)
+    near = get_close_matches(word, names, 1)
+    return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(names)}"
+
+
+def _compose(text: str, label: str) -> yaml.Node | None:
+    loader = yaml.SafeLoader(text)
+    loader.name = label
+    try:
+        return loader.get_single_node()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f", line {mark.line + 1}" if mark else ""
+        raise InvalidConfiguration(f"{label}{line}: not valid YAML: {error.problem}") from error
+    except yaml.YAMLError as error:
+        raise InvalidConfiguration(f"{label}: not valid YAML: {error}") from error
+
+
+def _below(node: yaml.Node, step: str, label: str) -> yaml.Node:
+    """The node that a step of an override's path leads to, made where a mapping lacks it."""
+    if isinstance(node, yaml.SequenceNode):
+        entries: list[yaml.Node] = node.value
+        names = [_entry_name(entry) for entry in entries]
+        if step in names:
+            return entries[names.index(step)]
+        if step.isdecimal() and int(step) < len(names):
+            return entries[int(step)]
+        raise InvalidConfiguration(f"{label}: no entry {step}{nearest(step, filter(None, names))}")
+    if not isinstance(node, yaml.MappingNode):
+        raise InvalidConfiguration(f"{label}: there is nothing below {step}")
+    old = next((value for key, value in node.value if spelled(key.value) == spelled(step)), None)
+    if isinstance(old, yaml.MappingNode | yaml.SequenceNode):
+        return old
+    made = yaml.MappingNode(_MAP, [], node.start_mark, node.end_mark)
+    if old is not None and old.tag != NULL:
+        # `routing: cost` makes room for parameters as `routing: {name: cost}`.
+        _put(made, "name", old)
+    _put(node, step, made)
+    return made
+
+
+def _put(node: yaml.MappingNode, key: str, value: yaml.Node) -> None:
+    kept = [pair for pair in node.value if spelled(pair[0].value) != spelled(key)]
+    key_node = yaml.ScalarNode(TEXT, key, value.start_mark, value.end_mark)
+    node.value = [*kept, (key_node, value)]
+
+
+def _entry_name(entry: yaml.Node) -> str:
+    pairs = entry.value if isinstance(entry, yaml.MappingNode) else []
+    return next((str(value.value) for key, value in pairs if key.value == "name"), "")

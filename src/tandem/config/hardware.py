@@ -1,0 +1,185 @@
+"""What a worker is made of, in the user's words, and what its work then costs in seconds."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import msgspec
+import yaml
+
+import tandem
+from tandem.config.hardware_tables import load_operator_tables
+from tandem.cost.capacity import MemoryLimits, kv_block_count, kv_bytes_per_token
+from tandem.cost.device import DeviceSpec
+from tandem.cost.fitted import FittedStepTime, from_fields
+from tandem.cost.model_shape import ModelShape, model_shape
+from tandem.cost.roofline import roofline
+from tandem.cost.sharding import Sharding
+from tandem.cost.step import StepTime
+from tandem.cost.worker import LinkCost, WorkerCost
+from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.fleet import Tier
+
+TimeModel = Literal["roofline", "tables", "profile"]
+BUNDLED = Path(tandem.__file__).parent / "bundled"
+DEVICES = BUNDLED / "hardware" / "devices"
+MODELS = BUNDLED / "hardware" / "models"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHardware:
+    """One worker: a model on `tensor_parallel` x `pipeline_parallel` devices of a kind.
+
+    `model` is the name of a bundled shape or a path (a config.json or its directory), `device` the
+    name of a bundled datasheet or the path of a YAML file. `tables` is the folder of measured
+    operators, `profile` a file of `tandem profile`; `time_model` says which is asked. `tiers`
+    replaces the bandwidth of a tier, in bytes per second.
+    """
+
+    model: str
+    device: str
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    weight_precision: str = "bf16"
+    kv_precision: str = "bf16"
+    chunk_tokens: int = 2048
+    block_size: int = 16
+    time_model: TimeModel = "roofline"
+    tables: str = ""
+    profile: str = ""
+    memory_utilisation: float = 0.9
+    tiers: Mapping[Tier, float] = field(default_factory=dict)
+
+    @property
+    def devices(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel
+
+    @property
+    def sharding(self) -> Sharding:
+        return Sharding(
+            self.tensor_parallel, self.pipeline_parallel, self.weight_precision, self.kv_precision
+        )
+
+
+def worker_cost(hardware: WorkerHardware) -> WorkerCost:
+    """Step times by the chosen model, and links: a worker's devices move KV side by side. Raises
+    `InvalidConfiguration` naming the field at fault."""
+    if hardware.chunk_tokens < 1:
+        raise InvalidConfiguration(f"chunk_tokens is {hardware.chunk_tokens}; expected 1 or more")
+    shape, device = load_model_shape(hardware.model), load_device(hardware.device)
+    links, latency, count = device.links, device.latency, hardware.devices
+    network = LinkCost(
+        count * links.network_bytes_per_s * device.efficiency.network, latency.network_s
+    )
+    tiers = {
+        Tier.HOST: LinkCost(count * links.host_bytes_per_s, latency.operation_s),
+        Tier.DISK: LinkCost(count * links.disk_bytes_per_s, latency.disk_s),
+        Tier.REMOTE: network,
+    }
+    for tier, bytes_per_s in hardware.tiers.items():
+        if tier not in tiers or not bytes_per_s > 0:
+            raise InvalidConfiguration(
+                f"tiers: {tier} is {bytes_per_s!r}; expected bytes per second above 0 for one of "
+                f"{', '.join(tiers)}"
+            )
+        tiers[tier] = replace(tiers[tier], bytes_per_s=bytes_per_s)
+    return WorkerCost(
+        step_time=_step_time(hardware, shape, device),
+        kv_bytes_per_token=kv_bytes_per_token(shape, hardware.sharding),
+        chunk_tokens=hardware.chunk_tokens,
+        tiers=tiers,
+        network=network,
+    )
+
+
+def kv_blocks(hardware: WorkerHardware) -> int:
+    """KV blocks that fit beside the weights. Raises `InvalidConfiguration` if none does."""
+    limits = MemoryLimits(hardware.block_size, hardware.chunk_tokens, hardware.memory_utilisation)
+    shape, device = load_model_shape(hardware.model), load_device(hardware.device)
+    return kv_block_count(shape, device, hardware.sharding, limits)
+
+
+@cache
+def load_device(name: str) -> DeviceSpec:
+    """A bundled datasheet by its name, or one of the user's by its path."""
+    path = DEVICES / f"{name}.yaml"
+    if not path.exists():
+        path = Path(name)
+    if not path.is_file():
+        raise InvalidConfiguration(
+            f"device: there is no {name!r}; expected the path of a YAML file or one of "
+            f"{', '.join(bundled_devices())}"
+        )
+    try:
+        return msgspec.convert(yaml.safe_load(path.read_text(encoding="utf-8")), DeviceSpec)
+    except (msgspec.ValidationError, yaml.YAMLError) as problem:
+        raise InvalidConfiguration(f"{path}: {problem}") from problem
+
+
+@cache
+def load_model_shape(name: str) -> ModelShape:
+    """A bundled shape by its name, or that of a config.json or of the directory that holds it."""
+    places = (
+        MODELS / f"{name}.json",
+        BUNDLED / name / "config.json",
+        Path(name) / "config.json",
+        Path(name),
+    )
+    path = next((place for place in places if place.is_file()), None)
+    if path is None:
+        raise InvalidConfiguration(
+            f"model: there is no {name!r}; expected the path of a config.json or one of "
+            f"{', '.join(bundled_models())}"
+        )
+    label = name if path.parent == MODELS else Path(name).name
+    return model_shape(_read_object(path), label)
+
+
+def bundled_devices() -> list[str]:
+    return sorted(path.stem for path in DEVICES.glob("*.yaml"))
+
+
+def bundled_models() -> list[str]:
+    weights = [path.parent.name for path in BUNDLED.glob("*/config.json")]
+    return sorted([path.stem for path in MODELS.glob("*.json")] + weights)
+
+
+def load_profile(path: Path) -> FittedStepTime:
+    """The fitted step time in a file of `tandem profile`. Raises `InvalidConfiguration`."""
+    fitted = _read_object(path).get("fitted")
+    if not isinstance(fitted, dict):
+        raise InvalidConfiguration(f"{path}: fitted is missing; make it with `tandem profile`")
+    return from_fields(fitted, f"{path}: fitted")
+
+
+def _step_time(hardware: WorkerHardware, shape: ModelShape, device: DeviceSpec) -> StepTime:
+    kind = hardware.time_model
+    if kind not in get_args(TimeModel):
+        raise InvalidConfiguration(
+            f"time_model is {kind!r}; expected one of {', '.join(get_args(TimeModel))}"
+        )
+    if kind == "roofline":
+        return roofline(shape, device, hardware.sharding)
+    if kind == "tables":
+        _require(hardware.tables, "tables", "the folder of measured operators")
+        return load_operator_tables(Path(hardware.tables), shape, device, hardware.sharding)
+    _require(hardware.profile, "profile", "the file that `tandem profile` wrote")
+    return load_profile(Path(hardware.profile))
+
+
+def _require(value: str, name: str, expected: str) -> None:
+    if not value:
+        raise InvalidConfiguration(f"time_model {name} needs {name}: {expected}")
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise InvalidConfiguration(f"{path} cannot be read: {problem}") from problem
+    if not isinstance(values, dict):
+        raise InvalidConfiguration(f"{path} holds no JSON object")
+    return values

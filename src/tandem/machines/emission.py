@@ -1,0 +1,64 @@
+"""What a landed step has to tell: the tokens it drew, and which KV another worker may read now."""
+
+from tandem.facts.messages import EmitTokens, KvComputed, WorkerEffect
+from tandem.facts.request import FinishReason, TokenLogprobs
+from tandem.facts.steps import StepResult
+from tandem.machines.sequence import Phase, Sequence
+
+
+class Emission:
+    """The columns of one `EmitTokens` while a landed step is read."""
+
+    def __init__(self) -> None:
+        self.sequences: list[Sequence] = []
+        self.tokens: list[int] = []
+        self.reasons: list[FinishReason | None] = []
+        self.stopped: list[bool] = []
+        self.logprobs: list[TokenLogprobs | None] = []
+
+    def take(self, sequence: Sequence, result: StepResult, token_index: int) -> bool:
+        """Give the sequence its token. Whether it ends with it."""
+        token = result.tokens[token_index]
+        reason, stopped = sequence.append(token)
+        self.sequences.append(sequence)
+        self.tokens.append(token)
+        self.reasons.append(reason)
+        self.stopped.append(stopped)
+        if result.logprobs:
+            self.logprobs.append(result.logprobs[token_index])
+        return reason is not None
+
+    def effects(self) -> list[WorkerEffect]:
+        """One `EmitTokens`, or nothing when no token was taken."""
+        if not self.sequences:
+            return []
+        return [
+            EmitTokens(
+                request_ids=tuple(sequence.request.request_id for sequence in self.sequences),
+                tokens=tuple(self.tokens),
+                finish_reasons=tuple(self.reasons),
+                stopped_by_token=tuple(self.stopped),
+                cached_tokens=tuple(sequence.cached_tokens for sequence in self.sequences),
+                logprobs=tuple(self.logprobs),
+            )
+        ]
+
+
+def news_of_kv(sequences: list[Sequence]) -> list[WorkerEffect]:
+    """What may be read of these sequences, which hand over; those that have ended are left out."""
+    whole = [s for s in sequences if s.phase in (Phase.RUNNING, Phase.HELD)]
+    if not whole:
+        return []
+    return [
+        KvComputed(
+            request_ids=tuple(sequence.request.request_id for sequence in whole),
+            tokens=tuple(sequence.confirmed for sequence in whole),
+            blocks=tuple(tuple(sequence.blocks) for sequence in whole),
+            held=tuple(sequence.phase is Phase.HELD for sequence in whole),
+        )
+    ]
+
+
+def news_of_lost_kv(sequence: Sequence) -> KvComputed:
+    """Nothing of this sequence may be read any more."""
+    return KvComputed((sequence.request.request_id,), (0,), ((),), (False,))

@@ -1,0 +1,164 @@
+"""Who comes in, when, and where to: admission on arrival, the line of those who wait, and the
+choice of workers when there is room."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tandem.facts.blocks import CacheRoot, extend_chain
+from tandem.machines.fleet import Capacity, Fleet
+from tandem.machines.passage import Passage
+from tandem.machines.prefix_index import PrefixIndex
+from tandem.policy.admission.contract import Admission, Verdict
+from tandem.policy.dispatch.contract import Dispatch, Dispatching
+from tandem.policy.pulling import worthwhile_pulls
+from tandem.policy.qos.classes import Classes
+from tandem.policy.qos.fair_queue import FairQueue
+from tandem.policy.routing.contract import Route, Routing
+from tandem.policy.views import RequestView, WorkerView
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """`max_requests` bounds the requests at workers and `prefill_depth` the prompts at each prefill
+    worker; what goes beyond waits in the line (0: no bound). `capacities` prices every worker that
+    may ever join. With `explains` every decision is told, not only acted on."""
+
+    block_size: int
+    root: CacheRoot
+    capacities: Mapping[str, Capacity]
+    routing: Routing
+    admission: Admission
+    dispatching: Dispatching
+    classes: Classes = field(default_factory=Classes)
+    max_requests: int = 0
+    prefill_depth: int = 0
+    explains: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Where a request goes, why, and what the workers looked like then."""
+
+    route: Route
+    dispatch: Dispatch
+    workers: list[WorkerView]
+
+    def view(self, worker: str) -> WorkerView:
+        return next(view for view in self.workers if view.worker == worker)
+
+
+class Entrance:
+    """Owns what decisions are made from: the fleet's standings, the prefix index, the line."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self.config = config
+        self.fleet = Fleet(config.capacities)
+        self.index = PrefixIndex(config.block_size)
+        self.line = FairQueue(config.classes)
+        self.in_use: dict[str, int] = {}
+
+    def judge(self, passage: Passage, now_ns: int) -> tuple[Verdict, Choice | None]:
+        """Whether a new request comes in, and where it would go at once (None: it must wait)."""
+        workers = self.fleet.views(now_ns)
+        view = self._look(passage, now_ns)
+        route = self.config.routing.choose(view, workers, now_ns)
+        verdict = self.config.admission.judge(view, route, workers, now_ns)
+        if route is None or len(self.line) or not self.has_room():
+            return verdict, None
+        return verdict, self._dispatch(view, route, workers, now_ns)
+
+    def next(self, passages: Mapping[str, Passage], now_ns: int) -> tuple[Passage, Choice] | None:
+        """Take the next request out of the line, if there is one and room for it."""
+        if not len(self.line) or not self.has_room():
+            return None
+        capacity = self.config.max_requests or sum(self.in_use.values()) + len(self.line)
+        waiting = self.line.next(self.in_use, capacity, now_ns)
+        if waiting is None:
+            return None
+        passage = passages[waiting.request_id]
+        view = self._look(passage, now_ns)
+        workers = self._with_room(self.fleet.views(now_ns))
+        route = self.config.routing.choose(view, workers, now_ns)
+        if route is None:
+            # Nobody can take anybody now; a worker that joins or frees up asks again.
+            self.line.push(waiting)
+            return None
+        return passage, self._dispatch(view, route, workers, now_ns)
+
+    def start(self, passage: Passage, choice: Choice, now_ns: int) -> int:
+        """Count the request in where it goes. Gives up to which token its KV is pulled from slower
+        tiers of the prefill worker."""
+        dispatch, view = choice.dispatch, passage.view
+        prefill = dispatch.prefill or choice.route.prefill
+        passage.go(prefill, dispatch.decode, dispatch.transfer)
+        passage.tier_ends = worthwhile_pulls(view, choice.view(prefill))
+        pulled_tokens = passage.tier_ends[-1][1] if passage.tier_ends else 0
+        kept_tokens = max(view.hit(prefill).device_tokens, pulled_tokens)
+        known_tokens = view.prompt_tokens
+        self.in_use[view.service_class] = self.in_use.get(view.service_class, 0) + 1
+        self.line.charge(view.tenant, known_tokens, 0)
+        self.fleet.send(prefill, max(1, known_tokens - kept_tokens), known_tokens)
+        self.fleet.standings[prefill].prefilling.add(passage.wire_id)
+        self.index.expect(prefill, passage.chain, now_ns)
+        if not passage.local:
+            self.expect(passage)
+        return pulled_tokens
+
+    def expect(self, passage: Passage) -> None:
+        """The decode worker will get this request once its KV is there."""
+        passage.expected_tokens = passage.known_tokens
+        self.fleet.expect(passage.decode, passage.expected_tokens)
+
+    def expect_no_more(self, passage: Passage) -> None:
+        if passage.expected_tokens:
+            self.fleet.expect_no_more(passage.decode, passage.expected_tokens)
+            passage.expected_tokens = 0
+
+    def prompt_done(self, passage: Passage) -> None:
+        """No part of the prompt is to be computed any more, for whatever reason."""
+        standing = self.fleet.standings.get(passage.prefill)
+        if standing is not None:
+            standing.prefilling.discard(passage.wire_id)
+
+    def leave(self, passage: Passage) -> None:
+        """The request is at no worker any more."""
+        self.prompt_done(passage)
+        self.expect_no_more(passage)
+        self.in_use[passage.view.service_class] -= 1
+        self.line.charge(passage.view.tenant, 0, len(passage.output) - passage.charged_output)
+        passage.charged_output = len(passage.output)
+
+    def has_room(self) -> bool:
+        config = self.config
+        if config.max_requests and sum(self.in_use.values()) >= config.max_requests:
+            return False
+        if not config.prefill_depth:
+            return True
+        return any(
+            standing.role.prefills and len(standing.prefilling) < config.prefill_depth
+            for standing in self.fleet.accepting()
+        )
+
+    def _look(self, passage: Passage, now_ns: int) -> RequestView:
+        """The request as policies see it now: with the tokens so far, and who holds its prefix."""
+        config, request = self.config, passage.submission.request
+        root = config.root.hash(request.cache_salt)
+        extend_chain(passage.chain, root, passage.tokens(), config.block_size)
+        found = self.index.match(passage.chain, now_ns)
+        passage.look(found.hits, found.remote_tokens)
+        return passage.view
+
+    def _with_room(self, workers: list[WorkerView]) -> list[WorkerView]:
+        depth, standings = self.config.prefill_depth, self.fleet.standings
+        if not depth:
+            return workers
+        return [
+            view
+            for view in workers
+            if not view.role.prefills or len(standings[view.worker].prefilling) < depth
+        ]
+
+    def _dispatch(
+        self, view: RequestView, route: Route, workers: list[WorkerView], now_ns: int
+    ) -> Choice:
+        return Choice(route, self.config.dispatching.decide(view, route, workers, now_ns), workers)

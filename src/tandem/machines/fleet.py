@@ -1,0 +1,110 @@
+"""What the router knows of the workers: their roles, their load, and what was sent to them since
+they last reported it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from tandem.cost.worker import WorkerCost
+from tandem.facts.fleet import Role
+from tandem.facts.fleet_messages import LoadReported
+from tandem.policy.views import WorkerView
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What one kind of worker can hold, and what its work costs."""
+
+    cost: WorkerCost
+    block_size: int
+    block_count: int
+    max_sequences: int
+
+
+@dataclass(slots=True)
+class Standing:
+    """One worker. `report` is its last word; the `sent_` figures came after it. `expected_` count
+    requests whose prefill still runs elsewhere; `prefilling` the passages whose prompt is here."""
+
+    role: Role
+    capacity: Capacity
+    report: LoadReported
+    reported_ns: int
+    accepting: bool = True
+    sent_requests: int = 0
+    sent_prefill_tokens: int = 0
+    sent_blocks: int = 0
+    expected_decodes: int = 0
+    expected_context_tokens: int = 0
+    prefilling: set[str] = field(default_factory=set)
+
+
+class Fleet:
+    """All living workers by id."""
+
+    def __init__(self, capacities: Mapping[str, Capacity]) -> None:
+        self._capacities = capacities
+        self.standings: dict[str, Standing] = {}
+        self._order: list[str] = []
+
+    def join(self, worker: str, role: Role, now_ns: int) -> None:
+        capacity = self._capacities[worker]
+        report = LoadReported(worker, 0, 0, 0, 0, capacity.block_count)
+        self.standings[worker] = Standing(role, capacity, report, now_ns)
+        self._order = sorted(self.standings)
+
+    def lose(self, worker: str) -> None:
+        self.standings.pop(worker, None)
+        self._order = sorted(self.standings)
+
+    def report(self, load: LoadReported, now_ns: int) -> None:
+        """The worker's own word replaces what was guessed; a dead worker's is ignored."""
+        standing = self.standings.get(load.worker)
+        if standing is not None:
+            standing.report, standing.reported_ns = load, now_ns
+            standing.sent_requests = standing.sent_prefill_tokens = standing.sent_blocks = 0
+
+    def send(self, worker: str, prefill_tokens: int, known_tokens: int) -> None:
+        """A request whose prompt is to be computed here went out."""
+        standing = self.standings[worker]
+        standing.sent_requests += 1
+        standing.sent_prefill_tokens += prefill_tokens
+        standing.sent_blocks += -(-known_tokens // standing.capacity.block_size)
+
+    def expect(self, worker: str, known_tokens: int) -> None:
+        """A request will decode here once its prompt is computed elsewhere."""
+        standing = self.standings[worker]
+        standing.expected_decodes += 1
+        standing.expected_context_tokens += known_tokens
+
+    def expect_no_more(self, worker: str, known_tokens: int) -> None:
+        standing = self.standings.get(worker)
+        if standing is not None:
+            standing.expected_decodes -= 1
+            standing.expected_context_tokens -= known_tokens
+
+    def views(self, now_ns: int) -> list[WorkerView]:
+        """Every living worker, by id."""
+        return [self._view(worker, self.standings[worker], now_ns) for worker in self._order]
+
+    def accepting(self) -> Iterable[Standing]:
+        return (standing for standing in self.standings.values() if standing.accepting)
+
+    def _view(self, worker: str, standing: Standing, now_ns: int) -> WorkerView:
+        report, capacity = standing.report, standing.capacity
+        return WorkerView(
+            worker=worker,
+            role=standing.role,
+            cost=capacity.cost,
+            as_of_ns=now_ns,
+            accepting=standing.accepting,
+            running_sequences=report.running_sequences,
+            waiting_requests=report.waiting_requests + standing.sent_requests,
+            queued_prefill_tokens=report.queued_prefill_tokens + standing.sent_prefill_tokens,
+            context_tokens=report.context_tokens,
+            expected_decodes=standing.expected_decodes,
+            expected_context_tokens=standing.expected_context_tokens,
+            max_sequences=capacity.max_sequences,
+            block_size=capacity.block_size,
+            total_blocks=capacity.block_count,
+            free_blocks=max(0, report.free_blocks - standing.sent_blocks),
+        )

@@ -1,0 +1,157 @@
+"""One request's way through a cluster: who prefills, who decodes, what has been said so far, and
+the KV that is on its way for it."""
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from tandem.facts.fleet import Tier
+from tandem.facts.fleet_messages import RequestSubmitted
+from tandem.facts.request import Request
+from tandem.policy.dispatch.contract import Transfer
+from tandem.policy.views import RequestView, TierHits
+
+
+class Stage(Enum):
+    """Where a passage stands. It begins and, when a worker dies, begins again in LINE."""
+
+    LINE = "line"
+    PREFILLING = "prefilling"
+    MOVING = "moving"
+    DECODING = "decoding"
+
+
+@dataclass(slots=True)
+class Import:
+    """KV of tokens `first_token .. end_token` on its way into blocks that a worker has reserved.
+
+    Up to `sent_tokens` it has been sent for; `moving` holds the transfers under way by id, as
+    (first, end). What was lost begins at `lost_token`.
+    """
+
+    first_token: int
+    end_token: int
+    sent_tokens: int
+    lost_token: int | None = None
+    moving: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def arrived_tokens(self) -> int:
+        """The KV of so many first tokens is whole, once nothing moves any more."""
+        return self.sent_tokens if self.lost_token is None else self.lost_token
+
+    def lose(self, first_token: int) -> None:
+        lost = self.lost_token
+        self.lost_token = first_token if lost is None else min(lost, first_token)
+
+
+@dataclass(slots=True)
+class Passage:
+    """A submitted request. `output` are the tokens drawn so far, whoever drew them; `sent_output`
+    of them the worker that goes on was told. `attempt` counts takeovers: workers know the request
+    by `wire_id`, so that nothing late from an earlier attempt is ever taken for this one.
+    `expected_tokens` are announced to the decode worker's load until their KV is there."""
+
+    submission: RequestSubmitted
+    view: RequestView
+    chain: list[bytes]
+    stage: Stage = Stage.LINE
+    attempt: int = 0
+    prefill: str = ""
+    decode: str = ""
+    transfer: Transfer = Transfer.PULL
+    tier_ends: tuple[tuple[Tier, int], ...] = ()
+    computed_tokens: int = 0
+    handed_over: bool = False
+    sent_output: int = 0
+    expected_tokens: int = 0
+    charged_output: int = 0
+    output: "array[int]" = field(default_factory=lambda: array("I"))
+    imports: dict[str, Import] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, event: RequestSubmitted, serial: int, now_ns: int) -> "Passage":
+        request = event.request
+        view = RequestView(
+            request_id=request.request_id,
+            serial=serial,
+            arrival_ns=now_ns,
+            prompt_tokens=len(request.prompt_tokens) + len(request.output_tokens),
+            expected_output_tokens=event.expected_output_tokens,
+            tenant=event.tenant,
+            service_class=event.service_class,
+            priority=request.priority,
+            session=event.session,
+            promise=event.promise,
+            deadline_ns=event.deadline_ns,
+        )
+        return cls(event, view, [])
+
+    @property
+    def request_id(self) -> str:
+        return self.submission.request.request_id
+
+    @property
+    def wire_id(self) -> str:
+        return f"{self.request_id}~{self.attempt}" if self.attempt else self.request_id
+
+    @property
+    def local(self) -> bool:
+        return self.prefill == self.decode
+
+    @property
+    def known_tokens(self) -> int:
+        request = self.submission.request
+        return len(request.prompt_tokens) + len(request.output_tokens) + len(self.output)
+
+    def tokens(self) -> "tuple[int, ...] | array[int]":
+        """Everything known, prompt first."""
+        request = self.submission.request
+        if not request.output_tokens and not self.output:
+            return request.prompt_tokens
+        return array("I", (*request.prompt_tokens, *request.output_tokens, *self.output))
+
+    def needs(self, worker: str) -> bool:
+        """Whether the request cannot go on as planned without this worker."""
+        if self.stage is Stage.LINE:
+            return False
+        if self.stage is Stage.DECODING:
+            return worker == self.decode
+        return worker in (self.prefill, self.decode)
+
+    def look(self, hits: Mapping[str, TierHits], remote_tokens: int) -> None:
+        """What policies should see from now on."""
+        known_tokens = self.known_tokens
+        said_tokens = len(self.output)
+        expected = max(1.0, self.submission.expected_output_tokens - said_tokens)
+        self.view = replace(
+            self.view,
+            prompt_tokens=known_tokens,
+            expected_output_tokens=expected,
+            hits=hits,
+            remote_tokens=remote_tokens,
+        )
+
+    def go(self, prefill: str, decode: str, transfer: Transfer) -> None:
+        """From now on these two work on it."""
+        self.prefill, self.decode, self.transfer = prefill, decode, transfer
+        self.stage = Stage.PREFILLING
+        self.computed_tokens = 0
+        self.handed_over = False
+
+    def request(self) -> Request:
+        """The request as a worker should continue it now."""
+        self.sent_output = len(self.output)
+        output_tokens = (*self.submission.request.output_tokens, *self.output)
+        return replace(
+            self.submission.request, request_id=self.wire_id, output_tokens=output_tokens
+        )
+
+    def restart(self) -> None:
+        """Somebody who held a part of it died: begin again with the tokens so far."""
+        self.attempt += 1
+        self.go("", "", Transfer.PULL)
+        self.stage = Stage.LINE
+        self.tier_ends = ()
+        self.imports = {}

@@ -1,0 +1,277 @@
+"""The way of every request through a cluster, from its arrival to its last token: where it starts,
+the hand-over of its KV, and taking over when a worker dies.
+
+Knows no socket and no clock: what workers and clients report comes in, what is to be told to them
+goes out. The gateway and the twin drive the same object.
+"""
+
+from tandem.facts.fleet_messages import (
+    AskForBlocks,
+    BlocksListed,
+    BlocksReported,
+    Explain,
+    ImportCancelled,
+    ImportReported,
+    KvReported,
+    LoadReported,
+    MigrationsRequested,
+    Reject,
+    RequestRefused,
+    RequestSubmitted,
+    RequestWithdrawn,
+    RoleTaken,
+    RouterEffect,
+    RouterEvent,
+    Tell,
+    TokensReported,
+    TransferEnded,
+    WorkerDrained,
+    WorkerJoined,
+    WorkerLost,
+)
+from tandem.facts.messages import (
+    HandoversRequested,
+    HoldsReleased,
+    ImportsArrived,
+    PrefillsArrived,
+    RequestsAborted,
+    RequestsArrived,
+    WorkerEvent,
+)
+from tandem.machines.entrance import Choice, Entrance, RouterConfig
+from tandem.machines.handover import Handover
+from tandem.machines.passage import Passage, Stage
+from tandem.policy.dispatch.contract import Transfer
+
+Effects = list[RouterEffect]
+
+
+class RouterMachine:
+    """`handle(event, now_ns)` gives the effects to perform, in order. `passages` are the requests
+    on their way, by request id."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self.config = config
+        self.entrance = Entrance(config)
+        self.handover = Handover()
+        self.passages: dict[str, Passage] = {}
+        self._by_wire: dict[str, Passage] = {}
+        self._serial = 0
+
+    def next_wakeup(self) -> int | None:
+        """A router acts on events only."""
+        return None
+
+    def handle(self, event: RouterEvent, now_ns: int) -> Effects:
+        effects: Effects = []
+        match event:
+            case LoadReported():
+                self.entrance.fleet.report(event, now_ns)
+                return effects
+            case BlocksReported(worker, tier, changes):
+                if not self.entrance.index.apply(worker, tier, changes):
+                    effects.append(AskForBlocks(worker, tier))
+                return effects
+            case BlocksListed(worker, tier, hashes, next_sequence_number):
+                index = self.entrance.index
+                index.resynchronise(worker, tier, hashes, next_sequence_number)
+                return effects
+            case TokensReported():
+                self._take_tokens(event, effects)
+            case KvReported() | ImportReported() | ImportCancelled() | TransferEnded():
+                self._move(event, effects)
+            case RequestSubmitted():
+                self._submit(event, now_ns, effects)
+            case RequestWithdrawn(request_id):
+                if passage := self.passages.get(request_id):
+                    self._call_back(passage, effects)
+                    self._forget(passage)
+            case RequestRefused(_, wire_id, reason):
+                if passage := self._by_wire.get(wire_id):
+                    self._call_back(passage, effects)
+                    self._forget(passage)
+                    effects.append(Reject(passage.request_id, reason, 1.0))
+            case _:
+                self._change_fleet(event, now_ns, effects)
+        while started := self.entrance.next(self.passages, now_ns):
+            self._start(*started, now_ns, effects)
+        return effects
+
+    def passage_of(self, wire_id: str) -> Passage | None:
+        """The request that workers know by this id, while they work on it."""
+        return self._by_wire.get(wire_id)
+
+    def _change_fleet(self, event: RouterEvent, now_ns: int, effects: Effects) -> None:
+        fleet = self.entrance.fleet
+        match event:
+            case WorkerJoined(worker, role):
+                fleet.join(worker, role, now_ns)
+            case WorkerDrained(worker):
+                fleet.standings[worker].accepting = False
+            case RoleTaken(worker, role):
+                fleet.standings[worker].role = role
+                fleet.standings[worker].accepting = True
+            case WorkerLost(worker):
+                fleet.lose(worker)
+                self.entrance.index.forget_worker(worker)
+                for passage in list(self.passages.values()):
+                    if passage.needs(worker):
+                        self._begin_again(passage, effects)
+            case MigrationsRequested():
+                self._migrate(event, effects)
+
+    def _submit(self, event: RequestSubmitted, now_ns: int, effects: Effects) -> None:
+        request_id = event.request.request_id
+        assert request_id not in self.passages
+        passage = Passage.of(event, self._serial, now_ns)
+        self._serial += 1
+        verdict, choice = self.entrance.judge(passage, now_ns)
+        if self.config.explains:
+            text = verdict.reason or "admitted"
+            figures = (("retry_after_s", verdict.retry_after_s),)
+            effects.append(Explain(request_id, "admission", text, figures))
+        if not verdict.admitted:
+            effects.append(Reject(request_id, verdict.reason, verdict.retry_after_s))
+            return
+        self.passages[request_id] = passage
+        if choice is None:
+            self.entrance.line.push(passage.view)
+        else:
+            self._start(passage, choice, now_ns, effects)
+
+    def _start(self, passage: Passage, choice: Choice, now_ns: int, effects: Effects) -> None:
+        if self.config.explains:
+            effects += _explanations(passage, choice)
+        pulled_tokens = self.entrance.start(passage, choice, now_ns)
+        self._by_wire[passage.wire_id] = passage
+        request = passage.request()
+        told: list[tuple[str, WorkerEvent]] = []
+        if not passage.local:
+            told.append((passage.prefill, PrefillsArrived((request,), (pulled_tokens,))))
+            if passage.transfer is Transfer.PUSH:
+                known_tokens = passage.known_tokens
+                told.append((passage.decode, ImportsArrived((request,), (known_tokens,))))
+        elif pulled_tokens:
+            told.append((passage.prefill, ImportsArrived((request,), (pulled_tokens,))))
+        else:
+            told.append((passage.prefill, RequestsArrived((request,))))
+        effects += [Tell(worker, event) for worker, event in told]
+
+    def _take_tokens(self, event: TokensReported, effects: Effects) -> None:
+        emission = event.emission
+        for index, wire_id in enumerate(emission.request_ids):
+            passage = self._by_wire.get(wire_id)
+            if passage is None:
+                continue
+            if passage.stage is Stage.PREFILLING:
+                self.entrance.prompt_done(passage)
+                passage.stage = Stage.DECODING if passage.local else Stage.MOVING
+            passage.output.extend((emission.tokens[index],) * event.repeats)
+            if emission.finish_reasons[index] is not None:
+                if event.worker != passage.decode:
+                    # It ended before its hand-over: whoever waits to go on need not.
+                    self._call_back(passage, effects)
+                self._forget(passage)
+
+    def _move(
+        self,
+        event: KvReported | ImportReported | ImportCancelled | TransferEnded,
+        effects: Effects,
+    ) -> None:
+        match event:
+            case TransferEnded():
+                effects += self.handover.ended(event)
+            case ImportCancelled(_, wire_id):
+                effects += self.handover.cancelled(self._by_wire.get(wire_id), event)
+            case ImportReported(_, wanted):
+                if passage := self._by_wire.get(wanted.request_id):
+                    effects += self.handover.import_ready(passage, event)
+            case KvReported(worker, computed):
+                for wire_id, tokens, held in zip(
+                    computed.request_ids, computed.tokens, computed.held, strict=True
+                ):
+                    passage = self._by_wire.get(wire_id)
+                    if passage is not None and passage.prefill == worker:
+                        self._kv_computed(passage, tokens, held, effects)
+                    elif held:
+                        # Its way has ended meanwhile: nobody will read what is held.
+                        effects.append(Tell(worker, HoldsReleased((wire_id,))))
+        for passage in self.handover.take_finished():
+            self.entrance.expect_no_more(passage)
+
+    def _kv_computed(self, passage: Passage, tokens: int, held: bool, effects: Effects) -> None:
+        if not tokens:
+            self._begin_again(passage, effects)
+            return
+        passage.computed_tokens = max(passage.computed_tokens, tokens)
+        passage.handed_over = held
+        if held and passage.transfer is Transfer.PULL:
+            request = passage.request()
+            effects.append(Tell(passage.decode, ImportsArrived((request,), (tokens,))))
+        effects += self.handover.push_on(passage)
+
+    def _migrate(self, event: MigrationsRequested, effects: Effects) -> None:
+        """Live migration: the source draws what is under way and holds; the rest is a hand-over."""
+        standings = self.entrance.fleet.standings
+        if event.source not in standings or event.target not in standings:
+            return
+        decoding = [
+            passage
+            for passage in self._by_wire.values()
+            if passage.stage is Stage.DECODING and passage.decode == event.source
+        ]
+        decoding.sort(key=lambda passage: (-passage.known_tokens, passage.request_id))
+        tokens = 0
+        for passage in decoding:
+            if tokens + passage.known_tokens > event.tokens:
+                continue
+            tokens += passage.known_tokens
+            passage.go(event.source, event.target, Transfer.PULL)
+            passage.stage = Stage.MOVING
+            self.entrance.expect(passage)
+            effects.append(Tell(event.source, HandoversRequested((passage.wire_id,))))
+
+    def _begin_again(self, passage: Passage, effects: Effects) -> None:
+        """A worker died with part of it: take it up elsewhere, with the tokens so far."""
+        self._call_back(passage, effects)
+        del self._by_wire[passage.wire_id]
+        self.entrance.leave(passage)
+        passage.restart()
+        self.entrance.line.push(passage.view)
+
+    def _call_back(self, passage: Passage, effects: Effects) -> None:
+        """Nobody need go on with this request where it is now."""
+        if passage.stage is Stage.LINE:
+            self.entrance.line.remove(passage.request_id)
+            return
+        for worker in list(passage.imports):
+            effects += self.handover.stop(passage, worker)
+        wire_ids = (passage.wire_id,)
+        for worker in dict.fromkeys((passage.decode, passage.prefill)):
+            if worker in self.entrance.fleet.standings:
+                effects.append(Tell(worker, RequestsAborted(wire_ids)))
+                effects.append(Tell(worker, HoldsReleased(wire_ids)))
+
+    def _forget(self, passage: Passage) -> None:
+        del self.passages[passage.request_id]
+        if passage.stage is not Stage.LINE:
+            del self._by_wire[passage.wire_id]
+            self.entrance.leave(passage)
+
+
+def _explanations(passage: Passage, choice: Choice) -> list[RouterEffect]:
+    """Why the request goes where it goes: every candidate with its score and predicted seconds."""
+    route, dispatch = choice.route, choice.dispatch
+    figures: list[tuple[str, float | str]] = [("ttft_s", route.ttft_s), ("tpot_s", route.tpot_s)]
+    for phase, reasons in (("prefill", route.prefill_reasons), ("decode", route.decode_reasons)):
+        for each in reasons:
+            name = f"{phase} {each.worker}"
+            figures.append((f"{name} score", each.score))
+            figures.append((f"{name} ttft_s", each.ttft_s))
+            figures.append((f"{name} tpot_s", each.tpot_s))
+    chosen = f"prefill on {route.prefill}, decode on {route.decode}"
+    placement = (("placement", str(dispatch.placement)),)
+    return [
+        Explain(passage.request_id, "routing", chosen, tuple(figures)),
+        Explain(passage.request_id, "dispatch", dispatch.reason, placement),
+    ]

@@ -1,0 +1,113 @@
+"""Admission without predictions: everybody, or everybody until all workers of a phase are busy."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.facts.errors import InvalidConfiguration
+from tandem.policy.admission.contract import ADMITTED, Verdict
+from tandem.policy.admission.refusal import MAX_RETRY_S, Refusal, check_max_retry, no_worker
+from tandem.policy.routing.contract import Route
+from tandem.policy.views import RequestView, WorkerView
+
+
+@dataclass(frozen=True, slots=True)
+class AdmitAll:
+    """Only a fleet without a worker refuses."""
+
+    max_retry_s: float = MAX_RETRY_S
+
+    def __post_init__(self) -> None:
+        check_max_retry(self.max_retry_s)
+
+    def judge(
+        self,
+        request: RequestView,  # noqa: ARG002
+        route: Route | None,
+        workers: Sequence[WorkerView],
+        now_ns: int,  # noqa: ARG002
+    ) -> Verdict:
+        return ADMITTED if route else no_worker(workers, self.max_retry_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """Refuses when every prefill worker, or every decode worker, is past one of its limits; one
+    worker that is not busy is enough. After Dynamo's token-capacity admission, with its defaults:
+    10,000 queued prompt tokens, 0.85 of the KV blocks. `max_waiting_requests` None is no limit.
+    """
+
+    max_queued_tokens: int = 10_000
+    max_kv_share: float = 0.85
+    max_waiting_requests: int | None = None
+    max_retry_s: float = MAX_RETRY_S
+
+    def __post_init__(self) -> None:
+        check_max_retry(self.max_retry_s)
+        if not 0 < self.max_kv_share <= 1:
+            raise InvalidConfiguration(
+                f"max_kv_share is {self.max_kv_share:g}; choose a share above 0, at most 1"
+            )
+        for name in ("max_queued_tokens", "max_waiting_requests"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise InvalidConfiguration(f"{name} is {value}; choose 0 or more")
+
+    def judge(
+        self,
+        request: RequestView,
+        route: Route | None,
+        workers: Sequence[WorkerView],
+        now_ns: int,  # noqa: ARG002
+    ) -> Verdict:
+        if route is None:
+            return no_worker(workers, self.max_retry_s)
+        refusals = []
+        for phase, pool in (
+            ("prefill", [view for view in workers if view.accepting and view.role.prefills]),
+            ("decode", [view for view in workers if view.accepting and view.role.decodes]),
+        ):
+            busy = [(self._busy(view, request), view.worker) for view in pool]
+            if all(refusal for refusal, _ in busy):
+                wait_s, _, reason = min((r.wait_s, worker, r.reason) for r, worker in busy if r)
+                refusals.append(
+                    Refusal(f"all {len(pool)} {phase} workers are busy: {reason}", wait_s)
+                )
+        if not refusals:
+            return ADMITTED
+        return max(refusals, key=lambda refusal: refusal.wait_s).verdict(self.max_retry_s)
+
+    def _busy(self, view: WorkerView, request: RequestView) -> Refusal | None:
+        """The limit that this worker passes longest; None when it passes none."""
+        found = []
+        # Sequences end one by one over the time of one answer.
+        gap_s = view.cost.decode_seconds(max(1, view.running_sequences), view.context_tokens)
+        answer_s = request.expected_output_tokens * gap_s
+        queued, waiting = view.queued_prefill_tokens, view.waiting_requests
+        if view.role.prefills and queued > self.max_queued_tokens:
+            found.append(
+                Refusal(
+                    f"{queued:,} prompt tokens wait at worker {view.worker}, "
+                    f"above {self.max_queued_tokens:,}",
+                    view.cost.prefill_seconds(queued - self.max_queued_tokens),
+                )
+            )
+        if self.max_waiting_requests is not None and waiting > self.max_waiting_requests:
+            over = waiting - self.max_waiting_requests
+            prefill_s = view.cost.prefill_seconds(-(-queued * over // waiting))
+            slots_s = over * answer_s / max(1, view.running_sequences)
+            found.append(
+                Refusal(
+                    f"{waiting:,} requests wait at worker {view.worker}, "
+                    f"above {self.max_waiting_requests:,}",
+                    prefill_s if queued else slots_s,
+                )
+            )
+        if view.role.decodes and view.kv_used > self.max_kv_share:
+            found.append(
+                Refusal(
+                    f"worker {view.worker} uses {view.kv_used:.1%} of its KV blocks, "
+                    f"above {self.max_kv_share:.1%}",
+                    answer_s * (1.0 - self.max_kv_share / view.kv_used),
+                )
+            )
+        return max(found, key=lambda refusal: refusal.wait_s, default=None)

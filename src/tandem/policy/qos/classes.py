@@ -1,0 +1,121 @@
+"""Which terms a request is served on: its class, by header or tenant, and what classes keep."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import floor
+
+from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.service_level import ServiceLevel
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceClass:
+    """Terms of service. Smaller `priority` is more urgent; `reserved` is the share of the capacity
+    that is the class's own whenever it wants it. A request whose headers hold any of `headers`
+    belongs here. `deadline_s` is when the first token is due after the arrival."""
+
+    name: str
+    priority: int = 0
+    reserved: float = 0.0
+    promise: ServiceLevel = field(default_factory=ServiceLevel)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    deadline_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.reserved <= 1:
+            raise InvalidConfiguration(
+                f"class {self.name}: reserved is {self.reserved:g}; choose a share from 0 to 1"
+            )
+        if self.deadline_s is not None and not self.deadline_s > 0:
+            raise InvalidConfiguration(
+                f"class {self.name}: deadline_s is {self.deadline_s:g}; choose more than 0"
+            )
+
+    def deadline_ns(self, arrival_ns: int) -> int | None:
+        return None if self.deadline_s is None else arrival_ns + round(self.deadline_s * 1e9)
+
+
+UNNAMED = ServiceClass("")
+
+
+@dataclass(frozen=True, slots=True)
+class Classes:
+    """All classes, in the order in which headers are tried; `tenants` gives the class of requests
+    whose headers name none. Whoever fits nowhere is in `UNNAMED`, a class with no promise.
+
+    Reserves are whole slots, rounded down, so that together they never exceed the capacity. Headers
+    are the caller's claim: a gateway that sells classes strips them from those who did not pay.
+    """
+
+    classes: tuple[ServiceClass, ...] = ()
+    tenants: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names = [each.name for each in self.classes]
+        for name in names:
+            if not name or names.count(name) > 1:
+                raise InvalidConfiguration(
+                    f"class name {name!r} is empty or there twice; rename it"
+                )
+        for tenant, name in sorted(self.tenants.items()):
+            if name not in names:
+                raise InvalidConfiguration(
+                    f"tenant {tenant} has class {name}; choose one of {', '.join(names)}"
+                )
+        reserved = sum(each.reserved for each in self.classes)
+        # 1e-9: shares such as 0.7 + 0.2 + 0.1 do not add up to 1 in binary.
+        if reserved > 1 + 1e-9:
+            raise InvalidConfiguration(
+                "reserved shares of all classes exceed 1; lower some of them"
+            )
+        unreserved = [each.name for each in self.classes if not each.reserved]
+        if reserved > 1 - 1e-9 and unreserved:
+            raise InvalidConfiguration(
+                f"reserved shares add up to 1 and leave class {unreserved[0]} nothing; "
+                "lower some of them, or give it a share"
+            )
+
+    def classify(self, headers: Mapping[str, str], tenant: str) -> ServiceClass:
+        """The first class that a header names (header names in any case), else the tenant's."""
+        given = {name.lower(): value for name, value in headers.items()}
+        for each in self.classes:
+            if any(given.get(name.lower()) == value for name, value in each.headers.items()):
+                return each
+        return self.named(self.tenants.get(tenant, ""))
+
+    def named(self, name: str) -> ServiceClass:
+        return next((each for each in self.classes if each.name == name), UNNAMED)
+
+    def reserved_slots(self, name: str, capacity: int) -> int:
+        return floor(self.named(name).reserved * capacity + 1e-9)
+
+    def below_reserve(self, name: str, in_use: Mapping[str, int], capacity: int) -> bool:
+        return in_use.get(name, 0) < self.reserved_slots(name, capacity)
+
+
+def to_preempt(
+    classes: Classes, waiting: Mapping[str, int], in_use: Mapping[str, int], capacity: int
+) -> dict[str, int]:
+    """How many of its newest requests each borrowing class gives back, by class name; empty when
+    no class both waits and is below its reserve, or free slots are enough.
+
+    The least urgent borrower pays first, then the one that borrowed most; none is pushed below its
+    own reserve.
+    """
+    due = 0
+    for each in classes.classes:
+        below = classes.reserved_slots(each.name, capacity) - in_use.get(each.name, 0)
+        due += max(0, min(waiting.get(each.name, 0), below))
+    # Free slots serve the first of them; that capacity shrank is alone no reason to preempt.
+    due = due and max(0, due + sum(in_use.values()) - capacity)
+    borrowers = [
+        (-classes.named(name).priority, classes.reserved_slots(name, capacity) - used, name)
+        for name, used in in_use.items()
+        if used > classes.reserved_slots(name, capacity)
+    ]
+    given: dict[str, int] = {}
+    for _, lacking, name in sorted(borrowers):
+        if due:
+            given[name] = min(due, -lacking)
+            due -= given[name]
+    return given

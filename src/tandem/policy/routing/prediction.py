@@ -1,0 +1,215 @@
+"""What would happen if a request went to a worker: predicted seconds, by the one cost model, for
+every routing policy alike, whatever it scores by."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tandem.cost.worker import LinkCost, WorkerCost
+from tandem.facts.fleet import Role, Tier
+from tandem.policy.routing.prefill_curve import PrefillCurve
+from tandem.policy.views import NO_HITS, RequestView, TierHits, WorkerView
+
+
+class Quote(NamedTuple):
+    """Predicted for one worker. `ttft_s` is until its part of the first token is done, `tpot_s` the
+    gap between later tokens (0 where it decodes none). `lost_s` is what everybody together loses:
+    this request until its last token, and each neighbour by being slowed down."""
+
+    ttft_s: float
+    tpot_s: float
+    lost_s: float
+
+
+class Standing(NamedTuple):
+    """What is true of a worker whatever comes next. `stretch` is how much longer a chunk takes with
+    the running decodes mixed into its step; `neighbours` decode with `gap_s` between tokens and
+    attend to `context_tokens`; a new prompt starts after `wait_s`."""
+
+    view: WorkerView
+    curve: PrefillCurve
+    neighbours: int
+    context_tokens: int
+    gap_s: float
+    stretch: float
+    wait_s: float
+
+
+class Predictor:
+    """Quotes for many workers at once.
+
+    It keeps what follows from a cost or from an unchanged view alone, so a caller that passes the
+    same `WorkerView` and `WorkerCost` objects again is answered faster, and never differently.
+    """
+
+    def __init__(self) -> None:
+        self._curves: dict[int, PrefillCurve] = {}
+        self._standings: dict[str, Standing] = {}
+
+    def prefill_quotes(
+        self, request: RequestView, views: Sequence[WorkerView], phase: Role
+    ) -> list[Quote]:
+        """For workers that compute the prompt, and with `phase` BOTH also talk.
+
+        TTFT = wait + pull + prefill + room. The wait works off the queued prompt tokens while
+        running decodes take their share of every step.
+        """
+        self._forget_old(len(views))
+        prompt_tokens, remote_tokens = request.prompt_tokens, request.remote_tokens
+        hits_of = request.hits.get
+        output_tokens = request.expected_output_tokens if phase.decodes else 0.0
+        cold: dict[int, float] = {}
+        quotes = []
+        for view in views:
+            standing = self._standing(view)
+            curve, neighbours = standing.curve, standing.neighbours
+            hits = hits_of(view.worker, NO_HITS)
+            pull_s = 0.0
+            if remote_tokens or hits is not NO_HITS:
+                pull_s, context_tokens = cheapest_fetch(request, hits, standing)
+                compute_s = curve.between(context_tokens, prompt_tokens)
+            else:
+                known = cold.get(id(curve))
+                if known is None:
+                    known = cold[id(curve)] = curve.between(0, prompt_tokens)
+                compute_s = known
+            ttft_s = standing.wait_s + pull_s + standing.stretch * compute_s
+            if curve.stages > 1:
+                ttft_s += curve.fill_seconds(compute_s)
+            ttft_s += room_seconds(request, hits, standing, output_tokens)
+            tpot_s, decode_lost_s = 0.0, 0.0
+            if output_tokens:
+                tpot_s, decode_lost_s = _decoding(request, standing)
+            quotes.append(Quote(ttft_s, tpot_s, ttft_s + neighbours * compute_s + decode_lost_s))
+        return quotes
+
+    def decode_quotes(
+        self, request: RequestView, views: Sequence[WorkerView], source: LinkCost
+    ) -> list[Quote]:
+        """For workers that take over after the first token, when the KV comes over the link
+        `source` of the prefill worker: TTFT = transfer of what the device lacks + room."""
+        self._forget_old(len(views))
+        quotes = []
+        for view in views:
+            standing = self._standing(view)
+            hits = request.hits.get(view.worker, NO_HITS)
+            moved_bytes = view.cost.kv_bytes(max(0, request.prompt_tokens - hits.device_tokens))
+            network = view.cost.network
+            ttft_s = network.seconds(moved_bytes)
+            if source is not network:
+                # The slower end of the path sets the pace.
+                ttft_s = max(ttft_s, source.seconds(moved_bytes))
+            ttft_s += room_seconds(request, hits, standing, request.expected_output_tokens)
+            tpot_s, decode_lost_s = _decoding(request, standing)
+            quotes.append(Quote(ttft_s, tpot_s, ttft_s + decode_lost_s))
+        return quotes
+
+    def _standing(self, view: WorkerView) -> Standing:
+        standing = self._standings.get(view.worker)
+        if standing is None or standing.view is not view:
+            standing = self._standings[view.worker] = _standing(view, self._curve(view.cost))
+        return standing
+
+    def _curve(self, cost: WorkerCost) -> PrefillCurve:
+        # The curve holds the cost, so its id cannot pass to another one.
+        curve = self._curves.get(id(cost))
+        if curve is None:
+            curve = self._curves[id(cost)] = PrefillCurve(cost)
+        return curve
+
+    def _forget_old(self, workers: int) -> None:
+        """Workers come and go; what is kept of those that went must not grow for ever."""
+        if max(len(self._standings), len(self._curves)) > 1_000 + 4 * workers:
+            self._standings.clear()
+            self._curves.clear()
+
+
+def cheapest_fetch(request: RequestView, hits: TierHits, standing: Standing) -> tuple[float, int]:
+    """Which cached prefix to use beyond the device's: (seconds to pull it, its tokens).
+
+    Each tier in turn is pulled after the faster ones, or the pull ends and the rest is computed,
+    whichever is cheaper for the request and its neighbours together; the shared pool may take over
+    after any of them. A pull delays nobody else, so it is worth more beside many decodes.
+    """
+    curve, cost = standing.curve, standing.view.cost
+    # The last prompt token is always computed: its logits start the answer.
+    last = request.prompt_tokens - 1
+    price = standing.stretch + standing.neighbours
+    end = min(hits.device_tokens, last)
+    pulled_s = 0.0
+    best_pull_s, best_end = 0.0, end
+    best_s = -price * curve.seconds(end)
+    for tier, tokens in (
+        (Tier.DEVICE, 0),
+        (Tier.HOST, hits.host_tokens),
+        (Tier.DISK, hits.disk_tokens),
+    ):
+        tokens = min(tokens, last - end)
+        if tokens or tier is Tier.DEVICE:
+            pulled_s += cost.pull_seconds(tier, tokens)
+            end += tokens
+            stops = [(pulled_s, end)]
+            remote_end = min(request.remote_tokens, last)
+            if remote_end > end:
+                remote_s = cost.pull_seconds(Tier.REMOTE, remote_end - end)
+                stops.append((pulled_s + remote_s, remote_end))
+            for pull_s, stop in stops:
+                seconds = pull_s - price * curve.seconds(stop)
+                if seconds < best_s:
+                    best_s, best_pull_s, best_end = seconds, pull_s, stop
+    return best_pull_s, best_end
+
+
+def room_seconds(
+    request: RequestView, hits: TierHits, standing: Standing, output_tokens: float
+) -> float:
+    """How long until enough running sequences ended to give this one its KV blocks and its slot.
+
+    All of them are replaced once in the time of an answer (Little's law), so a shortage costs its
+    share of the residents times that time.
+    """
+    view = standing.view
+    tokens = request.prompt_tokens + output_tokens - hits.device_tokens
+    free_blocks, total_blocks = view.free_blocks, view.total_blocks
+    # A request larger than the whole pool is refused elsewhere.
+    missing_blocks = min(tokens / view.block_size + 1.0, total_blocks) - free_blocks
+    missing_slots = (
+        view.running_sequences + view.waiting_requests + view.expected_decodes + 1
+    ) - view.max_sequences
+    if missing_blocks <= 0.0 and missing_slots <= 0:
+        return 0.0
+    share = max(
+        missing_blocks / max(1, total_blocks - free_blocks), missing_slots / view.max_sequences
+    )
+    return share * request.expected_output_tokens * standing.gap_s
+
+
+def _standing(view: WorkerView, curve: PrefillCurve) -> Standing:
+    neighbours = view.running_sequences + view.expected_decodes
+    context_tokens = view.context_tokens + view.expected_context_tokens
+    step_s = view.cost.step_time.decode_seconds(neighbours, context_tokens) if neighbours else 0.0
+    # Decodes come first in a step, and chunks get the rest of its tokens. The weights are read
+    # once for both, so the decodes add only what they need beyond that.
+    chunk_tokens = max(1, curve.chunk_tokens - neighbours)
+    added_s = max(0.0, step_s - curve.step_s) * curve.chunk_tokens / chunk_tokens
+    stretch = 1.0 + added_s / curve.chunk_s
+    return Standing(
+        view=view,
+        curve=curve,
+        neighbours=neighbours,
+        context_tokens=context_tokens,
+        gap_s=curve.stages * step_s,
+        stretch=stretch,
+        wait_s=stretch * curve.queue_seconds(view.queued_prefill_tokens),
+    )
+
+
+def _decoding(request: RequestView, standing: Standing) -> tuple[float, float]:
+    """One more decode here: the gap between its tokens, and the seconds that it takes for them
+    all, together with what its neighbours wait longer in that time."""
+    output_tokens = request.expected_output_tokens
+    gap_s = standing.view.cost.decode_seconds(
+        standing.neighbours + 1,
+        standing.context_tokens + request.prompt_tokens + int(output_tokens) // 2,
+    )
+    harm_s = standing.neighbours * (gap_s - standing.gap_s)
+    return gap_s, output_tokens * (gap_s + harm_s)

@@ -1,0 +1,165 @@
+"""Runs side by side: one policy a row, one load a group of columns, and the finding in words."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from tandem.twin.distribution import Distribution
+from tandem.twin.report import short_seconds
+from tandem.twin.summary import Summary
+
+ENOUGH_ATTAINMENT = 0.9
+_GROUP_WIDTH, _FIRST_WIDTH = 66, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One run of a comparison: what was tried (a policy, a cluster), at which speed of the
+    trace."""
+
+    policy: str
+    speed: float
+    summary: Summary
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """One figure of every run: how it is shown, and the number by which the best is found."""
+
+    title: str
+    show: Callable[[Summary], str]
+    rank: Callable[[Summary], float | None]
+
+
+def _latency_column(title: str, find: Callable[[Summary], Distribution | None]) -> _Column:
+    def show(summary: Summary) -> str:
+        found = find(summary)
+        return f"{short_seconds(found and found.p50_ns)} / {short_seconds(found and found.p99_ns)}"
+
+    def rank(summary: Summary) -> float | None:
+        found = find(summary)
+        return None if found is None else -found.p99_ns
+
+    return _Column(title, show, rank)
+
+
+_COLUMNS = (
+    _Column(
+        "goodput/s (kept)",
+        lambda summary: f"{summary.goodput_rps:.2f} ({summary.attainment:.0%})",
+        lambda summary: summary.goodput_rps,
+    ),
+    _latency_column("TTFT p50 / p99", lambda summary: summary.latencies.ttft),
+    _latency_column("TPOT p50 / p99", lambda summary: summary.latencies.tpot),
+    _Column(
+        "hits",
+        lambda summary: f"{summary.reuse.hit_ratio:.1%}",
+        lambda summary: summary.reuse.hit_ratio,
+    ),
+    _Column(
+        "rejected",
+        lambda summary: f"{summary.endings.get('rejected', 0):,}",
+        lambda summary: -summary.endings.get("rejected", 0),
+    ),
+)
+
+
+def comparison_table(points: Sequence[Point], width: int) -> Table:
+    """One table of all runs; the best of every column (of the p99 where there are two figures)
+    carries a star. Loads stand side by side where `width` characters hold them, else below each
+    other."""
+    speeds = speeds_of(points)
+    if _FIRST_WIDTH + _GROUP_WIDTH * len(speeds) <= width or len(speeds) == 1:
+        return _side_by_side(points, speeds)
+    table = Table(
+        box=None, padding=(0, 2, 0, 0), caption="* best of its load", caption_justify="left"
+    )
+    table.add_column("", style="bold")
+    for column in _COLUMNS:
+        table.add_column(column.title, justify="right")
+    for speed in speeds:
+        table.add_row(f"speed {speed:g}", style="dim")
+        group = [point for point in points if point.speed == speed]
+        for point in group:
+            table.add_row(point.policy, *_cells(point, group))
+        table.add_section()
+    return table
+
+
+def _side_by_side(points: Sequence[Point], speeds: Sequence[float]) -> Table:
+    table = Table(
+        box=None, padding=(0, 2, 0, 0), caption="* best of its column", caption_justify="left"
+    )
+    table.add_column("", style="bold")
+    groups = {speed: [point for point in points if point.speed == speed] for speed in speeds}
+    for speed in speeds:
+        for place, column in enumerate(_COLUMNS):
+            above = "" if place or len(speeds) == 1 else f"speed {speed:g}"
+            table.add_column(f"{above}\n{column.title}".strip("\n"), justify="right")
+    for policy in policies_of(points):
+        cells: list[str] = []
+        for group in groups.values():
+            own = next((point for point in group if point.policy == policy), None)
+            cells += _cells(own, group) if own else ["-"] * len(_COLUMNS)
+        table.add_row(policy, *cells)
+    return table
+
+
+def _cells(point: Point, group: Sequence[Point]) -> list[str]:
+    cells = []
+    for column in _COLUMNS:
+        ranks = [rank for each in group if (rank := column.rank(each.summary)) is not None]
+        own = column.rank(point.summary)
+        # What most of them reach distinguishes nobody.
+        best = own is not None and own == max(ranks) and 2 * ranks.count(own) <= len(ranks)
+        text = column.show(point.summary)
+        cells.append(f"[bold green]{text}*[/]" if best else f"{text} ")
+    return cells
+
+
+def speeds_of(points: Sequence[Point]) -> list[float]:
+    """Every speed once, slowest first."""
+    return sorted({point.speed for point in points})
+
+
+def policies_of(points: Sequence[Point]) -> list[str]:
+    """Every policy once, in the order in which they were asked for."""
+    return list(dict.fromkeys(point.policy for point in points))
+
+
+def knee(points: Sequence[Point], policy: str) -> float | None:
+    """The highest speed up to which the policy keeps the promise for nine requests in ten; None
+    where it never does."""
+    best = None
+    for speed in speeds_of(points):
+        point = next((p for p in points if p.speed == speed and p.policy == policy), None)
+        if point is None or point.summary.attainment < ENOUGH_ATTAINMENT:
+            break
+        best = speed
+    return best
+
+
+def finding(points: Sequence[Point]) -> str:
+    """What the comparison shows, as one sentence."""
+    policies, speeds = policies_of(points), speeds_of(points)
+    knees = {policy: knee(points, policy) or 0.0 for policy in policies}
+    farthest = max(policies, key=lambda policy: knees[policy])
+    others = [knees[policy] for policy in policies if policy != farthest]
+    if len(speeds) > 1 and knees[farthest] > max(others, default=0.0):
+        rest = f"; the others {max(others):g}x at most" if others and max(others) else ""
+        last = " or more" if knees[farthest] == speeds[-1] else ""
+        return (
+            f"{farthest} keeps the promise up to {knees[farthest]:g}x the recorded load{last}{rest}"
+        )
+    top = [point for point in points if point.speed == speeds[-1]]
+    top.sort(key=lambda point: -point.summary.goodput_rps)
+    at = f" at {speeds[-1]:g}x the recorded load" if speeds != [1.0] else ""
+    first = f"{top[0].policy} has the highest goodput{at}: {top[0].summary.goodput_rps:.2f}/s"
+    if len(top) == 1:
+        return f"{top[0].policy}: goodput {top[0].summary.goodput_rps:.2f}/s{at}"
+    last_rps = top[-1].summary.goodput_rps
+    if last_rps == top[0].summary.goodput_rps:
+        return f"No policy is better than another{at}: goodput {last_rps:.2f}/s"
+    times = f", {top[0].summary.goodput_rps / last_rps:.1f} times" if last_rps else ", more than"
+    return f"{first}{times} that of {top[-1].policy}"

@@ -1,0 +1,143 @@
+"""What does the list `faults` of a cluster file say? One mapping a fault, in people's words:
+
+{at: 30s, crash: decode-1, restart: 20s}    {at: 1m, partition: [[a, b], [c]], for: 10s}
+{at: 30s, hang: decode-1, for: 5s}          {at: 1m, slow: decode-1, factor: 0.1, for: 30s}
+{at: 2m, down: remote, for: 30s}            {at: 2m, down: disk, worker: decode-1}
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from difflib import get_close_matches
+
+from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.fleet import Tier
+from tandem.twin.faults import Cause, Crash, Fault, Hang, Partition, SlowLink, TierDown
+
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([a-z]*)")
+# Decimal, so that 90ns is the float nearest to it.
+_SECONDS = {"ns": Decimal("1e-9"), "us": Decimal("1e-6"), "ms": Decimal("1e-3")}
+_SECONDS |= {"": Decimal(1), "s": Decimal(1), "m": Decimal(60), "min": Decimal(60)}
+_SECONDS |= {"h": Decimal(3600)}
+# The key that names the fault, and the keys it takes besides `at`.
+_KEYS = {
+    "crash": ("restart",),
+    "hang": ("for",),
+    "slow": ("factor", "for"),
+    "partition": ("for",),
+    "down": ("worker", "for"),
+}
+_TIERS = tuple(tier.value for tier in Tier if tier is not Tier.DEVICE)
+
+
+def read_faults(
+    entries: Sequence[Mapping[str, object]], workers: Sequence[str] = ()
+) -> tuple[Fault, ...]:
+    """The schedule in order of time; faults of one instant stay in order of the list.
+
+    Numbers without unit are seconds. A fault without `for` (a crash without `restart`) lasts to the
+    end. `workers` are the names that may occur; empty: any. Raises InvalidConfiguration, naming
+    the entry, for everything else.
+    """
+    faults = [_Entry(index, entry).fault() for index, entry in enumerate(entries)]
+    for index, fault in enumerate(faults):
+        for worker in fault.workers:
+            if workers and worker not in workers:
+                remedy = _suggest(worker, workers)
+                raise InvalidConfiguration(f"faults[{index}]: there is no worker {worker}{remedy}")
+    return tuple(sorted(faults, key=lambda fault: fault.begin_ns))
+
+
+def _suggest(name: str, known: Sequence[str]) -> str:
+    near = get_close_matches(name, known, 1)
+    return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One entry and its place in the list, for the error."""
+
+    index: int
+    fields: Mapping[str, object]
+
+    def fault(self) -> Fault:
+        if not isinstance(self.fields, Mapping):
+            raise self._mistake("is not a mapping such as {at: 30s, crash: decode-1}")
+        kinds = [kind for kind in _KEYS if kind in self.fields]
+        if len(kinds) != 1:
+            said = " and ".join(kinds) or "none"
+            raise self._mistake(f"must name one of {', '.join(_KEYS)}; it names {said}")
+        kind = kinds[0]
+        known = ("at", kind, *_KEYS[kind])
+        for key in self.fields:
+            if key not in known:
+                raise self._mistake(f"{key} is unknown{_suggest(str(key), known)}")
+        if "at" not in self.fields:
+            raise self._mistake("at is missing: when it happens, such as at: 30s")
+        duration = "restart" if kind == "crash" else "for"
+        for_s = self._seconds(duration) if duration in self.fields else None
+        return Fault(self._seconds("at"), self._cause(kind), for_s)
+
+    def _cause(self, kind: str) -> Cause:
+        match kind:
+            case "crash":
+                return Crash(self._name(kind))
+            case "hang":
+                return Hang(self._name(kind))
+            case "slow":
+                return SlowLink(self._name(kind), self._factor())
+            case "partition":
+                return self._partition()
+            case _:
+                return self._tier_down()
+
+    def _partition(self) -> Partition:
+        groups = self.fields["partition"]
+        if not isinstance(groups, list | tuple) or len(groups) != 2:
+            raise self._mistake("partition must be two lists of workers: [[a, b], [c]]")
+        one, other = (self._group(group) for group in groups)
+        both = [worker for worker in one if worker in other]
+        if both:
+            raise self._mistake(f"partition has {both[0]} on both sides")
+        return Partition(one, other)
+
+    def _group(self, group: object) -> tuple[str, ...]:
+        if not isinstance(group, list | tuple) or not group:
+            raise self._mistake("partition must be two lists of workers: [[a, b], [c]]")
+        return tuple(str(worker) for worker in group)
+
+    def _tier_down(self) -> TierDown:
+        tier = self._name("down")
+        if tier not in _TIERS:
+            raise self._mistake(f"down must be one of {', '.join(_TIERS)}, got {tier!r}")
+        worker = self._name("worker") if "worker" in self.fields else ""
+        if worker and tier == Tier.REMOTE:
+            raise self._mistake("worker does not go with down: remote, which all workers share")
+        return TierDown(Tier(tier), worker)
+
+    def _name(self, key: str) -> str:
+        name = self.fields[key]
+        if not isinstance(name, str) or not name:
+            raise self._mistake(f"{key} must be a name, got {name!r}")
+        return name
+
+    def _factor(self) -> float:
+        written = str(self.fields.get("factor", "nothing"))
+        match = _AMOUNT.fullmatch(written)
+        factor = float(match[1]) if match and not match[2] else 0.0
+        if not 0 < factor < 1:
+            raise self._mistake(
+                "factor must be what is left of the bandwidth, between 0 and 1 without them, "
+                f"got {written}; for a link that is cut use partition"
+            )
+        return factor
+
+    def _seconds(self, key: str) -> float:
+        match = _AMOUNT.fullmatch(str(self.fields[key]).strip())
+        if not match or match[2] not in _SECONDS:
+            raise self._mistake(f"{key} must be a time such as 30s, got {self.fields[key]!r}")
+        return float(Decimal(match[1]) * _SECONDS[match[2]])
+
+    def _mistake(self, problem: str) -> InvalidConfiguration:
+        return InvalidConfiguration(f"faults[{self.index}]: {problem}")

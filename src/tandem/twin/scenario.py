@@ -1,0 +1,97 @@
+"""What is simulated: workers, links, tiers, policies and faults, all chosen before the run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tandem.cost.worker import WorkerCost
+from tandem.facts.fleet import Role
+from tandem.facts.service_level import ServiceLevel
+from tandem.policy.admission.contract import Admission
+from tandem.policy.batching import TokenBudgetBatching
+from tandem.policy.dispatch.contract import Dispatching
+from tandem.policy.eviction.contract import Eviction
+from tandem.policy.planning.contract import Planning
+from tandem.policy.qos.classes import Classes
+from tandem.policy.routing.contract import Routing
+from tandem.twin.faults import Fault
+from tandem.twin.network_paths import NodeLinks
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerKind:
+    """One kind of worker. `device` names the hardware for the report, `devices` how many of them
+    one worker spans; `host_blocks` and `disk_blocks` are the room of its slower tiers."""
+
+    cost: WorkerCost
+    device: str
+    devices: int
+    block_count: int
+    max_sequences: int
+    batching: TokenBudgetBatching
+    steps_in_flight: int = 1
+    links: NodeLinks = field(default_factory=NodeLinks)
+    host_blocks: int = 0
+    disk_blocks: int = 0
+    startup_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """`count` workers alike, named pool-0, pool-1 and so on; the planner may keep from `min_count`
+    to `max_count` of them."""
+
+    name: str
+    role: Role
+    kind: WorkerKind
+    count: int
+    min_count: int
+    max_count: int
+
+    def workers(self) -> list[str]:
+        """Every name that may ever be up."""
+        return [f"{self.name}-{index}" for index in range(self.max_count)]
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """Who decides. Policies that remember serve one run."""
+
+    routing: Routing
+    admission: Admission
+    dispatching: Dispatching
+    eviction: Callable[[], Eviction[bytes]]
+    planning: Planning | None = None
+    classes: Classes = field(default_factory=Classes)
+    max_requests: int = 0
+    prefill_depth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One run.
+
+    `report_interval_s` is how old a worker's load may be when a decision is made (0: as of now).
+    A worker that answers nothing for `heartbeat_timeout_s` counts as dead, a transfer that has not
+    arrived after `transfer_timeout_s` as lost. What has not ended `limit_s` after the last arrival
+    has failed. `settings` are all choices in words, for the report. With `explains` every decision
+    is kept. `leaps` lets workers take decode steps at one go where nothing is to be decided; it
+    changes no result.
+    """
+
+    pools: tuple[Pool, ...]
+    policies: Policies
+    block_size: int
+    context_tokens: int
+    promise: ServiceLevel = field(default_factory=ServiceLevel)
+    remote_blocks: int = 0
+    pool_bytes_per_s: float = 50e9
+    network_latency_s: float = 10e-6
+    faults: tuple[Fault, ...] = ()
+    report_interval_s: float = 0.0
+    heartbeat_timeout_s: float = 10.0
+    transfer_timeout_s: float = 60.0
+    window_s: float = 30.0
+    limit_s: float = 86_400.0
+    settings: dict[str, str] = field(default_factory=dict)
+    explains: bool = False
+    leaps: bool = True

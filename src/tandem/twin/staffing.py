@@ -1,0 +1,151 @@
+"""Which workers are up: starts, drains and flips them as the planner wishes."""
+
+from collections import Counter
+
+from tandem.facts.fleet import Role
+from tandem.facts.fleet_messages import MigrationsRequested, WorkerDrained
+from tandem.machines.planner import PlannerConfig, PlannerMachine
+from tandem.policy.planning.contract import Plan
+from tandem.twin.record import Decision
+from tandem.twin.scenario import Scenario
+from tandem.twin.world import World
+
+# How often a drained worker is looked at: has it finished?
+DRAIN_LOOK_NS = 100_000_000
+
+
+class Staffing:
+    """Changes the world's members. `starting` and `draining` are by name; a draining worker has the
+    role that it takes afterwards, or None when it goes."""
+
+    def __init__(self, scenario: Scenario, world: World) -> None:
+        self._scenario = scenario
+        self._world = world
+        self._agenda = world.agenda
+        self._starting: dict[str, Role] = {}
+        self._draining: dict[str, Role | None] = {}
+        self.planner = self._planner()
+
+    def open(self) -> None:
+        """The first workers are up at instant 0, and the planner is set."""
+        for pool in self._scenario.pools:
+            for name in pool.workers()[: pool.count]:
+                self._world.join(name, pool.role, 0)
+        if self.planner is not None:
+            self._agenda.at(self.planner.next_wakeup() or 0, self._plan)
+
+    def _planner(self) -> PlannerMachine | None:
+        planning = self._scenario.policies.planning
+        if planning is None:
+            return None
+        pools = [pool for pool in self._scenario.pools if pool.role is not Role.BOTH]
+        if not pools:
+            pools = list(self._scenario.pools)
+        return PlannerMachine(
+            planning,
+            PlannerConfig(
+                cost=pools[0].kind.cost,
+                promise=self._scenario.promise,
+                min_workers=sum(pool.min_count for pool in pools),
+                max_workers=sum(pool.max_count for pool in pools),
+                startup_s=max(pool.kind.startup_s for pool in pools),
+                window_s=self._scenario.window_s,
+            ),
+        )
+
+    def _plan(self, now_ns: int) -> None:
+        assert self.planner is not None
+        world = self._world
+        world.refresh_loads(now_ns)
+        views = world.router.entrance.fleet.views(now_ns)
+        starting = Counter(str(role) for role in self._starting.values())
+        starting.update(str(role) for role in self._draining.values() if role is not None)
+        plan = self.planner.plan(views, dict(starting), now_ns)
+        self._follow(plan, now_ns)
+        wakeup_ns = self.planner.next_wakeup()
+        if wakeup_ns is not None and world.recorder.open_requests:
+            self._agenda.at(wakeup_ns, self._plan)
+
+    def _follow(self, plan: Plan, now_ns: int) -> None:
+        changes: list[str] = []
+        for flip in plan.flips:
+            if flip.worker in self._world.members.up and flip.worker not in self._draining:
+                self._drain(flip.worker, Role(flip.role), now_ns)
+                changes.append(f"{flip.worker} becomes {flip.role}")
+        for move in plan.moves:
+            event = MigrationsRequested(move.source, move.target, move.tokens)
+            self._world.tell_router(event, now_ns)
+            changes.append(f"{move.tokens} tokens move from {move.source} to {move.target}")
+        for role, wanted in ((Role.PREFILL, plan.prefill), (Role.DECODE, plan.decode)):
+            if wanted is not None:
+                changes += self._reach(role, wanted, now_ns)
+        if changes:
+            text = f"{plan.reason}: {'; '.join(changes)}" if plan.reason else "; ".join(changes)
+            self._world.decide(Decision(now_ns, "", "planning", text))
+
+    def _reach(self, role: Role, wanted: int, now_ns: int) -> list[str]:
+        """Start or drain workers until so many have the role, those on their way included."""
+        members = self._world.members.up
+        here = [n for n, m in members.items() if m.role is role and n not in self._draining]
+        coming = [n for n, r in self._starting.items() if r is role]
+        coming += [n for n, r in self._draining.items() if r is role]
+        missing = wanted - len(here) - len(coming)
+        changes: list[str] = []
+        for pool in self._scenario.pools:
+            if pool.role is Role.BOTH:
+                continue
+            for name in pool.workers():
+                if missing > 0 and name not in members and name not in self._starting:
+                    self._start(name, role, now_ns)
+                    changes.append(f"{name} starts as {role}")
+                    missing -= 1
+        # The newest go first: their caches are the coldest.
+        for name in sorted(here, key=lambda n: (-members[n].since_ns, n)):
+            if missing < 0:
+                self._drain(name, None, now_ns)
+                changes.append(f"{name} drains and goes")
+                missing += 1
+        return changes
+
+    def replace(self, name: str, role: Role, now_ns: int) -> None:
+        """A worker that died is up again at once (its start-up time is part of the fault)."""
+        if name not in self._world.members.up and name not in self._starting:
+            self._starting[name] = role
+            self._up(name, now_ns)
+
+    def kill(self, name: str, now_ns: int) -> None:
+        """The worker dies, wherever it is on its way."""
+        self._starting.pop(name, None)
+        self._draining.pop(name, None)
+        if name in self._world.members.up:
+            self._world.recorder.worker_of(name).crashes += 1
+            self._world.leave(name, now_ns)
+
+    def _start(self, name: str, role: Role, now_ns: int) -> None:
+        self._starting[name] = role
+        startup_ns = round(self._world.pools[name].kind.startup_s * 1e9)
+        self._agenda.at(now_ns + startup_ns, lambda at_ns: self._up(name, at_ns))
+
+    def _up(self, name: str, now_ns: int) -> None:
+        role = self._starting.pop(name, None)
+        if role is not None:
+            self._world.join(name, role, now_ns)
+
+    def _drain(self, name: str, role: Role | None, now_ns: int) -> None:
+        self._draining[name] = role
+        self._world.tell_router(WorkerDrained(name), now_ns)
+        self._look(name, now_ns)
+
+    def _look(self, name: str, now_ns: int) -> None:
+        """A drained worker that has finished takes its new role, or goes."""
+        if name not in self._draining or name not in self._world.members.up:
+            self._draining.pop(name, None)
+            return
+        if not self._world.finished(name):
+            self._agenda.at(now_ns + DRAIN_LOOK_NS, lambda at_ns: self._look(name, at_ns))
+            return
+        role = self._draining.pop(name)
+        if role is None:
+            self._world.leave(name, now_ns)
+        else:
+            self._world.take_role(name, role, now_ns)

@@ -1,0 +1,231 @@
+"""Which KV blocks lie off the device: the content of one tier, and the tiers below one worker.
+
+It owns hashes, never bytes or time: what must be copied is returned as moves, and a block counts as
+stored only once the caller says that its bytes arrived.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from tandem.facts.fleet import Tier
+from tandem.policy.eviction.contract import Eviction
+
+
+@dataclass(slots=True)
+class TierCounters:
+    """Blocks since the start. Resident blocks = stores - evictions - drops."""
+
+    hits: int = 0
+    stores: int = 0
+    evictions: int = 0
+    drops: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a store changed: blocks that are new here, in chain order, and blocks that made room for
+    them, in order of eviction."""
+
+    added: tuple[bytes, ...]
+    evicted: tuple[bytes, ...]
+
+
+class TierStore:
+    """At most `capacity_blocks` blocks, in the order of `eviction`.
+
+    Chains are inserted and touched last block first, so that the start of a prompt, which others
+    share, is the last to go. While `up` is false nothing is found or wanted here; the content
+    outlives that.
+    """
+
+    def __init__(self, capacity_blocks: int, eviction: Eviction[bytes]) -> None:
+        assert capacity_blocks > 0
+        self.capacity_blocks = capacity_blocks
+        self.counters = TierCounters()
+        self.up = True
+        self._eviction = eviction
+        self._resident: dict[bytes, None] = {}
+        self._expected: dict[bytes, None] = {}
+
+    @property
+    def blocks(self) -> int:
+        return len(self._resident)
+
+    def holds(self, digest: bytes) -> bool:
+        return self.up and digest in self._resident
+
+    def listing(self) -> tuple[bytes, ...]:
+        """Every block that is here, up or not, the one stored first first: the news of a worker
+        that came back with its disk."""
+        return tuple(self._resident)
+
+    def prefix(self, chain: Sequence[bytes], start: int = 0) -> int:
+        """How many blocks of `chain`, from block `start` on without a gap, are here."""
+        end = start
+        while end < len(chain) and self.holds(chain[end]):
+            end += 1
+        return end - start
+
+    def expect(self, digests: Sequence[bytes]) -> tuple[bytes, ...]:
+        """Those of `digests` that should be copied here: neither resident nor on their way. From
+        now on they are on their way, until `store` or `forgo`."""
+        if not self.up:
+            return ()
+        wanted = tuple(
+            digest
+            for digest in dict.fromkeys(digests)
+            if digest not in self._resident and digest not in self._expected
+        )
+        self._expected.update(dict.fromkeys(wanted))
+        return wanted
+
+    def forgo(self, digests: Sequence[bytes]) -> None:
+        """These blocks will not arrive."""
+        for digest in digests:
+            self._expected.pop(digest, None)
+
+    def store(self, digests: Sequence[bytes], now_ns: int) -> Stored:
+        """Blocks of one chain, in its order, arrived. Those that are here already are touched."""
+        self.forgo(digests)
+        incoming: dict[bytes, None] = {}
+        for digest in reversed(digests):
+            if digest in self._resident:
+                self._eviction.touch(digest, now_ns)
+            else:
+                incoming[digest] = None
+                self._resident[digest] = None
+                self._eviction.insert(digest, now_ns)
+        evicted = []
+        while len(self._resident) > self.capacity_blocks:
+            victim = self._eviction.victim(now_ns)
+            # Newcomers bear no pin yet: where all else does, they stay out.
+            assert victim is not None
+            self._forget(victim)
+            if victim in incoming:
+                del incoming[victim]
+            else:
+                evicted.append(victim)
+        self.counters.stores += len(incoming)
+        self.counters.evictions += len(evicted)
+        return Stored(tuple(reversed(incoming)), tuple(evicted))
+
+    def touch(self, digests: Sequence[bytes], now_ns: int) -> None:
+        """These resident blocks of one chain, in its order, were read."""
+        for digest in reversed(digests):
+            self._eviction.touch(digest, now_ns)
+        self.counters.hits += len(digests)
+
+    def drop(self, digests: Sequence[bytes]) -> None:
+        """Forget these blocks where they are here: they were invalidated or found spoilt."""
+        for digest in digests:
+            if digest in self._resident:
+                self._forget(digest)
+                self.counters.drops += 1
+
+    def clear(self) -> None:
+        """The memory is gone: nothing is here, nothing on its way."""
+        self.drop(self.listing())
+        self._expected.clear()
+
+    def _forget(self, digest: bytes) -> None:
+        del self._resident[digest]
+        self._eviction.remove(digest)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`blocks` blocks of a chain from `first_block` on, to be read from one tier."""
+
+    tier: Tier
+    first_block: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Blocks of one chain to be copied from one tier of a worker to another."""
+
+    source: Tier
+    target: Tier
+    digests: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What the end of a move changed in its target tier, and the moves that follow from it."""
+
+    added: tuple[bytes, ...]
+    evicted: tuple[bytes, ...]
+    moves: tuple[Move, ...]
+
+
+class Hierarchy:
+    """The tiers below one worker's device. Its host memory and disk are its own; the store given as
+    REMOTE is the same object for all workers.
+
+    Blocks are written through: to the fastest tier of the worker, and to the shared pool. What the
+    host memory evicts goes down to the disk; what the disk or the pool evicts is gone.
+    """
+
+    def __init__(self, tiers: Mapping[Tier, TierStore]) -> None:
+        assert Tier.DEVICE not in tiers
+        # Fastest first, as the enumeration is.
+        self.tiers = {tier: tiers[tier] for tier in Tier if tier in tiers}
+
+    def find(self, chain: Sequence[bytes], start: int) -> list[Run]:
+        """Where the continuation of a prefix lies that the device holds up to block `start`: each
+        block in the fastest tier that has it, up to the first block that none has."""
+        runs: list[Run] = []
+        places = (self._fastest(chain[position]) for position in range(start, len(chain)))
+        for tier, group in groupby(places):
+            if tier is None:
+                break
+            blocks = sum(1 for _ in group)
+            runs.append(Run(tier, start, blocks))
+            start += blocks
+        return runs
+
+    def read(self, chain: Sequence[bytes], runs: Sequence[Run], now_ns: int) -> list[Move]:
+        """Bring these runs to the device, all or the first of what `find` found at this instant.
+        The bytes are safe from here on, even if their block is evicted during the copy."""
+        moves = []
+        # The last run first, as the blocks within each: the start of the chain is touched last.
+        for run in reversed(runs):
+            digests = tuple(chain[run.first_block : run.first_block + run.blocks])
+            self.tiers[run.tier].touch(digests, now_ns)
+            moves.append(Move(run.tier, Tier.DEVICE, digests))
+        return moves[::-1]
+
+    def write_through(self, digests: Sequence[bytes]) -> list[Move]:
+        """The copies to be made of blocks that were just sealed on the device, in chain order. A
+        block that was read from a lower tier is sealed too, and so comes up to the host again."""
+        local = next((tier for tier in self.tiers if tier is not Tier.REMOTE), None)
+        targets = [tier for tier in self.tiers if tier in (local, Tier.REMOTE)]
+        moves = [Move(Tier.DEVICE, tier, self.tiers[tier].expect(digests)) for tier in targets]
+        return [move for move in moves if move.digests]
+
+    def arrived(self, move: Move, now_ns: int) -> Arrival:
+        """The bytes of a move to a tier are there. The moves returned are demotions; until they
+        arrive, their blocks are found nowhere."""
+        store = self.tiers[move.target]
+        if not store.up:
+            store.forgo(move.digests)
+            return Arrival((), (), ())
+        stored = store.store(move.digests, now_ns)
+        moves: tuple[Move, ...] = ()
+        if move.target is Tier.HOST and Tier.DISK in self.tiers:
+            # Evicted from the tail of a chain to its start: turned round they are a chain again.
+            demoted = self.tiers[Tier.DISK].expect(stored.evicted[::-1])
+            moves = (Move(Tier.HOST, Tier.DISK, demoted),) if demoted else ()
+        return Arrival(stored.added, stored.evicted, moves)
+
+    def lost(self, move: Move) -> None:
+        """A move to a tier was cancelled or died: its blocks may be written again."""
+        self.tiers[move.target].forgo(move.digests)
+
+    def _fastest(self, digest: bytes) -> Tier | None:
+        for tier, store in self.tiers.items():
+            if store.holds(digest):
+                return tier
+        return None

@@ -1,0 +1,32 @@
+"""What the fleet looks like at one instant, for the timeline of a run."""
+
+from tandem.facts.fleet import Role
+from tandem.machines.passage import Stage
+from tandem.twin.record import Sample
+from tandem.twin.world import World
+
+
+def sample(world: World, now_ns: int) -> Sample:
+    """A look at every worker and every request on its way."""
+    stages = dict.fromkeys(Stage, 0)
+    for passage in world.router.passages.values():
+        stages[passage.stage] += 1
+    queued_prefill_tokens = used_blocks = total_blocks = prefilling = waiting = 0
+    for member in world.members.up.values():
+        load = member.worker.load(now_ns)
+        queued_prefill_tokens += load.queued_prefill_tokens
+        waiting += load.waiting_requests
+        total_blocks += member.pool.kind.block_count
+        used_blocks += member.pool.kind.block_count - load.free_blocks
+        prefilling += member.role is Role.PREFILL
+    return Sample(
+        now_ns=now_ns,
+        waiting_requests=stages[Stage.LINE] + waiting,
+        prefilling_requests=max(0, stages[Stage.PREFILLING] - waiting),
+        decoding_requests=stages[Stage.MOVING] + stages[Stage.DECODING],
+        queued_prefill_tokens=queued_prefill_tokens,
+        kv_used=used_blocks / total_blocks if total_blocks else 0.0,
+        prefill_workers=prefilling,
+        decode_workers=len(world.members.up) - prefilling,
+        moving_bytes=world.transport.network.moving_bytes(now_ns),
+    )

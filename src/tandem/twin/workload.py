@@ -1,0 +1,92 @@
+"""Turns the rows of a trace into requests: token ids that share what the rows share, sessions whose
+turns wait for each other, gangs of parallel answers."""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tandem.facts.request import Request
+from tandem.facts.sampling import SamplingParameters
+from tandem.facts.trace import TraceRow
+
+# A block of the trace is filled with one token id of its own; what no block covers, and every
+# answer, has ids that no block and no other request has. The ids only ever meet in block hashes.
+VOCABULARY_TOKENS = 1 << 32
+OWN_PROMPTS = 1 << 30
+ANSWERS = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One row of the trace with its place in it. `answers` requests are made of it at once."""
+
+    index: int
+    row: TraceRow
+
+    def request_ids(self) -> list[str]:
+        if self.row.answers == 1:
+            return [f"r{self.index}"]
+        return [f"r{self.index}.{answer}" for answer in range(self.row.answers)]
+
+
+class Workload:
+    """The rows as first turns, each with what follows it in its session."""
+
+    def __init__(self, rows: Sequence[TraceRow], context_tokens: int) -> None:
+        self._block_serials: dict[int, int] = {}
+        self._context_tokens = context_tokens
+        self._followers: dict[int, int] = {}
+        self._rows = rows
+        self.first_turns: list[Turn] = []
+        last_of_session: dict[str, int] = {}
+        for index, row in enumerate(rows):
+            before = last_of_session.get(row.session) if row.session else None
+            if before is None:
+                self.first_turns.append(Turn(index, row))
+            else:
+                self._followers[before] = index
+            if row.session:
+                last_of_session[row.session] = index
+        self.first_turns.sort(key=lambda turn: (turn.row.arrival_s, turn.index))
+
+    @property
+    def requests(self) -> int:
+        return sum(row.answers for row in self._rows)
+
+    def follower(self, turn: Turn) -> Turn | None:
+        """The turn that its session sends after this one ended."""
+        index = self._followers.get(turn.index)
+        return None if index is None else Turn(index, self._rows[index])
+
+    def prompt(self, turn: Turn) -> "array[int]":
+        """The token ids of a row's prompt; at most what the context can hold."""
+        row = turn.row
+        left_tokens = min(row.prompt_tokens, self._context_tokens - 1)
+        tokens = array("I")
+        for block_id in row.block_ids:
+            covered = min(row.block_tokens, left_tokens)
+            if covered <= 0:
+                break
+            serial = self._block_serials.setdefault(block_id, len(self._block_serials))
+            tokens.extend(array("I", (serial,)) * covered)
+            left_tokens -= covered
+        tokens.extend(array("I", (OWN_PROMPTS + turn.index,)) * left_tokens)
+        return tokens
+
+    def requests_of(self, turn: Turn, priority: int) -> Iterator[Request]:
+        """The requests of a turn, all with the same prompt."""
+        prompt = self.prompt(turn)
+        sampling = SamplingParameters(max_tokens=max(1, turn.row.output_tokens))
+        for request_id in turn.request_ids():
+            yield Request(
+                request_id=request_id,
+                prompt_tokens=prompt,
+                sampling=sampling,
+                priority=priority,
+                cache_salt=turn.row.tenant,
+            )
+
+
+def answer_token(serial: int) -> int:
+    """The one token id that the answer of request `serial` is made of."""
+    return ANSWERS + serial % ANSWERS

@@ -1,0 +1,203 @@
+"""The simulated cluster at work: performs what the router and the workers ask for, on the virtual
+clock, where the live cluster would use processes and sockets."""
+
+from collections import deque
+
+from tandem.facts.fleet import Role, Tier
+from tandem.facts.fleet_messages import (
+    AskForBlocks,
+    BlocksListed,
+    BlocksReported,
+    CancelTransfer,
+    Explain,
+    ImportCancelled,
+    ImportReported,
+    KvReported,
+    Reject,
+    RequestRefused,
+    RoleTaken,
+    RouterEffect,
+    RouterEvent,
+    StartTransfer,
+    Tell,
+    TokensReported,
+    WorkerJoined,
+    WorkerLost,
+)
+from tandem.facts.messages import (
+    CancelImport,
+    EmitTokens,
+    ImportBlocks,
+    ImportsArrived,
+    KvComputed,
+    PrefillsArrived,
+    Refuse,
+    ReportBlocks,
+    RequestsArrived,
+    WorkerEvent,
+)
+from tandem.machines.entrance import RouterConfig
+from tandem.machines.fleet import Capacity
+from tandem.machines.router import RouterMachine
+from tandem.twin.agenda import Agenda
+from tandem.twin.members import Member, Members
+from tandem.twin.record import Decision, RunRecord, WorkerRecord
+from tandem.twin.recorder import Recorder
+from tandem.twin.scenario import Pool, Scenario
+from tandem.twin.transport import Transport
+from tandem.twin.worker import CACHE_ROOT, Leapt, SimulatedEffect, SimulatedWorker
+
+
+class World:
+    """Router, workers, network and records. Everybody who may ever come up is known from the start;
+    `members` are those who are up."""
+
+    def __init__(self, scenario: Scenario, run: RunRecord) -> None:
+        self.scenario = scenario
+        self.run = run
+        self.agenda = Agenda()
+        self.recorder = Recorder(run)
+        policies = scenario.policies
+        self.pools = {name: pool for pool in scenario.pools for name in pool.workers()}
+        self.router = RouterMachine(
+            RouterConfig(
+                block_size=scenario.block_size,
+                root=CACHE_ROOT,
+                capacities={name: _capacity(pool, scenario) for name, pool in self.pools.items()},
+                routing=policies.routing,
+                admission=policies.admission,
+                dispatching=policies.dispatching,
+                classes=policies.classes,
+                max_requests=policies.max_requests,
+                prefill_depth=policies.prefill_depth,
+                explains=scenario.explains,
+            )
+        )
+        self.transport = Transport(scenario, self.agenda, self.recorder, self.tell_router)
+        for name, pool in self.pools.items():
+            self.transport.add_worker(name, pool)
+        self.members = Members(self.agenda, self._hear)
+        self._order = {name: index for index, name in enumerate(self.pools)}
+        self._report_ns = round(scenario.report_interval_s * 1e9)
+        self._reported_ns = -1
+        self._mail: deque[RouterEvent] = deque()
+        self._delivering = False
+
+    def join(self, name: str, role: Role, now_ns: int) -> None:
+        """A worker is up, empty."""
+        pool = self.pools[name]
+        self.recorder.worker(WorkerRecord(name, str(role), pool.kind.device, pool.kind.devices))
+        worker = SimulatedWorker(name, pool.kind, self.scenario, self.recorder)
+        self.members.up[name] = Member(worker, pool, role, self._order[name], now_ns)
+        self.tell_router(WorkerJoined(name, role), now_ns)
+        self.transport.relist(name, now_ns)
+
+    def leave(self, name: str, now_ns: int) -> None:
+        """A worker is gone, whether it was told to or died."""
+        self.settle_accounts(name, now_ns)
+        del self.members.up[name]
+        self.transport.lose_worker(name, now_ns)
+        self.tell_router(WorkerLost(name), now_ns)
+
+    def take_role(self, name: str, role: Role, now_ns: int) -> None:
+        """A drained worker begins to work in another role, with the cache it has."""
+        self.members.up[name].role = role
+        record = self.recorder.worker_of(name)
+        record.role, record.flips = str(role), record.flips + 1
+        self.tell_router(RoleTaken(name, role), now_ns)
+
+    def finished(self, name: str) -> bool:
+        """Whether nobody needs this worker any more."""
+        idle = self.members.up[name].worker.idle
+        return idle and not any(p.needs(name) for p in self.router.passages.values())
+
+    def settle_accounts(self, name: str, now_ns: int) -> None:
+        """Write down what a worker was up for, until now."""
+        member = self.members.up[name]
+        record = self.recorder.worker_of(name)
+        record.up_ns += now_ns - member.since_ns
+        record.preemptions += member.worker.machine.planner.preemptions
+        member.since_ns = now_ns
+
+    def tell_router(self, event: RouterEvent, now_ns: int) -> None:
+        """Events are handled one after the other, each with all its effects, as messages are."""
+        self._mail.append(event)
+        if self._delivering:
+            return
+        self._delivering = True
+        while self._mail:
+            self._perform(self.router.handle(self._mail.popleft(), now_ns), now_ns)
+        self._delivering = False
+
+    def refresh_loads(self, now_ns: int) -> None:
+        """Workers report what they carry, if their last report is old enough."""
+        if self._reported_ns >= 0 and now_ns - self._reported_ns < self._report_ns:
+            return
+        self._reported_ns = now_ns
+        for member in self.members.up.values():
+            if not member.hangs:
+                self.router.handle(member.worker.load(now_ns), now_ns)
+
+    def decide(self, decision: Decision) -> None:
+        """Keep a decision: always one about the fleet, one about a request when asked for."""
+        if self.scenario.explains or not decision.request_id:
+            self.run.decisions.append(decision)
+
+    def _perform(self, effects: list[RouterEffect], now_ns: int) -> None:
+        for effect in effects:
+            match effect:
+                case Tell(name, event):
+                    self._note_route(name, event, now_ns)
+                    self.members.tell(name, event, now_ns)
+                case StartTransfer():
+                    passage = self.router.passage_of(effect.request_id)
+                    self.transport.start(effect, passage, now_ns)
+                case CancelTransfer(transfer_id):
+                    self.transport.cancel(transfer_id, now_ns)
+                case Reject(request_id, reason, retry_after_s):
+                    self.recorder.rejected(request_id, reason, retry_after_s, now_ns)
+                case Explain(request_id, kind, text, figures):
+                    self.decide(Decision(now_ns, request_id, kind, text, figures))
+                case AskForBlocks(name, tier):
+                    self._list_blocks(name, tier, now_ns)
+
+    def _list_blocks(self, name: str, tier: Tier, now_ns: int) -> None:
+        if tier is Tier.DEVICE and (member := self.members.up.get(name)):
+            hashes, number = member.worker.machine.residents.pool.listing()
+            self.tell_router(BlocksListed(name, tier, hashes, number), now_ns)
+
+    def _note_route(self, name: str, event: WorkerEvent, now_ns: int) -> None:
+        match event:
+            case RequestsArrived(requests) | PrefillsArrived(requests, _):
+                for request in requests:
+                    self.recorder.routed(request.request_id, name, True, now_ns)
+            case ImportsArrived(requests, _):
+                for request in requests:
+                    passage = self.router.passage_of(request.request_id)
+                    prefill = passage is not None and passage.prefill == name
+                    self.recorder.routed(request.request_id, name, prefill, now_ns)
+
+    def _hear(self, name: str, effects: list[SimulatedEffect], now_ns: int) -> None:
+        """What a worker says, to whom it concerns."""
+        for effect in effects:
+            match effect:
+                case Leapt(emission, steps):
+                    self.tell_router(TokensReported(name, emission, steps), now_ns)
+                case EmitTokens():
+                    self.tell_router(TokensReported(name, effect), now_ns)
+                case ReportBlocks(changes):
+                    self.tell_router(BlocksReported(name, Tier.DEVICE, changes), now_ns)
+                    self.transport.write_through(name, changes, now_ns)
+                case KvComputed():
+                    self.tell_router(KvReported(name, effect), now_ns)
+                case ImportBlocks():
+                    self.tell_router(ImportReported(name, effect), now_ns)
+                case CancelImport(request_id):
+                    self.tell_router(ImportCancelled(name, request_id), now_ns)
+                case Refuse(request_id, error):
+                    self.tell_router(RequestRefused(name, request_id, str(error)), now_ns)
+
+
+def _capacity(pool: Pool, scenario: Scenario) -> Capacity:
+    kind = pool.kind
+    return Capacity(kind.cost, scenario.block_size, kind.block_count, kind.max_sequences)

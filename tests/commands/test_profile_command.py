@@ -1,0 +1,69 @@
+"""`tandem profile`: steps of the real engine are timed, fitted, shown, and read back."""
+
+import json
+
+import typer
+from typer.testing import CliRunner, Result
+
+from tandem.commands.profile import profile_command
+from tandem.commands.profiling import Grid, load_engine, step_plan
+from tandem.config.hardware import BUNDLED, WorkerHardware, load_profile, worker_cost
+from tandem.config.options import ServeOptions
+from tandem.cost.step import StepShape
+
+SMALL = ("--threads", "1", "--max-num-seqs", "4", "--kv-cache-memory", "2MiB")
+
+
+def run(*flags: str) -> Result:
+    app = typer.Typer()
+    app.command()(profile_command)
+    return CliRunner().invoke(app, [*SMALL, *flags], env={"COLUMNS": "200"})
+
+
+def test_a_profile_becomes_a_time_model(tmp_path):
+    path = tmp_path / "profile.json"
+    grid = ("--chunks", "16,64", "--batches", "1,4,9", "--contexts", "0,32", "--repeats", "2")
+    result = run("--out", str(path), *grid)
+    assert result.exit_code == 0, result.output
+    assert "64 tokens after 32, sampled" in result.output
+    assert "4 decodes at 32" in result.output
+    assert "error of the fit: median" in result.output
+    record = json.loads(path.read_text())
+    # 9 sequences do not fit into 4 slots.
+    assert len(record["samples"]) == 2 * 2 * 2 + 2 * 2
+    assert all(sample["seconds"] > 0 for sample in record["samples"])
+    assert record["setup"]["model"] == "tandem-mini"
+    hardware = WorkerHardware("tandem-mini", "cpu", time_model="profile", profile=str(path))
+    cost = worker_cost(hardware)
+    assert cost.step_time == load_profile(path)
+    assert cost.prefill_seconds(64) > 0
+
+
+def test_only_steps_that_fit_are_timed_and_each_runs():
+    options = ServeOptions(threads=1, max_num_seqs=4, kv_cache_memory="2MiB", max_model_len=256)
+    engine, plan = load_engine(BUNDLED / "tandem-mini", "tandem-mini", options)
+    grid = Grid(chunks=(8, 300), batches=(1, 4, 5), contexts=(0, 100, 255), repeats=1)
+    shapes = grid.shapes(plan)
+    assert max(shape.tokens for shape in shapes) == 8
+    assert {shape.decode_sequences for shape in shapes} == {0, 1, 4}
+    for step_id, shape in enumerate(shapes):
+        step = step_plan(step_id, shape, plan)
+        assert step.batched_tokens == shape.tokens
+        assert len(engine.run(step).tokens) == shape.sampled_rows
+    mixed = step_plan(len(shapes), StepShape(((16, 8),), 2, 64, 3), plan)
+    assert mixed.starts.tolist() == [16, 31, 31]
+    assert mixed.counts.tolist() == [8, 1, 1]
+    assert len(set(mixed.table_blocks.tolist())) == len(mixed.table_blocks)
+    assert len(engine.run(mixed).tokens) == 3
+
+
+def test_a_bad_grid_is_refused_in_one_line(tmp_path):
+    out = str(tmp_path / "profile.json")
+    result = run("--out", out, "--chunks", "16,few")
+    assert result.exit_code == 2
+    assert "chunks is '16,few'; expected whole numbers from 2 on" in result.output
+    result = run("--out", str(tmp_path / "no" / "profile.json"))
+    assert "there is no directory" in result.output
+    result = run("--out", out, "--chunks", "5000", "--batches", "5", "--max-model-len", "64")
+    assert result.exit_code == 2
+    assert "no step of this grid fits" in result.output

@@ -1,0 +1,70 @@
+"""Amounts as people write them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.config.cluster_units import (
+    BYTES,
+    BYTES_PER_S,
+    COUNT,
+    DOLLARS_PER_HOUR,
+    SECONDS,
+    SHARE,
+    unit_of,
+)
+
+
+@pytest.mark.parametrize(
+    ("quantity", "text", "amount"),
+    [
+        (SECONDS, "10us", 1e-5),
+        (SECONDS, "50 ms", 0.05),
+        (SECONDS, "1.5h", 5400.0),
+        (SECONDS, "0", 0.0),
+        (BYTES, "64 GiB", 64 * 2**30),
+        (BYTES, "256 GB", 256e9),
+        (BYTES, "1,000 kB", 1e6),
+        (BYTES_PER_S, "50 GB/s", 50e9),
+        (BYTES_PER_S, "400 Gbit/s", 50e9),
+        (BYTES_PER_S, "400 Gb/s", 50e9),
+        (COUNT, "16k", 16_000.0),
+        (COUNT, "16Ki", 16_384.0),
+        (COUNT, "8_192", 8192.0),
+        (COUNT, "2e3", 2000.0),
+        (SHARE, "25%", 0.25),
+        (SHARE, "0.9", 0.9),
+        (DOLLARS_PER_HOUR, "$2.50", 2.5),
+        (DOLLARS_PER_HOUR, "2.50/h", 2.5),
+    ],
+)
+def test_an_amount_is_read_exactly(quantity, text, amount):
+    assert quantity.read(text) == amount
+
+
+@pytest.mark.parametrize(
+    ("quantity", "text"),
+    [(SECONDS, "2"), (SECONDS, "2 GB"), (BYTES, "64"), (BYTES_PER_S, "50 GB"), (COUNT, "many"),
+     (SECONDS, ""), (COUNT, "1.2.3"), (SECONDS, "nan s"), (COUNT, "inf")],
+)  # fmt: skip
+def test_an_amount_of_another_kind_is_refused_with_an_example(quantity, text):
+    with pytest.raises(ValueError, match="expected a .* such as"):
+        quantity.read(text)
+
+
+def test_nothing_is_negative():
+    with pytest.raises(ValueError, match="must not be negative"):
+        SECONDS.read("-2s")
+
+
+@given(st.integers(0, 10**9), st.sampled_from(["ns", "us", "ms", "s"]))
+def test_whole_nanoseconds_survive(count, unit):
+    factor = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}[unit]
+    assert round(SECONDS.read(f"{count} {unit}") * 1e9) == count * factor
+
+
+def test_a_name_says_its_unit():
+    assert unit_of("startup_s") == ("startup", SECONDS)
+    assert unit_of("fabric_bytes_per_s") == ("fabric", BYTES_PER_S)
+    assert unit_of("capacity_bytes") == ("capacity", BYTES)
+    assert unit_of("max_num_seqs") == ("max_num_seqs", None)

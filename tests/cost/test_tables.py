@@ -1,0 +1,67 @@
+"""Step times from tables: the sum of their parts, monotone, and quick in the same answer."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.cost.curves import curve, surface
+from tandem.cost.step import StepShape
+from tandem.cost.tables import TableStepTime
+from tests.cost.shapes import assert_decodes_agree, assert_monotone, more_work
+
+# Noisy on purpose: some larger steps were "measured" to take less time.
+NOISY = TableStepTime(
+    stages=2,
+    tokens=curve([(1.0, 5.0), (64.0, 4.0), (512.0, 9.0), (2048.0, 30.0)]),
+    rows=curve([(1.0, 1.0), (256.0, 2.0)]),
+    chunks=surface(
+        {
+            (c, s): 1e-4 * c + 1e-7 * c * s + (c * 7 + s) % 3
+            for c in (16.0, 128.0, 1024.0)
+            for s in (0.0, 100.0, 4096.0)
+        }
+    ),
+    decodes=surface(
+        {
+            (n, n * c): 1e-6 * n * c + (n + c) % 5
+            for n in (1.0, 8.0, 64.0)
+            for c in (16.0, 1024.0, 8192.0)
+        }
+    ),
+    company=curve([(1.0, 1.0), (64.0, 2.0)]),
+)
+PLAIN = TableStepTime(
+    stages=1,
+    tokens=curve([(0.0, 1.0), (1000.0, 2.0)]),
+    rows=curve([(0.0, 0.25), (100.0, 0.5)]),
+    chunks=surface({(c, s): c * (2 + s) for c in (10.0, 20.0) for s in (0.0, 100.0)}),
+    decodes=surface({(n, n * c): n * c / 8 for n in (1.0, 2.0) for c in (0.0, 64.0)}),
+    company=curve([(1.0, 1.0), (2.0, 3.0)]),
+)
+
+
+def test_a_step_is_the_sum_of_its_parts():
+    # tokens 1 + 12/1000, two rows, a chunk of 10 after 50, two decodes in its company.
+    step = StepShape(((50, 10),), 2, 32, 2)
+    assert PLAIN.seconds(step) == pytest.approx(1.012 + 0.255 + 10 * 52 + 3 * 32 / 8)
+    alone = StepShape((), 2, 32, 2)
+    assert PLAIN.seconds(alone) == pytest.approx(1.002 + 0.255 + 32 / 8)
+
+
+def test_a_chunk_longer_than_measured_is_several():
+    parts = 20 * (2 + 5) + 20 * (2 + 25) + 10 * (2 + 45)
+    assert PLAIN.seconds(StepShape(((5, 50),))) == pytest.approx(1.05 + parts)
+
+
+def test_nothing_takes_no_time():
+    assert PLAIN.seconds(StepShape()) == PLAIN.decode_seconds(0, 0) == 0.0
+
+
+@given(more_work())
+def test_more_work_never_takes_less_time(pair):
+    assert_monotone(NOISY, pair)
+
+
+@given(st.integers(0, 300), st.integers(0, 3_000_000))
+def test_quick_decodes_are_the_same_decodes(sequences, context):
+    assert_decodes_agree(NOISY, sequences, context if sequences else 0)

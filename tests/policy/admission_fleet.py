@@ -1,0 +1,66 @@
+"""Workers, requests and routes for the tests of admission and dispatch, with easy arithmetic."""
+
+from dataclasses import dataclass
+
+from tandem.cost.step import StepShape
+from tandem.cost.worker import LinkCost, WorkerCost
+from tandem.facts.fleet import Role, Tier
+from tandem.facts.service_level import ServiceLevel
+from tandem.policy.routing.cost_seconds import CostSeconds
+from tandem.policy.views import RequestView, WorkerView
+
+# 10 ms a step, 0.1 ms a token of it, 1 us a context token of the decodes: 1,000 tokens in chunks of
+# 1,000 take 110 ms, a lone decode about 10 ms.
+STEP_S, TOKEN_S, CONTEXT_S = 0.010, 1e-4, 1e-6
+
+
+@dataclass(frozen=True)
+class LinearTime:
+    stages: int = 1
+
+    def seconds(self, shape: StepShape) -> float:
+        return STEP_S + TOKEN_S * shape.tokens + CONTEXT_S * shape.decode_context_tokens
+
+    def decode_seconds(self, sequences: int, context_tokens: int) -> float:
+        return STEP_S + TOKEN_S * sequences + CONTEXT_S * context_tokens
+
+
+COST = WorkerCost(
+    step_time=LinearTime(),
+    kv_bytes_per_token=1000.0,
+    chunk_tokens=1000,
+    tiers={Tier.HOST: LinkCost(bytes_per_s=1e9)},
+    network=LinkCost(bytes_per_s=1e8),
+)
+
+
+def worker(name, role=Role.BOTH, **values):
+    values = {"total_blocks": 100_000, "free_blocks": 100_000} | values
+    return WorkerView(name, role, COST, as_of_ns=0, **values)
+
+
+def busy_worker(name, running, role=Role.DECODE, context=500, **values):
+    """`running` sequences of `context` tokens, each with its own blocks."""
+    blocks = running * -(-context // 16)
+    values = {
+        "running_sequences": running,
+        "context_tokens": running * context,
+        "free_blocks": 100_000 - blocks,
+        "total_blocks": 100_000,
+    } | values
+    return worker(name, role, **values)
+
+
+def request(prompt=1000, answer=100.0, ttft=None, tpot=None, **values):
+    values = {"request_id": "r", "serial": 0, "arrival_ns": 0} | values
+    return RequestView(
+        prompt_tokens=prompt,
+        expected_output_tokens=answer,
+        promise=ServiceLevel(ttft_s=ttft, tpot_s=tpot),
+        **values,
+    )
+
+
+def route(asked, prefill, decode):
+    """Over this pair, with the seconds that every routing policy predicts for it."""
+    return CostSeconds().choose(asked, [prefill] if prefill is decode else [prefill, decode], 0)

@@ -1,0 +1,322 @@
+"""Laws of the fair queue: reserves, ageing, priorities, shares of tenants, deadlines, arrival."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.facts.errors import InvalidConfiguration
+from tandem.policy.qos.classes import Classes, ServiceClass
+from tandem.policy.qos.fair_queue import FairQueue
+from tandem.policy.qos.ordered import Ordered
+from tandem.policy.views import RequestView
+
+CLASSES = Classes(
+    (
+        ServiceClass("gold", priority=0, reserved=0.5),
+        ServiceClass("silver", priority=1, reserved=0.25),
+        ServiceClass("batch", priority=9),
+    )
+)
+SECOND = 1_000_000_000
+
+
+def asks(serial, name="", tenant="", **values):
+    values = {"arrival_ns": serial, "prompt_tokens": 10, "expected_output_tokens": 10.0} | values
+    priority = values.pop("priority", CLASSES.named(name).priority)
+    return RequestView(
+        f"r{serial}", serial, tenant=tenant, service_class=name, priority=priority, **values
+    )
+
+
+REQUESTS = st.tuples(
+    st.sampled_from(["gold", "silver", "batch", ""]),
+    st.sampled_from(["ada", "bob", "cy"]),
+    st.sampled_from([None, 5, 50, 500]),
+    st.integers(0, 3),
+).map(lambda drawn: {"name": drawn[0], "tenant": drawn[1], "deadline_ns": drawn[2], "p": drawn[3]})
+
+
+@dataclass
+class SlowQueue:
+    """The obvious twin: a list, searched whole each time."""
+
+    max_wait_ns: int
+    waiting: list = field(default_factory=list)
+    counters: dict = field(default_factory=dict)
+    last_left: dict = field(default_factory=dict)
+
+    def counter(self, tenant, priority):
+        return self.counters.get((tenant, priority), 0.0)
+
+    def push(self, request, priorities):
+        here = [each for each in self.waiting if each.priority == request.priority]
+        if all(each.tenant != request.tenant for each in here):
+            if here:
+                level = min(self.counter(each.tenant, each.priority) for each in here)
+            else:
+                last = self.last_left.get(request.priority, request.tenant)
+                level = self.counter(last, request.priority)
+            key = (request.tenant, request.priority)
+            self.counters[key] = max(self.counter(*key), level)
+        self.waiting.append(request)
+
+    def charge(self, tenant, tokens, priorities):
+        for priority in priorities:
+            self.counters[tenant, priority] = self.counter(tenant, priority) + tokens
+
+    def take(self, request):
+        self.waiting.remove(request)
+        left = [(each.tenant, each.priority) for each in self.waiting]
+        if (request.tenant, request.priority) not in left:
+            self.last_left[request.priority] = request.tenant
+        return request
+
+    def next(self, in_use, capacity, now_ns):
+        if not self.waiting or sum(in_use.values()) >= capacity:
+            return None
+        below = [
+            each
+            for each in self.waiting
+            if CLASSES.below_reserve(each.service_class, in_use, capacity)
+        ]
+        entitled = below or self.waiting
+        oldest = min(entitled, key=lambda each: (each.arrival_ns, each.serial))
+        if now_ns - oldest.arrival_ns > self.max_wait_ns:
+            return self.take(oldest)
+        urgent = min(each.priority for each in entitled)
+        entitled = [each for each in entitled if each.priority == urgent]
+        least = min((self.counter(e.tenant, urgent), e.tenant, e.service_class) for e in entitled)
+        own = [e for e in entitled if (e.tenant, e.service_class) == least[1:]]
+        never = 2**63
+        due = min(own, key=lambda e: (never if e.deadline_ns is None else e.deadline_ns, e.serial))
+        return self.take(due)
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        REQUESTS,
+        st.tuples(st.just("next"), st.integers(0, 8), st.integers(0, 8), st.integers(0, 8)),
+        st.tuples(st.just("charge"), st.sampled_from(["ada", "bob", "cy"]), st.integers(0, 50)),
+        st.tuples(st.just("remove"), st.integers(0, 100)),
+    ),
+    max_size=80,
+)
+
+
+@given(ACTIONS, st.integers(0, 60))
+def test_the_queue_is_its_slow_twin(actions, max_wait_ns):
+    fast = FairQueue(CLASSES, max_wait_s=max_wait_ns / SECOND)
+    slow = SlowQueue(max_wait_ns)
+    priorities = range(4)
+    for now_ns, action in enumerate(actions):
+        if isinstance(action, dict):
+            request = asks(
+                now_ns,
+                action["name"],
+                action["tenant"],
+                deadline_ns=action["deadline_ns"],
+                priority=action["p"],
+            )
+            fast.push(request)
+            slow.push(request, priorities)
+        elif action[0] == "next":
+            in_use = dict(zip(("gold", "silver", "batch"), action[1:], strict=True))
+            assert fast.next(in_use, 12, now_ns) == slow.next(in_use, 12, now_ns)
+        elif action[0] == "charge":
+            fast.charge(action[1], action[2], 2 * action[2])
+            slow.charge(action[1], 5.0 * action[2], priorities)
+        elif slow.waiting:
+            gone = slow.waiting[action[1] % len(slow.waiting)]
+            assert gone.request_id in fast
+            assert fast.remove(gone.request_id) == slow.take(gone)
+            assert gone.request_id not in fast
+        assert len(fast) == len(slow.waiting)
+        assert fast.waiting() == Counter(each.service_class for each in slow.waiting)
+
+
+@given(st.lists(st.sampled_from(["gold", "silver", "batch", ""]), max_size=60), st.integers(0, 16))
+def test_free_slots_are_filled_and_reserves_are_honoured(names, capacity):
+    queue = FairQueue(CLASSES)
+    for serial, name in enumerate(names):
+        queue.push(asks(serial, name))
+    in_use = Counter()
+    while request := queue.next(in_use, capacity, 0):
+        in_use[request.service_class] += 1
+    # Work conserving: every free slot was given out while somebody waited.
+    assert sum(in_use.values()) == min(capacity, len(names))
+    demand = Counter(names)
+    for name in ("gold", "silver"):
+        assert in_use[name] >= min(demand[name], CLASSES.reserved_slots(name, capacity))
+
+
+def test_an_unused_reserve_is_lent_and_comes_back_with_the_next_free_slot():
+    queue = FairQueue(CLASSES)
+    for serial in range(8):
+        queue.push(asks(serial, "batch"))
+    in_use = Counter()
+    while request := queue.next(in_use, 4, 0):
+        in_use[request.service_class] += 1
+    assert in_use == {"batch": 4}
+    queue.push(asks(100, "gold"))
+    queue.push(asks(101, "gold"))
+    queue.push(asks(102, "gold"))
+    in_use["batch"] -= 1
+    # Even before batch requests that waited far too long; but not beyond the reserve.
+    late_ns = 100 * SECOND
+    assert queue.next(in_use, 4, late_ns).request_id == "r100"
+    in_use.update(gold=1)
+    assert queue.next(in_use, 4, late_ns) is None
+    in_use["batch"] -= 1
+    assert queue.next(in_use, 4, late_ns).request_id == "r101"
+    in_use.update(gold=1)
+    in_use["batch"] -= 1
+    assert queue.next(in_use, 4, late_ns).request_id == "r4"
+
+
+def test_the_order_is_priority_then_service_then_deadline_then_arrival():
+    queue = FairQueue(Classes())
+    queue.push(asks(0, tenant="ada", priority=1))
+    queue.push(asks(1, tenant="ada", priority=0))
+    queue.push(asks(2, tenant="ada", priority=0, deadline_ns=50))
+    queue.push(asks(3, tenant="ada", priority=0, deadline_ns=40))
+    queue.push(asks(4, tenant="bob", priority=0))
+    queue.charge("ada", 1, 0)
+    taken = [queue.next({}, 1, 10).request_id for _ in range(5)]
+    assert taken == ["r4", "r3", "r2", "r1", "r0"]
+    assert queue.next({}, 1, 10) is None
+
+
+SIZES = st.tuples(st.integers(1, 100), st.integers(0, 50))
+
+
+@given(
+    st.lists(SIZES, min_size=2, max_size=4),
+    st.integers(1, 4),
+    st.lists(st.integers(0, 3), min_size=1, max_size=10),
+)
+def test_backlogged_tenants_differ_by_no_more_than_vtc_allows(sizes, slots, ends):
+    # As the paper proves: whoever has the larger counter is not taken again, so it leads by one
+    # prompt and the answers that run. Prompts are charged when taken, answers when they end.
+    queue, served, running = FairQueue(Classes()), Counter(), []
+    bound = max(prompt for prompt, _ in sizes) + 2 * slots * max(answer for _, answer in sizes)
+    for serial in range(2 * len(sizes)):
+        queue.push(asks(serial, tenant=str(serial // 2)))
+    for serial in range(100, 200):
+        tenant = int(queue.next({"": len(running)}, slots, 0).tenant)
+        queue.push(asks(serial, tenant=str(tenant)))
+        prompt, answer = sizes[tenant]
+        queue.charge(str(tenant), prompt, 0)
+        served[tenant] += prompt
+        running.append((tenant, answer))
+        for _ in range(max(ends[serial % len(ends)], len(running) == slots)):
+            if running:
+                tenant, answer = running.pop(serial % len(running))
+                queue.charge(str(tenant), 0, answer)
+                served[tenant] += 2 * answer
+        counts = [served[tenant] for tenant in range(len(sizes))]
+        assert max(counts) - min(counts) <= bound
+
+
+def test_nobody_saves_up_credit_while_idle():
+    queue = FairQueue(Classes())
+    for serial in range(20):
+        queue.push(asks(serial, tenant="busy"))
+    for _ in range(10):
+        queue.charge(queue.next({}, 1, 0).tenant, 100, 0)
+    # Idle until now, yet level with the other: they take turns.
+    for serial in range(20, 30):
+        queue.push(asks(serial, tenant="idle"))
+    taken = []
+    for _ in range(8):
+        taken.append(queue.next({}, 1, 0).tenant)
+        queue.charge(taken[-1], 100, 0)
+    assert taken == ["busy", "idle"] * 4
+    # The same when the other just left.
+    alone = FairQueue(Classes())
+    alone.push(asks(0, tenant="busy"))
+    alone.charge(alone.next({}, 1, 0).tenant, 1000, 0)
+    alone.push(asks(1, tenant="idle"))
+    alone.push(asks(2, tenant="busy"))
+    alone.charge("idle", 1, 0)
+    assert alone.next({}, 1, 0).tenant == "busy"
+
+
+def test_weights_divide_the_service():
+    queue = FairQueue(Classes(), weights={"ada": 3.0})
+    for serial in range(80):
+        queue.push(asks(serial, tenant="ada" if serial % 2 else "bob"))
+    taken = Counter()
+    for _ in range(40):
+        tenant = queue.next({}, 1, 0).tenant
+        queue.charge(tenant, 10, 5)
+        taken[tenant] += 1
+    assert taken == {"ada": 30, "bob": 10}
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(1, 20))
+def test_nobody_starves(priorities, max_wait_s):
+    # An endless stream of urgent requests, one arrival and one free slot a second.
+    queue = FairQueue(CLASSES, max_wait_s=max_wait_s)
+    for serial, priority in enumerate(priorities):
+        queue.push(asks(serial, "batch", arrival_ns=0, priority=1 + priority))
+    waits = {}
+    for second in range(max_wait_s + 2 * len(priorities) + 2):
+        now_ns = second * SECOND
+        queue.push(asks(1000 + second, arrival_ns=now_ns, priority=0))
+        taken = queue.next({}, 1, now_ns)
+        waits[taken.request_id] = second
+    # Whoever waits too long is behind those who waited longer and nobody else.
+    for serial in range(len(priorities)):
+        assert waits[f"r{serial}"] <= max_wait_s + 1 + len(priorities)
+
+
+def test_a_hundred_thousand_wait_without_trouble():
+    queue = FairQueue(CLASSES)
+    for serial in range(100_000):
+        name = ("gold", "silver", "batch", "")[serial % 4]
+        queue.push(asks(serial, name, f"t{serial % 997}", deadline_ns=serial * 7919 % 100_003))
+    for serial in range(0, 100_000, 2):
+        queue.remove(f"r{serial}")
+    assert len(queue) == 50_000
+    for _ in range(10_000):
+        queue.charge(queue.next({}, 4, 0).tenant, 10, 1)
+    # Every second left: silver with its reserve was served, and the class without a name waits.
+    assert queue.waiting() == {"silver": 15_000, "": 25_000}
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 99), st.booleans())))
+def test_an_ordered_set_is_a_sorted_dictionary(actions):
+    ordered, plain = Ordered(), {}
+    for serial, (item, key, leaves) in enumerate(actions):
+        if leaves and item in plain:
+            ordered.remove(item)
+            del plain[item]
+        else:
+            ordered.put(item, (key, serial))
+            plain[item] = (key, serial)
+        assert ordered.first() == min(((k, i) for i, k in plain.items()), default=None)
+        assert len(ordered) == len(plain)
+        assert all((item in ordered) == (item in plain) for item in "abcdefgh")
+
+
+def test_ghosts_of_an_ordered_set_do_not_pile_up():
+    ordered = Ordered()
+    ordered.put("first", (-1, 0))
+    for serial in range(1000):
+        ordered.put("moving", (0, serial))
+    assert len(ordered._heap) <= 2 * len(ordered) + 17
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"weights": {"ada": 0.0}}, "weight of tenant ada is 0; choose"),
+        ({"max_wait_s": -1.0}, "max_wait_s is -1; choose"),
+    ],
+)
+def test_a_bad_setting_is_named(values, text):
+    with pytest.raises(InvalidConfiguration, match=text):
+        FairQueue(Classes(), **values)
