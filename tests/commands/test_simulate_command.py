@@ -26,14 +26,12 @@ def trace(tmp_path):
 
 
 def run(*words: object):
-    return CliRunner().invoke(app, ["simulate", *map(str, words)], terminal_width=200)
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["simulate", *map(str, words)])
 
 
 def test_one_run_is_told_in_full(trace, tmp_path):
     figures, records = tmp_path / "run.json", tmp_path / "records.jsonl"
-    result = run(
-        "mixed", "--trace", trace, "--first", 30, "--json", figures, "--records", records
-    )
+    result = run("mixed", "--trace", trace, "--first", 30, "--json", figures, "--records", records)
     assert result.exit_code == 0, result.output
     for words in ("TTFT (first token)", "prefill on h100", "the first 30 of 40 requests"):
         assert words in result.output
@@ -94,8 +92,8 @@ def test_a_plot_is_drawn(trace, tmp_path):
         (["mixed", "--explain", "999"], "999: no such request"),
         (["mixed", "--plot", "run.txt"], "--plot must end in"),
         (["mixed", "--set", "policies.routing.harm=2"], "routing cost takes no parameters"),
-        (["mixed", "--set", "policies.admission.x=2"], "admission none: "),
-        (["mixed", "--set", "policies.forecast=trend"], "planning static"),
+        (["mooncake-16", "--set", "policies.admission.x=2"], "admission none: "),
+        (["mixed", "--set", "policies.forecast=trend"], "planning static forecasts nothing"),
     ],
 )
 def test_a_mistake_is_one_line(trace, words, told):

@@ -48,7 +48,7 @@ def test_an_amount_is_read_exactly(quantity, text, amount):
      (SECONDS, ""), (COUNT, "1.2.3"), (SECONDS, "nan s"), (COUNT, "inf")],
 )  # fmt: skip
 def test_an_amount_of_another_kind_is_refused_with_an_example(quantity, text):
-    with pytest.raises(ValueError, match="expected a .* such as"):
+    with pytest.raises(ValueError, match=r"expected a .* such as"):
         quantity.read(text)
 
 

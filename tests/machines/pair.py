@@ -227,7 +227,7 @@ class Pair:
 
     def settle(self) -> None:
         """Everybody gets to the end, and the workers are empty."""
-        for _ in range(20_000):
+        for _ in range(3_000):
             alive = [journey for journey in self.journeys if not journey.over]
             choices = self.routine()
             choices += [(self.start, one, 0, False) for one in alive if one.source is None]
@@ -235,7 +235,7 @@ class Pair:
             if not choices and alive:
                 # Each worker holds what the other has no room for: somebody must begin again.
                 self.seen["stalled"] += 1
-                choices = [(self.leave, alive[0])]
+                choices = [(self.leave, next(one for one in alive if one.held))]
             if not choices:
                 break
             action, *arguments = self.chance.choice(choices)

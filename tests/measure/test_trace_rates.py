@@ -70,6 +70,14 @@ def test_slow_clients_are_neither_lost_nor_multiplied():
     assert count == pytest.approx(500, abs=4 * math.sqrt(500) * 1.76)
 
 
+@pytest.mark.parametrize(("family", "shape"), [("Gamma", 0.2), ("Weibull", 0.6), ("", 0.0)])
+def test_a_slice_begins_anywhere_in_a_gap(family, shape):
+    """A bunchy law that began with a whole gap would give twice as many as recorded."""
+    window, rng = RateWindow("w", 0.0, 2 / 600, family, shape), np.random.default_rng(5)
+    counts = [len(list(draw_instants([window], RateDraw(), rng))) for _ in range(4000)]
+    assert mean(counts) == pytest.approx(2.0, abs=4 * pstdev(counts) / math.sqrt(4000))
+
+
 def archive(folder, files):
     path = folder / "clients.tar.xz"
     with tarfile.open(path, "w:xz") as made:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Role
 from tandem.policy.admission.contract import ADMITTED
+from tandem.policy.admission.decode_forecast import forecast
 from tandem.policy.admission.registry import ADMISSIONS
 from tandem.policy.views import TierHits
 from tests.policy.admission_fleet import COST, busy_worker, request, route, worker
@@ -71,6 +72,9 @@ def test_what_was_waited_counts_against_the_promise_and_not_against_the_next_try
         assert in_time == ADMITTED
         late = judge(policy, each, prefill_worker(), decode, now_ns=spare_ns + 1000)
         assert (late.admitted, late.retry_after_s) == (False, 0.1)
+    queue = prefill_worker(queued=20_000)
+    fresh, late = (judge(policy, asked, queue, decode, now_ns) for now_ns in (0, 10**9))
+    assert fresh.retry_after_s == late.retry_after_s > 1
 
 
 @pytest.mark.parametrize("name", EARLY)
@@ -212,6 +216,28 @@ def test_the_prediction_is_the_documented_formula(running, expected, answer, que
     if not load - 1e-7 <= tpot <= load + 1e-7:
         assert verdict.admitted == (load <= tpot)
     assert ("cannot hold even" in verdict.reason) == (alone > tpot)
+
+
+@given(
+    running=st.integers(0, 300),
+    expected=st.integers(0, 300),
+    arriving_s=st.floats(0.1, 20),
+    ahead_s=st.floats(0, 60),
+)
+def test_the_forecast_counts_as_a_roll_call_does(running, expected, arriving_s, ahead_s):
+    # Answers of 200 tokens, of which those that run have written 100 on average.
+    decode = busy_worker("d", running, context=101, expected_decodes=expected)
+    expects = forecast(decode, 200, arriving_s)
+    stay_s = expects.answer_s
+    ends = [stay_s * (place + 0.5) / running for place in range(running)]
+    starts = [arriving_s * (place + 0.5) / expected for place in range(expected)]
+    ages_s = [ahead_s + stay_s - end for end in ends if end > ahead_s]
+    ages_s += [ahead_s - start for start in starts if 0 <= ahead_s - start < stay_s]
+    prompts = sum(end > ahead_s for end in ends)
+    at = expects.at(ahead_s)
+    assert at.sequences == pytest.approx(len(ages_s), abs=2)
+    context_tokens = prompts + sum(ages_s) / expects.gap_s
+    assert at.context_tokens == pytest.approx(context_tokens, abs=2 * 201)
 
 
 def drained(remaining, context, seconds):

@@ -1,7 +1,7 @@
 """Laws of all planning policies, and the published rules on views made by hand."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.facts.errors import InvalidConfiguration
@@ -49,6 +49,7 @@ def fleets(draw):
 
 
 @pytest.mark.parametrize("name", PLANNINGS)
+@settings(max_examples=30)
 @given(views=st.lists(fleets(), min_size=1, max_size=4))
 def test_every_policy_keeps_the_house_rules(name, views):
     """Within the bounds, a worker of each role left, flips and moves of workers that are there;
@@ -107,7 +108,7 @@ def test_bounds_take_the_nearest_sizes_and_share_alike(prefill, decode, least, m
 def test_mistakes_are_told_in_one_line():
     with pytest.raises(InvalidConfiguration, match="choose one of static, utilisation"):
         planning("magic")
-    with pytest.raises(InvalidConfiguration, match="planning 'tandem'.*speed"):
+    with pytest.raises(InvalidConfiguration, match=r"planning 'tandem'.*speed"):
         planning("tandem", speed=3)
     with pytest.raises(InvalidConfiguration, match="attainment"):
         Tandem(attainment=1.0)

@@ -20,22 +20,20 @@ def late(history):
     return sum(tick.ttft_s > 2.0 or tick.tpot_s > 0.05 for tick in history) / len(history)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_noise_alone_changes_hardly_anything(seed):
-    bed = Bed(Tandem(), lambda now_s: 15.0, seed=seed)
-    history = bed.run(2 * HOUR_S)
+def test_noise_alone_changes_hardly_anything():
+    history = Bed(Tandem(), lambda now_s: 8.0).run(2 * HOUR_S)
     assert changes(history[60:]) <= 3
     assert late(history[60:]) == 0
 
 
 def test_the_load_loop_alone_flaps_where_ours_stands():
-    history = Bed(DynamoLoad(), lambda now_s: 15.0).run(HOUR_S)
+    history = Bed(DynamoLoad(), lambda now_s: 8.0).run(HOUR_S)
     assert changes(history[60:]) > 20
 
 
 @pytest.mark.parametrize("startup_s", [0.0, 60.0])
 def test_a_step_is_served_within_a_horizon_and_the_backlog_soon_gone(startup_s):
-    step_s = 1200
+    step_s = 600
     bed = Bed(
         Tandem(),
         lambda now_s: 10.0 if now_s < step_s else 30.0,
@@ -43,7 +41,7 @@ def test_a_step_is_served_within_a_horizon_and_the_backlog_soon_gone(startup_s):
         decode=2,
         startup_s=startup_s,
     )
-    history = bed.run(2400)
+    history = bed.run(1200)
     asked = next(tick for tick in history if tick.now_s > step_s and tick.changed)
     assert asked.now_s <= step_s + 20
     horizon_s = startup_s + 20
@@ -56,22 +54,22 @@ def test_more_start_up_time_costs_more_but_there_is_no_cliff():
     def worst(startup_s):
         bed = Bed(
             Tandem(),
-            lambda now_s: 10.0 + 20.0 * min(1.0, max(0.0, now_s - 900) / 600),
+            lambda now_s: 10.0 + 20.0 * min(1.0, max(0.0, now_s - 300) / 600),
             prefill=5,
             decode=2,
             startup_s=startup_s,
         )
-        return late(bed.run(2400))
+        return late(bed.run(1500))
 
     assert worst(0.0) <= 0.02
     assert worst(120.0) <= 0.1
 
 
 def test_a_daily_wave_is_followed_down_as_well():
-    bed = Bed(Tandem(), lambda now_s: 20.0 + 15.0 * sin(2 * pi * now_s / 7200))
-    history = bed.run(7200)
+    bed = Bed(Tandem(), lambda now_s: 12.0 + 9.0 * sin(2 * pi * now_s / HOUR_S))
+    history = bed.run(HOUR_S)
     totals = [tick.prefill + tick.decode for tick in history]
-    assert min(totals[360:]) < 0.6 * max(totals)
+    assert min(totals[180:]) < 0.6 * max(totals)
     assert late(history[60:]) < 0.03
     assert all(tick.plan.prefill + tick.plan.decode <= 64 for tick in history)
 
@@ -114,9 +112,9 @@ def test_the_present_load_vetoes_a_scale_down():
 def run_flips(view_after, **settings):
     policy = Tandem()
     calm = fleet(workers(4, 6), steady(80), **settings)
-    for tick in range(9):
+    for tick in range(6):
         policy.plan(calm, tick * 10 * SECOND)
-    return policy.plan(view_after, 90 * SECOND)
+    return policy.plan(view_after, 60 * SECOND)
 
 
 def test_a_flip_is_preferred_when_it_is_quicker():
@@ -144,7 +142,7 @@ def test_the_quietest_worker_flips():
     assert plan.flips[0] == Flip("d2", "prefill")
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     st.lists(st.integers(0, 300), min_size=1, max_size=15),
     st.integers(2, 40),
@@ -158,6 +156,7 @@ def test_more_load_never_plans_fewer_from_a_fresh_start(counts, most):
     assert 2 <= planned(1) <= planned(2) <= planned(3) <= most
 
 
+@settings(max_examples=10)
 @given(st.integers(-(10**18), 10**18))
 def test_shifting_all_instants_changes_nothing(shift_ns):
     def plans(from_ns):

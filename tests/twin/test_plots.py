@@ -1,6 +1,7 @@
 """What the plots show, and that both libraries draw it."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -99,9 +100,9 @@ def test_labels_keep_apart_and_within(heights, step):
     spread_apart = pytest.importorskip("tandem.twin.plot_png").spread_apart
     moved = spread_apart(heights, step, 0.0, 100.0)
     assert len(moved) == len(heights)
-    assert all(after - before >= step - 1e-9 for before, after in zip(moved, moved[1:]))
+    assert all(after - before >= step - 1e-9 for before, after in pairwise(moved))
     assert all(-1e-9 <= height <= 100 + 1e-9 for height in moved)
-    if all(after - before >= step for before, after in zip(heights, heights[1:])):
+    if all(after - before >= step for before, after in pairwise(heights)):
         assert moved == pytest.approx(heights)
 
 

@@ -18,6 +18,7 @@ from tandem.commands.simulate_output import (
     write_records,
 )
 from tandem.commands.simulate_runs import Trial, run_trials
+from tandem.commands.simulate_scenario import scenario_of
 from tandem.config.cluster import bundled_clusters
 from tandem.config.environment import machine_facts
 from tandem.facts.errors import InvalidConfiguration
@@ -46,11 +47,14 @@ def simulate_command(
     draw = None if output.plot is None else load_plotter(output.plot)
     trials = [
         Trial(label, cluster, speed, output.keeps_decisions)
-        for label, cluster in tried.variants(clusters).items()
+        for label, cluster in tried.variants(clusters, workload.seed).items()
         for speed in workload.speeds()
     ]
     if output.explain is not None and len(trials) > 1:
         raise InvalidConfiguration("--explain looks at one run; give one cluster, routing, speed")
+    for trial in trials:
+        # What is wrong with a cluster is told before any run begins.
+        scenario_of(trial.cluster)
     rows, notes = workload.rows()
     records = _perform(trials, rows, output)
     runs = [Run(trial, record) for trial, record in zip(trials, records, strict=True)]

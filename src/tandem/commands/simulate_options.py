@@ -45,7 +45,8 @@ class WorkloadOptions:
         ),
     ] = None
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Same seed, same run. (default: the cluster's)")
+        int | None,
+        typer.Option(min=0, help="Of all chance: same seed, same run. (default: the cluster's)"),
     ] = None
 
     def speeds(self) -> list[float]:
@@ -103,15 +104,17 @@ class TrialOptions:
         typer.Option("--faults", help="Adds a fault, as 'at: 30s, crash: decode-1, restart: 20s'."),
     ] = None
 
-    def variants(self, names: list[str]) -> dict[str, Cluster]:
-        """Every cluster with every routing, under the label that tells it from the others. Raises
-        `InvalidConfiguration`."""
+    def variants(self, names: list[str], seed: int | None) -> dict[str, Cluster]:
+        """Every cluster with every routing, under the label that tells it from the others; all with
+        this seed if there is one. Raises `InvalidConfiguration`."""
         promise = parse_slo(self.slo or ())
         faults = tuple(_fault(text) for text in self.faults or ())
         variants = {}
         for name in names:
             cluster = read_cluster(name, self.settings or ())
             cluster = replace(cluster, faults=(*cluster.faults, *faults))
+            if seed is not None:
+                cluster = replace(cluster, seed=seed)
             if not promise.empty:
                 cluster = replace(cluster, slo=promise)
             for routing in self._routings(cluster.policies.routing):
@@ -161,7 +164,7 @@ def _fault(text: str) -> Mapping[str, object]:
         entry = yaml.safe_load(f"{{{text}}}")
     except yaml.YAMLError:
         entry = None
-    if not isinstance(entry, dict) or not entry:
+    if not isinstance(entry, dict) or None in entry.values():
         raise InvalidConfiguration(
             f"--faults must look like 'at: 30s, crash: decode-1, restart: 20s', got {text!r}"
         )

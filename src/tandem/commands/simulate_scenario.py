@@ -163,16 +163,13 @@ def _made(kind: str, choice: Choice, make: Callable[..., T]) -> T:
 def _planning(cluster: Cluster) -> Planning | None:
     """None where nothing is planned: a run without ticks is quicker and the same."""
     chosen, forecast = cluster.policies.planning, cluster.policies.forecast
-    if chosen.name == "static" and not chosen.parameters:
-        return None
     options: dict[str, Any] = dict(chosen.parameters)
     if forecast is not None:
         make = PLANNINGS[chosen.name]
-        takes = is_dataclass(make) and "forecaster" in {entry.name for entry in fields(make)}
-        if not takes:
-            raise InvalidConfiguration(f"planning {chosen.name} does not forecast; drop forecast")
+        if not is_dataclass(make) or "forecaster" not in {entry.name for entry in fields(make)}:
+            raise InvalidConfiguration(f"planning {chosen.name} forecasts nothing; drop forecast")
         options["forecaster"] = forecaster(forecast.name, **forecast.parameters)
-    return planning(chosen.name, **options)
+    return planning(chosen.name, **options) if chosen.name != "static" or options else None
 
 
 def _classes(cluster: Cluster) -> Classes:

@@ -1,37 +1,19 @@
-"""Reads folders of measured operators, and makes step times of them.
+"""Finds the measured operators of a model on a device in a folder.
 
 Two layouts: AIConfigurator's (operators of a GPU, by size) and LLMServingSim's (operators of one
 model on one GPU). What a folder does not hold (links of a model's layout, small operations of a
 GPU's) comes from the roofline.
 """
 
-import csv
-import gzip
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tandem.config.hardware_gemm import GemmTable
-from tandem.cost.curves import Curve, constant, curve, surface, total
+from tandem.config.hardware_layers import ModelFolder
+from tandem.config.hardware_operators import OperatorFolder
 from tandem.cost.device import DeviceSpec
-from tandem.cost.model_shape import ModelShape, chunk_pairs
-from tandem.cost.roofline import (
-    SMALL_OPERATIONS,
-    all_reduce_seconds,
-    elementwise_token_seconds,
-)
+from tandem.cost.model_shape import ModelShape
 from tandem.cost.sharding import Sharding
 from tandem.cost.tables import TableStepTime
 from tandem.facts.errors import InvalidConfiguration
-
-Row = dict[str, str]
-MEASURED_HEAD_DIM = 128
-# How AIConfigurator calls the precisions of matrix products; 16 bits are 16 bits.
-MEASURED_KINDS = {"bf16": "bfloat16", "fp16": "bfloat16"}
-# How often an operator of LLMServingSim's runs: once a layer, or as often as said here.
-RUNS_A_LAYER = {"layernorm": 2}
-RUNS_ONCE = ("embedding", "final_layernorm")
-BY_ROW = ("lm_head", "sampler")
-APART = ("attn",)
 
 
 def load_operator_tables(
@@ -45,7 +27,7 @@ def load_operator_tables(
             "that, or time_model roofline"
         )
     if list(folder.glob(f"{device.name}*_gemm_ms.csv.gz")):
-        return _OperatorFolder(folder, shape, device, sharding).step_time()
+        return OperatorFolder(folder, shape, device, sharding).step_time()
     name = f"{device.name.replace('_', '')}_{shape.label}".lower()
     prefix = f"{name}_tp{sharding.tensor_parallel}_"
     files = {
@@ -54,234 +36,8 @@ def load_operator_tables(
         if path.name.lower().startswith(prefix)
     }
     if "attention" in files and ("dense" in files or "layers" in files):
-        return _ModelFolder(files, shape, device, sharding).step_time()
+        return ModelFolder(files, shape, device, sharding).step_time()
     raise InvalidConfiguration(
         f"tables: {folder} has neither {device.name}*_gemm_ms.csv.gz nor attention and layers "
         f"under {prefix}*.csv.gz"
     )
-
-
-class _OperatorFolder:
-    """AIConfigurator: matrix products by (m, n, k), attention by heads, all-reduce by elements."""
-
-    def __init__(
-        self, folder: Path, shape: ModelShape, device: DeviceSpec, sharding: Sharding
-    ) -> None:
-        self.folder, self.shape, self.device, self.sharding = folder, shape, device, sharding
-        self.layers = shape.layers / sharding.pipeline_parallel
-        attention = shape.attention
-        head_dim = attention.kv_elements // (2 * attention.kv_heads)
-        if shape.feed_forward.experts or attention.decode_pair_flops != (
-            4.0 * attention.heads * head_dim
-        ):
-            raise InvalidConfiguration(
-                f"tables: {folder} holds neither mixtures of experts nor latent attention, which "
-                f"{shape.label} has; use time_model roofline"
-            )
-        if head_dim != MEASURED_HEAD_DIM:
-            raise InvalidConfiguration(
-                f"tables: attention in {folder} was measured with heads of {MEASURED_HEAD_DIM}; "
-                f"{shape.label} has {head_dim}; use time_model roofline"
-            )
-
-    def step_time(self) -> TableStepTime:
-        precision = self.sharding.weight_precision
-        gemm = GemmTable(MEASURED_KINDS.get(precision, precision), self._rows("gemm_ms"))
-        parts = [gemm.by_rows(n, k).scaled(self.layers) for n, k in self._products()]
-        if self.sharding.tensor_parallel > 1:
-            parts.append(self._all_reduce().scaled(2 * self.layers))
-        latency = self.device.latency
-        small_s = latency.step_s + self.layers * SMALL_OPERATIONS * latency.operation_s
-        small_token_s = elementwise_token_seconds(self.shape, self.device, self.sharding)
-        parts.append(Curve((0.0,), (small_s,), small_token_s))
-        vocabulary = self.shape.vocabulary_tokens / self.sharding.tensor_parallel
-        head = gemm.by_rows(vocabulary, self.shape.hidden_features)
-        decodes = self._attention("generation")
-        generation = surface({(b, b * c): s for (b, c), s in decodes.items()})
-        return TableStepTime(
-            stages=self.sharding.pipeline_parallel,
-            tokens=total(parts),
-            rows=head.scaled(1 / self.sharding.pipeline_parallel),
-            chunks=surface(self._chunks(generation.cut(1).at)).scaled(self.layers),
-            decodes=generation.scaled(self.layers),
-        )
-
-    def _products(self) -> list[tuple[float, float]]:
-        """(n, k) of one layer's matrices on one device: columns are cut in the first of each pair,
-        rows in the second."""
-        attention, ranks = self.shape.attention, self.sharding.tensor_parallel
-        hidden, inner = self.shape.hidden_features, self.shape.feed_forward.inner_features
-        queries = attention.heads * MEASURED_HEAD_DIM
-        gates = self.shape.feed_forward.dense_parameters // (hidden * inner) - 1
-        return [
-            ((queries + attention.kv_elements) / ranks, hidden),
-            (hidden, queries / ranks),
-            (gates * inner / ranks, hidden),
-            (hidden, inner / ranks),
-        ]
-
-    def _chunks(self, decode_seconds: Callable[[float], float]) -> dict[tuple[float, float], float]:
-        """Chunks were measured at the start of a prompt only. A later one takes as long as a first
-        one of as many query-key pairs, and no less than streaming its context to one decode."""
-        first = {
-            length: seconds for (b, length), seconds in self._attention("context").items() if b == 1
-        }
-        by_pairs = curve((chunk_pairs(0, int(count)), s) for count, s in first.items())
-        starts = sorted({0.0, *first, *(2 * max(first) * 2**i for i in range(3))})
-        return {
-            (count, start): max(
-                by_pairs.at(chunk_pairs(int(start), int(count))), decode_seconds(start + count)
-            )
-            for count in first
-            for start in starts
-        }
-
-    def _attention(self, phase: str) -> dict[tuple[float, float], float]:
-        """Seconds of one layer by (batch, context) on one device."""
-        heads = self.shape.attention.heads // self.sharding.tensor_parallel
-        kv_heads = max(1, self.shape.attention.kv_heads // self.sharding.tensor_parallel)
-        found = {
-            (float(row["batch_size"]), float(row["isl"]) + float(row["step"])): (
-                float(row["latency"]) * 1e-3
-            )
-            for row in self._rows(f"{phase}_attention_ms")
-            if int(row["num_heads"]) == heads and int(row["kvh"]) == kv_heads
-        }
-        if not found:
-            raise InvalidConfiguration(
-                f"tables: {self.folder} has no {phase} attention of {heads} heads and {kv_heads} "
-                "KV heads; choose another tensor_parallel, or time_model roofline"
-            )
-        return found
-
-    def _all_reduce(self) -> Curve:
-        """By tokens; the faster of both implementations at each size, as vLLM chooses."""
-        ranks, hidden = str(self.sharding.tensor_parallel), self.shape.hidden_features
-        points = [
-            (float(row["message_size"]) / hidden, float(row["latency"]) * 1e-3)
-            for name in ("custom_allreduce_ms", "nccl_ms")
-            for row in self._rows(name)
-            if row["num_gpus"] == ranks
-            and row.get("op_name", "all_reduce") == "all_reduce"
-            and row.get("nccl_dtype", "half") == "half"
-            and row.get("backend", "vllm_graph") == "vllm_graph"
-        ]
-        if not points:
-            raise InvalidConfiguration(
-                f"tables: {self.folder} has no all-reduce over {ranks} devices"
-            )
-        return curve(points)
-
-    def _rows(self, name: str) -> Iterator[Row]:
-        paths = sorted(self.folder.glob(f"{self.device.name}*_{name}.csv.gz"))
-        if not paths:
-            raise InvalidConfiguration(
-                f"tables: {self.folder} has no {self.device.name}*_{name}.csv.gz"
-            )
-        return read_rows(paths[0])
-
-
-class _ModelFolder:
-    """LLMServingSim: the operators of one model on one device of its tensor-parallel group."""
-
-    def __init__(
-        self, files: dict[str, Path], shape: ModelShape, device: DeviceSpec, sharding: Sharding
-    ) -> None:
-        self.files, self.shape, self.device, self.sharding = files, shape, device, sharding
-        self.stages = sharding.pipeline_parallel
-        self.layers = shape.layers / self.stages
-        if sharding.weight_precision != "bf16":
-            raise InvalidConfiguration(
-                f"weight_precision is {sharding.weight_precision}, but these tables were measured "
-                "in bf16; use that, or time_model roofline"
-            )
-
-    def step_time(self) -> TableStepTime:
-        operators = self._operators()
-        each_layer = total([self._in_all(name, part) for name, part in operators.items()])
-        fixed_s, token_s = all_reduce_seconds(self.shape, self.device, self.sharding)
-        host = Curve((0.0,), (self.device.latency.step_s + fixed_s,), token_s)
-        rows = [operators[name] for name in BY_ROW if name in operators]
-        chunks, decodes, company = self._attention()
-        return TableStepTime(
-            stages=self.stages,
-            tokens=total((each_layer, host)),
-            rows=total(rows).scaled(1 / self.stages),
-            chunks=surface(chunks).scaled(self.layers),
-            decodes=surface(decodes).scaled(self.layers),
-            company=company,
-        )
-
-    def _in_all(self, name: str, part: Curve) -> Curve:
-        if name in (*BY_ROW, *APART):
-            return constant(0.0)
-        if name in RUNS_ONCE:
-            return part.scaled(1 / self.stages)
-        return part.scaled(self.layers * RUNS_A_LAYER.get(name, 1))
-
-    def _operators(self) -> dict[str, Curve]:
-        """Seconds of one run by tokens (or sampled rows), by the operator's name."""
-        points: dict[str, list[tuple[float, float]]] = {}
-        if "layers" in self.files:
-            for row in read_rows(self.files["layers"]):
-                point = (float(row["input"]), float(row["latency(ns)"]) * 1e-9)
-                points.setdefault(row["layer_name"], []).append(point)
-        else:
-            for name, key in (("dense", "tokens"), ("per_sequence", "sequences")):
-                for row in read_rows(self.files[name]):
-                    point = (float(row[key]), float(row["time_us"]) * 1e-6)
-                    points.setdefault(row["layer"], []).append(point)
-        return {name: curve(entries) for name, entries in sorted(points.items())}
-
-    def _attention(
-        self,
-    ) -> tuple[dict[tuple[float, float], float], dict[tuple[float, float], float], Curve]:
-        """One layer's chunks by (tokens now, tokens before), decodes by (sequences, context of all)
-        and what company costs decodes, by sequences."""
-        chunks: dict[tuple[float, float], float] = {}
-        decodes: dict[tuple[float, float], float] = {}
-        mixed: list[tuple[tuple[float, float], tuple[float, float], float]] = []
-        for count, start, sequences, context, seconds in self._attention_rows():
-            chunk, decode = (count, start), (sequences, sequences * context)
-            if count and sequences:
-                mixed.append((chunk, decode, seconds))
-            elif count:
-                chunks[chunk] = seconds
-            else:
-                decodes[decode] = seconds
-        extra: dict[float, float] = {}
-        alone: dict[float, float] = {}
-        for chunk, decode, seconds in mixed:
-            if chunk in chunks and decode in decodes:
-                sequences = decode[0]
-                extra[sequences] = extra.get(sequences, 0.0) + seconds - chunks[chunk]
-                alone[sequences] = alone.get(sequences, 0.0) + decodes[decode]
-        points = [(n, max(1.0, extra[n] / alone[n])) for n in extra]
-        # No more than measured: beyond the last count the factor stays.
-        measured = curve(points) if points else constant(1.0)
-        return chunks, decodes, Curve(measured.xs, measured.ys, 0.0)
-
-    def _attention_rows(self) -> Iterator[tuple[float, float, float, float, float]]:
-        """(chunk, tokens before it, decodes, context of each, seconds)."""
-        for row in read_rows(self.files["attention"]):
-            if "time_us" in row:
-                context = float(row["kv_decode"])
-                count, start = float(row["prefill_chunk"]), float(row["kv_prefill"])
-                seconds = float(row["time_us"]) * 1e-6
-                yield count, start, float(row["n_decode"]), context, seconds
-                continue
-            count, cached = float(row["prefill_chunk_size"]), float(row["kv_cache_size"])
-            if row["is_prefill"] == "True":
-                yield count, cached, 0.0, 0.0, float(row["time_stats.attn_prefill.median"]) * 1e-3
-            else:
-                seconds = float(row["time_stats.attn_decode.median"]) * 1e-3
-                yield 0.0, 0.0, float(row["batch_size"]), cached, seconds
-
-
-def read_rows(path: Path) -> Iterator[Row]:
-    """The rows of a gzipped CSV file."""
-    try:
-        with gzip.open(path, "rt", encoding="utf-8", newline="") as text:
-            yield from csv.DictReader(text)
-    except (OSError, EOFError) as problem:
-        raise InvalidConfiguration(f"tables: {path} cannot be read: {problem}") from problem

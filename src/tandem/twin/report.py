@@ -164,8 +164,14 @@ def _class_table(summary: Summary) -> Table:
 
 
 def _pool_table(summary: Summary) -> Table:
+    # What never happened needs no column.
+    rare = [
+        name
+        for name in ("preemptions", "flips", "crashes")
+        if any(getattr(pool, name) for pool in summary.pools)
+    ]
     columns = ("workers", "count", "devices", "busy", "with prompts", "prompt tok", "output tok")
-    table = _table("", (*columns, "preempted", "flips", "crashes"))
+    table = _table("", (*columns, *rare))
     for pool in summary.pools:
         table.add_row(
             f"{pool.role} on {pool.device}",
@@ -175,9 +181,7 @@ def _pool_table(summary: Summary) -> Table:
             f"{pool.prefill_busy:.1%}",
             f"{pool.prompt_tokens:,}",
             f"{pool.decoded_tokens:,}",
-            f"{pool.preemptions:,}",
-            str(pool.flips),
-            str(pool.crashes),
+            *(f"{getattr(pool, name):,}" for name in rare),
         )
     return table
 

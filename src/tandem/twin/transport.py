@@ -55,6 +55,8 @@ class Transport:
         self._wake_ns: int | None = None
         self._totals: dict[str, TransferRecord] = {}
         self._sequence_numbers: dict[tuple[str, Tier], int] = {}
+        # In a real pool the parent stands in the header of a block.
+        self._parents: dict[bytes, bytes] = {}
         self.hierarchies: dict[str, Hierarchy] = {}
         eviction = scenario.policies.eviction
         remote_blocks = scenario.remote_blocks
@@ -113,6 +115,7 @@ class Transport:
         """Blocks were sealed on a device: copy them to the slower tiers in the background."""
         hierarchy = self.hierarchies[worker]
         if hierarchy.tiers and changes.stored:
+            self._parents.update(zip(changes.stored, changes.stored_parents, strict=True))
             for move in hierarchy.write_through(changes.stored):
                 self._ship_move(worker, move, now_ns)
 
@@ -233,7 +236,8 @@ class Transport:
             return
         number = self._sequence_numbers.get((worker, tier), 0)
         self._sequence_numbers[worker, tier] = number + 1
-        news = BlockChanges(number, removed, stored, ())
+        parents = tuple(self._parents[digest] for digest in stored)
+        news = BlockChanges(number, removed, stored, parents)
         self._tell_router(BlocksReported(worker, tier, news), now_ns)
 
     def _total(self, kind: str) -> TransferRecord:

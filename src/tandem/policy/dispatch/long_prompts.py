@@ -11,6 +11,9 @@ from tandem.policy.routing.contract import Route
 from tandem.policy.routing.prediction import Predictor
 from tandem.policy.views import RequestView, WorkerView
 
+LONG_TOKENS = 32_768
+LEAST_PRIORITY = 1
+
 
 @dataclass(frozen=True, slots=True)
 class LongPrompts:
@@ -19,8 +22,8 @@ class LongPrompts:
     first. Everything else, and everything while none of them accepts, is `inner`'s."""
 
     workers: tuple[str, ...]
-    long_tokens: int = 32_768
-    least_priority: int = 1
+    long_tokens: int = LONG_TOKENS
+    least_priority: int = LEAST_PRIORITY
     transfer: Transfer = Transfer.PUSH
     inner: Dispatching = field(default_factory=AlwaysRemote)
     predictor: Predictor = field(default_factory=Predictor, repr=False, compare=False)

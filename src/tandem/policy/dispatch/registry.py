@@ -1,11 +1,10 @@
 """The dispatch policies by name, each made with its own parameters; all take `transfer`."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.policy.dispatch.contract import Dispatching, Transfer
-from tandem.policy.dispatch.long_prompts import LongPrompts
+from tandem.policy.dispatch.long_prompts import LEAST_PRIORITY, LONG_TOKENS, LongPrompts
 from tandem.policy.dispatch.rules import AlwaysLocal, AlwaysRemote, Conditional, GlobalQueue
 from tandem.policy.dispatch.seconds import SecondsDispatch
 
@@ -28,10 +27,15 @@ def _queue(inner: str = "remote", transfer: Transfer = Transfer.PULL) -> Dispatc
 
 
 def _long_prompts(
-    workers: Sequence[str], inner: str = "remote", transfer: Transfer = Transfer.PUSH, **bounds: Any
+    workers: Sequence[str],
+    inner: str = "remote",
+    transfer: Transfer = Transfer.PUSH,
+    *,
+    long_tokens: int = LONG_TOKENS,
+    least_priority: int = LEAST_PRIORITY,
 ) -> Dispatching:
     wrapped = _inner(inner, transfer)
-    return LongPrompts(tuple(workers), transfer=transfer, inner=wrapped, **bounds)
+    return LongPrompts(tuple(workers), long_tokens, least_priority, transfer, wrapped)
 
 
 DISPATCHES: dict[str, Callable[..., Dispatching]] = {

@@ -18,7 +18,7 @@ from tandem.policy.planning.contract import Window
 from tandem.policy.planning.pools import Sizes, mean
 
 # So many requests describe a distribution well enough; a plan shall cost milliseconds.
-SAMPLED_REQUESTS = 400
+SAMPLED_REQUESTS = 256
 # Waiting grows without bound towards 1, and cost estimates are never exact.
 HIGHEST_LOAD = 0.85
 # Median of the square of a standard normal number.
@@ -73,7 +73,11 @@ class Demand:
         attainment: float,
         room: DecodeRoom,
     ) -> "Demand":
-        prefill_s = tuple(cost.prefill_seconds(prompt) for prompt, _ in workload.lengths)
+        prices = {
+            prompt: cost.prefill_seconds(prompt)
+            for prompt in dict.fromkeys(prompt for prompt, _ in workload.lengths)
+        }
+        prefill_s = tuple(prices[prompt] for prompt, _ in workload.lengths)
         sums = [_context_sums(prompt, output) for prompt, output in workload.lengths]
         context, squared = mean([one for one, _ in sums]), mean([two for _, two in sums])
         # Lengths know uncached prompts alone; running sequences show how much more they attend to.

@@ -53,7 +53,7 @@ class Tandem:
 
     forecaster: Forecaster = STEADY_TREND
     attainment: float = 0.95
-    history_s: float = 600.0
+    history_s: float = 300.0
     patience: Patience = Patience()
     interval_s: float = 10.0
     _needs: list[tuple[int, Sizes]] = field(default_factory=list, init=False)
