@@ -188,8 +188,8 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=10_000_000)
     parser.add_argument("--workers", type=int, default=1_000)
     options = parser.parse_args()
-    # A fleet with room for more: a tenth of the blocks lies in two places.
-    fleet = MadeUpFleet(options.workers, options.blocks * 6 // 5)
+    # A fifth of the turns makes a second copy, so pools need room for more than distinct blocks.
+    fleet = MadeUpFleet(options.workers, options.blocks * 7 // 5)
     index = PrefixIndex(BLOCK_SIZE)
     before = resident_bytes()
     growing, steady = fill(index, fleet, options.blocks)

@@ -68,33 +68,41 @@ def request(serial: int, views: list[WorkerView]) -> RequestView:
     return RequestView(f"r{serial}", serial, 0, 8_000, 300.0, hits)
 
 
-def choose_us(name: str, views: list[WorkerView], repetitions: int) -> list[float]:
-    """Every choice meets a changed view of one worker, as it does in service."""
+def choose_us(name: str, views: list[WorkerView], repetitions: int, all_new: bool) -> list[float]:
+    """Every choice meets a changed view of one worker, as it does in service, or of all."""
     policy, views = ROUTINGS[name](0), list(views)
     policy.choose(request(0, views), views, 0)
     times = []
     for serial in range(repetitions):
         asked, place = request(serial, views), serial % len(views)
-        views[place] = replace(views[place], waiting_requests=views[place].waiting_requests + 1)
+        for changed in range(len(views)) if all_new else (place,):
+            waiting_requests = views[changed].waiting_requests + 1
+            views[changed] = replace(views[changed], waiting_requests=waiting_requests)
         begin = time.perf_counter()
         policy.choose(asked, views, 0)
         times.append((time.perf_counter() - begin) * 1e6)
     return times
 
 
+def show(name: str, kind: str, times_us: list[float], goal_us: int | None) -> None:
+    p50, p99 = statistics.median(times_us), statistics.quantiles(times_us, n=100)[-1]
+    print(f"{name:<16}{kind:<20}{p50:9.0f}{p99:9.0f}{goal_us or '':>8}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repetitions", type=int, default=200)
     repetitions = parser.parse_args().repetitions
-    print(f"{'policy':<16}{'fleet':<16}{'p50 us':>9}{'p99 us':>9}{'goal':>8}")
+    print(f"{'policy':<16}{'fleet':<20}{'p50 us':>9}{'p99 us':>9}{'goal':>8}")
     for count in FLEETS:
         for disaggregated in (False, True):
             views = fleet(count, disaggregated)
             kind = f"{count} {'pairs' if disaggregated else 'both'}"
             for name in ROUTINGS:
-                times = choose_us(name, views, repetitions)
-                p50, p99 = statistics.median(times), statistics.quantiles(times, n=100)[-1]
-                print(f"{name:<16}{kind:<16}{p50:9.0f}{p99:9.0f}{GOAL_US.get(count, ''):>8}")
+                times = choose_us(name, views, repetitions, all_new=False)
+                show(name, kind, times, GOAL_US.get(count))
+            times = choose_us("cost", views, repetitions, all_new=True)
+            show("cost", f"{kind}, all new", times, None)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def test_a_list_compares_and_processes_change_nothing(trace, tmp_path):
             "--processes", processes, "--json", figures,
         )  # fmt: skip
         assert result.exit_code == 0, result.output
-        assert "TTFT p50 / p99" in result.output
+        assert "TTFT p50/p99" in result.output
         texts.add(figures.read_bytes())
     assert len(texts) == 1
     runs = json.loads(texts.pop())["runs"]

@@ -28,7 +28,8 @@ NOISY = TableStepTime(
             for c in (16.0, 1024.0, 8192.0)
         }
     ),
-    company=curve([(1.0, 1.0), (64.0, 2.0)]),
+    company=surface({(n, n * c): n * c % 7 for n in (1.0, 8.0, 64.0) for c in (16.0, 512.0)}),
+    tile_s=1e-6,
 )
 PLAIN = TableStepTime(
     stages=1,
@@ -36,16 +37,23 @@ PLAIN = TableStepTime(
     rows=curve([(0.0, 0.25), (100.0, 0.5)]),
     chunks=surface({(c, s): c * (2 + s) for c in (10.0, 20.0) for s in (0.0, 100.0)}),
     decodes=surface({(n, n * c): n * c / 8 for n in (1.0, 2.0) for c in (0.0, 64.0)}),
-    company=curve([(1.0, 1.0), (2.0, 3.0)]),
+    company=surface({(n, n * c): n * c / 4 for n in (1.0, 2.0) for c in (0.0, 64.0)}),
+    tile_s=0.5,
 )
 
 
 def test_a_step_is_the_sum_of_its_parts():
-    # tokens 1 + 12/1000, two rows, a chunk of 10 after 50, two decodes in its company.
+    # tokens 1 + 12/1000, two rows, a chunk of 10 after 50, two decodes, what company costs them.
     step = StepShape(((50, 10),), 2, 32, 2)
-    assert PLAIN.seconds(step) == pytest.approx(1.012 + 0.255 + 10 * 52 + 3 * 32 / 8)
+    decodes = 32 / 8 + 32 / 4 + 2 * 10 * 0.5
+    assert PLAIN.seconds(step) == pytest.approx(1.012 + 0.255 + 10 * 52 + decodes)
     alone = StepShape((), 2, 32, 2)
     assert PLAIN.seconds(alone) == pytest.approx(1.002 + 0.255 + 32 / 8)
+
+
+def test_tiles_are_laid_out_up_to_the_longest_chunk():
+    one, two = (PLAIN.seconds(StepShape(chunks, 2, 32)) for chunks in (((0, 20),), ((0, 20),) * 2))
+    assert two - one == pytest.approx(20 * 2 + 0.02)
 
 
 def test_a_chunk_longer_than_measured_is_several():

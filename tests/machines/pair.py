@@ -233,9 +233,10 @@ class Pair:
             choices += [(self.start, one, 0, False) for one in alive if one.source is None]
             choices += [(self.offer, one) for one in alive if self.may_be_offered(one)]
             if not choices and alive:
-                # Each worker holds what the other has no room for: somebody must begin again.
+                # Each worker keeps blocks or slots for what waits at the other: somebody must
+                # begin again.
                 self.seen["stalled"] += 1
-                choices = [(self.leave, next(one for one in alive if one.held))]
+                choices = [(self.leave, next(one for one in alive if one.target is not None))]
             if not choices:
                 break
             action, *arguments = self.chance.choice(choices)

@@ -1,5 +1,7 @@
 """The prefix index gives what an obvious one gives, under any reports, losses and snapshots."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -159,6 +161,8 @@ class IndexDuel(RuleBasedStateMachine):
         self.index.audit()
         held = set().union(*self.obvious.held.values())
         assert self.index.resident_blocks == len(held)
+        for run in self.index._runs.runs():
+            assert all(PARENTS[after] == before for before, after in pairwise(run.digests))
 
     def teardown(self):
         if hasattr(self, "index"):
@@ -192,6 +196,30 @@ def test_a_hole_in_the_middle_ends_the_prefix_and_its_return_heals_it():
     assert index.apply("a", Tier.DEVICE, back)
     assert index.match(chain, 0).hits == {"a": TierHits(1000 * BLOCK_SIZE)}
     index.audit()
+
+
+def test_a_prompt_stored_in_pieces_by_two_workers_is_one_run():
+    index, chain = PrefixIndex(BLOCK_SIZE), chain_of(*range(96))
+    for worker in "ab":
+        for number in range(3):
+            part = slice(32 * number, 32 * number + 32)
+            parents = (b"root", *chain)[part]
+            changes = BlockChanges(number, (), tuple(chain[part]), parents)
+            index.apply(worker, Tier.DEVICE, changes)
+    assert len(index._runs.runs()) == 1
+    index.resynchronise("a", Tier.DEVICE, chain[:50], 5)
+    index.resynchronise("c", Tier.DISK, chain, 0)
+    index.match(chain, 0)
+    assert [len(run.digests) for run in index._runs.runs()] == [50, 46]
+
+
+def test_a_branch_stays_a_run_of_its_own():
+    index, trunk, branch = PrefixIndex(BLOCK_SIZE), chain_of(0, 1, 2), chain_of(0, 1, 7)
+    for worker in "ab":
+        index.apply(worker, Tier.DEVICE, stored(trunk))
+        index.apply(worker, Tier.DEVICE, BlockChanges(1, (), (branch[2],), (branch[1],)))
+    assert sorted(len(run.digests) for run in index._runs.runs()) == [1, 3]
+    assert index.match(branch, 0).hits == dict.fromkeys("ab", TierHits(48))
 
 
 def test_a_second_holder_gets_its_own_length():

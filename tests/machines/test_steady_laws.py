@@ -207,7 +207,6 @@ def test_steps_taken_at_one_go_change_nothing_that_follows():
         seen.update(one.seen)
 
     duel()
-    print(seen)
     assert seen["at one go"] > seen["one by one"] / 3
     assert seen["while some wait"] > 1000
     assert seen["while some are imported"] > 1000

@@ -42,7 +42,11 @@ def made_run(
         free_ns = max(free_ns, arrival_ns) + service_ns
         _finish(request, free_ns - service_ns, free_ns)
         if decisions:
-            figures = (("prefill-0", 0.25), ("prefill-1", 0.5))
+            figures = (
+                ("decode d-0 score", 0.25),
+                ("decode d-1 score", 0.5),
+                ("decode d-1 ttft_s", 2),
+            )
             record.decisions.append(
                 Decision(arrival_ns, request.request_id, "routing", "prefill-0", figures)
             )

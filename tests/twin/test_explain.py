@@ -38,7 +38,12 @@ def test_decisions_come_between_the_arrival_and_what_they_caused():
 
 def test_candidates_and_their_figures_are_told():
     text = told(made_run(requests=5), "3")
-    for words in ("1,003 prompt tokens", "200 from device", "prefill-1: 0.5", "first token"):
+    for words in (
+        "1,003 prompt tokens",
+        "200 from device",
+        "decode d-1: score 0.5, ttft_s 2",
+        "first token",
+    ):
         assert words in text
 
 

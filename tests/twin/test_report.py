@@ -185,6 +185,9 @@ def test_the_knee_is_the_last_load_at_which_the_promise_is_kept():
     assert knee(points, "slow") == 1.0
     assert knee(points, "fast") == 2.0
     assert knee(compared({"hopeless": 9.0}, (1.0,)), "hopeless") is None
+    assert finding([point for point in points if point.speed < 2]).startswith(
+        "The promise is kept up to 1x the recorded load or more; there fast has the highest goodput"
+    )
     assert finding(points) == (
         "fast keeps the promise up to 2x the recorded load or more; the others 1x at most"
     )
@@ -194,7 +197,7 @@ def test_at_one_load_goodput_decides():
     points = compared({"slow": 1.5, "fast": 0.4}, (1.0,))
     assert finding(points).startswith("fast has the highest goodput: 0.96/s, ")
     assert finding(points).endswith(" times that of slow")
-    assert "better than another" in finding(compared({"one": 0.4, "two": 0.4}, (1.0,)))
+    assert "whatever the policy" in finding(compared({"one": 0.4, "two": 0.4}, (1.0,)))
 
 
 @pytest.mark.parametrize("width", [100, 400])

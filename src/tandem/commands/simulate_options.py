@@ -103,6 +103,10 @@ class TrialOptions:
         list[str] | None,
         typer.Option("--faults", help="Adds a fault, as 'at: 30s, crash: decode-1, restart: 20s'."),
     ] = None
+    fault_rate: Annotated[
+        float | None,
+        typer.Option("--fault-rate", min=0.0, help="Random faults an hour, drawn by the seed."),
+    ] = None
 
     def variants(self, names: list[str], seed: int | None) -> dict[str, Cluster]:
         """Every cluster with every routing, under the label that tells it from the others; all with
@@ -113,6 +117,8 @@ class TrialOptions:
         for name in names:
             cluster = read_cluster(name, self.settings or ())
             cluster = replace(cluster, faults=(*cluster.faults, *faults))
+            if self.fault_rate is not None:
+                cluster = replace(cluster, faults_per_hour=self.fault_rate)
             if seed is not None:
                 cluster = replace(cluster, seed=seed)
             if not promise.empty:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
 
-from tandem.commands.simulate_scenario import scenario_of
+from tandem.commands.simulate_scenario import scenario_of, with_random_faults
 from tandem.config.cluster import Cluster
 from tandem.facts.trace import TraceRow
 from tandem.measure.trace_shape import speed
@@ -46,9 +46,11 @@ class _Jobs:
             self.done[place] = share
             self.heard(self.done)
 
-        record = simulate(
-            scenario_of(trial.cluster, trial.keeps_decisions), speed(self.rows, trial.speed), hear
-        )
+        rows = speed(self.rows, trial.speed)
+        scenario = scenario_of(trial.cluster, trial.keeps_decisions)
+        if trial.cluster.faults_per_hour:
+            scenario = with_random_faults(scenario, trial.cluster, rows[-1].arrival_s)
+        record = simulate(scenario, rows, hear)
         hear(1.0)
         return record
 

@@ -1,7 +1,7 @@
 """From a cluster file to a scenario of the twin: fresh policies, priced workers, read faults."""
 
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from math import inf
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ from tandem.cost.worker import WorkerCost
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Tier
 from tandem.forecast.choose import forecaster
+from tandem.machines.waiting_line import LineConfig
 from tandem.policy.admission.registry import ADMISSIONS
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.registry import DISPATCHES
@@ -21,6 +22,7 @@ from tandem.policy.planning.contract import Planning
 from tandem.policy.qos.classes import Classes, ServiceClass
 from tandem.policy.routing.registry import ROUTINGS
 from tandem.twin.faults_entries import read_faults
+from tandem.twin.faults_random import random_faults
 from tandem.twin.network_paths import NodeLinks
 from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind
 
@@ -51,6 +53,14 @@ def scenario_of(cluster: Cluster, explains: bool = False) -> Scenario:
     )
 
 
+def with_random_faults(scenario: Scenario, cluster: Cluster, duration_s: float) -> Scenario:
+    """The scenario with random faults among its own, which the cluster's seed decides."""
+    workers = [name for pool in scenario.pools for name in pool.workers()[: pool.count]]
+    drawn = random_faults(cluster.seed, workers, duration_s, cluster.faults_per_hour / 3600)
+    faults = sorted((*scenario.faults, *drawn), key=lambda fault: fault.begin_ns)
+    return replace(scenario, faults=tuple(faults))
+
+
 def settings_of(cluster: Cluster) -> dict[str, str]:
     """Every choice that shaped a run, in words."""
     chosen = cluster.policies
@@ -69,7 +79,7 @@ def settings_of(cluster: Cluster) -> dict[str, str]:
         "planning": _told(chosen.planning),
         "transfer": str(chosen.transfer),
         "slo": str(cluster.slo),
-        "faults": str(len(cluster.faults)),
+        "faults": f"{len(cluster.faults)} set, {cluster.faults_per_hour:g} an hour at random",
         "seed": str(cluster.seed),
     }
 
@@ -143,6 +153,7 @@ def _policies(cluster: Cluster, pools: tuple[Pool, ...]) -> Policies:
         eviction=lambda: make_eviction(chosen.eviction.name, capacity),
         planning=_planning(cluster),
         classes=_classes(cluster),
+        line=_line(cluster),
     )
 
 
@@ -170,6 +181,20 @@ def _planning(cluster: Cluster) -> Planning | None:
             raise InvalidConfiguration(f"planning {chosen.name} forecasts nothing; drop forecast")
         options["forecaster"] = forecaster(forecast.name, **forecast.parameters)
     return planning(chosen.name, **options) if chosen.name != "static" or options else None
+
+
+def _line(cluster: Cluster) -> LineConfig:
+    """Classes and tenants mean something only where somebody has to wait."""
+    queue = cluster.queue
+    max_requests, prefill_depth = queue.max_requests, queue.prefill_depth
+    if max_requests is None:
+        decoding = [pool for pool in cluster.pools if pool.role.decodes]
+        slots = sum(pool.count * pool.max_num_seqs for pool in decoding)
+        max_requests = slots if cluster.classes or cluster.tenants else 0
+    if prefill_depth is None:
+        prefill_depth = int(cluster.policies.dispatch.name == "queue")
+    weights = {tenant.name: tenant.weight for tenant in cluster.tenants}
+    return LineConfig(max_requests, prefill_depth, weights, queue.max_wait_s)
 
 
 def _classes(cluster: Cluster) -> Classes:

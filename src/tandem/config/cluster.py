@@ -135,6 +135,19 @@ class HealthConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueConfig:
+    """The line before the workers. `max_requests` may be at workers at once, and `prefill_depth`
+    prompts at each prefill worker; who comes later stands in line, where classes and tenants are
+    told apart. 0 sets no bound. None: as many requests as there are slots if there are classes or
+    tenants, else no bound; depth 1 for the dispatch policy `queue`, else no bound. Nobody waits
+    longer than `max_wait_s` for fairness' sake."""
+
+    max_requests: Annotated[int, Meta(ge=0)] | None = None
+    prefill_depth: Annotated[int, Meta(ge=0)] | None = None
+    max_wait_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
 class ClassConfig:
     """A service class: smaller `priority` is more urgent, `reserved` is its share of the capacity,
     and requests with these `headers` belong to it."""
@@ -160,7 +173,8 @@ class TenantConfig:
 class Cluster:
     """A whole cluster file. `model` is a bundled shape's name, or the path of a config.json or
     checkpoint folder; a sequence has `max_model_len` tokens at most, 0 for what a worker's KV
-    holds. `faults` are entries as written, for the simulator to read."""
+    holds. `faults` are entries as written, for the simulator to read, which adds random ones
+    at the rate of `faults_per_hour`."""
 
     model: str
     pools: tuple[PoolConfig, ...]
@@ -170,10 +184,12 @@ class Cluster:
     tiers: TierConfigs = field(default_factory=TierConfigs)
     policies: PolicyConfig = field(default_factory=PolicyConfig)
     health: HealthConfig = field(default_factory=HealthConfig)
+    queue: QueueConfig = field(default_factory=QueueConfig)
     classes: tuple[ClassConfig, ...] = ()
     tenants: tuple[TenantConfig, ...] = ()
     slo: ServiceLevel = field(default_factory=ServiceLevel)
     faults: tuple[Mapping[str, object], ...] = ()
+    faults_per_hour: Annotated[float, Meta(ge=0)] = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 from tandem.config.hardware_rows import read_rows
 from tandem.cost.curves import Curve, constant, curve, surface, total
@@ -14,6 +15,8 @@ from tandem.facts.errors import InvalidConfiguration
 
 # Seconds by two counts.
 Samples = dict[tuple[float, float], float]
+# Seconds by a chunk (tokens now, tokens before) and decodes (sequences, context of all).
+Mixed = dict[tuple[tuple[float, float], tuple[float, float]], float]
 # How often an operator runs: once a layer, or as often as said here.
 RUNS_A_LAYER = {"layernorm": 2}
 RUNS_ONCE = ("embedding", "final_layernorm")
@@ -42,14 +45,16 @@ class ModelFolder:
         fixed_s, token_s = all_reduce_seconds(self.shape, self.device, self.sharding)
         host = Curve((0.0,), (self.device.latency.step_s + fixed_s,), token_s)
         rows = [operators[name] for name in BY_ROW if name in operators]
-        chunks, decodes, company = self._attention()
+        chunks, decodes, extra = self._attention()
+        tile_s, company = _company(extra)
         return TableStepTime(
             stages=self.stages,
             tokens=total((each_layer, host)),
             rows=total(rows).scaled(1 / self.stages),
             chunks=surface(chunks).scaled(self.layers),
             decodes=surface(decodes).scaled(self.layers),
-            company=company,
+            company=surface(company).scaled(self.layers) if company else None,
+            tile_s=tile_s * self.layers,
         )
 
     def _in_all(self, name: str, part: Curve) -> Curve:
@@ -73,31 +78,26 @@ class ModelFolder:
                     points.setdefault(row["layer"], []).append(point)
         return {name: curve(entries) for name, entries in sorted(points.items())}
 
-    def _attention(self) -> tuple[Samples, Samples, Curve]:
+    def _attention(self) -> tuple[Samples, Samples, Mixed]:
         """One layer's chunks by (tokens now, tokens before), decodes by (sequences, context of all)
-        and what company costs decodes, by sequences."""
+        and, by both, how much longer both together take than one after the other."""
         chunks: Samples = {}
         decodes: Samples = {}
-        mixed: list[tuple[tuple[float, float], tuple[float, float], float]] = []
+        mixed: Mixed = {}
         for count, start, sequences, context, seconds in self._attention_rows():
             chunk, decode = (count, start), (sequences, sequences * context)
             if count and sequences:
-                mixed.append((chunk, decode, seconds))
+                mixed[chunk, decode] = seconds
             elif count:
                 chunks[chunk] = seconds
             else:
                 decodes[decode] = seconds
-        extra: dict[float, float] = {}
-        alone: dict[float, float] = {}
-        for chunk, decode, seconds in mixed:
-            if chunk in chunks and decode in decodes:
-                sequences = decode[0]
-                extra[sequences] = extra.get(sequences, 0.0) + seconds - chunks[chunk]
-                alone[sequences] = alone.get(sequences, 0.0) + decodes[decode]
-        points = [(n, max(1.0, extra[n] / alone[n])) for n in extra]
-        # No more than measured: beyond the last count the factor stays.
-        measured = curve(points) if points else constant(1.0)
-        return chunks, decodes, Curve(measured.xs, measured.ys, 0.0)
+        extra = {
+            (chunk, decode): seconds - chunks[chunk] - decodes[decode]
+            for (chunk, decode), seconds in mixed.items()
+            if chunk in chunks and decode in decodes
+        }
+        return chunks, decodes, extra
 
     def _attention_rows(self) -> Iterator[tuple[float, float, float, float, float]]:
         """(chunk, tokens before it, decodes, context of each, seconds)."""
@@ -114,3 +114,21 @@ class ModelFolder:
             else:
                 seconds = float(row["time_stats.attn_decode.median"]) * 1e-3
                 yield 0.0, 0.0, float(row["batch_size"]), cached, seconds
+
+
+def _company(extra: Mixed) -> tuple[float, Samples]:
+    """Seconds for each decode and token of the chunk beside it, and what else decodes then take
+    longer. Medians, since single differences of three measurements are noisy."""
+    by_chunk: dict[tuple[tuple[float, float], float], dict[float, float]] = {}
+    for ((count, start), decode), seconds in extra.items():
+        by_chunk.setdefault((decode, start), {})[count] = seconds
+    slopes = [
+        (found[max(found)] - found[min(found)]) / (decode[0] * (max(found) - min(found)))
+        for (decode, _), found in by_chunk.items()
+        if len(found) > 1
+    ]
+    tile_s = max(0.0, median(slopes)) if slopes else 0.0
+    rest: dict[tuple[float, float], list[float]] = {}
+    for ((count, _), decode), seconds in extra.items():
+        rest.setdefault(decode, []).append(seconds - decode[0] * count * tile_s)
+    return tile_s, {decode: max(0.0, median(found)) for decode, found in rest.items()}

@@ -7,7 +7,7 @@ time depends on the batch's tokens, on its sampled rows, on its chunks, on its d
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-from tandem.cost.curves import Curve, Surface, constant
+from tandem.cost.curves import Curve, Surface
 from tandem.cost.step import StepShape
 
 
@@ -16,8 +16,9 @@ class TableStepTime:
     """Seconds of one stage: `tokens` by tokens in the batch, `rows` by sampled rows, `chunks` by
     (tokens now, tokens before), `decodes` by (sequences, tokens attended to by all).
 
-    `company` multiplies the decodes' attention, by their number, where a step also has chunks: one
-    kernel then serves both, and not with the tiles that decodes would have alone.
+    Where a step has chunks and decodes, one kernel serves both, and not with the tiles that decodes
+    would have alone: that adds `company`, by (sequences, tokens attended to), and `tile_s` for each
+    decode and token of the longest chunk, up to which every sequence gets its tiles.
     """
 
     stages: int
@@ -25,11 +26,13 @@ class TableStepTime:
     rows: Curve
     chunks: Surface
     decodes: Surface
-    company: Curve = field(default_factory=lambda: constant(1.0))
+    company: Surface | None = None
+    tile_s: float = 0.0
     _decode_memo: dict[int, tuple[float, Curve]] = field(
         default_factory=dict, repr=False, compare=False
     )
     _chunk_memo: dict[int, Curve] = field(default_factory=dict, repr=False, compare=False)
+    _company_memo: dict[int, Curve] = field(default_factory=dict, repr=False, compare=False)
 
     def seconds(self, shape: StepShape) -> float:
         tokens, sequences = shape.tokens, shape.decode_sequences
@@ -39,8 +42,9 @@ class TableStepTime:
         if shape.sampled_rows:
             seconds += self.rows.at(shape.sampled_rows)
         if sequences:
-            attention_s = self._decode_parts(sequences)[1].at(shape.decode_context_tokens)
-            seconds += attention_s * (self.company.at(sequences) if shape.chunks else 1.0)
+            seconds += self._decode_parts(sequences)[1].at(shape.decode_context_tokens)
+            if shape.chunks:
+                seconds += self._company_seconds(shape)
         for start, count in shape.chunks:
             seconds += self._chunk_seconds(start, count)
         return seconds
@@ -67,6 +71,17 @@ class TableStepTime:
             base_s = self.tokens.at(sequences) + self.rows.at(sequences)
             parts = self._decode_memo[sequences] = (base_s, self.decodes.cut(sequences))
         return parts
+
+    def _company_seconds(self, shape: StepShape) -> float:
+        """What decodes take longer because there are chunks beside them."""
+        sequences = shape.decode_sequences
+        seconds = sequences * max(count for _, count in shape.chunks) * self.tile_s
+        if self.company is None:
+            return seconds
+        cut = self._company_memo.get(sequences)
+        if cut is None:
+            cut = self._company_memo[sequences] = self.company.cut(sequences)
+        return seconds + cut.at(shape.decode_context_tokens)
 
     def _chunk_seconds(self, start: int, count: int) -> float:
         """A chunk longer than any that was measured is several: attention grows with its square,

@@ -52,8 +52,8 @@ def news_of_kv(sequences: list[Sequence]) -> list[WorkerEffect]:
     return [
         KvComputed(
             request_ids=tuple(sequence.request.request_id for sequence in whole),
-            tokens=tuple(sequence.confirmed for sequence in whole),
-            blocks=tuple(tuple(sequence.blocks) for sequence in whole),
+            tokens=tuple(sequence.stay.confirmed for sequence in whole),
+            blocks=tuple(tuple(sequence.stay.blocks) for sequence in whole),
             held=tuple(sequence.phase is Phase.HELD for sequence in whole),
         )
     ]

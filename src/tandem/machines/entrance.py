@@ -1,27 +1,27 @@
 """Who comes in, when, and where to: admission on arrival, the line of those who wait, and the
 choice of workers when there is room."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tandem.facts.blocks import CacheRoot, extend_chain
 from tandem.machines.fleet import Capacity, Fleet
-from tandem.machines.passage import Passage
+from tandem.machines.passage import Passage, Stage
 from tandem.machines.prefix_index import PrefixIndex
+from tandem.machines.waiting_line import LineConfig, WaitingLine
 from tandem.policy.admission.contract import Admission, Verdict
 from tandem.policy.dispatch.contract import Dispatch, Dispatching
 from tandem.policy.pulling import worthwhile_pulls
 from tandem.policy.qos.classes import Classes
-from tandem.policy.qos.fair_queue import FairQueue
 from tandem.policy.routing.contract import Route, Routing
 from tandem.policy.views import RequestView, WorkerView
 
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """`max_requests` bounds the requests at workers and `prefill_depth` the prompts at each prefill
-    worker; what goes beyond waits in the line (0: no bound). `capacities` prices every worker that
-    may ever join. With `explains` every decision is told, not only acted on."""
+    """`capacities` prices every worker that may ever join. With `explains` every decision is told,
+    not only acted on."""
 
     block_size: int
     root: CacheRoot
@@ -30,8 +30,7 @@ class RouterConfig:
     admission: Admission
     dispatching: Dispatching
     classes: Classes = field(default_factory=Classes)
-    max_requests: int = 0
-    prefill_depth: int = 0
+    line: LineConfig = field(default_factory=LineConfig)
     explains: bool = False
 
 
@@ -54,12 +53,11 @@ class Entrance:
         self.config = config
         self.fleet = Fleet(config.capacities)
         self.index = PrefixIndex(config.block_size)
-        self.line = FairQueue(config.classes)
-        self.in_use: dict[str, int] = {}
+        self.line = WaitingLine(config.line, config.classes)
 
     def judge(self, passage: Passage, now_ns: int) -> tuple[Verdict, Choice | None]:
         """Whether a new request comes in, and where it would go at once (None: it must wait)."""
-        workers = self.fleet.views(now_ns)
+        workers = self.line.before(self.fleet.views(now_ns))
         view = self._look(passage, now_ns)
         route = self.config.routing.choose(view, workers, now_ns)
         verdict = self.config.admission.judge(view, route, workers, now_ns)
@@ -71,17 +69,16 @@ class Entrance:
         """Take the next request out of the line, if there is one and room for it."""
         if not len(self.line) or not self.has_room():
             return None
-        capacity = self.config.max_requests or sum(self.in_use.values()) + len(self.line)
-        waiting = self.line.next(self.in_use, capacity, now_ns)
-        if waiting is None:
+        request_id = self.line.next(now_ns)
+        if request_id is None:
             return None
-        passage = passages[waiting.request_id]
+        passage = passages[request_id]
         view = self._look(passage, now_ns)
         workers = self._with_room(self.fleet.views(now_ns))
         route = self.config.routing.choose(view, workers, now_ns)
         if route is None:
             # Nobody can take anybody now; a worker that joins or frees up asks again.
-            self.line.push(waiting)
+            self.line.wait(passage)
             return None
         return passage, self._dispatch(view, route, workers, now_ns)
 
@@ -95,8 +92,7 @@ class Entrance:
         pulled_tokens = passage.tier_ends[-1][1] if passage.tier_ends else 0
         kept_tokens = max(view.hit(prefill).device_tokens, pulled_tokens)
         known_tokens = view.prompt_tokens
-        self.in_use[view.service_class] = self.in_use.get(view.service_class, 0) + 1
-        self.line.charge(view.tenant, known_tokens, 0)
+        self.line.enter(passage)
         self.fleet.send(prefill, max(1, known_tokens - kept_tokens), known_tokens)
         self.fleet.standings[prefill].prefilling.add(passage.wire_id)
         self.index.expect(prefill, passage.chain, now_ns)
@@ -124,20 +120,35 @@ class Entrance:
         """The request is at no worker any more."""
         self.prompt_done(passage)
         self.expect_no_more(passage)
-        self.in_use[passage.view.service_class] -= 1
-        self.line.charge(passage.view.tenant, 0, len(passage.output) - passage.charged_output)
-        passage.charged_output = len(passage.output)
+        self.line.leave(passage)
 
     def has_room(self) -> bool:
-        config = self.config
-        if config.max_requests and sum(self.in_use.values()) >= config.max_requests:
-            return False
-        if not config.prefill_depth:
-            return True
+        depth = self.config.line.prefill_depth
+        if self.line.full or not depth:
+            return not self.line.full
         return any(
-            standing.role.prefills and len(standing.prefilling) < config.prefill_depth
+            standing.role.prefills and len(standing.prefilling) < depth
             for standing in self.fleet.accepting()
         )
+
+    def audit(self, on_their_way: Sequence[Passage]) -> None:
+        """Assert that the counts are those of these passages."""
+        in_use = Counter(passage.view.service_class for passage in on_their_way)
+        assert in_use == {name: count for name, count in self.line.in_use.items() if count}
+        for worker, standing in self.fleet.standings.items():
+            assert standing.prefilling == {
+                passage.wire_id
+                for passage in on_their_way
+                if passage.stage is Stage.PREFILLING and passage.prefill == worker
+            }
+            expected = [
+                passage.expected_tokens
+                for passage in on_their_way
+                if passage.expected_tokens and passage.decode == worker
+            ]
+            assert standing.expected_decodes == len(expected)
+            assert standing.expected_context_tokens == sum(expected)
+        self.index.audit()
 
     def _look(self, passage: Passage, now_ns: int) -> RequestView:
         """The request as policies see it now: with the tokens so far, and who holds its prefix."""
@@ -149,7 +160,7 @@ class Entrance:
         return passage.view
 
     def _with_room(self, workers: list[WorkerView]) -> list[WorkerView]:
-        depth, standings = self.config.prefill_depth, self.fleet.standings
+        depth, standings = self.config.line.prefill_depth, self.fleet.standings
         if not depth:
             return workers
         return [

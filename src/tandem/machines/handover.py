@@ -2,6 +2,7 @@
 computes, or from a slower tier. Turns what workers report into transfers, and their ends into
 `ImportDone`."""
 
+from collections.abc import Iterable
 from itertools import count
 
 from tandem.facts.fleet import Tier
@@ -86,6 +87,17 @@ class Handover:
         for transfer_id in leg.moving:
             del self._transfers[transfer_id]
         return [CancelTransfer(transfer_id) for transfer_id in leg.moving]
+
+    def audit(self, on_their_way: Iterable[Passage]) -> None:
+        """Assert that the transfers under way are those that these passages wait for."""
+        moving = {
+            transfer_id: (passage, worker)
+            for passage in on_their_way
+            for worker, leg in passage.imports.items()
+            for transfer_id in leg.moving
+        }
+        assert moving == self._transfers
+        assert not self._finished
 
     def _send(
         self, passage: Passage, worker: str, tier: Tier, end_token: int

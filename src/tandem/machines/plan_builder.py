@@ -25,36 +25,36 @@ class PlanBuilder:
 
     def place(self, sequence: Sequence) -> None:
         """The sequence enters its slot, with the blocks it has so far."""
-        sequence.placed = True
+        sequence.stay.placed = True
         self._placements.append(
             Placement(
-                sequence.slot,
+                sequence.stay.slot,
                 sequence.request.request_id,
                 sequence.tokens[:],
                 len(sequence.request.prompt_tokens),
                 sequence.request.sampling,
             )
         )
-        slot = sequence.slot
-        self._table.extend((slot, index, block) for index, block in enumerate(sequence.blocks))
+        slot = sequence.stay.slot
+        self._table.extend((slot, index, block) for index, block in enumerate(sequence.stay.blocks))
 
     def add_block(self, sequence: Sequence, block: int) -> None:
-        self._table.append((sequence.slot, len(sequence.blocks), block))
-        sequence.blocks.append(block)
+        self._table.append((sequence.stay.slot, len(sequence.stay.blocks), block))
+        sequence.stay.blocks.append(block)
 
     def add_row(self, sequence: Sequence, chunk_tokens: int) -> None:
         """Schedule the next `chunk_tokens` of a running sequence, whose blocks are there."""
-        self._slots.append(sequence.slot)
-        self._starts.append(sequence.scheduled)
+        self._slots.append(sequence.stay.slot)
+        self._starts.append(sequence.stay.scheduled)
         self._counts.append(chunk_tokens)
         self.budget_tokens -= chunk_tokens
-        sequence.scheduled += chunk_tokens
+        sequence.stay.scheduled += chunk_tokens
         sequence.flights += 1
         draws = sequence.draws_next
         if draws:
             sequence.unseen += 1
         self._samples.append(draws)
-        self.rows.append((sequence, sequence.scheduled, draws))
+        self.rows.append((sequence, sequence.stay.scheduled, draws))
         self.planned.add(sequence)
 
     def build(self) -> StepPlan:

@@ -182,15 +182,19 @@ class BlockRuns:
         for digest in run.digests:
             self._run_of[digest] = run
 
+    def runs(self) -> list[Run]:
+        """Every run once. For audits: it takes a step for each block."""
+        return list({id(run): run for run in self._run_of.values()}.values())
+
     def audit(self, places: dict[bytes, int]) -> None:
         """Assert that every block of `places` is in one run, and lies just there. For tests."""
         assert places == {digest: run.holders.places for digest, run in self._run_of.items()}
-        runs = {id(run): run for run in self._run_of.values()}
-        members = [digest for run in runs.values() for digest in run.digests]
+        runs = self.runs()
+        members = [digest for run in runs for digest in run.digests]
         assert len(members) == len(set(members)) == len(self._run_of)
-        assert all(self._run_of[digest] is run for run in runs.values() for digest in run.digests)
+        assert all(self._run_of[digest] is run for run in runs for digest in run.digests)
         uses: dict[int, int] = {}
-        for run in runs.values():
+        for run in runs:
             uses[run.holders.places] = uses.get(run.holders.places, 0) + 1
         self._sets.audit(uses)
 

@@ -33,24 +33,24 @@ class Residents:
 
     def blocks_for(self, sequence: Sequence, tokens: int) -> int:
         """How many more blocks the first `tokens` of the sequence need than it has."""
-        return -(-tokens // self.block_size) - len(sequence.blocks)
+        return -(-tokens // self.block_size) - len(sequence.stay.blocks)
 
     def start(self, sequence: Sequence, cached_blocks: list[int]) -> None:
         """A waiting sequence takes a slot and shares these cached blocks."""
         self.pool.share(cached_blocks)
         sequence.start(self.free_slots.pop(), cached_blocks, self.block_size)
         insort(self.running, sequence, key=_rank)
-        for digest in sequence.chain[sequence.sealed :]:
+        for digest in sequence.chain[sequence.stay.sealed :]:
             self._filling.setdefault(digest, sequence)
 
     def leave(self, sequence: Sequence, phase: Phase) -> None:
         """A running sequence gives everything back; what it sealed stays in the cache."""
         self.running.remove(sequence)
-        self.free_slots.append(sequence.slot)
-        self.pool.release(sequence.blocks)
+        self.free_slots.append(sequence.stay.slot)
+        self.pool.release(sequence.stay.blocks)
         self._fills_no_more(sequence)
         if sequence.flights:
-            self._touched.append((sequence, sequence.blocks))
+            self._touched.append((sequence, sequence.stay.blocks))
         sequence.stop(phase)
 
     def step_landed(self) -> None:
@@ -66,7 +66,7 @@ class Residents:
         """A sequence just started gets the blocks for all tokens before `end_token`, and waits
         until their KV has come. Gives the new blocks."""
         new_blocks = [self.pool.allocate() for _ in range(self.blocks_for(sequence, end_token))]
-        sequence.blocks += new_blocks
+        sequence.stay.blocks += new_blocks
         self.running.remove(sequence)
         self.importing[sequence.request.request_id] = sequence
         sequence.phase = Phase.IMPORTING
@@ -81,8 +81,8 @@ class Residents:
         """Nobody writes to the blocks any more. Whether the sequence goes on here."""
         del self.importing[sequence.request.request_id]
         if sequence.phase is Phase.ENDED:
-            self.free_slots.append(sequence.slot)
-            self.pool.release(sequence.blocks)
+            self.free_slots.append(sequence.stay.slot)
+            self.pool.release(sequence.stay.blocks)
             sequence.stop(Phase.ENDED)
             return False
         sequence.phase = Phase.RUNNING
@@ -92,7 +92,7 @@ class Residents:
     def hold(self, sequence: Sequence) -> None:
         """A running sequence has done its part here and keeps its blocks for a reader."""
         self.running.remove(sequence)
-        self.free_slots.append(sequence.slot)
+        self.free_slots.append(sequence.stay.slot)
         self._fills_no_more(sequence)
         self.held[sequence.request.request_id] = sequence
         sequence.phase = Phase.HELD
@@ -102,34 +102,34 @@ class Residents:
         sequence = self.held.pop(request_id, None)
         if sequence is None:
             return False
-        self.pool.release(sequence.blocks)
+        self.pool.release(sequence.stay.blocks)
         sequence.stop(Phase.ENDED)
         return True
 
     def _fills_no_more(self, sequence: Sequence) -> None:
-        for digest in sequence.chain[sequence.sealed :]:
+        for digest in sequence.chain[sequence.stay.sealed :]:
             if self._filling.get(digest) is sequence:
                 del self._filling[digest]
 
     def confirm(self, sequence: Sequence, computed_tokens: int, seal: bool) -> None:
         """The KV of the first `computed_tokens` is there; full blocks go into the cache."""
-        sequence.confirmed = computed_tokens
+        sequence.stay.confirmed = computed_tokens
         full_blocks = computed_tokens // self.block_size
-        if not seal or full_blocks <= sequence.sealed:
+        if not seal or full_blocks <= sequence.stay.sealed:
             return
         extend_chain(sequence.chain, sequence.root, sequence.tokens, self.block_size)
-        for index in range(sequence.sealed, full_blocks):
+        for index in range(sequence.stay.sealed, full_blocks):
             digest = sequence.chain[index]
-            self.pool.seal(sequence.blocks[index], digest, sequence.parent_hash(index))
+            self.pool.seal(sequence.stay.blocks[index], digest, sequence.parent_hash(index))
             if self._filling.get(digest) is sequence:
                 del self._filling[digest]
-        sequence.sealed = full_blocks
+        sequence.stay.sealed = full_blocks
 
     def audit(self) -> None:
         """Assert that blocks and slots have exactly the owners that the sequences say."""
         in_slots = [*self.running, *self.importing.values()]
-        self.pool.audit([sequence.blocks for sequence in (*in_slots, *self.held.values())])
-        slots = [sequence.slot for sequence in in_slots] + self.free_slots
+        self.pool.audit([sequence.stay.blocks for sequence in (*in_slots, *self.held.values())])
+        slots = [sequence.stay.slot for sequence in in_slots] + self.free_slots
         assert sorted(slots) == list(range(len(slots)))
         assert set(self._filling.values()) <= set(in_slots)
 

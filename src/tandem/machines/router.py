@@ -34,16 +34,19 @@ from tandem.facts.messages import (
     HoldsReleased,
     ImportsArrived,
     PrefillsArrived,
-    RequestsAborted,
     RequestsArrived,
     WorkerEvent,
 )
 from tandem.machines.entrance import Choice, Entrance, RouterConfig
 from tandem.machines.handover import Handover
 from tandem.machines.passage import Passage, Stage
+from tandem.machines.recall import call_back
 from tandem.policy.dispatch.contract import Transfer
 
 Effects = list[RouterEffect]
+
+# Output is counted to its tenant in portions: fair shares are uneven by so much, no more.
+CHARGED_TOKENS = 64
 
 
 class RouterMachine:
@@ -68,6 +71,11 @@ class RouterMachine:
             case LoadReported():
                 self.entrance.fleet.report(event, now_ns)
                 return effects
+            case BlocksReported(worker=worker) | BlocksListed(worker=worker) if (
+                worker and worker not in self.entrance.fleet.standings
+            ):
+                # The news of one that died: its name may come back empty.
+                return effects
             case BlocksReported(worker, tier, changes):
                 if not self.entrance.index.apply(worker, tier, changes):
                     effects.append(AskForBlocks(worker, tier))
@@ -84,22 +92,30 @@ class RouterMachine:
                 self._submit(event, now_ns, effects)
             case RequestWithdrawn(request_id):
                 if passage := self.passages.get(request_id):
-                    self._call_back(passage, effects)
+                    effects += call_back(passage, self.entrance, self.handover)
                     self._forget(passage)
             case RequestRefused(_, wire_id, reason):
                 if passage := self._by_wire.get(wire_id):
-                    self._call_back(passage, effects)
+                    effects += call_back(passage, self.entrance, self.handover)
                     self._forget(passage)
                     effects.append(Reject(passage.request_id, reason, 1.0))
             case _:
                 self._change_fleet(event, now_ns, effects)
-        while started := self.entrance.next(self.passages, now_ns):
-            self._start(*started, now_ns, effects)
+        self._fill(now_ns, effects)
         return effects
 
     def passage_of(self, wire_id: str) -> Passage | None:
         """The request that workers know by this id, while they work on it."""
         return self._by_wire.get(wire_id)
+
+    def audit(self) -> None:
+        """Assert that every request is somewhere, and counted where it is. For tests and for the
+        auditor."""
+        on_their_way = [p for p in self.passages.values() if p.stage is not Stage.LINE]
+        assert self._by_wire == {passage.wire_id: passage for passage in on_their_way}
+        assert len(self.entrance.line) == len(self.passages) - len(on_their_way)
+        self.entrance.audit(on_their_way)
+        self.handover.audit(on_their_way)
 
     def _change_fleet(self, event: RouterEvent, now_ns: int, effects: Effects) -> None:
         fleet = self.entrance.fleet
@@ -135,9 +151,24 @@ class RouterMachine:
             return
         self.passages[request_id] = passage
         if choice is None:
-            self.entrance.line.push(passage.view)
+            self.entrance.line.wait(passage)
         else:
             self._start(passage, choice, now_ns, effects)
+
+    def _fill(self, now_ns: int, effects: Effects) -> None:
+        """Start whoever may go. Where a class waits for its reserve, the newest requests of those
+        who borrowed it go back in line, with the tokens that they have."""
+        while started := self.entrance.next(self.passages, now_ns):
+            self._start(*started, now_ns, effects)
+        lent = self.entrance.line.to_give_back()
+        if not lent:
+            return
+        for passage in sorted(self._by_wire.values(), key=lambda each: -each.view.serial):
+            if lent.get(passage.view.service_class, 0):
+                lent[passage.view.service_class] -= 1
+                self._begin_again(passage, effects)
+        while started := self.entrance.next(self.passages, now_ns):
+            self._start(*started, now_ns, effects)
 
     def _start(self, passage: Passage, choice: Choice, now_ns: int, effects: Effects) -> None:
         if self.config.explains:
@@ -167,10 +198,12 @@ class RouterMachine:
                 self.entrance.prompt_done(passage)
                 passage.stage = Stage.DECODING if passage.local else Stage.MOVING
             passage.output.extend((emission.tokens[index],) * event.repeats)
+            if len(passage.output) - passage.charged_output >= CHARGED_TOKENS:
+                self.entrance.line.charge(passage)
             if emission.finish_reasons[index] is not None:
                 if event.worker != passage.decode:
                     # It ended before its hand-over: whoever waits to go on need not.
-                    self._call_back(passage, effects)
+                    effects += call_back(passage, self.entrance, self.handover)
                 self._forget(passage)
 
     def _move(
@@ -213,7 +246,7 @@ class RouterMachine:
     def _migrate(self, event: MigrationsRequested, effects: Effects) -> None:
         """Live migration: the source draws what is under way and holds; the rest is a hand-over."""
         standings = self.entrance.fleet.standings
-        if event.source not in standings or event.target not in standings:
+        if event.source == event.target or event.target not in standings:
             return
         decoding = [
             passage
@@ -233,24 +266,11 @@ class RouterMachine:
 
     def _begin_again(self, passage: Passage, effects: Effects) -> None:
         """A worker died with part of it: take it up elsewhere, with the tokens so far."""
-        self._call_back(passage, effects)
+        effects += call_back(passage, self.entrance, self.handover)
         del self._by_wire[passage.wire_id]
         self.entrance.leave(passage)
         passage.restart()
-        self.entrance.line.push(passage.view)
-
-    def _call_back(self, passage: Passage, effects: Effects) -> None:
-        """Nobody need go on with this request where it is now."""
-        if passage.stage is Stage.LINE:
-            self.entrance.line.remove(passage.request_id)
-            return
-        for worker in list(passage.imports):
-            effects += self.handover.stop(passage, worker)
-        wire_ids = (passage.wire_id,)
-        for worker in dict.fromkeys((passage.decode, passage.prefill)):
-            if worker in self.entrance.fleet.standings:
-                effects.append(Tell(worker, RequestsAborted(wire_ids)))
-                effects.append(Tell(worker, HoldsReleased(wire_ids)))
+        self.entrance.line.wait(passage)
 
     def _forget(self, passage: Passage) -> None:
         del self.passages[passage.request_id]

@@ -1,6 +1,7 @@
 """One sequence inside a worker: its tokens, its blocks, and how far each of them is."""
 
 from array import array
+from dataclasses import dataclass, field
 from enum import Enum
 
 from tandem.facts.blocks import extend_chain
@@ -22,34 +23,45 @@ class Phase(Enum):
     ENDED = "ended"
 
 
+@dataclass(slots=True)
+class Stay:
+    """What a sequence has while it is resident, and loses as a whole when it leaves.
+
+    KV is planned for the first `scheduled` tokens and confirmed for the first `confirmed`; the
+    first `sealed` of `blocks` are in the prefix cache. `placed` says that a plan has told the
+    engine who is in the slot.
+    """
+
+    slot: int = -1
+    blocks: list[int] = field(default_factory=list)
+    scheduled: int = 0
+    confirmed: int = 0
+    sealed: int = 0
+    placed: bool = False
+
+
 class Sequence:
     """A request on its way.
 
     `tokens` are known (prompt and drawn), `unseen` counts tokens drawn by steps still in flight.
-    KV is planned for the first `scheduled` tokens and confirmed for the first `confirmed`; the
-    first `sealed` blocks are in the prefix cache. `chain` holds the hashes of full known blocks.
+    `stay` is what it has here now, `chain` holds the hashes of its full known blocks.
     Steps are planned until `target_tokens` tokens are drawn or known; the answer ends at
     `limit_tokens`, which lies further only when another worker goes on (`hands_over`).
     """
 
     __slots__ = (
-        "blocks",
         "cached_tokens",
         "chain",
-        "confirmed",
         "flights",
         "hands_over",
         "import_tokens",
         "likely_cached_tokens",
         "limit_tokens",
         "phase",
-        "placed",
         "rank",
         "request",
         "root",
-        "scheduled",
-        "sealed",
-        "slot",
+        "stay",
         "target_tokens",
         "tokens",
         "unseen",
@@ -66,14 +78,9 @@ class Sequence:
         self.hands_over = False
         self.import_tokens = 0
         self.likely_cached_tokens = 0
-        self.placed = False
         self.chain: list[bytes] = []
         self.phase = Phase.WAITING
-        self.slot = -1
-        self.blocks: list[int] = []
-        self.scheduled = 0
-        self.confirmed = 0
-        self.sealed = 0
+        self.stay = Stay()
         self.unseen = 0
         self.flights = 0
         self.cached_tokens = -1
@@ -84,12 +91,12 @@ class Sequence:
         coming_tokens = len(self.tokens) + self.unseen
         if coming_tokens >= self.target_tokens or self.phase is Phase.IMPORTING:
             return 0
-        return coming_tokens - self.scheduled
+        return coming_tokens - self.stay.scheduled
 
     @property
     def draws_next(self) -> bool:
         """Whether the tokens scheduled so far end where the next token is to be drawn."""
-        return self.scheduled == len(self.tokens) + self.unseen
+        return self.stay.scheduled == len(self.tokens) + self.unseen
 
     def reusable_chain(self, block_size: int) -> list[bytes]:
         """Hashes of the blocks that may come from the cache.
@@ -113,20 +120,17 @@ class Sequence:
         assert self.phase is Phase.WAITING
         assert not self.flights
         self.phase = Phase.RUNNING
-        self.slot = slot
-        self.blocks = list(cached_blocks)
-        self.sealed = len(cached_blocks)
-        self.scheduled = self.confirmed = self.sealed * block_size
+        cached_tokens = len(cached_blocks) * block_size
+        self.stay = Stay(
+            slot, list(cached_blocks), cached_tokens, cached_tokens, len(cached_blocks)
+        )
         if self.cached_tokens < 0:
-            self.cached_tokens = min(self.scheduled, len(self.request.prompt_tokens))
+            self.cached_tokens = min(cached_tokens, len(self.request.prompt_tokens))
 
     def stop(self, phase: Phase) -> None:
         """Give up slot, blocks and computed KV; the known tokens stay."""
         self.phase = phase
-        self.slot = -1
-        self.blocks = []
-        self.placed = False
-        self.scheduled = self.confirmed = self.sealed = 0
+        self.stay = Stay()
 
     def append(self, token: int) -> tuple[FinishReason | None, bool]:
         """Take a drawn token. Says whether the sequence ends, and whether this token stops it."""

@@ -2,9 +2,9 @@
 pool's blocks: who continues, who is admitted, who gives way."""
 
 from bisect import insort
-from collections.abc import Sequence as Ordered
 
 from tandem.facts.messages import ImportBlocks
+from tandem.machines.entry import Entry
 from tandem.machines.plan_builder import PlanBuilder
 from tandem.machines.residents import Residents
 from tandem.machines.sequence import Phase, Sequence
@@ -23,7 +23,7 @@ class StepPlanner:
     ) -> None:
         self.residents = residents
         self.batching = batching
-        self.prefix_caching = prefix_caching
+        self._entry = Entry(residents, batching, prefix_caching)
         self.pipeline_stages = pipeline_stages
         self.waiting: list[Sequence] = []
         # Whether the last plan moved no block and let nobody in or out: the next finds no more.
@@ -89,14 +89,14 @@ class StepPlanner:
                 sequence.pending_tokens, builder.budget_tokens
             )
             if chunk_tokens and self._make_room(builder, sequence, chunk_tokens):
-                if not sequence.placed:
+                if not sequence.stay.placed:
                     builder.place(sequence)
                 builder.add_row(sequence, chunk_tokens)
 
     def _make_room(self, builder: PlanBuilder, sequence: Sequence, chunk_tokens: int) -> bool:
         """Give a running sequence the blocks for its chunk, preempting others if need be."""
         pool = self.residents.pool
-        needed = self.residents.blocks_for(sequence, sequence.scheduled + chunk_tokens)
+        needed = self.residents.blocks_for(sequence, sequence.stay.scheduled + chunk_tokens)
         while pool.free_blocks < needed:
             builder.short_of_blocks = True
             candidates = [s for s in self.residents.running if s not in builder.planned]
@@ -122,10 +122,10 @@ class StepPlanner:
                 return
             if before is not None and not self.batching.outranks(sequence, before):
                 return
-            cached = self._cached_blocks(sequence)
+            cached = self._entry.cached_blocks(sequence)
             if cached is None:
                 continue
-            if not self._enters(sequence, cached):
+            if not self._entry.enters(sequence, cached):
                 return
             self._admit(builder, sequence, cached)
 
@@ -142,54 +142,16 @@ class StepPlanner:
             return
         builder.place(sequence)
         chunk_tokens = self.batching.chunk_tokens(sequence.pending_tokens, builder.budget_tokens)
-        for _ in range(self.residents.blocks_for(sequence, sequence.scheduled + chunk_tokens)):
+        for _ in range(self.residents.blocks_for(sequence, sequence.stay.scheduled + chunk_tokens)):
             builder.add_block(sequence, self.residents.pool.allocate())
         builder.add_row(sequence, chunk_tokens)
 
     def _start_import(self, sequence: Sequence) -> None:
         blocks = self.residents.start_import(sequence, sequence.import_tokens)
-        first_token = sequence.scheduled
+        first_token = sequence.stay.scheduled
         end_token = max(first_token, sequence.import_tokens)
         request_id = sequence.request.request_id
         self._imports[request_id] = ImportBlocks(request_id, first_token, end_token, blocks)
-
-    def _cached_blocks(self, sequence: Sequence) -> list[int] | None:
-        """The cached start of a waiting sequence, or None when it had better not enter yet: its
-        steps have not all landed, or somebody is just computing the block that it needs next."""
-        if sequence.flights:
-            return None
-        if not self.prefix_caching:
-            return []
-        chain = sequence.reusable_chain(self.residents.block_size)
-        cached = self.residents.pool.cached_prefix(chain)
-        if len(cached) < len(chain):
-            filler = self.residents.filler_of(chain[len(cached)])
-            if filler is not None and not self.batching.outranks(sequence, filler):
-                return None
-        return cached
-
-    def _enters(self, sequence: Sequence, cached: Ordered[int]) -> bool:
-        """Whether a slot is free and the blocks of all known tokens fit, with some to spare for
-        those who already run: admitting into their next blocks would only preempt somebody."""
-        residents = self.residents
-        if not residents.free_slots:
-            return False
-        spare = residents.pool.fits(cached, self._new_blocks(sequence, cached))
-        return spare >= self._promised_blocks(residents.running)
-
-    def _new_blocks(self, sequence: Sequence, cached: Ordered[int]) -> int:
-        return self.residents.blocks_for(sequence, len(sequence.tokens)) - len(cached)
-
-    def _promised_blocks(self, running: Ordered[Sequence]) -> int:
-        """Blocks that these running and all importing sequences will ask for soon: the rest of
-        their prompts, and some to go on talking."""
-        importing = self.residents.importing.values()
-        prompts = sum(
-            max(0, self.residents.blocks_for(sequence, len(sequence.tokens)))
-            for sequence in (*running, *importing)
-            if sequence.pending_tokens > 1 or sequence.phase is Phase.IMPORTING
-        )
-        return prompts + self.batching.reserve_blocks(len(running) + len(importing))
 
     def _yield_to_urgent(self) -> None:
         """When the first waiting sequence cannot enter but would if all of lower priority left,
@@ -200,21 +162,13 @@ class StepPlanner:
         lesser = [s for s in self.residents.running if self.batching.outranks(urgent, s)]
         if not lesser:
             return
-        cached = self._cached_blocks(urgent)
-        if cached is None or not self._would_enter(urgent, cached, lesser):
+        cached = self._entry.cached_blocks(urgent)
+        if cached is None or not self._entry.would_enter(urgent, cached, lesser):
             return
-        while not self._enters(urgent, cached):
+        while not self._entry.enters(urgent, cached):
             victim = self.batching.victim(lesser)
             lesser.remove(victim)
             self._preempt(victim)
-
-    def _would_enter(self, urgent: Sequence, cached: Ordered[int], leaving: list[Sequence]) -> bool:
-        residents = self.residents
-        staying = [sequence for sequence in residents.running if sequence not in leaving]
-        spare = residents.pool.fits_without(
-            [sequence.blocks for sequence in leaving], cached, self._new_blocks(urgent, cached)
-        )
-        return spare >= self._promised_blocks(staying)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the queue; what it sealed stays cached, the rest will be recomputed. But somebody

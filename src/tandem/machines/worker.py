@@ -210,15 +210,15 @@ class WorkerMachine:
 
     def _import_done(self, event: ImportDone) -> None:
         sequence = self.residents.importing[event.request_id]
-        assert event.tokens <= max(sequence.import_tokens, sequence.scheduled)
+        assert event.tokens <= max(sequence.import_tokens, sequence.stay.scheduled)
         sequence.import_tokens = 0
         if not self.residents.end_import(sequence):
             return
         sequence.tokens.extend(event.output_tokens)
         # The last known token is always computed: its logits draw the next one.
         tokens = min(event.tokens, len(sequence.tokens) - 1)
-        if tokens > sequence.scheduled:
-            sequence.scheduled = tokens
+        if tokens > sequence.stay.scheduled:
+            sequence.stay.scheduled = tokens
             self.residents.confirm(sequence, tokens, self.config.prefix_caching)
 
     def _launch(self) -> list[WorkerEffect]:

@@ -10,7 +10,7 @@ from tandem.twin.report import short_seconds
 from tandem.twin.summary import Summary
 
 ENOUGH_ATTAINMENT = 0.9
-_GROUP_WIDTH, _FIRST_WIDTH = 66, 16
+_GROUP_WIDTH, _FIRST_WIDTH = 58, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,9 @@ class _Column:
 def _latency_column(title: str, find: Callable[[Summary], Distribution | None]) -> _Column:
     def show(summary: Summary) -> str:
         found = find(summary)
-        return f"{short_seconds(found and found.p50_ns)} / {short_seconds(found and found.p99_ns)}"
+        if found is None:
+            return "-"
+        return f"{_short(found.p50_ns)}/{_short(found.p99_ns)}"
 
     def rank(summary: Summary) -> float | None:
         found = find(summary)
@@ -50,8 +52,8 @@ _COLUMNS = (
         lambda summary: f"{summary.goodput_rps:.2f} ({summary.attainment:.0%})",
         lambda summary: summary.goodput_rps,
     ),
-    _latency_column("TTFT p50 / p99", lambda summary: summary.latencies.ttft),
-    _latency_column("TPOT p50 / p99", lambda summary: summary.latencies.tpot),
+    _latency_column("TTFT p50/p99", lambda summary: summary.latencies.ttft),
+    _latency_column("TPOT p50/p99", lambda summary: summary.latencies.tpot),
     _Column(
         "hits",
         lambda summary: f"{summary.reuse.hit_ratio:.1%}",
@@ -73,11 +75,11 @@ def comparison_table(points: Sequence[Point], width: int) -> Table:
     if _FIRST_WIDTH + _GROUP_WIDTH * len(speeds) <= width or len(speeds) == 1:
         return _side_by_side(points, speeds)
     table = Table(
-        box=None, padding=(0, 2, 0, 0), caption="* best of its load", caption_justify="left"
+        box=None, padding=(0, 1, 0, 0), caption="* best of its load", caption_justify="left"
     )
     table.add_column("", style="bold")
     for column in _COLUMNS:
-        table.add_column(column.title, justify="right")
+        table.add_column(column.title, justify="right", no_wrap=True)
     for speed in speeds:
         table.add_row(f"speed {speed:g}", style="dim")
         group = [point for point in points if point.speed == speed]
@@ -89,14 +91,14 @@ def comparison_table(points: Sequence[Point], width: int) -> Table:
 
 def _side_by_side(points: Sequence[Point], speeds: Sequence[float]) -> Table:
     table = Table(
-        box=None, padding=(0, 2, 0, 0), caption="* best of its column", caption_justify="left"
+        box=None, padding=(0, 1, 0, 0), caption="* best of its column", caption_justify="left"
     )
     table.add_column("", style="bold")
     groups = {speed: [point for point in points if point.speed == speed] for speed in speeds}
     for speed in speeds:
         for place, column in enumerate(_COLUMNS):
             above = "" if place or len(speeds) == 1 else f"speed {speed:g}"
-            table.add_column(f"{above}\n{column.title}".strip("\n"), justify="right")
+            table.add_column(f"{above}\n{column.title}".strip("\n"), justify="right", no_wrap=True)
     for policy in policies_of(points):
         cells: list[str] = []
         for group in groups.values():
@@ -140,26 +142,44 @@ def knee(points: Sequence[Point], policy: str) -> float | None:
     return best
 
 
+def farthest(points: Sequence[Point]) -> tuple[float, list[str]]:
+    """The highest knee of all, and whose it is; 0 and everybody where nobody keeps the promise."""
+    knees = {policy: knee(points, policy) or 0.0 for policy in policies_of(points)}
+    highest = max(knees.values())
+    return highest, [policy for policy, speed in knees.items() if speed == highest]
+
+
 def finding(points: Sequence[Point]) -> str:
     """What the comparison shows, as one sentence."""
-    policies, speeds = policies_of(points), speeds_of(points)
-    knees = {policy: knee(points, policy) or 0.0 for policy in policies}
-    farthest = max(policies, key=lambda policy: knees[policy])
-    others = [knees[policy] for policy in policies if policy != farthest]
-    if len(speeds) > 1 and knees[farthest] > max(others, default=0.0):
-        rest = f"; the others {max(others):g}x at most" if others and max(others) else ""
-        last = " or more" if knees[farthest] == speeds[-1] else ""
-        return (
-            f"{farthest} keeps the promise up to {knees[farthest]:g}x the recorded load{last}{rest}"
-        )
-    top = [point for point in points if point.speed == speeds[-1]]
-    top.sort(key=lambda point: -point.summary.goodput_rps)
-    at = f" at {speeds[-1]:g}x the recorded load" if speeds != [1.0] else ""
-    first = f"{top[0].policy} has the highest goodput{at}: {top[0].summary.goodput_rps:.2f}/s"
-    if len(top) == 1:
-        return f"{top[0].policy}: goodput {top[0].summary.goodput_rps:.2f}/s{at}"
-    last_rps = top[-1].summary.goodput_rps
-    if last_rps == top[0].summary.goodput_rps:
-        return f"No policy is better than another{at}: goodput {last_rps:.2f}/s"
-    times = f", {top[0].summary.goodput_rps / last_rps:.1f} times" if last_rps else ", more than"
-    return f"{first}{times} that of {top[-1].policy}"
+    speeds, policies = speeds_of(points), policies_of(points)
+    highest, leaders = farthest(points)
+    if len(speeds) == 1:
+        return _leader(points, speeds[0], "" if speeds == [1.0] else f" at {speeds[0]:g}x")
+    if not highest:
+        return "Nobody keeps the promise; " + _leader(points, speeds[0], f" at {speeds[0]:g}x")
+    open_end = " or more" if highest == speeds[-1] else ""
+    if len(leaders) == 1:
+        rest = [knee(points, policy) or 0.0 for policy in policies if policy != leaders[0]]
+        second = max(rest, default=0.0)
+        others = f"; the others {second:g}x at most" if second else ""
+        kept = f"{leaders[0]} keeps the promise up to {highest:g}x the recorded load"
+        return f"{kept}{open_end}{others}"
+    return f"The promise is kept up to {highest:g}x the recorded load{open_end}; there " + _leader(
+        points, highest, ""
+    )
+
+
+def _leader(points: Sequence[Point], speed: float, at: str) -> str:
+    """Who has the highest goodput at one speed, and by how much."""
+    ranked = [point for point in points if point.speed == speed]
+    ranked.sort(key=lambda point: -point.summary.goodput_rps)
+    first, last = ranked[0], ranked[-1]
+    best_rps, least_rps = first.summary.goodput_rps, last.summary.goodput_rps
+    if best_rps == least_rps:
+        return f"goodput is {best_rps:.2f}/s{at} whatever the policy"
+    times = f", {best_rps / least_rps:.2f} times that of {last.policy}" if least_rps else ""
+    return f"{first.policy} has the highest goodput{at}: {best_rps:.2f}/s{times}"
+
+
+def _short(duration_ns: float) -> str:
+    return short_seconds(duration_ns).replace(" ", "")

@@ -3,6 +3,7 @@ happened."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -98,6 +99,11 @@ def _owners(request: RequestRecord) -> tuple[tuple[str, str], ...]:
 
 
 def _figure_lines(event: Event) -> Iterator[Text]:
-    for name, value in event.figures:
-        told = f"{value:,.6g}" if isinstance(value, float | int) else value
-        yield Text(f"{name}: {told}", style="dim")
+    """Figures whose names begin alike, as a candidate's do, share a line."""
+    for owner, figures in groupby(event.figures, lambda figure: figure[0].rpartition(" ")[0]):
+        told = [f"{name.rpartition(' ')[2]} {_told(value)}" for name, value in figures]
+        yield Text(f"{owner}{': ' if owner else ''}{', '.join(told)}", style="dim")
+
+
+def _told(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:,.4g}"

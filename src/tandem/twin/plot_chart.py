@@ -6,7 +6,7 @@ from enum import StrEnum
 
 # Okabe and Ito's colours, told apart by colour-blind readers; yellow, too pale for a line, is left
 # out.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7F7F7F", "#000000")
 OTHER_BARS = "#9DB7C9"
 INK = "#555555"
 FAULT = "#B00020"

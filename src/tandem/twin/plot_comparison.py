@@ -4,7 +4,7 @@ one load, as bars."""
 from collections.abc import Callable, Sequence
 
 from tandem.facts.service_level import ServiceLevel
-from tandem.twin.comparison import Point, finding, knee, policies_of, speeds_of
+from tandem.twin.comparison import Point, farthest, finding, policies_of, speeds_of
 from tandem.twin.distribution import Distribution
 from tandem.twin.plot_chart import Chart, Curve, Guide, Mark, Panel
 from tandem.twin.summary import Summary
@@ -72,12 +72,11 @@ def _load_panels(points: Sequence[Point], promise: ServiceLevel) -> tuple[Panel,
 
 def _knee(points: Sequence[Point]) -> tuple[Guide, ...]:
     """Where the best policy still keeps the promise; one beyond the loads tried is no knee."""
-    knees = {policy: knee(points, policy) for policy in policies_of(points)}
-    best = max(knees, key=lambda policy: knees[policy] or 0.0)
-    at = knees[best]
-    if at is None or at == speeds_of(points)[-1]:
+    highest, leaders = farthest(points)
+    if not highest or highest == speeds_of(points)[-1]:
         return ()
-    return (Guide(at, f"knee of {best}", vertical=True),)
+    whose = f"knee of {leaders[0]}" if len(leaders) == 1 else "knee"
+    return (Guide(highest, whose, vertical=True),)
 
 
 def _load_curve(points: Sequence[Point], policy: str, read: Reading, colour: int) -> Curve:

@@ -170,7 +170,7 @@ def _pool_table(summary: Summary) -> Table:
         for name in ("preemptions", "flips", "crashes")
         if any(getattr(pool, name) for pool in summary.pools)
     ]
-    columns = ("workers", "count", "devices", "busy", "with prompts", "prompt tok", "output tok")
+    columns = ("workers", "count", "devices", "busy", "prefilling", "prompt tok", "output tok")
     table = _table("", (*columns, *rare))
     for pool in summary.pools:
         table.add_row(

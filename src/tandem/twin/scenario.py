@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from tandem.cost.worker import WorkerCost
 from tandem.facts.fleet import Role
 from tandem.facts.service_level import ServiceLevel
+from tandem.machines.waiting_line import LineConfig
 from tandem.policy.admission.contract import Admission
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.contract import Dispatching
@@ -62,8 +63,7 @@ class Policies:
     eviction: Callable[[], Eviction[bytes]]
     planning: Planning | None = None
     classes: Classes = field(default_factory=Classes)
-    max_requests: int = 0
-    prefill_depth: int = 0
+    line: LineConfig = field(default_factory=LineConfig)
 
 
 @dataclass(frozen=True, slots=True)

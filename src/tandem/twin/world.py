@@ -68,8 +68,7 @@ class World:
                 admission=policies.admission,
                 dispatching=policies.dispatching,
                 classes=policies.classes,
-                max_requests=policies.max_requests,
-                prefill_depth=policies.prefill_depth,
+                line=policies.line,
                 explains=scenario.explains,
             )
         )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.cost.worker import LinkCost
-from tandem.facts.fleet import Role
+from tandem.facts.fleet import Role, Tier
 from tandem.policy.routing.cost_seconds import CostSeconds
 from tandem.policy.routing.prediction import Predictor
 from tandem.policy.routing.prefill_curve import PrefillCurve
@@ -74,6 +74,12 @@ def test_a_neighbour_is_harmed_by_chunks_and_by_decoding():
     assert reason.score == pytest.approx(reason.ttft_s + decoding_s + harm_s)
 
 
+def stretch(decodes):
+    """How much longer a chunk takes with so many decodes, which hold no context."""
+    added_s = PlainStepTime().decode_seconds(decodes, 0) - STEP_S
+    return 1 + added_s * 1000 / (1000 - decodes) / CHUNK_S
+
+
 def ttft_s(asked, **numbers):
     return candidate(asked, worker("a", **numbers)).ttft_s
 
@@ -85,6 +91,12 @@ def test_a_pull_is_taken_where_it_beats_computing():
     assert ttft_s(held) == pytest.approx(cold_s - PrefillCurve(COST).seconds(2000) + 0.0201)
     # 8 tokens: 0.88 ms to compute, 1.5 ms from the disk.
     assert ttft_s(request(4000, hits={"a": TierHits(0, 0, 8)})) == cold_s
+    # Beside 10 decodes, which would all wait for the chunk, the same pull is worth it.
+    busy = {"running_sequences": 10, "context_tokens": 0}
+    by_pull_s = ttft_s(request(4000, hits={"a": TierHits(0, 0, 8)}), **busy)
+    assert by_pull_s - ttft_s(request(4000), **busy) == pytest.approx(
+        COST.pull_seconds(Tier.DISK, 8) - 8 * CHUNK_S / 1000 * stretch(10)
+    )
     # The pool holds more than the worker's host, and takes over behind it.
     shared = request(4000, hits={"a": TierHits(0, 2000)}, remote_tokens=3000)
     more_s = PrefillCurve(COST).seconds(3000) - PrefillCurve(COST).seconds(2000)

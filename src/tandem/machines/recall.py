@@ -1,0 +1,24 @@
+"""Taking a request back from wherever it is."""
+
+from tandem.facts.fleet_messages import RouterEffect, Tell
+from tandem.facts.messages import HoldsReleased, RequestsAborted
+from tandem.machines.entrance import Entrance
+from tandem.machines.handover import Handover
+from tandem.machines.passage import Passage, Stage
+
+
+def call_back(passage: Passage, entrance: Entrance, handover: Handover) -> list[RouterEffect]:
+    """Nobody need go on with this request where it is now: it leaves the line, or its workers are
+    told and its transfers stopped."""
+    if passage.stage is Stage.LINE:
+        entrance.line.wait_no_more(passage)
+        return []
+    effects: list[RouterEffect] = []
+    for worker in list(passage.imports):
+        effects += handover.stop(passage, worker)
+    wire_ids = (passage.wire_id,)
+    for worker in dict.fromkeys((passage.decode, passage.prefill)):
+        if worker in entrance.fleet.standings:
+            effects.append(Tell(worker, RequestsAborted(wire_ids)))
+            effects.append(Tell(worker, HoldsReleased(wire_ids)))
+    return effects
