@@ -15,6 +15,7 @@ from tandem.policy.dispatch.contract import Dispatch, Dispatching
 from tandem.policy.pulling import worthwhile_pulls
 from tandem.policy.qos.classes import Classes
 from tandem.policy.routing.contract import Route, Routing
+from tandem.policy.routing.prediction import Predictor
 from tandem.policy.views import RequestView, WorkerView
 
 
@@ -54,10 +55,11 @@ class Entrance:
         self.fleet = Fleet(config.capacities)
         self.index = PrefixIndex(config.block_size)
         self.line = WaitingLine(config.line, config.classes)
+        self._predictor = Predictor()
 
     def judge(self, passage: Passage, now_ns: int) -> tuple[Verdict, Choice | None]:
         """Whether a new request comes in, and where it would go at once (None: it must wait)."""
-        workers = self.line.before(self.fleet.views(now_ns))
+        workers = self.line.before(self.fleet.views())
         view = self._look(passage, now_ns)
         route = self.config.routing.choose(view, workers, now_ns)
         verdict = self.config.admission.judge(view, route, workers, now_ns)
@@ -74,7 +76,7 @@ class Entrance:
             return None
         passage = passages[request_id]
         view = self._look(passage, now_ns)
-        workers = self._with_room(self.fleet.views(now_ns))
+        workers = self._with_room(self.fleet.views())
         route = self.config.routing.choose(view, workers, now_ns)
         if route is None:
             # Nobody can take anybody now; a worker that joins or frees up asks again.
@@ -88,7 +90,7 @@ class Entrance:
         dispatch, view = choice.dispatch, passage.view
         prefill = dispatch.prefill or choice.route.prefill
         passage.go(prefill, dispatch.decode, dispatch.transfer)
-        passage.tier_ends = worthwhile_pulls(view, choice.view(prefill))
+        passage.tier_ends = worthwhile_pulls(view, choice.view(prefill), self._predictor)
         pulled_tokens = passage.tier_ends[-1][1] if passage.tier_ends else 0
         kept_tokens = max(view.hit(prefill).device_tokens, pulled_tokens)
         known_tokens = view.prompt_tokens

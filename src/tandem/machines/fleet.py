@@ -23,7 +23,8 @@ class Capacity:
 @dataclass(slots=True)
 class Standing:
     """One worker. `report` is its last word; the `sent_` figures came after it. `expected_` count
-    requests whose prefill still runs elsewhere; `prefilling` the passages whose prompt is here."""
+    requests whose prefill still runs elsewhere; `prefilling` the passages whose prompt is here.
+    `view` is all that as policies see it, until something changes."""
 
     role: Role
     capacity: Capacity
@@ -36,6 +37,7 @@ class Standing:
     expected_decodes: int = 0
     expected_context_tokens: int = 0
     prefilling: set[str] = field(default_factory=set)
+    view: WorkerView | None = None
 
 
 class Fleet:
@@ -60,12 +62,15 @@ class Fleet:
         """The worker's own word replaces what was guessed; a dead worker's is ignored."""
         standing = self.standings.get(load.worker)
         if standing is not None:
-            standing.report, standing.reported_ns = load, now_ns
+            if load == standing.report and not standing.sent_requests:
+                return
+            standing.report, standing.reported_ns, standing.view = load, now_ns, None
             standing.sent_requests = standing.sent_prefill_tokens = standing.sent_blocks = 0
 
     def send(self, worker: str, prefill_tokens: int, known_tokens: int) -> None:
         """A request whose prompt is to be computed here went out."""
         standing = self.standings[worker]
+        standing.view = None
         standing.sent_requests += 1
         standing.sent_prefill_tokens += prefill_tokens
         standing.sent_blocks += -(-known_tokens // standing.capacity.block_size)
@@ -73,29 +78,44 @@ class Fleet:
     def expect(self, worker: str, known_tokens: int) -> None:
         """A request will decode here once its prompt is computed elsewhere."""
         standing = self.standings[worker]
+        standing.view = None
         standing.expected_decodes += 1
         standing.expected_context_tokens += known_tokens
 
     def expect_no_more(self, worker: str, known_tokens: int) -> None:
         standing = self.standings.get(worker)
         if standing is not None:
+            standing.view = None
             standing.expected_decodes -= 1
             standing.expected_context_tokens -= known_tokens
 
-    def views(self, now_ns: int) -> list[WorkerView]:
-        """Every living worker, by id."""
-        return [self._view(worker, self.standings[worker], now_ns) for worker in self._order]
+    def drain(self, worker: str) -> None:
+        """From now on it takes no new requests."""
+        standing = self.standings[worker]
+        standing.accepting, standing.view = False, None
+
+    def take_role(self, worker: str, role: Role) -> None:
+        standing = self.standings[worker]
+        standing.role, standing.accepting, standing.view = role, True, None
+
+    def views(self) -> list[WorkerView]:
+        """Every living worker, by id; the same objects as long as nothing changed."""
+        return [
+            standing.view or self._look(worker, standing)
+            for worker in self._order
+            for standing in (self.standings[worker],)
+        ]
 
     def accepting(self) -> Iterable[Standing]:
         return (standing for standing in self.standings.values() if standing.accepting)
 
-    def _view(self, worker: str, standing: Standing, now_ns: int) -> WorkerView:
+    def _look(self, worker: str, standing: Standing) -> WorkerView:
         report, capacity = standing.report, standing.capacity
-        return WorkerView(
+        standing.view = WorkerView(
             worker=worker,
             role=standing.role,
             cost=capacity.cost,
-            as_of_ns=now_ns,
+            as_of_ns=standing.reported_ns,
             accepting=standing.accepting,
             running_sequences=report.running_sequences,
             waiting_requests=report.waiting_requests + standing.sent_requests,
@@ -108,3 +128,4 @@ class Fleet:
             total_blocks=capacity.block_count,
             free_blocks=max(0, report.free_blocks - standing.sent_blocks),
         )
+        return standing.view

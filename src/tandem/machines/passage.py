@@ -50,8 +50,9 @@ class Import:
 class Passage:
     """A submitted request. `output` are the tokens drawn so far, whoever drew them; `sent_output`
     of them the worker that goes on was told. `attempt` counts takeovers: workers know the request
-    by `wire_id`, so that nothing late from an earlier attempt is ever taken for this one.
-    `expected_tokens` are announced to the decode worker's load until their KV is there."""
+    by `wire_id`, so that nothing late from an earlier attempt is ever taken for this one. The
+    decode worker knows of it once it is `announced`; `expected_tokens` count to that worker's load
+    until their KV is there."""
 
     submission: RequestSubmitted
     view: RequestView
@@ -63,6 +64,7 @@ class Passage:
     transfer: Transfer = Transfer.PULL
     tier_ends: tuple[tuple[Tier, int], ...] = ()
     computed_tokens: int = 0
+    announced: bool = False
     handed_over: bool = False
     sent_output: int = 0
     expected_tokens: int = 0
@@ -138,7 +140,7 @@ class Passage:
         self.prefill, self.decode, self.transfer = prefill, decode, transfer
         self.stage = Stage.PREFILLING
         self.computed_tokens = 0
-        self.handed_over = False
+        self.announced = self.handed_over = False
 
     def request(self) -> Request:
         """The request as a worker should continue it now."""

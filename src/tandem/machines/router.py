@@ -122,11 +122,10 @@ class RouterMachine:
         match event:
             case WorkerJoined(worker, role):
                 fleet.join(worker, role, now_ns)
-            case WorkerDrained(worker):
-                fleet.standings[worker].accepting = False
-            case RoleTaken(worker, role):
-                fleet.standings[worker].role = role
-                fleet.standings[worker].accepting = True
+            case WorkerDrained(worker) if worker in fleet.standings:
+                fleet.drain(worker)
+            case RoleTaken(worker, role) if worker in fleet.standings:
+                fleet.take_role(worker, role)
             case WorkerLost(worker):
                 fleet.lose(worker)
                 self.entrance.index.forget_worker(worker)
@@ -176,17 +175,12 @@ class RouterMachine:
         pulled_tokens = self.entrance.start(passage, choice, now_ns)
         self._by_wire[passage.wire_id] = passage
         request = passage.request()
-        told: list[tuple[str, WorkerEvent]] = []
+        event: WorkerEvent = RequestsArrived((request,))
         if not passage.local:
-            told.append((passage.prefill, PrefillsArrived((request,), (pulled_tokens,))))
-            if passage.transfer is Transfer.PUSH:
-                known_tokens = passage.known_tokens
-                told.append((passage.decode, ImportsArrived((request,), (known_tokens,))))
+            event = PrefillsArrived((request,), (pulled_tokens,))
         elif pulled_tokens:
-            told.append((passage.prefill, ImportsArrived((request,), (pulled_tokens,))))
-        else:
-            told.append((passage.prefill, RequestsArrived((request,))))
-        effects += [Tell(worker, event) for worker, event in told]
+            event = ImportsArrived((request,), (pulled_tokens,))
+        effects.append(Tell(passage.prefill, event))
 
     def _take_tokens(self, event: TokensReported, effects: Effects) -> None:
         emission = event.emission
@@ -238,9 +232,13 @@ class RouterMachine:
             return
         passage.computed_tokens = max(passage.computed_tokens, tokens)
         passage.handed_over = held
-        if held and passage.transfer is Transfer.PULL:
+        # Nothing is reserved at the decode worker before the prefill runs, which then needs nobody
+        # else to end: two workers never wait for each other's blocks.
+        if not passage.announced and (held or passage.transfer is Transfer.PUSH):
+            passage.announced = True
+            wanted_tokens = tokens if held else passage.known_tokens
             request = passage.request()
-            effects.append(Tell(passage.decode, ImportsArrived((request,), (tokens,))))
+            effects.append(Tell(passage.decode, ImportsArrived((request,), (wanted_tokens,))))
         effects += self.handover.push_on(passage)
 
     def _migrate(self, event: MigrationsRequested, effects: Effects) -> None:

@@ -1,32 +1,26 @@
-"""Which KV is worth bringing from slower tiers, and which is quicker computed again."""
+"""Which KV a worker pulls from slower tiers for a request: what its prediction reckons with."""
 
 from tandem.facts.fleet import Tier
+from tandem.policy.routing.prediction import Predictor
 from tandem.policy.views import RequestView, WorkerView
 
 
-def worthwhile_pulls(request: RequestView, worker: WorkerView) -> tuple[tuple[Tier, int], ...]:
-    """The runs to pull for a request at a worker, in the order of the prompt: up to which token
-    each tier's run reaches. The last prompt token is always computed, so nothing is pulled for it.
+def worthwhile_pulls(
+    request: RequestView, worker: WorkerView, predictor: Predictor
+) -> tuple[tuple[Tier, int], ...]:
+    """The runs to pull, in the order of the prompt: up to which token each tier's run reaches.
 
-    A tier must earn its place: a run whose pull takes longer than computing those tokens ends the
-    list, since what follows it would have nothing to stand on.
+    A tier must earn its place: what is quicker computed again is not pulled.
     """
+    fetch = predictor.fetch(request, worker)
     hit = request.hit(worker.worker)
-    own_tokens = hit.tokens
-    runs = (
-        (Tier.HOST, hit.host_tokens),
-        (Tier.DISK, hit.disk_tokens),
-        (Tier.REMOTE, max(0, request.remote_tokens - own_tokens)),
-    )
+    reached = min(hit.device_tokens, fetch.own_end_token)
     ends: list[tuple[Tier, int]] = []
-    start = hit.device_tokens
-    for tier, tokens in runs:
-        end = min(start + tokens, request.prompt_tokens - 1)
-        if end <= start:
-            continue
-        pull_seconds = worker.cost.pull_seconds(tier, end - start)
-        if pull_seconds >= worker.cost.prefill_seconds(end - start, start):
-            break
-        ends.append((tier, end))
-        start = end
+    for tier, tokens in ((Tier.HOST, hit.host_tokens), (Tier.DISK, hit.disk_tokens)):
+        end = min(reached + tokens, fetch.own_end_token)
+        if end > reached:
+            ends.append((tier, end))
+            reached = end
+    if fetch.end_token > reached:
+        ends.append((Tier.REMOTE, fetch.end_token))
     return tuple(ends)

@@ -57,7 +57,7 @@ class Staffing:
         assert self.planner is not None
         world = self._world
         world.refresh_loads(now_ns)
-        views = world.router.entrance.fleet.views(now_ns)
+        views = world.router.entrance.fleet.views()
         starting = Counter(str(role) for role in self._starting.values())
         starting.update(str(role) for role in self._draining.values() if role is not None)
         plan = self.planner.plan(views, dict(starting), now_ns)

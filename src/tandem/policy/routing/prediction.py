@@ -34,6 +34,15 @@ class Standing(NamedTuple):
     wait_s: float
 
 
+class Fetch(NamedTuple):
+    """Which cached prefix to use: the worker's own tiers up to `own_end_token`, then the shared
+    pool up to `end_token`. `seconds` is how long pulling it takes."""
+
+    seconds: float
+    own_end_token: int
+    end_token: int
+
+
 class Predictor:
     """Quotes for many workers at once.
 
@@ -65,8 +74,9 @@ class Predictor:
             hits = hits_of(view.worker, NO_HITS)
             pull_s = 0.0
             if remote_tokens or hits is not NO_HITS:
-                pull_s, context_tokens = cheapest_fetch(request, hits, standing)
-                compute_s = curve.between(context_tokens, prompt_tokens)
+                fetch = cheapest_fetch(request, hits, standing)
+                pull_s = fetch.seconds
+                compute_s = curve.between(fetch.end_token, prompt_tokens)
             else:
                 known = cold.get(id(curve))
                 if known is None:
@@ -103,6 +113,10 @@ class Predictor:
             quotes.append(Quote(ttft_s, tpot_s, ttft_s + decode_lost_s))
         return quotes
 
+    def fetch(self, request: RequestView, view: WorkerView) -> Fetch:
+        """Which cached prefix the worker should use, if the request goes there."""
+        return cheapest_fetch(request, request.hit(view.worker), self._standing(view))
+
     def _standing(self, view: WorkerView) -> Standing:
         standing = self._standings.get(view.worker)
         if standing is None or standing.view is not view:
@@ -123,8 +137,8 @@ class Predictor:
             self._curves.clear()
 
 
-def cheapest_fetch(request: RequestView, hits: TierHits, standing: Standing) -> tuple[float, int]:
-    """Which cached prefix to use beyond the device's: (seconds to pull it, its tokens).
+def cheapest_fetch(request: RequestView, hits: TierHits, standing: Standing) -> Fetch:
+    """Which cached prefix to use beyond the device's.
 
     Each tier in turn is pulled after the faster ones, or the pull ends and the rest is computed,
     whichever is cheaper for the request and its neighbours together; the shared pool may take over
@@ -136,7 +150,7 @@ def cheapest_fetch(request: RequestView, hits: TierHits, standing: Standing) -> 
     price = standing.stretch + standing.neighbours
     end = min(hits.device_tokens, last)
     pulled_s = 0.0
-    best_pull_s, best_end = 0.0, end
+    best = Fetch(0.0, end, end)
     best_s = -price * curve.seconds(end)
     for tier, tokens in (
         (Tier.DEVICE, 0),
@@ -147,16 +161,16 @@ def cheapest_fetch(request: RequestView, hits: TierHits, standing: Standing) -> 
         if tokens or tier is Tier.DEVICE:
             pulled_s += cost.pull_seconds(tier, tokens)
             end += tokens
-            stops = [(pulled_s, end)]
+            stops = [Fetch(pulled_s, end, end)]
             remote_end = min(request.remote_tokens, last)
             if remote_end > end:
                 remote_s = cost.pull_seconds(Tier.REMOTE, remote_end - end)
-                stops.append((pulled_s + remote_s, remote_end))
-            for pull_s, stop in stops:
-                seconds = pull_s - price * curve.seconds(stop)
+                stops.append(Fetch(pulled_s + remote_s, end, remote_end))
+            for stop in stops:
+                seconds = stop.seconds - price * curve.seconds(stop.end_token)
                 if seconds < best_s:
-                    best_s, best_pull_s, best_end = seconds, pull_s, stop
-    return best_pull_s, best_end
+                    best_s, best = seconds, stop
+    return best
 
 
 def room_seconds(

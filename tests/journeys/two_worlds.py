@@ -1,0 +1,252 @@
+"""One worker in two worlds: the real machine over the real engine, and the twin's. What machines
+are told and say is written down."""
+
+from collections import deque
+from dataclasses import asdict, dataclass, field
+
+import torch
+
+from tandem.cost.fitted import FittedStepTime
+from tandem.cost.worker import WorkerCost
+from tandem.engine.engine import Engine
+from tandem.engine.slots import SlotShape
+from tandem.facts.blocks import BlockChanges, CacheRoot
+from tandem.facts.fleet_messages import RequestSubmitted
+from tandem.facts.messages import (
+    EmitTokens,
+    Refuse,
+    ReportBlocks,
+    RequestsAborted,
+    RequestsArrived,
+    RunStep,
+    StepDone,
+    WorkerEffect,
+    WorkerEvent,
+)
+from tandem.facts.request import Request
+from tandem.facts.sampling import SamplingParameters
+from tandem.facts.steps import StepPlan, StepResult
+from tandem.kernels.faces import choose_kernels
+from tandem.machines.worker import WorkerConfig, WorkerMachine
+from tandem.policy.admission.registry import ADMISSIONS
+from tandem.policy.batching import TokenBudgetBatching
+from tandem.policy.dispatch.registry import DISPATCHES
+from tandem.policy.eviction.registry import EVICTIONS
+from tandem.policy.routing.registry import ROUTINGS
+from tandem.twin.record import RunRecord, WorkerRecord
+from tandem.twin.recorder import Recorder
+from tandem.twin.scenario import Policies, Scenario, WorkerKind
+from tandem.twin.worker import Leapt, SimulatedWorker
+from tests.engine.tiny import CONTEXT_TOKENS, CPU, VOCABULARY, Arithmetic, store, tiny_decoder
+
+ARITHMETIC = Arithmetic(choose_kernels(CPU, torch.float32, allow_native=True)[0], "float32")
+DECODER = tiny_decoder(ARITHMETIC)
+STEP_TIME = FittedStepTime(1e-3, 1e-5, 1e-7, 1e-4, 1e-6, 1e-5)
+
+
+@dataclass(frozen=True)
+class Worker:
+    """How the worker batches and stores, in both worlds."""
+
+    block_size: int
+    block_count: int
+    max_sequences: int = 4
+    batched_tokens: int = 24
+    chunk_tokens: int = 0
+    steps_in_flight: int = 1
+
+    def config(self) -> WorkerConfig:
+        """Of the machine over the real engine."""
+        return WorkerConfig(
+            block_size=self.block_size,
+            block_count=self.block_count,
+            context_tokens=CONTEXT_TOKENS,
+            vocabulary_tokens=VOCABULARY,
+            max_sequences=self.max_sequences,
+            batching=TokenBudgetBatching(self.batched_tokens, self.chunk_tokens),
+            root=CacheRoot("tiny", "0", b"float32"),
+            steps_in_flight=self.steps_in_flight,
+        )
+
+    def simulated(self, recorder: Recorder, *, leaps: bool) -> SimulatedWorker:
+        kind = WorkerKind(
+            cost=WorkerCost(STEP_TIME, 1.0, self.batched_tokens),
+            device="tiny",
+            devices=1,
+            block_count=self.block_count,
+            max_sequences=self.max_sequences,
+            batching=TokenBudgetBatching(self.batched_tokens, self.chunk_tokens),
+            steps_in_flight=self.steps_in_flight,
+        )
+        policies = Policies(
+            ROUTINGS["cost"](0), ADMISSIONS["none"](), DISPATCHES["remote"](), EVICTIONS["lru"]
+        )
+        scenario = Scenario((), policies, self.block_size, CONTEXT_TOKENS, leaps=leaps)
+        recorder.worker(WorkerRecord("w", "both", "tiny", 1))
+        worker = SimulatedWorker("w", kind, scenario, recorder)
+        worker.machine = Overheard(worker.machine.config)
+        return worker
+
+    def engine(self) -> Engine:
+        slots = SlotShape(self.max_sequences, CONTEXT_TOKENS, self.block_size)
+        return Engine(DECODER, store(ARITHMETIC, self.block_size, self.block_count), slots)
+
+
+class Overheard(WorkerMachine):
+    """The real machine; what it is told and says is written down, as text, when it is said."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        super().__init__(config)
+        self.journal: list[dict] = []
+        self.said: list[list[tuple]] = []
+        self.plans: dict[int, tuple] = {}
+        self.changes: list[tuple] = []
+        self.cached_tokens = self.chunked = self.removed = 0
+        self._names: dict[bytes, int] = {}
+
+    def handle(self, event: WorkerEvent, now_ns: int) -> list[WorkerEffect]:
+        effects = super().handle(event, now_ns)
+        self.audit()
+        entry = written(event) | {"now_ns": now_ns, "effects": repr(effects)}
+        self.journal.append(entry)
+        self.said.append([self._note(effect) for effect in effects])
+        return effects
+
+    def _note(self, effect: WorkerEffect) -> tuple:
+        """The effect without what only a model knows: which tokens it draws."""
+        match effect:
+            case RunStep(plan):
+                note = plan_in_words(plan)
+                self.plans[plan.step_id] = note
+                self.chunked += bool(((plan.starts > 0) & (plan.counts > 1)).any())
+                return note
+            case EmitTokens():
+                self.cached_tokens += sum(effect.cached_tokens)
+                return ("emit", effect.request_ids, effect.finish_reasons, effect.cached_tokens)
+            case ReportBlocks(changes):
+                self.changes.append(self._renamed(changes))
+                self.removed += len(changes.removed)
+                return self.changes[-1]
+            case Refuse(request_id, error):
+                return ("refuse", request_id, str(error))
+        raise AssertionError(effect)
+
+    def _renamed(self, changes: BlockChanges) -> tuple:
+        """Hashes by the order in which they were first heard of: they cover drawn tokens."""
+        return (
+            changes.sequence_number,
+            *(
+                tuple(self._names.setdefault(digest, len(self._names)) for digest in digests)
+                for digests in (changes.removed, changes.stored, changes.stored_parents)
+            ),
+        )
+
+
+def plan_in_words(plan: StepPlan) -> tuple:
+    arrays = (plan.slots, plan.starts, plan.counts, plan.samples)
+    tables = (plan.table_slots, plan.table_indices, plan.table_blocks)
+    placements = tuple(
+        (p.slot, p.request_id, tuple(p.tokens[: p.prompt_tokens]), len(p.tokens), p.sampling)
+        for p in plan.placements
+    )
+    return (plan.step_id, placements, *(tuple(a.tolist()) for a in (*arrays, *tables)))
+
+
+@dataclass
+class LiveWorld:
+    """The machine over the real engine; a step lands when told to."""
+
+    machine: Overheard
+    engine: Engine
+    landing: deque[StepResult] = field(default_factory=deque)
+    now_ns: int = 0
+
+    def tell(self, event: WorkerEvent) -> None:
+        self.now_ns += 1
+        for effect in self.machine.handle(event, self.now_ns):
+            if isinstance(effect, RunStep):
+                self.landing.append(self.engine.run(effect.plan))
+
+    def land(self) -> bool:
+        if self.landing:
+            self.tell(StepDone(self.landing.popleft()))
+        return bool(self.landing)
+
+
+@dataclass
+class TwinWorld:
+    """The simulated worker by itself. `emitted` are the ids that each landed step drew for."""
+
+    worker: SimulatedWorker
+    recorder: Recorder
+    now_ns: int = 0
+    told_ns: list[int] = field(default_factory=list)
+    emitted: list[tuple[str, ...]] = field(default_factory=list)
+    leapt_steps: int = 0
+
+    def tell(self, event: WorkerEvent) -> None:
+        self.told_ns.append(self.now_ns)
+        if isinstance(event, RequestsArrived):
+            for request in event.requests:
+                self.recorder.submitted(RequestSubmitted(request, 1.0), self.now_ns)
+        self._hear(self.worker.tell(event, self.now_ns))
+
+    def land(self) -> bool:
+        if self.worker.wake_ns is not None:
+            self.now_ns = self.worker.wake_ns
+            self._hear(self.worker.land(self.now_ns))
+        return self.worker.wake_ns is not None
+
+    def tell_at(self, event: WorkerEvent, now_ns: int) -> None:
+        while self.worker.wake_ns is not None and self.worker.wake_ns <= now_ns:
+            self.land()
+        self.now_ns = now_ns
+        self.tell(event)
+
+    def _hear(self, effects: list) -> None:
+        for effect in effects:
+            if isinstance(effect, Leapt):
+                self.leapt_steps += effect.steps
+                self.emitted += [effect.emission.request_ids] * effect.steps
+            elif isinstance(effect, EmitTokens):
+                self.emitted.append(effect.request_ids)
+
+
+def live_world(worker: Worker) -> LiveWorld:
+    return LiveWorld(Overheard(worker.config()), worker.engine())
+
+
+def twin_world(worker: Worker, *, leaps: bool) -> TwinWorld:
+    recorder = Recorder(RunRecord({}))
+    return TwinWorld(worker.simulated(recorder, leaps=leaps), recorder)
+
+
+def written(event: WorkerEvent) -> dict:
+    """An event as a line of the journal."""
+    match event:
+        case RequestsArrived(requests):
+            return {"arrived": [asdict(arrived) for arrived in requests]}
+        case RequestsAborted(request_ids):
+            return {"aborted": list(request_ids)}
+        case StepDone(result):
+            return {"landed": asdict(result)}
+    raise AssertionError(event)
+
+
+def read(entry: dict) -> WorkerEvent:
+    if "arrived" in entry:
+        return RequestsArrived(tuple(_request(fields) for fields in entry["arrived"]))
+    if "aborted" in entry:
+        return RequestsAborted(tuple(entry["aborted"]))
+    landed = {name: _tuples(value) for name, value in entry["landed"].items()}
+    return StepDone(StepResult(**landed))
+
+
+def _request(fields: dict) -> Request:
+    known = {name: _tuples(value) for name, value in fields.items()}
+    sampling = {name: _tuples(value) for name, value in fields["sampling"].items()}
+    return Request(**known | {"sampling": SamplingParameters(**sampling)})
+
+
+def _tuples(value):
+    return tuple(_tuples(part) for part in value) if isinstance(value, list) else value
