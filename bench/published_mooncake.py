@@ -107,7 +107,10 @@ def split(bench: Bench) -> Report:
     rows = bench.rows(SYNTHETIC)
     runs = bench.play(trials, rows)
     table = [
-        (run.trial.label, *(_capacity(each) for each in runs if each.trial.label == run.trial.label))
+        (
+            run.trial.label,
+            *(_capacity(each) for each in runs if each.trial.label == run.trial.label),
+        )
         for run in runs[: len(counts)]
     ]
     findings = []

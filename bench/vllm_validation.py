@@ -20,7 +20,7 @@ from tandem.facts.trace import TraceRow
 from tandem.policy.admission.registry import ADMISSIONS
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.registry import DISPATCHES
-from tandem.policy.eviction.registry import EVICTIONS
+from tandem.policy.eviction.lru import Lru
 from tandem.policy.routing.registry import ROUTINGS
 from tandem.twin.distribution import Distribution, distribution
 from tandem.twin.record import RequestRecord
@@ -30,6 +30,11 @@ from tandem.twin.simulation import simulate
 NS_PER_S = 1_000_000_000
 # A second of the time series in which vLLM computed no prompt tells how long its decodes take.
 INSTANTS_A_SECOND = 20
+CONTEXT_TOKENS = 131_072
+
+
+# (measured, simulated) seconds by metric and figure, and output tokens a second.
+Comparison = dict[str, tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -162,29 +167,29 @@ def in_the_twin(run: Run, measured: Measured) -> list[Served]:
         max_sequences=measured.max_sequences,
         batching=TokenBudgetBatching(measured.max_batched_tokens),
     )
+    pool = Pool("vllm", Role.BOTH, kind, run.ranks, run.ranks, run.ranks)
+    return served_by(pool, hardware.block_size, CONTEXT_TOKENS, measured.requests)
+
+
+def served_by(
+    pool: Pool, block_size: int, context_tokens: int, requests: Sequence[Served]
+) -> list[Served]:
+    """Requests of these arrivals and lengths, in a simulated cluster of one pool."""
     policies = Policies(
         routing=ROUTINGS["least-load"](0),
         admission=ADMISSIONS["none"](),
         dispatching=DISPATCHES["remote"](),
-        eviction=EVICTIONS["lru"],
-    )
-    scenario = Scenario(
-        pools=(Pool("vllm", Role.BOTH, kind, run.ranks, run.ranks, run.ranks),),
-        policies=policies,
-        block_size=hardware.block_size,
-        context_tokens=131_072,
+        eviction=Lru,
     )
     rows = [
         TraceRow(request.arrival_s, request.prompt_tokens, request.output_tokens)
-        for request in measured.requests
+        for request in requests
     ]
-    return [_served(record) for record in simulate(scenario, rows).requests]
+    run = simulate(Scenario((pool,), policies, block_size, context_tokens), rows)
+    return [_served(record) for record in run.requests]
 
 
-def errors(
-    measured: Sequence[Served], simulated: Sequence[Served]
-) -> dict[str, tuple[float, float]]:
-    """(vLLM's, the twin's) seconds by metric and figure, and output tokens a second."""
+def errors(measured: Sequence[Served], simulated: Sequence[Served]) -> Comparison:
     found = {}
     for metric, seconds_of in METRICS.items():
         ours, theirs = (
@@ -260,12 +265,17 @@ def _text(path: str) -> str:
         return text.read()
 
 
+def show(title: str, names: tuple[str, str], found: Comparison) -> None:
+    """Theirs beside ours, and the error of ours."""
+    print(f"\n{title}\n{'':<16}{names[0]:>10}{names[1]:>10}{'error':>9}")
+    for name, (theirs, ours) in found.items():
+        print(f"{name:<16}{theirs:>10.4g}{ours:>10.4g}{100 * (ours / theirs - 1):>+8.1f}%")
+
+
 def _report(run: Run, folder: Path) -> None:
     measured = read_measured(folder, run.files)
     simulated = in_the_twin(run, measured)
-    print(f"\n{run.title}\n{'':<16}{'vLLM':>10}{'twin':>10}{'error':>9}")
-    for name, (theirs, ours) in errors(measured.requests, simulated).items():
-        print(f"{name:<16}{theirs:>10.4g}{ours:>10.4g}{100 * (ours / theirs - 1):>+8.1f}%")
+    show(run.title, ("vLLM", "twin"), errors(measured.requests, simulated))
     print("LLMServingSim's own figures of this run, in ms:")
     print(_text(f"{folder / 'llmservingsim/vllm_measured' / run.files}_validation_summary.txt.gz"))
     print("running and waiting every fifth second: vLLM | twin")

@@ -31,11 +31,12 @@ from tandem.machines.worker import WorkerConfig, WorkerMachine
 from tandem.policy.admission.registry import ADMISSIONS
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.registry import DISPATCHES
-from tandem.policy.eviction.registry import EVICTIONS
+from tandem.policy.eviction.lru import Lru
 from tandem.policy.routing.registry import ROUTINGS
 from tandem.twin.record import RunRecord, WorkerRecord
 from tandem.twin.recorder import Recorder
 from tandem.twin.scenario import Policies, Scenario, WorkerKind
+from tandem.twin.step_recorder import StepRecorder
 from tandem.twin.worker import Leapt, SimulatedWorker
 from tests.engine.tiny import CONTEXT_TOKENS, CPU, VOCABULARY, Arithmetic, store, tiny_decoder
 
@@ -68,7 +69,7 @@ class Worker:
             steps_in_flight=self.steps_in_flight,
         )
 
-    def simulated(self, recorder: Recorder, *, leaps: bool) -> SimulatedWorker:
+    def simulated(self, recorder: StepRecorder, *, leaps: bool) -> SimulatedWorker:
         kind = WorkerKind(
             cost=WorkerCost(STEP_TIME, 1.0, self.batched_tokens),
             device="tiny",
@@ -78,9 +79,7 @@ class Worker:
             batching=TokenBudgetBatching(self.batched_tokens, self.chunk_tokens),
             steps_in_flight=self.steps_in_flight,
         )
-        policies = Policies(
-            ROUTINGS["cost"](0), ADMISSIONS["none"](), DISPATCHES["remote"](), EVICTIONS["lru"]
-        )
+        policies = Policies(ROUTINGS["cost"](0), ADMISSIONS["none"](), DISPATCHES["remote"](), Lru)
         scenario = Scenario((), policies, self.block_size, CONTEXT_TOKENS, leaps=leaps)
         recorder.worker(WorkerRecord("w", "both", "tiny", 1))
         worker = SimulatedWorker("w", kind, scenario, recorder)
@@ -178,7 +177,7 @@ class TwinWorld:
     """The simulated worker by itself. `emitted` are the ids that each landed step drew for."""
 
     worker: SimulatedWorker
-    recorder: Recorder
+    recorder: StepRecorder
     now_ns: int = 0
     told_ns: list[int] = field(default_factory=list)
     emitted: list[tuple[str, ...]] = field(default_factory=list)
@@ -188,13 +187,13 @@ class TwinWorld:
         self.told_ns.append(self.now_ns)
         if isinstance(event, RequestsArrived):
             for request in event.requests:
-                self.recorder.submitted(RequestSubmitted(request, 1.0), self.now_ns)
+                self.recorder.requests.submitted(RequestSubmitted(request, 1.0), self.now_ns)
         self._hear(self.worker.tell(event, self.now_ns))
 
     def land(self) -> bool:
         if self.worker.wake_ns is not None:
             self.now_ns = self.worker.wake_ns
-            self._hear(self.worker.land(self.now_ns))
+            self._hear(self.worker.catch_up(self.now_ns))
         return self.worker.wake_ns is not None
 
     def tell_at(self, event: WorkerEvent, now_ns: int) -> None:
@@ -217,7 +216,8 @@ def live_world(worker: Worker) -> LiveWorld:
 
 
 def twin_world(worker: Worker, *, leaps: bool) -> TwinWorld:
-    recorder = Recorder(RunRecord({}))
+    run = RunRecord({})
+    recorder = StepRecorder(run, Recorder(run))
     return TwinWorld(worker.simulated(recorder, leaps=leaps), recorder)
 
 

@@ -56,6 +56,7 @@ from tandem.machines.worker import WorkerConfig
 from tandem.policy.admission.registry import ADMISSIONS
 from tandem.policy.dispatch.contract import Transfer
 from tandem.policy.dispatch.registry import DISPATCHES
+from tandem.policy.qos.classes import Classes, ServiceClass
 from tandem.policy.routing.registry import ROUTINGS
 from tests.machines.ledger_engine import keys_of
 from tests.machines.world import World
@@ -67,6 +68,7 @@ COST = WorkerCost(
     tiers={Tier.HOST: LinkCost(1e4), Tier.REMOTE: LinkCost(1e4)},
     network=LinkCost(1e4),
 )
+CLASSES = Classes((ServiceClass("gold", reserved=0.7), ServiceClass("batch", priority=1)))
 ROLES = (
     (Role.PREFILL, Role.DECODE),
     (Role.BOTH,),
@@ -131,6 +133,7 @@ class Cluster:
             line=LineConfig(
                 max_requests=chance.choice([0, 0, 3]), prefill_depth=chance.choice([0, 0, 1, 2])
             ),
+            classes=CLASSES,
             explains=chance.choice([False, True]),
         )
 
@@ -322,7 +325,8 @@ class Cluster:
 
     def submit(self, request: Request) -> None:
         self.clients[request.request_id] = Client(request)
-        self.hear(RequestSubmitted(request, 4.0, tenant=request.cache_salt))
+        service_class = self.chance.choice(["", "gold", "batch"])
+        self.hear(RequestSubmitted(request, 4.0, request.cache_salt, service_class))
 
     def withdraw(self, request_id: str) -> None:
         self.clients[request_id].endings.append("withdrawn")

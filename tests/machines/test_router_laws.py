@@ -77,9 +77,7 @@ def test_any_mix_of_events_gives_each_request_its_own_answer():
         for client in cluster.clients.values():
             (ending,) = client.endings
             cluster.seen[ending] += 1
-            expected = answer(
-                client.request.prompt_tokens, client.request.sampling, CONTEXT_TOKENS
-            )
+            expected = answer(client.request.prompt_tokens, client.request.sampling, CONTEXT_TOKENS)
             if ending == "finished":
                 assert client.output == expected, seed
             else:

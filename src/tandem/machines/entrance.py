@@ -65,7 +65,10 @@ class Entrance:
         verdict = self.config.admission.judge(view, route, workers, now_ns)
         if route is None or len(self.line) or not self.has_room():
             return verdict, None
-        return verdict, self._dispatch(view, route, workers, now_ns)
+        free = self._with_room(workers)
+        if len(free) < len(workers):
+            route = self.config.routing.choose(view, free, now_ns)
+        return verdict, self._dispatch(view, route, free, now_ns) if route else None
 
     def next(self, passages: Mapping[str, Passage], now_ns: int) -> tuple[Passage, Choice] | None:
         """Take the next request out of the line, if there is one and room for it."""

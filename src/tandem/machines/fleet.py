@@ -39,6 +39,11 @@ class Standing:
     prefilling: set[str] = field(default_factory=set)
     view: WorkerView | None = None
 
+    @property
+    def decodes_more(self) -> bool:
+        """Whether requests may come here to decode."""
+        return self.accepting and self.role.decodes
+
 
 class Fleet:
     """All living workers by id."""

@@ -122,6 +122,11 @@ class Passage:
             return worker == self.decode
         return worker in (self.prefill, self.decode)
 
+    def held_at(self, worker: str) -> bool:
+        """Whether its KV is, or will be, kept there for another worker."""
+        handed_on = self.stage in (Stage.PREFILLING, Stage.MOVING) and not self.local
+        return handed_on and worker == self.prefill
+
     def look(self, hits: Mapping[str, TierHits], remote_tokens: int) -> None:
         """What policies should see from now on."""
         known_tokens = self.known_tokens

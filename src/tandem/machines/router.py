@@ -192,8 +192,7 @@ class RouterMachine:
                 self.entrance.prompt_done(passage)
                 passage.stage = Stage.DECODING if passage.local else Stage.MOVING
             passage.output.extend((emission.tokens[index],) * event.repeats)
-            if len(passage.output) - passage.charged_output >= CHARGED_TOKENS:
-                self.entrance.line.charge(passage)
+            self.entrance.line.charge(passage, CHARGED_TOKENS)
             if emission.finish_reasons[index] is not None:
                 if event.worker != passage.decode:
                     # It ended before its hand-over: whoever waits to go on need not.
@@ -243,8 +242,12 @@ class RouterMachine:
 
     def _migrate(self, event: MigrationsRequested, effects: Effects) -> None:
         """Live migration: the source draws what is under way and holds; the rest is a hand-over."""
-        standings = self.entrance.fleet.standings
-        if event.source == event.target or event.target not in standings:
+        target = self.entrance.fleet.standings.get(event.target)
+        if event.source == event.target or not target or not target.decodes_more:
+            return
+        # Whoever holds KV waits for room at the next worker. Where nobody comes to whoever holds,
+        # that never goes in a circle.
+        if any(passage.held_at(event.target) for passage in self._by_wire.values()):
             return
         decoding = [
             passage

@@ -31,6 +31,7 @@ class WaitingLine:
         self._classes = classes
         self._queue = FairQueue(classes, config.weights, config.max_wait_s)
         self._waiting_tokens: dict[str, int] = {}
+        self._tenants: dict[str, None] = {}
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -41,7 +42,16 @@ class WaitingLine:
         bound = self.config.max_requests
         return bool(bound) and sum(self.in_use.values()) >= bound
 
+    @property
+    def heeds_output(self) -> bool:
+        """Whether who goes next, or goes back, may depend on the tokens drawn so far."""
+        bounded = self.config.max_requests or self.config.prefill_depth
+        if not bounded and not len(self):
+            return False
+        return len(self._tenants) > 1 or any(each.reserved for each in self._classes.classes)
+
     def wait(self, passage: Passage) -> None:
+        self._tenants[passage.view.tenant] = None
         self._queue.push(passage.view)
         self._waiting_tokens[passage.request_id] = passage.view.prompt_tokens
 
@@ -67,12 +77,16 @@ class WaitingLine:
     def leave(self, passage: Passage) -> None:
         """The request is at no worker any more."""
         self.in_use[passage.view.service_class] -= 1
-        self.charge(passage)
+        self.charge(passage, 1)
 
-    def charge(self, passage: Passage) -> None:
-        """Count the output that the tenant got since the last time."""
-        self._queue.charge(passage.view.tenant, 0, len(passage.output) - passage.charged_output)
-        passage.charged_output = len(passage.output)
+    def charge(self, passage: Passage, portion_tokens: int) -> None:
+        """Count the output that the tenant got since the last time, in whole portions: however many
+        tokens are told at once, the counts are the same."""
+        tokens = len(passage.output) - passage.charged_output
+        tokens -= tokens % portion_tokens
+        if tokens:
+            self._queue.charge(passage.view.tenant, 0, tokens)
+            passage.charged_output += tokens
 
     def to_give_back(self) -> dict[str, int]:
         """How many requests of each class hold slots that a class below its reserve waits for."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tandem.facts.fleet import Role
+from tandem.facts.fleet_messages import LoadReported
 from tandem.facts.messages import WorkerEvent
 from tandem.twin.agenda import Agenda, Turn
 from tandem.twin.scenario import Pool
@@ -15,8 +16,9 @@ Hear = Callable[[str, list[SimulatedEffect], int], None]
 
 @dataclass(slots=True)
 class Member:
-    """One worker that is up since `since_ns`. `inbox` keeps what is told to it while it hangs;
-    `wake_ns` is the landing that the agenda knows of; `order` breaks ties between workers."""
+    """One worker that is up since `since_ns`. `inbox` keeps what is told to it while it hangs,
+    until `thaw_ns`; `wake_ns` is the landing that the agenda knows of; `order` breaks ties between
+    workers; `reported` is the last load that the router heard of."""
 
     worker: SimulatedWorker
     pool: Pool
@@ -24,7 +26,9 @@ class Member:
     order: int
     since_ns: int
     wake_ns: int | None = None
+    reported: LoadReported | None = None
     inbox: list[WorkerEvent] | None = None
+    thaw_ns: int = 0
 
     @property
     def hangs(self) -> bool:
@@ -53,16 +57,28 @@ class Members:
     def freeze(self, name: str, duration_ns: int, now_ns: int) -> None:
         """The worker hangs: nothing moves in there, and nothing is heard from or by it."""
         member = self.up[name]
-        self._hear(name, member.worker.freeze(duration_ns, now_ns), now_ns)
+        thaw_ns = now_ns + duration_ns
+        longer_ns = thaw_ns - max(now_ns, member.thaw_ns)
+        if longer_ns <= 0:
+            return
+        self._hear(name, member.worker.freeze(longer_ns, now_ns), now_ns)
         if member.inbox is None:
             member.inbox = []
+        member.thaw_ns = thaw_ns
         self._watch(member)
-        self._agenda.at(now_ns + duration_ns, lambda at_ns: self._thaw(member, at_ns))
+        self._agenda.at(thaw_ns, lambda at_ns: self._thaw(member, at_ns))
+
+    def catch_up(self, now_ns: int) -> None:
+        """All tokens that are there by now are heard of: somebody is about to decide by them."""
+        for name, member in self.up.items():
+            self._hear(name, member.worker.catch_up(now_ns), now_ns)
+            self._watch(member)
 
     def _thaw(self, member: Member, now_ns: int) -> None:
         name = member.worker.name
-        if self.up.get(name) is not member or member.inbox is None:
+        if self.up.get(name) is not member or now_ns != member.thaw_ns:
             return
+        assert member.inbox is not None
         inbox, member.inbox = member.inbox, None
         for event in inbox:
             self.tell(name, event, now_ns)
@@ -72,7 +88,7 @@ class Members:
         if self.up.get(name) is not member or worker.wake_ns != now_ns:
             return
         member.wake_ns = None
-        self._hear(name, worker.land(now_ns), now_ns)
+        self._hear(name, worker.catch_up(now_ns), now_ns)
         self._watch(member)
 
     def _watch(self, member: Member) -> None:

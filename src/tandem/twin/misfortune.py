@@ -38,8 +38,8 @@ class Misfortune:
                 self._set_links(name, now_ns)
             case Partition(one, other):
                 sides = [[port for n in side for port in fabric_ports(n)] for side in (one, other)]
-                world.transport.network.cut(_name(fault), sides[0], sides[1], now_ns)
-                world.transport.watch(now_ns)
+                world.transport.shipping.network.cut(_name(fault), sides[0], sides[1], now_ns)
+                world.transport.shipping.watch(now_ns)
             case TierDown(tier, name):
                 self._set_tier(tier, name, False)
 
@@ -48,12 +48,12 @@ class Misfortune:
         self._active.remove(fault)
         match fault.cause:
             case Crash(name):
-                self._staffing.replace(name, world.pools[name].role, now_ns)
+                self._staffing.replace(name, now_ns)
             case SlowLink(name):
                 self._set_links(name, now_ns)
             case Partition():
-                world.transport.network.heal(_name(fault), now_ns)
-                world.transport.watch(now_ns)
+                world.transport.shipping.network.heal(_name(fault), now_ns)
+                world.transport.shipping.watch(now_ns)
             case TierDown(tier, name):
                 self._set_tier(tier, name, True)
 
@@ -73,18 +73,16 @@ class Misfortune:
 
         self._agenda.at(now_ns + timeout_ns, give_up)
         if fault.end_ns is not None:
-            self._agenda.at(
-                fault.end_ns, lambda at_ns: self._staffing.replace(name, member.role, at_ns)
-            )
+            self._agenda.at(fault.end_ns, lambda at_ns: self._staffing.replace(name, at_ns))
 
     def _set_links(self, name: str, now_ns: int) -> None:
-        network = self._world.transport.network
+        network = self._world.transport.shipping.network
         for port in fabric_ports(name):
             network.set_factor(port, link_factor(self._active, name), now_ns)
-        self._world.transport.watch(now_ns)
+        self._world.transport.shipping.watch(now_ns)
 
     def _set_tier(self, tier: Tier, name: str, up: bool) -> None:
-        for worker, hierarchy in self._world.transport.hierarchies.items():
+        for worker, hierarchy in self._world.transport.tiers.hierarchies.items():
             if tier in hierarchy.tiers and name in ("", worker):
                 hierarchy.tiers[tier].up = up
 

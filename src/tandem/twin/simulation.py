@@ -18,8 +18,9 @@ from tandem.twin.timeline import sample
 from tandem.twin.workload import Turn, Workload
 from tandem.twin.world import World
 
-# Points of a run's timeline.
+# Points of a run's timeline, about, and the least time between two.
 SAMPLES = 400
+LEAST_SAMPLE_NS = 1_000_000
 # Output tokens that are expected before any answer has been seen.
 FIRST_EXPECTED_OUTPUT_TOKENS = 256.0
 
@@ -59,9 +60,9 @@ class Simulation:
     def __init__(self, scenario: Scenario, rows: Sequence[TraceRow], run: RunRecord) -> None:
         self._scenario = scenario
         self._run = run
-        self._world = World(scenario, run)
-        self._staffing = Staffing(scenario, self._world)
-        Misfortune(scenario, self._world, self._staffing)
+        self.world = World(scenario, run)
+        self._staffing = Staffing(scenario, self.world)
+        Misfortune(scenario, self.world, self._staffing)
         self._workload = Workload(rows, scenario.context_tokens)
         self._forecast = OutputForecast()
         self._turns: dict[str, Turn] = {}
@@ -70,13 +71,13 @@ class Simulation:
         self._last_arrival_ns = 0
 
     def run(self, progress: Progress | None) -> RunRecord:
-        world, agenda = self._world, self._world.agenda
+        world, agenda = self.world, self.world.agenda
         self._staffing.open()
         for turn in self._workload.first_turns:
             arrival_ns = round(turn.row.arrival_s * 1e9)
             self._last_arrival_ns = max(self._last_arrival_ns, arrival_ns)
             agenda.at(arrival_ns, partial(self._arrive, turn))
-        sample_ns = max(1, self._last_arrival_ns // SAMPLES)
+        sample_ns = max(LEAST_SAMPLE_NS, self._last_arrival_ns // SAMPLES)
         agenda.at(0, partial(self._sample, sample_ns))
         limit_ns = round(self._scenario.limit_s * 1e9)
         told = 0
@@ -88,16 +89,18 @@ class Simulation:
             if progress is not None and agenda.happened - told >= 2000:
                 told = agenda.happened
                 progress(1.0 - self._unfinished / max(1, self._workload.requests))
+        world.members.catch_up(agenda.now_ns)
         world.recorder.failed("the run ended before it", agenda.now_ns)
         self._close(agenda.now_ns)
         return self._run
 
     @property
     def _unfinished(self) -> int:
-        return self._to_come + self._world.recorder.open_requests
+        return self._to_come + self.world.recorder.open_requests
 
     def _arrive(self, turn: Turn, now_ns: int) -> None:
-        world, row = self._world, turn.row
+        world, row = self.world, turn.row
+        self._last_arrival_ns = max(self._last_arrival_ns, now_ns)
         self._answers_left[turn.index] = row.answers
         service = world.router.config.classes.classify({}, row.tenant)
         if row.service_class:
@@ -122,7 +125,7 @@ class Simulation:
                 self._staffing.planner.request_arrived(now_ns)
 
     def _note_ends(self, now_ns: int) -> None:
-        for record in self._world.recorder.take_finished():
+        for record in self.world.recorder.take_finished():
             if record.ending is Ending.FINISHED:
                 self._learn(record, now_ns)
             turn = self._turns.pop(record.request_id)
@@ -133,7 +136,7 @@ class Simulation:
             follower = self._workload.follower(turn)
             if follower is not None:
                 think_ns = round(follower.row.think_s * 1e9)
-                self._world.agenda.at(now_ns + think_ns, partial(self._arrive, follower))
+                self.world.agenda.at(now_ns + think_ns, partial(self._arrive, follower))
 
     def _learn(self, record: RequestRecord, now_ns: int) -> None:
         self._forecast.learn(record.emitted_tokens)
@@ -144,15 +147,20 @@ class Simulation:
             )
 
     def _sample(self, every_ns: int, now_ns: int) -> None:
-        self._run.samples.append(sample(self._world, now_ns))
+        samples = self._run.samples
+        samples.append(sample(self.world, now_ns))
+        if len(samples) > 2 * SAMPLES:
+            # The run takes longer than its arrivals did: half as many points are enough.
+            del samples[1::2]
+            every_ns *= 2
         if self._unfinished:
-            self._world.agenda.at(now_ns + every_ns, partial(self._sample, every_ns))
+            self.world.agenda.at(now_ns + every_ns, partial(self._sample, every_ns))
 
     def _close(self, now_ns: int) -> None:
-        world = self._world
-        world.recorder.close()
+        world = self.world
+        world.steps.close()
         self._run.end_ns = now_ns
         self._run.events = world.agenda.happened
-        self._run.transfers = world.transport.records()
+        self._run.transfers = world.transport.shipping.records()
         for name in list(world.members.up):
             world.settle_accounts(name, now_ns)

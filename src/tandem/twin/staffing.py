@@ -15,8 +15,8 @@ DRAIN_LOOK_NS = 100_000_000
 
 
 class Staffing:
-    """Changes the world's members. `starting` and `draining` are by name; a draining worker has the
-    role that it takes afterwards, or None when it goes."""
+    """Changes the world's members. `starting`, `draining` and `dead` are by name; a draining worker
+    has the role that it takes afterwards, or None when it goes, a dead one the role that it had."""
 
     def __init__(self, scenario: Scenario, world: World) -> None:
         self._scenario = scenario
@@ -24,6 +24,7 @@ class Staffing:
         self._agenda = world.agenda
         self._starting: dict[str, Role] = {}
         self._draining: dict[str, Role | None] = {}
+        self._dead: dict[str, Role] = {}
         self.planner = self._planner()
 
     def open(self) -> None:
@@ -62,9 +63,7 @@ class Staffing:
         starting.update(str(role) for role in self._draining.values() if role is not None)
         plan = self.planner.plan(views, dict(starting), now_ns)
         self._follow(plan, now_ns)
-        wakeup_ns = self.planner.next_wakeup()
-        if wakeup_ns is not None and world.recorder.open_requests:
-            self._agenda.at(wakeup_ns, self._plan)
+        self._agenda.at(self.planner.next_wakeup() or now_ns, self._plan)
 
     def _follow(self, plan: Plan, now_ns: int) -> None:
         changes: list[str] = []
@@ -73,6 +72,7 @@ class Staffing:
                 self._drain(flip.worker, Role(flip.role), now_ns)
                 changes.append(f"{flip.worker} becomes {flip.role}")
         for move in plan.moves:
+            self._world.members.catch_up(now_ns)
             event = MigrationsRequested(move.source, move.target, move.tokens)
             self._world.tell_router(event, now_ns)
             changes.append(f"{move.tokens} tokens move from {move.source} to {move.target}")
@@ -107,19 +107,23 @@ class Staffing:
                 missing += 1
         return changes
 
-    def replace(self, name: str, role: Role, now_ns: int) -> None:
+    def replace(self, name: str, now_ns: int) -> None:
         """A worker that died is up again at once (its start-up time is part of the fault)."""
-        if name not in self._world.members.up and name not in self._starting:
+        role = self._dead.pop(name, None)
+        if role is not None and name not in {**self._world.members.up, **self._starting}:
             self._starting[name] = role
             self._up(name, now_ns)
 
     def kill(self, name: str, now_ns: int) -> None:
         """The worker dies, wherever it is on its way."""
-        self._starting.pop(name, None)
+        role = self._starting.pop(name, None)
         self._draining.pop(name, None)
-        if name in self._world.members.up:
-            self._world.recorder.worker_of(name).crashes += 1
+        if member := self._world.members.up.get(name):
+            role = member.role
+            self._world.steps.of(name).crashes += 1
             self._world.leave(name, now_ns)
+        if role is not None:
+            self._dead[name] = role
 
     def _start(self, name: str, role: Role, now_ns: int) -> None:
         self._starting[name] = role

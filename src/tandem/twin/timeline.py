@@ -28,5 +28,5 @@ def sample(world: World, now_ns: int) -> Sample:
         kv_used=used_blocks / total_blocks if total_blocks else 0.0,
         prefill_workers=prefilling,
         decode_workers=len(world.members.up) - prefilling,
-        moving_bytes=world.transport.network.moving_bytes(now_ns),
+        moving_bytes=world.transport.shipping.network.moving_bytes(now_ns),
     )

@@ -15,8 +15,8 @@ from tandem.facts.messages import EmitTokens, RunStep, StepDone, WorkerEffect, W
 from tandem.facts.steps import StepPlan, StepResult
 from tandem.machines.load import load_of
 from tandem.machines.worker import WorkerConfig, WorkerMachine
-from tandem.twin.recorder import Recorder
 from tandem.twin.scenario import Scenario, WorkerKind
+from tandem.twin.step_recorder import StepRecorder
 from tandem.twin.workload import VOCABULARY_TOKENS
 
 # Steps of one leap at most: a leap that is cut short has computed instants in vain.
@@ -41,7 +41,8 @@ SimulatedEffect = WorkerEffect | Leapt
 @dataclass(slots=True)
 class Flight:
     """A step under way: what it will draw for whom, and when it lands. `context_tokens` is what the
-    rows attend to in all, when every row is a decode."""
+    rows attend to in all, when every row is a decode; it `opens` a sequence when it computes tokens
+    that were known when that was placed."""
 
     step_id: int
     done_ns: int
@@ -50,21 +51,25 @@ class Flight:
     tokens: tuple[int, ...]
     context_tokens: int
     prefills: bool
+    opens: bool
 
 
 class SimulatedWorker:
-    """`tell` an event, `land` when `wake_ns` has come; both give the machine's effects but its
+    """`tell` an event, `catch_up` when `wake_ns` has come; both give the machine's effects but its
     steps, which happen in here."""
 
-    def __init__(self, name: str, kind: WorkerKind, scenario: Scenario, recorder: Recorder) -> None:
+    def __init__(
+        self, name: str, kind: WorkerKind, scenario: Scenario, steps: StepRecorder
+    ) -> None:
         self.name = name
         self.kind = kind
         self._scenario = scenario
-        self._recorder = recorder
+        self._steps = steps
         self.machine = WorkerMachine(_worker_config(kind, scenario))
         self._flights: deque[Flight] = deque()
         self._stage_free_ns = [0] * kind.cost.step_time.stages
         self._slots: list[str] = [""] * kind.max_sequences
+        self._placed_tokens = [0] * kind.max_sequences
         # The instants of the coming landings when a leap is on, and how many of them it covers.
         self._leap: list[int] = []
         self._leap_steps = 0
@@ -82,27 +87,24 @@ class SimulatedWorker:
         return self.machine.idle
 
     def tell(self, event: WorkerEvent, now_ns: int) -> list[SimulatedEffect]:
-        effects = self._settle(now_ns)
+        effects = self._land_due(now_ns)
+        self._leap_steps = 0
         effects += self._perform(self.machine.handle(event, now_ns), now_ns)
         self._look_ahead()
         return effects
 
-    def land(self, now_ns: int) -> list[SimulatedEffect]:
-        """`wake_ns` has come."""
-        if self._leap_steps:
-            effects = self._settle(now_ns)
-        else:
-            flight = self._flights.popleft()
-            assert flight.done_ns == now_ns
-            self._recorder.step_landed(self.name, flight.duration_ns, flight.prefills, 1)
-            done = StepDone(StepResult(flight.step_id, flight.tokens))
-            effects = self._perform(self.machine.handle(done, now_ns), now_ns)
+    def catch_up(self, now_ns: int) -> list[SimulatedEffect]:
+        """What has landed by now, before anything else that happens now."""
+        if not self._flights or self._flights[0].done_ns > now_ns:
+            return []
+        effects = self._land_due(now_ns)
         self._look_ahead()
         return effects
 
     def freeze(self, duration_ns: int, now_ns: int) -> list[SimulatedEffect]:
         """Nothing moves in here for a while: every landing comes so much later."""
-        effects = self._settle(now_ns)
+        effects = self._land_due(now_ns)
+        self._leap_steps = 0
         for flight in self._flights:
             flight.done_ns += duration_ns
         self._stage_free_ns = [max(free, now_ns) + duration_ns for free in self._stage_free_ns]
@@ -125,6 +127,16 @@ class SimulatedWorker:
             free_blocks=load.free_blocks,
         )
 
+    def _land_due(self, now_ns: int) -> list[SimulatedEffect]:
+        effects = self._settle(now_ns)
+        while self._flights and self._flights[0].done_ns <= now_ns:
+            flight = self._flights.popleft()
+            assert flight.done_ns == now_ns
+            self._steps.landed(self.name, flight.duration_ns, flight.prefills, 1)
+            done = StepDone(StepResult(flight.step_id, flight.tokens))
+            effects += self._perform(self.machine.handle(done, now_ns), now_ns)
+        return effects
+
     def _settle(self, now_ns: int) -> list[SimulatedEffect]:
         """Take what the leap has covered up to now, and end it."""
         if not self._leap_steps:
@@ -138,8 +150,8 @@ class SimulatedWorker:
         self._load = None
         started_ns = first.done_ns - first.duration_ns
         self.machine.skip_steps(steps, first.tokens)
-        self._recorder.leapt(self.name, first.request_ids, landed)
-        self._recorder.step_landed(self.name, landed[-1] - started_ns, False, steps)
+        self._steps.leapt(self.name, first.request_ids, landed)
+        self._steps.landed(self.name, landed[-1] - started_ns, False, steps)
         before_ns = landed[-1]
         for flight, done_ns in zip(self._flights, coming, strict=False):
             flight.step_id += steps
@@ -152,6 +164,9 @@ class SimulatedWorker:
     def _look_ahead(self) -> None:
         """Begin a leap where the machine knows its next steps."""
         if not self._scenario.leaps or not self._flights:
+            return
+        # A first token is news that others decide by: it is told when it is there.
+        if any(flight.opens for flight in self._flights):
             return
         steps = min(LEAP_STEPS, self.machine.steady_steps())
         if steps < LEAST_LEAP_STEPS:
@@ -175,31 +190,35 @@ class SimulatedWorker:
                 self._launch(effect.plan, now_ns)
             else:
                 if isinstance(effect, EmitTokens):
-                    self._recorder.drew(self.name, effect, now_ns)
+                    self._steps.drew(self.name, effect, now_ns)
                 others.append(effect)
         return others
 
     def _launch(self, plan: StepPlan, now_ns: int) -> None:
         for placement in plan.placements:
             self._slots[placement.slot] = placement.request_id
-            self._recorder.scheduled(placement.request_id, now_ns)
+            self._placed_tokens[placement.slot] = len(placement.tokens)
+            self._steps.scheduled(placement.request_id, now_ns)
         chunks: list[tuple[int, int]] = []
         decodes = context_tokens = 0
-        request_ids = [self._slots[slot] for slot in plan.slots.tolist()]
-        starts, counts = plan.starts.tolist(), plan.counts.tolist()
-        for request_id, start, count in zip(request_ids, starts, counts, strict=True):
+        opens = False
+        slots, starts, counts = plan.slots.tolist(), plan.starts.tolist(), plan.counts.tolist()
+        request_ids = [self._slots[slot] for slot in slots]
+        for slot, start, count in zip(slots, starts, counts, strict=True):
             if count > 1:
                 chunks.append((start, count))
-                self._recorder.computes(self.name, request_id, count)
             else:
                 decodes += 1
                 context_tokens += start + 1
+            if start < self._placed_tokens[slot]:
+                opens = True
+                self._steps.computes(self.name, self._slots[slot], (start, count))
         drawing = [
             request_id
             for request_id, samples in zip(request_ids, plan.samples.tolist(), strict=True)
             if samples
         ]
-        tokens = tuple(self._recorder.token_of(request_id) for request_id in drawing)
+        tokens = tuple(self._steps.requests.token_of(request_id) for request_id in drawing)
         shape = StepShape(tuple(chunks), decodes, context_tokens, len(drawing))
         duration_ns = self._step_ns(shape)
         done_ns = now_ns
@@ -208,7 +227,14 @@ class SimulatedWorker:
             self._stage_free_ns[stage] = done_ns
         self._flights.append(
             Flight(
-                plan.step_id, done_ns, duration_ns, drawing, tokens, context_tokens, bool(chunks)
+                step_id=plan.step_id,
+                done_ns=done_ns,
+                duration_ns=duration_ns,
+                request_ids=drawing,
+                tokens=tokens,
+                context_tokens=context_tokens,
+                prefills=bool(chunks),
+                opens=opens,
             )
         )
 

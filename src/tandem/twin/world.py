@@ -44,6 +44,7 @@ from tandem.twin.members import Member, Members
 from tandem.twin.record import Decision, RunRecord, WorkerRecord
 from tandem.twin.recorder import Recorder
 from tandem.twin.scenario import Pool, Scenario
+from tandem.twin.step_recorder import StepRecorder
 from tandem.twin.transport import Transport
 from tandem.twin.worker import CACHE_ROOT, Leapt, SimulatedEffect, SimulatedWorker
 
@@ -57,6 +58,7 @@ class World:
         self.run = run
         self.agenda = Agenda()
         self.recorder = Recorder(run)
+        self.steps = StepRecorder(run, self.recorder)
         policies = scenario.policies
         self.pools = {name: pool for pool in scenario.pools for name in pool.workers()}
         self.router = RouterMachine(
@@ -85,14 +87,15 @@ class World:
     def join(self, name: str, role: Role, now_ns: int) -> None:
         """A worker is up, empty."""
         pool = self.pools[name]
-        self.recorder.worker(WorkerRecord(name, str(role), pool.kind.device, pool.kind.devices))
-        worker = SimulatedWorker(name, pool.kind, self.scenario, self.recorder)
+        self.steps.worker(WorkerRecord(name, str(role), pool.kind.device, pool.kind.devices))
+        worker = SimulatedWorker(name, pool.kind, self.scenario, self.steps)
         self.members.up[name] = Member(worker, pool, role, self._order[name], now_ns)
         self.tell_router(WorkerJoined(name, role), now_ns)
-        self.transport.relist(name, now_ns)
+        self.transport.tiers.relist(name, now_ns)
 
     def leave(self, name: str, now_ns: int) -> None:
         """A worker is gone, whether it was told to or died."""
+        self.members.catch_up(now_ns)
         self.settle_accounts(name, now_ns)
         del self.members.up[name]
         self.transport.lose_worker(name, now_ns)
@@ -101,7 +104,7 @@ class World:
     def take_role(self, name: str, role: Role, now_ns: int) -> None:
         """A drained worker begins to work in another role, with the cache it has."""
         self.members.up[name].role = role
-        record = self.recorder.worker_of(name)
+        record = self.steps.of(name)
         record.role, record.flips = str(role), record.flips + 1
         self.tell_router(RoleTaken(name, role), now_ns)
 
@@ -113,17 +116,20 @@ class World:
     def settle_accounts(self, name: str, now_ns: int) -> None:
         """Write down what a worker was up for, until now."""
         member = self.members.up[name]
-        record = self.recorder.worker_of(name)
+        record = self.steps.of(name)
         record.up_ns += now_ns - member.since_ns
         record.preemptions += member.worker.machine.planner.preemptions
         member.since_ns = now_ns
 
     def tell_router(self, event: RouterEvent, now_ns: int) -> None:
         """Events are handled one after the other, each with all its effects, as messages are."""
-        self._mail.append(event)
         if self._delivering:
+            self._mail.append(event)
             return
         self._delivering = True
+        if self.router.entrance.line.heeds_output:
+            self.members.catch_up(now_ns)
+        self._mail.append(event)
         while self._mail:
             self._perform(self.router.handle(self._mail.popleft(), now_ns), now_ns)
         self._delivering = False
@@ -134,8 +140,12 @@ class World:
             return
         self._reported_ns = now_ns
         for member in self.members.up.values():
-            if not member.hangs:
-                self.router.handle(member.worker.load(now_ns), now_ns)
+            if member.hangs:
+                continue
+            load = member.worker.load(now_ns)
+            if load is not member.reported:
+                member.reported = load
+                self.router.handle(load, now_ns)
 
     def decide(self, decision: Decision) -> None:
         """Keep a decision: always one about the fleet, one about a request when asked for."""
@@ -186,7 +196,7 @@ class World:
                     self.tell_router(TokensReported(name, effect), now_ns)
                 case ReportBlocks(changes):
                     self.tell_router(BlocksReported(name, Tier.DEVICE, changes), now_ns)
-                    self.transport.write_through(name, changes, now_ns)
+                    self.transport.tiers.write_through(name, changes, now_ns)
                 case KvComputed():
                     self.tell_router(KvReported(name, effect), now_ns)
                 case ImportBlocks():

@@ -1,0 +1,119 @@
+"""The slower tiers of the simulated workers: what they hold, the copies that fill them in the
+background, and what the router is told of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tandem.facts.blocks import BlockChanges
+from tandem.facts.fleet import Tier
+from tandem.facts.fleet_messages import BlocksReported, RouterEvent, StartTransfer
+from tandem.machines.passage import Passage
+from tandem.twin.network_paths import path_between_tiers
+from tandem.twin.scenario import Pool, Scenario
+from tandem.twin.shipping import Shipment, Shipping
+from tandem.twin.storage import Hierarchy, Move, TierStore
+
+TellRouter = Callable[[RouterEvent, int], None]
+
+
+class Tiers:
+    """Owns what lies off the devices, by worker; `hierarchies` share the pool's store."""
+
+    def __init__(self, scenario: Scenario, shipping: Shipping, tell_router: TellRouter) -> None:
+        self._block_size = scenario.block_size
+        self._eviction = scenario.policies.eviction
+        self._shipping = shipping
+        self._tell_router = tell_router
+        self._sequence_numbers: dict[tuple[str, Tier], int] = {}
+        self._parents: dict[bytes, bytes] = {}
+        self._block_bytes: dict[str, float] = {}
+        self.hierarchies: dict[str, Hierarchy] = {}
+        remote_blocks = scenario.remote_blocks
+        self._remote = TierStore(remote_blocks, self._eviction()) if remote_blocks else None
+
+    def add_worker(self, name: str, pool: Pool) -> None:
+        kind = pool.kind
+        self._block_bytes[name] = kind.cost.kv_bytes(self._block_size)
+        tiers: dict[Tier, TierStore] = {}
+        for tier, blocks in ((Tier.HOST, kind.host_blocks), (Tier.DISK, kind.disk_blocks)):
+            if blocks:
+                tiers[tier] = TierStore(blocks, self._eviction())
+        if self._remote is not None:
+            tiers[Tier.REMOTE] = self._remote
+        self.hierarchies[name] = Hierarchy(tiers)
+
+    def read(self, order: StartTransfer, passage: Passage, now_ns: int) -> bool:
+        """Whether the tier still holds what the index promised; reading keeps it from eviction."""
+        first = order.first_token // self._block_size
+        digests = passage.chain[first : -(-order.end_token // self._block_size)]
+        store = self.hierarchies[order.target].tiers.get(order.tier)
+        if store is None or not all(store.holds(digest) for digest in digests):
+            return False
+        store.touch(digests, now_ns)
+        return True
+
+    def write_through(self, worker: str, changes: BlockChanges, now_ns: int) -> None:
+        """Blocks were sealed on a device: copy them to the slower tiers in the background."""
+        hierarchy = self.hierarchies[worker]
+        if hierarchy.tiers:
+            self._parents.update(zip(changes.stored, changes.stored_parents, strict=True))
+            for move in hierarchy.write_through(changes.stored):
+                self.ship(worker, move, now_ns)
+
+    def ship(self, worker: str, move: Move, now_ns: int) -> None:
+        moved_bytes = len(move.digests) * self._block_bytes[worker]
+        cargo = MovingBlocks(self, worker, move)
+        path = path_between_tiers(worker, move.source, move.target)
+        self._shipping.ship(Shipment(f"to {move.target}", moved_bytes, now_ns, cargo), path, now_ns)
+
+    def lose_worker(self, worker: str) -> None:
+        """Its host memory dies with it; its disk survives."""
+        host = self.hierarchies[worker].tiers.get(Tier.HOST)
+        if host is not None:
+            host.clear()
+        for tier in (Tier.HOST, Tier.DISK):
+            self._sequence_numbers.pop((worker, tier), None)
+
+    def relist(self, worker: str, now_ns: int) -> None:
+        """A worker came back: what its disk still holds is news to the router."""
+        disk = self.hierarchies[worker].tiers.get(Tier.DISK)
+        if disk is not None and (resident := disk.listing()):
+            self.report(worker, Tier.DISK, ((), resident), now_ns)
+
+    def report(
+        self,
+        worker: str,
+        tier: Tier,
+        changes: tuple[tuple[bytes, ...], tuple[bytes, ...]],
+        now_ns: int,
+    ) -> None:
+        """Tell the router which blocks a tier gave up, and which are new there."""
+        removed, stored = changes
+        if not removed and not stored:
+            return
+        number = self._sequence_numbers.get((worker, tier), 0)
+        self._sequence_numbers[worker, tier] = number + 1
+        parents = tuple(self._parents[digest] for digest in stored)
+        news = BlockChanges(number, removed, stored, parents)
+        self._tell_router(BlocksReported(worker, tier, news), now_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class MovingBlocks:
+    """Blocks on their way to a slower tier of a worker."""
+
+    tiers: Tiers
+    worker: str
+    move: Move
+
+    def arrived(self, now_ns: int) -> None:
+        arrival = self.tiers.hierarchies[self.worker].arrived(self.move, now_ns)
+        reporter = "" if self.move.target is Tier.REMOTE else self.worker
+        changes = (arrival.evicted, arrival.added)
+        self.tiers.report(reporter, self.move.target, changes, now_ns)
+        for move in arrival.moves:
+            self.tiers.ship(self.worker, move, now_ns)
+
+    def lost(self, now_ns: int) -> None:
+        del now_ns
+        self.tiers.hierarchies[self.worker].lost(self.move)
