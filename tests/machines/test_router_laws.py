@@ -83,4 +83,8 @@ def test_any_mix_of_events_gives_each_request_its_own_answer():
             else:
                 assert client.output == expected[: len(client.output)], seed
         seen.update(cluster.seen)
-    print(seen)
+    # The law has met what it is about.
+    rare = ("taken up again", "migrations", "hand-overs", "hand-overs without KV", "flips")
+    rare += ("pulled from a tier", "reports lost", "withdrawn", "crashes")
+    assert all(seen[what] >= 20 for what in rare), seen
+    assert seen["finished"] > 3 * seen["rejected"], seen
