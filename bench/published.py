@@ -8,17 +8,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import published_arrow
 import published_mooncake
-import published_planning
+import published_startup
+import published_tetri
 from published_runs import Bench, Report
 
 STUDIES: dict[str, Callable[[Bench], Report]] = {
     "mooncake-routing": published_mooncake.routing,
     "mooncake-split": published_mooncake.split,
     "mooncake-admission": published_mooncake.admission,
-    "tetri": published_planning.tetri,
-    "arrow": published_planning.arrow,
-    "planner-startup": published_planning.startup,
+    "tetri": published_tetri.tetri,
+    "arrow": published_arrow.arrow,
+    "planner-startup": published_startup.startup,
 }
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
 

@@ -3,6 +3,7 @@ beside theirs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from rich.console import Console
@@ -90,4 +91,4 @@ def mean_ttft_s(run: Run) -> float:
 
 def falling(values: Sequence[float]) -> bool:
     """Whether each is smaller than the one before it."""
-    return all(later < earlier for earlier, later in zip(values, values[1:], strict=False))
+    return all(later < earlier for earlier, later in pairwise(values))

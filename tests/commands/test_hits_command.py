@@ -56,7 +56,7 @@ def test_plot(tmp_path: Path, name: str) -> None:
         ((TRACE, "--ttl", "soon"), "--ttl must be seconds"),
         ((TRACE, "--ttl", "0"), "ttl must be more than 0"),
         ((TRACE, "--plot", "hits.doc"), "--plot must end in"),
-        ((TRACE, "--json", "/nowhere/hits.json"), "--json: cannot write"),
+        ((TRACE, "--json", "/nowhere/hits.json"), "--json: there is no folder /nowhere"),
     ],
 )
 def test_mistakes_are_one_line(arguments: tuple[object, ...], problem: str) -> None:

@@ -6,6 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tandem.commands.main import app
+from tandem.commands.simulate_scenario import scenario_of
+from tandem.config.cluster import read_cluster
 
 
 @pytest.fixture
@@ -92,8 +94,22 @@ def test_a_plot_is_drawn(trace, tmp_path):
         (["mixed", "--explain", "999"], "999: no such request"),
         (["mixed", "--plot", "run.txt"], "--plot must end in"),
         (["mixed", "--set", "policies.routing.harm=2"], "routing cost takes no parameters"),
-        (["mooncake-16", "--set", "policies.admission.x=2"], "admission none: "),
+        (["mooncake-16", "--set", "policies.admission.x=2"], "admission none has no parameter x"),
         (["mixed", "--set", "policies.forecast=trend"], "planning static forecasts nothing"),
+        (["mixed", "--set", "policies.dispatch=long-prompts"], "long-prompts needs workers, as"),
+        (
+            ["mixed", "--set", "policies.dispatch={name: long-prompts, workers: [prefill-9]}"],
+            "dispatch long-prompts: there is no worker prefill-9; did you mean prefill-3?",
+        ),
+        (
+            ["mixed", "--set", "policies.planning={name: utilisation, threshold: x}"],
+            "planning utilisation: threshold: expected a number such as 0.9 or 90%, got 'x'",
+        ),
+        (["mixed", "--json", "nowhere/run.json"], "--json: there is no folder nowhere"),
+        (["mixed", "--records", "nowhere/r"], "--records: there is no folder nowhere"),
+        (["mixed", "--plot", "nowhere/run.png"], "--plot: there is no folder nowhere"),
+        (["mixed", "--seconds", "0.001", "--spread"], "no request is left"),
+        (["mixed", "./mixed.yaml"], "two clusters are called mixed"),
     ],
 )
 def test_a_mistake_is_one_line(trace, words, told):
@@ -101,3 +117,44 @@ def test_a_mistake_is_one_line(trace, words, told):
     assert result.exit_code == 2
     assert told in result.output
     assert result.output.count("\n") == 1
+
+
+def test_a_request_longer_than_the_context_is_told(trace):
+    result = run("mixed", "--trace", trace, "--first", 5, "--set", "max_model_len=630")
+    assert result.exit_code == 0, result.output
+    # 600, 610, ... 640 prompt tokens and five of the answer.
+    assert "2 of 5 requests cut to the 630 tokens" in result.output
+    assert "requests cut" not in run("mixed", "--trace", trace, "--first", 5).output
+
+
+def test_the_cluster_and_the_promise_are_named(trace):
+    few = ("--trace", trace, "--first", 5)
+    assert "mixed, routing cost, at 2x" in run("mixed", *few, "--speed", "2").output
+    compared = run("mixed", *few, "--routing", "cost, random", "--processes", 1).output
+    assert "mixed; promise TTFT <= 2 s, TPOT <= 60 ms; trace " in compared
+    apart = run("mixed", "aggregated-16", *few, "--processes", 1).output
+    assert "mixed and aggregated-16; promise each cluster's own" in apart
+
+
+def test_rates_are_drawn_for_one_workload_with_given_lengths(tmp_path):
+    rates, lengths = tmp_path / "rates.csv", tmp_path / "lengths.csv"
+    rates.write_text("workload,window_start_s,rate_rps\na,0,2.0\nb,0,9.0\n")
+    lengths.write_text("num_prefill_tokens,num_decode_tokens\n100,7\n")
+    asked = ("mixed", "--trace", rates, "--seconds", 5, "--workload", "a")
+    assert "give a --lengths-file as well" in run(*asked).output
+    assert "needs --workload, one of a, b" in run(*asked[:-2]).output
+    figures = tmp_path / "run.json"
+    result = run(*asked, "--lengths-file", lengths, "--json", figures)
+    assert result.exit_code == 0, result.output
+    summary = json.loads(figures.read_bytes())["runs"][0]["summary"]
+    assert 2 <= summary["requests"] <= 25
+    assert summary["output_tokens"] == 7 * summary["requests"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "transfer"),
+    [([], "push"), (["--set", "policies.dispatch=queue"], "pull")],
+)
+def test_the_dispatch_policy_has_a_way_of_transfer_of_its_own(settings, transfer):
+    scenario = scenario_of(read_cluster("mooncake-16", settings[1:]))
+    assert scenario.policies.dispatching.transfer == transfer

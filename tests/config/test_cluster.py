@@ -128,6 +128,9 @@ seed: 7
         ("classes: {}", "line 5: classes: expected a list"),
         ("classes: [{priority: 1}]", "line 5: name is missing"),
         ("tenants: [{name: a, service_class: x}]", "line 1: tenant a: unknown service_class x"),
+        ("slo: {ttft: 0s}", "line 1: slo: nobody keeps a ttft of 0"),
+        ("classes: [{name: a, slo: {tpot: 0}}]", "line 5: slo: nobody keeps a tpot of 0"),
+        ("faults_per_hour: 1e9", "line 5: faults_per_hour must be at most 100000, got 1e9"),
         ("classes: [{name: a, reserved: 2}]", "line 5: reserved must be at most 1, got 2"),
         ("tiers: {host: {capacity: 64}}", "line 5: capacity: expected a size such as 64 GiB"),
         ("network: {fabric: [1]}", "line 5: fabric: expected a single value"),
@@ -148,6 +151,7 @@ def test_a_mistake_names_file_line_and_remedy(tmp_path, change, told):
         ("model: m\npools:\n- {name: p, role: prefill, device: h100}", "no pool takes decode"),
         (SMALL.replace("name: d", "name: p"), "line 1: two entries call themselves pool p"),
         (SMALL.replace("count: 2", "count: 2, max_count: 1"), "line 3: pool p: count 2 must lie"),
+        (SMALL.replace("count: 2", "count: 1e12"), "line 3: count must be at most 100000"),
         (SMALL.replace("role: decode", "role: decod"), "line 4: role: 'decod' is not one of"),
     ],
 )
@@ -188,6 +192,8 @@ def test_overrides_reach_everything(tmp_path):
         ("seed=", "--set seed=: expected KEY=VALUE"),
         ("seed=[", "--set seed=[, line 1: not valid YAML"),
         ("model.size=2", "model: expected a single value"),
+        ("tiers.host.bandwidth=1GB/s", "--set tiers.host.bandwidth=1GB/s: capacity is missing"),
+        ("policies.planning.x=1", "--set policies.planning.x=1: planning: name is missing"),
     ],
 )
 def test_a_wrong_override_is_quoted(tmp_path, override, told):

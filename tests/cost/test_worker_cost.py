@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import pairwise
 from math import inf
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,10 +38,26 @@ def test_a_prompt_flows_through_its_stages(tokens, context, stages):
     assert abs(worker.prefill_seconds(tokens, context) - expected) < 1e-9 * (1 + expected)
 
 
+def test_a_queue_is_many_prompts_and_fills_the_pipeline_once():
+    worker = replace(WORKER, step_time=replace(STEP, stages=3))
+    assert worker.queue_seconds(0) == 0.0
+    # Ten prompts of two chunks each, or chunks that several prompts share.
+    assert worker.queue_seconds(10_240, 1024) == pytest.approx(10 * WORKER.prefill_seconds(1024))
+    assert worker.queue_seconds(10_240, 7) == pytest.approx(20 * WORKER.prefill_seconds(512))
+
+
 def test_a_token_passes_every_stage():
     worker = replace(WORKER, step_time=replace(STEP, stages=3))
-    assert worker.decode_seconds(4, 4000) == 3 * STEP.decode_seconds(4, 4000)
+    assert worker.decode_seconds(1, 4000) == 3 * STEP.decode_seconds(1, 4000)
     assert worker.decode_seconds(0, 0) == 0.0
+
+
+def test_a_full_pipeline_takes_a_share_of_the_sequences_a_step():
+    worker = replace(WORKER, step_time=replace(STEP, stages=3))
+    assert worker.decode_seconds(6, 6000) == 3 * STEP.decode_seconds(2, 2000)
+    # One of the three steps has to take two of them.
+    assert worker.decode_seconds(4, 4000) == 3 * STEP.decode_seconds(2, 2000)
+    assert WORKER.decode_seconds(7, 7001) == STEP.decode_seconds(7, 7001)
 
 
 def test_links_cost_latency_and_bytes():

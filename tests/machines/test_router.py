@@ -1,5 +1,7 @@
 """What a router says to whom, event by event."""
 
+from dataclasses import replace
+
 import pytest
 
 from tandem.facts.blocks import BlockChanges, CacheRoot
@@ -7,6 +9,7 @@ from tandem.facts.fleet import Role, Tier
 from tandem.facts.fleet_messages import (
     AskForBlocks,
     BlocksReported,
+    KvReported,
     MigrationsRequested,
     Reject,
     RequestRefused,
@@ -23,6 +26,7 @@ from tandem.facts.messages import (
     EmitTokens,
     HandoversRequested,
     HoldsReleased,
+    KvComputed,
     PrefillsArrived,
     RequestsAborted,
     RequestsArrived,
@@ -150,6 +154,39 @@ def test_a_migration_moves_the_largest_that_fit():
     assert machine.handle(MigrationsRequested("w0", "w1", 13), 4) == [
         Tell("w0", HandoversRequested(("r1",))),
         Tell("w0", HandoversRequested(("r0",))),
+    ]
+
+
+def test_nobody_moves_to_a_worker_that_takes_no_decodes_or_holds_for_others():
+    machine = router(Role.PREFILL, Role.DECODE)
+    submit(machine, "r")
+    machine.handle(drew("w0", "r"), 1)
+    # It will be held at w0 for w1: a second request held at w1 for w0 might close a circle.
+    machine.handle(WorkerJoined("w2", Role.BOTH), 2)
+    machine.handle(RoleTaken("w0", Role.BOTH), 2)
+    machine.handle(WorkerDrained("w1"), 2)
+    (started,) = submit(machine, "other")
+    assert started.worker in ("w0", "w2")
+    machine.handle(drew(started.worker, "other"), 3)
+    for target in ("w0", "w1"):
+        assert machine.handle(MigrationsRequested(started.worker, target, 100), 4) == []
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 24, 70])
+def test_output_is_charged_in_the_same_portions_however_much_is_told_at_once(at_once):
+    machine = router(Role.BOTH)
+    submit(machine, "r")
+    for _ in range(140 // at_once):
+        machine.handle(replace(drew("w0", "r"), repeats=at_once), 1)
+    told_tokens = len(machine.passages["r"].output)
+    assert machine.passages["r"].charged_output == told_tokens - told_tokens % 64
+
+
+def test_what_is_held_for_nobody_is_let_go():
+    machine = router(Role.PREFILL, Role.DECODE)
+    unknown = KvComputed(("long ago",), (5,), ((0, 1),), (True,))
+    assert machine.handle(KvReported("w0", unknown), 1) == [
+        Tell("w0", HoldsReleased(("long ago",)))
     ]
 
 

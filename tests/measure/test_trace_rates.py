@@ -125,7 +125,7 @@ def test_clients_without_lengths_need_pairs(tmp_path):
 def test_rates_of_a_table_need_a_workload_and_lengths(tmp_path):
     path = tmp_path / "rates.csv"
     path.write_text(RATES)
-    with pytest.raises(InvalidConfiguration, match=r"workload must be one of a, b, got ''"):
+    with pytest.raises(InvalidConfiguration, match=r"--workload, one of a, b; got ''"):
         read_trace(path)
     with pytest.raises(InvalidConfiguration, match="without lengths"):
         read_trace(path, RateDraw("a"))

@@ -300,7 +300,7 @@ def test_a_threshold_refuses_only_when_all_workers_are_busy(queues):
     assert verdict.admitted == any(queued <= 10_000 for queued in queues)
     if not verdict.admitted:
         least = min(queues)
-        assert verdict.retry_after_s == max(0.1, COST.prefill_seconds(least - 10_000))
+        assert verdict.retry_after_s == max(0.1, COST.queue_seconds(least - 10_000))
         assert verdict.reason == (
             f"all {len(pool)} prefill workers are busy: {least:,} prompt tokens wait at worker "
             f"p{queues.index(least)}, above 10,000"

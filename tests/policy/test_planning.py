@@ -1,5 +1,7 @@
 """Laws of all planning policies, and the published rules on views made by hand."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from tandem.policy.planning.choose import PLANNINGS, planning
 from tandem.policy.planning.contract import Flip, Move, Plan
 from tandem.policy.planning.dynamo import Dynamo, DynamoLoad, DynamoThroughput
 from tandem.policy.planning.pools import Sizes, within_bounds
+from tandem.policy.planning.prediction import ttft_s
 from tandem.policy.planning.static import Static
 from tandem.policy.planning.tandem import Tandem
 from tandem.policy.planning.tetri import TetriInfer
@@ -137,9 +140,23 @@ def test_utilisation_goes_up_above_its_threshold_and_down_when_the_rest_stays_be
     assert (plan.prefill, plan.decode) == (prefill, 2)
 
 
+def test_utilisation_counts_what_arrived_though_nothing_of_it_has_finished():
+    before, arrived = busy(30)[0], replace(busy(30)[0], end_ns=20 * SECOND, lengths=())
+    used = [worker(f"d{at}", Role.DECODE, free_blocks=10_000) for at in range(2)]
+    view = fleet(workers(4, 0) + used, (before, arrived))
+    assert UtilisationThreshold().plan(view, 0).prefill == 5
+
+
 def test_utilisation_waits_for_the_last_change():
     view = fleet(workers(4, 2), busy(60), starting={"prefill": 1})
     assert UtilisationThreshold().plan(view, 0).prefill is None
+
+
+def test_a_queue_is_many_prompts_not_one_long_one():
+    view = worker("p", Role.PREFILL, queued_prefill_tokens=400_000)
+    assert ttft_s(view, 4000) == pytest.approx(101 * COST.prefill_seconds(4000))
+    assert ttft_s(view, 4000, 2.0) == pytest.approx(201 * COST.prefill_seconds(4000))
+    assert ttft_s(view, 4000) < 0.5 * COST.prefill_seconds(404_000)
 
 
 def test_tetri_flips_what_was_idle_for_a_minute_when_the_other_phase_is_loaded():

@@ -24,7 +24,7 @@ from tandem.twin.record import Ending, RunRecord
 from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind
 from tandem.twin.simulation import Simulation
 
-CONTEXT_TOKENS = 192
+CONTEXT_TOKENS = 240
 CLASSES = Classes(
     (ServiceClass("gold", priority=-1, reserved=0.5), ServiceClass("batch", priority=2)),
     tenants={"a": "gold"},
@@ -46,9 +46,9 @@ class Restless:
         flips, moves = [], []
         if self.chance.randrange(3) == 0:
             flips.append(Flip(self.chance.choice(names), self.chance.choice(["prefill", "decode"])))
-        if self.chance.randrange(2) == 0:
+        for _ in range(3):
             source, target = self.chance.choices(names, k=2)
-            moves.append(Move(source, target, self.chance.randint(20, 400)))
+            moves.append(Move(source, target, self.chance.randint(20, 300)))
         wanted = [self.chance.choice([None, None, None, 1, 2]) for _ in range(2)]
         return Plan(*wanted, flips=tuple(flips), moves=tuple(moves), reason="restless")
 
@@ -122,7 +122,7 @@ def _kind(chance: Random) -> WorkerKind:
         cost=WorkerCost(step_time, 100.0, 64, tiers, LinkCost(chance.choice([1e5, 1e6]))),
         device="tiny",
         devices=1,
-        block_count=chance.randint(12, 40),
+        block_count=chance.randint(15, 40),
         max_sequences=max_sequences,
         batching=TokenBudgetBatching(chance.choice([16, 64, 200])),
         steps_in_flight=chance.randrange(2),
@@ -160,7 +160,7 @@ def _row(chance: Random, spread_s: float) -> TraceRow:
     return TraceRow(
         arrival_s=round(chance.random() * spread_s, chance.choice([1, 9])),
         prompt_tokens=prompt_tokens,
-        output_tokens=chance.choice([1, chance.randint(1, 60)]),
+        output_tokens=chance.choice([1, chance.randint(1, 60), chance.randint(1, 60), 150]),
         block_ids=tuple(100 * family + index for index in range(shared)),
         block_tokens=16,
         session=chance.choice(["", "", "s1", "s2"]),

@@ -17,8 +17,8 @@ from tests.style.source import ROOT
 from tests.twin.random_runs import Draw, audit, written
 
 EXPLORES = os.environ.get("HYPOTHESIS_PROFILE") == "explore"
-FAULT_SEEDS = 4000 if EXPLORES else 400
-DUEL_SEEDS = 1000 if EXPLORES else 80
+FAULT_SEEDS = 4000 if EXPLORES else 250
+DUEL_SEEDS = 1000 if EXPLORES else 60
 SHIFT_S = 64.0
 
 

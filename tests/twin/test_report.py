@@ -197,6 +197,8 @@ def test_at_one_load_goodput_decides():
     points = compared({"slow": 1.5, "fast": 0.4}, (1.0,))
     assert finding(points).startswith("fast has the highest goodput: 0.96/s, ")
     assert finding(points).endswith(" times that of slow")
+    level = finding(compared({"one": 0.4, "two": 0.4, "last": 1.5}, (1.0,)))
+    assert level.startswith("one and two have the highest goodput: 0.96/s, ")
     assert "whatever the policy" in finding(compared({"one": 0.4, "two": 0.4}, (1.0,)))
 
 

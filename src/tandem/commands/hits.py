@@ -1,8 +1,7 @@
 """`tandem hits`: how much of a trace's prompts a prefix cache would hold, by size and eviction."""
 
-import importlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tandem.commands.options import with_options
+from tandem.commands.simulate_output import load_plotter, require_folder, save_chart
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.trace import TraceRow
 from tandem.measure.results import write_bytes
@@ -21,8 +21,6 @@ from tandem.policy.eviction.registry import EVICTIONS
 from tandem.twin.cache_replay import BoundedCache, CacheHits, ExpiringCache, replay_cache
 from tandem.twin.plot_chart import COLOURS, Chart, Curve, Mark, Panel
 
-Draw = Callable[[Chart, Path], None]
-_PLOTTERS = {".html": "plot_html", ".png": "plot_png", ".svg": "plot_png", ".pdf": "plot_png"}
 _CAPACITY = re.compile(r"(\d+(?:\.\d+)?)([kMG]?)")
 _GREY = len(COLOURS) - 1
 _TOKENS = {"k": 1e3, "M": 1e6, "G": 1e9}
@@ -54,8 +52,9 @@ class HitsOptions:
         return sorted(sizes)
 
     def evictions(self) -> list[str]:
-        """Names as given; an unknown one fails when its cache is made."""
-        return list(EVICTIONS) if self.eviction == "all" else self.eviction.split(",")
+        """Every name once, as given; an unknown one fails when its cache is made."""
+        names = EVICTIONS if self.eviction == "all" else self.eviction.split(",")
+        return list(dict.fromkeys(name.strip() for name in names))
 
     def ttls_s(self) -> list[float]:
         if self.ttl is None:
@@ -88,7 +87,8 @@ def hits(
     Shows what share of the prompt tokens such a cache would have held, for each size and eviction
     policy. An upper bound for a fleet of workers, whose caches are apart.
     """
-    draw = None if options.plot is None else _load_plotter(options.plot)
+    draw = None if options.plot is None else load_plotter(options.plot)
+    require_folder(options.json, "--json")
     rows = read_trace(trace, flag="TRACE")
     if not any(row.block_ids for row in rows):
         raise InvalidConfiguration(f"TRACE {trace} names no blocks, so nothing says what is shared")
@@ -99,11 +99,7 @@ def hits(
         encoded = msgspec.json.format(msgspec.json.encode(document), indent=1)
         write_bytes(options.json, encoded, "--json")
     if draw is not None and options.plot is not None:
-        try:
-            draw(_chart(trace, rows, results), options.plot)
-        except OSError as error:
-            problem = f"--plot: cannot write {options.plot}: {error.strerror}"
-            raise InvalidConfiguration(problem) from error
+        save_chart(draw, _chart(trace, rows, results), options.plot)
 
 
 def _replay(rows: Sequence[TraceRow], options: HitsOptions) -> list[CacheResult]:
@@ -200,18 +196,3 @@ def _blocks(text: str, block_tokens: int) -> int:
             f"block of {block_tokens} tokens each, got {text!r}"
         )
     return blocks
-
-
-def _load_plotter(path: Path) -> Draw:
-    """The `draw` of the library that a file's ending asks for, found before anything is replayed.
-    The libraries are an extra, so they are imported only here and only when wanted."""
-    module = _PLOTTERS.get(path.suffix.lower())
-    if module is None:
-        raise InvalidConfiguration(f"--plot must end in {', '.join(_PLOTTERS)}, got {path.name!r}")
-    try:
-        draw: Draw = importlib.import_module(f"tandem.twin.{module}").draw
-    except ModuleNotFoundError as error:
-        raise InvalidConfiguration(
-            f"--plot needs {error.name}: pip install tandem[bench]"
-        ) from error
-    return draw

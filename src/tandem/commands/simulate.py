@@ -8,11 +8,18 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from tandem.commands.options import with_options
-from tandem.commands.simulate_options import OutputOptions, TrialOptions, WorkloadOptions
+from tandem.commands.simulate_options import (
+    OutputOptions,
+    TrialOptions,
+    WorkloadOptions,
+    cut_notes,
+)
 from tandem.commands.simulate_output import (
     Run,
     load_plotter,
     print_runs,
+    require_folder,
+    run_notes,
     save_plot,
     write_figures,
     write_records,
@@ -32,7 +39,7 @@ def simulate_command(
     clusters: Annotated[
         list[str],
         typer.Argument(
-            metavar="CLUSTER...",
+            metavar="CLUSTER",
             help=f"A cluster file, or one of {', '.join(bundled_clusters())}.",
         ),
     ],
@@ -52,23 +59,26 @@ def simulate_command(
     ]
     if output.explain is not None and len(trials) > 1:
         raise InvalidConfiguration("--explain looks at one run; give one cluster, routing, speed")
-    for trial in trials:
-        # What is wrong with a cluster is told before any run begins.
-        scenario_of(trial.cluster)
+    # What is wrong with a cluster is told before any run begins.
+    contexts = [scenario_of(trial.cluster).context_tokens for trial in trials]
+    require_folder(output.json, "--json")
+    require_folder(output.records, "--records")
     rows, notes = workload.rows()
+    notes += cut_notes(rows, contexts)
     records = _perform(trials, rows, output)
     runs = [Run(trial, record) for trial, record in zip(trials, records, strict=True)]
     console = Console()
+    shown = [*run_notes(runs, clusters), *notes]
     if output.explain is not None:
         console.print(explanation(records[0], output.explain))
     else:
-        print_runs(console, runs, notes)
+        print_runs(console, runs, shown)
     if output.json is not None:
         write_figures(output.json, runs, notes)
     if output.records is not None:
         write_records(output.records, runs)
     if draw is not None and output.plot is not None:
-        save_plot(draw, output.plot, runs, notes)
+        save_plot(draw, output.plot, runs, shown)
 
 
 def _perform(

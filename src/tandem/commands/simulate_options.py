@@ -1,6 +1,6 @@
 """The flags of `tandem simulate`, and which runs they ask for."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -8,14 +8,15 @@ from typing import Annotated
 import typer
 import yaml
 
-from tandem.config.cluster import Cluster, read_cluster
+from tandem.config.cluster import MOST_FAULTS_PER_HOUR, Cluster, read_cluster
 from tandem.config.cluster_build import Choice
 from tandem.config.cluster_tree import nearest
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.trace import TraceRow
+from tandem.measure.lengths import read_length_pairs
 from tandem.measure.slo import parse_slo
 from tandem.measure.trace import read_trace
-from tandem.measure.trace_rates import RateDraw
+from tandem.measure.trace_rates import WINDOW_S, RateDraw
 from tandem.measure.trace_shape import merge, merge_note, spread, spread_note, window, window_note
 from tandem.policy.routing.registry import ROUTINGS
 
@@ -44,6 +45,17 @@ class WorkloadOptions:
             "(default: when the trace has such a clock)",
         ),
     ] = None
+    workload: Annotated[
+        str | None,
+        typer.Option("--workload", help="Which of a file of ServeGen rates, if it holds several."),
+    ] = None
+    lengths_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--lengths-file",
+            help="CSV(.gz) of prompt and answer lengths, for rates that come without.",
+        ),
+    ] = None
     seed: Annotated[
         int | None,
         typer.Option(min=0, help="Of all chance: same seed, same run. (default: the cluster's)"),
@@ -65,9 +77,17 @@ class WorkloadOptions:
         """The requests at recorded speed, and a line about everything that was done to them."""
         seed = self.seed or 0
         notes = [f"trace {' + '.join(path.name for path in self.trace)}"]
+        draw = RateDraw(
+            workload=self.workload or "",
+            seconds=self.seconds or WINDOW_S,
+            seed=seed,
+            length_pairs=None
+            if self.lengths_file is None
+            else read_length_pairs(self.lengths_file),
+        )
         traces = []
         for path in self.trace:
-            recorded = read_trace(path, RateDraw(seed=seed))
+            recorded = read_trace(path, draw)
             if self.spread is not False:
                 notes.append(spread_note(recorded))
                 recorded = spread(recorded, seed)
@@ -78,9 +98,22 @@ class WorkloadOptions:
         if len(traces) > 1:
             notes.append(merge_note(traces))
         kept = window(rows, first=self.first, seconds=self.seconds)
+        if not kept:
+            raise InvalidConfiguration("no request is left; give more --seconds")
         if len(kept) < len(rows):
             notes.append(window_note(kept, rows))
         return kept, list(dict.fromkeys(notes))
+
+
+def cut_notes(rows: Sequence[TraceRow], contexts: Sequence[int]) -> Iterator[str]:
+    """How many requests do not fit into the context of a run, for each of the contexts."""
+    for context_tokens in dict.fromkeys(contexts):
+        count = sum(row.prompt_tokens + row.output_tokens > context_tokens for row in rows)
+        if count:
+            yield (
+                f"{count:,} of {len(rows):,} requests cut to the {context_tokens:,} tokens that a "
+                "sequence may have (max_model_len)"
+            )
 
 
 @dataclass(frozen=True)
@@ -105,7 +138,12 @@ class TrialOptions:
     ] = None
     fault_rate: Annotated[
         float | None,
-        typer.Option("--fault-rate", min=0.0, help="Random faults an hour, drawn by the seed."),
+        typer.Option(
+            "--fault-rate",
+            min=0.0,
+            max=MOST_FAULTS_PER_HOUR,
+            help="Random faults an hour, drawn by the seed.",
+        ),
     ] = None
 
     def variants(self, names: list[str], seed: int | None) -> dict[str, Cluster]:
@@ -113,8 +151,14 @@ class TrialOptions:
         this seed if there is one. Raises `InvalidConfiguration`."""
         promise = parse_slo(self.slo or ())
         faults = tuple(_fault(text) for text in self.faults or ())
-        variants = {}
-        for name in names:
+        variants: dict[str, Cluster] = {}
+        names = list(dict.fromkeys(names))
+        stems = [Path(name).stem for name in names]
+        for name, stem in zip(names, stems, strict=True):
+            if stems.count(stem) > 1:
+                raise InvalidConfiguration(
+                    f"two clusters are called {stem}; give one of the files another name"
+                )
             cluster = read_cluster(name, self.settings or ())
             cluster = replace(cluster, faults=(*cluster.faults, *faults))
             if self.fault_rate is not None:
@@ -125,7 +169,7 @@ class TrialOptions:
                 cluster = replace(cluster, slo=promise)
             for routing in self._routings(cluster.policies.routing):
                 policies = replace(cluster.policies, routing=routing)
-                label = f"{Path(name).stem} {routing.name}" if len(names) > 1 else routing.name
+                label = f"{stem} {routing.name}" if len(names) > 1 else routing.name
                 variants[label] = replace(cluster, policies=policies)
         return variants
 
@@ -133,7 +177,7 @@ class TrialOptions:
         """The cluster's own without the flag; where the flag names it, with its parameters."""
         if self.routing is None:
             return [own]
-        names = list(ROUTINGS) if self.routing == "all" else self.routing.split(",")
+        names = list(ROUTINGS) if self.routing == "all" else _words(self.routing)
         for name in names:
             if name not in ROUTINGS:
                 raise InvalidConfiguration(f"--routing: unknown {name}{nearest(name, ROUTINGS)}")
@@ -163,6 +207,10 @@ class OutputOptions:
     def keeps_decisions(self) -> bool:
         """Decisions cost memory and time, so they are kept for those who look at them."""
         return self.explain is not None or self.records is not None
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",")]
 
 
 def _fault(text: str) -> Mapping[str, object]:

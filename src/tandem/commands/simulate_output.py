@@ -54,11 +54,22 @@ def terms_of(trial: Trial) -> Terms:
     return Terms(cluster.slo, by_class, devices)
 
 
+def run_notes(runs: Sequence[Run], clusters: Sequence[str]) -> list[str]:
+    """What was simulated and, where runs are compared, the promise that they are compared by."""
+    names = " and ".join(dict.fromkeys(Path(name).stem for name in clusters))
+    if len(runs) == 1:
+        trial = runs[0].trial
+        return [f"{names}, routing {trial.cluster.policies.routing.name}, at {trial.speed:g}x"]
+    promises = list(dict.fromkeys(str(run.terms.promise) for run in runs))
+    told = promises[0] if len(promises) == 1 else "each cluster's own"
+    return [names, f"promise {told or 'none'}"]
+
+
 def print_runs(console: Console, runs: Sequence[Run], notes: Sequence[str]) -> None:
     """One run in full, or all of them in one table."""
     points = [run.point for run in runs]
     if len(runs) == 1:
-        title = f"{runs[0].trial.label} at {runs[0].trial.speed:g}x"
+        title, *notes = notes
     else:
         title = finding(points)
     console.print(title, style="bold", markup=False, highlight=False)
@@ -103,9 +114,16 @@ def _record_lines(runs: Sequence[Run]) -> Iterator[bytes]:
                 yield canonical_json({"of": kind, **of_run, kind: entry})
 
 
+def require_folder(path: Path | None, flag: str) -> None:
+    """A file that cannot be written is told before the work that would fill it."""
+    if path is not None and not path.parent.is_dir():
+        raise InvalidConfiguration(f"{flag}: there is no folder {path.parent}; make it first")
+
+
 def load_plotter(path: Path) -> Draw:
     """The `draw` of the library that a file's ending asks for, found before any run begins. The
     libraries are an extra, so they are imported only here and only when wanted."""
+    require_folder(path, "--plot")
     module = _PLOTTERS.get(path.suffix.lower())
     if module is None:
         raise InvalidConfiguration(f"--plot must end in {', '.join(_PLOTTERS)}, got {path.name!r}")
@@ -126,6 +144,11 @@ def save_plot(draw: Draw, path: Path, runs: Sequence[Run], notes: Sequence[str])
         chart = timeline(runs[0].record, runs[0].summary, promise, subtitle)
     else:
         chart = comparison_chart([run.point for run in runs], promise, subtitle)
+    save_chart(draw, chart, path)
+
+
+def save_chart(draw: Draw, chart: Chart, path: Path) -> None:
+    """Raises `InvalidConfiguration` where the file cannot be written."""
     try:
         draw(chart, path)
     except OSError as error:

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from math import inf
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from tandem.config.cluster import Cluster, PoolConfig, TierConfig
+from tandem.config.cluster import Cluster, PolicyConfig, PoolConfig, TierConfig
 from tandem.config.cluster_build import Choice
 from tandem.config.cluster_hardware import pool_blocks, pool_cost, pool_device
+from tandem.config.cluster_parameters import parameters
+from tandem.config.cluster_tree import nearest
 from tandem.cost.worker import WorkerCost
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Tier
@@ -77,7 +79,7 @@ def settings_of(cluster: Cluster) -> dict[str, str]:
         "admission": _told(chosen.admission),
         "eviction": _told(chosen.eviction),
         "planning": _told(chosen.planning),
-        "transfer": str(chosen.transfer),
+        "transfer": str(chosen.transfer or "as dispatch has it"),
         "slo": str(cluster.slo),
         "faults": f"{len(cluster.faults)} set, {cluster.faults_per_hour:g} an hour at random",
         "seed": str(cluster.seed),
@@ -143,9 +145,7 @@ def _policies(cluster: Cluster, pools: tuple[Pool, ...]) -> Policies:
     _only_name(chosen.eviction, "eviction")
     # One order serves a worker's tiers; only ARC asks how large its cache is.
     capacity = max(1, *(pool.kind.host_blocks for pool in pools))
-    dispatch = Choice(
-        chosen.dispatch.name, {"transfer": chosen.transfer, **chosen.dispatch.parameters}
-    )
+    dispatch = _dispatch(chosen, pools)
     return Policies(
         routing=ROUTINGS[chosen.routing.name](cluster.seed),
         admission=_made("admission", chosen.admission, ADMISSIONS[chosen.admission.name]),
@@ -157,26 +157,35 @@ def _policies(cluster: Cluster, pools: tuple[Pool, ...]) -> Policies:
     )
 
 
+def _dispatch(chosen: PolicyConfig, pools: tuple[Pool, ...]) -> Choice:
+    """With the cluster's way of transfer, where it names one, unless the policy has its own."""
+    dispatch = chosen.dispatch
+    named = dispatch.parameters.get("workers", ())
+    workers = [name for pool in pools for name in pool.workers()]
+    for name in named if isinstance(named, list) else ():
+        if name not in workers:
+            raise InvalidConfiguration(
+                f"dispatch {dispatch.name}: there is no worker {name}{nearest(str(name), workers)}"
+            )
+    transfer = {} if chosen.transfer is None else {"transfer": chosen.transfer}
+    return Choice(dispatch.name, {**transfer, **dispatch.parameters})
+
+
 def _only_name(choice: Choice, kind: str) -> None:
     if choice.parameters:
         raise InvalidConfiguration(f"{kind} {choice.name} takes no parameters")
 
 
 def _made(kind: str, choice: Choice, make: Callable[..., T]) -> T:
-    try:
-        return make(**choice.parameters)
-    except TypeError as error:
-        raise InvalidConfiguration(
-            f"{kind} {choice.name}: {error}; correct its parameters"
-        ) from error
+    return make(**parameters(kind, choice, make))
 
 
 def _planning(cluster: Cluster) -> Planning | None:
     """None where nothing is planned: a run without ticks is quicker and the same."""
     chosen, forecast = cluster.policies.planning, cluster.policies.forecast
-    options: dict[str, Any] = dict(chosen.parameters)
+    make = PLANNINGS[chosen.name]
+    options = parameters("planning", chosen, make)
     if forecast is not None:
-        make = PLANNINGS[chosen.name]
         if not is_dataclass(make) or "forecaster" not in {entry.name for entry in fields(make)}:
             raise InvalidConfiguration(f"planning {chosen.name} forecasts nothing; drop forecast")
         options["forecaster"] = forecaster(forecast.name, **forecast.parameters)

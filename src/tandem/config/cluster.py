@@ -32,6 +32,9 @@ def _policies(kind: str, registry: Mapping[str, object]) -> Known:
 BUNDLED = Path(__file__).parent.parent / "bundled" / "clusters"
 
 Positive = Annotated[int, Meta(ge=1)]
+# Beyond this somebody mistyped, and would wait for ever.
+Workers = Annotated[int, Meta(ge=1, le=100_000)]
+MOST_FAULTS_PER_HOUR = 100_000
 Share = Annotated[float, Meta(ge=0, le=1)]
 Precision = Annotated[
     str, Known("precision", ("float32", "bfloat16", "float16", "fp8", "int8", "fp4", "int4"))
@@ -49,9 +52,9 @@ class PoolConfig:
     name: str
     device: str
     role: Role = Role.BOTH
-    count: Positive = 1
-    min_count: Positive | None = None
-    max_count: Positive | None = None
+    count: Workers = 1
+    min_count: Workers | None = None
+    max_count: Workers | None = None
     tensor_parallel: Positive = 1
     pipeline_parallel: Positive = 1
     dtype: Precision = "bfloat16"
@@ -112,7 +115,8 @@ class TierConfigs:
 
 @dataclass(frozen=True, slots=True)
 class PolicyConfig:
-    """Who decides, by name, each with its parameters. `forecast` None: the planner's own."""
+    """Who decides, by name, each with its parameters. `forecast` None: the planner's own;
+    `transfer` None: the dispatch policy's own."""
 
     routing: Annotated[Choice, _policies("routing", ROUTINGS)] = field(default=Choice("cost"))
     dispatch: Annotated[Choice, _policies("dispatch", DISPATCHES)] = field(default=Choice("remote"))
@@ -120,7 +124,7 @@ class PolicyConfig:
     eviction: Annotated[Choice, _policies("eviction", EVICTIONS)] = field(default=Choice("lru"))
     planning: Annotated[Choice, _policies("planning", PLANNINGS)] = field(default=Choice("static"))
     forecast: Annotated[Choice, Known("forecast", FORECASTS)] | None = None
-    transfer: Transfer = Transfer.PUSH
+    transfer: Transfer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,9 @@ class ClassConfig:
     deadline_s: float | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        _refuse_zero(self.slo)
+
 
 @dataclass(frozen=True, slots=True)
 class TenantConfig:
@@ -189,10 +196,11 @@ class Cluster:
     tenants: tuple[TenantConfig, ...] = ()
     slo: ServiceLevel = field(default_factory=ServiceLevel)
     faults: tuple[Mapping[str, object], ...] = ()
-    faults_per_hour: Annotated[float, Meta(ge=0)] = 0.0
+    faults_per_hour: Annotated[float, Meta(ge=0, le=MOST_FAULTS_PER_HOUR)] = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
+        _refuse_zero(self.slo)
         for what, names in (
             ("pool", [pool.name for pool in self.pools]),
             ("class", [entry.name for entry in self.classes]),
@@ -219,6 +227,16 @@ class Cluster:
                 )
         if sum(entry.reserved for entry in self.classes) > 1:
             raise InvalidConfiguration("the classes' reserved shares must not exceed 1 in all")
+
+
+def _refuse_zero(promise: ServiceLevel) -> None:
+    for key, bound_s in (
+        ("ttft", promise.ttft_s),
+        ("tpot", promise.tpot_s),
+        ("e2e", promise.e2e_s),
+    ):
+        if bound_s == 0:
+            raise InvalidConfiguration(f"slo: nobody keeps a {key} of 0; leave it out for no bound")
 
 
 def read_cluster(name: str, overrides: Sequence[str] = ()) -> Cluster:

@@ -105,7 +105,7 @@ def _choice(node: yaml.Node, name: str, rules: tuple[Any, ...]) -> Choice:
         parameters = _mapping(object, node, name)
         pairs = {str(key.value): value for key, value in node.value}
         if "name" not in pairs:
-            raise mistake(node, f"{name}: name is missing")
+            raise mistake(node, f"{name}: name is missing; its parameters stand beside its name")
         chosen = pairs["name"]
         del parameters["name"]
     text = _scalar(str, chosen, name)

@@ -21,6 +21,13 @@ def worker_hardware(cluster: Cluster, pool: PoolConfig) -> WorkerHardware:
     if extra:
         raise InvalidConfiguration(f"pool {pool.name}: time_model knows no {extra[0]}, only path")
     source = str(chosen.parameters.get("path", ""))
+    if chosen.name != "roofline" and not source:
+        raise InvalidConfiguration(
+            f"pool {pool.name}: time_model {chosen.name} needs a path, as "
+            f"{{name: {chosen.name}, path: ...}}"
+        )
+    if chosen.name == "roofline" and source:
+        raise InvalidConfiguration(f"pool {pool.name}: time_model roofline takes no path")
     return WorkerHardware(
         model=cluster.model,
         device=pool.device,

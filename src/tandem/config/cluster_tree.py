@@ -35,7 +35,7 @@ def override(tree: yaml.MappingNode, assignment: str) -> None:
     *parents, last = path.strip().split(".")
     node: yaml.Node = tree
     for step in parents:
-        node = _below(node, step, label)
+        node = _below(node, step, value)
     if not isinstance(node, yaml.MappingNode):
         raise InvalidConfiguration(f"{label}: {last} is not a key of keys and values")
     _put(node, last, value)
@@ -74,8 +74,10 @@ def _compose(text: str, label: str) -> yaml.Node | None:
         raise InvalidConfiguration(f"{label}: not valid YAML: {error}") from error
 
 
-def _below(node: yaml.Node, step: str, label: str) -> yaml.Node:
-    """The node that a step of an override's path leads to, made where a mapping lacks it."""
+def _below(node: yaml.Node, step: str, value: yaml.Node) -> yaml.Node:
+    """The node that a step of an override's path leads to, made where a mapping lacks it: from
+    then on the override, which ends in `value`, answers for it."""
+    label = value.start_mark.name
     if isinstance(node, yaml.SequenceNode):
         entries: list[yaml.Node] = node.value
         names = [_entry_name(entry) for entry in entries]
@@ -89,7 +91,7 @@ def _below(node: yaml.Node, step: str, label: str) -> yaml.Node:
     old = next((value for key, value in node.value if spelled(key.value) == spelled(step)), None)
     if isinstance(old, yaml.MappingNode | yaml.SequenceNode):
         return old
-    made = yaml.MappingNode(_MAP, [], node.start_mark, node.end_mark)
+    made = yaml.MappingNode(_MAP, [], value.start_mark, value.end_mark)
     if old is not None and old.tag != NULL:
         # `routing: cost` makes room for parameters as `routing: {name: cost}`.
         _put(made, "name", old)

@@ -32,6 +32,22 @@ class WorkerCost:
 
     def prefill_seconds(self, tokens: int, context_tokens: int = 0) -> float:
         """Compute `tokens` of one prompt after `context_tokens` that are there already, alone."""
+        seconds, longest = self._chunk_seconds(tokens, context_tokens)
+        # Chunks follow each other through equal stages: the slowest one sets how long the others
+        # stand idle before the first and after the last (a flow shop's makespan).
+        return seconds + (self.step_time.stages - 1) * longest
+
+    def queue_seconds(self, queued_tokens: int, prompt_tokens: int = 0) -> float:
+        """Work off prompts of which only the sum is known, and that one has about `prompt_tokens`:
+        shorter ones than a chunk share steps, and each attends to itself alone."""
+        if not queued_tokens:
+            return 0.0
+        typical_tokens = max(prompt_tokens, self.chunk_tokens)
+        seconds, _ = self._chunk_seconds(typical_tokens, 0)
+        return queued_tokens / typical_tokens * seconds
+
+    def _chunk_seconds(self, tokens: int, context_tokens: int) -> tuple[float, float]:
+        """All chunks of one prompt together in one stage, and the longest of them."""
         seconds, longest, end = 0.0, 0.0, context_tokens + tokens
         while context_tokens < end:
             count = min(self.chunk_tokens, end - context_tokens)
@@ -40,16 +56,20 @@ class WorkerCost:
             chunk_seconds = self.step_time.seconds(shape)
             seconds, longest = seconds + chunk_seconds, max(longest, chunk_seconds)
             context_tokens += count
-        # Chunks follow each other through equal stages: the slowest one sets how long the others
-        # stand idle before the first and after the last (a flow shop's makespan).
-        return seconds + (self.step_time.stages - 1) * longest
+        return seconds, longest
 
     def decode_seconds(self, sequences: int, context_tokens: int) -> float:
         """The gap between two tokens of each of `sequences` that attend to `context_tokens` in
         all."""
+        return self.step_time.stages * self.decode_stage_seconds(sequences, context_tokens)
+
+    def decode_stage_seconds(self, sequences: int, context_tokens: int) -> float:
+        """What one stage does for these between two tokens of theirs: a pipeline is kept full by as
+        many steps as there are stages, each of an even share of the sequences."""
         if not sequences:
             return 0.0
-        return self.step_time.stages * self.step_time.decode_seconds(sequences, context_tokens)
+        share = -(-sequences // self.step_time.stages)
+        return self.step_time.decode_seconds(share, -(-context_tokens * share // sequences))
 
     def kv_bytes(self, tokens: int) -> float:
         return tokens * self.kv_bytes_per_token

@@ -71,9 +71,10 @@ class MigrationsRequested:
 
 @dataclass(frozen=True, slots=True)
 class LoadReported:
-    """What a worker carries at one instant, importing and awaited sequences left out:
-    `running_sequences` decode and attend to `context_tokens` in all, `waiting_requests` have no
-    slot, `queued_prefill_tokens` are known prompt tokens that no step has computed."""
+    """What a worker carries at one instant, sequences left out whose whole prompt comes from
+    another worker: `running_sequences` decode and attend to `context_tokens` in all,
+    `waiting_requests` do not run yet, `queued_prefill_tokens` are known prompt tokens that no step
+    has computed and no import brings."""
 
     worker: str
     running_sequences: int

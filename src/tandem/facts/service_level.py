@@ -27,7 +27,11 @@ class ServiceLevel:
 
     def __str__(self) -> str:
         bounds = (("TTFT", self.ttft_s), ("TPOT", self.tpot_s), ("E2E", self.e2e_s))
-        return ", ".join(f"{name} <= {bound * 1e3:g} ms" for name, bound in bounds if bound)
+        return ", ".join(f"{name} <= {_told(bound)}" for name, bound in bounds if bound is not None)
+
+
+def _told(bound_s: float) -> str:
+    return f"{bound_s:g} s" if bound_s >= 1 else f"{bound_s * 1e3:g} ms"
 
 
 def _within(value: float | None, bound: float | None) -> bool:

@@ -6,6 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tandem.facts.blocks import CacheRoot, extend_chain
+from tandem.facts.fleet_messages import (
+    AskForBlocks,
+    BlocksListed,
+    BlocksReported,
+    LoadReported,
+    RouterEffect,
+)
 from tandem.machines.fleet import Capacity, Fleet
 from tandem.machines.passage import Passage, Stage
 from tandem.machines.prefix_index import PrefixIndex
@@ -56,6 +63,24 @@ class Entrance:
         self.index = PrefixIndex(config.block_size)
         self.line = WaitingLine(config.line, config.classes)
         self._predictor = Predictor()
+
+    def learn(
+        self, event: LoadReported | BlocksReported | BlocksListed, now_ns: int
+    ) -> list[RouterEffect]:
+        """What workers carry and hold. A report that does not follow the last one has the blocks
+        listed anew."""
+        if event.worker and event.worker not in self.fleet.standings:
+            # The news of one that died: its name may come back empty.
+            return []
+        match event:
+            case LoadReported():
+                self.fleet.report(event, now_ns)
+            case BlocksReported(worker, tier, changes):
+                if not self.index.apply(worker, tier, changes):
+                    return [AskForBlocks(worker, tier)]
+            case BlocksListed(worker, tier, hashes, next_number):
+                self.index.resynchronise(worker, tier, hashes, next_number)
+        return []
 
     def judge(self, passage: Passage, now_ns: int) -> tuple[Verdict, Choice | None]:
         """Whether a new request comes in, and where it would go at once (None: it must wait)."""

@@ -1,14 +1,17 @@
 """What a worker carries now, as the few numbers that others decide by."""
 
 from tandem.facts.fleet_messages import LoadReported
+from tandem.machines.sequence import Phase
 from tandem.machines.worker import WorkerMachine
 
 
 def load_of(worker: str, machine: WorkerMachine) -> LoadReported:
-    """A look at one worker; sequences whose KV comes from elsewhere are counted by whoever sent
-    them."""
+    """A look at one worker. Sequences whose whole prompt comes from another worker are counted by
+    whoever sent them; where a part of it comes from a slower tier, the rest is prefill of this
+    worker, also while it still waits for that part."""
+    residents = machine.residents
     running_sequences = context_tokens = queued_prefill_tokens = 0
-    for sequence in machine.residents.running:
+    for sequence in residents.running:
         pending_tokens = sequence.pending_tokens
         if pending_tokens > 1:
             queued_prefill_tokens += pending_tokens
@@ -16,10 +19,12 @@ def load_of(worker: str, machine: WorkerMachine) -> LoadReported:
             running_sequences += 1
             context_tokens += len(sequence.tokens)
     waiting_requests = 0
-    for sequence in machine.planner.waiting:
-        known_tokens = max(sequence.likely_cached_tokens, sequence.import_tokens)
-        if sequence.import_tokens < len(sequence.request.prompt_tokens):
+    for sequence in (*machine.planner.waiting, *residents.importing.values()):
+        come_tokens = sequence.import_tokens
+        if come_tokens < len(sequence.request.prompt_tokens) and sequence.phase is not Phase.ENDED:
             waiting_requests += 1
+            known_tokens = max(come_tokens, sequence.likely_cached_tokens, sequence.stay.scheduled)
+            # The last known token is always computed.
             queued_prefill_tokens += max(1, len(sequence.tokens) - known_tokens)
     return LoadReported(
         worker=worker,
@@ -27,5 +32,5 @@ def load_of(worker: str, machine: WorkerMachine) -> LoadReported:
         waiting_requests=waiting_requests,
         queued_prefill_tokens=queued_prefill_tokens,
         context_tokens=context_tokens,
-        free_blocks=machine.residents.pool.free_blocks,
+        free_blocks=residents.pool.free_blocks,
     )

@@ -4,6 +4,7 @@ got."""
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from tandem.cost.worker import WorkerCost
 from tandem.facts.service_level import ServiceLevel
@@ -26,21 +27,41 @@ class PlannerConfig:
     windows: int = 240
 
 
-class PlannerMachine:
-    """Gathers windows; `plan` at `next_wakeup()` says what is wanted."""
+Value = TypeVar("Value")
 
-    def __init__(self, planning: Planning, config: PlannerConfig) -> None:
+# So many of a window's requests show how they are distributed; hours of windows are kept.
+KEPT_REQUESTS = 1024
+
+
+class Thinned(Generic[Value]):
+    """At most `KEPT_REQUESTS` of the values added, evenly over them."""
+
+    def __init__(self) -> None:
+        self.kept: list[Value] = []
+        self._added = 0
+        self._stride = 1
+
+    def add(self, value: Value) -> None:
+        if self._added % self._stride == 0:
+            self.kept.append(value)
+        self._added += 1
+        if len(self.kept) > KEPT_REQUESTS:
+            del self.kept[1::2]
+            self._stride *= 2
+
+
+class PlannerMachine:
+    """Gathers windows from `now_ns` on; `plan` at `next_wakeup()` says what is wanted."""
+
+    def __init__(self, planning: Planning, config: PlannerConfig, now_ns: int = 0) -> None:
         self.planning = planning
         self.config = config
         self._windows: deque[Window] = deque(maxlen=config.windows)
         self._window_ns = round(config.window_s * 1e9)
-        self._window_end_ns = self._window_ns
+        self._window_end_ns = now_ns + self._window_ns
         self._tick_ns = round(planning.interval_s * 1e9)
-        self._next_tick_ns = self._tick_ns
-        self._arrived = 0
-        self._lengths: list[tuple[int, int]] = []
-        self._ttft_s: list[float] = []
-        self._tpot_s: list[float] = []
+        self._next_tick_ns = now_ns + self._tick_ns
+        self._open_window()
 
     def next_wakeup(self) -> int | None:
         return self._next_tick_ns
@@ -54,11 +75,11 @@ class PlannerMachine:
     ) -> None:
         """`lengths` are its (uncached prompt, output) tokens."""
         self._close_windows(now_ns)
-        self._lengths.append(lengths)
+        self._lengths.add(lengths)
         if ttft_s is not None:
-            self._ttft_s.append(ttft_s)
+            self._ttft_s.add(ttft_s)
         if tpot_s is not None:
-            self._tpot_s.append(tpot_s)
+            self._tpot_s.add(tpot_s)
 
     def plan(self, workers: Sequence[WorkerView], starting: dict[str, int], now_ns: int) -> Plan:
         """The wish of this tick. `starting` counts workers asked for and not yet up, by role."""
@@ -86,11 +107,16 @@ class PlannerMachine:
                     end_ns=self._window_end_ns,
                     seconds=self.config.window_s,
                     requests=self._arrived,
-                    lengths=tuple(self._lengths),
-                    ttft_s=tuple(self._ttft_s),
-                    tpot_s=tuple(self._tpot_s),
+                    lengths=tuple(self._lengths.kept),
+                    ttft_s=tuple(self._ttft_s.kept),
+                    tpot_s=tuple(self._tpot_s.kept),
                 )
             )
-            self._arrived = 0
-            self._lengths, self._ttft_s, self._tpot_s = [], [], []
+            self._open_window()
             self._window_end_ns += self._window_ns
+
+    def _open_window(self) -> None:
+        self._arrived = 0
+        self._lengths: Thinned[tuple[int, int]] = Thinned()
+        self._ttft_s: Thinned[float] = Thinned()
+        self._tpot_s: Thinned[float] = Thinned()

@@ -17,43 +17,91 @@ class _Expectation(NamedTuple):
     chain: tuple[bytes, ...]
 
 
+class _Node:
+    """Blocks that follow each other in every chain that reaches them. `until_ns` says until when
+    all of them are expected, by worker; who is expected `behind` it is also expected here."""
+
+    __slots__ = ("behind", "digests", "until_ns")
+
+    def __init__(self, digests: tuple[bytes, ...], until_ns: dict[str, int]) -> None:
+        self.digests = digests
+        self.until_ns = until_ns
+        self.behind: dict[bytes, _Node] = {}
+
+    def split(self, blocks: int) -> None:
+        """Keep the first blocks; the others come behind."""
+        rest = _Node(self.digests[blocks:], dict(self.until_ns))
+        rest.behind = self.behind
+        self.digests, self.behind = self.digests[:blocks], {rest.digests[0]: rest}
+
+
 class Expectations:
-    """Chains with a time to live. An equal hash means an equal prefix before it, so the common
-    prefix of two chains is found by bisection and no block needs an entry of its own: to expect a
-    chain takes the same time whatever its length."""
+    """Chains with a time to live, in a radix tree. An equal hash means an equal prefix before it,
+    so a node is compared by bisection: adding and looking up take a step for each fork of the chain
+    whatever its length, and however many requests with one system prompt are expected."""
 
     def __init__(self, lifetime_ns: int) -> None:
         self._lifetime_ns = lifetime_ns
         self._in_order: deque[_Expectation] = deque()
-        # By the first block of the chain: others share nothing with it.
-        self._by_first: dict[bytes, deque[_Expectation]] = {}
+        self._root = _Node((), {})
 
     def add(self, worker: str, chain: Sequence[bytes], now_ns: int) -> None:
         """`now_ns` never goes back."""
         self._expire(now_ns)
-        if chain:
-            expected = _Expectation(now_ns + self._lifetime_ns, worker, tuple(chain))
-            self._in_order.append(expected)
-            self._by_first.setdefault(chain[0], deque()).append(expected)
+        if not chain:
+            return
+        expected = _Expectation(now_ns + self._lifetime_ns, worker, tuple(chain))
+        self._in_order.append(expected)
+        last, end = self._root, 0
+        for node, blocks, reached in self._walk(chain):
+            if blocks < len(node.digests):
+                node.split(blocks)
+            node.until_ns[worker] = expected.expiry_ns
+            last, end = node, reached
+        if end < len(chain):
+            last.behind[chain[end]] = _Node(expected.chain[end:], {worker: expected.expiry_ns})
 
-    def match(self, chain: Sequence[bytes], now_ns: int) -> Iterator[tuple[str, int]]:
-        """Workers with the blocks of the chain that are expected there; a worker may come twice."""
+    def match(self, chain: Sequence[bytes], now_ns: int) -> dict[str, int]:
+        """How many blocks of the chain are expected, by worker."""
         self._expire(now_ns)
-        if chain:
-            for expected in self._by_first.get(chain[0], ()):
-                yield expected.worker, common_blocks(expected.chain, chain)
+        found: dict[str, int] = {}
+        for node, _, end in self._walk(chain):
+            found.update(dict.fromkeys(node.until_ns, end))
+        return found
 
     def forget_worker(self, worker: str) -> None:
-        self._in_order = deque(e for e in self._in_order if e.worker != worker)
-        self._by_first = {}
+        kept: deque[_Expectation] = deque()
         for expected in self._in_order:
-            self._by_first.setdefault(expected.chain[0], deque()).append(expected)
+            if expected.worker == worker:
+                self._withdraw(expected)
+            else:
+                kept.append(expected)
+        self._in_order = kept
+
+    def _walk(self, chain: Sequence[bytes]) -> Iterator[tuple[_Node, int, int]]:
+        """The nodes along the chain: how many of their blocks it shares, and where those end."""
+        node: _Node | None = self._root
+        end = 0
+        while node is not None and end < len(chain):
+            node = node.behind.get(chain[end])
+            if node is not None:
+                blocks = common_blocks(node.digests, chain, end)
+                end += blocks
+                yield node, blocks, end
+                if blocks < len(node.digests):
+                    return
 
     def _expire(self, now_ns: int) -> None:
         while self._in_order and self._in_order[0].expiry_ns <= now_ns:
-            first = self._in_order.popleft().chain[0]
-            # All live equally long, so the oldest of all is the oldest of its group.
-            group = self._by_first[first]
-            group.popleft()
-            if not group:
-                del self._by_first[first]
+            self._withdraw(self._in_order.popleft())
+
+    def _withdraw(self, expected: _Expectation) -> None:
+        """Nothing is left of it where no later one needs the same."""
+        before = self._root
+        for node, _, _ in self._walk(expected.chain):
+            if node.until_ns.get(expected.worker, expected.expiry_ns + 1) <= expected.expiry_ns:
+                del node.until_ns[expected.worker]
+            if not node.until_ns:
+                del before.behind[node.digests[0]]
+                return
+            before = node

@@ -116,7 +116,7 @@ class PrefixIndex:
         tier of the worker. An expected prefix counts as if it lay on the device.
         """
         lengths, remote_blocks = self._resident(chain)
-        for worker, blocks in self._expectations.match(chain, now_ns):
+        for worker, blocks in self._expectations.match(chain, now_ns).items():
             device, host, disk = lengths.get(worker, (0, 0, 0))
             lengths[worker] = (max(device, blocks), max(host, blocks), max(disk, blocks))
         return PrefixMatch(self._in_tokens(lengths), remote_blocks * self._block_size)

@@ -5,8 +5,9 @@ Knows no socket and no clock: what workers and clients report comes in, what is 
 goes out. The gateway and the twin drive the same object.
 """
 
+from collections.abc import Iterable
+
 from tandem.facts.fleet_messages import (
-    AskForBlocks,
     BlocksListed,
     BlocksReported,
     Explain,
@@ -39,6 +40,7 @@ from tandem.facts.messages import (
 )
 from tandem.machines.entrance import Choice, Entrance, RouterConfig
 from tandem.machines.handover import Handover
+from tandem.machines.migration import to_migrate
 from tandem.machines.passage import Passage, Stage
 from tandem.machines.recall import call_back
 from tandem.policy.dispatch.contract import Transfer
@@ -66,42 +68,37 @@ class RouterMachine:
         return None
 
     def handle(self, event: RouterEvent, now_ns: int) -> Effects:
+        return self.handle_together((event,), now_ns)
+
+    def handle_together(self, events: Iterable[RouterEvent], now_ns: int) -> Effects:
+        """Events of one instant, all of which are known before anybody is chosen to go next."""
         effects: Effects = []
-        match event:
-            case LoadReported():
-                self.entrance.fleet.report(event, now_ns)
-                return effects
-            case BlocksReported(worker=worker) | BlocksListed(worker=worker) if (
-                worker and worker not in self.entrance.fleet.standings
-            ):
-                # The news of one that died: its name may come back empty.
-                return effects
-            case BlocksReported(worker, tier, changes):
-                if not self.entrance.index.apply(worker, tier, changes):
-                    effects.append(AskForBlocks(worker, tier))
-                return effects
-            case BlocksListed(worker, tier, hashes, next_sequence_number):
-                index = self.entrance.index
-                index.resynchronise(worker, tier, hashes, next_sequence_number)
-                return effects
-            case TokensReported():
-                self._take_tokens(event, effects)
-            case KvReported() | ImportReported() | ImportCancelled() | TransferEnded():
-                self._move(event, effects)
-            case RequestSubmitted():
-                self._submit(event, now_ns, effects)
-            case RequestWithdrawn(request_id):
-                if passage := self.passages.get(request_id):
-                    effects += call_back(passage, self.entrance, self.handover)
-                    self._forget(passage)
-            case RequestRefused(_, wire_id, reason):
-                if passage := self._by_wire.get(wire_id):
-                    effects += call_back(passage, self.entrance, self.handover)
-                    self._forget(passage)
-                    effects.append(Reject(passage.request_id, reason, 1.0))
-            case _:
-                self._change_fleet(event, now_ns, effects)
-        self._fill(now_ns, effects)
+        news = False
+        for event in events:
+            match event:
+                case LoadReported() | BlocksReported() | BlocksListed():
+                    effects += self.entrance.learn(event, now_ns)
+                    continue
+                case TokensReported():
+                    self._take_tokens(event, effects)
+                case KvReported() | ImportReported() | ImportCancelled() | TransferEnded():
+                    self._move(event, effects)
+                case RequestSubmitted():
+                    self._submit(event, now_ns, effects)
+                case RequestWithdrawn(request_id):
+                    if passage := self.passages.get(request_id):
+                        effects += call_back(passage, self.entrance, self.handover)
+                        self._forget(passage)
+                case RequestRefused(_, wire_id, reason):
+                    if passage := self._by_wire.get(wire_id):
+                        effects += call_back(passage, self.entrance, self.handover)
+                        self._forget(passage)
+                        effects.append(Reject(passage.request_id, reason, 1.0))
+                case _:
+                    self._change_fleet(event, now_ns, effects)
+            news = True
+        if news:
+            self._fill(now_ns, effects)
         return effects
 
     def passage_of(self, wire_id: str) -> Passage | None:
@@ -132,8 +129,13 @@ class RouterMachine:
                 for passage in list(self.passages.values()):
                     if passage.needs(worker):
                         self._begin_again(passage, effects)
-            case MigrationsRequested():
-                self._migrate(event, effects)
+            case MigrationsRequested(source, target):
+                # The source draws what is under way and holds; the rest is a hand-over.
+                for passage in to_migrate(event, self._by_wire.values(), fleet):
+                    passage.go(source, target, Transfer.PULL)
+                    passage.stage = Stage.MOVING
+                    self.entrance.expect(passage)
+                    effects.append(Tell(source, HandoversRequested((passage.wire_id,))))
 
     def _submit(self, event: RequestSubmitted, now_ns: int, effects: Effects) -> None:
         request_id = event.request.request_id
@@ -239,31 +241,6 @@ class RouterMachine:
             request = passage.request()
             effects.append(Tell(passage.decode, ImportsArrived((request,), (wanted_tokens,))))
         effects += self.handover.push_on(passage)
-
-    def _migrate(self, event: MigrationsRequested, effects: Effects) -> None:
-        """Live migration: the source draws what is under way and holds; the rest is a hand-over."""
-        target = self.entrance.fleet.standings.get(event.target)
-        if event.source == event.target or not target or not target.decodes_more:
-            return
-        # Whoever holds KV waits for room at the next worker. Where nobody comes to whoever holds,
-        # that never goes in a circle.
-        if any(passage.held_at(event.target) for passage in self._by_wire.values()):
-            return
-        decoding = [
-            passage
-            for passage in self._by_wire.values()
-            if passage.stage is Stage.DECODING and passage.decode == event.source
-        ]
-        decoding.sort(key=lambda passage: (-passage.known_tokens, passage.request_id))
-        tokens = 0
-        for passage in decoding:
-            if tokens + passage.known_tokens > event.tokens:
-                continue
-            tokens += passage.known_tokens
-            passage.go(event.source, event.target, Transfer.PULL)
-            passage.stage = Stage.MOVING
-            self.entrance.expect(passage)
-            effects.append(Tell(event.source, HandoversRequested((passage.wire_id,))))
 
     def _begin_again(self, passage: Passage, effects: Effects) -> None:
         """A worker died with part of it: take it up elsewhere, with the tokens so far."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from tandem.machines.passage import Passage
 from tandem.policy.qos.classes import Classes, to_preempt
 from tandem.policy.qos.fair_queue import FairQueue
-from tandem.policy.views import WorkerView
+from tandem.policy.views import RequestView, WorkerView
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class WaitingLine:
         self.in_use: dict[str, int] = {}
         self._classes = classes
         self._queue = FairQueue(classes, config.weights, config.max_wait_s)
-        self._waiting_tokens: dict[str, int] = {}
+        self._waiting_tokens = 0
         self._tenants: dict[str, None] = {}
 
     def __len__(self) -> int:
@@ -53,11 +53,10 @@ class WaitingLine:
     def wait(self, passage: Passage) -> None:
         self._tenants[passage.view.tenant] = None
         self._queue.push(passage.view)
-        self._waiting_tokens[passage.request_id] = passage.view.prompt_tokens
+        self._waiting_tokens += _uncached_tokens(passage.view)
 
     def wait_no_more(self, passage: Passage) -> None:
-        self._queue.remove(passage.request_id)
-        del self._waiting_tokens[passage.request_id]
+        self._waiting_tokens -= _uncached_tokens(self._queue.remove(passage.request_id))
 
     def next(self, now_ns: int) -> str | None:
         """Take out whoever goes next, by request id; None when nobody may."""
@@ -65,7 +64,7 @@ class WaitingLine:
         view = self._queue.next(self.in_use, capacity, now_ns)
         if view is None:
             return None
-        del self._waiting_tokens[view.request_id]
+        self._waiting_tokens -= _uncached_tokens(view)
         return view.request_id
 
     def enter(self, passage: Passage) -> None:
@@ -100,7 +99,7 @@ class WaitingLine:
         prefilling = sum(1 for view in workers if view.accepting and view.role.prefills)
         if not len(self) or not prefilling:
             return list(workers)
-        share_tokens = sum(self._waiting_tokens.values()) // prefilling
+        share_tokens = self._waiting_tokens // prefilling
         share_requests = len(self) // prefilling
         return [
             replace(
@@ -112,3 +111,9 @@ class WaitingLine:
             else view
             for view in workers
         ]
+
+
+def _uncached_tokens(view: RequestView) -> int:
+    """What the prompt costs whoever holds most of it: whoever is in line goes there if it can."""
+    cached_tokens = max((hits.tokens for hits in view.hits.values()), default=0)
+    return max(1, view.prompt_tokens - cached_tokens)

@@ -127,7 +127,7 @@ def choose_workload(found: Sequence[str], draw: RateDraw) -> str:
         return draw.workload
     if draw.workload or len(found) != 1:
         raise InvalidConfiguration(
-            f"workload must be one of {', '.join(found)}, got {draw.workload!r}"
+            f"a file of rates needs --workload, one of {', '.join(found)}; got {draw.workload!r}"
         )
     return found[0]
 
@@ -135,7 +135,7 @@ def choose_workload(found: Sequence[str], draw: RateDraw) -> str:
 def lengths_missing(workload: str) -> InvalidConfiguration:
     """The error for rates that come without lengths."""
     return InvalidConfiguration(
-        f"trace of {workload} holds rates without lengths: length pairs must be given as well"
+        f"trace of {workload} holds rates without lengths: give a --lengths-file as well"
     )
 
 

@@ -173,12 +173,15 @@ def _leader(points: Sequence[Point], speed: float, at: str) -> str:
     """Who has the highest goodput at one speed, and by how much."""
     ranked = [point for point in points if point.speed == speed]
     ranked.sort(key=lambda point: -point.summary.goodput_rps)
-    first, last = ranked[0], ranked[-1]
-    best_rps, least_rps = first.summary.goodput_rps, last.summary.goodput_rps
-    if best_rps == least_rps:
-        return f"goodput is {best_rps:.2f}/s{at} whatever the policy"
-    times = f", {best_rps / least_rps:.2f} times that of {last.policy}" if least_rps else ""
-    return f"{first.policy} has the highest goodput{at}: {best_rps:.2f}/s{times}"
+    best_rps, least_rps = ranked[0].summary.goodput_rps, ranked[-1].summary.goodput_rps
+    # What is told as the same number is no lead.
+    told = f"{best_rps:.2f}/s"
+    first = [point.policy for point in ranked if f"{point.summary.goodput_rps:.2f}/s" == told]
+    if len(first) == len(ranked):
+        return f"goodput is {told}{at} whatever the policy"
+    times = f", {best_rps / least_rps:.2f} times that of {ranked[-1].policy}" if least_rps else ""
+    who = f"{' and '.join(first)} {'has' if len(first) == 1 else 'have'}"
+    return f"{who} the highest goodput{at}: {told}{times}"
 
 
 def _short(duration_ns: float) -> str:

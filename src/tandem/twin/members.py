@@ -12,6 +12,7 @@ from tandem.twin.scenario import Pool
 from tandem.twin.worker import SimulatedEffect, SimulatedWorker
 
 Hear = Callable[[str, list[SimulatedEffect], int], None]
+Land = Callable[[str, int], None]
 
 
 @dataclass(slots=True)
@@ -36,11 +37,13 @@ class Member:
 
 
 class Members:
-    """`up` holds them by name. What they say is heard by `hear(name, effects, now_ns)`."""
+    """`up` holds them by name. What they say is heard by `hear(name, effects, now_ns)`; when a step
+    lands, `land(name, now_ns)` has the worker, and whom else it likes, caught up."""
 
-    def __init__(self, agenda: Agenda, hear: Hear) -> None:
+    def __init__(self, agenda: Agenda, hear: Hear, land: Land) -> None:
         self._agenda = agenda
         self._hear = hear
+        self._land = land
         self.up: dict[str, Member] = {}
 
     def tell(self, name: str, event: WorkerEvent, now_ns: int) -> None:
@@ -69,10 +72,14 @@ class Members:
         self._agenda.at(thaw_ns, lambda at_ns: self._thaw(member, at_ns))
 
     def catch_up(self, now_ns: int) -> None:
-        """All tokens that are there by now are heard of: somebody is about to decide by them."""
-        for name, member in self.up.items():
-            self._hear(name, member.worker.catch_up(now_ns), now_ns)
-            self._watch(member)
+        """All steps that have landed by now are heard of, in the order of the workers."""
+        for name in sorted(self.up, key=lambda each: self.up[each].order):
+            self.catch_up_one(name, now_ns)
+
+    def catch_up_one(self, name: str, now_ns: int) -> None:
+        member = self.up[name]
+        self._hear(name, member.worker.catch_up(now_ns), now_ns)
+        self._watch(member)
 
     def _thaw(self, member: Member, now_ns: int) -> None:
         name = member.worker.name
@@ -83,13 +90,11 @@ class Members:
         for event in inbox:
             self.tell(name, event, now_ns)
 
-    def _land(self, member: Member, now_ns: int) -> None:
-        name, worker = member.worker.name, member.worker
-        if self.up.get(name) is not member or worker.wake_ns != now_ns:
-            return
-        member.wake_ns = None
-        self._hear(name, worker.catch_up(now_ns), now_ns)
-        self._watch(member)
+    def _wake(self, member: Member, now_ns: int) -> None:
+        name = member.worker.name
+        if self.up.get(name) is member and member.worker.wake_ns == now_ns:
+            member.wake_ns = None
+            self._land(name, now_ns)
 
     def _watch(self, member: Member) -> None:
         """Have the agenda wake the worker when its next step lands; an earlier wish that no longer
@@ -99,5 +104,5 @@ class Members:
             return
         member.wake_ns = wake_ns
         self._agenda.at_in_order(
-            wake_ns, lambda at_ns: self._land(member, at_ns), Turn.STEP, member.order
+            wake_ns, lambda at_ns: self._wake(member, at_ns), Turn.STEP, member.order
         )

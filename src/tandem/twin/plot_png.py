@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter, MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from tandem.twin.plot_chart import COLOURS, FAULT, INK, OTHER_BARS, Chart, Curve, Guide, Mark, Panel
 
@@ -23,13 +23,6 @@ _TITLE_LETTERS, _SUBTITLE_LETTERS = 100, 170
 _MOST_TICKS = 10
 _NEAR = 2.5
 _POINTS_AN_INCH = 72.0
-
-
-class _PlainLogarithmic(LogFormatter):
-    """Chooses which ticks have words as usual, and writes 0.6 rather than 6e-01."""
-
-    def __call__(self, x: float, pos: int | None = None) -> str:
-        return f"{x:g}" if super().__call__(x, pos) else ""
 
 
 def draw(chart: Chart, path: Path) -> None:
@@ -70,8 +63,9 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         axes.plot(curve.x, curve.y, color=_colour(curve), **_STYLES[curve.mark])
     if panel.log_y:
         axes.set_yscale("log")
-        for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            which(_PlainLogarithmic(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
     else:
         axes.set_ylim(0, _top(panel))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=_whole(panel)))
@@ -79,7 +73,7 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         {x for curve in panel.curves if curve.mark is Mark.LINE_AND_POINTS for x in curve.x}
     )
     if 0 < len(loads) <= _MOST_TICKS:
-        axes.set_xticks(loads, [f"{load:g}" for load in loads])
+        axes.set_xticks(loads, [f"{load:.3g}" for load in loads])
     axes.grid(alpha=0.2)
     for guide in panel.guides:
         low, high = axes.get_xlim() if guide.vertical else axes.get_ylim()
@@ -167,7 +161,9 @@ def _top(panel: Panel) -> float | None:
     """Room for the curves, and for the guides that lie near."""
     highest = max((y for curve in panel.curves for y in curve.y), default=0.0)
     near = [g.value for g in panel.guides if not g.vertical and g.value <= _NEAR * highest]
-    return 1.08 * max(highest, *near, 0.0) or None
+    # The name of a fault stands above the curves.
+    named = any(guide.fault and guide.text for guide in panel.guides)
+    return (1.3 if named else 1.08) * max(highest, *near, 0.0) or None
 
 
 def _whole(panel: Panel) -> bool:

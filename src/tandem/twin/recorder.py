@@ -15,8 +15,6 @@ class Recorder:
         self.finished: list[RequestRecord] = []
         self._records: dict[str, RequestRecord] = {}
         self._by_wire: dict[str, RequestRecord] = {}
-        self._workers: dict[str] = {}
-        self._gaps: dict[int, int] = {}
 
     def of(self, request_id: str) -> RequestRecord:
         """By request id or by any of its wire ids."""

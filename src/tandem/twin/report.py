@@ -187,7 +187,7 @@ def _pool_table(summary: Summary) -> Table:
 
 
 def _transfer_table(summary: Summary) -> Table:
-    table = _table("", ("transfers", "count", "lost", "GB", "GB/s each"))
+    table = _table("", ("transfers", "count", "not arrived", "GB", "GB/s each"))
     for entry in summary.transfers:
         table.add_row(
             entry.kind,

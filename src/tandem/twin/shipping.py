@@ -68,6 +68,10 @@ class Shipping:
                 self._lose(shipment_id, now_ns)
         self.watch(now_ns)
 
+    def miss(self, kind: str) -> None:
+        """What was to be sent is not there to be sent."""
+        self._total(kind).lost += 1
+
     def records(self) -> list[TransferRecord]:
         return [self._totals[kind] for kind in sorted(self._totals)]
 

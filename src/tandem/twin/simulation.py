@@ -89,7 +89,7 @@ class Simulation:
             if progress is not None and agenda.happened - told >= 2000:
                 told = agenda.happened
                 progress(1.0 - self._unfinished / max(1, self._workload.requests))
-        world.members.catch_up(agenda.now_ns)
+        world.catch_up(agenda.now_ns)
         world.recorder.failed("the run ended before it", agenda.now_ns)
         self._close(agenda.now_ns)
         return self._run

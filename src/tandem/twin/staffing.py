@@ -72,7 +72,7 @@ class Staffing:
                 self._drain(flip.worker, Role(flip.role), now_ns)
                 changes.append(f"{flip.worker} becomes {flip.role}")
         for move in plan.moves:
-            self._world.members.catch_up(now_ns)
+            self._world.catch_up(now_ns)
             event = MigrationsRequested(move.source, move.target, move.tokens)
             self._world.tell_router(event, now_ns)
             changes.append(f"{move.tokens} tokens move from {move.source} to {move.target}")

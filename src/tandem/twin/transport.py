@@ -1,5 +1,5 @@
-"""Brings the KV that the router wants moved, between workers and from their slower tiers, over links
-with contention."""
+"""Brings the KV that the router wants moved, between workers and from their slower tiers, over
+links with contention."""
 
 from dataclasses import dataclass
 
@@ -52,6 +52,7 @@ class Transport:
         elif passage is not None and self.tiers.read(order, passage, now_ns):
             path = path_between_tiers(order.target, order.tier, Tier.DEVICE)
         else:
+            self.shipping.miss(str(order.tier))
             self._agenda.at(now_ns, cargo.lost, Turn.TRANSFER)
             return
         kv_bytes = self._pools[order.target].kind.cost.kv_bytes(order.end_token - order.first_token)

@@ -1,8 +1,6 @@
 """The simulated cluster at work: performs what the router and the workers ask for, on the virtual
 clock, where the live cluster would use processes and sockets."""
 
-from collections import deque
-
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.fleet_messages import (
     AskForBlocks,
@@ -77,11 +75,11 @@ class World:
         self.transport = Transport(scenario, self.agenda, self.recorder, self.tell_router)
         for name, pool in self.pools.items():
             self.transport.add_worker(name, pool)
-        self.members = Members(self.agenda, self._hear)
+        self.members = Members(self.agenda, self._hear, self._land)
         self._order = {name: index for index, name in enumerate(self.pools)}
         self._report_ns = round(scenario.report_interval_s * 1e9)
         self._reported_ns = -1
-        self._mail: deque[RouterEvent] = deque()
+        self._mail: list[RouterEvent] = []
         self._delivering = False
 
     def join(self, name: str, role: Role, now_ns: int) -> None:
@@ -95,7 +93,7 @@ class World:
 
     def leave(self, name: str, now_ns: int) -> None:
         """A worker is gone, whether it was told to or died."""
-        self.members.catch_up(now_ns)
+        self.catch_up(now_ns)
         self.settle_accounts(name, now_ns)
         del self.members.up[name]
         self.transport.lose_worker(name, now_ns)
@@ -122,17 +120,34 @@ class World:
         member.since_ns = now_ns
 
     def tell_router(self, event: RouterEvent, now_ns: int) -> None:
-        """Events are handled one after the other, each with all its effects, as messages are."""
+        """Events wait until the effects of those before them are performed, as messages do."""
+        if not self._delivering and self.router.entrance.line.heeds_output:
+            self.catch_up(now_ns)
+        self._mail.append(event)
+        self._deliver(now_ns)
+
+    def catch_up(self, now_ns: int) -> None:
+        """All tokens that are there by now are known to the router before it decides."""
+        self._delivering = True
+        self.members.catch_up(now_ns)
+        self._delivering = False
+        self._deliver(now_ns)
+
+    def _deliver(self, now_ns: int) -> None:
         if self._delivering:
-            self._mail.append(event)
             return
         self._delivering = True
-        if self.router.entrance.line.heeds_output:
-            self.members.catch_up(now_ns)
-        self._mail.append(event)
         while self._mail:
-            self._perform(self.router.handle(self._mail.popleft(), now_ns), now_ns)
+            events, self._mail = self._mail, []
+            self._perform(self.router.handle_together(events, now_ns), now_ns)
         self._delivering = False
+
+    def _land(self, name: str, now_ns: int) -> None:
+        """Steps of a worker land; where the router may decide by them, all that land now."""
+        if self.router.entrance.line.heeds_output:
+            self.catch_up(now_ns)
+        else:
+            self.members.catch_up_one(name, now_ns)
 
     def refresh_loads(self, now_ns: int) -> None:
         """Workers report what they carry, if their last report is old enough."""
@@ -167,13 +182,9 @@ class World:
                     self.recorder.rejected(request_id, reason, retry_after_s, now_ns)
                 case Explain(request_id, kind, text, figures):
                     self.decide(Decision(now_ns, request_id, kind, text, figures))
-                case AskForBlocks(name, tier):
-                    self._list_blocks(name, tier, now_ns)
-
-    def _list_blocks(self, name: str, tier: Tier, now_ns: int) -> None:
-        if tier is Tier.DEVICE and (member := self.members.up.get(name)):
-            hashes, number = member.worker.machine.residents.pool.listing()
-            self.tell_router(BlocksListed(name, tier, hashes, number), now_ns)
+                case AskForBlocks(name, Tier.DEVICE) if name in self.members.up:
+                    pool = self.members.up[name].worker.machine.residents.pool
+                    self.tell_router(BlocksListed(name, Tier.DEVICE, *pool.listing()), now_ns)
 
     def _note_route(self, name: str, event: WorkerEvent, now_ns: int) -> None:
         match event:

@@ -139,6 +139,8 @@ def test_the_pair_is_the_best_of_all_pairs(asked, workers):
         if p.role is Role.PREFILL and d.role is Role.DECODE
     ]
     assert (route is None) == (not pairs)
+    large = {view.worker for view in accepting if view.total_tokens > asked.prompt_tokens}
+    pairs = [each for each in pairs if large.issuperset(each[1:])] or pairs
     if route is not None:
         chosen = next(total for total, *names in pairs if names == [route.prefill, route.decode])
         assert chosen == pytest.approx(min(pairs)[0])

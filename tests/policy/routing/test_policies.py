@@ -18,6 +18,7 @@ from tests.policy.routing.fleets import fleets, request, requests, worker
 
 POLICIES = sorted(ROUTINGS)
 each_policy = pytest.mark.parametrize("name", POLICIES)
+BUSY = {"running_sequences": 200, "waiting_requests": 90, "queued_prefill_tokens": 90_000}
 
 
 @given(
@@ -195,3 +196,20 @@ def test_longest_match_alone_sends_all_to_one_and_load_terms_do_not():
     assert min(serve(ROUTINGS["prefix-first"](0), 400).values()) > 0
     ours = serve(ROUTINGS["cost"](0), 400)
     assert max(ours.values()) - min(ours.values()) <= 2
+
+
+@each_policy
+def test_no_prompt_goes_where_it_cannot_fit_while_it_fits_elsewhere(name):
+    asked = request(4000)
+    small = [
+        worker(f"a{place}", role, total_blocks=250, free_blocks=250)
+        for place, role in enumerate((Role.PREFILL, Role.DECODE, Role.BOTH))
+    ]
+    large = [worker("p", Role.PREFILL, **BUSY), worker("d", Role.DECODE, **BUSY)]
+    for seed in range(3):
+        route = ROUTINGS[name](seed).choose(asked, [*small, *large], 0)
+        assert (route.prefill, route.decode) == ("p", "d")
+        both = ROUTINGS[name](seed).choose(asked, [*small, worker("z", **BUSY)], 0)
+        assert (both.prefill, both.decode) == ("z", "z")
+        # Where it fits nowhere, whoever refuses it says why.
+        assert ROUTINGS[name](seed).choose(asked, small, 0).prefill == "a0"

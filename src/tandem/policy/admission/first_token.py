@@ -30,7 +30,11 @@ def first_token_refusal(
     predicted_s = (now_ns - request.arrival_ns) / 1e9 + route.ttft_s
     if predicted_s <= bound_s:
         return None
-    idle_s = idle_first_token_s(request, workers)
+    # Where waiting for the chosen workers helps, all the others need not be asked.
+    chosen = [view for view in workers if view.worker in (route.prefill, route.decode)]
+    idle_s = idle_first_token_s(request, chosen)
+    if idle_s > bound_s:
+        idle_s = idle_first_token_s(request, workers)
     if idle_s > bound_s:
         return Refusal(
             f"a TTFT of {in_words(bound_s)} cannot hold even on idle workers: "

@@ -88,12 +88,12 @@ class Threshold:
                 Refusal(
                     f"{queued:,} prompt tokens wait at worker {view.worker}, "
                     f"above {self.max_queued_tokens:,}",
-                    view.cost.prefill_seconds(queued - self.max_queued_tokens),
+                    view.cost.queue_seconds(queued - self.max_queued_tokens),
                 )
             )
         if self.max_waiting_requests is not None and waiting > self.max_waiting_requests:
             over = waiting - self.max_waiting_requests
-            prefill_s = view.cost.prefill_seconds(-(-queued * over // waiting))
+            prefill_s = view.cost.queue_seconds(-(-queued * over // waiting))
             slots_s = over * answer_s / max(1, view.running_sequences)
             found.append(
                 Refusal(

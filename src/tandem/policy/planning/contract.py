@@ -11,9 +11,10 @@ from tandem.policy.views import WorkerView
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What arrived in one observation window of `seconds`. `lengths` are the (uncached prompt,
-    output) tokens of every request: plans are made on their distribution, not on a mean.
-    `ttft_s` and `tpot_s` are what the finished ones got."""
+    """One observation window of `seconds`, in which so many `requests` arrived. `lengths` are the
+    (uncached prompt, output) tokens of those that finished in it, or of an even sample of very
+    many: plans are made on their distribution, not on a mean. `ttft_s` and `tpot_s` are what they
+    got."""
 
     end_ns: int
     seconds: float

@@ -11,7 +11,9 @@ from tandem.policy.views import WorkerView
 
 def ttft_s(view: WorkerView, prompt_tokens: float, spread: float = 1.0) -> float:
     """First token of a typical prompt behind the worker's queue, the queue times `spread`."""
-    return view.cost.prefill_seconds(ceil(view.queued_prefill_tokens * spread + prompt_tokens))
+    typical_tokens = ceil(prompt_tokens)
+    waiting_s = spread * view.cost.queue_seconds(view.queued_prefill_tokens, typical_tokens)
+    return waiting_s + view.cost.prefill_seconds(typical_tokens)
 
 
 def token_interval_s(view: WorkerView, spread: float = 1.0) -> float:

@@ -200,7 +200,6 @@ def _backlog_s(fleet: FleetView, lengths: tuple[tuple[int, int], ...]) -> float:
     prompt_tokens = sum(prompt for prompt, _ in lengths)
     if not prefilling or not prompt_tokens or fleet.promise.ttft_s is None:
         return 0.0
-    mean_prompt = max(1, prompt_tokens // len(lengths))
-    second_a_token = fleet.cost.prefill_seconds(mean_prompt) / mean_prompt
-    queued_s = second_a_token * sum(view.queued_prefill_tokens for view in prefilling)
+    queued_tokens = sum(view.queued_prefill_tokens for view in prefilling)
+    queued_s = fleet.cost.queue_seconds(queued_tokens, prompt_tokens // len(lengths))
     return max(0.0, queued_s - fleet.promise.ttft_s * len(prefilling) / 2)

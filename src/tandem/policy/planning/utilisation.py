@@ -1,11 +1,23 @@
 """Scaling by a utilisation threshold, the rule of general autoscalers (HPA, KPA)."""
 
 from dataclasses import dataclass
-from math import fsum
 
 from tandem.facts.fleet import Role
 from tandem.policy.planning.contract import FleetView, Plan
-from tandem.policy.planning.pools import Sizes, in_change, mean, pool, present, within_bounds
+from tandem.policy.planning.demand import sampled
+from tandem.policy.planning.pools import (
+    Sizes,
+    in_change,
+    last_seconds,
+    lengths_of,
+    mean,
+    pool,
+    present,
+    within_bounds,
+)
+
+# How far back requests tell how long prompts are.
+LENGTHS_FROM_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +52,13 @@ class UtilisationThreshold:
 
 
 def prefill_utilisation(fleet: FleetView) -> float:
-    """Seconds of prefill that arrived in the last window for each second the pool had."""
+    """Seconds of prefill that arrived in the last window for each second the pool had. Lengths are
+    those of requests that ended lately: what just arrived has none yet."""
     if not fleet.windows:
         return 0.0
     window = fleet.windows[-1]
-    busy_s = fsum(fleet.cost.prefill_seconds(prompt) for prompt, _ in window.lengths)
+    lengths = sampled(lengths_of(last_seconds(fleet.windows, LENGTHS_FROM_S)))
+    busy_s = window.requests * mean([fleet.cost.prefill_seconds(prompt) for prompt, _ in lengths])
     return busy_s / (window.seconds * max(1, len(pool(fleet, Role.PREFILL))))
 
 

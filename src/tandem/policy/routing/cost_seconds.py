@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from tandem.cost.worker import LinkCost
 from tandem.policy.routing.contract import Route
-from tandem.policy.routing.pairing import Sides, candidates, pair, sides, smallest
+from tandem.policy.routing.pairing import Sides, candidates, pair, sides_for, smallest
 from tandem.policy.routing.prediction import Predictor, Quote
 from tandem.policy.views import RequestView, WorkerView
 
@@ -27,7 +27,7 @@ class CostSeconds:
         self, request: RequestView, workers: Sequence[WorkerView], now_ns: int
     ) -> Route | None:
         del now_ns  # Views are already true at this instant.
-        found = sides(workers)
+        found = sides_for(request, workers)
         if found is None:
             return None
         quotes = self.predictor.prefill_quotes(request, found.prefill, found.phase)

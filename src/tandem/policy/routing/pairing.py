@@ -45,6 +45,13 @@ def sides(workers: Sequence[WorkerView]) -> Sides | None:
     return Sides(both, []) if both else None
 
 
+def sides_for(request: RequestView, workers: Sequence[WorkerView]) -> Sides | None:
+    """Of those whose memory can hold the prompt, if there are such; the others would refuse it."""
+    prompt_tokens = request.prompt_tokens
+    large = [view for view in workers if view.total_blocks * view.block_size > prompt_tokens]
+    return sides(large) or sides(workers)
+
+
 def smallest(scores: Sequence[float]) -> int:
     """The place of the smallest score, the first of equals: views come by id."""
     return scores.index(min(scores))
@@ -81,7 +88,7 @@ class ScoredRouting:
         self, request: RequestView, workers: Sequence[WorkerView], now_ns: int
     ) -> Route | None:
         del now_ns  # Views are already true at this instant.
-        found = sides(workers)
+        found = sides_for(request, workers)
         if found is None:
             return None
         scores = self.scoring.scores(request, found.prefill, found.phase)

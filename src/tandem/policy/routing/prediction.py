@@ -200,10 +200,10 @@ def room_seconds(
 def _standing(view: WorkerView, curve: PrefillCurve) -> Standing:
     neighbours = view.running_sequences + view.expected_decodes
     context_tokens = view.context_tokens + view.expected_context_tokens
-    step_s = view.cost.step_time.decode_seconds(neighbours, context_tokens) if neighbours else 0.0
+    step_s = view.cost.decode_stage_seconds(neighbours, context_tokens)
     # Decodes come first in a step, and chunks get the rest of its tokens. The weights are read
     # once for both, so the decodes add only what they need beyond that.
-    chunk_tokens = max(1, curve.chunk_tokens - neighbours)
+    chunk_tokens = max(1, curve.chunk_tokens - -(-neighbours // curve.stages))
     added_s = max(0.0, step_s - curve.step_s) * curve.chunk_tokens / chunk_tokens
     stretch = 1.0 + added_s / curve.chunk_s
     return Standing(
@@ -225,5 +225,6 @@ def _decoding(request: RequestView, standing: Standing) -> tuple[float, float]:
         standing.neighbours + 1,
         standing.context_tokens + request.prompt_tokens + int(output_tokens) // 2,
     )
-    harm_s = standing.neighbours * (gap_s - standing.gap_s)
+    # A step that only fills a pipeline harms nobody.
+    harm_s = standing.neighbours * max(0.0, gap_s - standing.gap_s)
     return gap_s, output_tokens * (gap_s + harm_s)

@@ -1,0 +1,45 @@
+"""How the line before the workers looks to whoever comes last."""
+
+from dataclasses import replace
+
+from tandem.facts.fleet import Role
+from tandem.facts.fleet_messages import RequestSubmitted
+from tandem.facts.request import Request
+from tandem.machines.passage import Passage
+from tandem.machines.waiting_line import LineConfig, WaitingLine
+from tandem.policy.qos.classes import Classes
+from tandem.policy.views import TierHits, WorkerView
+from tests.machines.router_cluster import COST
+
+WORKERS = [
+    WorkerView("d", Role.DECODE, COST, as_of_ns=0),
+    WorkerView("p0", Role.PREFILL, COST, as_of_ns=0, queued_prefill_tokens=50),
+    WorkerView("p1", Role.PREFILL, COST, as_of_ns=0),
+]
+
+
+def passage(name: str, prompt_tokens: int, **hits: int) -> Passage:
+    submitted = RequestSubmitted(Request(name, (1,) * prompt_tokens), 10.0)
+    made = Passage.of(submitted, 0, 0)
+    held = {worker: TierHits(tokens) for worker, tokens in hits.items()}
+    made.view = replace(made.view, hits=held)
+    return made
+
+
+def queued(line: WaitingLine) -> list[int]:
+    return [view.queued_prefill_tokens for view in line.before(WORKERS)]
+
+
+def test_those_in_line_are_shared_out_with_what_is_still_to_compute_of_them():
+    line = WaitingLine(LineConfig(max_requests=1), Classes())
+    assert queued(line) == [0, 50, 0]
+    line.wait(passage("cold", 1000))
+    cached = passage("cached", 1000, p0=300, p1=900)
+    line.wait(cached)
+    assert queued(line) == [0, 50 + 550, 550]
+    # The prefix has gone meanwhile: what was counted in is what is taken out.
+    cached.view = replace(cached.view, hits={})
+    line.wait_no_more(cached)
+    assert queued(line) == [0, 50 + 500, 500]
+    assert line.next(0) == "cold"
+    assert queued(line) == [0, 50, 0]
