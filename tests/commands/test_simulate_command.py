@@ -35,7 +35,7 @@ def test_one_run_is_told_in_full(trace, tmp_path):
     figures, records = tmp_path / "run.json", tmp_path / "records.jsonl"
     result = run("mixed", "--trace", trace, "--first", 30, "--json", figures, "--records", records)
     assert result.exit_code == 0, result.output
-    for words in ("TTFT (first token)", "prefill on h100", "the first 30 of 40 requests"):
+    for words in ("TTFT (first token)", "4 prefill on 32 h100", "the first 30 of 40 requests"):
         assert words in result.output
     document = json.loads(figures.read_bytes())
     summary = document["runs"][0]["summary"]
@@ -108,7 +108,7 @@ def test_a_plot_is_drawn(trace, tmp_path):
         (["mixed", "--json", "nowhere/run.json"], "--json: there is no folder nowhere"),
         (["mixed", "--records", "nowhere/r"], "--records: there is no folder nowhere"),
         (["mixed", "--plot", "nowhere/run.png"], "--plot: there is no folder nowhere"),
-        (["mixed", "--seconds", "0.001", "--spread"], "no request is left"),
+        (["mixed", "--faults", "at: 1s, down: host"], "faults: the cluster has no host tier"),
         (["mixed", "./mixed.yaml"], "two clusters are called mixed"),
     ],
 )
@@ -125,6 +125,16 @@ def test_a_request_longer_than_the_context_is_told(trace):
     # 600, 610, ... 640 prompt tokens and five of the answer.
     assert "2 of 5 requests cut to the 630 tokens" in result.output
     assert "requests cut" not in run("mixed", "--trace", trace, "--first", 5).output
+
+
+def test_a_window_without_requests_is_refused(tmp_path):
+    row = '{"prompt_tokens": 9, "output_tokens": 2, "arrival_s": %d}\n'
+    file = tmp_path / "coarse.jsonl"
+    # Spread within their tick of a second, none of them comes in the first millisecond.
+    file.write_text("".join(row % (number // 3) for number in range(6)))
+    result = run("mixed", "--trace", file, "--seconds", "0.001")
+    assert result.exit_code == 2
+    assert "no request is left; give more --seconds" in result.output
 
 
 def test_the_cluster_and_the_promise_are_named(trace):

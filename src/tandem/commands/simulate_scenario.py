@@ -23,6 +23,7 @@ from tandem.policy.planning.choose import PLANNINGS, planning
 from tandem.policy.planning.contract import Planning
 from tandem.policy.qos.classes import Classes, ServiceClass
 from tandem.policy.routing.registry import ROUTINGS
+from tandem.twin.faults import Fault, TierDown
 from tandem.twin.faults_entries import read_faults
 from tandem.twin.faults_random import random_faults
 from tandem.twin.network_paths import NodeLinks
@@ -46,13 +47,24 @@ def scenario_of(cluster: Cluster, explains: bool = False) -> Scenario:
         remote_blocks=_blocks(cluster, remote, pools[0].kind.cost),
         pool_bytes_per_s=_remote_bytes_per_s(remote, pools),
         network_latency_s=pools[0].kind.cost.network.latency_s,
-        faults=read_faults(cluster.faults, workers),
+        faults=_faults(cluster, workers),
         report_interval_s=cluster.health.report_interval_s,
         heartbeat_timeout_s=cluster.health.heartbeat_timeout_s,
         transfer_timeout_s=cluster.health.transfer_timeout_s,
         settings=settings_of(cluster),
         explains=explains,
     )
+
+
+def _faults(cluster: Cluster, workers: list[str]) -> tuple[Fault, ...]:
+    faults = read_faults(cluster.faults, workers)
+    for fault in faults:
+        cause = fault.cause
+        if isinstance(cause, TierDown) and getattr(cluster.tiers, cause.tier) is None:
+            raise InvalidConfiguration(
+                f"faults: the cluster has no {cause.tier} tier; name it under tiers"
+            )
+    return faults
 
 
 def with_random_faults(scenario: Scenario, cluster: Cluster, duration_s: float) -> Scenario:

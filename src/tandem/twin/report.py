@@ -170,13 +170,11 @@ def _pool_table(summary: Summary) -> Table:
         for name in ("preemptions", "flips", "crashes")
         if any(getattr(pool, name) for pool in summary.pools)
     ]
-    columns = ("workers", "count", "devices", "busy", "prefilling", "prompt tok", "output tok")
+    columns = ("workers on devices", "busy", "prefilling", "prompt tok", "output tok")
     table = _table("", (*columns, *rare))
     for pool in summary.pools:
         table.add_row(
-            f"{pool.role} on {pool.device}",
-            str(pool.workers),
-            str(pool.devices),
+            f"{pool.workers} {pool.role} on {pool.devices} {pool.device}",
             f"{pool.busy:.1%}",
             f"{pool.prefill_busy:.1%}",
             f"{pool.prompt_tokens:,}",
