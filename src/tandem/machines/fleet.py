@@ -34,6 +34,8 @@ class Standing:
     sent_requests: int = 0
     sent_prefill_tokens: int = 0
     sent_blocks: int = 0
+    sent_decodes: int = 0
+    sent_context_tokens: int = 0
     expected_decodes: int = 0
     expected_context_tokens: int = 0
     prefilling: set[str] = field(default_factory=set)
@@ -67,10 +69,11 @@ class Fleet:
         """The worker's own word replaces what was guessed; a dead worker's is ignored."""
         standing = self.standings.get(load.worker)
         if standing is not None:
-            if load == standing.report and not standing.sent_requests:
+            if load == standing.report and not standing.sent_requests + standing.sent_decodes:
                 return
             standing.report, standing.reported_ns, standing.view = load, now_ns, None
             standing.sent_requests = standing.sent_prefill_tokens = standing.sent_blocks = 0
+            standing.sent_decodes = standing.sent_context_tokens = 0
 
     def send(self, worker: str, prefill_tokens: int, known_tokens: int) -> None:
         """A request whose prompt is to be computed here went out."""
@@ -86,6 +89,14 @@ class Fleet:
         standing.view = None
         standing.expected_decodes += 1
         standing.expected_context_tokens += known_tokens
+
+    def arrived(self, worker: str, known_tokens: int) -> None:
+        """An expected request decodes here from now on, which its next report will say."""
+        self.expect_no_more(worker, known_tokens)
+        standing = self.standings.get(worker)
+        if standing is not None:
+            standing.sent_decodes += 1
+            standing.sent_context_tokens += known_tokens
 
     def expect_no_more(self, worker: str, known_tokens: int) -> None:
         standing = self.standings.get(worker)
@@ -122,10 +133,10 @@ class Fleet:
             cost=capacity.cost,
             as_of_ns=standing.reported_ns,
             accepting=standing.accepting,
-            running_sequences=report.running_sequences,
+            running_sequences=report.running_sequences + standing.sent_decodes,
             waiting_requests=report.waiting_requests + standing.sent_requests,
             queued_prefill_tokens=report.queued_prefill_tokens + standing.sent_prefill_tokens,
-            context_tokens=report.context_tokens,
+            context_tokens=report.context_tokens + standing.sent_context_tokens,
             expected_decodes=standing.expected_decodes,
             expected_context_tokens=standing.expected_context_tokens,
             max_sequences=capacity.max_sequences,

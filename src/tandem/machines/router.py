@@ -80,7 +80,8 @@ class RouterMachine:
                     effects += self.entrance.learn(event, now_ns)
                     continue
                 case TokensReported():
-                    self._take_tokens(event, effects)
+                    news = self._take_tokens(event, effects) or news
+                    continue
                 case KvReported() | ImportReported() | ImportCancelled() | TransferEnded():
                     self._move(event, effects)
                 case RequestSubmitted():
@@ -184,8 +185,9 @@ class RouterMachine:
             event = ImportsArrived((request,), (pulled_tokens,))
         effects.append(Tell(passage.prefill, event))
 
-    def _take_tokens(self, event: TokensReported, effects: Effects) -> None:
-        emission = event.emission
+    def _take_tokens(self, event: TokensReported, effects: Effects) -> bool:
+        """Whether a prompt or an answer ended, so that somebody else may go."""
+        emission, ended = event.emission, False
         for index, wire_id in enumerate(emission.request_ids):
             passage = self._by_wire.get(wire_id)
             if passage is None:
@@ -193,6 +195,7 @@ class RouterMachine:
             if passage.stage is Stage.PREFILLING:
                 self.entrance.prompt_done(passage)
                 passage.stage = Stage.DECODING if passage.local else Stage.MOVING
+                ended = True
             passage.output.extend((emission.tokens[index],) * event.repeats)
             self.entrance.line.charge(passage, CHARGED_TOKENS)
             if emission.finish_reasons[index] is not None:
@@ -200,6 +203,8 @@ class RouterMachine:
                     # It ended before its hand-over: whoever waits to go on need not.
                     effects += call_back(passage, self.entrance, self.handover)
                 self._forget(passage)
+                ended = True
+        return ended
 
     def _move(
         self,
@@ -225,7 +230,7 @@ class RouterMachine:
                         # Its way has ended meanwhile: nobody will read what is held.
                         effects.append(Tell(worker, HoldsReleased((wire_id,))))
         for passage in self.handover.take_finished():
-            self.entrance.expect_no_more(passage)
+            self.entrance.arrived(passage)
 
     def _kv_computed(self, passage: Passage, tokens: int, held: bool, effects: Effects) -> None:
         if not tokens:

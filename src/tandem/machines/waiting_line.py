@@ -58,14 +58,11 @@ class WaitingLine:
     def wait_no_more(self, passage: Passage) -> None:
         self._waiting_tokens -= _uncached_tokens(self._queue.remove(passage.request_id))
 
-    def next(self, now_ns: int) -> str | None:
-        """Take out whoever goes next, by request id; None when nobody may."""
+    def first(self, now_ns: int) -> str | None:
+        """Who goes next, by request id; None when nobody may."""
         capacity = self.config.max_requests or sum(self.in_use.values()) + len(self)
-        view = self._queue.next(self.in_use, capacity, now_ns)
-        if view is None:
-            return None
-        self._waiting_tokens -= _uncached_tokens(view)
-        return view.request_id
+        view = self._queue.first(self.in_use, capacity, now_ns)
+        return None if view is None else view.request_id
 
     def enter(self, passage: Passage) -> None:
         """The request goes to its workers."""

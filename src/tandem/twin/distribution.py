@@ -41,4 +41,5 @@ def weighted_distribution(counted_ns: Iterable[tuple[int, int]]) -> Distribution
         while len(found) < len(ranks) and seen >= ranks[len(found)]:
             found.append(value)
     mean_ns = sum(value * count for value, count in ordered) / total
-    return Distribution(total, mean_ns, *found, ordered[-1][0])
+    p50_ns, p90_ns, p99_ns, p999_ns = found
+    return Distribution(total, mean_ns, p50_ns, p90_ns, p99_ns, p999_ns, ordered[-1][0])

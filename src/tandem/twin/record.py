@@ -50,7 +50,6 @@ class RequestRecord:
     moved_tokens: int = 0
     computed_tokens: int = 0
     resumptions: int = 0
-    preemptions: int = 0
 
     @property
     def ttft_s(self) -> float | None:

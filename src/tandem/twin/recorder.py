@@ -48,12 +48,17 @@ class Recorder:
         if prefill:
             record.prefill_worker, record.routed_ns = worker, now_ns
             record.resumptions = int(wire_id.partition("~")[2] or 0)
+            if not record.emitted_tokens:
+                # What an attempt found that came to nothing is found, or not, once more.
+                record.reused_tokens.clear()
         record.decode_worker = worker
 
     def reused(self, wire_id: str, tier: Tier, tokens: int) -> None:
-        """KV was found in a tier instead of being computed."""
-        reused = self.of(wire_id).reused_tokens
-        reused[tier] = reused.get(tier, 0) + tokens
+        """KV of a prompt was found in a tier instead of being computed. What somebody finds who
+        takes over after the first token is no hit."""
+        record = self.of(wire_id)
+        if not record.emitted_tokens:
+            record.reused_tokens[tier] = record.reused_tokens.get(tier, 0) + tokens
 
     def moved(self, wire_id: str, tokens: int) -> None:
         self.of(wire_id).moved_tokens += tokens

@@ -157,8 +157,8 @@ def _class_table(summary: Summary) -> Table:
             f"{entry.requests:,}",
             f"{entry.kept / entry.requests:.1%}",
             f"{entry.rejected:,}",
-            short_seconds(entry.ttft and entry.ttft.p99_ns),
-            short_seconds(entry.tpot and entry.tpot.p99_ns),
+            short_seconds(None if entry.ttft is None else entry.ttft.p99_ns),
+            short_seconds(None if entry.tpot is None else entry.tpot.p99_ns),
         )
     return table
 

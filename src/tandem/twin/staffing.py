@@ -6,7 +6,7 @@ from tandem.facts.fleet import Role
 from tandem.facts.fleet_messages import MigrationsRequested, WorkerDrained
 from tandem.machines.planner import PlannerConfig, PlannerMachine
 from tandem.policy.planning.contract import Plan
-from tandem.twin.record import Decision
+from tandem.twin.record import Decision, WorkerRecord
 from tandem.twin.scenario import Scenario
 from tandem.twin.world import World
 
@@ -25,6 +25,8 @@ class Staffing:
         self._starting: dict[str, Role] = {}
         self._draining: dict[str, Role | None] = {}
         self._dead: dict[str, Role] = {}
+        # Whoever starts is paid for since then.
+        self._asked_ns: dict[str, int] = {}
         self.planner = self._planner()
 
     def open(self) -> None:
@@ -41,7 +43,7 @@ class Staffing:
             return None
         pools = [pool for pool in self._scenario.pools if pool.role is not Role.BOTH]
         if not pools:
-            pools = list(self._scenario.pools)
+            return None
         return PlannerMachine(
             planning,
             PlannerConfig(
@@ -91,7 +93,8 @@ class Staffing:
         coming += [n for n, r in self._draining.items() if r is role]
         missing = wanted - len(here) - len(coming)
         changes: list[str] = []
-        for pool in self._scenario.pools:
+        # Hardware that was bought for this role first.
+        for pool in sorted(self._scenario.pools, key=lambda each: each.role is not role):
             if pool.role is Role.BOTH:
                 continue
             for name in pool.workers():
@@ -101,11 +104,19 @@ class Staffing:
                     missing -= 1
         # The newest go first: their caches are the coldest.
         for name in sorted(here, key=lambda n: (-members[n].since_ns, n)):
-            if missing < 0:
+            if missing < 0 and self._spares(name):
                 self._drain(name, None, now_ns)
                 changes.append(f"{name} drains and goes")
                 missing += 1
         return changes
+
+    def _spares(self, name: str) -> bool:
+        """Whether the worker's pool may become smaller."""
+        members = self._world.members.up
+        going = [n for n, role in self._draining.items() if role is None]
+        pool = members[name].pool
+        staying = [n for n, m in members.items() if m.pool is pool and n not in going]
+        return len(staying) > pool.min_count
 
     def replace(self, name: str, now_ns: int) -> None:
         """A worker that died is up again at once (its start-up time is part of the fault)."""
@@ -117,6 +128,8 @@ class Staffing:
     def kill(self, name: str, now_ns: int) -> None:
         """The worker dies, wherever it is on its way."""
         role = self._starting.pop(name, None)
+        if role is not None:
+            self._charge_start(name, role, now_ns)
         self._draining.pop(name, None)
         if member := self._world.members.up.get(name):
             role = member.role
@@ -127,12 +140,19 @@ class Staffing:
 
     def _start(self, name: str, role: Role, now_ns: int) -> None:
         self._starting[name] = role
+        self._asked_ns[name] = now_ns
         startup_ns = round(self._world.pools[name].kind.startup_s * 1e9)
         self._agenda.at(now_ns + startup_ns, lambda at_ns: self._up(name, at_ns))
+
+    def _charge_start(self, name: str, role: Role, now_ns: int) -> None:
+        kind = self._world.pools[name].kind
+        record = WorkerRecord(name, str(role), kind.device, kind.devices)
+        self._world.steps.worker(record).up_ns += now_ns - self._asked_ns.pop(name, now_ns)
 
     def _up(self, name: str, now_ns: int) -> None:
         role = self._starting.pop(name, None)
         if role is not None:
+            self._charge_start(name, role, now_ns)
             self._world.join(name, role, now_ns)
 
     def _drain(self, name: str, role: Role | None, now_ns: int) -> None:

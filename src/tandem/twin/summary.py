@@ -184,7 +184,7 @@ def summarise(record: RunRecord, terms: Terms) -> Summary:
             for entry in record.transfers
         ),
         bill=_bill(record.workers, terms, delivered),
-        preemptions=sum(request.preemptions for request in requests),
+        preemptions=sum(worker.preemptions for worker in record.workers),
         resumptions=sum(request.resumptions for request in requests),
     )
 

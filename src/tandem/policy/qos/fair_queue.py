@@ -112,15 +112,20 @@ class FairQueue:
         return request
 
     def next(self, in_use: Mapping[str, int], capacity: int, now_ns: int) -> RequestView | None:
-        """Take out the request that goes next; None when nobody waits or no slot is free.
-        `in_use` counts running requests by class."""
+        """Take out the request that goes next; see `first`."""
+        chosen = self.first(in_use, capacity, now_ns)
+        return None if chosen is None else self.remove(chosen.request_id)
+
+    def first(self, in_use: Mapping[str, int], capacity: int, now_ns: int) -> RequestView | None:
+        """The request that goes next; None when nobody waits or no slot is free. `in_use` counts
+        running requests by class."""
         if not self._requests or sum(in_use.values()) >= capacity:
             return None
         waiting = [name for name, arrivals in self._arrivals.items() if len(arrivals)]
         below = [n for n in waiting if self._classes.below_reserve(n, in_use, capacity)]
         entitled = below or waiting
         chosen = self._overdue(entitled, now_ns) or self._fairest(entitled)
-        return self.remove(chosen)
+        return self._requests[chosen]
 
     def _overdue(self, names: list[str], now_ns: int) -> str:
         """The oldest request of these classes if it waited too long, else nothing."""
