@@ -105,6 +105,10 @@ def test_a_plot_is_drawn(trace, tmp_path):
             ["mixed", "--set", "policies.planning={name: utilisation, threshold: x}"],
             "planning utilisation: threshold: expected a number such as 0.9 or 90%, got 'x'",
         ),
+        (
+            ["mixed", "--set", "policies.planning={name: utilisation, interval_s: 0}"],
+            "planning utilisation: a tick every 0 s; choose 0.1 or more",
+        ),
         (["mixed", "--json", "nowhere/run.json"], "--json: there is no folder nowhere"),
         (["mixed", "--records", "nowhere/r"], "--records: there is no folder nowhere"),
         (["mixed", "--plot", "nowhere/run.png"], "--plot: there is no folder nowhere"),

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from tandem.cost.fitted import FittedStepTime
-from tandem.cost.worker import WorkerCost
-from tandem.facts.fleet import Role
+from tandem.cost.worker import LinkCost, WorkerCost
+from tandem.facts.fleet import Role, Tier
 from tandem.facts.service_level import ServiceLevel
 from tandem.facts.trace import TraceRow
 from tandem.machines.waiting_line import LineConfig
@@ -98,3 +98,30 @@ def test_whoever_is_turned_away_hears_why_and_when_to_come_back(name):
     rows = [TraceRow(0.0, 512, 4) for _ in range(60)] + [TraceRow(again_s + 0.01, 512, 4)]
     fresh = replace(one_worker(admission=ADMISSIONS[name](**bounds)), promise=scenario.promise)
     assert simulate(fresh, rows).requests[-1].ending is Ending.FINISHED
+
+
+def test_a_pinned_session_finds_its_blocks_after_its_tool_has_worked():
+    scenario = one_worker()
+    (pool,) = scenario.pools
+    kind = replace(
+        pool.kind,
+        cost=replace(pool.kind.cost, tiers={Tier.HOST: LinkCost(1e9)}),
+        block_count=64,
+        host_blocks=128,
+    )
+    blocks = tuple(range(30))
+    turns = [
+        TraceRow(0.0, 480, 8, blocks, 16, session="agent"),
+        TraceRow(0.0, 480, 8, blocks, 16, session="agent", think_s=20.0),
+    ]
+    noise = [TraceRow(1.0 + index, 480, 8) for index in range(12)]
+    hits = {}
+    for pin_sessions_s in (0.0, 60.0):
+        tried = replace(
+            one_worker(), pools=(replace(pool, kind=kind),), pin_sessions_s=pin_sessions_s
+        )
+        run = simulate(tried, turns + noise)
+        (second,) = [r for r in run.requests if r.session and r.arrival_ns]
+        hits[pin_sessions_s] = second.reused_tokens.get(Tier.HOST, 0)
+    assert hits[0.0] == 0
+    assert hits[60.0] >= 464

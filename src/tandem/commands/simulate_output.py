@@ -9,6 +9,7 @@ from rich.console import Console
 from tandem.commands.simulate_runs import Trial
 from tandem.config.cluster_hardware import pool_device
 from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.service_level import ServiceLevel
 from tandem.measure.results import write_bytes
 from tandem.twin.comparison import Point, comparison_table, finding
 from tandem.twin.plot_chart import Chart
@@ -143,7 +144,9 @@ def save_plot(draw: Draw, path: Path, runs: Sequence[Run], notes: Sequence[str])
     if len(runs) == 1:
         chart = timeline(runs[0].record, runs[0].summary, promise, subtitle)
     else:
-        chart = comparison_chart([run.point for run in runs], promise, subtitle)
+        # A line for one cluster's promise would be read as everybody's.
+        common = promise if all(run.terms.promise == promise for run in runs) else ServiceLevel()
+        chart = comparison_chart([run.point for run in runs], common, subtitle)
     save_chart(draw, chart, path)
 
 

@@ -30,6 +30,8 @@ from tandem.twin.network_paths import NodeLinks
 from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind
 
 T = TypeVar("T")
+# More often nobody plans, and a tick of 0 would never let time pass.
+SHORTEST_TICK_S = 0.1
 
 
 def scenario_of(cluster: Cluster, explains: bool = False) -> Scenario:
@@ -44,6 +46,7 @@ def scenario_of(cluster: Cluster, explains: bool = False) -> Scenario:
         block_size=cluster.block_size,
         context_tokens=cluster.max_model_len or held_tokens,
         promise=cluster.slo,
+        pin_sessions_s=cluster.tiers.pin_sessions_s,
         remote_blocks=_blocks(cluster, remote, pools[0].kind.cost),
         pool_bytes_per_s=_remote_bytes_per_s(remote, pools),
         network_latency_s=pools[0].kind.cost.network.latency_s,
@@ -201,7 +204,15 @@ def _planning(cluster: Cluster) -> Planning | None:
         if not is_dataclass(make) or "forecaster" not in {entry.name for entry in fields(make)}:
             raise InvalidConfiguration(f"planning {chosen.name} forecasts nothing; drop forecast")
         options["forecaster"] = forecaster(forecast.name, **forecast.parameters)
-    return planning(chosen.name, **options) if chosen.name != "static" or options else None
+    if chosen.name == "static" and not options:
+        return None
+    made = planning(chosen.name, **options)
+    if made.interval_s < SHORTEST_TICK_S:
+        raise InvalidConfiguration(
+            f"planning {chosen.name}: a tick every {made.interval_s:g} s; choose {SHORTEST_TICK_S} "
+            "or more"
+        )
+    return made
 
 
 def _line(cluster: Cluster) -> LineConfig:

@@ -106,11 +106,14 @@ class TierConfig:
 
 @dataclass(frozen=True, slots=True)
 class TierConfigs:
-    """A tier that is not named does not exist."""
+    """A tier that is not named does not exist. What a session's request left in one is kept for
+    `pin_sessions_s` after its answer, in up to half of the tier: an agent's tool may take so
+    long."""
 
     host: TierConfig | None = None
     disk: TierConfig | None = None
     remote: TierConfig | None = None
+    pin_sessions_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

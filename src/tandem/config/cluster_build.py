@@ -160,7 +160,7 @@ def _check(value: Any, node: yaml.Node, name: str, rules: tuple[Any, ...]) -> No
 def _plain(node: yaml.Node) -> object:
     """What stands there, without a schema: texts, numbers, lists and dicts."""
     try:
-        return yaml.SafeLoader("").construct_object(node, deep=True)  # type: ignore[no-untyped-call]
+        return yaml.SafeLoader("").construct_object(node, deep=True)
     except yaml.constructor.ConstructorError as error:
         raise mistake(node, str(error.problem)) from error
 

@@ -71,6 +71,7 @@ class Scenario:
     """One run.
 
     `report_interval_s` is how old a worker's load may be when a decision is made (0: as of now).
+    What a session's request left in a slower tier is pinned for `pin_sessions_s` after its answer.
     A worker that answers nothing for `heartbeat_timeout_s` counts as dead, a transfer that has not
     arrived after `transfer_timeout_s` as lost. What has not ended `limit_s` after the last arrival
     has failed. `settings` are all choices in words, for the report. With `explains` every decision
@@ -84,6 +85,7 @@ class Scenario:
     context_tokens: int
     promise: ServiceLevel = field(default_factory=ServiceLevel)
     remote_blocks: int = 0
+    pin_sessions_s: float = 0.0
     pool_bytes_per_s: float = 50e9
     network_latency_s: float = 10e-6
     faults: tuple[Fault, ...] = ()

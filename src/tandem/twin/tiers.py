@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from tandem.facts.blocks import BlockChanges
 from tandem.facts.fleet import Tier
 from tandem.facts.fleet_messages import BlocksReported, RouterEvent, StartTransfer
+from tandem.facts.messages import EmitTokens
 from tandem.machines.passage import Passage
+from tandem.policy.eviction.pinned import Pin, Pinned
 from tandem.twin.network_paths import path_between_tiers
 from tandem.twin.scenario import Pool, Scenario
 from tandem.twin.shipping import Shipment, Shipping
 from tandem.twin.storage import Hierarchy, Move, TierStore
 
+PassageOf = Callable[[str], Passage | None]
 TellRouter = Callable[[RouterEvent, int], None]
 
 
@@ -29,7 +32,9 @@ class Tiers:
         self._block_bytes: dict[str, float] = {}
         self.hierarchies: dict[str, Hierarchy] = {}
         remote_blocks = scenario.remote_blocks
-        self._remote = TierStore(remote_blocks, self._eviction()) if remote_blocks else None
+        self._pin_ns = round(scenario.pin_sessions_s * 1e9)
+        self._pinned: dict[int, Pinned[bytes]] = {}
+        self._remote = self._store(remote_blocks) if remote_blocks else None
 
     def add_worker(self, name: str, pool: Pool) -> None:
         kind = pool.kind
@@ -37,7 +42,7 @@ class Tiers:
         tiers: dict[Tier, TierStore] = {}
         for tier, blocks in ((Tier.HOST, kind.host_blocks), (Tier.DISK, kind.disk_blocks)):
             if blocks:
-                tiers[tier] = TierStore(blocks, self._eviction())
+                tiers[tier] = self._store(blocks)
         if self._remote is not None:
             tiers[Tier.REMOTE] = self._remote
         self.hierarchies[name] = Hierarchy(tiers)
@@ -52,6 +57,26 @@ class Tiers:
         store.touch(digests, now_ns)
         return True
 
+    def pin_ended(
+        self, worker: str, emission: EmitTokens, passage_of: PassageOf, now_ns: int
+    ) -> None:
+        """Where a session's answer ends with these tokens, keep for a while what the tiers of its
+        workers have of it."""
+        for wire_id, reason in zip(emission.request_ids, emission.finish_reasons, strict=True):
+            passage = passage_of(wire_id) if self._pin_ns and reason else None
+            if passage is not None and passage.submission.session:
+                for name in dict.fromkeys((passage.prefill, worker)):
+                    self._pin(name, passage, now_ns)
+
+    def _pin(self, worker: str, passage: Passage, now_ns: int) -> None:
+        pin = Pin(now_ns + self._pin_ns, passage.view.priority)
+        for store in self.hierarchies[worker].tiers.values():
+            # The start first: without it, what follows is worth nothing.
+            for digest in passage.chain:
+                if not store.holds(digest):
+                    break
+                self._pinned[id(store)].pin(digest, pin, now_ns)
+
     def write_through(self, worker: str, changes: BlockChanges, now_ns: int) -> None:
         """Blocks were sealed on a device: copy them to the slower tiers in the background."""
         hierarchy = self.hierarchies[worker]
@@ -65,6 +90,14 @@ class Tiers:
         cargo = MovingBlocks(self, worker, move)
         path = path_between_tiers(worker, move.source, move.target)
         self._shipping.ship(Shipment(f"to {move.target}", moved_bytes, now_ns, cargo), path, now_ns)
+
+    def _store(self, blocks: int) -> TierStore:
+        if not self._pin_ns:
+            return TierStore(blocks, self._eviction())
+        pinned = Pinned(self._eviction(), blocks // 2)
+        store = TierStore(blocks, pinned)
+        self._pinned[id(store)] = pinned
+        return store
 
     def lose_worker(self, worker: str) -> None:
         """Its host memory dies with it; its disk survives."""

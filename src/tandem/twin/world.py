@@ -204,6 +204,7 @@ class World:
                 case Leapt(emission, steps):
                     self.tell_router(TokensReported(name, emission, steps), now_ns)
                 case EmitTokens():
+                    self.transport.tiers.pin_ended(name, effect, self.router.passage_of, now_ns)
                     self.tell_router(TokensReported(name, effect), now_ns)
                 case ReportBlocks(changes):
                     self.tell_router(BlocksReported(name, Tier.DEVICE, changes), now_ns)
