@@ -137,6 +137,7 @@ def _links(pool: PoolConfig, cost: WorkerCost) -> NodeLinks:
         host_bytes_per_s=width(Tier.HOST),
         disk_read_bytes_per_s=width(Tier.DISK),
         disk_write_bytes_per_s=width(Tier.DISK),
+        remote_bytes_per_s=width(Tier.REMOTE),
     )
 
 

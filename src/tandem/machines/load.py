@@ -2,6 +2,7 @@
 
 from tandem.facts.fleet_messages import LoadReported
 from tandem.machines.sequence import Phase
+from tandem.machines.waiting import prefill_tokens_of
 from tandem.machines.worker import WorkerMachine
 
 
@@ -18,14 +19,14 @@ def load_of(worker: str, machine: WorkerMachine) -> LoadReported:
         else:
             running_sequences += 1
             context_tokens += len(sequence.tokens)
-    waiting_requests = 0
-    for sequence in (*machine.planner.waiting, *residents.importing.values()):
-        come_tokens = sequence.import_tokens
-        if come_tokens < len(sequence.request.prompt_tokens) and sequence.phase is not Phase.ENDED:
+    waiting = machine.planner.waiting
+    waiting_requests = waiting.requests
+    queued_prefill_tokens += waiting.prefill_tokens
+    for sequence in residents.importing.values():
+        tokens = prefill_tokens_of(sequence)
+        if tokens and sequence.phase is not Phase.ENDED:
             waiting_requests += 1
-            known_tokens = max(come_tokens, sequence.likely_cached_tokens, sequence.stay.scheduled)
-            # The last known token is always computed.
-            queued_prefill_tokens += max(1, len(sequence.tokens) - known_tokens)
+            queued_prefill_tokens += tokens
     return LoadReported(
         worker=worker,
         running_sequences=running_sequences,

@@ -146,7 +146,7 @@ class RouterMachine:
         verdict, choice = self.entrance.judge(passage, now_ns)
         if self.config.explains:
             text = verdict.reason or "admitted"
-            figures = (("retry_after_s", verdict.retry_after_s),)
+            figures = () if verdict.admitted else (("retry_after_s", verdict.retry_after_s),)
             effects.append(Explain(request_id, "admission", text, figures))
         if not verdict.admitted:
             effects.append(Reject(request_id, verdict.reason, verdict.retry_after_s))

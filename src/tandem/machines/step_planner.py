@@ -1,13 +1,12 @@
 """Turns running and waiting sequences into the plan of one step, with the policy's order and the
 pool's blocks: who continues, who is admitted, who gives way."""
 
-from bisect import insort
-
 from tandem.facts.messages import ImportBlocks
 from tandem.machines.entry import Entry
 from tandem.machines.plan_builder import PlanBuilder
 from tandem.machines.residents import Residents
 from tandem.machines.sequence import Phase, Sequence
+from tandem.machines.waiting import WaitingSequences
 from tandem.policy.batching import TokenBudgetBatching
 
 
@@ -25,7 +24,7 @@ class StepPlanner:
         self.batching = batching
         self._entry = Entry(residents, batching, prefix_caching)
         self.pipeline_stages = pipeline_stages
-        self.waiting: list[Sequence] = []
+        self.waiting = WaitingSequences()
         # Whether the last plan moved no block and let nobody in or out: the next finds no more.
         self.settled = False
         self._imports: dict[str, ImportBlocks] = {}
@@ -36,7 +35,7 @@ class StepPlanner:
 
     def enqueue(self, sequence: Sequence) -> None:
         """Wait by rank: a preempted sequence is older than the newcomers and stands before them."""
-        insort(self.waiting, sequence, key=_rank)
+        self.waiting.add(sequence)
 
     def plan(self, step_id: int, free_flights: int) -> PlanBuilder | None:
         """The next step, or None when nothing can run now; the first of `free_flights` more that
@@ -115,7 +114,7 @@ class StepPlanner:
 
     def _admit_waiting(self, builder: PlanBuilder, before: Sequence | None) -> None:
         """Admit by rank while there is room: all, or only those who outrank `before`."""
-        for sequence in list(self.waiting):
+        for sequence in self.waiting:
             if builder.short_of_blocks or not self.residents.free_slots:
                 return
             if not builder.budget_tokens and not sequence.import_tokens:
@@ -156,9 +155,9 @@ class StepPlanner:
     def _yield_to_urgent(self) -> None:
         """When the first waiting sequence cannot enter but would if all of lower priority left,
         preempt as many of those as it takes."""
-        if not self.waiting or not self.residents.running:
+        if not len(self.waiting) or not self.residents.running:
             return
-        urgent = self.waiting[0]
+        urgent = self.waiting.first
         lesser = [s for s in self.residents.running if self.batching.outranks(urgent, s)]
         if not lesser:
             return
@@ -182,7 +181,3 @@ class StepPlanner:
         else:
             self.residents.leave(sequence, Phase.WAITING)
             self.enqueue(sequence)
-
-
-def _rank(sequence: Sequence) -> tuple[int, int, int]:
-    return sequence.rank

@@ -108,13 +108,11 @@ class WorkerMachine:
                     self._arrive(request, now_ns, effects)
             case PrefillsArrived(requests, import_tokens):
                 for request, tokens in zip(requests, import_tokens, strict=True):
-                    if sequence := self._arrive(request, now_ns, effects):
-                        sequence.import_tokens = min(tokens, len(sequence.tokens))
+                    if sequence := self._arrive(request, now_ns, effects, tokens):
                         sequence.hand_over()
             case ImportsArrived(requests, import_tokens):
                 for request, tokens in zip(requests, import_tokens, strict=True):
-                    if sequence := self._arrive(request, now_ns, effects):
-                        sequence.import_tokens = min(tokens, len(sequence.tokens))
+                    self._arrive(request, now_ns, effects, tokens)
             case ImportDone():
                 self._import_done(event)
             case HandoversRequested(request_ids):
@@ -146,7 +144,7 @@ class WorkerMachine:
         assert len(self._unfinished) == in_work
 
     def _arrive(
-        self, request: Request, now_ns: int, effects: list[WorkerEffect]
+        self, request: Request, now_ns: int, effects: list[WorkerEffect], import_tokens: int = 0
     ) -> Sequence | None:
         if error := self._objection(request):
             effects.append(Refuse(request.request_id, error))
@@ -155,6 +153,7 @@ class WorkerMachine:
         self._arrivals += 1
         root = self.config.root.hash(request.cache_salt)
         sequence = Sequence(request, rank, root, self.config.context_tokens)
+        sequence.import_tokens = min(import_tokens, len(sequence.tokens))
         if self.config.prefix_caching:
             chain = sequence.reusable_chain(self.config.block_size)
             cached = self.residents.pool.cached_prefix(chain)
@@ -276,7 +275,7 @@ class WorkerMachine:
         config = self.config
         if config.pipeline_stages > 1 or len(self._flights) < config.max_flights:
             return 0
-        if self._unplanned or (self.planner.waiting and not self.planner.settled):
+        if self._unplanned or (len(self.planner.waiting) and not self.planner.settled):
             return 0
         return repeating_steps(
             self._flights, self.residents.running, config.block_size, config.prefix_caching

@@ -16,8 +16,8 @@ POOL_READ, POOL_WRITE = "pool/out", "pool/in"
 class NodeLinks:
     """Bytes/s one way of one node's links; infinite: never in the way.
 
-    `fabric` goes to other nodes (InfiniBand, Ethernet), `peer` stays inside the node (NVLink), and
-    `host` joins device and host memory (PCIe, C2C).
+    `fabric` goes to other nodes (InfiniBand, Ethernet), `peer` stays inside the node (NVLink),
+    `host` joins device and host memory (PCIe, C2C), and `remote` is the node's way to the pool.
     """
 
     fabric_bytes_per_s: float = inf
@@ -25,6 +25,7 @@ class NodeLinks:
     host_bytes_per_s: float = inf
     disk_read_bytes_per_s: float = inf
     disk_write_bytes_per_s: float = inf
+    remote_bytes_per_s: float = inf
 
     def ports(self, node: str) -> dict[str, float]:
         return {
@@ -36,6 +37,8 @@ class NodeLinks:
             f"{node}/host-in": self.host_bytes_per_s,
             f"{node}/disk-out": self.disk_write_bytes_per_s,
             f"{node}/disk-in": self.disk_read_bytes_per_s,
+            f"{node}/remote-out": self.remote_bytes_per_s,
+            f"{node}/remote-in": self.remote_bytes_per_s,
         }
 
 
@@ -55,13 +58,13 @@ _WAYS: Mapping[tuple[Tier, Tier], tuple[str, ...]] = {
     (Tier.DEVICE, Tier.HOST): ("host-out",),
     (Tier.DEVICE, Tier.DISK): ("host-out", "disk-out"),
     (Tier.HOST, Tier.DISK): ("disk-out",),
-    (Tier.DEVICE, Tier.REMOTE): ("fabric-out",),
-    (Tier.HOST, Tier.REMOTE): ("fabric-out",),
+    (Tier.DEVICE, Tier.REMOTE): ("fabric-out", "remote-out"),
+    (Tier.HOST, Tier.REMOTE): ("fabric-out", "remote-out"),
     (Tier.HOST, Tier.DEVICE): ("host-in",),
     (Tier.DISK, Tier.DEVICE): ("disk-in", "host-in"),
     (Tier.DISK, Tier.HOST): ("disk-in",),
-    (Tier.REMOTE, Tier.DEVICE): ("fabric-in",),
-    (Tier.REMOTE, Tier.HOST): ("fabric-in",),
+    (Tier.REMOTE, Tier.DEVICE): ("remote-in", "fabric-in"),
+    (Tier.REMOTE, Tier.HOST): ("remote-in", "fabric-in"),
 }
 
 
