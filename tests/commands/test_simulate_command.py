@@ -127,8 +127,9 @@ def test_a_request_longer_than_the_context_is_told(trace):
     result = run("mixed", "--trace", trace, "--first", 5, "--set", "max_model_len=630")
     assert result.exit_code == 0, result.output
     # 600, 610, ... 640 prompt tokens and five of the answer.
-    assert "2 of 5 requests cut to the 630 tokens" in result.output
-    assert "requests cut" not in run("mixed", "--trace", trace, "--first", 5).output
+    assert "2 of 5 requests want more than the 630 tokens" in result.output
+    assert "2 rejected" in result.output
+    assert "requests want more" not in run("mixed", "--trace", trace, "--first", 5).output
 
 
 def test_a_window_without_requests_is_refused(tmp_path):

@@ -119,8 +119,8 @@ def test_withdrawn_is_called_back_wherever_it_is():
 def test_what_a_worker_refuses_is_rejected_with_its_reason():
     machine = router(Role.BOTH)
     submit(machine, "r")
-    effects = machine.handle(RequestRefused("w0", "r", "too long"), 1)
-    assert effects[-1] == Reject("r", "too long", 1.0)
+    effects = machine.handle(RequestRefused("w0", "r", "too many wait", 2.5), 1)
+    assert effects[-1] == Reject("r", "too many wait", 2.5)
     machine.audit()
     assert not machine.passages
 

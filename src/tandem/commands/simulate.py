@@ -12,7 +12,7 @@ from tandem.commands.simulate_options import (
     OutputOptions,
     TrialOptions,
     WorkloadOptions,
-    cut_notes,
+    overlong_notes,
 )
 from tandem.commands.simulate_output import (
     Run,
@@ -64,7 +64,7 @@ def simulate_command(
     require_folder(output.json, "--json")
     require_folder(output.records, "--records")
     rows, notes = workload.rows()
-    notes += cut_notes(rows, contexts)
+    notes += overlong_notes(rows, contexts)
     records = _perform(trials, rows, output)
     runs = [Run(trial, record) for trial, record in zip(trials, records, strict=True)]
     console = Console()

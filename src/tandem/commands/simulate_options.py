@@ -105,14 +105,14 @@ class WorkloadOptions:
         return kept, list(dict.fromkeys(notes))
 
 
-def cut_notes(rows: Sequence[TraceRow], contexts: Sequence[int]) -> Iterator[str]:
+def overlong_notes(rows: Sequence[TraceRow], contexts: Sequence[int]) -> Iterator[str]:
     """How many requests do not fit into the context of a run, for each of the contexts."""
     for context_tokens in dict.fromkeys(contexts):
         count = sum(row.prompt_tokens + row.output_tokens > context_tokens for row in rows)
         if count:
             yield (
-                f"{count:,} of {len(rows):,} requests cut to the {context_tokens:,} tokens that a "
-                "sequence may have (max_model_len)"
+                f"{count:,} of {len(rows):,} requests want more than the {context_tokens:,} tokens "
+                "of a sequence (max_model_len): longer prompts are refused, longer answers cut"
             )
 
 

@@ -146,11 +146,13 @@ class TransferEnded:
 
 @dataclass(frozen=True, slots=True)
 class RequestRefused:
-    """A worker would not take the request (its queue is full, the prompt does not fit)."""
+    """A worker would not take the request: its queue is full, or the prompt does not fit, which no
+    waiting helps (`retry_after_s` 0)."""
 
     worker: str
     request_id: str
     reason: str
+    retry_after_s: float = 0.0
 
 
 RouterEvent = (

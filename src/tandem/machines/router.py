@@ -90,11 +90,11 @@ class RouterMachine:
                     if passage := self.passages.get(request_id):
                         effects += call_back(passage, self.entrance, self.handover)
                         self._forget(passage)
-                case RequestRefused(_, wire_id, reason):
+                case RequestRefused(_, wire_id, reason, retry_after_s):
                     if passage := self._by_wire.get(wire_id):
                         effects += call_back(passage, self.entrance, self.handover)
                         self._forget(passage)
-                        effects.append(Reject(passage.request_id, reason, 1.0))
+                        effects.append(Reject(passage.request_id, reason, retry_after_s))
                 case _:
                     self._change_fleet(event, now_ns, effects)
             news = True

@@ -63,7 +63,7 @@ class Simulation:
         self.world = World(scenario, run)
         self._staffing = Staffing(scenario, self.world)
         Misfortune(scenario, self.world, self._staffing)
-        self._workload = Workload(rows, scenario.context_tokens)
+        self._workload = Workload(rows)
         self._forecast = OutputForecast()
         self._turns: dict[str, Turn] = {}
         self._answers_left: dict[int, int] = {}

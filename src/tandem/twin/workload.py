@@ -32,9 +32,8 @@ class Turn:
 class Workload:
     """The rows as first turns, each with what follows it in its session."""
 
-    def __init__(self, rows: Sequence[TraceRow], context_tokens: int) -> None:
+    def __init__(self, rows: Sequence[TraceRow]) -> None:
         self._block_serials: dict[int, int] = {}
-        self._context_tokens = context_tokens
         self._followers: dict[int, int] = {}
         self._rows = rows
         self.first_turns: list[Turn] = []
@@ -59,9 +58,9 @@ class Workload:
         return None if index is None else Turn(index, self._rows[index])
 
     def prompt(self, turn: Turn) -> "array[int]":
-        """The token ids of a row's prompt; at most what the context can hold."""
+        """The token ids of a row's prompt."""
         row = turn.row
-        left_tokens = min(row.prompt_tokens, self._context_tokens - 1)
+        left_tokens = row.prompt_tokens
         tokens = array("I")
         for block_id in row.block_ids:
             covered = min(row.block_tokens, left_tokens)

@@ -1,6 +1,7 @@
 """The simulated cluster at work: performs what the router and the workers ask for, on the virtual
 clock, where the live cluster would use processes and sockets."""
 
+from tandem.facts.errors import Overloaded
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.fleet_messages import (
     AskForBlocks,
@@ -216,7 +217,9 @@ class World:
                 case CancelImport(request_id):
                     self.tell_router(ImportCancelled(name, request_id), now_ns)
                 case Refuse(request_id, error):
-                    self.tell_router(RequestRefused(name, request_id, str(error)), now_ns)
+                    again_s = error.retry_after_s if isinstance(error, Overloaded) else 0.0
+                    refused = RequestRefused(name, request_id, str(error), again_s)
+                    self.tell_router(refused, now_ns)
 
 
 def _capacity(pool: Pool, scenario: Scenario) -> Capacity:
