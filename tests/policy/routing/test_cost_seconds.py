@@ -205,3 +205,19 @@ def demoted(held: TierHits, moved_tokens: int) -> TierHits:
     """The end of what is on the device went to the host."""
     moved = min(held.device_tokens, moved_tokens)
     return TierHits(held.device_tokens - moved, held.host_tokens + moved, held.disk_tokens)
+
+
+def test_a_cached_prefix_is_worth_more_the_more_wait():
+    asked = request(4000, hits={"cached": TierHits(3000)})
+
+    def chosen(waiting_requests):
+        queues = {"cached": 14_000, "cold": 10_000}
+        fleet = [
+            worker(name, queued_prefill_tokens=tokens, waiting_requests=waiting_requests)
+            for name, tokens in queues.items()
+        ]
+        return CostSeconds().choose(asked, fleet, 0).prefill
+
+    # Three chunks saved do not make up for four more to wait for, unless others wait behind.
+    assert chosen(0) == "cold"
+    assert chosen(2) == "cached"

@@ -89,7 +89,10 @@ class Predictor:
             tpot_s, decode_lost_s = 0.0, 0.0
             if output_tokens:
                 tpot_s, decode_lost_s = _decoding(request, standing)
-            quotes.append(Quote(ttft_s, tpot_s, ttft_s + neighbours * compute_s + decode_lost_s))
+            # Whoever comes next waits behind this prompt, as this one does behind those that wait: in
+            # a steady queue as many will.
+            harmed = neighbours + view.waiting_requests
+            quotes.append(Quote(ttft_s, tpot_s, ttft_s + harmed * compute_s + decode_lost_s))
         return quotes
 
     def decode_quotes(
@@ -141,13 +144,13 @@ def cheapest_fetch(request: RequestView, hits: TierHits, standing: Standing) -> 
     """Which cached prefix to use beyond the device's.
 
     Each tier in turn is pulled after the faster ones, or the pull ends and the rest is computed,
-    whichever is cheaper for the request and its neighbours together; the shared pool may take over
+    whichever is cheaper for the request and all whom it delays together; the shared pool may take over
     after any of them. A pull delays nobody else, so it is worth more beside many decodes.
     """
     curve, cost = standing.curve, standing.view.cost
     # The last prompt token is always computed: its logits start the answer.
     last = request.prompt_tokens - 1
-    price = standing.stretch + standing.neighbours
+    price = standing.stretch + standing.neighbours + standing.view.waiting_requests
     end = min(hits.device_tokens, last)
     pulled_s = 0.0
     best = Fetch(0.0, end, end)
