@@ -179,7 +179,10 @@ def _leader(points: Sequence[Point], speed: float, at: str) -> str:
     first = [point.policy for point in ranked if f"{point.summary.goodput_rps:.2f}/s" == told]
     if len(first) == len(ranked):
         return f"goodput is {told}{at} whatever the policy"
-    times = f", {best_rps / least_rps:.2f} times that of {ranked[-1].policy}" if least_rps else ""
+    times = ""
+    if least_rps:
+        ratio = best_rps / least_rps
+        times = f", {ratio:.{0 if ratio >= 10 else 1}f} times that of {ranked[-1].policy}"
     who = f"{' and '.join(first)} {'has' if len(first) == 1 else 'have'}"
     return f"{who} the highest goodput{at}: {told}{times}"
 
