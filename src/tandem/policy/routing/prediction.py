@@ -89,8 +89,8 @@ class Predictor:
             tpot_s, decode_lost_s = 0.0, 0.0
             if output_tokens:
                 tpot_s, decode_lost_s = _decoding(request, standing)
-            # Whoever comes next waits behind this prompt, as this one does behind those that wait: in
-            # a steady queue as many will.
+            # Whoever comes next waits behind this prompt, as it does behind those that wait now: in a
+            # steady queue as many.
             harmed = neighbours + view.waiting_requests
             quotes.append(Quote(ttft_s, tpot_s, ttft_s + harmed * compute_s + decode_lost_s))
         return quotes
@@ -144,8 +144,8 @@ def cheapest_fetch(request: RequestView, hits: TierHits, standing: Standing) -> 
     """Which cached prefix to use beyond the device's.
 
     Each tier in turn is pulled after the faster ones, or the pull ends and the rest is computed,
-    whichever is cheaper for the request and all whom it delays together; the shared pool may take over
-    after any of them. A pull delays nobody else, so it is worth more beside many decodes.
+    whichever is cheaper for the request and all whom it delays together; the shared pool may take
+    over after any of them. A pull delays nobody else, so it is worth more beside many decodes.
     """
     curve, cost = standing.curve, standing.view.cost
     # The last prompt token is always computed: its logits start the answer.
