@@ -89,8 +89,8 @@ class Predictor:
             tpot_s, decode_lost_s = 0.0, 0.0
             if output_tokens:
                 tpot_s, decode_lost_s = _decoding(request, standing)
-            # Whoever comes next waits behind this prompt, as it does behind those that wait now: in a
-            # steady queue as many.
+            # Whoever comes next waits behind this prompt, as it does behind those that wait now: as
+            # many, in a steady queue.
             harmed = neighbours + view.waiting_requests
             quotes.append(Quote(ttft_s, tpot_s, ttft_s + harmed * compute_s + decode_lost_s))
         return quotes
