@@ -21,10 +21,8 @@ def test_a_prompt_that_waits_for_a_slower_tier_is_still_to_be_computed_here():
     assert at.imports.keys() == {"r"}
     assert carried(at) == (0, 1, 4)
     at.finish_import("r", keys_of(PROMPT)[:12])
-    # The chunk under way is not computed yet.
-    assert carried(at) == (0, 0, 4)
+    assert carried(at) == (1, 0, 0)
     at.land()
-    assert carried(at) == (0, 0, 0)
 
 
 def test_who_comes_with_its_whole_prompt_is_counted_by_who_sent_it():

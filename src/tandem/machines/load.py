@@ -13,10 +13,9 @@ def load_of(worker: str, machine: WorkerMachine) -> LoadReported:
     residents = machine.residents
     running_sequences = context_tokens = queued_prefill_tokens = 0
     for sequence in residents.running:
-        # A chunk under way is work that others still wait for.
-        uncomputed_tokens = len(sequence.tokens) - sequence.stay.confirmed
-        if uncomputed_tokens > 1:
-            queued_prefill_tokens += uncomputed_tokens
+        pending_tokens = sequence.pending_tokens
+        if pending_tokens > 1:
+            queued_prefill_tokens += pending_tokens
         else:
             running_sequences += 1
             context_tokens += len(sequence.tokens)
