@@ -15,7 +15,6 @@ from tandem.measure.trace_shape import (
     merge_note,
     quantum_s,
     speed,
-    speed_note,
     spread,
     spread_note,
     window,
@@ -61,7 +60,6 @@ def test_a_session_is_spread_as_one():
 def test_speed_divides_arrivals_alone():
     rows = [TraceRow(4.0, 9, 9, session="s", think_s=2.0)]
     assert speed(rows, 2.0) == [TraceRow(2.0, 9, 9, session="s", think_s=2.0)]
-    assert speed_note(2.0) == "played at 2 times the recorded rate"
     for factor in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(InvalidConfiguration, match="speed must be greater than 0"):
             speed(rows, factor)

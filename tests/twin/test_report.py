@@ -29,7 +29,7 @@ HOUR = 3600 * SECOND
 
 
 def small_run() -> RunRecord:
-    """Two finished (one of class gold and too late for it), one rejected, one cancelled."""
+    """Two finished (one of class gold and too late for it), one rejected, one failed."""
     finished = RequestRecord("a", 0, 1 * SECOND, 100, 11, ending=Ending.FINISHED)
     finished.first_token_ns, finished.last_token_ns = 2 * SECOND, 3 * SECOND
     finished.end_ns, finished.emitted_tokens = 3 * SECOND, 11
@@ -40,7 +40,7 @@ def small_run() -> RunRecord:
     late.emitted_tokens, late.computed_tokens = 1, 100
     rejected = RequestRecord("c", 2, 2 * SECOND, 800, 1, ending=Ending.REJECTED, end_ns=2 * SECOND)
     rejected.reason = "predicted TTFT 3.2 s exceeds 2 s: 41,000 tokens wait at p3"
-    gone = RequestRecord("d", 3, 3 * SECOND, 200, 5, ending=Ending.CANCELLED, end_ns=5 * SECOND)
+    gone = RequestRecord("d", 3, 3 * SECOND, 200, 5, ending=Ending.FAILED, end_ns=5 * SECOND)
     gone.computed_tokens = 150
     return RunRecord(
         {},
@@ -55,7 +55,7 @@ def small_run() -> RunRecord:
 
 def test_a_small_run_worked_out_by_hand():
     summary = summarise(small_run(), TERMS)
-    assert summary.endings == {"finished": 2, "cancelled": 1, "rejected": 1}
+    assert summary.endings == {"finished": 2, "failed": 1, "rejected": 1}
     assert summary.duration_s == 4.0
     assert (summary.kept, summary.goodput_rps, summary.attainment) == (1, 0.25, 0.25)
     assert summary.goodput_rps_per_device == 1 / 7200
@@ -75,7 +75,7 @@ def test_reuse_counts_the_requests_that_were_let_in():
     assert reuse.hits == {Tier.DEVICE: 0.1, Tier.HOST: 0.05, Tier.DISK: 0.0, Tier.REMOTE: 0.0}
     assert reuse.hit_ratio == 0.15
     assert reuse.computed_tokens == 295
-    # Five of the first twice, and all of the one that was cancelled.
+    # Five of the first twice, and all of the one that failed.
     assert reuse.wasted_tokens == 155
     assert reuse.transfer_share_of_ttft == 0.25
 

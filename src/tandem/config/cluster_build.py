@@ -125,7 +125,7 @@ def _scalar(hint: Any, node: yaml.Node, name: str) -> Any:
             raise mistake(node, f"{key}: expected true or false, got {text!r}")
         return text.lower() in ("true", "yes", "on")
     if isinstance(hint, EnumType):
-        names = [str(member.value) for member in hint]  # type: ignore[var-annotated]
+        names = [str(value) for value in hint._value2member_map_]
         if text not in names:
             raise mistake(node, f"{key}: {text!r} is not one of {', '.join(names)}")
         return hint(text)

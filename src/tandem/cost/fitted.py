@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import combinations
 from math import fsum
+from typing import Any
 
 from tandem.cost.model_shape import chunk_pairs
 from tandem.cost.step import StepShape
@@ -121,6 +122,7 @@ def to_fields(model: FittedStepTime) -> dict[str, float]:
 def from_fields(values: Mapping[str, object], label: str) -> FittedStepTime:
     """What `to_fields` gave. Raises `InvalidConfiguration` naming the field."""
     known = {part.name for part in fields(FittedStepTime)}
+    read: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
             raise InvalidConfiguration(
@@ -128,7 +130,8 @@ def from_fields(values: Mapping[str, object], label: str) -> FittedStepTime:
             )
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
             raise InvalidConfiguration(f"{label}: {name} is {value!r}; expected 0 or more")
-    return FittedStepTime(**values)  # type: ignore[arg-type]
+        read[name] = value
+    return FittedStepTime(**read)
 
 
 def _counts(shape: StepShape) -> tuple[float, ...]:

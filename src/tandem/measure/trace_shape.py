@@ -58,10 +58,6 @@ def speed(rows: Sequence[TraceRow], factor: float) -> list[TraceRow]:
     return [replace(row, arrival_s=row.arrival_s / factor) for row in rows]
 
 
-def speed_note(factor: float) -> str:
-    return f"played at {factor:g} times the recorded rate"
-
-
 def window(
     rows: Sequence[TraceRow], *, first: int | None = None, seconds: float | None = None
 ) -> list[TraceRow]:

@@ -13,7 +13,6 @@ class Ending(StrEnum):
 
     FINISHED = "finished"
     REJECTED = "rejected"
-    CANCELLED = "cancelled"
     FAILED = "failed"
 
 

@@ -6,20 +6,10 @@ stored only once the caller says that its bytes arrived.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import takewhile
 
 from tandem.facts.fleet import Tier
 from tandem.policy.eviction.contract import Eviction
-
-
-@dataclass(slots=True)
-class TierCounters:
-    """Blocks since the start. Resident blocks = stores - evictions - drops."""
-
-    hits: int = 0
-    stores: int = 0
-    evictions: int = 0
-    drops: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +32,6 @@ class TierStore:
     def __init__(self, capacity_blocks: int, eviction: Eviction[bytes]) -> None:
         assert capacity_blocks > 0
         self.capacity_blocks = capacity_blocks
-        self.counters = TierCounters()
         self.up = True
         self._eviction = eviction
         self._resident: dict[bytes, None] = {}
@@ -60,12 +49,9 @@ class TierStore:
         that came back with its disk."""
         return tuple(self._resident)
 
-    def prefix(self, chain: Sequence[bytes], start: int = 0) -> int:
-        """How many blocks of `chain`, from block `start` on without a gap, are here."""
-        end = start
-        while end < len(chain) and self.holds(chain[end]):
-            end += 1
-        return end - start
+    def prefix(self, chain: Sequence[bytes]) -> int:
+        """How many blocks of `chain`, from its first on without a gap, are here."""
+        return sum(1 for _ in takewhile(self.holds, chain))
 
     def expect(self, digests: Sequence[bytes]) -> tuple[bytes, ...]:
         """Those of `digests` that should be copied here: neither resident nor on their way. From
@@ -106,22 +92,18 @@ class TierStore:
                 del incoming[victim]
             else:
                 evicted.append(victim)
-        self.counters.stores += len(incoming)
-        self.counters.evictions += len(evicted)
         return Stored(tuple(reversed(incoming)), tuple(evicted))
 
     def touch(self, digests: Sequence[bytes], now_ns: int) -> None:
         """These resident blocks of one chain, in its order, were read."""
         for digest in reversed(digests):
             self._eviction.touch(digest, now_ns)
-        self.counters.hits += len(digests)
 
     def drop(self, digests: Sequence[bytes]) -> None:
         """Forget these blocks where they are here: they were invalidated or found spoilt."""
         for digest in digests:
             if digest in self._resident:
                 self._forget(digest)
-                self.counters.drops += 1
 
     def clear(self) -> None:
         """The memory is gone: nothing is here, nothing on its way."""
@@ -131,15 +113,6 @@ class TierStore:
     def _forget(self, digest: bytes) -> None:
         del self._resident[digest]
         self._eviction.remove(digest)
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """`blocks` blocks of a chain from `first_block` on, to be read from one tier."""
-
-    tier: Tier
-    first_block: int
-    blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,30 +146,6 @@ class Hierarchy:
         # Fastest first, as the enumeration is.
         self.tiers = {tier: tiers[tier] for tier in Tier if tier in tiers}
 
-    def find(self, chain: Sequence[bytes], start: int) -> list[Run]:
-        """Where the continuation of a prefix lies that the device holds up to block `start`: each
-        block in the fastest tier that has it, up to the first block that none has."""
-        runs: list[Run] = []
-        places = (self._fastest(chain[position]) for position in range(start, len(chain)))
-        for tier, group in groupby(places):
-            if tier is None:
-                break
-            blocks = sum(1 for _ in group)
-            runs.append(Run(tier, start, blocks))
-            start += blocks
-        return runs
-
-    def read(self, chain: Sequence[bytes], runs: Sequence[Run], now_ns: int) -> list[Move]:
-        """Bring these runs to the device, all or the first of what `find` found at this instant.
-        The bytes are safe from here on, even if their block is evicted during the copy."""
-        moves = []
-        # The last run first, as the blocks within each: the start of the chain is touched last.
-        for run in reversed(runs):
-            digests = tuple(chain[run.first_block : run.first_block + run.blocks])
-            self.tiers[run.tier].touch(digests, now_ns)
-            moves.append(Move(run.tier, Tier.DEVICE, digests))
-        return moves[::-1]
-
     def write_through(self, digests: Sequence[bytes]) -> list[Move]:
         """The copies to be made of blocks that were just sealed on the device, in chain order. A
         block that was read from a lower tier is sealed too, and so comes up to the host again."""
@@ -223,9 +172,3 @@ class Hierarchy:
     def lost(self, move: Move) -> None:
         """A move to a tier was cancelled or died: its blocks may be written again."""
         self.tiers[move.target].forgo(move.digests)
-
-    def _fastest(self, digest: bytes) -> Tier | None:
-        for tier, store in self.tiers.items():
-            if store.holds(digest):
-                return tier
-        return None

@@ -52,7 +52,7 @@ class Tiers:
         first = order.first_token // self._block_size
         digests = passage.chain[first : -(-order.end_token // self._block_size)]
         store = self.hierarchies[order.target].tiers.get(order.tier)
-        if store is None or not all(store.holds(digest) for digest in digests):
+        if store is None or store.prefix(digests) < len(digests):
             return False
         store.touch(digests, now_ns)
         return True
@@ -72,9 +72,7 @@ class Tiers:
         pin = Pin(now_ns + self._pin_ns, passage.view.priority)
         for store in self.hierarchies[worker].tiers.values():
             # The start first: without it, what follows is worth nothing.
-            for digest in passage.chain:
-                if not store.holds(digest):
-                    break
+            for digest in passage.chain[: store.prefix(passage.chain)]:
                 self._pinned[id(store)].pin(digest, pin, now_ns)
 
     def write_through(self, worker: str, changes: BlockChanges, now_ns: int) -> None:
