@@ -155,6 +155,14 @@ class RequestRefused:
     retry_after_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class RequestsLost:
+    """A worker had to give these requests up, though it lives: they go on elsewhere."""
+
+    worker: str
+    request_ids: tuple[str, ...]
+
+
 RouterEvent = (
     RequestSubmitted
     | RequestWithdrawn
@@ -172,6 +180,7 @@ RouterEvent = (
     | ImportCancelled
     | TransferEnded
     | RequestRefused
+    | RequestsLost
 )
 
 

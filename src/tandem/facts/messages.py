@@ -145,12 +145,14 @@ class CancelImport:
 class KvComputed:
     """KV of the first `tokens[i]` tokens of these requests, whose blocks another worker will read,
     lies in `blocks[i]` (all of the request's blocks so far). `held[i]` says that this is all: the
-    request has done its part here. 0 tokens: what was there is lost and must be computed anew."""
+    request has done its part here. 0 tokens: what was there is lost and must be computed anew.
+    `generations` runs parallel to `blocks`: a block is handed out anew under another one."""
 
     request_ids: tuple[str, ...]
     tokens: tuple[int, ...]
     blocks: tuple[tuple[int, ...], ...]
     held: tuple[bool, ...]
+    generations: tuple[tuple[int, ...], ...] = ()
 
 
 WorkerEffect = (

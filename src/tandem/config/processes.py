@@ -1,0 +1,79 @@
+"""What the processes of a cluster are told when they start: written by the launcher, read once.
+
+The files hold keys: they are written for their owner alone.
+"""
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from tandem.config.options import ServeOptions
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class CurveKeys(msgspec.Struct, frozen=True):
+    """Keys of one cluster, Z85: the gateways' pair, and the pair that workers and operators share.
+    A worker needs no `gateway_secret`."""
+
+    gateway_public: str
+    worker_public: str
+    worker_secret: str
+    gateway_secret: str = ""
+
+
+class HealthSetup(msgspec.Struct, frozen=True):
+    """Seconds. See `config.cluster.HealthConfig`."""
+
+    report_interval_s: float = 0.1
+    heartbeat_timeout_s: float = 10.0
+    transfer_timeout_s: float = 60.0
+    lease_s: float = 30.0
+
+
+class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker process. `gateways` are endpoints as `tcp://127.0.0.1:9000`; `connectors` by
+    preference; `wire_dtype` None moves KV as the source stores it. `tensor_parallel` x
+    `pipeline_parallel` ranks, the first of which leads and starts the others."""
+
+    worker: str
+    pool: str
+    role: str
+    model: str | None
+    options: ServeOptions
+    gateways: tuple[str, ...]
+    keys: CurveKeys
+    health: HealthSetup
+    connectors: tuple[str, ...] = ("shm", "tcp")
+    wire_dtype: str | None = None
+    checksums: bool = True
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    sequence_parallel: bool = False
+    all_reduce: str = "one-shot"
+
+
+class GatewaySetup(msgspec.Struct, frozen=True, kw_only=True):
+    """One gateway process. `cluster_file` is the resolved cluster; `listen` the endpoint for
+    workers and operators (port 0: any free one, then told in `state_directory`)."""
+
+    gateway: str
+    cluster_file: str
+    model: str | None
+    options: ServeOptions
+    listen: str
+    keys: CurveKeys
+    health: HealthSetup
+    state_directory: str
+
+
+def read_setup(kind: type[T], file: Path) -> T:
+    """The setup in a file of the launcher's."""
+    return msgspec.json.decode(file.read_bytes(), type=kind)
+
+
+def write_setup(setup: msgspec.Struct, file: Path) -> None:
+    """Write it so that only its owner can read it."""
+    file.touch(mode=0o600)
+    file.write_bytes(msgspec.json.encode(setup))

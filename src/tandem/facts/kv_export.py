@@ -1,0 +1,87 @@
+"""The KV memory of a worker as others may reach it, and the order to read from it.
+
+A worker has one shard a rank: some layers of some KV heads of every block.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class KvGeometry:
+    """The KV of a whole model, over all ranks. `dtype` is that of the stored values, as
+    `kv.layout` names them."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A way to the memory of one rank: `description` is what the connector of that name, and
+    nobody else, understands."""
+
+    connector: str
+    description: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KvShard:
+    """What one rank holds of every block: `layers` from `first_layer`, `heads` KV heads from
+    `first_head`, in memory that `endpoints` lead to, the preferred first."""
+
+    rank: int
+    first_layer: int
+    layers: int
+    first_head: int
+    heads: int
+    endpoints: tuple[Endpoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KvExport:
+    """Everything another worker must know to read this one's KV. Two workers whose `model`,
+    `revision` or geometry beyond block size and dtype differ never exchange KV."""
+
+    model: str
+    revision: str
+    geometry: KvGeometry
+    block_count: int
+    shards: tuple[KvShard, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MoveKv:
+    """Read the KV of tokens `first_token .. end_token` of a request from blocks of the worker
+    `source` (of that `incarnation`) into your own.
+
+    `source_blocks[i]` holds the tokens of block `first_token // source block size + i`, and is
+    still what was announced while its generation is `source_generations[i]`; `target_blocks[i]`
+    is to hold block `first_token // target block size + i`. The source's last block may be only
+    partly filled; nothing beyond `end_token` is of use.
+    """
+
+    transfer_id: int
+    request_id: str
+    source: str
+    incarnation: str
+    first_token: int
+    end_token: int
+    source_blocks: tuple[int, ...]
+    source_generations: tuple[int, ...]
+    target_blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MoveReport:
+    """How a move ended. When not `arrived`, `problem` says why, and what was written is of no use.
+    `moved_bytes` crossed the connector in `spans` contiguous pieces within `seconds`."""
+
+    arrived: bool
+    connector: str = ""
+    moved_bytes: int = 0
+    spans: int = 0
+    seconds: float = 0.0
+    problem: str = ""
