@@ -123,3 +123,15 @@ def test_blocks_without_content_are_used_before_any_cache_is_lost():
     pool.allocate()
     pool.allocate()
     assert pool.holds(b"kept")
+
+
+def test_a_block_is_handed_out_under_a_new_generation_each_time():
+    pool = BlockPool(2)
+    first = pool.allocate()
+    assert pool.generations[first] == 1
+    pool.share([first])
+    assert pool.generations[first] == 1
+    pool.release([first])
+    pool.release([first])
+    assert [pool.allocate(), pool.allocate()].count(first) == 1
+    assert pool.generations[first] == 2

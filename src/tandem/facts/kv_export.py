@@ -41,6 +41,15 @@ class KvShard:
 
 
 @dataclass(frozen=True, slots=True)
+class EncodedCopies:
+    """A worker keeps copies of the blocks it published last in a narrower precision, as
+    `kv.codec` names them, for the way to others: `slots` blocks of them on every rank."""
+
+    dtype: str
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
 class KvExport:
     """Everything another worker must know to read this one's KV. Two workers whose `model`,
     `revision` or geometry beyond block size and dtype differ never exchange KV."""
@@ -50,6 +59,7 @@ class KvExport:
     geometry: KvGeometry
     block_count: int
     shards: tuple[KvShard, ...]
+    encoded: EncodedCopies | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The port between the front door and whatever generates: one engine here, a cluster later."""
 
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tandem.facts.request import Request, TokenOutput
@@ -20,6 +20,19 @@ class ModelCard:
     vocabulary_tokens: int
     end_token_ids: tuple[int, ...]
     created_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks. `tenant` is whose API key it is, empty where keys name nobody. `headers` are the
+    caller's own claims: whoever sells terms of service by them strips them from those who did not
+    pay."""
+
+    tenant: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+ANYBODY = Caller()
 
 
 class Generator(Protocol):
@@ -41,7 +54,9 @@ class Generator(Protocol):
         """The engine died; only a restart helps."""
         ...
 
-    def generate(self, request: Request) -> AsyncGenerator[TokenOutput, None]: ...
+    def generate(
+        self, request: Request, caller: Caller = ANYBODY
+    ) -> AsyncGenerator[TokenOutput, None]: ...
 
     def satisfied(self, request_id: str) -> None:
         """The reader has all it wants (a stop string was found) and is about to close: the request

@@ -1,8 +1,11 @@
 """What a landed step has to tell: the tokens it drew, and which KV another worker may read now."""
 
+from collections.abc import Sequence as Ordered
+
 from tandem.facts.messages import EmitTokens, KvComputed, WorkerEffect
 from tandem.facts.request import FinishReason, TokenLogprobs
 from tandem.facts.steps import StepResult
+from tandem.machines.pool import BlockPool
 from tandem.machines.sequence import Phase, Sequence
 
 
@@ -44,8 +47,22 @@ class Emission:
         ]
 
 
-def news_of_kv(sequences: list[Sequence]) -> list[WorkerEffect]:
+def rows_of(emission: EmitTokens, rows: Ordered[int]) -> EmitTokens:
+    """Only these rows of it."""
+    logprobs = emission.logprobs
+    return EmitTokens(
+        request_ids=tuple(emission.request_ids[row] for row in rows),
+        tokens=tuple(emission.tokens[row] for row in rows),
+        finish_reasons=tuple(emission.finish_reasons[row] for row in rows),
+        stopped_by_token=tuple(emission.stopped_by_token[row] for row in rows),
+        cached_tokens=tuple(emission.cached_tokens[row] for row in rows),
+        logprobs=tuple(logprobs[row] for row in rows) if logprobs else (),
+    )
+
+
+def news_of_kv(sequences: list[Sequence], pool: BlockPool) -> list[WorkerEffect]:
     """What may be read of these sequences, which hand over; those that have ended are left out."""
+    generations = pool.generations
     whole = [s for s in sequences if s.phase in (Phase.RUNNING, Phase.HELD)]
     if not whole:
         return []
@@ -55,10 +72,13 @@ def news_of_kv(sequences: list[Sequence]) -> list[WorkerEffect]:
             tokens=tuple(sequence.stay.confirmed for sequence in whole),
             blocks=tuple(tuple(sequence.stay.blocks) for sequence in whole),
             held=tuple(sequence.phase is Phase.HELD for sequence in whole),
+            generations=tuple(
+                tuple(generations[block] for block in sequence.stay.blocks) for sequence in whole
+            ),
         )
     ]
 
 
 def news_of_lost_kv(sequence: Sequence) -> KvComputed:
     """Nothing of this sequence may be read any more."""
-    return KvComputed((sequence.request.request_id,), (0,), ((),), (False,))
+    return KvComputed((sequence.request.request_id,), (0,), ((),), (False,), ((),))

@@ -19,7 +19,7 @@ from tandem.machines.passage import Passage, Stage
 from tandem.machines.prefix_index import PrefixIndex
 from tandem.machines.waiting_line import LineConfig, WaitingLine
 from tandem.policy.admission.contract import Admission, Verdict
-from tandem.policy.dispatch.contract import Dispatch, Dispatching
+from tandem.policy.dispatch.contract import Dispatch, Dispatching, FirstToken
 from tandem.policy.pulling import worthwhile_pulls
 from tandem.policy.qos.classes import Classes
 from tandem.policy.routing.contract import Route, Routing
@@ -43,6 +43,7 @@ class RouterConfig:
     classes: Classes = field(default_factory=Classes)
     line: LineConfig = field(default_factory=LineConfig)
     explains: bool = False
+    first_token: FirstToken = FirstToken.SENT
 
 
 @dataclass(frozen=True, slots=True)

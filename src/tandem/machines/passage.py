@@ -8,8 +8,8 @@ from enum import Enum
 
 from tandem.facts.fleet import Tier
 from tandem.facts.fleet_messages import RequestSubmitted
-from tandem.facts.request import Request
-from tandem.policy.dispatch.contract import Transfer
+from tandem.facts.request import FinishReason, Request
+from tandem.policy.dispatch.contract import FirstToken, Transfer
 from tandem.policy.views import RequestView, TierHits
 
 
@@ -121,6 +121,13 @@ class Passage:
         if self.stage is Stage.DECODING:
             return worker == self.decode
         return worker in (self.prefill, self.decode)
+
+    def takes_token(self, reason: FinishReason | None, first_token: FirstToken) -> bool:
+        """Whether a token that was just drawn for it counts: one that the decode worker draws
+        again does not, unless the answer ends with it."""
+        if first_token is FirstToken.SENT or self.stage is not Stage.PREFILLING:
+            return True
+        return self.local or reason is not None
 
     def held_at(self, worker: str) -> bool:
         """Whether its KV is, or will be, kept there for another worker."""

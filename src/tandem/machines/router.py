@@ -18,6 +18,7 @@ from tandem.facts.fleet_messages import (
     MigrationsRequested,
     Reject,
     RequestRefused,
+    RequestsLost,
     RequestSubmitted,
     RequestWithdrawn,
     RoleTaken,
@@ -53,7 +54,7 @@ CHARGED_TOKENS = 64
 
 class RouterMachine:
     """`handle(event, now_ns)` gives the effects to perform, in order. `passages` are the requests
-    on their way, by request id."""
+    on their way, by request id; `takeovers` counts how often one of them began again."""
 
     def __init__(self, config: RouterConfig) -> None:
         self.config = config
@@ -62,6 +63,7 @@ class RouterMachine:
         self.passages: dict[str, Passage] = {}
         self._by_wire: dict[str, Passage] = {}
         self._serial = 0
+        self.takeovers = 0
 
     def next_wakeup(self) -> int | None:
         """A router acts on events only."""
@@ -130,6 +132,10 @@ class RouterMachine:
                 for passage in list(self.passages.values()):
                     if passage.needs(worker):
                         self._begin_again(passage, effects)
+            case RequestsLost(worker, wire_ids):
+                for wire_id in wire_ids:
+                    if (lost := self._by_wire.get(wire_id)) and lost.needs(worker):
+                        self._begin_again(lost, effects)
             case MigrationsRequested(source, target):
                 # The source draws what is under way and holds; the rest is a hand-over.
                 for passage in to_migrate(event, self._by_wire.values(), fleet):
@@ -192,13 +198,18 @@ class RouterMachine:
             passage = self._by_wire.get(wire_id)
             if passage is None:
                 continue
+            reason = emission.finish_reasons[index]
+            taken = passage.takes_token(reason, self.config.first_token)
             if passage.stage is Stage.PREFILLING:
                 self.entrance.prompt_done(passage)
                 passage.stage = Stage.DECODING if passage.local else Stage.MOVING
                 ended = True
+            if not taken:
+                continue
             passage.output.extend((emission.tokens[index],) * event.repeats)
-            self.entrance.line.charge(passage, CHARGED_TOKENS)
-            if emission.finish_reasons[index] is not None:
+            if len(passage.output) - passage.charged_output >= CHARGED_TOKENS:
+                self.entrance.line.charge(passage, CHARGED_TOKENS)
+            if reason is not None:
                 if event.worker != passage.decode:
                     # It ended before its hand-over: whoever waits to go on need not.
                     effects += call_back(passage, self.entrance, self.handover)
@@ -249,6 +260,7 @@ class RouterMachine:
 
     def _begin_again(self, passage: Passage, effects: Effects) -> None:
         """A worker died with part of it: take it up elsewhere, with the tokens so far."""
+        self.takeovers += 1
         effects += call_back(passage, self.entrance, self.handover)
         del self._by_wire[passage.wire_id]
         self.entrance.leave(passage)

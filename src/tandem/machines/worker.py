@@ -72,7 +72,8 @@ class WorkerConfig:
 
 
 class WorkerMachine:
-    """The scheduler of one engine. `handle(event, now_ns)` gives the effects to perform."""
+    """The scheduler of one engine. `handle(event, now_ns)` gives the effects to perform.
+    `unfinished` are the sequences that wait, import or run, by request id."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self.config = config
@@ -81,7 +82,7 @@ class WorkerMachine:
         self.planner = StepPlanner(
             self.residents, config.batching, config.prefix_caching, config.pipeline_stages
         )
-        self._unfinished: dict[str, Sequence] = {}
+        self.unfinished: dict[str, Sequence] = {}
         self._flights: deque[PlanBuilder] = deque()
         self._arrivals = 0
         self._steps = 0
@@ -96,7 +97,7 @@ class WorkerMachine:
     def idle(self) -> bool:
         """Whether nothing runs, waits, is held or is in flight."""
         residents = self.residents
-        return not (self._unfinished or self._flights or residents.importing or residents.held)
+        return not (self.unfinished or self._flights or residents.importing or residents.held)
 
     def handle(self, event: WorkerEvent, now_ns: int) -> list[WorkerEffect]:
         """Take one event; the effects are to be performed in order."""
@@ -117,7 +118,7 @@ class WorkerMachine:
                 self._import_done(event)
             case HandoversRequested(request_ids):
                 for request_id in request_ids:
-                    sequence = self._unfinished.get(request_id)
+                    sequence = self.unfinished.get(request_id)
                     if sequence is not None and sequence.phase is Phase.RUNNING:
                         sequence.hand_over()
             case HoldsReleased(request_ids):
@@ -125,7 +126,7 @@ class WorkerMachine:
                     self.residents.release_hold(request_id)
             case RequestsAborted(request_ids):
                 for request_id in request_ids:
-                    if sequence := self._unfinished.get(request_id):
+                    if sequence := self.unfinished.get(request_id):
                         self._end(sequence, effects)
             case StepDone(result):
                 effects += self._land(result)
@@ -141,7 +142,7 @@ class WorkerMachine:
         residents = self.residents
         importing = [s for s in residents.importing.values() if s.phase is Phase.IMPORTING]
         in_work = len(residents.running) + len(importing) + len(self.planner.waiting)
-        assert len(self._unfinished) == in_work
+        assert len(self.unfinished) == in_work
 
     def _arrive(
         self, request: Request, now_ns: int, effects: list[WorkerEffect], import_tokens: int = 0
@@ -158,7 +159,7 @@ class WorkerMachine:
             chain = sequence.reusable_chain(self.config.block_size)
             cached = self.residents.pool.cached_prefix(chain)
             sequence.likely_cached_tokens = len(cached) * self.config.block_size
-        self._unfinished[request.request_id] = sequence
+        self.unfinished[request.request_id] = sequence
         self.planner.enqueue(sequence)
         return sequence
 
@@ -180,7 +181,7 @@ class WorkerMachine:
         residents = self.residents
         if any(
             request.request_id in taken
-            for taken in (self._unfinished, residents.importing, residents.held)
+            for taken in (self.unfinished, residents.importing, residents.held)
         ):
             return InvalidRequest("request_id", f"{request.request_id!r} is already running")
         if len(self.planner.waiting) >= self.config.max_waiting:
@@ -193,7 +194,7 @@ class WorkerMachine:
 
     def _end(self, sequence: Sequence, effects: list[WorkerEffect]) -> None:
         request_id = sequence.request.request_id
-        del self._unfinished[request_id]
+        del self.unfinished[request_id]
         match sequence.phase:
             case Phase.RUNNING:
                 self.residents.leave(sequence, Phase.ENDED)
@@ -226,7 +227,7 @@ class WorkerMachine:
             builder = self.planner.plan(self._steps, self.config.max_flights - len(self._flights))
             self._unplanned = False
             for sequence in self.planner.take_lost():
-                del self._unfinished[sequence.request.request_id]
+                del self.unfinished[sequence.request.request_id]
                 effects.append(news_of_lost_kv(sequence))
             if builder is None:
                 break
@@ -259,14 +260,14 @@ class WorkerMachine:
             if draws:
                 self._take_token(sequence, emission.take(sequence, result, token_index), effects)
         self.residents.step_landed()
-        return emission.effects() + effects + news_of_kv(computed)
+        return emission.effects() + effects + news_of_kv(computed, self.residents.pool)
 
     def _take_token(self, sequence: Sequence, ended: bool, effects: list[WorkerEffect]) -> None:
         """After a token was drawn: the sequence ends, waits for its next worker, or goes on."""
         if ended:
             self._end(sequence, effects)
         elif sequence.hands_over and not sequence.unseen:
-            del self._unfinished[sequence.request.request_id]
+            del self.unfinished[sequence.request.request_id]
             self.residents.hold(sequence)
 
     def steady_steps(self) -> int:

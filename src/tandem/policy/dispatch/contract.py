@@ -25,6 +25,15 @@ class Transfer(StrEnum):
     PULL = "pull"
 
 
+class FirstToken(StrEnum):
+    """Who draws the first token of a request whose prompt one worker computes for another. SENT:
+    whoever computed the prompt, at once. RECOMPUTED: whoever decodes, from the KV that has come;
+    the other's draw is thrown away, unless the answer ends with it."""
+
+    SENT = "sent"
+    RECOMPUTED = "recomputed"
+
+
 @dataclass(frozen=True, slots=True)
 class Dispatch:
     """The decision with its reason in words. `prefill` is empty when QUEUED."""

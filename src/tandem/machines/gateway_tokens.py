@@ -1,0 +1,51 @@
+"""Which of the tokens that a worker reports reach clients, and under which names."""
+
+from dataclasses import dataclass, replace
+
+from tandem.facts.fleet_messages import TokensReported
+from tandem.facts.messages import EmitTokens
+from tandem.machines.emission import rows_of
+from tandem.machines.passage import Stage
+from tandem.machines.router import RouterMachine
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """`emission` is what clients get, if anything; `prompts` were done with this report and so many
+    answers `finished`."""
+
+    emission: EmitTokens | None
+    tokens: int
+    prompts: int
+    finished: int
+
+
+def for_clients(event: TokensReported, router: RouterMachine) -> Drawn:
+    """Sort out what attempts that were given up still say, and first tokens that the next worker
+    draws again. The router must know all that came before, and not yet this."""
+    emission = event.emission
+    reasons, passage_of = emission.finish_reasons, router.passage_of
+    rows: list[int] = []
+    request_ids: list[str] = []
+    prompts = finished = 0
+    for row, wire_id in enumerate(emission.request_ids):
+        passage = passage_of(wire_id)
+        if passage is None:
+            continue
+        reason = reasons[row]
+        if passage.stage is Stage.PREFILLING:
+            prompts += 1
+            if not passage.takes_token(reason, router.config.first_token):
+                continue
+        if reason is not None:
+            finished += 1
+        rows.append(row)
+        request_ids.append(passage.request_id)
+    if not rows:
+        return Drawn(None, 0, prompts, finished)
+    if len(rows) < len(emission.request_ids):
+        emission = rows_of(emission, rows)
+    names = tuple(request_ids)
+    if names != emission.request_ids:
+        emission = replace(emission, request_ids=names)
+    return Drawn(emission, len(rows), prompts, finished)

@@ -1,0 +1,145 @@
+"""Which KV is on its way into this worker's blocks, and when nobody writes to them any more.
+
+Only this process writes to its memory. So it alone knows when blocks are quiet: whatever a gateway
+says or fails to say, no block goes back to the pool while a move may still write to it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tandem.facts.kv_export import MoveKv
+from tandem.facts.messages import ImportBlocks, ImportDone
+
+
+@dataclass(slots=True)
+class Move:
+    """One order under way. `gateway` is empty once nobody waits for its end."""
+
+    gateway: str
+    order: MoveKv
+    stopped: bool = False
+
+
+@dataclass(slots=True)
+class Import:
+    """A request's reserved blocks: the moves that write to them, and which tokens (first, end) have
+    come. `outcome` is what the machine will be told once they are quiet."""
+
+    wanted: ImportBlocks
+    moves: set[int] = field(default_factory=set)
+    arrived: list[tuple[int, int]] = field(default_factory=list)
+    outcome: ImportDone | None = None
+
+    @property
+    def covered_tokens(self) -> int:
+        """KV of so many first tokens is there."""
+        end_token = self.wanted.first_token
+        for first, end in sorted(self.arrived):
+            if first > end_token:
+                break
+            end_token = max(end_token, end)
+        return end_token
+
+
+class Imports:
+    """By request id; `moving` are the moves under way by the ids they have here."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.moving: dict[int, Move] = {}
+        self._imports: dict[str, Import] = {}
+        self._move_ids: dict[tuple[str, int], int] = {}
+        self._moves = 0
+
+    @property
+    def request_ids(self) -> set[str]:
+        return set(self._imports)
+
+    def begin(self, wanted: ImportBlocks) -> None:
+        """Blocks have been reserved."""
+        assert wanted.request_id not in self._imports
+        self._imports[wanted.request_id] = Import(wanted)
+
+    def objection(self, gateway: str, order: MoveKv) -> str:
+        """Why an order must not be carried out; empty when it may be."""
+        entry = self._imports.get(order.request_id)
+        if entry is None or entry.outcome is not None:
+            return f"{order.request_id} imports nothing here"
+        if (gateway, order.transfer_id) in self._move_ids:
+            return f"transfer {order.transfer_id} is under way already"
+        wanted = entry.wanted
+        if not wanted.first_token <= order.first_token < order.end_token <= wanted.end_token:
+            return "those tokens are not to be imported"
+        start = (order.first_token - wanted.first_token) // self.block_size
+        end = -(-(order.end_token - wanted.first_token) // self.block_size)
+        if order.target_blocks != wanted.blocks[start:end]:
+            return "those blocks are not reserved for it"
+        return ""
+
+    def start(self, gateway: str, order: MoveKv) -> int:
+        """An order without objection is carried out from now on. Gives the id of the move."""
+        move_id = self._moves
+        self._moves += 1
+        self.moving[move_id] = Move(gateway, order)
+        self._move_ids[gateway, order.transfer_id] = move_id
+        self._imports[order.request_id].moves.add(move_id)
+        return move_id
+
+    def stop(self, gateway: str, transfer_id: int) -> Iterator[int]:
+        """Nobody waits for this move any more: gives its id if it is still to be stopped."""
+        move_id = self._move_ids.get((gateway, transfer_id))
+        return iter(()) if move_id is None else self._stopping((move_id,))
+
+    def disown(self, gateway: str) -> Iterator[int]:
+        """The gateway is gone, or has begun anew: its moves are nobody's. Gives those to stop."""
+        mine = [move_id for move_id, move in self.moving.items() if move.gateway == gateway]
+        for move_id in mine:
+            move = self.moving[move_id]
+            del self._move_ids[gateway, move.order.transfer_id]
+            move.gateway = ""
+        return self._stopping(tuple(mine))
+
+    def conclude(self, outcome: ImportDone) -> Iterator[int]:
+        """This is how the import ends, once nobody writes to its blocks; the last word counts.
+        Gives the moves to stop. Unknown requests are ignored."""
+        entry = self._imports.get(outcome.request_id)
+        if entry is None:
+            return iter(())
+        entry.outcome = outcome
+        return self._stopping(tuple(sorted(entry.moves)))
+
+    def finished(self, move_id: int, arrived: bool) -> Move:
+        """A move is over: it writes no more."""
+        move = self.moving.pop(move_id)
+        if move.gateway:
+            del self._move_ids[move.gateway, move.order.transfer_id]
+        entry = self._imports[move.order.request_id]
+        entry.moves.remove(move_id)
+        if arrived:
+            entry.arrived.append((move.order.first_token, move.order.end_token))
+        return move
+
+    def take_quiet(self, request_id: str) -> ImportDone | None:
+        """What the machine is to be told now, if the import has ended and its blocks are quiet. No
+        more KV is promised than has come."""
+        entry = self._imports.get(request_id)
+        if entry is None or entry.outcome is None or entry.moves:
+            return None
+        del self._imports[request_id]
+        outcome = entry.outcome
+        tokens = min(outcome.tokens, entry.covered_tokens)
+        return ImportDone(request_id, tokens, outcome.output_tokens)
+
+    def audit(self) -> None:
+        """Assert that every move writes to blocks that are still reserved for it."""
+        by_import = {move_id for entry in self._imports.values() for move_id in entry.moves}
+        assert by_import == self.moving.keys()
+        assert set(self._move_ids.values()) <= by_import
+        # What has an outcome and is quiet would have been taken.
+        assert all(entry.outcome is None or entry.moves for entry in self._imports.values())
+
+    def _stopping(self, move_ids: tuple[int, ...]) -> Iterator[int]:
+        for move_id in move_ids:
+            if not self.moving[move_id].stopped:
+                self.moving[move_id].stopped = True
+                yield move_id
