@@ -20,7 +20,7 @@ from tandem.facts.messages import (
     WorkerEvent,
 )
 from tandem.facts.request import FinishReason, Request, TokenOutput
-from tandem.facts.serving import ModelCard
+from tandem.facts.serving import ANYBODY, Caller, ModelCard
 from tandem.facts.steps import StepResult
 from tandem.live.clock import now_ns
 from tandem.live.engine_thread import EngineThread, PlanRunner
@@ -84,8 +84,11 @@ class LocalWorker:
     def metrics_text(self) -> bytes:
         return self.metrics.exposition()
 
-    async def generate(self, request: Request) -> AsyncGenerator[TokenOutput, None]:
-        """See the port `Generator`."""
+    async def generate(
+        self, request: Request, caller: Caller = ANYBODY
+    ) -> AsyncGenerator[TokenOutput, None]:
+        """See the port `Generator`. Before one engine all callers are alike."""
+        del caller
         if self._closed_because:
             raise EngineFailed(self._closed_because)
         if request.request_id in self._mailboxes:

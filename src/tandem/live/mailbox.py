@@ -78,8 +78,9 @@ class Mailboxes:
         mailbox = self._open[request_id] = Mailbox()
         return mailbox
 
-    def close(self, request_id: str) -> None:
-        del self._open[request_id]
+    def close(self, request_id: str) -> bool:
+        """Whether the last word on the request was said."""
+        return self._open.pop(request_id).closed
 
     def deliver(self, effect: EmitTokens) -> None:
         """Each token to its reader; tokens of readers who left are dropped."""

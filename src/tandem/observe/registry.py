@@ -47,6 +47,10 @@ class ModelRegistry:
         """A counter that somebody else counts; it is read when somebody asks."""
         self._registry.register(_Total(f"tandem:{name}", text, self._model_name, read))
 
+    def add(self, collector: Collector) -> None:
+        """Metrics that somebody else makes when somebody asks."""
+        self._registry.register(collector)
+
     def counters(self, name: str, text: str, label: str, values: list[str]) -> dict[str, Counter]:
         """One counter for each value of a label, all of them there from the start."""
         names = ["model_name", label]

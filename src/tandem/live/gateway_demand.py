@@ -1,0 +1,59 @@
+"""What a gateway's clients want: who still waits for a first token, how long answers tend to be,
+and how soon the waiting ones get their turn."""
+
+NS_PER_S = 1e9
+# The newest answer or gap counts so much against all before.
+NEWEST = 0.02
+FIRST_GUESS_TOKENS = 128.0
+LONGEST_RETRY_S = 60.0
+
+
+class Demand:
+    """Counts open requests by id. `waiting` of them have no token yet."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self._answers: dict[str, int] = {}
+        self._mean_tokens = FIRST_GUESS_TOKENS
+        self._mean_gap_s = 0.0
+        self._started_ns: int | None = None
+
+    @property
+    def open_ids(self) -> tuple[str, ...]:
+        return tuple(self._answers)
+
+    def arrived(self, request_id: str) -> None:
+        self._answers[request_id] = 0
+        self.waiting += 1
+
+    def got_token(self, request_id: str, now_ns: int) -> None:
+        """Unknown ids are of readers who left."""
+        tokens = self._answers.get(request_id)
+        if tokens is None:
+            return
+        self._answers[request_id] = tokens + 1
+        if not tokens:
+            self.waiting -= 1
+            self._start(now_ns)
+
+    def left(self, request_id: str, *, finished: bool) -> None:
+        """The reader is gone, having got all of its answer or not."""
+        tokens = self._answers.pop(request_id)
+        self.waiting -= tokens == 0
+        if finished:
+            self._mean_tokens += NEWEST * (tokens - self._mean_tokens)
+
+    def expected_tokens(self, max_tokens: int) -> float:
+        """The mean of finished answers, within what the request allows."""
+        return min(self._mean_tokens, float(max_tokens))
+
+    def retry_after_s(self) -> float:
+        """When those who wait now will have begun, if all goes on as it did."""
+        return min(max(1.0, self.waiting * self._mean_gap_s), LONGEST_RETRY_S)
+
+    def _start(self, now_ns: int) -> None:
+        # Only gaps while somebody waits tell how fast the cluster is; others tell of the clients.
+        if self._started_ns is not None and self.waiting:
+            gap_s = (now_ns - self._started_ns) / NS_PER_S
+            self._mean_gap_s += (gap_s - self._mean_gap_s) * 10 * NEWEST
+        self._started_ns = now_ns

@@ -1,0 +1,64 @@
+"""Both ends of a channel on one loop, over a real socket, and the patience to wait for news."""
+
+import asyncio
+from collections.abc import Callable
+
+from tandem.live.channel_limits import ChannelLimits
+from tandem.live.channel_socket import GatewayKeys, NodeKeys
+from tandem.live.gateway_channel import GatewayChannel
+from tandem.live.node_channel import NodeChannel
+from tandem.wire.curve import make_keys
+
+PATIENCE_S = 20.0
+GATEWAY_PAIR, WORKER_PAIR = make_keys()
+GATEWAY_KEYS = GatewayKeys(GATEWAY_PAIR, WORKER_PAIR.public)
+NODE_KEYS = NodeKeys(WORKER_PAIR, GATEWAY_PAIR.public)
+
+
+class News:
+    """All that was told, in order."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+        self._came = asyncio.Event()
+
+    def __call__(self, news: object) -> None:
+        self.told.append(news)
+        self._came.set()
+
+    def of(self, kind: type) -> list:
+        return [news for news in self.told if isinstance(news, kind)]
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Wait for news that make it true."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                self._came.clear()
+                await self._came.wait()
+
+    async def first(self, kind: type, number: int = 1):
+        """The n-th news of a kind, once it is there."""
+        await self.until(lambda: len(self.of(kind)) >= number)
+        return self.of(kind)[number - 1]
+
+
+def gateway_end(
+    news: News, listen: str = "tcp://127.0.0.1:0", limits: ChannelLimits | None = None
+) -> tuple[GatewayChannel, str]:
+    """An open channel, and where it listens."""
+    channel = GatewayChannel(listen, GATEWAY_KEYS, news, limits)
+    return channel, channel.open()
+
+
+def node_end(
+    endpoint: str,
+    news: News,
+    *,
+    name: str = "w0/a",
+    keys: NodeKeys = NODE_KEYS,
+    limits: ChannelLimits | None = None,
+) -> NodeChannel:
+    """An open channel; a refusal is told as its text."""
+    channel = NodeChannel(endpoint, name, keys, tell=news, refused=news, limits=limits)
+    channel.open()
+    return channel

@@ -1,0 +1,41 @@
+"""A rank without a model, as a process: answers its leader until told otherwise."""
+
+import os
+import sys
+
+from tandem.facts.kv_export import MoveReport
+from tandem.facts.node_messages import BlocksPublished, MoveFinished, PublishBlocks, StartMove
+from tandem.facts.steps import StepPlan, StepResult
+from tandem.live.parent import end_with_parent
+from tandem.live.rank_link import RankLost
+from tandem.live.rank_start import link_to_leader
+from tandem.wire.rank_messages import Ping, Pong, RankBegins, RankFailed, RankReady
+
+
+def main(descriptor: int) -> None:
+    end_with_parent()
+    link = link_to_leader(descriptor, 10.0)
+    while True:
+        try:
+            message = link.receive()
+        except RankLost:
+            return
+        match message:
+            case RankBegins(setup):
+                if setup == b"fail":
+                    link.send(RankFailed("no memory"))
+                link.send(RankReady(()))
+            case Ping():
+                link.send(Pong())
+            case StepPlan():
+                link.send(StepResult(message.step_id, tuple(message.slots.tolist())))
+            case StartMove(move_id, order):
+                arrived = order.transfer_id >= 0
+                link.send(MoveFinished(move_id, MoveReport(arrived, "shm", 10, 2, 0.5)))
+            case PublishBlocks(publication_id):
+                link.send(BlocksPublished(publication_id))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
+    os._exit(0)

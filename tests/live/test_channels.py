@@ -1,0 +1,432 @@
+"""Channels between gateways and workers, over real sockets."""
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import uvloop
+import zmq
+
+from tandem.facts.cluster_messages import (
+    PROTOCOL,
+    Audit,
+    Goodbye,
+    IntroduceYourself,
+    PeerLost,
+    Unwelcome,
+)
+from tandem.facts.fleet_messages import LoadReported
+from tandem.facts.gateway_messages import PeerGone, WorkerSaid
+from tandem.facts.node_messages import GatewayConnected, GatewayGone, GatewaySaid
+from tandem.live.channel_limits import ChannelLimits, Outbox
+from tandem.live.channel_socket import NodeKeys, node_socket
+from tandem.wire.codec import TO_GATEWAY, TO_WORKER
+from tandem.wire.curve import make_keys
+from tests.live.ends import (
+    GATEWAY_PAIR,
+    NODE_KEYS,
+    PATIENCE_S,
+    WORKER_PAIR,
+    News,
+    gateway_end,
+    node_end,
+)
+
+FAST = ChannelLimits(reconnect_s=0.01, reconnect_most_s=0.05)
+
+
+def load(number: int) -> LoadReported:
+    return LoadReported("w0", number, 0, 0, 0, 0)
+
+
+def run(scenario) -> None:
+    """Within its time, and without a failure in any callback."""
+    failures: list[dict] = []
+
+    async def bounded() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, each: failures.append(each))
+        async with asyncio.timeout(PATIENCE_S):
+            await scenario()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(bounded())
+    assert not failures
+
+
+def test_messages_arrive_in_order_both_ways():
+    async def scenario():
+        at_gateway, at_node = News(), News()
+        gateway, endpoint = gateway_end(at_gateway)
+        node = node_end(endpoint, at_node)
+        await at_node.first(GatewayConnected)
+        for number in range(3000):
+            node.send(load(number))
+        said = await at_gateway.first(WorkerSaid, 3000)
+        assert [news.message.running_sequences for news in at_gateway.told] == list(range(3000))
+        assert said.peer == "w0/a/1"
+        for number in range(3000):
+            gateway.send(said.peer, PeerLost("w", str(number)))
+        await at_node.first(GatewaySaid, 3000)
+        assert [news.message.incarnation for news in at_node.of(GatewaySaid)] == [
+            str(number) for number in range(3000)
+        ]
+        await node.close(1.0)
+        await gateway.close(1.0)
+
+    run(scenario)
+
+
+def test_last_words_arrive_before_the_end_is_told():
+    async def scenario():
+        at_gateway, at_node = News(), News()
+        gateway, endpoint = gateway_end(at_gateway)
+        node = node_end(endpoint, at_node)
+        await at_node.first(GatewayConnected)
+        for number in range(1000):
+            node.send(load(number))
+        node.send(Goodbye("w0"))
+        await node.close(5.0)
+        gone = await at_gateway.first(PeerGone)
+        assert gone == PeerGone("w0/a/1", "the connection broke")
+        assert at_gateway.told[-2:] == [WorkerSaid("w0/a/1", Goodbye("w0")), gone]
+        gateway.send("w0/a/1", Audit())
+        await gateway.close(0.0)
+        assert at_gateway.told[-1] == gone
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("stranger", ["worker", "gateway"])
+def test_a_wrong_key_gets_nothing(stranger, caplog):
+    """Neither a worker without the cluster's key, nor a gateway that is not the one meant."""
+    other_gateway, other_worker = make_keys()
+    keys = {
+        "worker": NodeKeys(other_worker, GATEWAY_PAIR.public),
+        "gateway": NodeKeys(WORKER_PAIR, other_gateway.public),
+    }[stranger]
+
+    async def scenario():
+        at_gateway, at_node, at_stranger = News(), News(), News()
+        gateway, endpoint = gateway_end(at_gateway)
+        wrong = node_end(endpoint, at_stranger, name="evil/x", keys=keys, limits=FAST)
+        if stranger == "worker":
+            assert "another cluster" in await at_stranger.first(str)
+        good = node_end(endpoint, at_node)
+        await at_node.first(GatewayConnected)
+        wrong.send(Goodbye("evil"))
+        good.send(Goodbye("w0"))
+        await at_gateway.first(WorkerSaid)
+        assert at_gateway.told == [WorkerSaid("w0/a/1", Goodbye("w0"))]
+        assert not at_stranger.of(GatewayConnected)
+        told = {"worker": "refuses the key", "gateway": "does not prove to be the gateway"}
+        assert [record for record in caplog.records if told[stranger] in record.message]
+        for channel in (wrong, good, gateway):
+            await channel.close(0.0)
+
+    run(scenario)
+
+
+def test_an_unencrypted_client_gets_nothing():
+    async def scenario():
+        at_gateway, at_node = News(), News()
+        gateway, endpoint = gateway_end(at_gateway)
+        context = zmq.Context()
+        plain = context.socket(zmq.DEALER)
+        plain.linger = 0
+        plain.routing_id = b"w9/a/1"
+        plain.connect(endpoint)
+        plain.send(TO_GATEWAY.encode(Goodbye("w9")))
+        good = node_end(endpoint, at_node)
+        await at_node.first(GatewayConnected)
+        good.send(Goodbye("w0"))
+        await at_gateway.first(WorkerSaid)
+        assert at_gateway.told == [WorkerSaid("w0/a/1", Goodbye("w0"))]
+        assert not plain.poll(0)
+        plain.close()
+        context.term()
+        await good.close(0.0)
+        await gateway.close(0.0)
+
+    run(scenario)
+
+
+def test_a_gateway_that_comes_late_or_again_is_found():
+    async def scenario():
+        at_gateway, at_node, again = News(), News(), News()
+        gateway, endpoint = gateway_end(at_gateway)
+        await gateway.close(0.0)
+        node = node_end(endpoint, at_node, limits=FAST)
+        gateway, _ = gateway_end(at_gateway, endpoint)
+        await at_node.first(GatewayConnected)
+        node.send(load(1))
+        first = await at_gateway.first(WorkerSaid)
+        await gateway.close(0.0)
+        await at_node.first(GatewayGone)
+        node.send(load(2))  # nobody is there: it is not kept for whoever comes next
+        gateway, _ = gateway_end(again, endpoint)
+        await at_node.first(GatewayConnected, 2)
+        node.send(load(3))
+        second = await again.first(WorkerSaid)
+        assert second.message == load(3)
+        assert second.peer != first.peer
+        assert [type(news) for news in at_node.told] == [
+            GatewayConnected,
+            GatewayGone,
+            GatewayConnected,
+        ]
+        await node.close(0.0)
+        await gateway.close(0.0)
+
+    run(scenario)
+
+
+def test_a_peer_that_does_not_read_is_gone_and_what_waits_is_bounded():
+    """The transport takes what its pipes and the kernel hold, the outbox its bound, and that is
+    all, whatever is sent."""
+    limits = ChannelLimits(outbox_messages=1000, outbox_bytes=4 << 20, high_water=8)
+
+    async def scenario():
+        at_gateway, at_node = News(), News()
+        gateway, endpoint = gateway_end(at_gateway, limits=limits)
+        context = zmq.Context()
+        hung = node_socket(context, NODE_KEYS, limits, b"hung/a/1")
+        hung.connect(endpoint)
+        hung.send(TO_GATEWAY.encode(Goodbye("hung")))
+        await at_gateway.first(WorkerSaid)
+        bulk = Unwelcome("x" * (1 << 20))
+        sent = 0
+        while not at_gateway.of(PeerGone):
+            gateway.send("hung/a/1", bulk)
+            sent += 1
+            assert sent < 200
+            await asyncio.sleep(0)
+        assert at_gateway.of(PeerGone) == [PeerGone("hung/a/1", "it does not read")]
+        # Others are served all the while, and the hung one may come back to be told so.
+        good = node_end(endpoint, at_node)
+        await at_node.first(GatewayConnected)
+        good.send(load(1))
+        await at_gateway.until(lambda: WorkerSaid("w0/a/1", load(1)) in at_gateway.told)
+        while hung.poll(100):
+            hung.recv()
+        hung.send(TO_GATEWAY.encode(load(7)))
+        await at_gateway.until(lambda: WorkerSaid("hung/a/1", load(7)) in at_gateway.told)
+        gateway.send("hung/a/1", IntroduceYourself())
+        while not hung.poll(10):
+            await asyncio.sleep(0)
+        assert TO_WORKER.decode(hung.recv()) == IntroduceYourself()
+        hung.close(0)
+        context.term()
+        await good.close(0.0)
+        await gateway.close(0.0)
+
+    run(scenario)
+
+
+def test_a_gateway_that_does_not_read_is_gone():
+    limits = ChannelLimits(outbox_messages=100, outbox_bytes=1 << 20, high_water=8)
+
+    async def scenario():
+        at_gateway, at_node = News(), News()
+        gateway, endpoint = gateway_end(at_gateway)
+        node = node_end(endpoint, at_node, limits=limits)
+        await at_node.first(GatewayConnected)
+        bulk = Goodbye("x" * (1 << 19))
+        for _ in range(300):  # the loop gets no turn, so the gateway cannot read
+            node.send(bulk)
+        await at_node.first(GatewayGone)
+        await at_node.first(GatewayConnected, 2)
+        node.send(load(1))
+        await at_gateway.until(lambda: WorkerSaid("w0/a/2", load(1)) in at_gateway.told)
+        await node.close(0.0)
+        await gateway.close(0.0)
+
+    run(scenario)
+
+
+def test_a_process_that_connects_anew_has_lost_its_older_connection():
+    """Even when nobody has noticed: a half-open connection looks alive for long."""
+
+    async def scenario():
+        at_gateway = News()
+        gateway, endpoint = gateway_end(at_gateway)
+        context = zmq.Context()
+        sockets = []
+        for number, name in enumerate((b"w0/a/1", b"w1/a/1", b"w0/a/2"), 1):
+            sockets.append(node_socket(context, NODE_KEYS, ChannelLimits(), name))
+            sockets[-1].connect(endpoint)
+            sockets[-1].send(TO_GATEWAY.encode(load(number)))
+            await at_gateway.first(WorkerSaid, number)
+        assert at_gateway.told == [
+            WorkerSaid("w0/a/1", load(1)),
+            WorkerSaid("w1/a/1", load(2)),
+            PeerGone("w0/a/1", "it connected anew"),
+            WorkerSaid("w0/a/2", load(3)),
+        ]
+        for socket in sockets:
+            socket.close(0)
+        context.term()
+        await gateway.close(0.0)
+
+    run(scenario)
+
+
+def test_an_outbox_takes_one_message_of_any_size():
+    outbox = Outbox(ChannelLimits(outbox_messages=2, outbox_bytes=10))
+    assert outbox.add(bytes(100))
+    assert not outbox.add(b"1")
+    outbox.sent()
+    assert outbox.add(b"1") and outbox.add(b"2")
+    assert not outbox.add(b"3")
+    outbox.clear()
+    assert outbox.add(bytes(10))
+
+
+def test_malformed_messages_are_counted_and_told_once(caplog):
+    async def scenario():
+        at_gateway, at_node = News(), News()
+        gateway, endpoint = gateway_end(at_gateway)
+        context = zmq.Context()
+        socket = node_socket(context, NODE_KEYS, ChannelLimits(), b"odd/a/1")
+        socket.connect(endpoint)
+        good = TO_GATEWAY.encode(load(5))
+        for bad in (b"", b"\xff" * 30, good[:-1], good + b"x"):
+            socket.send(bad)
+        socket.send_multipart([good, good])
+        operator = node_socket(context, NODE_KEYS, ChannelLimits(), b"operator/1")
+        operator.connect(endpoint)
+        operator.send(good)
+        socket.send(good)
+        assert (await at_gateway.first(WorkerSaid)).message == load(5)
+        while gateway.malformed.count < 6:
+            await asyncio.sleep(0)
+        assert len(at_gateway.told) == 1
+        complaints = [record for record in caplog.records if "odd/a/1" in record.message]
+        assert len(complaints) == 1
+        # The other way round: whatever a gateway says, the worker goes on.
+        node = node_end(endpoint, at_node)
+        await at_node.first(GatewayConnected)
+        node.send(load(6))
+        await at_gateway.first(WorkerSaid, 2)
+        for bad in (b"\xff" * 30, b"\1"):
+            gateway._socket.send_multipart([b"w0/a/1", bad])
+        gateway.send("w0/a/1", Audit())
+        assert (await at_node.first(GatewaySaid)).message == Audit()
+        assert node.malformed.count == 2
+        for each in (socket, operator):
+            each.close(0)
+        context.term()
+        await node.close(0.0)
+        await gateway.close(0.0)
+
+    with caplog.at_level(logging.ERROR):
+        run(scenario)
+
+
+def test_a_worker_of_another_protocol_is_told_why_it_must_go():
+    async def scenario():
+        at_gateway = News()
+        gateway, endpoint = gateway_end(at_gateway)
+        context = zmq.Context()
+        socket = node_socket(context, NODE_KEYS, ChannelLimits(), b"old/a/1")
+        socket.connect(endpoint)
+        socket.send(TO_GATEWAY.encode(load(1), protocol=PROTOCOL + 1))
+        while not socket.poll(1):
+            await asyncio.sleep(0)
+        answer = socket.recv()
+        assert answer[0] == PROTOCOL + 1
+        farewell = TO_WORKER.decode(bytes((PROTOCOL,)) + answer[1:])
+        assert isinstance(farewell, Unwelcome)
+        assert "same version" in farewell.reason
+        assert not at_gateway.told
+        socket.close(0)
+        context.term()
+        await gateway.close(0.0)
+
+    run(scenario)
+
+
+FLOODING = """
+import sys, zmq
+from tandem.live.channel_limits import ChannelLimits
+from tandem.live.channel_socket import NodeKeys, node_socket
+from tandem.facts.cluster_messages import Goodbye
+from tandem.wire.codec import TO_GATEWAY
+from tandem.wire.curve import KeyPair
+keys = NodeKeys(KeyPair(sys.argv[2], sys.argv[3]), sys.argv[4])
+socket = node_socket(zmq.Context(), keys, ChannelLimits(high_water=8), b"flood/a/1")
+socket.connect(sys.argv[1])
+sent = 0
+while socket.poll(200, zmq.POLLOUT):
+    socket.send(TO_GATEWAY.encode(Goodbye("x" * (1 << 16))))
+    sent += 1
+print(sent, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_worker_killed_while_it_waited_to_be_read_does_no_harm():
+    """libzmq's own heartbeats would abort the gateway here; what was sent is still read."""
+    limits = ChannelLimits(high_water=8)
+
+    async def scenario():
+        at_gateway, at_node = News(), News()
+        gateway, endpoint = gateway_end(at_gateway, limits=limits)
+        assert gateway._socket.heartbeat_ivl == 0
+        command = [sys.executable, "-c", FLOODING, endpoint, *WORKER_PAIR, GATEWAY_PAIR.public]
+        flood = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE)
+        # The loop gets no turn, but the key guard must answer for the connection.
+        while not at_gateway.told:
+            await asyncio.sleep(0)
+        assert flood.stdout is not None
+        assert int(flood.stdout.readline()) > 16
+        flood.kill()
+        flood.communicate(timeout=PATIENCE_S)
+        assert await at_gateway.first(PeerGone) == PeerGone("flood/a/1", "the connection broke")
+        node = node_end(endpoint, at_node)
+        await at_node.first(GatewayConnected)
+        await node.close(0.0)
+        await gateway.close(0.0)
+
+    run(scenario)
+
+
+KILLED = """
+import asyncio, sys
+from tests.live.ends import News, node_end
+from tandem.facts.cluster_messages import Goodbye
+from tandem.facts.node_messages import GatewayConnected
+from tandem.live.channel_socket import NodeKeys
+from tandem.wire.curve import KeyPair
+async def main():
+    news = News()
+    keys = NodeKeys(KeyPair(sys.argv[2], sys.argv[3]), sys.argv[4])
+    node = node_end(sys.argv[1], news, name="victim/a", keys=keys)
+    await news.first(GatewayConnected)
+    node.send(Goodbye("victim"))
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+def test_a_killed_worker_is_noticed_at_once():
+    async def scenario():
+        at_gateway = News()
+        gateway, endpoint = gateway_end(at_gateway)
+        arguments = [endpoint, *WORKER_PAIR, GATEWAY_PAIR.public]
+        victim = subprocess.Popen([sys.executable, "-c", KILLED, *arguments])
+        try:
+            await at_gateway.first(WorkerSaid)
+            os.kill(victim.pid, signal.SIGKILL)
+            assert await at_gateway.first(PeerGone) == PeerGone(
+                "victim/a/1", "the connection broke"
+            )
+        finally:
+            victim.kill()
+            victim.wait(10)
+        await gateway.close(0.0)
+
+    run(scenario)

@@ -1,0 +1,323 @@
+"""The gateway's shell over real sockets to toy workers: streams, refusals, operators."""
+
+import asyncio
+
+import pytest
+import uvloop
+
+from tandem.facts.errors import EngineFailed, InvalidRequest, Overloaded, PromptTooLong
+from tandem.facts.fleet import Role
+from tandem.facts.fleet_messages import RequestSubmitted
+from tandem.live.gateway_demand import Demand
+from tandem.live.operator import OperatorClient, OperatorFailed
+from tests.live.ends import NODE_KEYS, PATIENCE_S
+from tests.live.toy_cluster import (
+    CONTEXT_TOKENS,
+    SEQUENCES,
+    ToyWorker,
+    make_gateway,
+    read,
+    request,
+    serving,
+    until,
+    working,
+)
+from tests.machines.ledger_engine import VOCABULARY, answer
+
+
+def run(scenario, *workers: ToyWorker, **terms) -> None:
+    """With a gateway that knows these workers."""
+
+    async def main() -> None:
+        gateway = make_gateway(**terms)
+        async with (
+            asyncio.timeout(PATIENCE_S),
+            serving(gateway) as endpoint,
+            working(*workers, at=endpoint),
+        ):
+            await until(lambda: len(list(gateway.machine.members)) == len(workers))
+            await scenario(gateway, endpoint)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def text_of(gateway) -> str:
+    return gateway.metrics_text().decode()
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_streams_get_their_own_answers(split):
+    ledgers: dict = {}
+    roles = (Role.PREFILL, Role.DECODE, Role.DECODE) if split else (Role.BOTH, Role.BOTH)
+    workers = [ToyWorker(f"w{i}", role, ledgers) for i, role in enumerate(roles)]
+
+    async def scenario(gateway, _):
+        assert gateway.ready
+        wanted = [request(str(i), (1, 2, 3, 4, 5, i), seed=i, max_tokens=30) for i in range(9)]
+        answers = await asyncio.gather(*(read(gateway, one) for one in wanted))
+        for one, got in zip(wanted, answers, strict=True):
+            assert got == answer(one.prompt_tokens, one.sampling, CONTEXT_TOKENS)
+        await until(lambda: all(worker.drained for worker in workers))
+        moved = sum(w.moved_bytes for w in gateway.machine.status(0).workers)
+        assert (moved > 0) == split
+
+    run(scenario, *workers)
+
+
+def test_nobody_is_ready_before_both_phases_are_taken():
+    async def nobody(gateway, _):
+        assert not gateway.ready
+        assert not gateway.failed
+        assert gateway.card.context_tokens == 10_000
+
+    async def only_prefill(gateway, endpoint):
+        assert not gateway.ready
+        assert gateway.card.context_tokens == CONTEXT_TOKENS
+        decode = ToyWorker("d", Role.DECODE, context_tokens=120)
+        async with working(decode, at=endpoint):
+            await until(lambda: gateway.ready)
+            assert gateway.card.context_tokens == 120
+        await until(lambda: not gateway.ready)
+
+    run(nobody)
+    run(only_prefill, ToyWorker("p", Role.PREFILL))
+
+
+def test_a_reader_who_leaves_frees_everything():
+    worker = ToyWorker("w")
+
+    async def scenario(gateway, _):
+        stream = gateway.generate(request("gone", max_tokens=150))
+        await anext(stream)
+        await stream.aclose()
+        await until(lambda: worker.drained and not gateway.machine.router.passages)
+        assert 'request_success_total{finished_reason="abort",model_name="toy"} 1.0' in text_of(
+            gateway
+        )
+
+    run(scenario, worker)
+
+
+def test_a_reader_who_leaves_at_once_never_runs():
+    worker = ToyWorker("w")
+
+    async def scenario(gateway, _):
+        task = asyncio.create_task(read(gateway, request("early")))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert len(await read(gateway, request("next"))) == 8
+        assert 'tandem:generation_tokens_total{model_name="toy"} 8.0' in text_of(gateway)
+        await until(lambda: worker.drained)
+
+    run(scenario, worker)
+
+
+def test_what_cannot_run_is_refused_and_disturbs_nobody():
+    async def scenario(gateway, _):
+        good = asyncio.create_task(read(gateway, request("good", max_tokens=60)))
+        with pytest.raises(PromptTooLong):
+            await read(gateway, request("long", (1,) * CONTEXT_TOKENS))
+        with pytest.raises(InvalidRequest, match="vocabulary"):
+            await read(gateway, request("alien", (VOCABULARY,)))
+        with pytest.raises(InvalidRequest, match=r"^prompt .*empty"):
+            await read(gateway, request("empty", ()))
+        assert len(await good) == 60
+        assert not gateway.machine.router.passages
+
+    run(scenario, ToyWorker("w"))
+
+
+def test_two_running_requests_cannot_share_an_id():
+    worker = ToyWorker("w")
+    worker.engine.gate.clear()
+
+    async def scenario(gateway, _):
+        first = asyncio.create_task(read(gateway, request("twin")))
+        await asyncio.sleep(0)
+        with pytest.raises(InvalidRequest, match="'twin' is already running"):
+            await read(gateway, request("twin"))
+        worker.engine.gate.set()
+        await first
+
+    run(scenario, worker)
+
+
+def test_too_many_who_wait_are_told_when_to_come_back():
+    worker = ToyWorker("w")
+    worker.engine.gate.clear()
+
+    async def scenario(gateway, _):
+        waiting = [
+            asyncio.create_task(read(gateway, request(str(i)))) for i in range(SEQUENCES + 2)
+        ]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded) as refusal:
+            await read(gateway, request("late"))
+        assert refusal.value.retry_after_s >= 1
+        worker.engine.gate.set()
+        await asyncio.gather(*waiting)
+        assert len(await read(gateway, request("later"))) == 8
+        assert 'admission_rejections_total{model_name="toy"} 1.0' in text_of(gateway)
+
+    run(scenario, worker, max_waiting=SEQUENCES + 2)
+
+
+def test_a_worker_that_dies_is_replaced_and_streams_go_on():
+    first, second = ToyWorker("w0"), ToyWorker("w1")
+
+    async def scenario(gateway, endpoint):
+        wanted = request("a", (1, 2, 3), max_tokens=150)
+        stream = gateway.generate(wanted)
+        tokens = list((await anext(stream)).tokens)
+        holder = first if not first.machine.idle else second
+        holder.engine.gate.clear()
+        await holder.stop()
+        async for output in stream:
+            tokens += output.tokens
+        assert tokens == answer(wanted.prompt_tokens, wanted.sampling, CONTEXT_TOKENS)
+        status = gateway.machine.status(0)
+        assert [worker.worker for worker in status.workers] != ["w0", "w1"]
+        assert len(status.lost) == 1
+        assert 'tandem:lost_workers_total{model_name="toy"} 1.0' in text_of(gateway)
+
+    run(scenario, first, second)
+
+
+def test_metrics_tell_of_requests_and_workers():
+    ledgers: dict = {}
+    workers = ToyWorker("p", Role.PREFILL, ledgers), ToyWorker("d", Role.DECODE, ledgers)
+
+    async def scenario(gateway, _):
+        await read(gateway, request("a", tuple(range(9)), max_tokens=5))
+        await until(lambda: all(worker.drained for worker in workers))
+        status = gateway.machine.status(0)
+        moved = sum(worker.moved_bytes for worker in status.workers)
+        text = text_of(gateway)
+        for line in (
+            'tandem:prompt_tokens_total{model_name="toy"} 9.0',
+            'tandem:generation_tokens_total{model_name="toy"} 5.0',
+            'tandem:time_to_first_token_seconds_count{model_name="toy"} 1.0',
+            'tandem:inter_token_latency_seconds_count{model_name="toy"} 4.0',
+            'tandem:request_success_total{finished_reason="length",model_name="toy"} 1.0',
+            'tandem:request_takeovers_total{model_name="toy"} 0.0',
+            'tandem:worker_accepting{model_name="toy",pool="p",role="decode",worker="d"} 1.0',
+            'tandem:num_requests_running{model_name="toy",pool="p",role="prefill",worker="p"} 0.0',
+            f'tandem:kv_transfer_bytes_total{{model_name="toy",pool="p",worker="d"}} {moved:.1f}',
+            'tandem:kv_transfers_total{model_name="toy",pool="p",worker="d"} 1.0',
+            'tandem:kv_transfer_failures_total{model_name="toy",pool="p",worker="d"} 0.0',
+        ):
+            assert line in text
+
+    run(scenario, *workers)
+
+
+def test_operators_see_drain_flip_and_audit():
+    workers = ToyWorker("w0"), ToyWorker("w1")
+
+    async def scenario(gateway, endpoint):
+        with OperatorClient(endpoint, NODE_KEYS, PATIENCE_S) as client:
+            await read(gateway, request("a"))
+            status = await asyncio.to_thread(client.status)
+            assert [worker.worker for worker in status.workers] == ["w0", "w1"]
+            assert sum(worker.output_tokens for worker in status.workers) == 8
+            await asyncio.to_thread(client.drain, "w1")
+            status = await asyncio.to_thread(client.status)
+            assert [worker.accepting for worker in status.workers] == [True, False]
+            with pytest.raises(OperatorFailed, match="w0"):
+                await asyncio.to_thread(client.drain, "w0")
+            with pytest.raises(OperatorFailed, match="nobody"):
+                await asyncio.to_thread(client.drain, "nobody")
+            await asyncio.to_thread(client.undrain, "w1")
+            await asyncio.to_thread(lambda: client.drain("w1", then_role=Role.DECODE))
+            audit = await asyncio.to_thread(client.audit)
+            assert audit.problem == ""
+            assert [(each.worker, each.owned_blocks, each.problem) for each in audit.workers] == [
+                ("w0", 0, ""),
+                ("w1", 0, ""),
+            ]
+            await asyncio.to_thread(lambda: client.drain("w1", leave=True))
+            assert workers[1].task is not None
+            assert await workers[1].task == ""
+            assert 'tandem:lost_workers_total{model_name="toy"} 0.0' in text_of(gateway)
+
+    run(scenario, *workers)
+
+
+def test_an_operator_waits_for_nobody_in_vain():
+    with (
+        OperatorClient("tcp://127.0.0.1:9", NODE_KEYS, 0.2) as client,
+        pytest.raises(OperatorFailed, match="not answered"),
+    ):
+        client.status()
+
+
+def test_closing_ends_what_runs_and_tells_the_workers():
+    worker = ToyWorker("w")
+
+    async def scenario(gateway, _):
+        running = asyncio.create_task(read(gateway, request("running", max_tokens=150)))
+        await until(lambda: not worker.machine.idle)
+        gateway.close()
+        with pytest.raises(EngineFailed, match="shutting down"):
+            await running
+        with pytest.raises(EngineFailed):
+            await read(gateway, request("later"))
+        assert not gateway.ready
+        assert not gateway.failed
+        await until(lambda: worker.drained)
+
+    run(scenario, worker)
+
+
+def test_a_gateway_whose_machine_fails_says_so():
+    async def scenario(gateway, _):
+        running = asyncio.create_task(read(gateway, request("running", max_tokens=150)))
+        await until(lambda: gateway.machine.router.passages)
+        # What no shell does: a request that the machine already has.
+        passage = next(iter(gateway.machine.router.passages.values()))
+        gateway.hear(RequestSubmitted(passage.submission.request, 1.0))
+        with pytest.raises(EngineFailed, match="the gateway failed"):
+            await running
+        await gateway.ended()
+        assert gateway.failed
+        assert not gateway.ready
+
+    run(scenario, ToyWorker("w"))
+
+
+def test_a_restarted_gateway_finds_its_workers():
+    worker = ToyWorker("w")
+
+    async def main() -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            async with serving(make_gateway()) as endpoint:
+                worker.start(endpoint)
+            again = make_gateway(incarnation="j")
+            async with serving(again, endpoint):
+                await until(lambda: again.ready)
+                assert len(await read(again, request("a"))) == 8
+                await worker.stop()
+
+    asyncio.run(main())
+
+
+def test_demand_predicts_from_what_was():
+    demand = Demand()
+    assert demand.expected_tokens(10) == 10
+    for number in range(300):
+        demand.arrived("a")
+        assert demand.waiting == 1
+        for _ in range(20):
+            demand.got_token("a", number)
+        assert demand.waiting == 0
+        demand.left("a", finished=True)
+    assert demand.expected_tokens(1000) == pytest.approx(20, abs=1)
+    assert demand.open_ids == ()
+    for number in range(40):
+        demand.arrived(str(number))
+    for number in range(20):
+        demand.got_token(str(number), number * 10**9)
+    # One begins each second and twenty wait.
+    assert 10 < demand.retry_after_s() < 20

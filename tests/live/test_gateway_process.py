@@ -1,0 +1,167 @@
+"""Real gateway processes: what they import, how they start, serve several to a port, and end."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tandem.config.options import ServeOptions
+from tandem.config.processes import (
+    CurveKeys,
+    GatewayListening,
+    GatewaySetup,
+    HealthSetup,
+    write_setup,
+)
+from tandem.facts.sampling import SamplingParameters
+from tandem.live.operator import OperatorClient
+from tests.live.ends import GATEWAY_PAIR, NODE_KEYS, PATIENCE_S, WORKER_PAIR
+from tests.live.toy_cluster import CONTEXT_TOKENS, EXPORT, ToyWorker, until
+from tests.machines.ledger_engine import answer
+
+CLUSTER = """
+model: tandem-mini
+block_size: 16
+pools:
+  - {name: both, role: both, count: 1, device: cpu}
+"""
+KEYS = CurveKeys(
+    gateway_public=GATEWAY_PAIR.public,
+    gateway_secret=GATEWAY_PAIR.secret,
+    worker_public=WORKER_PAIR.public,
+    worker_secret=WORKER_PAIR.secret,
+)
+START = """
+import sys
+from pathlib import Path
+from tandem.commands.gateway_process import run_gateway
+from tandem.config.processes import GatewaySetup, read_setup
+assert "torch" not in sys.modules, "importing a gateway imports torch"
+try:
+    run_gateway(read_setup(GatewaySetup, Path(sys.argv[1])))
+finally:
+    assert "torch" not in sys.modules, "running a gateway imports torch"
+"""
+OF_MINI = replace(EXPORT, model="tandem-mini", revision="main")
+
+
+def setup_in(folder: Path, name: str = "g0", **changes) -> GatewaySetup:
+    cluster = folder / "cluster.yaml"
+    cluster.write_text(CLUSTER)
+    values = {
+        "gateway": name,
+        "cluster_file": str(cluster),
+        "model": None,
+        "options": ServeOptions(port=0),
+        "listen": "tcp://127.0.0.1:0",
+        "keys": KEYS,
+        "health": HealthSetup(report_interval_s=0.02, heartbeat_timeout_s=5.0),
+        "state_directory": str(folder),
+    }
+    return GatewaySetup(**(values | changes))
+
+
+@contextmanager
+def process(setup: GatewaySetup):
+    folder = Path(setup.state_directory)
+    file, log = folder / f"{setup.gateway}.setup.json", folder / f"{setup.gateway}.log"
+    write_setup(setup, file)
+    with log.open("wb") as output:
+        gateway = subprocess.Popen(
+            [sys.executable, "-c", START, str(file)], stdout=output, stderr=output
+        )
+    try:
+        yield gateway
+    finally:
+        gateway.kill()
+        gateway.wait(PATIENCE_S)
+
+
+async def listening(setup: GatewaySetup, gateway: subprocess.Popen) -> GatewayListening:
+    file = Path(setup.state_directory) / f"{setup.gateway}.json"
+    await until(lambda: file.exists() or gateway.poll() is not None)
+    assert gateway.poll() is None, (file.parent / f"{setup.gateway}.log").read_text()
+    return msgspec.json.decode(file.read_bytes(), type=GatewayListening)
+
+
+def complete(url: str, **body):
+    body = {"prompt": [1, 2, 3], "temperature": 0, "return_token_ids": True, "ignore_eos": True} | body
+    call = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(call, timeout=PATIENCE_S) as reply:
+        return reply.read()
+
+
+def test_gateways_share_a_port_serve_and_end_orderly(tmp_path):
+    worker = ToyWorker("w0", export=OF_MINI)
+
+    async def main() -> None:
+        first = setup_in(tmp_path)
+        with process(first) as one:
+            told = await listening(first, one)
+            port = int(told.url.rpartition(":")[2])
+            second = setup_in(tmp_path, "g1", options=ServeOptions(port=port))
+            with process(second) as two:
+                other = await listening(second, two)
+                assert other.url == told.url
+                assert other.endpoint != told.endpoint
+                assert (told.pid, other.pid) == (one.pid, two.pid)
+                await serve_both(told, other)
+                await end_both(told, one, two)
+
+    async def serve_both(told, other) -> None:
+        for each in (told, other):
+            with OperatorClient(each.endpoint, NODE_KEYS, PATIENCE_S) as client:
+                assert (await asyncio.to_thread(client.status)).workers == ()
+        worker.start(told.endpoint, other.endpoint)
+        for each in (told, other):
+            with OperatorClient(each.endpoint, NODE_KEYS, PATIENCE_S) as client:
+                while not (await asyncio.to_thread(client.status)).workers:
+                    pass
+        for number in range(8):
+            seed = number % 4
+            reply = await asyncio.to_thread(complete, told.url, seed=seed, max_tokens=9)
+            got = json.loads(reply)["choices"][0]["token_ids"]
+            sampling = SamplingParameters(temperature=0, seed=seed, max_tokens=9)
+            assert got == answer((1, 2, 3), sampling, CONTEXT_TOKENS)
+
+    async def end_both(told, one, two) -> None:
+        # An answer under way goes on after the first signal, to its end.
+        worker.engine.gate.clear()
+        under_way = asyncio.create_task(asyncio.to_thread(complete, told.url, max_tokens=5))
+        await until(lambda: not worker.machine.idle)
+        for each in (one, two):
+            each.send_signal(signal.SIGTERM)
+        worker.engine.gate.set()
+        assert len(json.loads(await under_way)["choices"][0]["token_ids"]) == 5
+        assert await asyncio.to_thread(one.wait, PATIENCE_S) == 0
+        assert await asyncio.to_thread(two.wait, PATIENCE_S) == 0
+        await until(lambda: worker.drained)
+        await worker.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"cluster_file": "nowhere.yaml"}, "nowhere.yaml"),
+        ({"listen": "tcp://256.0.0.1:1"}, "cannot listen for workers"),
+    ],
+)
+def test_a_gateway_that_cannot_start_says_why(tmp_path, changes, problem):
+    with process(setup_in(tmp_path, **changes)) as gateway:
+        assert gateway.wait(PATIENCE_S) == 2
+    log = (tmp_path / "g0.log").read_text()
+    assert problem in log
+    assert "Traceback" not in log
+    assert KEYS.gateway_secret not in log

@@ -1,0 +1,156 @@
+"""A worker process whose gateway talks nonsense lives, keeps its books, and ends as it should."""
+
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tandem.facts.cluster_messages import (
+    Drain,
+    IntroduceYourself,
+    LeasesRenewed,
+    Standing,
+    StopMove,
+    Undrain,
+    Unwelcome,
+    Welcome,
+)
+from tandem.facts.fleet import Role
+from tandem.facts.fleet_messages import TokensReported
+from tandem.facts.kv_export import MoveKv
+from tandem.facts.messages import (
+    HandoversRequested,
+    HoldsReleased,
+    ImportDone,
+    ImportsArrived,
+    PrefillsArrived,
+    RequestsAborted,
+    RequestsArrived,
+)
+from tandem.facts.request import FinishReason, Request
+from tandem.facts.sampling import SamplingParameters
+from tandem.wire.codec import TO_WORKER
+from tandem.wire.errors import BadMessage
+from tests.live.gateway_side import GATEWAY_PAIR, PATIENCE_S, WORKER_PAIR, Workers
+from tests.live.raw_gateway import RawGateway
+from tests.wire.instances import TYPES, of_type
+
+WELCOME = Welcome("hostile", 20_000_000, 1 << 39, 1 << 39)
+# A gateway may well send these home, and decide how long it may be silent.
+OBEYED = (Drain, IntroduceYourself, Unwelcome, Welcome)
+HARMLESS = [kind for kind in TYPES["to_worker"] if kind not in OBEYED]
+NAMES = ["a", "b", "c", "d"]
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory):
+    gateway = RawGateway(GATEWAY_PAIR, WORKER_PAIR.public)
+    workers = Workers(tmp_path_factory.mktemp("robust"), gateway.endpoint)
+    process = workers.start("w", "both")
+    gateway.welcome(WELCOME)
+    yield gateway, process
+    workers.kill_all()
+    gateway.close()
+
+
+def at_rest(gateway: RawGateway) -> None:
+    """Everything that was asked for can be called off, and then nothing is left."""
+    gateway.say(TO_WORKER.encode(IntroduceYourself()))
+    gateway.welcome(WELCOME)
+    while True:
+        audited = gateway.audit()
+        assert audited.problem == ""
+        if not (audited.running or audited.importing or audited.moves):
+            break
+    held = (audited.owned_blocks, audited.waiting, audited.held, audited.leases)
+    assert held == (0, 0, 0, 0)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_messages_without_sense_change_nothing(worker, data):
+    gateway, process = worker
+    for kind in data.draw(st.lists(st.sampled_from(HARMLESS), max_size=6)):
+        gateway.say(TO_WORKER.encode(data.draw(of_type(kind))))
+    assert gateway.audit().problem == ""
+    assert process.poll() is None
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_bytes_without_sense_are_passed_over(worker, data):
+    gateway, process = worker
+    frames = data.draw(st.lists(st.binary(max_size=200), min_size=1, max_size=3))
+    whole = TO_WORKER.encode(data.draw(of_type(data.draw(st.sampled_from(HARMLESS)))))
+    cut = data.draw(st.integers(0, len(whole)))
+    flipped = bytearray(whole)
+    flipped[data.draw(st.integers(0, len(whole) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    for spoilt in (frames, [whole[:cut]], [bytes(flipped)]):
+        if not obeyed(b"".join(spoilt)):
+            gateway.say(*spoilt)
+    assert gateway.audit().problem == ""
+    assert process.poll() is None
+
+
+def obeyed(data: bytes) -> bool:
+    try:
+        return isinstance(TO_WORKER.decode(data), OBEYED)
+    except BadMessage:
+        return False
+
+
+def an_order(chance: Random):
+    """Something that a gateway might say to a worker, of requests that may or may not be there."""
+    name, other = chance.choice(NAMES), chance.choice(NAMES)
+    sampling = SamplingParameters(max_tokens=chance.randint(1, 40), temperature=0.0)
+    request = Request(name, tuple(range(5, 5 + chance.randint(1, 120))), sampling)
+    tokens = chance.choice([0, 3, 16, 64, 500])
+    few = tuple(chance.randrange(40) for _ in range(chance.randint(0, 3)))
+    return chance.choice(
+        [
+            RequestsArrived((request,)),
+            PrefillsArrived((request,), (tokens,)),
+            ImportsArrived((request,), (tokens,)),
+            ImportDone(name, tokens, chance.choice([(), (7,), (7, 8)])),
+            HandoversRequested((name, other)),
+            HoldsReleased((name, other)),
+            RequestsAborted((name, other)),
+            LeasesRenewed((name, other)),
+            MoveKv(tokens, name, "nobody", "0", 0, tokens, few, few, few),
+            StopMove(tokens),
+        ]
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_orders_out_of_order_leave_nothing_behind(worker, seed):
+    gateway, process = worker
+    chance = Random(seed)
+    for _ in range(30):
+        for _ in range(chance.randint(1, 10)):
+            gateway.say(TO_WORKER.encode(an_order(chance)))
+        assert gateway.audit().problem == ""
+    at_rest(gateway)
+    assert process.poll() is None
+
+
+def test_it_still_works_then_drains_and_leaves_when_it_is_unwelcome(worker):
+    gateway, process = worker
+    at_rest(gateway)
+    request = Request("last", (5, 6, 7), SamplingParameters(max_tokens=3, temperature=0.0))
+    gateway.say(TO_WORKER.encode(RequestsArrived((request,))))
+    reasons: list[FinishReason | None] = [None]
+    while reasons[-1] is None:
+        reasons += gateway.hear(TokensReported).emission.finish_reasons
+    assert len(reasons) == 4
+    gateway.say(TO_WORKER.encode(Drain(then_role=Role.DECODE)))
+    assert gateway.hear(Standing) == Standing("w", Role.BOTH, False)
+    gateway.say(TO_WORKER.encode(Undrain()))
+    assert gateway.hear(Standing) == Standing("w", Role.BOTH, True)
+    gateway.say(TO_WORKER.encode(Unwelcome("of another model")))
+    assert process.wait(PATIENCE_S) == 3

@@ -1,0 +1,235 @@
+"""Ranks as real processes: what they are told and say, and that none outlives its worker."""
+
+import signal
+import subprocess
+import sys
+from array import array
+from queue import SimpleQueue
+
+import numpy as np
+import pytest
+
+from tandem.facts.kv_export import MoveKv, MoveReport
+from tandem.facts.node_messages import BlocksPublished, MoveFinished
+from tandem.facts.request import TokenLogprobs
+from tandem.facts.sampling import SamplingParameters
+from tandem.facts.steps import Placement, StepPlan, StepResult
+from tandem.live.rank_link import RankLost
+from tandem.live.rank_mover import RankedMover, RankTally
+from tandem.live.rank_start import start_follower
+from tandem.live.ranks import Ranks
+from tandem.live.still_mover import StillMover
+from tandem.wire.errors import BadMessage
+from tandem.wire.rank_messages import TO_FOLLOWER, TO_LEADER, RankReady
+from tests.live.gateway_side import Alive
+
+COMMAND = (sys.executable, "-m", "tests.live.rank_script")
+WAIT_S = 30.0
+
+
+def a_plan(step_id: int = 7) -> StepPlan:
+    sampling = SamplingParameters(temperature=0.5, seed=(1 << 64) - 1, logit_bias=((3, 1.5),))
+    table = np.array([[0, 0, 5], [1, 2, 6]], np.int32)
+    return StepPlan(
+        step_id,
+        (Placement(0, "a", array("I", [1, 2, (1 << 32) - 1]), 2, sampling),),
+        slots=np.array([0, 1], np.int32),
+        starts=np.array([0, 8], np.int32),
+        counts=np.array([3, 1], np.int32),
+        samples=np.array([True, False]),
+        table_slots=table[:, 0],
+        table_indices=table[:, 1],
+        table_blocks=table[:, 2],
+    )
+
+
+def an_order(transfer_id: int = 1) -> MoveKv:
+    return MoveKv(transfer_id, "r", "w", "1", 0, 16, (3,), (1,), (4,))
+
+
+class Group:
+    """Two followers, and what they said to their leader."""
+
+    def __init__(self, silence_s: float = 20.0, setup: bytes = b"") -> None:
+        self.followers = {rank: start_follower(COMMAND, 5.0) for rank in (1, 2)}
+        self.ranks = Ranks(self.followers, silence_s)
+        self.heard: SimpleQueue = SimpleQueue()
+        self.failed: SimpleQueue = SimpleQueue()
+        self.ranks.listen(lambda rank, message: self.heard.put((rank, message)), self.failed.put)
+        for follower in self.followers.values():
+            follower.begin(setup)
+
+    def ready(self) -> None:
+        assert {self.heard.get(timeout=WAIT_S) for _ in (1, 2)} == {
+            (1, RankReady(())),
+            (2, RankReady(())),
+        }
+
+
+@pytest.fixture(scope="module")
+def group():
+    group = Group()
+    group.ready()
+    yield group
+    group.ranks.close(WAIT_S)
+    assert [f.process.returncode for f in group.followers.values()] == [0, 0]
+
+
+def test_a_plan_travels_whole():
+    plan = a_plan()
+    back = TO_FOLLOWER.decode(TO_FOLLOWER.encode(plan))
+    assert isinstance(back, StepPlan)
+    assert (back.step_id, back.placements) == (plan.step_id, plan.placements)
+    for name in ("slots", "starts", "counts", "samples", "table_slots", "table_blocks"):
+        sent, got = getattr(plan, name), getattr(back, name)
+        assert got.dtype == sent.dtype
+        assert got.flags.writeable
+        assert got.tolist() == sent.tolist()
+
+
+def test_a_result_travels_whole():
+    result = StepResult(3, (4, 5), (None, TokenLogprobs(-0.5, 2, ((4, -0.1),))))
+    assert TO_LEADER.decode(TO_LEADER.encode(result)) == result
+
+
+def test_half_a_plan_is_refused():
+    data = TO_FOLLOWER.encode(a_plan())
+    for length in (0, 1, 2, len(data) // 2, len(data) - 1):
+        with pytest.raises(BadMessage):
+            TO_FOLLOWER.decode(data[:length])
+
+
+def test_every_rank_gets_a_plan_and_chosen_ones_the_rest(group):
+    group.ranks.tell(a_plan(8))
+    answers = {group.heard.get(timeout=WAIT_S) for _ in (1, 2)}
+    assert answers == {(1, StepResult(8, (0, 1))), (2, StepResult(8, (0, 1)))}
+    group.ranks.tell(a_plan(9), ranks={2})
+    assert group.heard.get(timeout=WAIT_S) == (2, StepResult(9, (0, 1)))
+
+
+class OwnMover:
+    """The leader's own share, which is quick."""
+
+    def __init__(self, tally: RankTally) -> None:
+        self.tally = tally
+
+    def start(self, move_id: int, order: MoveKv) -> None:
+        self.tally.move_ended(move_id, MoveReport(True, "tcp", 1, 1, 0.75))
+
+    def publish(self, publication_id: int, blocks, generations) -> None:
+        self.tally.blocks_published(publication_id)
+
+
+def test_a_move_is_over_when_it_is_on_all_ranks(group):
+    ended: list = []
+    tally = RankTally(3, lambda *move: ended.append(move), ended.append)
+    mover = RankedMover(OwnMover(tally), group.ranks)
+
+    def hear_one() -> None:
+        match group.heard.get(timeout=WAIT_S)[1]:
+            case MoveFinished(move_id, report):
+                tally.move_ended(move_id, report)
+            case BlocksPublished(publication_id):
+                tally.blocks_published(publication_id)
+
+    mover.start(5, an_order())
+    hear_one()
+    assert not ended
+    hear_one()
+    assert ended.pop() == (5, MoveReport(True, "shm+tcp", 21, 5, 0.75))
+    mover.start(6, an_order(transfer_id=-1))
+    hear_one()
+    hear_one()
+    assert not ended.pop()[1].arrived
+    mover.publish(2, (1,), (1,))
+    hear_one()
+    assert not ended
+    hear_one()
+    assert ended == [2]
+
+
+def test_a_move_that_fails_on_one_rank_has_not_arrived():
+    ended: list = []
+    tally = RankTally(2, lambda *move: ended.append(move), ended.append)
+    tally.move_ended(1, MoveReport(False, "tcp", problem="the peer is gone"))
+    tally.move_ended(1, MoveReport(True, "tcp", 8, 1, 0.1))
+    assert ended == [(1, MoveReport(False, "tcp", 8, 1, 0.1, "the peer is gone"))]
+
+
+def test_where_nothing_moves_every_move_ends_at_once_and_says_why():
+    ended: list = []
+    mover = StillMover("it lies on a GPU", lambda *move: ended.append(move), ended.append)
+    mover.start(3, an_order())
+    move_id, report = ended.pop()
+    assert (move_id, report.arrived) == (3, False)
+    assert report.problem == "it lies on a GPU: nothing of w can be read"
+    mover.publish(4, (1, 2), (1, 1))
+    assert ended == [4]
+    assert mover.endpoints() == ()
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_dies_or_hangs_ends_the_worker(end):
+    group = Group(silence_s=1.0)
+    group.ready()
+    group.ranks.watch()
+    group.followers[2].process.send_signal(end)
+    assert "rank 2" in str(group.failed.get(timeout=WAIT_S))
+    group.ranks.close(0.0)
+    assert all(f.process.returncode is not None for f in group.followers.values())
+
+
+def test_a_rank_that_cannot_start_says_why():
+    group = Group(setup=b"fail")
+    assert "no memory" in str(group.failed.get(timeout=WAIT_S))
+    group.ranks.close(WAIT_S)
+
+
+def test_what_nobody_takes_is_not_waited_for_long():
+    follower = start_follower(COMMAND, patience_s=0.2)
+    follower.process.send_signal(signal.SIGSTOP)
+    with pytest.raises(RankLost, match="takes no messages"):
+        for _ in range(1000):
+            follower.begin(bytes(1 << 16))
+    Ranks({1: follower}, 1.0).close(0.0)
+
+
+LEADER = """
+import os, sys, time
+from tandem.live.rank_start import start_follower
+follower = start_follower((sys.executable, "-m", "tests.live.rank_script"), 5.0)
+follower.begin(b"")
+follower.link.receive()
+print(follower.process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_no_rank_outlives_its_leader():
+    leader = subprocess.Popen([sys.executable, "-c", LEADER], stdout=subprocess.PIPE)
+    assert leader.stdout is not None
+    rank = Alive(int(leader.stdout.readline()))
+    leader.kill()
+    rank.wait_for_end()
+    leader.wait()
+    leader.stdout.close()
+
+
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "from tandem.live.parent import end_with_parent\\n"
+    "print(end_with_parent(), flush=True)\\nimport time\\ntime.sleep(60)"], stdout=subprocess.PIPE)
+assert child.stdout.readline() == b"True\\n"
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+def test_the_kernel_ends_whoever_wants_to_end_with_its_parent():
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    child = Alive(int(parent.stdout.readline()))
+    parent.kill()
+    child.wait_for_end()
+    parent.wait()
+    parent.stdout.close()

@@ -1,0 +1,175 @@
+"""Real processes that are started, die, hang and end."""
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tandem.live.launcher import LocalLauncher, Program, tail
+from tandem.live.process_identity import alive, started_ticks
+from tandem.live.restarts import RestartConfig, Restarts
+from tandem.live.supervisor import Supervisor
+
+# Says that it runs, then waits for a signal.
+WAITS = """
+import pathlib, signal, sys, time
+runs = pathlib.Path(sys.argv[1])
+{prepare}
+runs.write_text(runs.read_text() + "x" if runs.exists() else "x")
+print("it runs", flush=True)
+{then}
+while True:
+    time.sleep(60)
+"""
+QUICK = RestartConfig(first_delay_s=0.01, longest_delay_s=0.02, most_in_a_row=3)
+LIMIT_S = 20
+
+
+class Bed:
+    """A supervisor with what it told, and programs whose starts can be counted."""
+
+    def __init__(self, folder, config=QUICK):
+        self.folder = folder
+        self.launcher = LocalLauncher()
+        self.notices = []
+        self.supervisor = Supervisor(self.launcher, self.notices.append, config)
+
+    def program(self, name, prepare="", then=""):
+        script = WAITS.format(prepare=prepare, then=then)
+        command = (sys.executable, "-c", script, str(self.folder / f"{name}.runs"))
+        return Program(name, command, log=self.folder / f"{name}.log")
+
+    def starts(self, name):
+        runs = self.folder / f"{name}.runs"
+        return len(runs.read_text()) if runs.exists() else 0
+
+    async def until_started(self, name, times=1):
+        async with asyncio.timeout(LIMIT_S):
+            while self.starts(name) < times or name not in self.launcher.pids:
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def bed(folder, config=QUICK):
+    made = Bed(folder, config)
+    try:
+        yield made
+    finally:
+        await made.supervisor.stop(list(made.launcher.pids), 0.1, 5)
+        await made.supervisor.close()
+        assert not made.launcher.pids
+
+
+def run(test):
+    asyncio.run(asyncio.wait_for(test, LIMIT_S))
+
+
+def test_what_died_starts_again_and_the_rest_is_left_alone(tmp_path):
+    async def test():
+        async with bed(tmp_path) as made:
+            for name in ("a", "b"):
+                await made.supervisor.start(made.program(name))
+                await made.until_started(name)
+                made.supervisor.confirm(name)
+            before = dict(made.supervisor.pids)
+            os.kill(before["a"], signal.SIGKILL)
+            await made.until_started("a", 2)
+            assert made.supervisor.pids["a"] != before["a"]
+            assert made.supervisor.pids["b"] == before["b"]
+            assert "was killed by SIGKILL" in made.notices[0].text
+
+    run(test())
+
+
+def test_what_dies_before_it_worked_is_given_up_with_its_last_words(tmp_path):
+    async def test():
+        async with bed(tmp_path) as made:
+            then = "print('no such model'); sys.exit(2)"
+            await made.supervisor.start(made.program("a", then=then))
+            failure = await made.supervisor.failed()
+            assert (failure.name, failure.how) == ("a", "ended with status 2")
+            assert failure.log_tail.endswith("no such model")
+            assert made.starts("a") == 1
+
+    run(test())
+
+
+def test_what_keeps_dying_is_given_up_after_a_bounded_number_of_starts(tmp_path):
+    async def test():
+        async with bed(tmp_path) as made:
+            await made.supervisor.start(made.program("a", then="sys.exit(1)"))
+            made.supervisor.confirm("a")
+            await made.supervisor.failed()
+            assert made.starts("a") == 1 + QUICK.most_in_a_row
+
+    run(test())
+
+
+@pytest.mark.parametrize(("status", "starts"), [(0, 1), (3, 1)])
+def test_what_left_or_is_not_wanted_does_not_start_again(tmp_path, status, starts):
+    async def test():
+        async with bed(tmp_path) as made:
+            await made.supervisor.start(made.program("a", then=f"sys.exit({status})"))
+            made.supervisor.confirm("a")
+            if status:
+                assert (await made.supervisor.failed()).how == f"ended with status {status}"
+            while made.supervisor.pids:
+                await made.supervisor.changed()
+            assert made.starts("a") == starts
+
+    run(test())
+
+
+def test_what_hangs_is_killed_and_starts_again(tmp_path):
+    async def test():
+        async with bed(tmp_path) as made:
+            ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+            await made.supervisor.start(made.program("a", prepare=ignore))
+            await made.until_started("a")
+            made.supervisor.confirm("a")
+            os.kill(made.supervisor.pids["a"], signal.SIGSTOP)
+            made.supervisor.kill("a", "it says nothing")
+            await made.until_started("a", 2)
+
+    run(test())
+
+
+def test_stopping_asks_twice_and_then_kills(tmp_path):
+    asked = "signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True))"
+
+    async def test():
+        async with bed(tmp_path) as made:
+            for name, prepare in (("polite", ""), ("deaf", asked)):
+                await made.supervisor.start(made.program(name, prepare=prepare))
+                await made.until_started(name)
+                made.supervisor.confirm(name)
+            await made.supervisor.stop(["polite", "deaf"], 0.3, 0.3)
+            assert not made.supervisor.pids
+            assert made.starts("polite") == made.starts("deaf") == 1
+            assert tail(tmp_path / "deaf.log").count("asked") == 2
+
+    run(test())
+
+
+def test_delays_grow_and_a_steady_run_begins_anew():
+    book = Restarts(RestartConfig(1.0, 5.0, most_in_a_row=4, steady_s=60))
+    assert [book.delay_s("a", 1, 0.1) for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, None]
+    assert book.delay_s("b", 1, 0.1) == 1.0
+    assert book.delay_s("a", 1, 61) == 1.0
+    assert book.delay_s("a", 1, 0.1) == 2.0
+    assert book.delay_s("b", 2, 100) is None
+
+
+def test_a_process_is_known_by_its_number_and_its_start():
+    ticks = started_ticks(os.getpid())
+    assert alive(os.getpid(), ticks)
+    assert not alive(os.getpid(), ticks + 1)
+    assert started_ticks(1 << 22) == 0
+    assert not alive(1 << 22, 0)
+
+
+def test_a_log_that_is_not_there_has_no_last_words(tmp_path):
+    assert tail(tmp_path / "none") == ""

@@ -1,0 +1,239 @@
+"""A cluster on one event loop: a gateway and toy workers over real sockets. All parts are real but
+the model and the copying of its KV."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from tandem.cost.fitted import FittedStepTime
+from tandem.cost.worker import LinkCost, WorkerCost
+from tandem.facts.blocks import CacheRoot
+from tandem.facts.cluster_messages import PROTOCOL, Hello, Welcome
+from tandem.facts.fleet import Role
+from tandem.facts.kv_export import KvExport, KvGeometry, MoveKv, MoveReport
+from tandem.facts.node_messages import BlocksPublished, MoveFinished
+from tandem.facts.request import FinishReason, Request
+from tandem.facts.sampling import SamplingParameters
+from tandem.facts.serving import ModelCard
+from tandem.facts.steps import StepPlan, StepResult
+from tandem.live.channel_limits import ChannelLimits
+from tandem.live.engine_thread import EngineThread
+from tandem.live.gateway import Gateway, GatewayTerms
+from tandem.live.gateway_channel import GatewayChannel
+from tandem.live.inbox import Inbox
+from tandem.live.node import Node
+from tandem.live.node_channel import NodeChannel
+from tandem.machines.entrance import RouterConfig
+from tandem.machines.fleet import Capacity
+from tandem.machines.gateway import GatewayConfig, GatewayMachine
+from tandem.machines.node import NodeConfig, NodeMachine
+from tandem.machines.worker import WorkerConfig, WorkerMachine
+from tandem.policy.admission.registry import ADMISSIONS
+from tandem.policy.batching import TokenBudgetBatching
+from tandem.policy.dispatch.registry import DISPATCHES
+from tandem.policy.routing.registry import ROUTINGS
+from tests.live.ends import GATEWAY_KEYS, NODE_KEYS, PATIENCE_S
+from tests.machines.ledger_engine import VOCABULARY, LedgerEngine
+
+BLOCK_SIZE, BLOCKS, SEQUENCES, CONTEXT_TOKENS = 4, 256, 4, 200
+MODEL, REVISION = "toy", "r"
+ROOT = CacheRoot(MODEL, REVISION, b"toy")
+EXPORT = KvExport(MODEL, REVISION, KvGeometry(1, 1, 1, BLOCK_SIZE, "float32"), BLOCKS, ())
+WELCOME = Welcome("g0", 20_000_000, 2_000_000_000, 4_000_000_000)
+COST = WorkerCost(
+    FittedStepTime(fixed_s=0.01, token_s=1e-3),
+    kv_bytes_per_token=1.0,
+    chunk_tokens=32,
+    network=LinkCost(1e9),
+)
+
+
+def gateway_config(root: CacheRoot = ROOT) -> GatewayConfig:
+    router = RouterConfig(
+        block_size=BLOCK_SIZE,
+        root=root,
+        capacities={},
+        routing=ROUTINGS["round-robin"](0),
+        admission=ADMISSIONS["none"](),
+        dispatching=DISPATCHES["remote"](),
+    )
+
+    def capacity_of(hello: Hello) -> Capacity:
+        export = hello.export
+        return Capacity(COST, BLOCK_SIZE, export.block_count, hello.max_sequences)
+
+    return GatewayConfig("g0", router, capacity_of, WELCOME, MODEL, REVISION)
+
+
+def make_gateway(**terms) -> Gateway:
+    card = ModelCard(("toy",), 10_000, VOCABULARY, (), 0)
+    machine = GatewayMachine(gateway_config())
+    return Gateway(card, machine, GatewayTerms(**({"incarnation": "i"} | terms)))
+
+
+@asynccontextmanager
+async def serving(gateway: Gateway, listen: str = "tcp://127.0.0.1:0"):
+    """The gateway runs while the block does; gives its endpoint."""
+    channel = GatewayChannel(listen, GATEWAY_KEYS, gateway.hear)
+    endpoint = channel.open()
+    await gateway.start(channel)
+    try:
+        yield endpoint
+    finally:
+        await gateway.stop()
+
+
+@dataclass
+class Landed:
+    step_result: StepResult
+
+    def result(self) -> StepResult:
+        return self.step_result
+
+
+@dataclass
+class GatedLedger:
+    """A ledger engine whose steps wait for `gate`."""
+
+    asynchronous: bool = False
+    gate: threading.Event = field(default_factory=threading.Event)
+    ledger: LedgerEngine = field(
+        default_factory=lambda: LedgerEngine(BLOCK_SIZE, BLOCKS, SEQUENCES)
+    )
+
+    def adopt_thread(self) -> None:
+        pass
+
+    def launch(self, plan: StepPlan) -> Landed:
+        assert self.gate.wait(PATIENCE_S)
+        return Landed(self.ledger.run(plan))
+
+
+class LedgerMover:
+    """Copies KV from ledger to ledger, at once: what a KV mover does, without its memory."""
+
+    def __init__(self, inbox: Inbox, own: LedgerEngine, ledgers: dict[str, LedgerEngine]) -> None:
+        self.peers: set[tuple[str, str]] = set()
+        self._inbox, self._own, self._ledgers = inbox, own, ledgers
+
+    def connect(self, worker: str, incarnation: str, export: KvExport) -> None:
+        self.peers.add((worker, incarnation))
+
+    def forget(self, worker: str, incarnation: str) -> None:
+        self.peers.discard((worker, incarnation))
+
+    def start(self, move_id: int, order: MoveKv) -> None:
+        assert (order.source, order.incarnation) in self.peers
+        first_token = order.first_token // BLOCK_SIZE * BLOCK_SIZE
+        keys = self._ledgers[order.source].read(order.source_blocks, order.end_token - first_token)
+        self._own.write(order.target_blocks, keys)
+        report = MoveReport(True, "ledger", len(keys), len(order.source_blocks), 1e-3)
+        self._inbox.put(MoveFinished(move_id, report))
+
+    def stop(self, move_id: int) -> None:
+        pass
+
+    def publish(self, publication_id, blocks, generations) -> None:
+        self._inbox.put(BlocksPublished(publication_id))
+
+
+class ToyWorker:
+    """Runs on the loop from `start` to `stop`; `die` ends it without a word."""
+
+    def __init__(
+        self,
+        name: str,
+        role: Role = Role.BOTH,
+        ledgers: dict[str, LedgerEngine] | None = None,
+        context_tokens: int = CONTEXT_TOKENS,
+        export: KvExport = EXPORT,
+    ) -> None:
+        self.engine = GatedLedger()
+        self.engine.gate.set()
+        self.inbox = Inbox()
+        ledgers = ledgers if ledgers is not None else {}
+        ledgers[name] = self.engine.ledger
+        self.hello = Hello(
+            PROTOCOL, "0", name, "a", "p", role, True, ROOT, export, SEQUENCES, context_tokens
+        )
+        config = WorkerConfig(
+            block_size=BLOCK_SIZE,
+            block_count=BLOCKS,
+            context_tokens=context_tokens,
+            vocabulary_tokens=VOCABULARY,
+            max_sequences=SEQUENCES,
+            batching=TokenBudgetBatching(32),
+            root=ROOT,
+            max_waiting=64,
+        )
+        self.machine = WorkerMachine(config)
+        mover = LedgerMover(self.inbox, self.engine.ledger, ledgers)
+        self.node = Node(NodeMachine(NodeConfig(self.hello), self.machine), self.inbox, mover)
+        self.task: asyncio.Task[str] | None = None
+        self._steps = EngineThread(self.engine, self.node.take_result, self.inbox.fail)
+        self._channels: dict[str, NodeChannel] = {}
+
+    def start(self, *endpoints: str) -> None:
+        identity = f"{self.hello.worker}/{self.hello.incarnation}"
+        self._channels = {
+            endpoint: NodeChannel(
+                endpoint,
+                identity,
+                NODE_KEYS,
+                tell=self.inbox.put,
+                refused=lambda reason: self.inbox.fail(RuntimeError(reason)),
+                limits=ChannelLimits(reconnect_s=0.01, reconnect_most_s=0.05),
+            )
+            for endpoint in endpoints
+        }
+        self.task = asyncio.create_task(self.node.run(self._steps, self._channels))
+
+    async def stop(self) -> None:
+        """What its process does at its end."""
+        assert self.task is not None
+        self.engine.gate.set()
+        self.task.cancel()
+        await asyncio.wait([self.task])
+        if not self.task.cancelled() and (failure := self.task.exception()):
+            raise failure
+        for channel in self._channels.values():
+            await channel.close(0.5)
+        await asyncio.to_thread(self._steps.stop, PATIENCE_S)
+
+    @property
+    def drained(self) -> bool:
+        pool = self.machine.residents.pool
+        return self.machine.idle and pool.free_blocks == pool.block_count
+
+
+@asynccontextmanager
+async def working(*workers: ToyWorker, at: str):
+    """They run while the block does."""
+    for worker in workers:
+        worker.start(at)
+    try:
+        yield
+    finally:
+        for worker in workers:
+            await worker.stop()
+
+
+def request(name: str, prompt=(1, 2, 3), **sampling) -> Request:
+    return Request(name, tuple(prompt), SamplingParameters(**({"max_tokens": 8} | sampling)))
+
+
+async def read(gateway: Gateway, wanted: Request) -> list[int]:
+    tokens: list[int] = []
+    async for output in gateway.generate(wanted):
+        tokens += output.tokens
+    assert output.finish_reason in (FinishReason.LENGTH, FinishReason.STOP)
+    return tokens
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Give the loop turns until the condition holds."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.001)

@@ -1,0 +1,169 @@
+"""Every message survives the wire, and nothing else gets through it."""
+
+from array import array
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem.facts.cluster_messages import PROTOCOL, Audit, Unwelcome
+from tandem.facts.errors import InvalidRequest
+from tandem.facts.fleet import Tier
+from tandem.facts.fleet_messages import BlocksListed, TokensReported
+from tandem.facts.messages import (
+    EmitTokens,
+    ImportsArrived,
+    PrefillsArrived,
+    RequestsArrived,
+)
+from tandem.facts.request import Request
+from tandem.wire.codec import MESSAGE_LIMIT_BYTES, OPERATOR, TO_GATEWAY, TO_WORKER, Codec
+from tandem.wire.errors import BadMessage, OtherProtocol
+from tandem.wire.request_form import RequestForm, RequestsForm
+from tests.wire.instances import TYPES, of_type
+
+CODECS = {"to_gateway": TO_GATEWAY, "to_worker": TO_WORKER, "operator": OPERATOR}
+EVERY = [(way, kind) for way, kinds in TYPES.items() for kind in kinds]
+every_type = pytest.mark.parametrize(("way", "kind"), EVERY, ids=lambda each: str(each))
+
+
+def comparable(message):
+    """Prompts come back as arrays; they are compared by their content."""
+    if isinstance(message, (RequestsArrived, PrefillsArrived, ImportsArrived)):
+        return replace(
+            message,
+            requests=tuple(
+                replace(each, prompt_tokens=tuple(each.prompt_tokens)) for each in message.requests
+            ),
+        )
+    return message
+
+
+@every_type
+def test_every_message_comes_back_as_it_went(way, kind):
+    codec = CODECS[way]
+
+    @settings(max_examples=30)
+    @given(of_type(kind))
+    def returns(message):
+        assert comparable(codec.decode(codec.encode(message))) == message
+
+    returns()
+
+
+@every_type
+def test_cut_or_spoilt_messages_are_refused_or_well_formed(way, kind):
+    codec = CODECS[way]
+
+    @settings(max_examples=30)
+    @given(of_type(kind), st.data())
+    def only_bad_messages(message, data):
+        whole = codec.encode(message)
+        cut = whole[: data.draw(st.integers(0, len(whole) - 1))]
+        with pytest.raises(BadMessage):
+            codec.decode(cut)
+        with pytest.raises(BadMessage):
+            codec.decode(whole + b"\0")
+        spoilt = bytearray(whole)
+        for _ in range(data.draw(st.integers(1, 3))):
+            spoilt[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+        try:
+            read = codec.decode(bytes(spoilt))
+        except BadMessage:
+            return
+        # What is accepted is a message like any other: it goes out again and comes back.
+        assert comparable(codec.decode(codec.encode(read))) == comparable(read)
+
+    only_bad_messages()
+
+
+@pytest.mark.parametrize("way", CODECS)
+@given(data=st.binary(max_size=200), number=st.integers(0, 40))
+def test_noise_is_refused_or_well_formed(way, data, number):
+    for noise in (data, bytes((PROTOCOL, number)) + data):
+        try:
+            CODECS[way].decode(noise)
+        except BadMessage as error:
+            assert str(error)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x81\xa1z" + b"\x91" * 100_000 + b"\x01",
+        b"\x81\xabrequest_ids\xdd\xff\xff\xff\xff\x01",
+    ],
+)
+def test_bombs_are_refused(body):
+    for codec in CODECS.values():
+        for number in range(20):
+            with pytest.raises(BadMessage):
+                codec.decode(bytes((PROTOCOL, number)) + body)
+
+
+def test_a_text_that_is_no_text_is_refused():
+    good = TO_WORKER.encode(Unwelcome("ab"))
+    with pytest.raises(BadMessage):
+        TO_WORKER.decode(good.replace(b"ab", b"\xff\xfe"))
+
+
+def test_too_much_is_refused_unread():
+    with pytest.raises(BadMessage, match="bytes"):
+        TO_WORKER.decode(bytes(MESSAGE_LIMIT_BYTES + 1))
+
+
+def test_a_stranger_of_another_protocol_can_be_told_to_go():
+    newer = Codec(Audit, Unwelcome, protocol=PROTOCOL + 1)
+    with pytest.raises(OtherProtocol) as refusal:
+        Codec(Audit, Unwelcome).decode(newer.encode(Audit()))
+    assert refusal.value.protocol == PROTOCOL + 1
+    farewell = Codec(Audit, Unwelcome).encode(Unwelcome("old"), protocol=refusal.value.protocol)
+    assert newer.decode(farewell) == Unwelcome("old")
+
+
+EMISSION = EmitTokens(("a", "b"), (1, 2), (None, None), (False, False), (0, 0))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        TokensReported("w", replace(EMISSION, tokens=(1,))),
+        TokensReported("w", replace(EMISSION, tokens=(1, -2))),
+        TokensReported("w", replace(EMISSION, tokens=(1, 1 << 32))),
+        TokensReported("w", replace(EMISSION, logprobs=(None,))),
+        TokensReported("w", EMISSION, repeats=0),
+        TokensReported("w", EMISSION, repeats=1 << 40),
+        BlocksListed("w", Tier.DEVICE, (b"short",), 3),
+        BlocksListed("w", Tier.DEVICE, (), -1),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(message):
+    with pytest.raises(BadMessage):
+        TO_GATEWAY.decode(TO_GATEWAY.encode(message))
+
+
+def test_a_prompt_travels_packed_whatever_holds_it():
+    prompt = tuple(range(70_000, 80_000))
+    for tokens in (prompt, array("I", prompt)):
+        data = TO_WORKER.encode(RequestsArrived((Request("a", tokens),)))
+        assert len(data) < 4 * len(prompt) + 400
+        assert TO_WORKER.decode(data).requests[0].prompt_tokens == array("I", prompt)
+
+
+def test_what_the_dataclass_refuses_is_a_bad_message():
+    """Sampling parameters check themselves, with an error of their own."""
+    good = TO_WORKER.encode(RequestsArrived((Request("a", (1, 2)),)))
+    spoilt = good.replace(b"\xa5top_p\xcb?\xf0", b"\xa5top_p\xcb@\xf0")
+    assert spoilt != good
+    with pytest.raises(BadMessage, match="top_p") as refusal:
+        TO_WORKER.decode(spoilt)
+    assert isinstance(refusal.value.__cause__, InvalidRequest)
+
+
+def test_a_form_with_half_a_token_is_refused():
+    folded = RequestsForm((RequestForm("a", b"\1\2\3", Request("a", ()).sampling, b"", 0, ""),))
+    number = TO_WORKER.encode(RequestsArrived(()))[1]
+    plain = Codec(*([type(None)] * number), RequestsForm)
+    with pytest.raises(BadMessage):
+        TO_WORKER.decode(plain.encode(folded))
