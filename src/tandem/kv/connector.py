@@ -5,7 +5,7 @@ right ones is for the mover to check.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,4 +84,15 @@ class Connector(Protocol):
 
     def close(self) -> None:
         """Give everything back; peers that still read get an error."""
+        ...
+
+
+@runtime_checkable
+class InPlace(Protocol):
+    """What a connector can do besides when it maps the memory of its peers: whoever reads may copy
+    by himself, and check what he copies in the same pass."""
+
+    def memory_of(self, peer: str) -> NDArray[np.uint8]:
+        """All of the exported region of a connected peer. The array keeps it mapped. Raises
+        `ConnectorError` for others."""
         ...

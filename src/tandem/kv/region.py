@@ -1,6 +1,15 @@
 """Memory that other processes may reach: anonymous, and gone with the last process that maps it."""
 
+import fcntl
+import mmap
+import os
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Whoever maps the memory can rely on its size: a shrunken file would kill its readers.
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,3 +22,42 @@ class Region:
     bytes: int
     descriptor: int = -1
     device: str = "cpu"
+
+
+class SharedRegion:
+    """Memory of this process, all zeros at first, behind a file without a name: nothing is left
+    to clean up, whatever way the process ends.
+
+    `view` is all of it, as bytes; every array or tensor made from it keeps the memory mapped.
+    """
+
+    def __init__(self, region: Region, view: NDArray[np.uint8]) -> None:
+        self.region = region
+        self.view = view
+
+    @classmethod
+    def create(cls, bytes: int, name: str) -> "SharedRegion":
+        """`name` is what `/proc` shows. Raises `OSError` where the system gives no memory."""
+        assert bytes > 0
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(descriptor, bytes)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+            view = mapped(descriptor, bytes)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return cls(Region(view.ctypes.data, bytes, descriptor), view)
+
+    def close(self) -> None:
+        """No new peer can map it; the memory goes with its last view, here and at peers."""
+        if self.region.descriptor >= 0:
+            os.close(self.region.descriptor)
+        self.region = Region(0, 0)
+        self.view = np.empty(0, dtype=np.uint8)
+
+
+def mapped(descriptor: int, bytes: int) -> NDArray[np.uint8]:
+    """The memory behind a descriptor, shared with all who map it, for as long as a view lives."""
+    memory = mmap.mmap(descriptor, bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    return np.frombuffer(memory, dtype=np.uint8)

@@ -1,4 +1,5 @@
-"""Where the KV bytes of a worker lie: one pool tensor on one device.
+"""Where the KV bytes of a worker lie: one pool tensor on one device, in memory of its own or in
+memory that others may reach.
 
 Knows nothing of owners or hashes: which block holds what is the pool machine's business.
 Axes: B blocks, L layers, K kv heads, S slots a block, D head dim.
@@ -21,16 +22,29 @@ TORCH_DTYPES: dict[KvDtype, torch.dtype] = {
 class KvStore:
     """Owns the pool for its lifetime; `layer` hands out views of it.
 
-    The memory is not cleared: a slot is written before attention reads it.
+    The memory is not cleared: a slot is written before attention reads it. `memory` is the pool
+    part of a region, uint8 on the device, of exactly `blocks` blocks; without it the store makes
+    its own.
     """
 
-    def __init__(self, layout: KvLayout, blocks: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        layout: KvLayout,
+        blocks: int,
+        device: torch.device,
+        memory: Tensor | None = None,
+    ) -> None:
         assert blocks > 0
         self.layout = layout
         self.blocks = blocks
-        self.pool_BL2KSD = torch.empty(
-            layout.pool_shape(blocks), dtype=TORCH_DTYPES[layout.dtype], device=device
-        )
+        shape, dtype = layout.pool_shape(blocks), TORCH_DTYPES[layout.dtype]
+        if memory is None:
+            self.pool_BL2KSD = torch.empty(shape, dtype=dtype, device=device)
+        else:
+            assert memory.dtype is torch.uint8
+            assert memory.device.type == device.type
+            assert memory.numel() == blocks * layout.block_bytes
+            self.pool_BL2KSD = memory.view(dtype).view(shape)
         advise_huge_pages(self.pool_BL2KSD)
         # Made once: a view costs more than a list look-up, and every layer of every step asks.
         self._layers = list(self.pool_BL2KSD.unbind(dim=1))

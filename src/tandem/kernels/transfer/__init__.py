@@ -1,0 +1,1 @@
+"""Copies of scattered pieces of memory, and checksums that tell whether they came whole."""

@@ -1,0 +1,203 @@
+"""The way between GPU memory of one host: map the peer's allocation, let the GPU copy.
+
+The peer's processor takes no part: one that dies or hangs leaves nothing to wait for. Copies run
+on a stream of their own; whoever announces bytes has waited until they are there.
+"""
+
+import os
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import msgspec
+
+from tandem.kv.connector import Completion, ConnectorError, Spans
+from tandem.kv.connectors.cuda_driver import HANDLE_BYTES, LIBRARY, CudaDriver
+from tandem.kv.connectors.host import host_identity
+from tandem.kv.connectors.looking import poll_by_looking
+from tandem.kv.connectors.tickets import Ticket, Tickets
+from tandem.kv.region import Region
+from tandem.kv.spans import join_spans, problem_of
+
+_HandleBytes = Annotated[bytes, msgspec.Meta(min_length=HANDLE_BYTES, max_length=HANDLE_BYTES)]
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
+class CudaIpcDescription(msgspec.Struct, frozen=True):
+    """Memory of a process: `region_bytes` at `offset` of the allocation behind the handle."""
+
+    host: str
+    process_id: int
+    handle: _HandleBytes
+    offset: _Count
+    region_bytes: _Count
+    version: Literal[1] = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Peer:
+    """The exported region starts at `offset` of the allocation, which is mapped at `mapping`."""
+
+    mapping: int
+    offset: int
+    bytes: int
+
+    @property
+    def address(self) -> int:
+        return self.mapping + self.offset
+
+
+class CudaIpcConnector:
+    """`device` is the number of the GPU whose memory is exported, and which copies. Making one
+    raises `ConnectorError` where there is no CUDA driver or no such GPU. Own regions may lie on
+    any GPU, or in host memory (pinned, or the copies are slow).
+
+    torch's allocator must not use expandable segments: the driver cannot export those this way.
+    """
+
+    def __init__(self, device: int = 0, library: str = LIBRARY) -> None:
+        self._driver = CudaDriver(device, library)
+        self._device = device
+        self._exported: Region | None = None
+        self._regions: list[Region] = []
+        self._peers: dict[str, _Peer] = {}
+        self._copying: dict[int, Ticket] = {}
+        self._tickets = Tickets()
+        self._closed = False
+        # `close` may come from another thread.
+        self._lock = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        return "cuda-ipc"
+
+    def register(self, region: Region, *, exported: bool) -> int:
+        if exported:
+            assert self._exported is None
+            if region.device != f"cuda:{self._device}":
+                raise ConnectorError(
+                    f"cuda-ipc exports memory of cuda:{self._device}, not of {region.device}"
+                )
+            self._exported = region
+        self._regions.append(region)
+        return len(self._regions) - 1
+
+    def describe(self) -> bytes:
+        assert self._exported is not None
+        handle, offset = self._driver.export(self._exported.address)
+        return msgspec.msgpack.encode(
+            CudaIpcDescription(
+                host=_host(),
+                process_id=os.getpid(),
+                handle=handle,
+                offset=offset,
+                region_bytes=self._exported.bytes,
+            )
+        )
+
+    def connect(self, peer: str, description: bytes) -> None:
+        try:
+            found = msgspec.msgpack.decode(description, type=CudaIpcDescription)
+        except msgspec.MsgspecError as error:
+            raise ConnectorError(f"{peer} describes its memory in no known way: {error}") from error
+        if found.host != _host():
+            raise ConnectorError(f"{peer} is on another host, or in another namespace of processes")
+        if found.process_id == os.getpid():
+            raise ConnectorError(f"{peer} is this very process, which cuda-ipc cannot map")
+        with self._lock:
+            self._leave(peer, f"{peer} is connected anew")
+            self._peers[peer] = _Peer(
+                self._driver.open(found.handle), found.offset, found.region_bytes
+            )
+
+    def disconnect(self, peer: str) -> None:
+        with self._lock:
+            self._leave(peer, f"disconnected from {peer}")
+
+    def read(self, peer: str, spans: Spans, handle: int) -> int:
+        return self._copy(peer, spans, handle, write=False)
+
+    def write(self, peer: str, spans: Spans, handle: int) -> int:
+        return self._copy(peer, spans, handle, write=True)
+
+    def cancel(self, ticket: int) -> None:
+        # What the GPU has begun it ends, in milliseconds, and nothing can hold it up.
+        self._tickets.cancel(ticket)
+
+    def poll(self, timeout_s: float) -> list[Completion]:
+        return poll_by_looking(self._tickets, self._look, timeout_s)
+
+    def close(self) -> None:
+        self._tickets.close("the connector was closed")
+        with self._lock:
+            for peer in list(self._peers):
+                self._leave(peer, "the connector was closed")
+            if not self._closed:
+                self._closed = True
+                self._driver.close()
+
+    def _copy(self, peer: str, spans: Spans, handle: int, *, write: bool) -> int:
+        own = self._regions[handle]
+        ticket = self._tickets.open(peer)
+        with self._lock:
+            found = self._peers.get(peer)
+            if found is None:
+                self._tickets.end(ticket, f"not connected to {peer}")
+            elif problem := problem_of(spans, found.bytes, own.bytes):
+                self._tickets.end(ticket, problem)
+            elif self._tickets.begin(ticket):
+                pieces = join_spans(spans)
+                ends = pieces.local + own.address, pieces.remote + found.address
+                target, source = reversed(ends) if write else ends
+                try:
+                    copies = self._driver.copy(
+                        target.tolist(), source.tolist(), pieces.lengths.tolist()
+                    )
+                except ConnectorError as error:
+                    self._tickets.end(ticket, str(error))
+                else:
+                    self._copying[copies] = ticket
+        return ticket.number
+
+    def _look(self) -> bool:
+        """End what is over; says whether anything goes on."""
+        with self._lock:
+            for event, ticket in list(self._copying.items()):
+                try:
+                    over, problem = self._driver.finished(event), ""
+                except ConnectorError as error:
+                    # An error of the GPU: the context, and with it all copies, are gone.
+                    over, problem = True, str(error)
+                if over:
+                    del self._copying[event]
+                    self._tickets.end(ticket, problem or ticket.stop)
+            return bool(self._copying)
+
+    def _leave(self, peer: str, problem: str) -> None:
+        found = self._peers.pop(peer, None)
+        if found is None:
+            return
+        for event, ticket in list(self._copying.items()):
+            if ticket.peer == peer:
+                del self._copying[event]
+                self._tickets.end(ticket, _wait(self._driver, event) or ticket.stop or problem)
+        # What cannot be given back, after an error of the GPU, goes with the process.
+        with suppress(ConnectorError):
+            self._driver.unmap(found.mapping)
+
+
+def _host() -> str:
+    try:
+        return host_identity()
+    except OSError as error:
+        raise ConnectorError(f"cuda-ipc cannot tell which host this is: {error}") from error
+
+
+def _wait(driver: CudaDriver, event: int) -> str:
+    """For the end of copies; gives the problem they had."""
+    try:
+        driver.wait(event)
+    except ConnectorError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,192 @@
+"""The way over a fabric: NIXL, which reads by RDMA, NVLink or within a host, and over TCP at need.
+
+Each peer has an agent of its own, because closing the agent is the only thing that surely stops
+UCX from writing: a copy that was released, or whose peer was removed, still writes what comes late.
+A peer over plain TCP that hangs while it is read from dies in UCX when it wakes up after that.
+"""
+
+import threading
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import msgspec
+
+from tandem.kv.connector import Completion, ConnectorError, Spans
+from tandem.kv.connectors.looking import poll_by_looking
+from tandem.kv.connectors.nixl_agent import NixlAgent, Pieces
+from tandem.kv.connectors.tickets import Ticket, Tickets
+from tandem.kv.region import Region
+from tandem.kv.spans import join_spans, problem_of
+
+_Address = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
+class NixlDescription(msgspec.Struct, frozen=True):
+    """The memory of an agent, and how NIXL gets there."""
+
+    agent: str
+    address: _Address
+    region_bytes: _Address
+    device: Annotated[str, msgspec.Meta(pattern=r"^(cpu|cuda:\d{1,3})$")]
+    metadata: bytes
+    version: Literal[1] = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Pieces to copy between a peer and an own region, which is known by its handle."""
+
+    spans: Spans
+    own: Region
+    handle: int
+    write: bool
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    """`copying` are the tickets by NIXL's handle; `known` the own regions that the agent knows."""
+
+    name: str
+    memory: Region
+    agent: NixlAgent
+    copying: dict[int, Ticket] = field(default_factory=dict)
+    known: set[int] = field(default_factory=set)
+
+    def begin(self, ticket: Ticket, order: _Order) -> None:
+        if order.handle not in self.known:
+            self.agent.register(order.own)
+            self.known.add(order.handle)
+        copy = self.agent.begin(
+            self.name,
+            Pieces(order.own, order.spans.local, order.spans.lengths),
+            Pieces(self.memory, order.spans.remote, order.spans.lengths),
+            write=order.write,
+        )
+        self.copying[copy] = ticket
+
+    def take_done(self) -> list[Ticket]:
+        done = [copy for copy in self.copying if self.agent.done(copy)]
+        for copy in done:
+            self.agent.release(copy)
+        return [self.copying.pop(copy) for copy in done]
+
+
+class NixlConnector:
+    """`agent_name` must differ from that of every other worker, those that had its place before
+    included. Making one raises `ConnectorError` where NIXL is not installed. A peer whose copy
+    failed must be connected again, as if it had been disconnected."""
+
+    def __init__(self, agent_name: str) -> None:
+        self._agent_name = agent_name
+        self._served = NixlAgent(agent_name)
+        self._exported: Region | None = None
+        self._regions: list[Region] = []
+        self._peers: dict[str, _Peer] = {}
+        self._tickets = Tickets()
+        # `close` may come from another thread, and NIXL's agents know no locks.
+        self._lock = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        return "nixl"
+
+    def register(self, region: Region, *, exported: bool) -> int:
+        if exported:
+            assert self._exported is None
+            self._exported = region
+        # Own memory is made known to a peer's agent when first needed. That of a GPU here too:
+        # where UCX cannot reach it, now is the time to say so.
+        if exported or region.device != "cpu":
+            self._served.register(region)
+        self._regions.append(region)
+        return len(self._regions) - 1
+
+    def describe(self) -> bytes:
+        assert self._exported is not None
+        return msgspec.msgpack.encode(
+            NixlDescription(
+                agent=self._agent_name,
+                address=self._exported.address,
+                region_bytes=self._exported.bytes,
+                device=self._exported.device,
+                metadata=self._served.metadata(),
+            )
+        )
+
+    def connect(self, peer: str, description: bytes) -> None:
+        try:
+            found = msgspec.msgpack.decode(description, type=NixlDescription)
+        except msgspec.MsgspecError as error:
+            raise ConnectorError(f"{peer} describes its memory in no known way: {error}") from error
+        with self._lock:
+            self._cut_off(peer, f"{peer} is connected anew")
+            agent = NixlAgent(f"{self._agent_name} reads {found.agent}")
+            try:
+                agent.load(found.metadata, found.agent)
+            except ConnectorError:
+                agent.close()
+                raise
+            memory = Region(found.address, found.region_bytes, device=found.device)
+            self._peers[peer] = _Peer(found.agent, memory, agent)
+
+    def disconnect(self, peer: str) -> None:
+        with self._lock:
+            self._cut_off(peer, f"disconnected from {peer}")
+
+    def read(self, peer: str, spans: Spans, handle: int) -> int:
+        return self._copy(peer, spans, handle, write=False)
+
+    def write(self, peer: str, spans: Spans, handle: int) -> int:
+        return self._copy(peer, spans, handle, write=True)
+
+    def cancel(self, ticket: int) -> None:
+        # What is under way ends by itself, or with its peer: NIXL cannot take it back.
+        self._tickets.cancel(ticket)
+
+    def poll(self, timeout_s: float) -> list[Completion]:
+        return poll_by_looking(self._tickets, self._look, timeout_s)
+
+    def close(self) -> None:
+        self._tickets.close("the connector was closed")
+        with self._lock:
+            for peer in list(self._peers):
+                self._cut_off(peer, "the connector was closed")
+            self._served.close()
+
+    def _copy(self, peer: str, spans: Spans, handle: int, *, write: bool) -> int:
+        own = self._regions[handle]
+        ticket = self._tickets.open(peer)
+        with self._lock:
+            found = self._peers.get(peer)
+            if found is None:
+                self._tickets.end(ticket, f"not connected to {peer}")
+            elif problem := problem_of(spans, found.memory.bytes, own.bytes):
+                self._tickets.end(ticket, problem)
+            elif not len((pieces := join_spans(spans)).lengths):
+                self._tickets.end(ticket)
+            elif self._tickets.begin(ticket):
+                try:
+                    found.begin(ticket, _Order(pieces, own, handle, write))
+                except ConnectorError as error:
+                    self._cut_off(peer, str(error))
+                    self._tickets.end(ticket, str(error))
+        return ticket.number
+
+    def _look(self) -> bool:
+        """End what is over; says whether anything goes on."""
+        with self._lock:
+            for name, peer in list(self._peers.items()):
+                try:
+                    for ticket in peer.take_done():
+                        self._tickets.end(ticket, ticket.stop)
+                except ConnectorError as error:
+                    # One copy that failed may be followed by late bytes of its neighbours.
+                    self._cut_off(name, str(error))
+            return any(peer.copying for peer in self._peers.values())
+
+    def _cut_off(self, peer: str, problem: str) -> None:
+        found = self._peers.pop(peer, None)
+        if found is not None:
+            found.agent.close(found.copying)
+            for ticket in found.copying.values():
+                self._tickets.end(ticket, ticket.stop or problem)

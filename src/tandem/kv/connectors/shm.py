@@ -1,0 +1,188 @@
+"""The way between processes of one host and user: map the peer's memory, copy with the processor.
+
+A peer that dies or hangs leaves its memory readable, and nothing to wait for.
+"""
+
+import fcntl
+import os
+import queue
+import threading
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.kernels.transfer.choose import choose_transfer
+from tandem.kernels.transfer.contract import Transfer
+from tandem.kv.connector import Completion, ConnectorError, Spans
+from tandem.kv.connectors.host import host_identity, start_of
+from tandem.kv.connectors.tickets import Ticket, Tickets
+from tandem.kv.region import SEALS, Region, mapped
+from tandem.kv.spans import batches, join_spans, problem_of
+
+# How much is copied between two looks at whether to stop: less than a millisecond's worth.
+PIECE_BYTES: Final = 4 << 20
+PIECE_SPANS: Final = 4096
+CLOSE_S: Final = 5.0
+
+
+class ShmDescription(msgspec.Struct, frozen=True):
+    """Where a process keeps its exported memory. `inode` tells a descriptor used again."""
+
+    host: str
+    process_id: int
+    start: int
+    descriptor: int
+    inode: int
+    bytes: int
+    version: Literal[1] = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """Bytes go from one address to another. `peer_memory` keeps the peer's mapping in being."""
+
+    ticket: Ticket
+    spans: Spans
+    peer_memory: NDArray[np.uint8]
+    own: Region
+    into_own: bool
+
+
+class ShmConnector:
+    """`threads` copy in the background, each one ticket at a time."""
+
+    def __init__(self, transfer: Transfer | None = None, threads: int = 1) -> None:
+        self._transfer = transfer or choose_transfer()
+        self._regions: list[Region] = []
+        self._exported: Region | None = None
+        self._peers: dict[str, NDArray[np.uint8]] = {}
+        self._tickets = Tickets()
+        self._copies: queue.SimpleQueue[_Copy | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"kv-shm-{index}", daemon=True)
+            for index in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def name(self) -> str:
+        return "shm"
+
+    def register(self, region: Region, *, exported: bool) -> int:
+        if region.device != "cpu":
+            raise ConnectorError(f"shm copies memory of the host, not of {region.device}")
+        if exported:
+            assert self._exported is None
+            if region.descriptor < 0:
+                raise ConnectorError("shm exports only memory with a file descriptor behind it")
+            self._exported = region
+        self._regions.append(region)
+        return len(self._regions) - 1
+
+    def describe(self) -> bytes:
+        assert self._exported is not None
+        process_id = os.getpid()
+        try:
+            description = ShmDescription(
+                host=host_identity(),
+                process_id=process_id,
+                start=start_of(process_id),
+                descriptor=self._exported.descriptor,
+                inode=os.fstat(self._exported.descriptor).st_ino,
+                bytes=self._exported.bytes,
+            )
+        except OSError as error:
+            raise ConnectorError(f"shm cannot tell peers of this process: {error}") from error
+        return msgspec.msgpack.encode(description)
+
+    def connect(self, peer: str, description: bytes) -> None:
+        try:
+            found = msgspec.msgpack.decode(description, type=ShmDescription)
+            self._peers[peer] = _map(found)
+        except msgspec.MsgspecError as error:
+            raise ConnectorError(f"{peer} describes its memory in no known way: {error}") from error
+        except OSError as error:
+            raise ConnectorError(f"the memory of {peer} cannot be mapped: {error}") from error
+
+    def disconnect(self, peer: str) -> None:
+        # What is being copied keeps the mapping until its thread has seen that it shall stop.
+        self._peers.pop(peer, None)
+        self._tickets.cancel_peer(peer, f"disconnected from {peer}")
+
+    def memory_of(self, peer: str) -> NDArray[np.uint8]:
+        """See the port `InPlace`."""
+        if peer not in self._peers:
+            raise ConnectorError(f"not connected to {peer}")
+        return self._peers[peer]
+
+    def read(self, peer: str, spans: Spans, handle: int) -> int:
+        return self._copy(peer, spans, handle, into_own=True)
+
+    def write(self, peer: str, spans: Spans, handle: int) -> int:
+        return self._copy(peer, spans, handle, into_own=False)
+
+    def cancel(self, ticket: int) -> None:
+        self._tickets.cancel(ticket)
+
+    def poll(self, timeout_s: float) -> list[Completion]:
+        return self._tickets.poll(timeout_s)
+
+    def close(self) -> None:
+        self._tickets.close("the connector was closed")
+        for _ in self._threads:
+            self._copies.put(None)
+        for thread in self._threads:
+            thread.join(CLOSE_S)
+
+    def _copy(self, peer: str, spans: Spans, handle: int, *, into_own: bool) -> int:
+        own = self._regions[handle]
+        ticket = self._tickets.open(peer)
+        memory = self._peers.get(peer)
+        if memory is None:
+            self._tickets.end(ticket, f"not connected to {peer}")
+        elif problem := problem_of(spans, len(memory), own.bytes):
+            self._tickets.end(ticket, problem)
+        else:
+            self._copies.put(_Copy(ticket, join_spans(spans), memory, own, into_own))
+        return ticket.number
+
+    def _serve(self) -> None:
+        while (copy := self._copies.get()) is not None:
+            if self._tickets.begin(copy.ticket):
+                self._perform(copy)
+                self._tickets.end(copy.ticket, copy.ticket.stop)
+
+    def _perform(self, copy: _Copy) -> None:
+        peer, own = copy.peer_memory.ctypes.data, copy.own.address
+        for piece in batches(copy.spans, PIECE_BYTES, PIECE_SPANS):
+            if copy.ticket.stop:
+                return
+            self._transfer.copy_spans(
+                own if copy.into_own else peer,
+                peer if copy.into_own else own,
+                target_offsets=piece.local if copy.into_own else piece.remote,
+                source_offsets=piece.remote if copy.into_own else piece.local,
+                lengths=piece.lengths,
+            )
+
+
+def _map(peer: ShmDescription) -> NDArray[np.uint8]:
+    """Raises `OSError` or `ConnectorError` when the memory described is not to be had."""
+    if peer.host != host_identity():
+        raise ConnectorError("the peer is on another host, or in another namespace of processes")
+    descriptor = os.open(f"/proc/{peer.process_id}/fd/{peer.descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        # Asked after the opening: what is open now cannot be replaced any more.
+        if start_of(peer.process_id) != peer.start:
+            raise ConnectorError(f"process {peer.process_id} is not the one that was meant")
+        state = os.fstat(descriptor)
+        sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & SEALS == SEALS
+        if state.st_ino != peer.inode or state.st_size != peer.bytes or not sealed:
+            raise ConnectorError(f"process {peer.process_id} has something else in that place")
+        return mapped(descriptor, peer.bytes)
+    finally:
+        os.close(descriptor)

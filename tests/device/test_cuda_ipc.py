@@ -1,0 +1,204 @@
+"""CUDA IPC between two processes: on a GPU where there is one, and on a stand-in for the driver's
+library, which proves what is ours: calls, offsets, tickets."""
+
+import ctypes
+import subprocess
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from tandem.kv.connector import ConnectorError, Spans
+from tandem.kv.connectors.cuda_driver import LIBRARY
+from tandem.kv.connectors.cuda_ipc import CudaIpcConnector, CudaIpcDescription
+from tandem.kv.region import Region
+from tests.device.gpu_memory import Exporter, GpuMemory, content
+
+SIZE = 768 << 10
+END_S = 20.0
+STAND_IN = Path(__file__).with_name("cuda_stand_in.cpp")
+
+
+@pytest.fixture(
+    scope="module", params=["stand-in", *(["cuda"] if torch.cuda.is_available() else [])]
+)
+def library(request, tmp_path_factory):
+    if request.param == "cuda":
+        return LIBRARY
+    built = tmp_path_factory.mktemp("cuda") / "libcuda_stand_in.so"
+    command = ["g++", "-shared", "-fPIC", "-O1", "-std=c++17", "-o", built, STAND_IN]
+    subprocess.run(command, check=True, timeout=60)
+    return str(built)
+
+
+@pytest.fixture(scope="module")
+def exporter(library):
+    running = Exporter(SIZE, library)
+    yield running
+    running.kill()
+
+
+@dataclass
+class Side:
+    connector: CudaIpcConnector
+    exporter: Exporter
+    own: GpuMemory
+    handle: int
+
+    def read(self, spans: Spans) -> int:
+        return self.connector.read("peer", spans, self.handle)
+
+    def ends(self, count: int) -> dict[int, str]:
+        found = []
+        while len(found) < count:
+            some = self.connector.poll(END_S)
+            assert some, f"{count - len(found)} tickets did not end"
+            found += some
+        assert self.connector.poll(0.0) == []
+        return {completion.ticket: completion.problem for completion in found}
+
+    def read_all(self, spans: Spans) -> str:
+        ticket = self.read(spans)
+        return self.ends(1)[ticket]
+
+
+@pytest.fixture
+def side(exporter, library):
+    own = GpuMemory(SIZE, library)
+    connector = CudaIpcConnector(0, library)
+    handle = connector.register(own.region, exported=False)
+    connector.connect("peer", exporter.description)
+    yield Side(connector, exporter, own, handle)
+    connector.close()
+
+
+def spans_of(*pieces: tuple[int, int, int]) -> Spans:
+    """Pieces as (remote, local, length)."""
+    columns = np.array(pieces, dtype=np.int64).reshape(-1, 3).T
+    return Spans(*columns)
+
+
+def scattered(pieces: int, longest: int) -> Spans:
+    generator = np.random.default_rng(pieces)
+    places = SIZE // longest
+    remote = generator.permutation(places)[:pieces].astype(np.int64) * longest
+    local = generator.permutation(places)[:pieces].astype(np.int64) * longest
+    lengths = generator.integers(1, longest, pieces)
+    return Spans(remote + generator.integers(0, longest - lengths), local, lengths)
+
+
+@pytest.mark.parametrize(("pieces", "longest"), [(300, 2_000), (5, 150_000)])
+def test_scattered_pieces_arrive_and_nothing_else_changes(side, pieces, longest):
+    spans = scattered(pieces, longest)
+    wanted = np.full(SIZE, 99, dtype=np.uint8)
+    side.own.put(wanted)
+    there = content(SIZE)
+    for remote, local, length in zip(spans.remote, spans.local, spans.lengths, strict=True):
+        wanted[local : local + length] = there[remote : remote + length]
+    assert side.read_all(spans) == ""
+    assert (side.own.get() == wanted).all()
+
+
+def test_host_memory_can_be_the_own_end(side):
+    host = torch.zeros(1000, dtype=torch.uint8)
+    handle = side.connector.register(Region(host.data_ptr(), 1000), exported=False)
+    ticket = side.connector.read("peer", spans_of((5000, 0, 1000)), handle)
+    assert side.ends(1) == {ticket: ""}
+    assert (host.numpy() == content(SIZE)[5000:6000]).all()
+
+
+def test_writes_arrive(side):
+    before = content(SIZE)
+    changed = before.copy()
+    changed[70_000:70_500] += 1
+    for values in (changed, before):
+        side.own.put(values)
+        ticket = side.connector.write("peer", spans_of((70_000, 70_000, 500)), side.handle)
+        assert side.ends(1) == {ticket: ""}
+        assert side.exporter.checksum() == zlib.crc32(values)
+
+
+@pytest.mark.parametrize("piece", [(-8, 0, 16), (SIZE - 8, 0, 16), (0, SIZE - 8, 16), (0, 0, -4)])
+def test_what_lies_outside_is_a_problem(side, piece):
+    assert "outside" in side.read_all(spans_of(piece))
+    assert side.read_all(spans_of((0, 0, 100))) == ""
+
+
+def test_every_ticket_ends_once(side):
+    tickets = [side.read(scattered(20 + n, 9_000)) for n in range(30)]
+    side.connector.cancel(tickets[-1])
+    problems = side.ends(30)
+    assert problems == dict.fromkeys(tickets[:-1], "") | {tickets[-1]: "cancelled"}
+
+
+def test_disconnecting_ends_what_is_open(side, library):
+    tickets = [side.read(spans_of((0, 0, SIZE))) for _ in range(4)]
+    side.connector.disconnect("peer")
+    assert side.ends(4) == dict.fromkeys(tickets, "disconnected from peer")
+    if library != LIBRARY:
+        assert ctypes.CDLL(library).stand_in_mappings() == 0
+    assert "not connected" in side.read_all(spans_of((0, 0, 10)))
+    side.connector.connect("peer", side.exporter.description)
+    assert side.read_all(spans_of((0, 0, 10))) == ""
+
+
+def test_closing_ends_what_is_open_and_may_be_done_twice(side):
+    ticket = side.read(spans_of((0, 0, SIZE)))
+    side.connector.close()
+    assert side.ends(1) == {ticket: "the connector was closed"}
+    side.connector.close()
+    assert side.read_all(spans_of((0, 0, 10))) == "the connector was closed"
+
+
+def test_memory_stays_readable_after_its_owner_was_killed(library):
+    exporter = Exporter(SIZE, library)
+    own = GpuMemory(SIZE, library)
+    connector = CudaIpcConnector(0, library)
+    handle = connector.register(own.region, exported=False)
+    connector.connect("peer", exporter.description)
+    side = Side(connector, exporter, own, handle)
+    exporter.kill()
+    assert side.read_all(spans_of((0, 0, SIZE))) == ""
+    assert (own.get() == content(SIZE)).all()
+    connector.disconnect("peer")
+    with pytest.raises(ConnectorError):
+        connector.connect("peer", exporter.description)
+    connector.close()
+
+
+def test_what_cannot_be_reached_is_refused(side, library):
+    memory = GpuMemory(1000, library)
+    side.connector.register(memory.region, exported=True)
+    with pytest.raises(ConnectorError, match="this very process"):
+        side.connector.connect("self", side.connector.describe())
+    found = msgspec.msgpack.decode(side.exporter.description, type=CudaIpcDescription)
+    elsewhere = msgspec.structs.replace(found, host="elsewhere")
+    with pytest.raises(ConnectorError, match="another host"):
+        side.connector.connect("far", msgspec.msgpack.encode(elsewhere))
+    for garbage in (
+        b"",
+        b"\xc1",
+        msgspec.msgpack.encode(msgspec.structs.replace(found, offset=-1)),
+    ):
+        with pytest.raises(ConnectorError, match="no known way"):
+            side.connector.connect("other", garbage)
+
+
+def test_only_memory_of_its_gpu_is_exported(side):
+    with pytest.raises(ConnectorError, match="not of cpu"):
+        side.connector.register(Region(4096, 100), exported=True)
+
+
+def test_a_gpu_that_is_not_there(library):
+    with pytest.raises(ConnectorError, match="cuDeviceGet"):
+        CudaIpcConnector(63, library)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a host without CUDA")
+def test_without_a_driver_it_says_so():
+    with pytest.raises(ConnectorError, match="needs the driver of a GPU"):
+        CudaIpcConnector()

@@ -1,0 +1,83 @@
+"""A header tells the very bytes it was made for from all others."""
+
+import numpy as np
+import pytest
+
+from tandem.kernels.transfer.choose import choose_transfer
+from tandem.kernels.transfer.reference import REFERENCE
+from tandem.kv.headers import NOT_COMPUTED, Headers, parse
+from tandem.kv.layout import KvLayout
+from tandem.kv.region import SharedRegion
+from tandem.kv.region_layout import RegionLayout
+
+LAYOUT = RegionLayout(KvLayout(2, 3, 4, 8, "bfloat16"), 9)
+
+
+@pytest.fixture(params=["native", "reference"])
+def transfer(request):
+    return choose_transfer(allow_native=request.param == "native")
+
+
+@pytest.fixture
+def shared():
+    region = SharedRegion.create(LAYOUT.bytes, "test")
+    start = LAYOUT.block_offset(0)
+    region.view[start:] = np.random.default_rng(1).integers(0, 256, LAYOUT.bytes - start)
+    return region
+
+
+def headers_of(shared, blocks):
+    """What a peer sees after it has read the headers of these blocks."""
+    parts = [
+        shared.view[LAYOUT.header_offset(block) :][: LAYOUT.header_bytes].tobytes()
+        for block in blocks
+    ]
+    return parse(b"".join(parts), LAYOUT)
+
+
+def test_what_is_published_is_read(shared, transfer):
+    Headers(shared.view, LAYOUT, transfer).publish([7, 0, 3], [5, 2**40, 1])
+    generations, checksums = headers_of(shared, [0, 3, 7, 8])
+    assert generations.tolist() == [2**40, 1, 5, 0]
+    assert checksums.shape == (4, LAYOUT.runs_per_block)
+    assert not checksums[3].any()
+    for row, block in enumerate([0, 3, 7]):
+        start = LAYOUT.block_offset(block)
+        offsets = start + np.arange(LAYOUT.runs_per_block, dtype=np.int64) * LAYOUT.run_bytes
+        wanted = REFERENCE.checksum_runs(shared.region.address, offsets, LAYOUT.run_bytes)
+        assert checksums[row].tolist() == wanted.tolist()
+
+
+def test_every_run_has_its_own_checksum(shared, transfer):
+    headers = Headers(shared.view, LAYOUT, transfer)
+    headers.publish([4], [1])
+    _, before = headers_of(shared, [4])
+    for run in range(LAYOUT.runs_per_block):
+        place = LAYOUT.block_offset(4) + run * LAYOUT.run_bytes + 5
+        shared.view[place] ^= 1
+        changed = headers.computed(np.array([4], dtype=np.int64)) != before
+        assert np.flatnonzero(changed).tolist() == [run]
+        shared.view[place] ^= 1
+
+
+def test_blocks_are_left_alone(shared, transfer):
+    start = LAYOUT.block_offset(0)
+    before = shared.view[start:].tobytes()
+    Headers(shared.view, LAYOUT, transfer).publish(range(9), [1] * 9, threads=2)
+    assert shared.view[start:].tobytes() == before
+
+
+def test_without_checksums_only_the_generation_stands(shared, transfer):
+    headers = Headers(shared.view, LAYOUT, transfer)
+    headers.publish([2], [1])
+    headers.publish([2], [6], checksums=False)
+    generations, checksums = headers_of(shared, [2])
+    assert generations.tolist() == [6]
+    assert (checksums == NOT_COMPUTED).all()
+    headers.publish([], [])
+
+
+def test_a_block_beyond_the_table_is_a_mistake(shared, transfer):
+    for block in (-1, 9):
+        with pytest.raises(AssertionError):
+            Headers(shared.view, LAYOUT, transfer).publish([block], [1])

@@ -1,0 +1,110 @@
+"""What shared memory alone can get wrong: another process in the place of the one meant."""
+
+import os
+
+import msgspec
+import numpy as np
+import pytest
+
+from tandem.kv.connector import ConnectorError, Spans
+from tandem.kv.connectors.host import host_identity, start_of
+from tandem.kv.connectors.shm import ShmConnector, ShmDescription
+from tandem.kv.region import Region, SharedRegion, mapped
+
+
+@pytest.fixture
+def shared():
+    return SharedRegion.create(1 << 20, "test")
+
+
+@pytest.fixture
+def connector(shared):
+    made = ShmConnector(threads=2)
+    made.register(shared.region, exported=True)
+    yield made
+    made.close()
+
+
+def described(connector: ShmConnector) -> ShmDescription:
+    return msgspec.msgpack.decode(connector.describe(), type=ShmDescription)
+
+
+def changed(connector: ShmConnector, **fields: object) -> bytes:
+    return msgspec.msgpack.encode(msgspec.structs.replace(described(connector), **fields))
+
+
+def test_a_process_reaches_its_own_memory(connector, shared):
+    shared.view[500_000:] = 8
+    connector.connect("self", connector.describe())
+    zero, half = np.zeros(1, np.int64), np.full(1, 500_000, np.int64)
+    connector.read("self", Spans(half, zero, half), 0)
+    assert [completion.problem for completion in connector.poll(10)] == [""]
+    assert (shared.view == 8).all()
+
+
+def test_only_the_very_process_and_memory_that_was_meant(connector):
+    truth = described(connector)
+    other = SharedRegion.create(1 << 20, "other")
+    for fields, problem in [
+        ({"host": "elsewhere"}, "another host"),
+        ({"start": truth.start + 1}, "not the one that was meant"),
+        ({"process_id": 2**22 + 1}, "cannot be mapped"),
+        ({"descriptor": 987_654}, "cannot be mapped"),
+        ({"descriptor": other.region.descriptor}, "something else"),
+        ({"bytes": truth.bytes + 1}, "something else"),
+        ({"version": 2}, "no known way"),
+    ]:
+        with pytest.raises(ConnectorError, match=problem):
+            connector.connect("peer", changed(connector, **fields))
+
+
+def test_memory_that_could_shrink_is_not_mapped(connector):
+    """A shrinking file would kill whoever reads its end."""
+    descriptor = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, 1 << 20)
+    fields = {"descriptor": descriptor, "inode": os.fstat(descriptor).st_ino}
+    with pytest.raises(ConnectorError, match="something else"):
+        connector.connect("peer", changed(connector, **fields))
+    os.close(descriptor)
+
+
+def test_what_is_not_a_memory_file_is_not_mapped(connector, tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(bytes(1 << 20))
+    with path.open("r+b") as file:
+        fields = {"descriptor": file.fileno(), "inode": path.stat().st_ino}
+        with pytest.raises(ConnectorError, match="cannot be mapped"):
+            connector.connect("peer", changed(connector, **fields))
+
+
+def test_memory_without_a_file_is_no_export(shared):
+    connector = ShmConnector()
+    with pytest.raises(ConnectorError, match="file descriptor"):
+        connector.register(Region(shared.region.address, 100), exported=True)
+    connector.close()
+
+
+def test_a_mapping_outlives_the_connection(connector, shared):
+    view = mapped(shared.region.descriptor, 1 << 20)
+    connector.connect("self", connector.describe())
+    connector.disconnect("self")
+    shared.view[3] = 9
+    assert view[3] == 9
+
+
+def test_a_reader_may_look_for_himself(connector, shared):
+    connector.connect("self", connector.describe())
+    memory = connector.memory_of("self")
+    assert len(memory) == 1 << 20
+    connector.disconnect("self")
+    with pytest.raises(ConnectorError, match="not connected to self"):
+        connector.memory_of("self")
+    shared.view[5] = 77
+    assert memory[5] == 77
+
+
+def test_start_and_host_are_what_the_system_says():
+    assert start_of(os.getpid()) >= start_of(1) >= 0
+    assert host_identity() == host_identity()
+    with pytest.raises(OSError, match="No such"):
+        start_of(2**22 + 1)

@@ -1,0 +1,357 @@
+"""The port towards everybody: wrong secrets, garbage, crumbs, silence and standstill."""
+
+import errno
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem.kv.connector import ConnectorError, Spans
+from tandem.kv.connectors import tcp_frames as frames
+from tandem.kv.connectors.tcp import TcpConnector, TcpDescription
+from tandem.kv.connectors.tcp_link import Way, prove
+from tandem.kv.connectors.tcp_server import TcpLimits
+from tandem.kv.connectors.tcp_stream import Stream, StreamEnded
+from tandem.kv.region import SharedRegion
+from tests.kv.exporter import SECRET, content, exporting
+
+MIB = 1 << 20
+BYTES = 8 * MIB
+END_S = 20.0
+PATIENT = TcpLimits(connect_s=END_S, silence_s=END_S, idle_s=END_S)
+# For those that wait for somebody who will never move.
+IMPATIENT = TcpLimits(connect_s=0.3, silence_s=0.3, idle_s=END_S)
+
+
+def make_tcp(secret: bytes = SECRET, host: str = "127.0.0.1", limits: TcpLimits = PATIENT):
+    # Chance adds nothing here: every side has its own counter.
+    counter = iter(range(1, 1_000_000))
+    return TcpConnector(
+        host, secret, entropy=lambda count: next(counter).to_bytes(count, "big"), limits=limits
+    )
+
+
+def span(remote: int, local: int, length: int) -> Spans:
+    return Spans(*(np.array([value], dtype=np.int64) for value in (remote, local, length)))
+
+
+@contextmanager
+def serving(limits: TcpLimits = PATIENT, host: str = "127.0.0.1") -> Iterator[TcpConnector]:
+    shared = SharedRegion.create(BYTES, "served")
+    shared.view[:] = content(BYTES)
+    with closing(make_tcp(limits=limits, host=host)) as connector:
+        connector.register(shared.region, exported=True)
+        yield connector
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving() as connector:
+        yield connector
+
+
+def read_by_a_new_client(server: TcpConnector, secret: bytes = SECRET) -> None:
+    """Connect as a stranger would, and read everything."""
+    own = SharedRegion.create(BYTES, "reader")
+    with closing(make_tcp(secret)) as client:
+        handle = client.register(own.region, exported=False)
+        client.connect("peer", server.describe())
+        client.read("peer", span(0, 0, BYTES), handle)
+        assert [completion.problem for completion in client.poll(END_S)] == [""]
+    assert (own.view == content(BYTES)).all()
+
+
+def address_of(server: TcpConnector) -> tuple[str, int]:
+    found = msgspec.msgpack.decode(server.describe(), type=TcpDescription)
+    return found.host, found.port
+
+
+def way_to(server: TcpConnector) -> Way:
+    found = msgspec.msgpack.decode(server.describe(), type=TcpDescription)
+    credentials = frames.Credentials(SECRET, found.incarnation)
+    return Way("peer", (found.host, found.port), credentials, lambda count: bytes(count), PATIENT)
+
+
+@contextmanager
+def proven(server: TcpConnector) -> Iterator[Stream]:
+    """A connection over which the proofs have been exchanged."""
+    with closing(Stream(socket.create_connection(address_of(server), END_S))) as stream:
+        prove(stream, way_to(server))
+        yield stream
+
+
+def test_the_secret_opens_and_another_does_not(server):
+    read_by_a_new_client(server)
+    with pytest.raises(ConnectorError, match="does not answer as it should"):
+        read_by_a_new_client(server, b"another secret of some length")
+    assert SECRET not in server.describe()
+    assert "what only" not in repr(frames.Credentials(SECRET, b""))
+
+
+def test_a_short_secret_is_none():
+    with pytest.raises(ConnectorError, match="at least 16"):
+        make_tcp(b"short")
+
+
+def test_another_start_of_the_process_is_another_peer(server):
+    """A port is soon used again; blocks of the new process are not those that were announced."""
+    truth = msgspec.msgpack.decode(server.describe(), type=TcpDescription)
+    other = msgspec.structs.replace(truth, incarnation=bytes(16))
+    with closing(make_tcp()) as client, pytest.raises(ConnectorError, match="as it should"):
+        client.connect("peer", msgspec.msgpack.encode(other))
+
+
+def test_proofs_are_of_one_side_and_one_conversation():
+    credentials = frames.Credentials(SECRET, bytes(16))
+    one, other = bytes(32), bytes([1] * 32)
+    answer = frames.answer(credentials, one, other)
+    proof = frames.check_answer(credentials, one, answer)
+    frames.check_proof(credentials, one, other, proof)
+    for server_nonce, data in [(other, answer), (one, answer[:-1] + b"?"), (one, bytes(72))]:
+        with pytest.raises(frames.BadFrame):
+            frames.check_answer(credentials, server_nonce, data)
+    # Handing the client's own proof back proves nothing.
+    with pytest.raises(frames.BadFrame):
+        frames.check_proof(credentials, one, other, answer[-32:])
+
+
+def ends_soon(server: TcpConnector, data: bytes) -> None:
+    """The server closes a connection over which this came."""
+    with socket.create_connection(address_of(server), END_S) as connection:
+        try:
+            connection.sendall(data)
+            say_no_more(connection)
+            while connection.recv(1 << 16):
+                pass
+        except ConnectionError:
+            # Closed with bytes unread: an end as well.
+            return
+
+
+def say_no_more(connection: socket.socket) -> None:
+    try:
+        connection.shutdown(socket.SHUT_WR)
+    except OSError as error:
+        # The other side has hung up already.
+        assert error.errno == errno.ENOTCONN
+
+
+@settings(max_examples=40)
+@given(st.binary(max_size=300))
+def test_garbage_for_a_proof_ends_the_connection(server, data):
+    ends_soon(server, data)
+
+
+def test_after_garbage_others_are_served(server):
+    for data in (b"GET / HTTP/1.1\r\n\r\n", bytes(100_000), frames.MAGIC * 20, b""):
+        ends_soon(server, data)
+    read_by_a_new_client(server)
+
+
+def head(kind: int, count: int, total: int, *table: int) -> bytes:
+    return struct.pack("<B3xIQ", kind, count, total) + struct.pack(f"<{len(table)}q", *table)
+
+
+BAD_REQUESTS = {
+    "kind": head(3, 1, 10, 0, 10),
+    "no spans": head(1, 0, 10),
+    "too many spans": head(1, frames.FRAME_SPANS + 1, 10),
+    "no bytes": head(1, 1, 0, 0, 0),
+    "too many bytes": head(1, 1, frames.FRAME_BYTES + 1, 0, frames.FRAME_BYTES + 1),
+    "beyond the end": head(1, 1, 16, BYTES - 8, 16),
+    "before the begin": head(1, 1, 16, -8, 16),
+    "write beyond the end": head(2, 1, 16, BYTES - 8, 16),
+    "negative length": head(1, 2, 8, 0, 16, 0, -8),
+    "overflow": head(1, 1, 16, 2**63 - 8, 16),
+    "lie about the sum": head(1, 2, 100, 0, 16, 16, 16),
+    "part of a table": head(1, 2, 32, 0, 16)[:-3],
+    "part of a head": head(1, 2, 32)[:5],
+    "part of a write": head(2, 1, 1000, 0, 1000) + b"some",
+}
+
+
+@pytest.mark.parametrize("bad", BAD_REQUESTS)
+def test_a_bad_request_ends_the_connection(bad):
+    partly = bad.startswith("part of")
+    with serving(IMPATIENT if partly else PATIENT) as server:
+        with proven(server) as stream:
+            stream.send([memoryview(BAD_REQUESTS[bad])], END_S)
+            with pytest.raises(StreamEnded, match=r"closed|broke"):
+                stream.receive([memoryview(bytearray(1))], END_S)
+        if not partly:
+            read_by_a_new_client(server)
+
+
+@settings(max_examples=60)
+@given(st.binary(min_size=1, max_size=200))
+def test_any_request_gets_bytes_or_an_end(server, data):
+    connection = socket.create_connection(address_of(server), END_S)
+    with closing(Stream(connection)) as stream:
+        prove(stream, way_to(server))
+        stream.send([memoryview(data)], END_S)
+        say_no_more(connection)
+        with pytest.raises(StreamEnded):
+            while True:
+                stream.receive([memoryview(bytearray(1))], END_S)
+
+
+def answering(respond: Callable[[socket.socket], object]) -> bytes:
+    """Something on a port that treats its one client so. Gives a description of it."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with listening, listening.accept()[0] as connection:
+            connection.settimeout(END_S)
+            try:
+                respond(connection)
+                # Until the client has enough.
+                while connection.recv(1000):
+                    pass
+            except ConnectionError:
+                return
+
+    threading.Thread(target=serve, daemon=True).start()
+    port = listening.getsockname()[1]
+    return msgspec.msgpack.encode(TcpDescription("127.0.0.1", port, bytes(16), BYTES))
+
+
+def crumbs(connection: socket.socket) -> None:
+    """One byte at a time, each well before the client loses patience."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.settimeout(0.01)
+    for byte in frames.greeting(bytes(32)):
+        connection.sendall(bytes([byte]))
+        with suppress(TimeoutError):
+            connection.recv(1)
+    connection.settimeout(END_S)
+
+
+def ignore(connection: socket.socket) -> None:
+    """Say nothing at all."""
+
+
+@pytest.mark.parametrize(
+    ("respond", "problem"),
+    [
+        (ignore, "silent for 0.3 s"),
+        (lambda connection: connection.sendall(b"HTTP/1.1 400 Bad Request" * 9), "something else"),
+        (lambda connection: connection.sendall(frames.greeting(bytes(32))), "silent"),
+        (lambda connection: connection.sendall(frames.MAGIC + bytes(99)), "does not know"),
+        (lambda connection: connection.shutdown(socket.SHUT_RDWR), r"closed|broke|Transport"),
+        (crumbs, "crumbs"),
+    ],
+)
+def test_what_answers_otherwise_is_no_peer(respond, problem):
+    client = make_tcp(limits=IMPATIENT)
+    with closing(client), pytest.raises(ConnectorError, match=problem):
+        client.connect("peer", answering(respond))
+
+
+def test_nobody_there():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    description = msgspec.msgpack.encode(TcpDescription("127.0.0.1", port, bytes(16), BYTES))
+    with closing(make_tcp()) as client, pytest.raises(ConnectorError, match="cannot be reached"):
+        client.connect("peer", description)
+
+
+def test_a_port_that_is_taken_is_said_so():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        connector = TcpConnector(
+            "127.0.0.1", SECRET, entropy=bytes, port=listening.getsockname()[1]
+        )
+        shared = SharedRegion.create(100, "test")
+        with pytest.raises(ConnectorError, match="cannot listen"):
+            connector.register(shared.region, exported=True)
+
+
+def test_a_peer_that_stands_still_ends_all_its_tickets_and_comes_back():
+    limits = replace(PATIENT, silence_s=0.3)
+    with exporting("tcp", BYTES) as exporter, closing(make_tcp(limits=limits)) as client:
+        own = SharedRegion.create(BYTES, "reader")
+        handle = client.register(own.region, exported=False)
+        client.connect("peer", exporter.description)
+        exporter.stop()
+        tickets = [client.read("peer", span(0, 0, BYTES), handle) for _ in range(5)]
+        found = []
+        while len(found) < 5:
+            some = client.poll(END_S)
+            assert some
+            found += some
+        assert sorted(completion.ticket for completion in found) == tickets
+        assert all("silent for 0.3 s" in completion.problem for completion in found)
+        exporter.go_on()
+        # In parts, each of which the peer can well answer in time.
+        for start in range(0, BYTES, MIB):
+            client.read("peer", span(start, start, MIB), handle)
+            assert [completion.problem for completion in client.poll(END_S)] == [""]
+        assert (own.view == exporter.content).all()
+
+
+def test_a_client_that_does_not_listen_is_dropped():
+    """It holds the only place that there is, until it has been silent for long enough."""
+    with (
+        serving(replace(PATIENT, silence_s=0.3, connections=1)) as server,
+        proven(server) as stream,
+    ):
+        stream.send([memoryview(head(1, 1, 4 * MIB, 0, 4 * MIB) * 8)], END_S)
+        refusals = 0
+        while refusals < 100_000:
+            try:
+                read_by_a_new_client(server)
+            except ConnectorError:
+                refusals += 1
+            else:
+                break
+        assert 0 < refusals < 100_000
+        with pytest.raises(StreamEnded):
+            stream.receive([memoryview(bytearray(8 * 4 * MIB))], END_S)
+
+
+def test_a_connection_idle_for_too_long_is_made_anew():
+    with serving(replace(PATIENT, idle_s=0.05)) as server:
+        own = SharedRegion.create(BYTES, "reader")
+        with closing(make_tcp()) as client:
+            handle = client.register(own.region, exported=False)
+            client.connect("peer", server.describe())
+            for _ in range(2):
+                # One that begins to be idle later has been ended: so has the client's.
+                with proven(server) as stream, pytest.raises(StreamEnded, match="closed"):
+                    stream.receive([memoryview(bytearray(1))], END_S)
+                client.read("peer", span(0, 0, BYTES), handle)
+                assert [completion.problem for completion in client.poll(END_S)] == [""]
+
+
+def test_closing_hangs_up():
+    with serving() as server, proven(server) as stream:
+        stream.send([memoryview(head(1, 1, 4 * MIB, 0, 4 * MIB) * 8)], END_S)
+        server.close()
+        with pytest.raises(StreamEnded):
+            stream.receive([memoryview(bytearray(8 * 4 * MIB))], END_S)
+        with closing(make_tcp()) as client, pytest.raises(ConnectorError):
+            client.connect("peer", server.describe())
+
+
+def test_over_the_newer_protocol_of_the_internet():
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6")
+    try:
+        with serving(host="::1") as server:
+            read_by_a_new_client(server)
+    except ConnectorError as error:
+        pytest.skip(str(error))
+
+
+def test_an_advertised_host_is_what_peers_are_told():
+    connector = TcpConnector("127.0.0.1", SECRET, entropy=bytes, advertised_host="kv.example")
+    connector.register(SharedRegion.create(100, "test").region, exported=True)
+    assert address_of(connector)[0] == "kv.example"
+    connector.close()
