@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field
 
 from tandem.facts.request import FinishReason, Request, TokenLogprobs, TokenOutput
-from tandem.facts.serving import ModelCard
+from tandem.facts.serving import ANYBODY, Caller, ModelCard
 from tandem.text.model import TextModel
 
 PATIENCE_S = 20.0
@@ -39,6 +39,7 @@ class ScriptedGenerator:
         self.ready = True
         self.failed = False
         self.requests: list[Request] = []
+        self.callers: list[Caller] = []
         self.running: set[str] = set()
         self.satisfied_ids: list[str] = []
         self._text = text
@@ -61,10 +62,13 @@ class ScriptedGenerator:
     def metrics_text(self) -> bytes:
         return b"tandem_up 1\n"
 
-    async def generate(self, request: Request) -> AsyncGenerator[TokenOutput, None]:
+    async def generate(
+        self, request: Request, caller: Caller = ANYBODY
+    ) -> AsyncGenerator[TokenOutput, None]:
         script = self.script
         with self._changed:
             self.requests.append(request)
+            self.callers.append(caller)
             self.running.add(request.request_id)
             self._changed.notify_all()
         try:

@@ -121,3 +121,29 @@ def test_a_dead_engine_is_unhealthy_and_refuses_for_good(http, generator):
 def test_bad_configurations_are_refused(fields):
     with pytest.raises(InvalidConfiguration):
         ApiConfig(**fields)
+
+
+def test_a_key_says_whose_request_it_is_and_tenants_share_no_cache(generator, text):
+    config = ApiConfig(api_keys=("spare",), tenants={"red-key": "red", "blue-key": "blue"})
+    with (
+        serving(build_app(generator, text, config)) as port,
+        httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client,
+    ):
+        for key in ("red-key", "blue-key", "spare"):
+            headers = bearer(key) | {"x-tier": "gold"}
+            for salt in ({}, {"cache_salt": "mine"}):
+                body = CHAT | salt
+                assert client.post("/v1/chat/completions", json=body, headers=headers).is_success
+        assert client.post("/v1/chat/completions", json=CHAT).status_code == 401
+    assert [caller.tenant for caller in generator.callers[-6:]] == [
+        "red",
+        "red",
+        "blue",
+        "blue",
+        "",
+        "",
+    ]
+    assert all(caller.headers["x-tier"] == "gold" for caller in generator.callers[-6:])
+    salts = [request.cache_salt for request in generator.requests[-6:]]
+    assert len(set(salts)) == 6
+    assert salts[4:] == ["", "mine"]

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
 from tandem.facts.request import FinishReason, Request, TokenLogprobs, TokenOutput
-from tandem.facts.serving import ModelCard
+from tandem.facts.serving import ANYBODY, Caller, ModelCard
 
 # Far below what any machine does; a stall or quadratic work would fall under it.
 LEAST_EVENTS_PER_S = 1000
@@ -22,7 +22,9 @@ class FastFakeGenerator:
     failed = False
     card = ModelCard(("fake",), TOKENS * 2, 343, (2,), 0)
 
-    async def generate(self, request: Request) -> AsyncGenerator[TokenOutput, None]:
+    async def generate(
+        self, request: Request, caller: Caller = ANYBODY
+    ) -> AsyncGenerator[TokenOutput, None]:
         logprobs = ()
         if request.sampling.top_logprobs is not None:
             logprobs = (TokenLogprobs(-1.0, 1, ((260, -1.0), (261, -2.0))),)

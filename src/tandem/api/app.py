@@ -35,11 +35,11 @@ def build_app(generator: Generator, text: TextModel, config: ApiConfig) -> FastA
     )
     for routes in (chat_routes, completion_routes, token_routes, probe_routes):
         app.include_router(routes(door))
-    app.openapi = schema_maker(app, has_keys=bool(config.api_keys))  # type: ignore[method-assign]
+    app.openapi = schema_maker(app, has_keys=bool(config.api_keys or config.tenants))  # type: ignore[method-assign]
     app.include_router(reference_routes(app.openapi))
     # The layer added last is the outermost: an answer without a key has an id and CORS headers too.
-    if config.api_keys:
-        app.add_middleware(ApiKeys, keys=config.api_keys)
+    if config.api_keys or config.tenants:
+        app.add_middleware(ApiKeys, keys=config.api_keys, tenants=config.tenants)
     if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -23,7 +23,7 @@ from tandem.api.usage import UsageMeter
 from tandem.facts.errors import InvalidRequest
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
-from tandem.facts.serving import ModelCard
+from tandem.facts.serving import ANYBODY, Caller, ModelCard
 from tandem.text.tools import ToolFormat
 
 StreamUsage = Usage | UnsetType | None
@@ -41,6 +41,7 @@ class Call:
     choices_per_prompt: int
     requests: Sequence[Request]
     presentation: Presentation
+    caller: Caller
 
     @property
     def returns_token_ids(self) -> bool:
@@ -70,6 +71,7 @@ class Plan:
     prompts: Sequence[Tokens]
     sampling: SamplingParameters
     tool_format: ToolFormat | None = None
+    caller: Caller = ANYBODY
 
 
 def plan_call(body: SamplingFields, plan: Plan, door: FrontDoor) -> Call:
@@ -89,7 +91,7 @@ def plan_call(body: SamplingFields, plan: Plan, door: FrontDoor) -> Call:
                     prompt_tokens=prompt,
                     sampling=_for_choice(sampling, choice),
                     priority=body.priority or 0,
-                    cache_salt=body.cache_salt or "",
+                    cache_salt=_cache_salt(plan.caller.tenant, body.cache_salt or ""),
                 )
             )
     return Call(
@@ -101,6 +103,7 @@ def plan_call(body: SamplingFields, plan: Plan, door: FrontDoor) -> Call:
         choices_per_prompt=choices_per_prompt,
         requests=requests,
         presentation=_presentation(body, plan, card),
+        caller=plan.caller,
     )
 
 
@@ -134,7 +137,12 @@ async def respond(
 
 async def _deltas(call: Call, door: FrontDoor) -> AsyncGenerator[ChoiceDelta, None]:
     streams = [
-        choice_deltas(door.generator, request, ChoiceReader(choice, door.text, call.presentation))
+        choice_deltas(
+            door.generator,
+            request,
+            ChoiceReader(choice, door.text, call.presentation),
+            call.caller,
+        )
         for choice, request in enumerate(call.requests)
     ]
     async with aclosing(merged(streams)) as deltas:
@@ -167,6 +175,11 @@ async def _whole(call: Call, writer: Writer, door: FrontDoor) -> bytes:
             meter.count(delta)
             transcripts[delta.choice].add(delta)
     return writer.answer(transcripts, meter.usage())
+
+
+def _cache_salt(tenant: str, salt: str) -> str:
+    """Tenants never share cached prefixes, whatever salts they choose."""
+    return f"{len(tenant)}:{tenant}{salt}" if tenant else salt
 
 
 def _meter(call: Call) -> UsageMeter:

@@ -53,7 +53,9 @@ def chat_routes(door: FrontDoor) -> APIRouter:
         sampling = sampling_parameters(body, wish, door.text.defaults, door.generator.card)
         prompt = await chat_prompt(body, tools, door.text)
         tool_format = door.text.tool_format if tools else None
-        call = plan_call(body, Plan("chatcmpl-", [prompt], sampling, tool_format), door)
+        caller = door.caller_of(request)
+        plan = Plan("chatcmpl-", [prompt], sampling, tool_format, caller)
+        call = plan_call(body, plan, door)
         writer = ChatWriter(call, door.text.spelling, with_logprobs=bool(body.logprobs))
         return await respond(call, writer, door, request)
 

@@ -41,7 +41,8 @@ def completion_routes(door: FrontDoor) -> APIRouter:
         wish = Wish(body.max_tokens or _DEFAULT_MAX_TOKENS, body.logprobs)
         sampling = sampling_parameters(body, wish, door.text.defaults, card)
         prompts = await completion_prompts(body, door.text, card)
-        call = plan_call(body, Plan("cmpl-", prompts, sampling), door)
+        caller = door.caller_of(request)
+        call = plan_call(body, Plan("cmpl-", prompts, sampling, caller=caller), door)
         writer = CompletionWriter(call, door.text.spelling, _echoes(body, call, door))
         return await respond(call, writer, door, request)
 

@@ -3,10 +3,13 @@
 from dataclasses import dataclass
 from importlib.metadata import version
 
+from starlette.requests import Request
+
 from tandem.api.config import ApiConfig
+from tandem.api.guard import TENANT
 from tandem.api.refusal import Refusal, Refused
 from tandem.facts.errors import EngineFailed
-from tandem.facts.serving import Generator
+from tandem.facts.serving import Caller, Generator
 from tandem.text.model import TextModel
 
 VERSION = version("tandem")
@@ -20,6 +23,10 @@ class FrontDoor:
     generator: Generator
     text: TextModel
     config: ApiConfig
+
+    def caller_of(self, request: Request) -> Caller:
+        """Who sent this, as far as their key and headers say."""
+        return Caller(request.scope.get(TENANT, ""), request.headers)
 
     def check_model(self, model: str | None) -> None:
         """Raises `Refused` with 404 for a model not served here; no model means the only one."""

@@ -2,7 +2,7 @@
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,6 +14,8 @@ REQUEST_ID_HEADER = "X-Request-Id"
 _REQUEST_ID_CHARS = 128
 # Whatever is not named here needs a key, under any prefix the application is mounted at.
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version", "/docs", "/openapi.json"})
+# Where the scope of a call says whose key it came with.
+TENANT = "tandem.tenant"
 _KEY_MISSING = "no API key; send it as 'Authorization: Bearer KEY'"
 
 
@@ -46,18 +48,22 @@ class RequestIds:
 
 
 class ApiKeys:
-    """Lets calls through only with one of the keys; probes and docs stay open."""
+    """Lets calls through only with one of the keys; probes and docs stay open. `tenants` says whose
+    a key is, and needs not be among `keys`."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str], tenants: Mapping[str, str]) -> None:
         self._app = app
-        self._digests = [_digest(key.encode()) for key in keys]
+        owners = dict.fromkeys(keys, "") | dict(tenants)
+        self._owners = [(_digest(key.encode()), owner) for key, owner in owners.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self._knows(key.strip()):
+        owner = self._owner_of(key.strip()) if scheme.lower() == "bearer" else None
+        if owner is not None:
+            scope[TENANT] = owner
             await self._app(scope, receive, send)
             return
         message = "the API key is not valid" if key else _KEY_MISSING
@@ -65,11 +71,11 @@ class ApiKeys:
         refusal = Refusal(401, message, "invalid_api_key", headers=headers)
         await refusal.response()(scope, receive, send)
 
-    def _knows(self, key: str) -> bool:
+    def _owner_of(self, key: str) -> str | None:
         # Digests of equal length, and every key compared: the time tells nothing about them.
         digest = _digest(key.encode("latin-1"))
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return any(matches)
+        found = [owner for known, owner in self._owners if hmac.compare_digest(digest, known)]
+        return found[0] if found else None
 
 
 def _digest(key: bytes) -> bytes:

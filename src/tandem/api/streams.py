@@ -11,16 +11,16 @@ from typing import TypeVar
 from tandem.api.choice import ChoiceDelta, ChoiceReader
 from tandem.facts.errors import EngineFailed
 from tandem.facts.request import Request
-from tandem.facts.serving import Generator
+from tandem.facts.serving import ANYBODY, Caller, Generator
 
 Item = TypeVar("Item")
 
 
 async def choice_deltas(
-    generator: Generator, request: Request, reader: ChoiceReader
+    generator: Generator, request: Request, reader: ChoiceReader, caller: Caller = ANYBODY
 ) -> AsyncGenerator[ChoiceDelta, None]:
     """The deltas of one choice; the last one has a finish reason. Raises `TandemError`."""
-    async with aclosing(generator.generate(request)) as outputs:
+    async with aclosing(generator.generate(request, caller)) as outputs:
         async for output in outputs:
             delta = reader.read(output)
             if delta.finish_reason is not None and output.finish_reason is None:
