@@ -51,7 +51,9 @@ def load(spec: ModelSpec, storage: Storage, kernels: Kernels, directory: Path | 
 
 def streamed_bytes(decoder: Decoder) -> int:
     """The weights that every decode step reads once."""
-    linears = [decoder.weights.head]
+    head = decoder.weights.head
+    assert head is not None
+    linears = [head]
     for layer in decoder.weights.layers:
         linears += [layer.qkv, layer.attention_output, layer.gate_up, layer.down]
     return sum(linear.weight_bytes for linear in linears)

@@ -61,7 +61,11 @@ def tiny_decoder(arithmetic: Arithmetic, window: int | None = None) -> Decoder:
 
 
 def store(arithmetic: Arithmetic, block_size: int, blocks: int) -> KvStore:
-    kv = KvStore(KvLayout(2, 2, block_size, 8, arithmetic.dtype), blocks, CPU)
+    return store_of(KvLayout(2, 2, block_size, 8, arithmetic.dtype), blocks)
+
+
+def store_of(layout: KvLayout, blocks: int) -> KvStore:
+    kv = KvStore(layout, blocks, CPU)
     # Whatever is read before it is written shows.
     kv.pool_BL2KSD.fill_(float("nan"))
     return kv
@@ -78,13 +82,24 @@ class Shape:
     chunk_tokens: int = 0
     steps_in_flight: int = 1
     prefix_caching: bool = True
+    pipeline_stages: int = 1
 
 
 class Bench:
     """A worker machine and an engine, stepped by hand."""
 
     def __init__(self, decoder: Decoder, arithmetic: Arithmetic, shape: Shape) -> None:
-        kv = store(arithmetic, shape.block_size, shape.blocks)
+        spec = decoder.spec
+        kv = store_of(
+            KvLayout(
+                spec.layers,
+                spec.attention.kv_heads,
+                shape.block_size,
+                spec.attention.head_dim,
+                arithmetic.dtype,
+            ),
+            shape.blocks,
+        )
         self.machine = WorkerMachine(
             WorkerConfig(
                 block_size=shape.block_size,
@@ -96,6 +111,7 @@ class Bench:
                 root=CacheRoot("tiny", "0", kv.layout.describe()),
                 steps_in_flight=shape.steps_in_flight,
                 prefix_caching=shape.prefix_caching,
+                pipeline_stages=shape.pipeline_stages,
             )
         )
         slots = SlotShape(shape.max_sequences, CONTEXT_TOKENS, shape.block_size)

@@ -1,8 +1,10 @@
 """Turns step plans into tokens. Owns device memory and slot state; decides nothing.
 
-Axes: N rows of the plan, R of them sampling, T packed tokens, C hidden, V vocabulary.
+Axes: N rows of the plan, R of them sampling, T packed tokens, C hidden, V vocabulary, X tokens
+that cross from one stage to the next.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,14 +14,16 @@ from torch import Tensor
 from tandem.engine.batch import token_batch
 from tandem.engine.sampler import PendingLogprobs, Sampler
 from tandem.engine.slots import Slots, SlotShape
+from tandem.engine.undrawn import UndrawnSteps
 from tandem.facts.steps import StepPlan, StepResult
+from tandem.kernels.collectives.contract import ALONE, Collectives
 from tandem.kv.store import KvStore
-from tandem.models.decoder import Decoder
+from tandem.models.decoder import Decoder, TokenBatch
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step whose work is on its way on the device."""
+    """A step whose work is on its way on the device; without tokens where none are drawn."""
 
     step_id: int
     tokens: Tensor | None
@@ -36,23 +40,41 @@ class LaunchedStep:
 class Engine:
     """Runs plans in the order of their ids on one model and one KV store.
 
+    With several ranks each has an engine, and all launch the same plans in the same order; `stages`
+    are the ranks that hold the same share of the other stages. All ranks of the last stage draw,
+    and draw the same; the engines of other stages must be told by `take_landed`.
     `threads` bounds the CPU threads of a kernel (0: as torch has it).
     """
 
     def __init__(
-        self, decoder: Decoder, kv: KvStore, shape: SlotShape, *, threads: int = 0
+        self,
+        decoder: Decoder,
+        kv: KvStore,
+        shape: SlotShape,
+        *,
+        threads: int = 0,
+        stages: Collectives = ALONE,
     ) -> None:
+        place = decoder.place
+        assert (stages.rank, stages.size) == (place.stage, place.stages)
         self.decoder = decoder
         self.kv = kv
         self._threads = threads
+        self._stages = stages
         self.slots = Slots(shape, kv.device)
         self._sampler = Sampler(decoder.kernels, self.slots)
+        self._undrawn = UndrawnSteps()
         self._next_step_id = 0
 
     @property
     def asynchronous(self) -> bool:
         """Whether `launch` returns before the device is done."""
         return self.slots.device.type != "cpu"
+
+    @property
+    def draws(self) -> bool:
+        """Whether the results of this engine have tokens."""
+        return self.decoder.place.is_last
 
     def adopt_thread(self) -> None:
         """To be called in the thread that launches: OpenMP counts its threads per caller."""
@@ -62,24 +84,45 @@ class Engine:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start a step. Its tokens are written into the slots, so the next plan may be launched
-        before this one's `result` is read."""
+        before this one's `result` is read. Raises `RuntimeError` when another rank is gone."""
         assert plan.step_id == self._next_step_id
         self._next_step_id += 1
         self.slots.apply(plan)
-        hidden_RC = self.decoder.forward(token_batch(plan, self.slots), self.kv)
+        hidden_RC = self._forward(token_batch(plan, self.slots))
         sampling = np.flatnonzero(plan.samples)
+        row_slots = plan.slots[sampling]
+        positions = (plan.starts + plan.counts)[sampling]
+        if not self.draws:
+            self._undrawn.follow(plan, row_slots, positions)
+            return LaunchedStep(plan.step_id, None, None)
         if not len(sampling):
             return LaunchedStep(plan.step_id, None, None)
         logits_RV = self.decoder.logits(hidden_RC)
-        row_slots = plan.slots[sampling]
-        positions = (plan.starts + plan.counts)[sampling]
         tokens_R, logprobs = self._sampler.draw(logits_RV, row_slots, positions)
         self._remember(row_slots, positions, tokens_R)
         return LaunchedStep(plan.step_id, tokens_R, logprobs)
 
+    def take_landed(self, step_id: int, tokens: Sequence[int]) -> None:
+        """What the last stage drew in a step that was launched here too. To be told before the
+        plan that goes on from these tokens is launched, by the thread that launches."""
+        assert not self.draws
+        row_slots, positions, kept = self._undrawn.take(step_id, np.array(tokens, np.int64))
+        self._remember(row_slots, positions, torch.from_numpy(kept).to(self.slots.device))
+
     def run(self, plan: StepPlan) -> StepResult:
         """One step from plan to tokens."""
         return self.launch(plan).result()
+
+    def _forward(self, batch: TokenBatch) -> Tensor:
+        """hidden_RC of the wanted rows; before the last stage, what the next one goes on from."""
+        place, received_XC = self.decoder.place, None
+        if not place.is_first:
+            received_XC = self.decoder.space_for(len(batch.token_ids))
+            self._stages.recv(received_XC, place.stage - 1)
+        hidden_XC = self.decoder.forward(batch, self.kv, received_XC)
+        if not place.is_last:
+            self._stages.send(hidden_XC, place.stage + 1)
+        return hidden_XC
 
     def _remember(self, row_slots: np.ndarray, positions: np.ndarray, tokens_R: Tensor) -> None:
         device = self.slots.device

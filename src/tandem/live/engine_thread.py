@@ -1,7 +1,7 @@
 """The thread in which the engine runs plans, one after the other.
 
-It supervises the engine: whatever the engine raises is logged, ends the thread, and is told to
-the owner, who fails the requests that depended on it.
+It is supervised, as every thread here that may fail in ways nobody foresaw: whatever is raised is
+logged, ends the thread, and is told to the owner, who fails what depended on it.
 """
 
 import asyncio
@@ -37,6 +37,22 @@ class PlanRunner(Protocol):
     def launch(self, plan: StepPlan) -> PendingStep: ...
 
 
+def supervised(
+    name: str, work: Callable[[], None], failed: Callable[[Exception], None]
+) -> threading.Thread:
+    """A thread for `work`, not yet started, that keeps no process alive. What `work` raises is
+    logged and given to `failed`, in that thread."""
+
+    def supervise() -> None:
+        try:
+            work()
+        except Exception as failure:
+            logger.exception("the %s failed", name)
+            failed(failure)
+
+    return threading.Thread(target=supervise, name=name, daemon=True)
+
+
 class EngineThread:
     """`on_result` and `on_failure` are called on the event loop that `start` is given."""
 
@@ -44,14 +60,14 @@ class EngineThread:
         self,
         engine: PlanRunner,
         on_result: Callable[[StepResult], None],
-        on_failure: Callable[[BaseException], None],
+        on_failure: Callable[[Exception], None],
     ) -> None:
         self._engine = engine
         self._on_result = on_result
         self._on_failure = on_failure
         self._plans: SimpleQueue[StepPlan | None] = SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = threading.Thread(target=self._supervise, name="engine", daemon=True)
+        self._thread = supervised("engine", self._work, self._tell_failure)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -60,18 +76,18 @@ class EngineThread:
     def submit(self, plan: StepPlan) -> None:
         self._plans.put(plan)
 
-    def stop(self) -> None:
-        """Finish what was submitted, then end."""
+    def stop(self, timeout_s: float | None = None) -> None:
+        """Finish what was submitted, then end; wait for that, at most so long if it is said."""
         self._plans.put(None)
-        self._thread.join()
+        self._thread.join(timeout_s)
 
-    def _supervise(self) -> None:
+    def _work(self) -> None:
         assert self._loop is not None
-        try:
-            self._run(self._loop)
-        except Exception as failure:
-            logger.exception("the engine failed")
-            self._loop.call_soon_threadsafe(self._on_failure, failure)
+        self._run(self._loop)
+
+    def _tell_failure(self, failure: Exception) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._on_failure, failure)
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         self._engine.adopt_thread()

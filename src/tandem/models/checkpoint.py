@@ -28,14 +28,15 @@ NAMES_SHOWN = 4
 
 # Rows that are read or drawn at once: memory beside the weights stays small.
 SLAB_ROWS = 1024
-EVERY_ROW = slice(None)
+EVERY = slice(None)
 
 
 class WeightSource(Protocol):
     """Gives the tensors of a model by name."""
 
-    def read(self, part: TensorPart, rows: slice = EVERY_ROW) -> Tensor:
-        """Some rows of a tensor, or all, on the CPU in the precision of the source; read-only."""
+    def read(self, part: TensorPart, rows: slice = EVERY, columns: slice = EVERY) -> Tensor:
+        """Some rows of a tensor, or all, and of a matrix some columns of these; on the CPU in the
+        precision of the source; read-only. Slices have no step."""
         ...
 
 
@@ -48,14 +49,14 @@ class DummyWeights:
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
 
-    def read(self, part: TensorPart, rows: slice = EVERY_ROW) -> Tensor:
+    def read(self, part: TensorPart, rows: slice = EVERY, columns: slice = EVERY) -> Tensor:
         if part.name.endswith("norm.weight"):
             return torch.ones(part.shape)[rows]
         if part.name.endswith(".bias"):
             return torch.zeros(part.shape)[rows]
         start, stop, _ = rows.indices(part.shape[0])
         slabs = range(start // SLAB_ROWS, -(-stop // SLAB_ROWS))
-        drawn = torch.cat([self._slab(part, slab) for slab in slabs])
+        drawn = torch.cat([self._slab(part, slab)[:, columns] for slab in slabs])
         return drawn[start - slabs.start * SLAB_ROWS :][: stop - start]
 
     def _slab(self, part: TensorPart, slab: int) -> Tensor:
@@ -105,8 +106,9 @@ class SafetensorsWeights:
                     f"config.json says {list(part.shape)}"
                 )
 
-    def read(self, part: TensorPart, rows: slice = EVERY_ROW) -> Tensor:
-        tensor: Tensor = self._slice(part.name)[rows]
+    def read(self, part: TensorPart, rows: slice = EVERY, columns: slice = EVERY) -> Tensor:
+        found = self._slice(part.name)
+        tensor: Tensor = found[rows] if len(part.shape) == 1 else found[rows, columns]
         if tensor.dtype not in FLOATS:
             raise InvalidConfiguration(
                 f"{self._file_of[part.name]}: {part.name} is stored as {tensor.dtype}; expected "

@@ -1,8 +1,9 @@
 """The one decoder: token ids to hidden states over a paged KV pool, and those to logits.
 
-Owns no state but its weights: the tokens, positions and blocks of a step come with it.
+Owns no state but its weights: the tokens, positions and blocks of a step come with it. It may hold
+a share of the model only; then heads and features are those of its rank.
 Axes: T packed tokens, C hidden, H query heads, K kv heads, D head dim, R wanted rows, V vocabulary,
-N output features, B blocks, S slots a block.
+N output features, B blocks, S slots a block; X tokens between the linears: T, or a rank's share.
 """
 
 from dataclasses import dataclass
@@ -14,8 +15,10 @@ from torch.nn import functional
 
 from tandem.facts.model import ModelSpec
 from tandem.kernels.attention.contract import AttentionBatch
+from tandem.kernels.collectives.contract import ALONE, Collectives
 from tandem.kernels.faces import Kernels
 from tandem.kernels.rotary.contract import QueryKeyValue, TokenPlaces
+from tandem.models.parallel import WHOLE, Place, Seam, equal_share
 from tandem.models.rope import rotary_table
 from tandem.models.weights import DecoderWeights, LayerWeights
 
@@ -44,62 +47,106 @@ class KvLayers(Protocol):
 
 
 class Decoder:
-    """Runs a model. `spec.context_tokens` bounds the positions it can see.
+    """Runs a model, or the share of it that belongs to `place`, together with the other ranks of
+    `collectives`. `spec` is that of the share; its `context_tokens` bounds the positions.
 
     No weight asks for gradients, so callers need no `no_grad`; `inference_mode` saves a little.
     """
 
-    def __init__(self, spec: ModelSpec, weights: DecoderWeights, kernels: Kernels) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: DecoderWeights,
+        kernels: Kernels,
+        *,
+        place: Place = WHOLE,
+        collectives: Collectives = ALONE,
+    ) -> None:
         assert len(weights.layers) == spec.layers
+        assert (collectives.rank, collectives.size) == (place.tensor_rank, place.tensor_ranks)
         self.spec = spec
         self.weights = weights
         self.kernels = kernels
+        self.place = place
+        self._collectives = collectives
         self._rotary = rotary_table(
-            spec.rope, spec.attention.head_dim, spec.context_tokens, weights.final_norm.device
+            spec.rope, spec.attention.head_dim, spec.context_tokens, weights.device
         )
 
-    def forward(self, batch: TokenBatch, kv: KvLayers) -> Tensor:
-        """hidden_RC before the final norm, a row for each wanted token; writes the KV of all."""
+    def forward(self, batch: TokenBatch, kv: KvLayers, received_XC: Tensor | None = None) -> Tensor:
+        """hidden_RC before the final norm, a row for each wanted token; writes the KV of all.
+
+        A stage before the last returns hidden_XC of all tokens, from which the next stage goes on:
+        its `received_XC`.
+        """
         kernels, eps = self.kernels, self.spec.rms_eps
-        residual_TC = self._embed(batch.token_ids)
-        update_TC: Tensor | None = None
+        seam = self._seam(len(batch.token_ids))
+        residual_XC = self._embed(batch.token_ids, seam) if received_XC is None else received_XC
+        update_XC: Tensor | None = None
         places = TokenPlaces(batch.positions, batch.slots)
-        last = self.spec.layers - 1
+        last = self.spec.layers - 1 if self.place.is_last else None
         for index, layer in enumerate(self.weights.layers):
-            if update_TC is None:
-                x_TC = kernels.rms_norm(residual_TC, layer.attention_norm, eps)
+            if update_XC is None:
+                x_XC = kernels.rms_norm(residual_XC, layer.attention_norm, eps)
             else:
-                x_TC, residual_TC = kernels.add_rms_norm(
-                    update_TC, residual_TC, layer.attention_norm, eps
+                x_XC, residual_XC = kernels.add_rms_norm(
+                    update_XC, residual_XC, layer.attention_norm, eps
                 )
-            heads = self._project(layer, x_TC)
+            heads = self._project(layer, seam.whole(x_XC))
             kv_B2KSD = kv.layer(index)
             kernels.rotate_and_store(heads, kv_B2KSD, self._rotary, places)
             attended_TN = self._attend(index, heads.q, kv_B2KSD, batch.attention)
             if index == last and batch.wanted is not None:
                 # Nothing after the last attention looks at other tokens.
                 attended_TN = attended_TN.index_select(0, batch.wanted)
-                residual_TC = residual_TC.index_select(0, batch.wanted)
-            update_TC = kernels.linear(attended_TN, layer.attention_output)
-            x_TC, residual_TC = kernels.add_rms_norm(
-                update_TC, residual_TC, layer.feed_forward_norm, eps
+                residual_XC = seam.whole(residual_XC).index_select(0, batch.wanted)
+                seam = Seam(self._collectives, len(batch.wanted), by_token=False)
+            update_XC = seam.summed(kernels.linear(attended_TN, layer.attention_output))
+            x_XC, residual_XC = kernels.add_rms_norm(
+                update_XC, residual_XC, layer.feed_forward_norm, eps
             )
-            gate_up_TN = kernels.linear(x_TC, layer.gate_up)
-            update_TC = kernels.linear(kernels.silu_mul(gate_up_TN), layer.down)
-        assert update_TC is not None
-        return residual_TC + update_TC
+            gate_up_TN = kernels.linear(seam.whole(x_XC), layer.gate_up)
+            update_XC = seam.summed(kernels.linear(kernels.silu_mul(gate_up_TN), layer.down))
+        assert update_XC is not None
+        hidden_XC = residual_XC + update_XC
+        return seam.whole(hidden_XC) if self.place.is_last else hidden_XC
 
     def logits(self, hidden_RC: Tensor) -> Tensor:
-        """logits_RV in float32 (float64 stays), from hidden states as `forward` returns them."""
-        normed_RC = self.kernels.rms_norm(hidden_RC, self.weights.final_norm, self.spec.rms_eps)
-        logits_RV = self.kernels.linear(normed_RC, self.weights.head)
+        """logits_RV in float32 (float64 stays), from hidden states as the last stage's `forward`
+        returns them; the same on all its ranks."""
+        head, final_norm = self.weights.head, self.weights.final_norm
+        assert head is not None
+        assert final_norm is not None
+        normed_RC = self.kernels.rms_norm(hidden_RC, final_norm, self.spec.rms_eps)
+        logits_RV = self._collectives.all_gather(self.kernels.linear(normed_RC, head), 1)
+        # The ranks' shares of the vocabulary are of one size, so the last may be too long.
+        logits_RV = logits_RV[:, : self.spec.vocabulary_tokens]
         return logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
 
-    def _embed(self, ids_T: Tensor) -> Tensor:
+    def space_for(self, tokens: int) -> Tensor:
+        """Memory for what the stage before returns of so many tokens."""
         weights = self.weights
-        if weights.embedding is None:
-            return self.kernels.embed(ids_T, weights.head).to(weights.compute)
-        return functional.embedding(ids_T, weights.embedding).to(weights.compute)
+        shape = (self._seam(tokens).held_tokens, self.spec.hidden_features)
+        return torch.empty(shape, dtype=weights.compute, device=weights.device)
+
+    def _seam(self, tokens: int) -> Seam:
+        return Seam(self._collectives, tokens, self.place.sequence_parallel)
+
+    def _embed(self, ids_T: Tensor, seam: Seam) -> Tensor:
+        if self.place.tensor_ranks == 1:
+            return self._look_up(ids_T)
+        # Exactly one rank has the features of a token; the others add zeros.
+        first, rows = equal_share(self.spec.vocabulary_tokens, self.place)
+        own_T = (ids_T >= first) & (ids_T < first + rows)
+        rows_TC = self._look_up(torch.where(own_T, ids_T - first, 0))
+        return seam.summed(rows_TC.masked_fill_(~own_T[:, None], 0))
+
+    def _look_up(self, rows_T: Tensor) -> Tensor:
+        weights = self.weights
+        if weights.embedding is not None:
+            return functional.embedding(rows_T, weights.embedding).to(weights.compute)
+        assert weights.head is not None
+        return self.kernels.embed(rows_T, weights.head).to(weights.compute)
 
     def _project(self, layer: LayerWeights, x_TC: Tensor) -> QueryKeyValue:
         attention, eps = self.spec.attention, self.spec.rms_eps

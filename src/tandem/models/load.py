@@ -8,11 +8,13 @@ from huggingface_hub import snapshot_download
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import ModelSpec
+from tandem.kernels.collectives.contract import ALONE, Collectives
 from tandem.kernels.faces import Kernels
 from tandem.models.checkpoint import DummyWeights, SafetensorsWeights
 from tandem.models.decoder import Decoder
+from tandem.models.parallel import WHOLE, Place, local_spec
 from tandem.models.parameters import all_parts, decoder_parts
-from tandem.models.weights import WeightForm, assemble_weights
+from tandem.models.weights import DecoderWeights, WeightForm, assemble_weights
 
 LoadFormat = Literal["safetensors", "dummy"]
 
@@ -60,17 +62,31 @@ def find_model(name: str, revision: str | None = None) -> Path:
     return Path(found)
 
 
-def load_decoder(spec: ModelSpec, plan: LoadPlan, kernels: Kernels) -> Decoder:
-    """Reads the weights of `spec` as planned. A caller that wants a shorter context replaces
-    `spec.context_tokens` first.
+def load_decoder(
+    spec: ModelSpec,
+    plan: LoadPlan,
+    kernels: Kernels,
+    *,
+    place: Place = WHOLE,
+    collectives: Collectives = ALONE,
+) -> Decoder:
+    """Reads the weights of `spec` as planned: all of them, or the share of one rank, whose tensor
+    group is `collectives`. A caller that wants a shorter context replaces `spec.context_tokens`
+    first.
 
-    Raises `InvalidConfiguration` before reading any weight if the checkpoint does not fit `spec`.
+    Raises `InvalidConfiguration` before reading any weight if the checkpoint does not fit `spec`,
+    or `spec` cannot be cut for `place`.
     """
+    share = local_spec(spec, place)
+    weights = _read(spec, plan, kernels, place)
+    return Decoder(share, weights, kernels, place=place, collectives=collectives)
+
+
+def _read(spec: ModelSpec, plan: LoadPlan, kernels: Kernels, place: Place) -> DecoderWeights:
     if plan.load_format == "dummy":
         dummy = DummyWeights(plan.seed)
-        return Decoder(spec, assemble_weights(spec, dummy, plan.form, kernels.pack), kernels)
+        return assemble_weights(spec, dummy, plan.form, kernels.pack, place=place)
     ignored = EMBEDDING_AS_HEAD if spec.tied_embeddings else frozenset()
     with SafetensorsWeights(plan.directory) as checkpoint:
         checkpoint.check(all_parts(decoder_parts(spec)), ignored)
-        weights = assemble_weights(spec, checkpoint, plan.form, kernels.pack)
-    return Decoder(spec, weights, kernels)
+        return assemble_weights(spec, checkpoint, plan.form, kernels.pack, place=place)

@@ -1,9 +1,10 @@
 """Which tensors a model has: names, shapes, how they fuse, and along which axis they may be split.
 
-Pure data. A rank of a tensor-parallel group would read each part's slice along `split_axis`, in
-steps of `split_unit` (a head is never cut), and fuse the slices in the same order.
+Pure data. A rank of a tensor-parallel group reads each part's slice along `split_axis`, in steps
+of `split_unit` (a head is never cut), and fuses the slices in the same order.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tandem.facts.model import ModelSpec
@@ -11,12 +12,14 @@ from tandem.facts.model import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class TensorPart:
-    """One tensor of a checkpoint. `split_axis` None: every rank holds all of it."""
+    """One tensor of a checkpoint. `split_axis` None: every rank holds all of it. Where ranks
+    outnumber the units, several hold the same one if it `repeats`, or some hold none."""
 
     name: str
     shape: tuple[int, ...]
     split_axis: int | None = None
     split_unit: int = 1
+    repeats: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +95,13 @@ def _layer_parts(spec: ModelSpec, prefix: str) -> LayerParts:
 
 def _split_by_rows(rows: dict[str, int], columns: int, biased: bool, unit: int) -> LinearParts:
     """Fused linears, given as name and output features: every rank has some outputs of each."""
+
+    def part(name: str, *shape: int) -> TensorPart:
+        return TensorPart(name, shape, 0, unit, repeats=unit > 1)
+
     return LinearParts(
-        tuple(TensorPart(f"{name}.weight", (n, columns), 0, unit) for name, n in rows.items()),
-        tuple(TensorPart(f"{name}.bias", (n,), 0, unit) for name, n in rows.items() if biased),
+        tuple(part(f"{name}.weight", n, columns) for name, n in rows.items()),
+        tuple(part(f"{name}.bias", n) for name, n in rows.items() if biased),
     )
 
 
@@ -108,14 +115,18 @@ def all_parts(parts: DecoderParts) -> tuple[TensorPart, ...]:
     """Every tensor once, in the order of the forward pass."""
     found = [parts.embedding]
     for layer in parts.layers:
-        found.append(layer.attention_norm)
-        found.extend(layer.qkv.weights + layer.qkv.biases)
-        found.extend(part for part in (layer.query_norm, layer.key_norm) if part is not None)
-        found.extend(layer.attention_output.weights + layer.attention_output.biases)
-        found.append(layer.feed_forward_norm)
-        found.extend(layer.gate_up.weights + layer.gate_up.biases)
-        found.extend(layer.down.weights + layer.down.biases)
+        found.extend(parts_of_layer(layer))
     found.append(parts.final_norm)
     if parts.head is not None:
         found.append(parts.head)
     return tuple(found)
+
+
+def parts_of_layer(layer: LayerParts) -> Iterator[TensorPart]:
+    yield layer.attention_norm
+    yield from layer.qkv.weights + layer.qkv.biases
+    yield from (part for part in (layer.query_norm, layer.key_norm) if part is not None)
+    yield from layer.attention_output.weights + layer.attention_output.biases
+    yield layer.feed_forward_norm
+    yield from layer.gate_up.weights + layer.gate_up.biases
+    yield from layer.down.weights + layer.down.biases

@@ -1,4 +1,4 @@
-"""The weights of a decoder as its forward pass uses them: fused, packed, on their device.
+"""The weights of a decoder as its forward pass uses them: cut, fused, packed, on their device.
 
 Axes: V vocabulary, C hidden, D head dim, N output features.
 """
@@ -12,6 +12,7 @@ from torch import Tensor
 from tandem.facts.model import ModelSpec
 from tandem.kernels.linear.contract import Pack, PackedLinear, Storage
 from tandem.models.checkpoint import SLAB_ROWS, WeightSource
+from tandem.models.parallel import WHOLE, Place, cut, layers_of
 from tandem.models.parameters import LayerParts, LinearParts, TensorPart, decoder_parts
 
 FLOAT_STORAGE: dict[Storage, torch.dtype] = {
@@ -54,14 +55,19 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """`embedding` is [V, C], or None when the head serves as embedding too; `compute` is the
-    precision of activations and residual stream."""
+    """`embedding` is [V, C], or None when the head serves as embedding too or a stage before
+    embeds; `final_norm` and `head` are None before the last stage; `compute` is the precision of
+    activations and residual stream."""
 
     embedding: Tensor | None
     layers: tuple[LayerWeights, ...]
-    final_norm: Tensor
-    head: PackedLinear
+    final_norm: Tensor | None
+    head: PackedLinear | None
     compute: torch.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.layers[0].attention_norm.device
 
     @property
     def bytes(self) -> int:
@@ -72,25 +78,31 @@ class DecoderWeights:
             for packed in (layer.qkv, layer.attention_output, layer.gate_up, layer.down)
         )
         embedding_bytes = 0 if self.embedding is None else self.embedding.nbytes
-        return matrices + embedding_bytes + self.head.weight_bytes
+        head_bytes = 0 if self.head is None else self.head.weight_bytes
+        return matrices + embedding_bytes + head_bytes
 
 
 def assemble_weights(
-    spec: ModelSpec, source: WeightSource, form: WeightForm, pack: Pack
+    spec: ModelSpec, source: WeightSource, form: WeightForm, pack: Pack, *, place: Place = WHOLE
 ) -> DecoderWeights:
     """Reads, fuses and packs one matrix after the other, so that beside the result at most one
-    unpacked matrix is in memory."""
+    unpacked matrix is in memory. `spec` is that of the whole model; only what belongs to `place`
+    is read of it."""
     parts = decoder_parts(spec)
-    assembly = _Assembly(source, form, pack)
+    assembly = _Assembly(source, form, pack, place)
+    head = None
     # The largest matrices come first, while little else is in memory beside their unpacked form.
-    head = assembly.linear(LinearParts((parts.head or parts.embedding,)))
+    if place.is_last:
+        head = assembly.linear(LinearParts((parts.head or parts.embedding,)))
     # An int8 head is too coarse to look rows up in: each feeds the whole network.
-    shared = parts.head is None and form.storage in FLOAT_STORAGE
-    embedding_VC = None if shared else assembly.stack((parts.embedding,), form.embedding_dtype)
+    shared = head is not None and parts.head is None and form.storage in FLOAT_STORAGE
+    embedding_VC = None
+    if place.is_first and not shared:
+        embedding_VC = assembly.stack((parts.embedding,), form.embedding_dtype)
     return DecoderWeights(
         embedding=embedding_VC,
-        layers=tuple(assembly.layer(layer) for layer in parts.layers),
-        final_norm=assembly.stack((parts.final_norm,), form.compute),
+        layers=tuple(assembly.layer(layer) for layer in layers_of(parts, place)),
+        final_norm=assembly.vector(parts.final_norm) if place.is_last else None,
         head=head,
         compute=form.compute,
     )
@@ -101,6 +113,7 @@ class _Assembly:
     source: WeightSource
     form: WeightForm
     pack: Pack
+    place: Place
 
     def layer(self, parts: LayerParts) -> LayerWeights:
         return LayerWeights(
@@ -116,20 +129,31 @@ class _Assembly:
 
     def linear(self, parts: LinearParts) -> PackedLinear:
         unpacked_NC = self.stack(parts.weights, FLOAT_STORAGE.get(self.form.storage, torch.float32))
-        bias_N = self.stack(parts.biases, self.form.compute) if parts.biases else None
+        biases = parts.biases
+        if self.place.tensor_rank and any(bias.split_axis is None for bias in biases):
+            # What the ranks' outputs are summed to gets its bias once.
+            biases = ()
+        bias_N = self.stack(biases, self.form.compute) if biases else None
         return self.pack(unpacked_NC, bias_N, self.form.storage)
 
     def vector(self, part: TensorPart) -> Tensor:
         return self.stack((part,), self.form.compute)
 
     def stack(self, parts: Sequence[TensorPart], dtype: torch.dtype) -> Tensor:
-        """The parts below each other, in memory of their own: never a view of a mapped file."""
-        rows = sum(part.shape[0] for part in parts)
-        stacked = torch.empty((rows, *parts[0].shape[1:]), dtype=dtype, device=self.form.device)
+        """The rank's slices of the parts below each other, in memory of their own: never a view of
+        a mapped file."""
+        cuts = [cut(part, self.place) for part in parts]
+        rows = sum(piece.shape[0] for piece in cuts)
+        stacked = torch.empty((rows, *cuts[0].shape[1:]), dtype=dtype, device=self.form.device)
+        if any(piece.is_filled_up for piece in cuts):
+            stacked.zero_()
         start = 0
-        for part in parts:
-            for first in range(0, part.shape[0], SLAB_ROWS):
-                slab = self.source.read(part, slice(first, first + SLAB_ROWS))
-                stacked[start : start + len(slab)].copy_(slab)
-                start += len(slab)
+        for piece in cuts:
+            for first in range(piece.rows.start, piece.rows.stop, SLAB_ROWS):
+                some_rows = slice(first, min(first + SLAB_ROWS, piece.rows.stop))
+                slab = self.source.read(piece.part, some_rows, piece.columns)
+                place = start + first - piece.rows.start
+                target = stacked.narrow(0, place, slab.shape[0]).narrow(-1, 0, slab.shape[-1])
+                target.copy_(slab)
+            start += piece.shape[0]
         return stacked

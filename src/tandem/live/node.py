@@ -1,0 +1,132 @@
+"""A worker process around its node machine: channels, engine, KV mover and clock.
+
+Performs the machine's effects and nothing more; all deciding is in the machine.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Protocol
+
+from tandem.facts.cluster_messages import ToGateway
+from tandem.facts.gateway_messages import TimePassed
+from tandem.facts.kv_export import KvExport, MoveKv
+from tandem.facts.messages import RunStep, StepDone
+from tandem.facts.node_messages import (
+    ConnectPeer,
+    EndMove,
+    ForgetPeer,
+    Leave,
+    NodeEffect,
+    PublishBlocks,
+    SendToGateway,
+    StartMove,
+)
+from tandem.facts.steps import StepPlan, StepResult
+from tandem.live.clock import NS_PER_S, now_ns
+from tandem.live.inbox import Inbox
+from tandem.machines.node import NodeMachine
+
+
+class Steps(Protocol):
+    """A thread that runs plans, as `live.engine_thread.EngineThread`."""
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None: ...
+
+    def submit(self, plan: StepPlan) -> None: ...
+
+    def stop(self, timeout_s: float | None = None) -> None: ...
+
+
+class Mover(Protocol):
+    """What moves KV, as `kv.mover.KvMover`: nothing here blocks."""
+
+    def connect(self, worker: str, incarnation: str, export: KvExport) -> None: ...
+
+    def forget(self, worker: str, incarnation: str) -> None: ...
+
+    def start(self, move_id: int, order: MoveKv) -> None: ...
+
+    def stop(self, move_id: int) -> None: ...
+
+    def publish(
+        self, publication_id: int, blocks: tuple[int, ...], generations: tuple[int, ...]
+    ) -> None: ...
+
+
+class Channel(Protocol):
+    """The way to one gateway, as `live.node_channel.NodeChannel`."""
+
+    def open(self) -> None: ...
+
+    def send(self, message: ToGateway) -> None:
+        """Never waits: whoever does not read is gone."""
+        ...
+
+    async def close(self, linger_s: float) -> None:
+        """What was sent may still leave for so long."""
+        ...
+
+
+class Node:
+    """Use `run` once, on the event loop that the channels and the inbox live on."""
+
+    def __init__(self, machine: NodeMachine, inbox: Inbox, mover: Mover) -> None:
+        self.machine = machine
+        self._inbox = inbox
+        self._mover = mover
+        self._timer: asyncio.TimerHandle | None = None
+        self._left: Leave | None = None
+
+    async def run(self, steps: Steps, channels: Mapping[str, Channel]) -> str:
+        """Until the machine says so, with a channel for each gateway by its name; gives its
+        reason, which is empty when that was wanted. What the machine raises, or the inbox was told
+        of a part that failed, is raised."""
+        loop = asyncio.get_running_loop()
+        self._inbox.open(loop)
+        steps.start(loop)
+        for channel in channels.values():
+            channel.open()
+        while self._left is None:
+            events = await self._inbox.take()
+            for effect in self.machine.handle_together(events, now_ns()):
+                self._perform(effect, steps, channels)
+            self._set_timer(loop)
+        return self._left.reason
+
+    def take_result(self, result: StepResult) -> None:
+        """A step has run; on the event loop."""
+        self._inbox.put(StepDone(result))
+
+    def _perform(self, effect: NodeEffect, steps: Steps, channels: Mapping[str, Channel]) -> None:
+        match effect:
+            case RunStep(plan):
+                steps.submit(plan)
+            case SendToGateway(gateway, message):
+                channels[gateway].send(message)
+            case StartMove(move_id, order):
+                self._mover.start(move_id, order)
+            case EndMove(move_id):
+                self._mover.stop(move_id)
+            case PublishBlocks(publication_id, blocks, generations):
+                self._mover.publish(publication_id, blocks, generations)
+            case ConnectPeer(worker, incarnation, export):
+                self._mover.connect(worker, incarnation, export)
+            case ForgetPeer(worker, incarnation):
+                self._mover.forget(worker, incarnation)
+            case Leave():
+                self._left = effect
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        wakeup_ns = self.machine.next_wakeup()
+        if wakeup_ns is not None:
+            delay_s = max(0, wakeup_ns - now_ns()) / NS_PER_S
+            self._timer = loop.call_later(delay_s, self._inbox.put, TimePassed())
+
+
+async def say_goodbye(steps: Steps, channels: Mapping[str, Channel], farewell_s: float) -> None:
+    """After the end: the last words to gateways, and the steps under way, may take so long each."""
+    await asyncio.gather(*(channel.close(farewell_s) for channel in channels.values()))
+    steps.stop(farewell_s)

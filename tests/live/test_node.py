@@ -1,0 +1,151 @@
+"""The shell of a worker process, in this process: who ends it, and how."""
+
+import asyncio
+import threading
+
+import pytest
+
+from tandem.commands.worker_group import failing
+from tandem.facts.blocks import CacheRoot
+from tandem.facts.cluster_messages import PROTOCOL, Goodbye, Hello, ToGateway, Welcome
+from tandem.facts.errors import EngineFailed
+from tandem.facts.fleet import Role
+from tandem.facts.fleet_messages import TokensReported
+from tandem.facts.kv_export import KvExport, KvGeometry
+from tandem.facts.messages import RequestsArrived
+from tandem.facts.node_messages import GatewayConnected, GatewaySaid, LeaveRequested
+from tandem.facts.request import Request
+from tandem.facts.sampling import SamplingParameters
+from tandem.live.engine_thread import EngineThread
+from tandem.live.inbox import Inbox
+from tandem.live.node import Node, say_goodbye
+from tandem.live.still_mover import StillMover
+from tandem.machines.node import NodeConfig, NodeMachine
+from tandem.machines.worker import WorkerConfig, WorkerMachine
+from tandem.policy.batching import TokenBudgetBatching
+from tests.live.test_local_worker import GatedEngine
+from tests.machines.ledger_engine import VOCABULARY, answer
+
+GATEWAY = "tcp://gateway"
+WELCOME = Welcome("g", 10_000_000, 60_000_000_000, 60_000_000_000)
+CONFIG = WorkerConfig(
+    block_size=4,
+    block_count=64,
+    context_tokens=200,
+    vocabulary_tokens=VOCABULARY,
+    max_sequences=4,
+    batching=TokenBudgetBatching(32),
+    root=CacheRoot("m", "r", b""),
+)
+
+
+class Gateway:
+    """A channel whose other end welcomes the worker and asks one thing."""
+
+    def __init__(self, inbox: Inbox, request: Request | None = None) -> None:
+        self.inbox = inbox
+        self.request = request
+        self.heard: list[ToGateway] = []
+        self.closed = False
+
+    def open(self) -> None:
+        self.inbox.put(GatewayConnected(GATEWAY))
+
+    def send(self, message: ToGateway) -> None:
+        self.heard.append(message)
+        if isinstance(message, Hello):
+            self.inbox.put(GatewaySaid(GATEWAY, WELCOME))
+            if self.request:
+                self.inbox.put(GatewaySaid(GATEWAY, RequestsArrived((self.request,))))
+        if isinstance(message, TokensReported) and message.emission.finish_reasons[-1]:
+            self.inbox.put(LeaveRequested())
+
+    async def close(self, linger_s: float) -> None:
+        self.closed = True
+
+
+def make_machine() -> NodeMachine:
+    export = KvExport("m", "r", KvGeometry(1, 1, 1, 4, "float32"), 64, ())
+    hello = Hello(PROTOCOL, "0", "w", "1", "p", Role.BOTH, True, CONFIG.root, export, 4, 200)
+    return NodeMachine(NodeConfig(hello), WorkerMachine(CONFIG))
+
+
+async def serve(engine: GatedEngine, inbox: Inbox, channels: dict[str, Gateway]) -> str:
+    mover = StillMover("no memory", lambda *_: None, lambda _: None)
+    node = Node(make_machine(), inbox, mover)
+    steps = EngineThread(engine, node.take_result, failing(inbox))
+    try:
+        async with asyncio.timeout(30):
+            return await node.run(steps, channels)
+    finally:
+        await say_goodbye(steps, channels, 5.0)
+
+
+def open_engine() -> GatedEngine:
+    engine = GatedEngine()
+    engine.gate.set()
+    return engine
+
+
+def test_it_serves_then_says_goodbye_and_leaves():
+    inbox = Inbox()
+    request = Request("a", (1, 2, 3), SamplingParameters(max_tokens=9, seed=4))
+    gateway = Gateway(inbox, request)
+    # Nobody of this gateway needs the worker any more, but it must not be asked twice.
+    assert asyncio.run(serve(open_engine(), inbox, {GATEWAY: gateway})) == ""
+    said = [m for m in gateway.heard if isinstance(m, TokensReported)]
+    tokens = [token for report in said for token in report.emission.tokens]
+    assert tokens == answer(request.prompt_tokens, request.sampling, CONFIG.context_tokens)
+    assert isinstance(gateway.heard[-1], Goodbye)
+    assert gateway.closed
+
+
+def test_without_a_gateway_it_leaves_at_once():
+    inbox = Inbox()
+    threading.Thread(target=inbox.put_threadsafe, args=(LeaveRequested(),)).start()
+    assert asyncio.run(serve(open_engine(), inbox, {})) == ""
+
+
+def test_a_dead_engine_ends_it():
+    inbox, engine = Inbox(), open_engine()
+    engine.broken = True
+    gateway = Gateway(inbox, Request("a", (1, 2, 3), SamplingParameters(max_tokens=9)))
+    with pytest.raises(EngineFailed, match="out of memory"):
+        asyncio.run(serve(engine, inbox, {GATEWAY: gateway}))
+    assert gateway.closed
+
+
+def test_a_part_that_failed_before_the_start_is_not_forgotten():
+    inbox = Inbox()
+    inbox.fail(EngineFailed("first"))
+    inbox.fail(EngineFailed("second"))
+    with pytest.raises(EngineFailed, match="first"):
+        asyncio.run(serve(open_engine(), inbox, {}))
+
+
+def test_events_from_threads_keep_their_order_and_none_is_lost():
+    inbox = Inbox()
+    total = 2000
+
+    def tell(thread: int) -> None:
+        for number in range(total):
+            inbox.put_threadsafe(GatewayConnected(f"{thread} {number}"))
+
+    async def read() -> list[str]:
+        threads = [threading.Thread(target=tell, args=(index,)) for index in range(3)]
+        threads[0].start()
+        inbox.open(asyncio.get_running_loop())
+        for thread in threads[1:]:
+            thread.start()
+        seen: list[str] = []
+        async with asyncio.timeout(30):
+            while len(seen) < 3 * total:
+                seen += [event.gateway for event in await inbox.take()]
+        for thread in threads:
+            thread.join()
+        return seen
+
+    seen = asyncio.run(read())
+    for thread in range(3):
+        numbers = [int(name.split()[1]) for name in seen if name.split()[0] == str(thread)]
+        assert numbers == list(range(total))
