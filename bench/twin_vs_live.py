@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tandem.commands.assembly import BUNDLED_MODEL
-from tandem.config.environment import machine_facts
+from tandem.commands.model_assembly import BUNDLED_MODEL
 from tandem.config.hardware import WorkerHardware, worker_cost
+from tandem.config.machine import machine_facts
 from tandem.config.options import ServeOptions
 from tandem.config.resolve import ModelFacts, resolve
 from tandem.facts.fleet import Role

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.config.environment import MachineFacts, machine_facts
+from tandem.config.machine import MachineFacts, machine_facts
 from tandem.config.options import read_options
-from tandem.config.resolve import GIB, ModelFacts, resolve
+from tandem.config.resolve import ModelFacts, resolve
+from tandem.config.shares import GIB
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import AttentionSpec, ModelSpec, RopeSpec
 

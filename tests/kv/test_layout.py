@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tandem.kv.layout import KvLayout
+from tandem.kv.layout import EncodedLayout, KvLayout
 from tandem.kv.store import KvStore
 
 LAYOUT = KvLayout(layers=3, kv_heads=2, block_size=4, head_dim=8, dtype="bfloat16")
@@ -45,3 +45,17 @@ def test_the_description_is_stable():
     """Changing it parts a cluster into workers that cannot exchange blocks: do so knowingly."""
     expected = b"kv/1 layer,2,kv_head,token,head_dim [3,2,2,4,8] bfloat16"
     assert LAYOUT.describe() == expected
+
+
+def test_a_rank_holds_its_share_of_every_block():
+    share = LAYOUT.share(layers=1, kv_heads=1)
+    assert share.block_bytes * 6 == LAYOUT.block_bytes
+    assert (share.block_size, share.head_dim, share.dtype) == (4, 8, "bfloat16")
+    assert LAYOUT.row_bytes == 16
+
+
+@pytest.mark.parametrize(("dtype", "row_bytes"), [("float32", 32), ("int8", 12)])
+def test_the_same_blocks_in_another_precision(dtype, row_bytes):
+    encoded = EncodedLayout(LAYOUT, dtype)
+    assert encoded.row_bytes == row_bytes
+    assert encoded.block_bytes * LAYOUT.row_bytes == LAYOUT.block_bytes * row_bytes

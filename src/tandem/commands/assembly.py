@@ -1,40 +1,24 @@
 """Wires a server from its options: kernels, decoder, KV pool, engine, worker, front door."""
 
 import asyncio
-import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-import uvicorn
-
-import tandem
-from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
-from tandem.config.environment import MachineFacts, machine_facts
+from tandem.commands.front_door import HttpServer, http_server_over, listen
+from tandem.commands.model_assembly import BUNDLED_MODEL, load_model, pick_kernels, plan_model
+from tandem.config.machine import MachineFacts
 from tandem.config.options import ServeOptions
-from tandem.config.resolve import ModelFacts, ServerPlan, resolve
+from tandem.config.resolve import ServerPlan
 from tandem.engine.engine import Engine
-from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.serving import ModelCard
-from tandem.kernels.faces import choose_kernels
-from tandem.kernels.native.pages import return_freed_memory
 from tandem.kv.store import KvStore
 from tandem.live.clock import wall_clock_s
 from tandem.live.local_worker import LocalWorker
 from tandem.machines.worker import WorkerMachine
-from tandem.models.configuration import read_model_spec
-from tandem.models.load import LoadPlan, find_model, load_decoder
-from tandem.models.weights import WeightForm
 from tandem.text.model import TextModel
-
-BUNDLED_MODEL = Path(tandem.__file__).parent / "bundled" / "tandem-mini"
-# After a signal answers under way may go on for so long; then they end with an error, and the
-# server waits a little longer for its clients to take that.
-PATIENCE_S = 10
-FAREWELL_S = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,40 +34,25 @@ class Server:
 
 def assemble(model: str | None, options: ServeOptions) -> Server:
     """Load a model and build a server around it. Raises `InvalidConfiguration`."""
-    machine = machine_facts()
-    directory = BUNDLED_MODEL if model is None else find_model(model, options.revision)
-    name = BUNDLED_MODEL.name if model is None else model
-    dummy = options.load_format == "dummy"
+    planned = plan_model(model, options)
+    plan = planned.plan
     # A dummy model may be a config.json alone; then it speaks in the bundled model's tokens.
-    speaks = not dummy or (directory / "tokenizer.json").exists()
-    text = TextModel.load(directory if speaks else BUNDLED_MODEL)
-    spec = read_model_spec(directory)
-    plan = resolve(options, ModelFacts(spec, str(name), options.revision), machine)
-    spec = replace(spec, context_tokens=plan.worker.context_tokens)
-    # Not only the engine's thread: loading packs the weights in this one.
-    torch.set_num_threads(plan.threads)
-    # On a CPU weights are only stored in fewer bits; on a GPU they are also computed with.
-    compute = torch.float32 if plan.device.type == "cpu" else getattr(torch, plan.storage)
-    kernels, reason = choose_kernels(plan.device, compute, options.native_kernels)
-    load = LoadPlan(
-        directory,
-        WeightForm(plan.storage, compute, plan.device),
-        "dummy" if dummy else "safetensors",
-        options.seed,
-    )
-    decoder = load_decoder(spec, load, kernels)
-    return_freed_memory()
+    dummy = options.load_format == "dummy"
+    speaks = not dummy or (planned.directory / "tokenizer.json").exists()
+    text = TextModel.load(planned.directory if speaks else BUNDLED_MODEL)
+    kernels, reason = pick_kernels(planned, options)
+    decoder = load_model(planned, options, kernels)
     kv = KvStore(plan.layout, plan.worker.block_count, plan.device)
     engine = Engine(decoder, kv, plan.slots, threads=plan.threads)
     card = ModelCard(
-        names=options.served_model_name or (Path(name).name if model else str(name),),
+        names=options.served_model_name or (Path(planned.name).name,),
         context_tokens=plan.worker.context_tokens,
-        vocabulary_tokens=spec.vocabulary_tokens,
+        vocabulary_tokens=planned.spec.vocabulary_tokens,
         end_token_ids=text.tokenizer.end_token_ids,
         created_s=wall_clock_s(),
     )
     notes = (
-        f"{spec.parameters / 1e6:.1f}M parameters in {plan.storage} on {plan.device.type}, "
+        f"{planned.spec.parameters / 1e6:.1f}M parameters in {plan.storage} on {plan.device.type}, "
         f"{plan.threads} threads"
         if plan.device.type == "cpu"
         else f"{plan.storage} on GPU",
@@ -92,47 +61,12 @@ def assemble(model: str | None, options: ServeOptions) -> Server:
         f"{plan.worker.block_size} tokens in {plan.layout.dtype}; context {card.context_tokens}",
     )
     worker = LocalWorker(card, WorkerMachine(plan.worker), engine)
-    return Server(worker, text, plan, _api_config(options, machine), notes)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises `InvalidConfiguration` when the address cannot be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
-        raise InvalidConfiguration(
-            f"cannot listen on {host} port {port}: {error.strerror}; choose another --port"
-        ) from error
-    return listener
-
-
-class HttpServer(uvicorn.Server):
-    """Leaves the signals alone: who runs it decides what they mean (uvicorn itself would raise
-    them again after an orderly end, and the process would look killed)."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+    return Server(worker, text, plan, _api_config(options, planned.machine), notes)
 
 
 def http_server(server: Server, log_level: str) -> HttpServer:
     """The HTTP server over an assembled server; run it inside `running`."""
-    app = build_app(server.worker, server.text, server.api)
-    return HttpServer(
-        uvicorn.Config(
-            app,
-            lifespan="off",
-            log_level=log_level,
-            access_log=log_level == "debug",
-            timeout_graceful_shutdown=PATIENCE_S + FAREWELL_S,
-            server_header=False,
-        )
-    )
+    return http_server_over(server.worker, server.text, server.api, log_level)
 
 
 @asynccontextmanager

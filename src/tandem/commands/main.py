@@ -6,15 +6,22 @@ from tandem import __version__
 from tandem.commands.bench import bench
 from tandem.commands.chat import chat
 from tandem.commands.complete import complete
+from tandem.commands.down import down_command
+from tandem.commands.drain import drain_command, flip_command, undrain_command
 from tandem.commands.evaluate import evaluate_command
 from tandem.commands.hits import hits
+from tandem.commands.join import join_command
+from tandem.commands.processes import gateway_process_command, worker_process_command
 from tandem.commands.profile import profile_command
 from tandem.commands.serve import serve_command
 from tandem.commands.simulate import simulate_command
+from tandem.commands.status import status_command
+from tandem.commands.up import up_command
 
 app = typer.Typer(
     name="tandem",
-    help="Serve, try and measure large language models: on a laptop with one command.",
+    help="Serve, try and measure large language models: on a laptop with one command, or on a "
+    "cluster of workers.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -39,6 +46,13 @@ def tandem(
 
 
 app.command("serve")(serve_command)
+app.command("up")(up_command)
+app.command("status")(status_command)
+app.command("drain")(drain_command)
+app.command("undrain")(undrain_command)
+app.command("flip")(flip_command)
+app.command("join")(join_command)
+app.command("down")(down_command)
 app.command("chat")(chat)
 app.command("complete")(complete)
 app.command("bench")(bench)
@@ -46,3 +60,5 @@ app.command("eval")(evaluate_command)
 app.command("hits")(hits)
 app.command("profile")(profile_command)
 app.command("simulate")(simulate_command)
+app.command("gateway-process", hidden=True)(gateway_process_command)
+app.command("worker-process", hidden=True)(worker_process_command)

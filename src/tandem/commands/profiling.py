@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 import tandem
-from tandem.commands.assembly import BUNDLED_MODEL
-from tandem.config.environment import machine_facts
+from tandem.commands.model_assembly import BUNDLED_MODEL
+from tandem.config.machine import machine_facts
 from tandem.config.options import ServeOptions
 from tandem.config.resolve import ModelFacts, ServerPlan, resolve
 from tandem.cost.fitted import COEFFICIENTS, FittedStepTime, TimedStep, fit, to_fields

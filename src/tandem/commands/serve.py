@@ -1,13 +1,14 @@
-"""`tandem serve`: one model behind the OpenAI API, in this process."""
+"""`tandem serve`: one model behind the OpenAI API, in this process or over several workers."""
 
 import importlib
 import logging
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from tandem.commands.cluster_view import terminal
 from tandem.commands.flags import ConfigFile, with_flags
+from tandem.commands.serve_cluster import Shape, serve_cluster
 from tandem.config.options import ServeOptions, read_options
 
 ModelArgument = Annotated[
@@ -18,17 +19,55 @@ ModelArgument = Annotated[
         show_default=False,
     ),
 ]
+PANEL = "Several processes"
+
+
+def _count(*names: str, text: str, default: int = 0) -> Any:
+    return typer.Option(
+        *names, min=default, max=256, help=text, rich_help_panel=PANEL, show_default=False
+    )
 
 
 @with_flags(ServeOptions)
-def serve_command(model: ModelArgument = None, config: ConfigFile = None, **flags: Any) -> None:
+def serve_command(
+    model: ModelArgument = None,
+    config: ConfigFile = None,
+    prefill: Annotated[int, _count("--prefill", text="Workers that compute prompts.")] = 0,
+    decode: Annotated[int, _count("--decode", text="Workers that draw the answers.")] = 0,
+    workers: Annotated[int, _count("--workers", text="Workers that do both.")] = 0,
+    tensor_parallel: Annotated[
+        int, _count("--tensor-parallel", text="Devices that share each layer.", default=1)
+    ] = 1,
+    pipeline_parallel: Annotated[
+        int, _count("--pipeline-parallel", text="Devices that share the layers.", default=1)
+    ] = 1,
+    connector: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--connector",
+            help="How KV moves between workers; repeat by preference. "
+            r"\[shm|tcp|nixl|cuda-ipc] [dim](what suits the devices)[/dim]",
+            rich_help_panel=PANEL,
+            show_default=False,
+        ),
+    ] = None,
+    **flags: Any,
+) -> None:
     """Serve a model behind an OpenAI-compatible API.
 
     Every option may also stand in a YAML file under its own name (--config FILE); a flag wins.
+    With --prefill and --decode, prompts are computed by other workers than answers; `tandem up`
+    starts whatever a cluster file describes.
     """
     options = read_options(config, flags)
+    shape = Shape(
+        prefill, decode, workers, tensor_parallel, pipeline_parallel, tuple(connector or ())
+    )
     logging.basicConfig(level=options.log_level.upper())
-    console = Console(highlight=False)
+    console = terminal()
+    if shape.wanted:
+        serve_cluster(model, options, shape, console)
+        return
     console.print(f"[bold]Tandem[/bold] is loading {model or 'the bundled model'} …")
     # torch takes seconds to import; the other commands should not wait for it.
     importlib.import_module("tandem.commands.serving").serve(model, options, console)

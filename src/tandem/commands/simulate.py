@@ -27,7 +27,7 @@ from tandem.commands.simulate_output import (
 from tandem.commands.simulate_runs import Trial, run_trials
 from tandem.commands.simulate_scenario import scenario_of
 from tandem.config.cluster import bundled_clusters
-from tandem.config.environment import machine_facts
+from tandem.config.environment import host_facts
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.trace import TraceRow
 from tandem.twin.explain import explanation
@@ -99,6 +99,6 @@ def _perform(
         return run_trials(
             trials,
             rows,
-            output.processes or machine_facts().cores,
+            output.processes or host_facts().cores,
             lambda done: progress.update(bar, completed=sum(done)),
         )

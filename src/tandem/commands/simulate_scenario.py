@@ -1,35 +1,27 @@
 """From a cluster file to a scenario of the twin: fresh policies, priced workers, read faults."""
 
-from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from math import inf
-from typing import TypeVar
 
-from tandem.config.cluster import Cluster, PolicyConfig, PoolConfig, TierConfig
+from tandem.commands.cluster_policies import only_name, router_policies
+from tandem.config.cluster import Cluster, PoolConfig, TierConfig
 from tandem.config.cluster_build import Choice
 from tandem.config.cluster_hardware import pool_blocks, pool_cost, pool_device
 from tandem.config.cluster_parameters import parameters
-from tandem.config.cluster_tree import nearest
 from tandem.cost.worker import WorkerCost
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Tier
 from tandem.forecast.choose import forecaster
-from tandem.machines.waiting_line import LineConfig
-from tandem.policy.admission.registry import ADMISSIONS
 from tandem.policy.batching import TokenBudgetBatching
-from tandem.policy.dispatch.registry import DISPATCHES
 from tandem.policy.eviction.registry import make_eviction
 from tandem.policy.planning.choose import PLANNINGS, planning
 from tandem.policy.planning.contract import Planning
-from tandem.policy.qos.classes import Classes, ServiceClass
-from tandem.policy.routing.registry import ROUTINGS
 from tandem.twin.faults import Fault, TierDown
 from tandem.twin.faults_entries import read_faults
 from tandem.twin.faults_random import random_faults
 from tandem.twin.network_paths import NodeLinks
 from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind
 
-T = TypeVar("T")
 # More often nobody plans, and a tick of 0 would never let time pass.
 SHORTEST_TICK_S = 0.1
 
@@ -157,43 +149,19 @@ def _remote_bytes_per_s(remote: TierConfig | None, pools: tuple[Pool, ...]) -> f
 
 def _policies(cluster: Cluster, pools: tuple[Pool, ...]) -> Policies:
     chosen = cluster.policies
-    _only_name(chosen.routing, "routing")
-    _only_name(chosen.eviction, "eviction")
+    only_name(chosen.eviction, "eviction")
     # One order serves a worker's tiers; only ARC asks how large its cache is.
     capacity = max(1, *(pool.kind.host_blocks for pool in pools))
-    dispatch = _dispatch(chosen, pools)
+    deciding = router_policies(cluster)
     return Policies(
-        routing=ROUTINGS[chosen.routing.name](cluster.seed),
-        admission=_made("admission", chosen.admission, ADMISSIONS[chosen.admission.name]),
-        dispatching=_made("dispatch", dispatch, DISPATCHES[dispatch.name]),
+        routing=deciding.routing,
+        admission=deciding.admission,
+        dispatching=deciding.dispatching,
         eviction=lambda: make_eviction(chosen.eviction.name, capacity),
         planning=_planning(cluster),
-        classes=_classes(cluster),
-        line=_line(cluster),
+        classes=deciding.classes,
+        line=deciding.line,
     )
-
-
-def _dispatch(chosen: PolicyConfig, pools: tuple[Pool, ...]) -> Choice:
-    """With the cluster's way of transfer, where it names one, unless the policy has its own."""
-    dispatch = chosen.dispatch
-    named = dispatch.parameters.get("workers", ())
-    workers = [name for pool in pools for name in pool.workers()]
-    for name in named if isinstance(named, list) else ():
-        if name not in workers:
-            raise InvalidConfiguration(
-                f"dispatch {dispatch.name}: there is no worker {name}{nearest(str(name), workers)}"
-            )
-    transfer = {} if chosen.transfer is None else {"transfer": chosen.transfer}
-    return Choice(dispatch.name, {**transfer, **dispatch.parameters})
-
-
-def _only_name(choice: Choice, kind: str) -> None:
-    if choice.parameters:
-        raise InvalidConfiguration(f"{kind} {choice.name} takes no parameters")
-
-
-def _made(kind: str, choice: Choice, make: Callable[..., T]) -> T:
-    return make(**parameters(kind, choice, make))
 
 
 def _planning(cluster: Cluster) -> Planning | None:
@@ -214,33 +182,3 @@ def _planning(cluster: Cluster) -> Planning | None:
             "or more"
         )
     return made
-
-
-def _line(cluster: Cluster) -> LineConfig:
-    """Classes and tenants mean something only where somebody has to wait."""
-    queue = cluster.queue
-    max_requests, prefill_depth = queue.max_requests, queue.prefill_depth
-    if max_requests is None:
-        decoding = [pool for pool in cluster.pools if pool.role.decodes]
-        slots = sum(pool.count * pool.max_num_seqs for pool in decoding)
-        max_requests = slots if cluster.classes or cluster.tenants else 0
-    if prefill_depth is None:
-        prefill_depth = int(cluster.policies.dispatch.name == "queue")
-    weights = {tenant.name: tenant.weight for tenant in cluster.tenants}
-    return LineConfig(max_requests, prefill_depth, weights, queue.max_wait_s)
-
-
-def _classes(cluster: Cluster) -> Classes:
-    classes = tuple(
-        ServiceClass(
-            name=entry.name,
-            priority=entry.priority,
-            reserved=entry.reserved,
-            promise=cluster.slo if entry.slo.empty else entry.slo,
-            headers=entry.headers,
-            deadline_s=entry.deadline_s,
-        )
-        for entry in cluster.classes
-    )
-    tenants = {each.name: each.service_class for each in cluster.tenants if each.service_class}
-    return Classes(classes, tenants)

@@ -1,24 +1,28 @@
 """What stands in a cluster file: a model on pools of workers, with network, tiers and policies.
 
-The same file drives `tandem simulate` and, later, a live cluster. Everything a user may say is in
-these dataclasses; `read_cluster` finds the file and reads it.
+The same file drives `tandem simulate` and a live cluster (`tandem up`). Everything a user may say
+is in these dataclasses; `read_cluster` finds the file and reads it.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
+import yaml
 from msgspec import Meta
 
-from tandem.config.cluster_build import Choice, Known, build
+from tandem.config.cluster_build import Choice, Known, OptionsOf, build
 from tandem.config.cluster_tree import nearest, override, parse
+from tandem.config.options import ServeOptions
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Role
 from tandem.facts.service_level import ServiceLevel
 from tandem.forecast.choose import NAMES as FORECASTS
 from tandem.policy.admission.registry import ADMISSIONS
-from tandem.policy.dispatch.contract import Transfer
+from tandem.policy.dispatch.contract import FirstToken, Transfer
 from tandem.policy.dispatch.registry import DISPATCHES
 from tandem.policy.eviction.registry import EVICTIONS
 from tandem.policy.planning.choose import PLANNINGS
@@ -36,9 +40,27 @@ Positive = Annotated[int, Meta(ge=1)]
 Workers = Annotated[int, Meta(ge=1, le=100_000)]
 MOST_FAULTS_PER_HOUR = 100_000
 Share = Annotated[float, Meta(ge=0, le=1)]
-Precision = Annotated[
-    str, Known("precision", ("float32", "bfloat16", "float16", "fp8", "int8", "fp4", "int4"))
-]
+# "auto" is bfloat16 to the simulator, and live what `tandem serve` would choose.
+PRECISIONS = ("auto", "float32", "bfloat16", "float16", "fp8", "int8", "fp4", "int4")
+Precision = Annotated[str, Known("precision", PRECISIONS)]
+BlockSize = Annotated[int, Meta(ge=1, le=1024)]
+Connector = Annotated[str, Known("connector", ("shm", "tcp", "nixl", "cuda-ipc"))]
+WIRE_DTYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3")
+WireDtype = Annotated[str, Known("wire_dtype", WIRE_DTYPES)]
+AllReduce = Annotated[str, Known("all_reduce", ("one-shot", "two-shot", "library", "auto"))]
+
+# Options of `tandem serve` that have one place of their own in a cluster file.
+_ELSEWHERE = {
+    "device": "write the pool's device",
+    "block_size": "write it at the top of the file or at the pool",
+    "max_model_len": "write it at the top of the file",
+}
+_FOR_ALL = ("revision", "served_model_name", "load_format", "seed")
+_OF_GATEWAYS = ("host", "port", "api_key", "allowed_origins", "max_body_mib")
+_AT_THE_TOP = "write it under serve at the top of the file"
+_NOT_OF_A_POOL = dict.fromkeys((*_FOR_ALL, *_OF_GATEWAYS), _AT_THE_TOP)
+Serve = Annotated[Mapping[str, object], OptionsOf(ServeOptions, _ELSEWHERE)]
+PoolServe = Annotated[Mapping[str, object], OptionsOf(ServeOptions, _ELSEWHERE | _NOT_OF_A_POOL)]
 TimeModel = Annotated[Choice, Known("time model", ("roofline", "tables", "profile"))]
 
 
@@ -47,7 +69,11 @@ class PoolConfig:
     """`count` workers alike. `device` names a datasheet; one worker spans `tensor_parallel` x
     `pipeline_parallel` devices. `price_usd_per_hour` is of one device, None as on the datasheet.
     The planner keeps the pool within `min_count` and `max_count`, None for as many as there are;
-    a new worker is ready after `startup_s`."""
+    a new worker is ready after `startup_s`.
+
+    Only a live cluster heeds `serve` (options of `tandem serve` for these workers; they count
+    before the same figures of the pool), `block_size` (None: the cluster's), `all_reduce` (how
+    tensor-parallel ranks add up) and `sequence_parallel`."""
 
     name: str
     device: str
@@ -57,14 +83,18 @@ class PoolConfig:
     max_count: Workers | None = None
     tensor_parallel: Positive = 1
     pipeline_parallel: Positive = 1
-    dtype: Precision = "bfloat16"
-    kv_dtype: Precision = "bfloat16"
+    dtype: Precision = "auto"
+    kv_dtype: Precision = "auto"
     max_num_seqs: Positive = 256
     max_num_batched_tokens: Positive = 8192
     memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.9
     startup_s: float = 60.0
     price_usd_per_hour: float | None = None
     time_model: TimeModel = field(default=Choice("roofline"))
+    serve: PoolServe = field(default_factory=dict)
+    block_size: BlockSize | None = None
+    all_reduce: AllReduce = "one-shot"
+    sequence_parallel: bool = False
 
     @property
     def devices(self) -> int:
@@ -119,7 +149,9 @@ class TierConfigs:
 @dataclass(frozen=True, slots=True)
 class PolicyConfig:
     """Who decides, by name, each with its parameters. `forecast` None: the planner's own;
-    `transfer` None: the dispatch policy's own."""
+    `transfer` None: the dispatch policy's own. Where prefill and decode are apart, a live cluster
+    sends the first token along with the KV, or has the decode worker compute it again
+    (`first_token` recomputed); both are the same token."""
 
     routing: Annotated[Choice, _policies("routing", ROUTINGS)] = field(default=Choice("cost"))
     dispatch: Annotated[Choice, _policies("dispatch", DISPATCHES)] = field(default=Choice("remote"))
@@ -128,17 +160,49 @@ class PolicyConfig:
     planning: Annotated[Choice, _policies("planning", PLANNINGS)] = field(default=Choice("static"))
     forecast: Annotated[Choice, Known("forecast", FORECASTS)] | None = None
     transfer: Transfer | None = None
+    first_token: FirstToken = FirstToken.SENT
 
 
 @dataclass(frozen=True, slots=True)
 class HealthConfig:
-    """How long silence is tolerated. A worker's load is told every `report_interval_s`; a worker
-    that says nothing for `heartbeat_timeout_s` counts as dead, and a transfer that takes longer
-    than `transfer_timeout_s` as lost."""
+    """How long silence is tolerated. A worker's load is told every `report_interval_s` (0: always
+    known to the simulator, 100 ms live); a worker that says nothing for `heartbeat_timeout_s`
+    counts as dead, and a transfer that takes longer than `transfer_timeout_s` as lost. Live, a
+    worker gives up requests that no gateway has asked for during `lease_s`."""
 
     report_interval_s: float = 0.0
     heartbeat_timeout_s: float = 10.0
     transfer_timeout_s: float = 60.0
+    lease_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        for key, seconds in (
+            ("heartbeat_timeout", self.heartbeat_timeout_s),
+            ("transfer_timeout", self.transfer_timeout_s),
+            ("lease", self.lease_s),
+        ):
+            if seconds <= 0:
+                raise InvalidConfiguration(f"{key} must be more than 0, got {seconds:g}s")
+        if 2 * self.report_interval_s > self.heartbeat_timeout_s:
+            raise InvalidConfiguration(
+                f"heartbeat_timeout ({self.heartbeat_timeout_s:g}s) must be at least twice "
+                f"report_interval ({self.report_interval_s:g}s), or one late report kills a worker"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class TransportConfig:
+    """How KV moves between live workers: by the first of `connectors` that reaches the other one
+    (None: what suits the devices), as `wire_dtype` (None: as the source stores it), with a checksum
+    for every piece unless `checksums` is false."""
+
+    connectors: tuple[Connector, ...] | None = None
+    wire_dtype: WireDtype | None = None
+    checksums: bool = True
+
+    def __post_init__(self) -> None:
+        if self.connectors is not None and not self.connectors:
+            raise InvalidConfiguration("connectors: name at least one, as [shm, tcp]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +236,13 @@ class ClassConfig:
 
 @dataclass(frozen=True, slots=True)
 class TenantConfig:
-    """Who asks: the class of requests that name none, and the weight of a fair share."""
+    """Who asks: the class of requests that name none, and the weight of a fair share. A live
+    cluster knows them by their `api_keys`."""
 
     name: str
     service_class: str = ""
     weight: Annotated[float, Meta(gt=0)] = 1.0
+    api_keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +250,12 @@ class Cluster:
     """A whole cluster file. `model` is a bundled shape's name, or the path of a config.json or
     checkpoint folder; a sequence has `max_model_len` tokens at most, 0 for what a worker's KV
     holds. `faults` are entries as written, for the simulator to read, which adds random ones
-    at the rate of `faults_per_hour`."""
+    at the rate of `faults_per_hour`.
+
+    Only a live cluster heeds `name` (to tell it from others on this machine), `serve` (options of
+    `tandem serve`), `gateways` (so many processes share one HTTP port), `listen` (the address, or
+    address:port, where workers reach the first of them) and `transport`. Its `model` may also be a
+    name on the Hugging Face hub."""
 
     model: str
     pools: tuple[PoolConfig, ...]
@@ -201,9 +272,20 @@ class Cluster:
     faults: tuple[Mapping[str, object], ...] = ()
     faults_per_hour: Annotated[float, Meta(ge=0, le=MOST_FAULTS_PER_HOUR)] = 0.0
     seed: int = 0
+    name: str = "default"
+    serve: Serve = field(default_factory=dict)
+    gateways: Annotated[int, Meta(ge=1, le=64)] = 1
+    listen: str = "127.0.0.1"
+    transport: TransportConfig = field(default_factory=TransportConfig)
 
     def __post_init__(self) -> None:
         _refuse_zero(self.slo)
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", self.name):
+            raise InvalidConfiguration(
+                f"name {self.name!r}: up to 64 letters, digits, - _ or ., the first no sign"
+            )
+        _port_of(self.listen)
+        _refuse_unlike_blocks(self.pools, self.block_size)
         for what, names in (
             ("pool", [pool.name for pool in self.pools]),
             ("class", [entry.name for entry in self.classes]),
@@ -234,6 +316,9 @@ class Cluster:
                     f"tenant {tenant.name}: unknown service_class {tenant.service_class}"
                     f"{nearest(tenant.service_class, classes)}"
                 )
+        keys = [key for tenant in self.tenants for key in tenant.api_keys]
+        if len(set(keys)) < len(keys):
+            raise InvalidConfiguration("tenants: one of the api_keys stands there twice")
         if sum(entry.reserved for entry in self.classes) > 1:
             raise InvalidConfiguration("the classes' reserved shares must not exceed 1 in all")
 
@@ -248,9 +333,35 @@ def _refuse_zero(promise: ServiceLevel) -> None:
             raise InvalidConfiguration(f"slo: nobody keeps a {key} of 0; leave it out for no bound")
 
 
+def _port_of(listen: str) -> int:
+    """Of an address or address:port; 0 for any free one."""
+    address, colon, port = listen.rpartition(":")
+    if not colon:
+        return 0
+    if not address or not port.isdecimal() or int(port) > 65535:
+        raise InvalidConfiguration(f"listen: expected an address or address:port, got {listen!r}")
+    return int(port)
+
+
+def _refuse_unlike_blocks(pools: Sequence[PoolConfig], block_size: int) -> None:
+    """KV of one block size is read into another only where one divides the other."""
+    sizes = sorted({pool.block_size or block_size for pool in pools})
+    for small, large in pairwise(sizes):
+        if large % small:
+            raise InvalidConfiguration(
+                f"block_size: {large} is no multiple of {small}, so workers of these pools could "
+                "not read each other's KV"
+            )
+
+
 def read_cluster(name: str, overrides: Sequence[str] = ()) -> Cluster:
     """The cluster of a bundled example or of a file, with `--set` assignments applied. Raises
     `InvalidConfiguration` with file, line and remedy."""
+    return cluster_of(read_tree(name, overrides), find_cluster(name).parent)
+
+
+def read_tree(name: str, overrides: Sequence[str] = ()) -> yaml.MappingNode:
+    """What stands in a cluster file, unchecked, with `--set` assignments applied."""
     path = find_cluster(name)
     try:
         text = path.read_text()
@@ -259,9 +370,14 @@ def read_cluster(name: str, overrides: Sequence[str] = ()) -> Cluster:
     tree = parse(text, path.name if path.parent == BUNDLED else str(path))
     for assignment in overrides:
         override(tree, assignment)
+    return tree
+
+
+def cluster_of(tree: yaml.MappingNode, folder: Path) -> Cluster:
+    """The cluster that the tree of a file in `folder` describes."""
     cluster = build(Cluster, tree)
     # A path is meant from where the file lies.
-    beside = path.parent / cluster.model
+    beside = folder / cluster.model
     return replace(cluster, model=str(beside)) if beside.exists() else cluster
 
 

@@ -10,6 +10,7 @@ from enum import EnumType
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import msgspec
 import yaml
 from msgspec import Meta
 
@@ -34,6 +35,15 @@ class Choice:
 
     name: str
     parameters: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OptionsOf:
+    """A mapping whose keys and values are some of a struct's fields. `elsewhere` says of the others
+    where in the file they have a place of their own."""
+
+    struct: type[msgspec.Struct]
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
 
 
 def build(shape: type[T], tree: yaml.Node) -> T:
@@ -84,6 +94,9 @@ def _value(hint: Any, node: yaml.Node, name: str) -> Any:
             raise mistake(node, f"{name}: expected a list")
         return tuple(_value(get_args(hint)[0], entry, name) for entry in node.value)
     if get_origin(hint) in (dict, Mapping):
+        options = next((rule for rule in rules if isinstance(rule, OptionsOf)), None)
+        if options is not None:
+            return _options(options, node, name)
         return _mapping(get_args(hint)[1], node, name)
     if hint is object:
         return _plain(node)
@@ -96,6 +109,33 @@ def _mapping(hint: Any, node: yaml.Node, name: str) -> dict[str, Any]:
     if not isinstance(node, yaml.MappingNode):
         raise mistake(node, f"{name}: expected keys and values")
     return {str(key.value): _value(hint, value, name) for key, value in node.value}
+
+
+def _options(rule: OptionsOf, node: yaml.Node, name: str) -> dict[str, Any]:
+    """The values by the names that the struct gives its fields, each of its field's type."""
+    if not isinstance(node, yaml.MappingNode):
+        raise mistake(node, f"{name}: expected keys and values")
+    known = {spelled(each.encode_name): each for each in msgspec.structs.fields(rule.struct)}
+    usable = [spelled_name for spelled_name in known if spelled_name not in rule.elsewhere]
+    values: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        key = spelled(key_node.value)
+        if key in rule.elsewhere:
+            raise mistake(key_node, f"{name}: {key} does not stand here; {rule.elsewhere[key]}")
+        if key not in known:
+            raise mistake(key_node, f"unknown key {key_node.value}{nearest(key, usable)}")
+        if known[key].encode_name in values:
+            raise mistake(key_node, f"{key} stands there twice")
+        plain = _plain(value_node)
+        if get_args(known[key].type)[:1] == (str,) and isinstance(plain, int | float):
+            plain = str(plain)
+        try:
+            value = msgspec.convert(plain, known[key].type)
+        except msgspec.ValidationError as error:
+            problem = str(error).replace("`", "")
+            raise mistake(value_node, f"{key}: {problem[0].lower()}{problem[1:]}") from error
+        values[known[key].encode_name] = value
+    return values
 
 
 def _choice(node: yaml.Node, name: str, rules: tuple[Any, ...]) -> Choice:

@@ -11,7 +11,7 @@ from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Tier
 
 # Cluster files spell precisions as `tandem serve` does.
-_PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_PRECISIONS = {"auto": "bf16", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 def worker_hardware(cluster: Cluster, pool: PoolConfig) -> WorkerHardware:

@@ -41,6 +41,22 @@ def override(tree: yaml.MappingNode, assignment: str) -> None:
     _put(node, last, value)
 
 
+def node_at(tree: yaml.Node, path: str) -> yaml.Node:
+    """The node that a path as in `override` leads to, or the last one on the way to it."""
+    for step in path.split("."):
+        if isinstance(tree, yaml.SequenceNode):
+            entries: list[yaml.Node] = tree.value
+            found = next((entry for entry in entries if _entry_name(entry) == step), None)
+        elif isinstance(tree, yaml.MappingNode):
+            found = next((to for key, to in tree.value if spelled(key.value) == step), None)
+        else:
+            found = None
+        if found is None:
+            break
+        tree = found
+    return tree
+
+
 def spelled(key: object) -> str:
     """A key as our names are written: `max-num-seqs` and `max_num_seqs` are the same."""
     return str(key).replace("-", "_")
@@ -97,6 +113,11 @@ def _below(node: yaml.Node, step: str, value: yaml.Node) -> yaml.Node:
         _put(made, "name", old)
     _put(node, step, made)
     return made
+
+
+def set_text(tree: yaml.MappingNode, key: str, text: str) -> None:
+    """Puts a text at the top of the tree."""
+    _put(tree, key, yaml.ScalarNode(TEXT, text, tree.start_mark, tree.end_mark))
 
 
 def _put(node: yaml.MappingNode, key: str, value: yaml.Node) -> None:

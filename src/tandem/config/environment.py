@@ -1,40 +1,40 @@
-"""The one place that reads the machine and the environment variables."""
+"""The one place that reads the environment variables and asks the system what this machine has."""
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 
 @dataclass(frozen=True, slots=True)
-class MachineFacts:
-    """What a server may use. Memory in bytes, as it is now; a machine without CUDA has no GPU
-    memory."""
-
-    @property
-    def has_cuda(self) -> bool:
-        return self.gpu_total_bytes > 0
+class HostFacts:
+    """What processes on this machine may use. Memory in bytes, as it is now."""
 
     cores: int
     free_memory_bytes: int
-    gpu_total_bytes: int
-    gpu_free_bytes: int
     api_keys: tuple[str, ...]
 
 
-def machine_facts() -> MachineFacts:
+def host_facts() -> HostFacts:
     key = os.environ.get("TANDEM_API_KEY", "")
-    gpu_free_bytes, gpu_total_bytes = (
-        torch.cuda.mem_get_info() if torch.cuda.is_available() else (0, 0)
-    )
-    return MachineFacts(
-        cores=_cores(),
-        free_memory_bytes=_free_memory_bytes(),
-        gpu_total_bytes=gpu_total_bytes,
-        gpu_free_bytes=gpu_free_bytes,
-        api_keys=(key,) if key else (),
-    )
+    return HostFacts(_cores(), _free_memory_bytes(), (key,) if key else ())
+
+
+def may_have_gpu() -> bool:
+    """False only where there surely is none; torch knows more, after seconds."""
+    return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd"))
+
+
+def runtime_directory() -> Path:
+    """Where this user's processes keep files while they run."""
+    given = os.environ.get("XDG_RUNTIME_DIR", "")
+    if given and Path(given).is_dir() and os.access(given, os.W_OK):
+        return Path(given) / "tandem"
+    return Path(f"/tmp/tandem-{os.getuid()}")
+
+
+def child_environment(**changed: str) -> dict[str, str]:
+    """The environment of a process that this one starts."""
+    return {**os.environ, **changed}
 
 
 def _cores() -> int:

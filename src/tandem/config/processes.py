@@ -35,7 +35,8 @@ class HealthSetup(msgspec.Struct, frozen=True):
 class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True):
     """One worker process. `gateways` are endpoints as `tcp://127.0.0.1:9000`; `connectors` by
     preference; `wire_dtype` None moves KV as the source stores it. `tensor_parallel` x
-    `pipeline_parallel` ranks, the first of which leads and starts the others."""
+    `pipeline_parallel` ranks, the first of which leads and starts the others. `ends_with_parent`:
+    the process is killed when the one that started it is gone."""
 
     worker: str
     pool: str
@@ -52,6 +53,7 @@ class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_parallel: int = 1
     sequence_parallel: bool = False
     all_reduce: str = "one-shot"
+    ends_with_parent: bool = True
 
 
 class GatewaySetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +68,16 @@ class GatewaySetup(msgspec.Struct, frozen=True, kw_only=True):
     keys: CurveKeys
     health: HealthSetup
     state_directory: str
+
+
+class GatewayListening(msgspec.Struct, frozen=True, kw_only=True):
+    """What a gateway process writes as `{gateway}.json` into its state directory once it takes
+    requests: `endpoint` for workers and operators, `url` of the API without `/v1`."""
+
+    gateway: str
+    endpoint: str
+    url: str
+    pid: int
 
 
 def read_setup(kind: type[T], file: Path) -> T:

@@ -5,8 +5,9 @@ from typing import cast
 
 import torch
 
-from tandem.config.environment import MachineFacts
+from tandem.config.machine import MachineFacts
 from tandem.config.options import ServeOptions, parse_bytes
+from tandem.config.shares import cpu_pool_bytes
 from tandem.engine.slots import SlotShape
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import InvalidConfiguration
@@ -16,10 +17,6 @@ from tandem.kv.layout import KvDtype, KvLayout
 from tandem.machines.worker import WorkerConfig
 from tandem.policy.batching import TokenBudgetBatching
 
-GIB = 1 << 30
-# On a shared machine the pool takes what surely is to spare, not all there is.
-CPU_POOL_SHARE = 0.4
-CPU_POOL_LIMIT_BYTES = 4 * GIB
 STORAGE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
 
@@ -139,8 +136,7 @@ def _pool_bytes(
     device, storage = place
     weight_bytes = spec.parameters * STORAGE_BYTES[storage]
     if device.type == "cpu":
-        spare_bytes = machine.free_memory_bytes - weight_bytes
-        return min(CPU_POOL_LIMIT_BYTES, int(CPU_POOL_SHARE * max(spare_bytes, 0)))
+        return cpu_pool_bytes(machine.free_memory_bytes, weight_bytes)
     activation_bytes = 4 * (
         options.max_num_batched_tokens * (8 * spec.hidden_features + 3 * spec.feed_forward_features)
         + 3 * options.max_num_seqs * spec.vocabulary_tokens

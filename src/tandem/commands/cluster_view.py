@@ -1,0 +1,140 @@
+"""How a cluster looks in a terminal: its workers, what moved between them, what it went through."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from rich.console import Console
+from rich.table import Table
+
+from tandem.facts.cluster_messages import Audited
+from tandem.facts.gateway_messages import ClusterStatus, WorkerStatus
+
+UNSQUEEZED = 140
+_PREFIXES = ("", "Ki", "Mi", "Gi", "Ti", "Pi")
+
+
+def terminal() -> Console:
+    """Where a command prints. Tables that go to a file or a pipe are not squeezed."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=UNSQUEEZED)
+
+
+def members_table(workers: Sequence[WorkerStatus]) -> Table:
+    """Who there is when a cluster has just started."""
+    table = Table(box=None, padding=(0, 2, 0, 2), header_style="dim")
+    for name in ("worker", "role", "ranks", "KV cache", "read over"):
+        table.add_column(name, no_wrap=True)
+    for worker in sorted(workers, key=lambda worker: worker.worker):
+        export = worker.export
+        ways = [endpoint.connector for endpoint in export.shards[0].endpoints]
+        table.add_row(
+            worker.worker,
+            worker.role.value,
+            str(len(export.shards)),
+            f"{export.block_count * export.geometry.block_size:,} tokens in "
+            f"{export.geometry.dtype}, blocks of {export.geometry.block_size}",
+            ", ".join(ways),
+        )
+    return table
+
+
+def workers_table(workers: Sequence[WorkerStatus], gone: Mapping[str, str]) -> Table:
+    """A row for each worker; `gone` says why others are not there."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("worker", "role", "state"):
+        table.add_column(name, no_wrap=name == "worker")
+    for name in ("runs", "waits", "KV", "prompts", "tokens", "KV read", "KV given"):
+        table.add_column(name, justify="right")
+    table.add_column("by")
+    for worker in workers:
+        state = "ready" if worker.accepting else "[yellow]drains[/yellow]"
+        used = 1 - worker.load.free_blocks / max(1, worker.total_blocks)
+        failed = f" [red]({worker.failed_transfers} failed)[/red]" * bool(worker.failed_transfers)
+        table.add_row(
+            worker.worker,
+            worker.role.value,
+            state,
+            str(worker.load.running_sequences),
+            str(worker.load.waiting_requests),
+            f"{used:.0%}",
+            f"{worker.prompts:,}",
+            f"{worker.output_tokens:,}",
+            f"{told_bytes(worker.moved_bytes)} in {worker.transfers:,}{failed}"
+            if worker.transfers
+            else "-",
+            told_bytes(worker.sent_bytes) if worker.sent_bytes else "-",
+            ", ".join(worker.connectors),
+        )
+    for name, state in gone.items():
+        table.add_row(name, "", f"[red]{state}[/red]")
+    return table
+
+
+def print_status(console: Console, url: str, told: Sequence[ClusterStatus]) -> None:
+    """What every gateway knows; figures of workers are added up over gateways."""
+    workers = together(told)
+    known = {worker.worker for worker in workers}
+    lost = [entry for status in told for entry in status.lost]
+    gone = {name: f"lost: {reason}" for name, reason in lost if name not in known}
+    console.print(f"[bold]{url}/v1[/bold]")
+    for status in told:
+        console.print(
+            f"{status.gateway}: up {told_seconds(status.up_s)}, {status.running_requests} requests "
+            f"running, {status.waiting_requests} waiting, {status.finished_requests:,} finished, "
+            f"{status.takeovers} taken over from another worker"
+        )
+    console.print()
+    console.print(workers_table(workers, gone))
+    again = [f"{name} ({reason})" for name, reason in lost if name in known]
+    if again:
+        console.print(f"\n[dim]died and came back: {', '.join(again)}[/dim]", soft_wrap=True)
+
+
+def print_audit(console: Console, workers: Sequence[Audited], problems: Sequence[str]) -> None:
+    """What every worker holds at this moment, and which law is broken, if any."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("worker")
+    counted = ("owned_blocks", "cached_blocks", "running", "waiting", "importing")
+    counted += ("held", "leases", "moves")
+    for name in counted:
+        table.add_column(name.replace("_", " "), justify="right")
+    for audited in workers:
+        table.add_row(audited.worker, *(f"{getattr(audited, name):,}" for name in counted))
+    console.print()
+    console.print(table)
+    broken = [f"{each.worker}: {each.problem}" for each in workers if each.problem]
+    broken += [problem for problem in problems if problem]
+    console.print(
+        "[red]broken: " + "; ".join(broken) + "[/red]" if broken else "[green]books agree[/green]"
+    )
+
+
+def together(told: Sequence[ClusterStatus]) -> list[WorkerStatus]:
+    """Every worker once, by name, with what it did for all gateways."""
+    first: dict[str, WorkerStatus] = {}
+    summed = ("prompts", "output_tokens", "transfers", "failed_transfers", "moved_bytes")
+    summed += ("sent_bytes", "spans", "seconds")
+    sums: dict[str, dict[str, float]] = {}
+    for worker in (worker for status in told for worker in status.workers):
+        first.setdefault(worker.worker, worker)
+        sums.setdefault(worker.worker, dict.fromkeys(summed, 0))
+        for name in summed:
+            sums[worker.worker][name] += getattr(worker, name)
+    return [replace(first[name], **sums[name]) for name in sorted(first)]  # type: ignore[arg-type]
+
+
+def told_bytes(count: float) -> str:
+    """`1.5 MiB`."""
+    for prefix in _PREFIXES[:-1]:
+        if count < 1024:
+            return f"{count:.0f} B" if not prefix else f"{count:.1f} {prefix}B"
+        count /= 1024
+    return f"{count:.1f} {_PREFIXES[-1]}B"
+
+
+def told_seconds(seconds: float) -> str:
+    """`40 s`, `12 min` or `3 h`."""
+    minutes, hours = seconds / 60, seconds / 3600
+    if minutes < 2:
+        return f"{seconds:.0f} s"
+    return f"{minutes:.0f} min" if hours < 2 else f"{hours:.0f} h"

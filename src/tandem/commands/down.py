@@ -1,0 +1,76 @@
+"""`tandem down`: stops a running cluster."""
+
+import asyncio
+import os
+import signal
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from tandem.commands.cluster_places import WhichCluster, find_running
+from tandem.commands.cluster_view import terminal
+from tandem.commands.options import with_options
+from tandem.facts.errors import TandemError
+from tandem.live.state_directory import ProcessRecord
+
+POLL_S = 0.05
+
+
+class StillRunning(TandemError):
+    """The cluster did not end within the time it was given."""
+
+
+@dataclass(frozen=True)
+class DownOptions:
+    """How long it may take."""
+
+    timeout_s: Annotated[
+        float, typer.Option("--timeout-s", min=0.1, help="Give up waiting after this.")
+    ] = 60.0
+    kill: Annotated[
+        bool, typer.Option("--kill", help="End every process at once; answers break off.")
+    ] = False
+
+
+@with_options
+def down_command(which: WhichCluster, options: DownOptions) -> None:
+    """Stop a running cluster: answers under way end first, within some seconds."""
+    cluster = find_running(which)
+    record, console = cluster.record, terminal()
+    if options.kill:
+        # The kernel ends what a supervisor started together with it.
+        _send(record.supervisor, signal.SIGKILL)
+        for process in record.processes.values():
+            _send(process, signal.SIGKILL)
+    else:
+        _send(record.supervisor, signal.SIGTERM)
+    everybody = [record.supervisor, *record.processes.values()]
+    if not asyncio.run(_ended(everybody, options.timeout_s)):
+        raise StillRunning(
+            f"cluster {record.name} still runs after {options.timeout_s:g} s; look again with "
+            "`tandem status`, or end it with --kill"
+        )
+    if options.kill:
+        cluster.directory.claim()
+        cluster.directory.clear()
+    console.print(f"cluster {record.name} is stopped")
+
+
+def _send(process: ProcessRecord, number: signal.Signals) -> None:
+    if process.alive:
+        try:
+            os.kill(process.pid, number)
+        except ProcessLookupError:
+            # It ended between the two lines.
+            return
+
+
+async def _ended(processes: list[ProcessRecord], limit_s: float) -> bool:
+    try:
+        async with asyncio.timeout(limit_s):
+            while any(process.alive for process in processes):
+                await asyncio.sleep(POLL_S)
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,78 @@
+"""What every process that runs a model begins with: finds the model, fixes all sizes, loads it."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+import tandem
+from tandem.config.machine import MachineFacts, machine_facts
+from tandem.config.options import ServeOptions
+from tandem.config.resolve import ModelFacts, ServerPlan, resolve
+from tandem.facts.model import ModelSpec
+from tandem.kernels.faces import Kernels, choose_kernels
+from tandem.kernels.native.pages import return_freed_memory
+from tandem.models.configuration import read_model_spec
+from tandem.models.decoder import Decoder
+from tandem.models.load import LoadPlan, find_model, load_decoder
+from tandem.models.weights import WeightForm
+
+BUNDLED_MODEL = Path(tandem.__file__).parent / "bundled" / "tandem-mini"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """A model that was found and every size of its server; nothing large is in memory yet. `spec`
+    already has the context of the plan."""
+
+    name: str
+    directory: Path
+    spec: ModelSpec
+    plan: ServerPlan
+    machine: MachineFacts
+
+    @property
+    def compute(self) -> torch.dtype:
+        """On a CPU weights are only stored in fewer bits; on a GPU they are also computed with."""
+        on_cpu = self.plan.device.type == "cpu"
+        return torch.float32 if on_cpu else _torch_dtype(self.plan.storage)
+
+
+def plan_model(model: str | None, options: ServeOptions) -> PlannedModel:
+    """`model` as `tandem serve` takes it. Raises `InvalidConfiguration`."""
+    machine = machine_facts()
+    directory = BUNDLED_MODEL if model is None else find_model(model, options.revision)
+    name = BUNDLED_MODEL.name if model is None else model
+    spec = read_model_spec(directory)
+    plan = resolve(options, ModelFacts(spec, str(name), options.revision), machine)
+    spec = replace(spec, context_tokens=plan.worker.context_tokens)
+    return PlannedModel(str(name), directory, spec, plan, machine)
+
+
+def pick_kernels(planned: PlannedModel, options: ServeOptions) -> tuple[Kernels, str]:
+    """The kernels for the plan's device, and why these. Threads of this process are set to the
+    plan's: loading packs the weights in the thread that calls it, not in the engine's."""
+    torch.set_num_threads(planned.plan.threads)
+    return choose_kernels(planned.plan.device, planned.compute, options.native_kernels)
+
+
+def load_model(planned: PlannedModel, options: ServeOptions, kernels: Kernels) -> Decoder:
+    """Read the weights, or make dummy ones."""
+    decoder = load_decoder(planned.spec, load_plan(planned, options), kernels)
+    return_freed_memory()
+    return decoder
+
+
+def load_plan(planned: PlannedModel, options: ServeOptions) -> LoadPlan:
+    return LoadPlan(
+        planned.directory,
+        WeightForm(planned.plan.storage, planned.compute, planned.plan.device),
+        "dummy" if options.load_format == "dummy" else "safetensors",
+        options.seed,
+    )
+
+
+def _torch_dtype(storage: str) -> torch.dtype:
+    dtype = getattr(torch, storage)
+    assert isinstance(dtype, torch.dtype)
+    return dtype

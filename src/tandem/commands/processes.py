@@ -1,0 +1,24 @@
+"""The commands that a launcher runs: one process of a cluster each, from the file it wrote."""
+
+import importlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tandem.config.processes import GatewaySetup, WorkerSetup, read_setup
+
+SetupFile = Annotated[Path, typer.Argument(help="What the launcher wrote for it.")]
+
+
+def gateway_process_command(file: SetupFile) -> None:
+    """Run one gateway of a cluster."""
+    setup = read_setup(GatewaySetup, file)
+    # Neither process should wait for what only the other one imports.
+    importlib.import_module("tandem.commands.gateway_process").run_gateway(setup)
+
+
+def worker_process_command(file: SetupFile) -> None:
+    """Run one worker of a cluster."""
+    setup = read_setup(WorkerSetup, file)
+    importlib.import_module("tandem.commands.worker_process").run_worker(setup)

@@ -1,0 +1,95 @@
+"""`tandem status`: who does what in a running cluster, and how many bytes moved."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.table import Table
+
+from tandem.commands.cluster_operators import Operators
+from tandem.commands.cluster_places import NoCluster, RunningCluster, WhichCluster, find_running
+from tandem.commands.cluster_view import print_audit, print_status, terminal, together
+from tandem.commands.options import with_options
+from tandem.config.environment import runtime_directory
+from tandem.facts.gateway_messages import ClusterStatus
+from tandem.facts.operator_messages import AuditTold
+from tandem.live.state_directory import running_clusters
+
+
+@dataclass(frozen=True)
+class StatusOptions:
+    """What is shown."""
+
+    json: Annotated[bool, typer.Option("--json", help="Every figure, for programs.")] = False
+    audit: Annotated[
+        bool, typer.Option("--audit", help="Also count what each worker holds, and check it.")
+    ] = False
+
+
+@with_options
+def status_command(which: WhichCluster, options: StatusOptions) -> None:
+    """Show a running cluster: its workers, their load, and the KV that moved between them."""
+    console = terminal()
+    several = running_clusters(runtime_directory())
+    if which == WhichCluster() and len(several) > 1 and not options.json:
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        for name in ("cluster", "API", "model"):
+            table.add_column(name)
+        for directory in several:
+            if record := directory.read():
+                table.add_row(record.name, f"{record.url}/v1", record.model or "tandem-mini")
+        console.print(table)
+        console.print("\n[dim]--cluster NAME shows one of them[/dim]")
+        return
+    cluster = find_running(which)
+    told, audits = asyncio.run(_ask(cluster, options.audit))
+    if not told:
+        raise NoCluster(f"no gateway of cluster {cluster.record.name} answers")
+    if options.json:
+        typer.echo(json.dumps(_figures(cluster, told, audits), indent=1))
+        return
+    print_status(console, cluster.record.url, told)
+    if options.audit:
+        print_audit(console, audits[0].workers, [audit.problem for audit in audits])
+
+
+async def _ask(cluster: RunningCluster, audit: bool) -> tuple[list[ClusterStatus], list[AuditTold]]:
+    operators = Operators(cluster.endpoints, cluster.keys)
+    return await operators.statuses(), await operators.audits() if audit else []
+
+
+def _figures(
+    cluster: RunningCluster, told: Sequence[ClusterStatus], audits: Sequence[AuditTold]
+) -> dict[str, Any]:
+    """As plain values; what each worker did is added up over the gateways."""
+    record = cluster.record
+    pids = {name: process.pid for name, process in record.processes.items()}
+    gateways, workers = [], []
+    for status in told:
+        figures = msgspec.to_builtins(status)
+        del figures["workers"]
+        gateways.append({**figures, "pid": pids.get(status.gateway)})
+    for worker in together(told):
+        figures = msgspec.to_builtins(worker)
+        # How to reach its memory is nobody's business here.
+        del figures["export"]
+        workers.append({**figures, "pid": pids.get(worker.worker)})
+    shown: dict[str, Any] = {
+        "name": record.name,
+        "url": record.url,
+        "model": record.model or "tandem-mini",
+        "supervisor_pid": record.supervisor.pid,
+        "gateways": gateways,
+        "workers": workers,
+    }
+    if audits:
+        problem = next((audit.problem for audit in audits if audit.problem), "")
+        shown["audit"] = {
+            "problem": problem,
+            "workers": msgspec.to_builtins(audits[0].workers),
+        }
+    return shown

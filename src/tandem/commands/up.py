@@ -1,0 +1,111 @@
+"""`tandem up`: a whole cluster from a cluster file, in this terminal or in the background."""
+
+import asyncio
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tandem.commands.cluster_places import state_directory
+from tandem.commands.cluster_run import ProcessesFailed, RunLimits
+from tandem.commands.cluster_setups import TANDEM
+from tandem.commands.cluster_up import CTRL_C, Screen, run_cluster
+from tandem.commands.cluster_view import terminal
+from tandem.commands.options import with_options
+from tandem.config.cluster import bundled_clusters
+from tandem.config.cluster_live import read_live_cluster
+from tandem.live.state_directory import SUPERVISOR_LOG, ClusterRunning, StateDirectory
+
+POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class UpOptions:
+    """How it is started."""
+
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Changes the cluster file, as pools.decode.count=4."),
+    ] = None
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return once it is ready; it goes on running.")
+    ] = False
+    start_timeout_s: Annotated[
+        float,
+        typer.Option("--start-timeout-s", min=1, help="Give up if it is not ready by then."),
+    ] = 900.0
+    in_background: Annotated[bool, typer.Option("--in-background", hidden=True)] = False
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--state-dir",
+            help="Where it keeps its files while it runs. "
+            "(default: a directory of this user, by the cluster's name)",
+        ),
+    ] = None
+
+
+@with_options
+def up_command(
+    cluster: Annotated[
+        str,
+        typer.Argument(
+            metavar="CLUSTER",
+            help=f"A cluster file, or one of {', '.join(bundled_clusters())}.",
+        ),
+    ],
+    options: UpOptions,
+) -> None:
+    """Start a cluster on this machine: gateways and workers, each in a process of its own."""
+    file = read_live_cluster(cluster, options.settings or ())
+    directory = state_directory(file.cluster.name, options.state_dir)
+    console = terminal()
+    if options.detach:
+        _detach(cluster, options, directory, console)
+        return
+    what = file.cluster.model
+    console.print(f"[bold]Tandem[/bold] is starting cluster {file.cluster.name} with {what} …")
+    stops = "`tandem down` stops the cluster." if options.in_background else CTRL_C
+    limits = RunLimits(start_s=options.start_timeout_s)
+    run_cluster(file, directory, Screen(console, stops), limits)
+
+
+def _detach(cluster: str, options: UpOptions, directory: StateDirectory, console: Console) -> None:
+    """The same command in a session of its own; this one only waits until it is ready, and passes
+    on what it says."""
+    directory.prepare()
+    if directory.claimed:
+        raise ClusterRunning(f"a cluster runs in {directory.path} already")
+    command = [*TANDEM, "up", cluster, "--in-background", "--state-dir", str(directory.path)]
+    command += ["--start-timeout-s", str(options.start_timeout_s)]
+    command += [word for setting in options.settings or () for word in ("--set", setting)]
+    log = directory.write_private(SUPERVISOR_LOG, b"")
+    with log.open("ab") as output:
+        supervisor = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    with log.open(errors="replace") as told:
+        try:
+            ready = asyncio.run(_until_ready(supervisor, directory))
+        finally:
+            console.print(told.read(), end="", markup=False, soft_wrap=True)
+    if not ready:
+        supervisor.wait()
+        raise ProcessesFailed("the cluster did not start")
+
+
+async def _until_ready(supervisor: "subprocess.Popen[bytes]", directory: StateDirectory) -> bool:
+    """Whether it got ready before it ended; it is bounded by the supervisor's own limit."""
+    while supervisor.poll() is None:
+        record = directory.read()
+        if record is not None and record.ready and record.supervisor.pid == supervisor.pid:
+            return True
+        await asyncio.sleep(POLL_S)
+    return False

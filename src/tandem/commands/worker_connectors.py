@@ -1,0 +1,67 @@
+"""The connectors that a worker was told to use, by their names in the cluster file."""
+
+import socket
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from urllib.parse import urlsplit
+
+from tandem.api.ambient import fresh_seed
+from tandem.config.processes import WorkerSetup
+from tandem.facts.errors import InvalidConfiguration
+from tandem.kv.connector import Connector, ConnectorError
+from tandem.kv.connectors.cuda_ipc import CudaIpcConnector
+from tandem.kv.connectors.nixl import NixlConnector
+from tandem.kv.connectors.shm import ShmConnector
+from tandem.kv.connectors.tcp import TcpConnector
+
+
+def make_connectors(setup: WorkerSetup, agent: str) -> Sequence[Connector]:
+    """In their order of preference. `agent` is a name that no other process of the cluster has.
+    Raises `InvalidConfiguration`."""
+    makers: dict[str, Callable[[], Connector]] = {
+        "shm": ShmConnector,
+        "tcp": lambda: TcpConnector(
+            own_address(setup.gateways), transfer_secret(setup), entropy=random_bytes
+        ),
+        "nixl": lambda: NixlConnector(agent),
+        "cuda-ipc": CudaIpcConnector,
+    }
+    for name in setup.connectors:
+        if name not in makers:
+            raise InvalidConfiguration(f"connector {name} is unknown; expected {', '.join(makers)}")
+    try:
+        return [makers[name]() for name in setup.connectors]
+    except ConnectorError as error:
+        raise InvalidConfiguration(f"connectors: {error}") from error
+
+
+def transfer_secret(setup: WorkerSetup) -> bytes:
+    """What the workers of a cluster prove to each other: made of the key that they share, and of
+    no use for anything else."""
+    return blake2b(b"tandem kv transfer", key=setup.keys.worker_secret.encode()).digest()
+
+
+def random_bytes(count: int) -> bytes:
+    """Bytes that nobody can guess."""
+    words = (fresh_seed().to_bytes(8, "little") for _ in range(-(-count // 8)))
+    return b"".join(words)[:count]
+
+
+def own_address(gateways: Sequence[str]) -> str:
+    """The address of this host that faces the first gateway: whoever works for that gateway, on
+    this host or another, reaches it there."""
+    gateway = urlsplit(gateways[0])
+    if not gateway.hostname:
+        raise InvalidConfiguration(f"gateway {gateways[0]} is no endpoint as tcp://host:port")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            gateway.hostname, gateway.port or 1, type=socket.SOCK_DGRAM
+        )[0]
+        # Nothing is sent: only the way is chosen.
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise InvalidConfiguration(
+            f"gateway {gateways[0]} cannot be reached from here: {error.strerror}"
+        ) from error

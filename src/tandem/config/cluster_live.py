@@ -1,0 +1,183 @@
+"""What a live cluster makes of a cluster file: which of it cannot be had live, and the options that
+its gateways and workers get.
+
+Gateways read this too, so nothing in here may import torch.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import yaml
+
+from tandem.config.cluster import BUNDLED, Cluster, PoolConfig, cluster_of, find_cluster, read_tree
+from tandem.config.cluster_tree import mistake, node_at, set_text
+from tandem.config.hardware import load_device
+from tandem.config.options import ServeOptions, read_options
+from tandem.facts.errors import InvalidConfiguration
+
+# What `serve` options a worker has no use for: they are the gateways'.
+_OF_GATEWAYS = ("host", "port", "api-key", "allowed-origins", "max-body-mib")
+STORED = ("auto", "float32", "bfloat16", "float16")
+# More processes on one machine than this are a slip.
+MOST_PROCESSES = 512
+LIVE_REPORT_INTERVAL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFile:
+    """A cluster file that a live cluster can be made of, and its text with all overrides."""
+
+    cluster: Cluster
+    tree: yaml.MappingNode
+
+    def text(self, model: str) -> str:
+        """A file that says the same with the model at this path."""
+        set_text(self.tree, "model", model)
+        return yaml.serialize(self.tree, allow_unicode=True)
+
+
+def read_live_cluster(name: str, overrides: Sequence[str] = ()) -> LiveFile:
+    """Raises `InvalidConfiguration` with file, line and remedy, also for what only the simulator
+    can do."""
+    return checked(read_tree(name, overrides), find_cluster(name).parent)
+
+
+def checked(tree: yaml.MappingNode, folder: Path) -> LiveFile:
+    """The same for the tree of a file in `folder`."""
+    cluster = cluster_of(tree, folder)
+    for place, problem in _refusals(cluster):
+        raise mistake(node_at(tree, place), problem)
+    for pool in cluster.pools:
+        try:
+            on_cpu(pool)
+            worker_options(cluster, pool)
+        except InvalidConfiguration as error:
+            raise mistake(node_at(tree, f"pools.{pool.name}"), str(error)) from error
+    return LiveFile(cluster, tree)
+
+
+def worker_options(cluster: Cluster, pool: PoolConfig) -> ServeOptions:
+    """Of one worker, before machine facts. Raises `InvalidConfiguration`."""
+    dtype = "auto" if pool.dtype == "int8" else pool.dtype
+    values: dict[str, object] = {
+        "dtype": dtype,
+        "quantization": "int8" if pool.dtype == "int8" else "none",
+        "kv-cache-dtype": pool.kv_dtype,
+        "max-num-seqs": pool.max_num_seqs,
+        "max-num-batched-tokens": pool.max_num_batched_tokens,
+        "gpu-memory-utilization": pool.memory_utilization,
+        "device": "cpu" if on_cpu(pool) else "cuda",
+        "block-size": pool.block_size or cluster.block_size,
+        "max-model-len": cluster.max_model_len,
+    }
+    values |= {key: value for key, value in cluster.serve.items() if key not in _OF_GATEWAYS}
+    options = read_options(None, values | dict(pool.serve))
+    if options.max_num_batched_tokens < options.max_num_seqs:
+        raise InvalidConfiguration(
+            f"pool {pool.name}: max_num_batched_tokens ({options.max_num_batched_tokens}) must be "
+            f"at least max_num_seqs ({options.max_num_seqs})"
+        )
+    return options
+
+
+def gateway_options(cluster: Cluster, api_keys: tuple[str, ...]) -> ServeOptions:
+    """Of every gateway; `api_keys` where the file names none."""
+    own: Mapping[str, object] = {
+        "api-key": api_keys,
+        "block-size": cluster.block_size,
+        "max-model-len": cluster.max_model_len,
+    }
+    return read_options(None, {**own, **cluster.serve})
+
+
+def as_served(cluster: Cluster) -> Cluster:
+    """The cluster whose pools have the figures that their live workers have."""
+    pools = []
+    for pool in cluster.pools:
+        options = worker_options(cluster, pool)
+        pools.append(
+            replace(
+                pool,
+                max_num_seqs=options.max_num_seqs,
+                max_num_batched_tokens=options.max_num_batched_tokens,
+            )
+        )
+    return replace(cluster, pools=tuple(pools))
+
+
+def on_cpu(pool: PoolConfig) -> bool:
+    """Whether the pool's device is no GPU. Raises `InvalidConfiguration` for an unknown one."""
+    return load_device(pool.device).name == "cpu"
+
+
+def live_model(model: str) -> str | None:
+    """The model as `tandem serve` takes it; None is the bundled one. Raises
+    `InvalidConfiguration`."""
+    here = Path(model).expanduser()
+    if here.exists():
+        return str(here.absolute())
+    bundled = BUNDLED.parent / model
+    if bundled.name == "tandem-mini":
+        return None
+    if "/" not in model and (bundled / "model.safetensors").exists():
+        return str(bundled)
+    if "/" not in model and (BUNDLED.parent / "hardware/models" / f"{model}.json").exists():
+        raise InvalidConfiguration(
+            f"model {model} is a shape without weights, which only the simulator can use; give the "
+            "folder of a checkpoint, or a name on the Hugging Face hub"
+        )
+    return model
+
+
+def connectors(cluster: Cluster) -> tuple[str, ...]:
+    """By preference: what the file names, else what suits the devices."""
+    if cluster.transport.connectors is not None:
+        return cluster.transport.connectors
+    gpus = not all(on_cpu(pool) for pool in cluster.pools)
+    return ("cuda-ipc", "tcp") if gpus else ("shm", "tcp")
+
+
+def _refusals(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """What only the simulator can do, each with its place in the file."""
+    for tier in ("host", "disk", "remote"):
+        if getattr(cluster.tiers, tier) is not None:
+            yield (
+                f"tiers.{tier}",
+                f"a live cluster keeps KV in its workers' own memory; leave out the {tier} tier, "
+                "which only the simulator has",
+            )
+    chosen = cluster.policies
+    if chosen.planning.name != "static":
+        yield (
+            "policies.planning",
+            "a live cluster does not change roles by itself, the simulator alone plans; write "
+            "static, and change roles with `tandem flip`",
+        )
+    if chosen.eviction.name != "lru":
+        yield (
+            "policies.eviction",
+            "a live worker evicts the block used longest ago; write lru, or leave it out",
+        )
+    for pool in cluster.pools:
+        yield from _refused_of(pool)
+    named = cluster.transport.connectors
+    if named == ("cuda-ipc",) and any(pool.device == "cpu" for pool in cluster.pools):
+        yield ("transport.connectors", "cuda-ipc reaches the memory of GPUs only; add tcp")
+    processes = cluster.gateways + sum(pool.count * pool.devices for pool in cluster.pools)
+    if processes > MOST_PROCESSES:
+        yield (
+            "pools",
+            f"the cluster would be {processes} processes on this machine; {MOST_PROCESSES} at most",
+        )
+
+
+def _refused_of(pool: PoolConfig) -> Iterator[tuple[str, str]]:
+    place = f"pools.{pool.name}"
+    if pool.dtype not in (*STORED, "int8"):
+        stored = ", ".join((*STORED, "int8"))
+        yield (f"{place}.dtype", f"live weights are stored as {stored}, not as {pool.dtype}")
+    if pool.kv_dtype not in STORED:
+        yield (f"{place}.kv_dtype", f"live KV is {', '.join(STORED)}, not {pool.kv_dtype}")
+    if pool.sequence_parallel and pool.tensor_parallel == 1:
+        yield (f"{place}.sequence_parallel", "needs a tensor_parallel of 2 or more")

@@ -1,0 +1,181 @@
+"""From a cluster file, or the flags of `tandem serve`, to what each process is told."""
+
+import io
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from tandem.commands.cluster_policies import worker_names
+from tandem.commands.cluster_router import capacity_of, router_config
+from tandem.commands.cluster_setups import Setups, gateway_program, worker_program, write_cluster
+from tandem.commands.cluster_view import print_status, together, told_bytes, told_seconds
+from tandem.commands.serve_cluster import Shape, cluster_file
+from tandem.config.cluster_live import LiveFile, checked, worker_options
+from tandem.config.cluster_tree import parse
+from tandem.config.environment import HostFacts
+from tandem.config.options import ServeOptions
+from tandem.config.processes import GatewaySetup, WorkerSetup, read_setup
+from tandem.facts.blocks import CacheRoot
+from tandem.facts.cluster_messages import PROTOCOL, Hello
+from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.fleet import Role
+from tandem.facts.gateway_messages import ClusterStatus
+from tandem.facts.kv_export import KvExport, KvGeometry
+from tandem.live.state_directory import StateDirectory
+from tests.live.statuses import worker_status
+
+TEXT = """\
+model: tandem-mini
+block_size: 16
+gateways: 2
+serve: {port: 0, max-num-seqs: 8}
+transport: {connectors: [tcp], wire_dtype: bfloat16}
+pools:
+  - {name: p, role: prefill, device: cpu, tensor_parallel: 2}
+  - {name: d, role: decode, device: cpu, count: 2, max_count: 3, serve: {threads: 3}}
+"""
+
+
+def read(text=TEXT) -> LiveFile:
+    return checked(parse(text, "c.yaml"), Path())
+
+
+def setups(text=TEXT, cores=8, free_bytes=8 << 30) -> Setups:
+    made = Setups(read(text).cluster)
+    made.host = HostFacts(cores, free_bytes, ("key-of-the-environment",))
+    return made
+
+
+def test_workers_share_the_machine():
+    made = setups()
+    prefill, decode = made.cluster.pools
+    told = made.worker(prefill, "p-0", ("tcp://127.0.0.1:1",))
+    # Eight cores for four ranks; four tenths of the memory for three workers.
+    assert told.options.threads == 2
+    assert 0 < int(told.options.kv_cache_memory) < 0.4 * (8 << 30) / 3
+    assert (told.tensor_parallel, told.connectors) == (2, ("tcp",))
+    assert (told.wire_dtype, told.keys.gateway_secret) == ("bfloat16", "")
+    assert (told.model, told.role, told.health.report_interval_s) == (None, "prefill", 0.1)
+    assert made.worker(decode, "d-0", ()).options.threads == 3
+    assert setups(cores=1).worker(prefill, "p-0", ()).options.threads == 1
+
+
+def test_no_memory_is_told_before_anything_starts():
+    made = setups(free_bytes=0)
+    with pytest.raises(InvalidConfiguration, match="pool p: no memory is left for the KV cache"):
+        made.worker(made.cluster.pools[0], "p-0", ())
+
+
+def test_a_gpu_that_is_not_here_is_told():
+    with pytest.raises(InvalidConfiguration, match="device h200 is a GPU, and this machine has"):
+        Setups(read(TEXT.replace("device: cpu, count: 2", "device: h200, count: 2")).cluster)
+
+
+def test_set_ups_are_read_as_they_were_written_and_by_nobody_else(tmp_path):
+    made = setups()
+    directory = StateDirectory(tmp_path / "state")
+    directory.claim()
+    write_cluster(read(), made, directory)
+    gateway = made.gateway(1, directory.path, "tcp://127.0.0.1:0")
+    assert gateway.options.api_key == ("key-of-the-environment",)
+    worker = made.worker(made.cluster.pools[1], "d-0", ("tcp://127.0.0.1:1",))
+    programs = [gateway_program(gateway, directory), worker_program(worker, directory, {})]
+    assert [program.command[3] for program in programs] == ["gateway-process", "worker-process"]
+    assert read_setup(GatewaySetup, directory.path / "gateway-1.setup.json") == gateway
+    assert read_setup(WorkerSetup, directory.path / "d-0.setup.json") == worker
+    for file in directory.path.iterdir():
+        assert not stat.S_IMODE(file.stat().st_mode) & 0o077, file
+    assert gateway.keys.gateway_secret not in repr(programs)
+
+
+def hello(pool: str, block_size=32, dtype="float32") -> Hello:
+    export = KvExport("m", "main", KvGeometry(4, 2, 32, block_size, dtype), 77, ())
+    root = CacheRoot("m", "main", b"")
+    return Hello(PROTOCOL, "1", "w", "i", pool, Role.BOTH, True, root, export, 5, 100)
+
+
+def test_a_worker_is_priced_by_its_pool_and_counted_by_its_own_word():
+    made = setups()
+    cluster = replace(made.cluster, model=str(made.checkpoint))
+    price = capacity_of(cluster)
+    capacity = price(hello("d"))
+    assert (capacity.block_size, capacity.block_count, capacity.max_sequences) == (32, 77, 5)
+    half = price(hello("d", dtype="bfloat16"))
+    assert capacity.cost.kv_bytes_per_token == 2 * half.cost.kv_bytes_per_token
+    # Two ranks on one computer are no faster than one; who is of no pool counts as of the first.
+    assert price(hello("p")).cost.prefill_seconds(1000) == capacity.cost.prefill_seconds(1000)
+    assert price(hello("nobody's")).cost == price(hello("p")).cost
+    capacities = {}
+    config = router_config(cluster, hello("d").root, 16, capacities)
+    assert (config.capacities, config.block_size) == (capacities, 16)
+
+
+def test_names_of_workers_are_those_of_the_simulator():
+    assert worker_names(read().cluster.pools[1]) == ["d-0", "d-1", "d-2"]
+
+
+def test_the_flags_of_serve_are_a_cluster_file():
+    options = ServeOptions(port=9000, max_num_seqs=7, block_size=32, api_key=("k",), device="cpu")
+    shape = Shape(prefill=1, decode=2, tensor_parallel=2, connectors=("tcp",))
+    cluster = cluster_file(None, options, shape).cluster
+    assert [(pool.name, pool.role, pool.count) for pool in cluster.pools] == [
+        ("prefill", Role.PREFILL, 1),
+        ("decode", Role.DECODE, 2),
+    ]
+    assert {pool.tensor_parallel for pool in cluster.pools} == {2}
+    assert (cluster.serve["port"], cluster.serve["api-key"]) == (9000, ("k",))
+    assert (cluster.block_size, cluster.transport.connectors) == (32, ("tcp",))
+    # Workers have the very options that one process would have.
+    told = worker_options(cluster, cluster.pools[0])
+    assert msgspec.structs.replace(told, port=9000, api_key=("k",)) == options
+
+
+def test_workers_that_do_both_move_no_kv_without_need():
+    cluster = cluster_file(None, ServeOptions(device="cpu"), Shape(workers=3)).cluster
+    assert [(pool.role, pool.count) for pool in cluster.pools] == [(Role.BOTH, 3)]
+    assert cluster.policies.dispatch.name == "local"
+    assert not Shape().wanted
+    assert Shape(tensor_parallel=2).wanted
+    split = cluster_file(None, ServeOptions(device="cpu"), Shape(tensor_parallel=2)).cluster
+    assert [(pool.count, pool.tensor_parallel) for pool in split.pools] == [(1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "told"),
+    [
+        (Shape(prefill=2), "--prefill alone cannot serve; give --decode"),
+        (Shape(decode=1), "--decode alone cannot serve; give --prefill"),
+        (Shape(workers=1, connectors=("pigeon",)), "unknown connector pigeon"),
+    ],
+)
+def test_flags_that_cannot_serve_are_refused(shape, told):
+    with pytest.raises(InvalidConfiguration, match=told):
+        cluster_file(None, ServeOptions(device="cpu"), shape)
+
+
+def test_figures_of_several_gateways_are_added_up():
+    one = ClusterStatus("g-0", 50.0, (worker_status("w-0", moved_bytes=1000),), 1, 2, 3, 4, ())
+    lost = (("w-0", "silent"), ("w-1", "the connection broke"))
+    two = ClusterStatus("g-1", 7300.0, (worker_status("w-0", moved_bytes=24),), 0, 0, 1, 0, lost)
+    (worker,) = together([one, two])
+    assert (worker.moved_bytes, worker.prompts, worker.load.free_blocks) == (1024, 10, 60)
+    console = Console(record=True, width=140, file=io.StringIO())
+    print_status(console, "http://here", [one, two])
+    shown = console.export_text()
+    assert "1.0 KiB in 6" in shown
+    assert "g-1: up 2 h" in shown
+    assert "lost: the connection broke" in shown
+    assert "died and came back: w-0 (silent)" in shown
+
+
+def test_amounts_read_well():
+    assert [told_bytes(count) for count in (0, 1023, 1024, 5 << 20, 3 << 40)] == [
+        "0 B", "1023 B", "1.0 KiB", "5.0 MiB", "3.0 TiB",
+    ]  # fmt: skip
+    assert [told_seconds(seconds) for seconds in (3, 119, 120, 7200)] == [
+        "3 s", "119 s", "2 min", "2 h",
+    ]  # fmt: skip

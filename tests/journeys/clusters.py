@@ -1,0 +1,67 @@
+"""Starts the real `tandem up` in a process of its own, from the text of a cluster file."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+
+from tests.journeys.serving import run_tandem
+
+
+@dataclass
+class ClusterProcess:
+    """A cluster that said it is ready, and all that it printed until then."""
+
+    process: subprocess.Popen
+    url: str
+    greeting: str
+    state: Path
+
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=90)
+
+    def operate(self, verb: str, *arguments: str) -> subprocess.CompletedProcess:
+        """`tandem VERB …` against this cluster."""
+        return run_tandem(verb, *arguments, "--state-dir", str(self.state))
+
+    def status(self, *arguments: str) -> Any:
+        told = self.operate("status", "--json", *arguments)
+        assert told.returncode == 0, told.stdout + told.stderr
+        return json.loads(told.stdout)
+
+
+@contextmanager
+def cluster(text: str, folder: Path) -> Iterator[ClusterProcess]:
+    """`tandem up` on this cluster file until the block ends; then nothing of it may be left."""
+    file = folder / "cluster.yaml"
+    file.write_text(text)
+    state = folder / "state"
+    command = [sys.executable, "-u", "-m", "tandem", "up", str(file), "--state-dir", str(state)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    printed = ""
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            printed += line
+            if "Ctrl-C stops" in line:
+                break
+        found = re.search(r"served on (http://[\d.]+:\d+)/v1", printed)
+        assert found, printed
+        yield ClusterProcess(process, found[1], printed, state)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0, process.stdout.read()
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait(30)
+        if process.stdout:
+            process.stdout.close()

@@ -1,0 +1,91 @@
+"""Questions whose answers depend on nothing but model, parameters and seed, and how to ask them."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import openai
+
+FACTS = "\n".join(f"- thing {number}: {(number * 37) % 101}" for number in range(60))
+LONG = f"Please remember these facts.\n{FACTS}\nWhat is the value of thing 17?"
+STORY = "Tell me a story."
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a client sees of one answer. `logprobs` are empty unless asked for."""
+
+    texts: tuple[str, ...]
+    reasons: tuple[str, ...]
+    prompt_tokens: int
+    output_tokens: int
+    logprobs: tuple[float, ...] = ()
+
+
+def _chat(client: openai.OpenAI, text: str, **options) -> Answer:
+    said = client.chat.completions.create(
+        model="tandem-mini", messages=[{"role": "user", "content": text}], **options
+    )
+    logprobs = said.choices[0].logprobs
+    return Answer(
+        tuple(choice.message.content for choice in said.choices),
+        tuple(choice.finish_reason for choice in said.choices),
+        said.usage.prompt_tokens,
+        said.usage.completion_tokens,
+        tuple(entry.logprob for entry in logprobs.content) if logprobs else (),
+    )
+
+
+def _streamed(client: openai.OpenAI, text: str, **options) -> Answer:
+    texts, reason, usage = [], "", None
+    for chunk in client.chat.completions.create(
+        model="tandem-mini",
+        messages=[{"role": "user", "content": text}],
+        stream=True,
+        stream_options={"include_usage": True},
+        **options,
+    ):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            texts.append(choice.delta.content or "")
+            reason = choice.finish_reason or reason
+    return Answer(("".join(texts),), (reason,), usage.prompt_tokens, usage.completion_tokens)
+
+
+def _completed(client: openai.OpenAI, text: str, **options) -> Answer:
+    said = client.completions.create(model="tandem-mini", prompt=text, **options)
+    return Answer(
+        tuple(choice.text for choice in said.choices),
+        tuple(choice.finish_reason for choice in said.choices),
+        said.usage.prompt_tokens,
+        said.usage.completion_tokens,
+    )
+
+
+LONG_ANSWER = {"max_tokens": 40, "extra_body": {"ignore_eos": True}}
+QUESTIONS = {
+    "greedy": lambda client: _chat(client, LONG, temperature=0, max_tokens=24),
+    "greedy again": lambda client: _chat(client, LONG, temperature=0, max_tokens=24),
+    "short": lambda client: _chat(client, "Hello!", temperature=0),
+    "one token": lambda client: _chat(client, LONG, temperature=0, max_tokens=1),
+    "sampled": lambda client: _chat(client, STORY, temperature=1, seed=5, max_tokens=60),
+    "streamed": lambda client: _streamed(client, STORY, temperature=0.8, seed=9, max_tokens=60),
+    "stop string": lambda client: _chat(client, LONG, temperature=0, stop=["s "], max_tokens=24),
+    "logprobs": lambda client: _chat(
+        client, LONG, temperature=0, logprobs=True, top_logprobs=2, max_tokens=12
+    ),
+    "three answers": lambda client: _chat(
+        client, LONG, n=3, temperature=1, seed=3, **LONG_ANSWER
+    ),
+    "penalties": lambda client: _chat(
+        client, STORY, temperature=0.7, seed=2, frequency_penalty=0.8, presence_penalty=0.4,
+        **LONG_ANSWER,
+    ),
+    "completion": lambda client: _completed(client, "Once " * 90, temperature=0, **LONG_ANSWER),
+}  # fmt: skip
+
+
+def ask_everything(client: openai.OpenAI) -> dict[str, Answer]:
+    """Every question once, all at the same time."""
+    with ThreadPoolExecutor(len(QUESTIONS)) as pool:
+        asked = {name: pool.submit(ask, client) for name, ask in QUESTIONS.items()}
+        return {name: answer.result() for name, answer in asked.items()}

@@ -1,0 +1,114 @@
+"""Whatever the shape of the cluster, the answers are those of one process, and nothing is left."""
+
+import openai
+import pytest
+
+from tests.journeys.clusters import cluster
+from tests.journeys.questions import QUESTIONS, ask_everything
+from tests.journeys.serving import serving
+
+# `exact`: each number comes out of the same additions as in one process. Where a matrix is cut over
+# ranks the sums are added in another order, and log-probabilities differ in their last digits.
+HEADER = """
+model: tandem-mini
+block_size: 16
+serve: {port: 0, max-num-seqs: 16, kv-cache-memory: 64MiB, threads: 1}
+"""
+SHAPES = {
+    "1 prefill + 2 decode, shared memory, pushed": (
+        """
+pools:
+  - {name: prefill, role: prefill, device: cpu}
+  - {name: decode, role: decode, device: cpu, count: 2}
+transport: {connectors: [shm]}
+policies: {dispatch: remote, transfer: push}
+""",
+        True,
+    ),
+    "tcp, pulled, first token drawn anew": (
+        """
+pools:
+  - {name: prefill, role: prefill, device: cpu}
+  - {name: decode, role: decode, device: cpu}
+transport: {connectors: [tcp]}
+policies: {dispatch: remote, transfer: pull, first_token: recomputed}
+""",
+        True,
+    ),
+    "nixl, blocks of 32 into blocks of 16": (
+        """
+pools:
+  - {name: prefill, role: prefill, device: cpu, block_size: 32}
+  - {name: decode, role: decode, device: cpu}
+transport: {connectors: [nixl]}
+policies: {dispatch: remote, transfer: push}
+""",
+        True,
+    ),
+    "both phases on each of two, and a global queue": (
+        """
+pools:
+  - {name: worker, role: both, device: cpu, count: 2}
+policies: {dispatch: queue}
+""",
+        True,
+    ),
+    "2 tensor ranks to 1, tcp": (
+        """
+pools:
+  - {name: prefill, role: prefill, device: cpu, tensor_parallel: 2}
+  - {name: decode, role: decode, device: cpu}
+transport: {connectors: [tcp]}
+policies: {dispatch: remote, transfer: push}
+""",
+        False,
+    ),
+    "1 tensor rank to 4, shared memory": (
+        """
+pools:
+  - {name: prefill, role: prefill, device: cpu}
+  - {name: decode, role: decode, device: cpu, tensor_parallel: 4}
+transport: {connectors: [shm]}
+policies: {dispatch: remote, transfer: push}
+""",
+        False,
+    ),
+    "2 stages of 2 ranks to 1": (
+        """
+pools:
+  - {name: prefill, role: prefill, device: cpu, tensor_parallel: 2, pipeline_parallel: 2}
+  - {name: decode, role: decode, device: cpu}
+policies: {dispatch: remote, transfer: pull}
+""",
+        False,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def expected():
+    with serving("--max-num-seqs", "16", "--threads", "1") as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        yield ask_everything(client)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_answers_are_those_of_one_process(name, expected, tmp_path):
+    text, exact = SHAPES[name]
+    with cluster(HEADER + text, tmp_path) as running:
+        for _ in range(2):
+            answers = ask_everything(running.client)
+            for question in QUESTIONS:
+                said, wanted = answers[question], expected[question]
+                assert (said.texts, said.reasons) == (wanted.texts, wanted.reasons), question
+                assert said.output_tokens == wanted.output_tokens, question
+                tolerance = 0 if exact else 1e-4
+                assert said.logprobs == pytest.approx(wanted.logprobs, abs=tolerance), question
+        told = running.status("--audit")
+        workers = told["workers"]
+        if any(worker["role"] == "prefill" for worker in workers):
+            assert sum(worker["moved_bytes"] for worker in workers) > 0
+        assert all(worker["failed_transfers"] == 0 for worker in workers)
+        for audited in told["audit"]["workers"]:
+            left = {key: audited[key] for key in audited if key not in ("worker", "cached_blocks")}
+            assert not any(left.values()), audited
