@@ -160,9 +160,11 @@ def test_flags_that_cannot_serve_are_refused(shape, told):
 def test_figures_of_several_gateways_are_added_up():
     one = ClusterStatus("g-0", 50.0, (worker_status("w-0", moved_bytes=1000),), 1, 2, 3, 4, ())
     lost = (("w-0", "silent"), ("w-1", "the connection broke"))
-    two = ClusterStatus("g-1", 7300.0, (worker_status("w-0", moved_bytes=24),), 0, 0, 1, 0, lost)
+    over_tcp = replace(worker_status("w-0", moved_bytes=24), connectors=("tcp", "shm"))
+    two = ClusterStatus("g-1", 7300.0, (over_tcp,), 0, 0, 1, 0, lost)
     (worker,) = together([one, two])
     assert (worker.moved_bytes, worker.prompts, worker.load.free_blocks) == (1024, 10, 60)
+    assert worker.connectors == ("shm", "tcp")
     console = Console(record=True, width=140, file=io.StringIO())
     print_status(console, "http://here", [one, two])
     shown = console.export_text()

@@ -109,7 +109,10 @@ pools:
         ("health: {lease: 0s}", "line 6: lease must be more than 0"),
         ("health: {report_interval: 6s}", "line 6: heartbeat_timeout (10s) must be at least twice"),
         ("tenants: [{name: a, api_keys: [k, k]}]", "line 1: tenants: one of the api_keys stands"),
-        ("policies: {first_token: drawn}", "line 6: first_token: 'drawn' is not one of sent, recomputed"),
+        (
+            "policies: {first_token: drawn}",
+            "line 6: first_token: 'drawn' is not one of sent, recomputed",
+        ),
         ("policies: {first_token: recomputed}\ntiers: {host: {capacity: 1 GB}}", "line 7: a live"),
         ("policies:\n  planning: tandem", "line 7: a live cluster does not change roles by itself"),
         ("policies:\n  eviction: lfu", "line 7: a live worker evicts the block used longest ago"),

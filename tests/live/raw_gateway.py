@@ -12,7 +12,7 @@ from tandem.live.clock import now_ns
 from tandem.wire.codec import TO_GATEWAY, TO_WORKER
 from tandem.wire.curve import KeyPair
 
-PATIENCE_MS = 15_000
+PATIENCE_MS = 60_000
 Message = TypeVar("Message")
 
 

@@ -7,7 +7,15 @@ import pytest
 
 from tandem.commands.worker_group import failing
 from tandem.facts.blocks import CacheRoot
-from tandem.facts.cluster_messages import PROTOCOL, Goodbye, Hello, ToGateway, Welcome
+from tandem.facts.cluster_messages import (
+    PROTOCOL,
+    Goodbye,
+    Hello,
+    NotNeeded,
+    Standing,
+    ToGateway,
+    Welcome,
+)
 from tandem.facts.errors import EngineFailed
 from tandem.facts.fleet import Role
 from tandem.facts.fleet_messages import TokensReported
@@ -40,7 +48,7 @@ CONFIG = WorkerConfig(
 
 
 class Gateway:
-    """A channel whose other end welcomes the worker and asks one thing."""
+    """A channel whose other end welcomes the worker, asks one thing, and lets it go."""
 
     def __init__(self, inbox: Inbox, request: Request | None = None) -> None:
         self.inbox = inbox
@@ -59,6 +67,8 @@ class Gateway:
                 self.inbox.put(GatewaySaid(GATEWAY, RequestsArrived((self.request,))))
         if isinstance(message, TokensReported) and message.emission.finish_reasons[-1]:
             self.inbox.put(LeaveRequested())
+        if isinstance(message, Standing) and not message.accepting:
+            self.inbox.put(GatewaySaid(GATEWAY, NotNeeded()))
 
     async def close(self, linger_s: float) -> None:
         self.closed = True
@@ -91,7 +101,6 @@ def test_it_serves_then_says_goodbye_and_leaves():
     inbox = Inbox()
     request = Request("a", (1, 2, 3), SamplingParameters(max_tokens=9, seed=4))
     gateway = Gateway(inbox, request)
-    # Nobody of this gateway needs the worker any more, but it must not be asked twice.
     assert asyncio.run(serve(open_engine(), inbox, {GATEWAY: gateway})) == ""
     said = [m for m in gateway.heard if isinstance(m, TokensReported)]
     tokens = [token for report in said for token in report.emission.tokens]

@@ -6,6 +6,7 @@ What they answer is what one process without a cluster answers, to the last toke
 import asyncio
 import os
 import signal
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tandem.commands.model_assembly import plan_model
 from tandem.facts.fleet import Role
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
+from tandem.live.clock import now_ns
 from tandem.policy.dispatch.contract import Transfer
 from tandem.wire.curve import make_keys
 from tests.live.gateway_side import (
@@ -236,3 +238,15 @@ def test_a_stranger_is_not_let_in_and_ends(cluster, loop):
     assert process.wait(PATIENCE_S) == 1
     assert "refuses this key" in cluster.workers.log("stranger").read_text()
     assert [worker.worker for worker in cluster.side.status().workers] == ["p0"]
+
+
+def test_a_worker_whose_rank_dies_early_ends_soon(cluster):
+    process = cluster.workers.start("early", "both", tensor_parallel=2)
+    deadline_ns = now_ns() + int(PATIENCE_S * 1e9)
+    while not (ranks := children_of(process.pid)):
+        assert now_ns() < deadline_ns
+        assert process.poll() is None
+    os.kill(ranks[0], signal.SIGKILL)
+    assert process.wait(PATIENCE_S) == 1
+    assert "a rank" in cluster.workers.log("early").read_text()
+    assert not list(Path(tempfile.gettempdir()).glob("tandem-ranks-*"))

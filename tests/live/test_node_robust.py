@@ -1,5 +1,6 @@
 """A worker process whose gateway talks nonsense lives, keeps its books, and ends as it should."""
 
+import signal
 from random import Random
 
 import pytest
@@ -49,7 +50,7 @@ def worker(tmp_path_factory):
     workers = Workers(tmp_path_factory.mktemp("robust"), gateway.endpoint)
     process = workers.start("w", "both")
     gateway.welcome(WELCOME)
-    yield gateway, process
+    yield gateway, process, workers
     workers.kill_all()
     gateway.close()
 
@@ -72,7 +73,7 @@ def at_rest(gateway: RawGateway) -> None:
 )
 @given(data=st.data())
 def test_messages_without_sense_change_nothing(worker, data):
-    gateway, process = worker
+    gateway, process, _ = worker
     for kind in data.draw(st.lists(st.sampled_from(HARMLESS), max_size=6)):
         gateway.say(TO_WORKER.encode(data.draw(of_type(kind))))
     assert gateway.audit().problem == ""
@@ -84,7 +85,7 @@ def test_messages_without_sense_change_nothing(worker, data):
 )
 @given(data=st.data())
 def test_bytes_without_sense_are_passed_over(worker, data):
-    gateway, process = worker
+    gateway, process, _ = worker
     frames = data.draw(st.lists(st.binary(max_size=200), min_size=1, max_size=3))
     whole = TO_WORKER.encode(data.draw(of_type(data.draw(st.sampled_from(HARMLESS)))))
     cut = data.draw(st.integers(0, len(whole)))
@@ -129,7 +130,7 @@ def an_order(chance: Random):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_orders_out_of_order_leave_nothing_behind(worker, seed):
-    gateway, process = worker
+    gateway, process, _ = worker
     chance = Random(seed)
     for _ in range(30):
         for _ in range(chance.randint(1, 10)):
@@ -140,7 +141,7 @@ def test_orders_out_of_order_leave_nothing_behind(worker, seed):
 
 
 def test_it_still_works_then_drains_and_leaves_when_it_is_unwelcome(worker):
-    gateway, process = worker
+    gateway, process, _ = worker
     at_rest(gateway)
     request = Request("last", (5, 6, 7), SamplingParameters(max_tokens=3, temperature=0.0))
     gateway.say(TO_WORKER.encode(RequestsArrived((request,))))
@@ -154,3 +155,15 @@ def test_it_still_works_then_drains_and_leaves_when_it_is_unwelcome(worker):
     assert gateway.hear(Standing) == Standing("w", Role.BOTH, True)
     gateway.say(TO_WORKER.encode(Unwelcome("of another model")))
     assert process.wait(PATIENCE_S) == 3
+
+
+def test_who_is_told_twice_ends_at_once(worker):
+    gateway, _, workers = worker
+    process = workers.start("hasty", "both")
+    gateway.welcome(WELCOME)
+    process.send_signal(signal.SIGTERM)
+    # This gateway never says that it needs the worker no more.
+    assert gateway.hear(Standing) == Standing("hasty", Role.BOTH, False)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM

@@ -233,3 +233,17 @@ def test_the_kernel_ends_whoever_wants_to_end_with_its_parent():
     child.wait_for_end()
     parent.wait()
     parent.stdout.close()
+
+
+HANGING = """
+import threading
+from tandem.live.process_end import end_within
+end_within(0.1, 7)
+threading.Event().wait()
+"""
+
+
+def test_a_process_that_hangs_at_its_end_is_ended():
+    hanging = subprocess.run([sys.executable, "-c", HANGING], timeout=WAIT_S, capture_output=True)
+    assert hanging.returncode == 7
+    assert b"did not end by itself" in hanging.stderr

@@ -1,7 +1,7 @@
 """How a cluster looks in a terminal: its workers, what moved between them, what it went through."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from rich.console import Console
 from rich.table import Table
@@ -10,6 +10,11 @@ from tandem.facts.cluster_messages import Audited
 from tandem.facts.gateway_messages import ClusterStatus, WorkerStatus
 
 UNSQUEEZED = 140
+# What a worker does for one gateway; the rest of a status is about the worker itself.
+_SUMMED = (
+    "prompts", "output_tokens", "transfers", "failed_transfers", "moved_bytes", "sent_bytes",
+    "spans", "seconds",
+)  # fmt: skip
 _PREFIXES = ("", "Ki", "Mi", "Gi", "Ti", "Pi")
 
 
@@ -94,8 +99,7 @@ def print_audit(console: Console, workers: Sequence[Audited], problems: Sequence
     """What every worker holds at this moment, and which law is broken, if any."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("worker")
-    counted = ("owned_blocks", "cached_blocks", "running", "waiting", "importing")
-    counted += ("held", "leases", "moves")
+    counted = [each.name for each in fields(Audited) if each.name not in ("worker", "problem")]
     for name in counted:
         table.add_column(name.replace("_", " "), justify="right")
     for audited in workers:
@@ -111,16 +115,17 @@ def print_audit(console: Console, workers: Sequence[Audited], problems: Sequence
 
 def together(told: Sequence[ClusterStatus]) -> list[WorkerStatus]:
     """Every worker once, by name, with what it did for all gateways."""
-    first: dict[str, WorkerStatus] = {}
-    summed = ("prompts", "output_tokens", "transfers", "failed_transfers", "moved_bytes")
-    summed += ("sent_bytes", "spans", "seconds")
-    sums: dict[str, dict[str, float]] = {}
+    by_name: dict[str, list[WorkerStatus]] = {}
     for worker in (worker for status in told for worker in status.workers):
-        first.setdefault(worker.worker, worker)
-        sums.setdefault(worker.worker, dict.fromkeys(summed, 0))
-        for name in summed:
-            sums[worker.worker][name] += getattr(worker, name)
-    return [replace(first[name], **sums[name]) for name in sorted(first)]  # type: ignore[arg-type]
+        by_name.setdefault(worker.worker, []).append(worker)
+    return [_sum(by_name[name]) for name in sorted(by_name)]
+
+
+def _sum(views: Sequence[WorkerStatus]) -> WorkerStatus:
+    """One worker as several gateways see it."""
+    sums = {name: sum(getattr(view, name) for view in views) for name in _SUMMED}
+    connectors = dict.fromkeys(name for view in views for name in view.connectors)
+    return replace(views[0], connectors=tuple(connectors), **sums)
 
 
 def told_bytes(count: float) -> str:

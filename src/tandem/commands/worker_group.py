@@ -28,7 +28,7 @@ from tandem.live.clock import now_ns
 from tandem.live.engine_thread import EngineThread
 from tandem.live.inbox import Inbox
 from tandem.live.node import Mover, Steps
-from tandem.live.process_group import meeting_place
+from tandem.live.process_group import MeetingPlace
 from tandem.live.rank_engine import PipelineThread, TensorEngine
 from tandem.live.rank_mover import RankedMover
 from tandem.live.rank_news import RankNews
@@ -138,23 +138,26 @@ def failing(inbox: Inbox) -> Callable[[Exception], None]:
 
 
 def _lead(planned: PlannedWorker, inbox: Inbox, agent: str) -> LeadingWorker:
-    news = RankNews(len(planned.places), inbox)
+    meeting = MeetingPlace()
+    news = RankNews(len(planned.places), inbox, meeting.remove)
     calls = MoverCalls(
         news.tally.move_ended,
         news.tally.blocks_published,
         lambda: inbox.fail(EngineFailed("the KV mover failed")),
         now_ns,
     )
-    with ExitStack() as undo, meeting_place() as meeting:
+    with ExitStack() as undo:
+        undo.callback(meeting.remove)
         ranks = Ranks(
-            _start_followers(planned, agent, meeting), planned.setup.health.heartbeat_timeout_s
+            _start_followers(planned, agent, meeting.url), planned.setup.health.heartbeat_timeout_s
         )
         undo.callback(ranks.close, 0.0)
         ranks.listen(news.hear, news.lost)
-        groups = connect(world_of(planned, 0, meeting))
+        groups = connect(world_of(planned, 0, meeting.url))
         rank = load_rank(planned, planned.places[0], groups, calls, agent=agent)
         endpoints = {0: rank.mover.endpoints(), **news.wait_for_all(LOADING_S)}
         ranks.watch()
+        meeting.remove()
         undo.pop_all()
     config = replace(planned.model.plan.worker, pipeline_stages=planned.setup.pipeline_parallel)
     return LeadingWorker(

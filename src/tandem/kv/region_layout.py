@@ -4,7 +4,6 @@ Axes of a block: [layer, 2, kv_head, block_size, head_dim]. A *run* is the conti
 them, what one KV head of one layer holds of keys or values; runs are numbered in memory order.
 """
 
-import mmap
 from dataclasses import dataclass
 
 from tandem.kv.layout import EncodedLayout, KvLayout
@@ -12,12 +11,14 @@ from tandem.kv.layout import EncodedLayout, KvLayout
 WORD_BYTES = 8
 # Neighbouring headers never share a cache line: one may be read while the next is written.
 HEADER_ALIGNMENT_BYTES = 64
+# A page or several on any host: the reader may have pages of another size.
+ALIGNMENT = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class RegionLayout:
     """`layout` is that of the blocks this region holds: of one rank's layers and heads. Offsets
-    count bytes from the region's begin; the pool begins on a page."""
+    count bytes from the region's begin; the pool begins on a page, whatever the host."""
 
     layout: KvLayout | EncodedLayout
     blocks: int
@@ -37,7 +38,7 @@ class RegionLayout:
 
     @property
     def pool_offset(self) -> int:
-        return _rounded_up(self.header_bytes * self.blocks, mmap.PAGESIZE)
+        return _rounded_up(self.header_bytes * self.blocks, ALIGNMENT)
 
     @property
     def bytes(self) -> int:

@@ -6,7 +6,6 @@ stays. A slot's header tells which block of which generation it holds; whoever f
 the block itself.
 """
 
-import mmap
 from collections.abc import Sequence
 from typing import Final, cast
 
@@ -18,7 +17,7 @@ from tandem.kernels.transfer.contract import Transfer
 from tandem.kv.codec import convert, is_wire_dtype
 from tandem.kv.headers import Headers
 from tandem.kv.layout import EncodedLayout, WireDtype
-from tandem.kv.region_layout import RegionLayout
+from tandem.kv.region_layout import ALIGNMENT, RegionLayout
 from tandem.kv.shards import shard_layout
 
 # Published blocks are read soon: a few of the pool at any time.
@@ -51,7 +50,7 @@ def copies_layout(export: KvExport, shard: KvShard) -> tuple[int, RegionLayout] 
         return None
     assert is_wire_dtype(copies.dtype)
     encoded = EncodedLayout(shard_layout(export.geometry, shard), cast(WireDtype, copies.dtype))
-    begin = -(-pool_layout(export, shard).bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    begin = -(-pool_layout(export, shard).bytes // ALIGNMENT) * ALIGNMENT
     return begin, RegionLayout(encoded, copies.slots)
 
 

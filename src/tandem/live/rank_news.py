@@ -1,5 +1,7 @@
 """What the other ranks of a worker say, brought to where it belongs in the leader."""
 
+import logging
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from tandem.facts.errors import EngineFailed
@@ -7,23 +9,31 @@ from tandem.facts.kv_export import Endpoint, MoveReport
 from tandem.facts.node_messages import BlocksPublished, MoveFinished
 from tandem.facts.steps import StepResult
 from tandem.live.inbox import Inbox
+from tandem.live.process_end import end_within
 from tandem.live.rank_engine import PipelineThread
 from tandem.live.rank_link import RankLost
 from tandem.live.rank_mover import RankTally
 from tandem.wire.rank_messages import RankReady, ToLeader
 
+logger = logging.getLogger(__name__)
+
 Endpoints = tuple[Endpoint, ...]
+# When a rank is lost before all are ready, the process has so long to end by itself.
+START_FAREWELL_S = 2.0
 
 
 class RankNews:
     """For a worker of `ranks`. `tally` also counts what the leader's own mover says; `pipeline`
-    gets the tokens, where it is the last stage that draws them."""
+    gets the tokens, where it is the last stage that draws them. `given_up` is called when a rank
+    is lost before all are ready, and the process is about to end."""
 
-    def __init__(self, ranks: int, inbox: Inbox) -> None:
+    def __init__(self, ranks: int, inbox: Inbox, given_up: Callable[[], None]) -> None:
         self.pipeline: PipelineThread | None = None
         self.tally = RankTally(ranks, self._move_ended, self._blocks_published)
         self._followers = ranks - 1
+        self._all_ready = False
         self._inbox = inbox
+        self._given_up = given_up
         self._ready: SimpleQueue[tuple[int, Endpoints] | Exception] = SimpleQueue()
 
     def hear(self, rank: int, message: ToLeader) -> None:
@@ -41,6 +51,11 @@ class RankNews:
 
     def lost(self, failure: Exception) -> None:
         """The worker cannot go on; from any thread."""
+        if not self._all_ready:
+            logger.error("the worker cannot start: %s", failure)
+            # The leader may just wait for the lost rank where nothing can wake it.
+            self._given_up()
+            end_within(START_FAREWELL_S, 1)
         self._ready.put(failure)
         self._inbox.fail(EngineFailed(str(failure)))
 
@@ -56,6 +71,7 @@ class RankNews:
                 raise RankLost(str(ready)) from ready
             rank, endpoints = ready
             found[rank] = endpoints
+        self._all_ready = True
         return found
 
     def _move_ended(self, move_id: int, report: MoveReport) -> None:
