@@ -20,8 +20,8 @@ from tandem.facts.fleet_messages import LoadReported, TokensReported
 from tandem.facts.kv_export import KvExport, KvGeometry
 from tandem.facts.messages import EmitTokens, RequestsAborted, RequestsArrived
 from tandem.facts.request import FinishReason
-from tandem.live.channel_limits import ChannelLimits
-from tandem.live.channel_socket import NodeKeys, node_socket
+from tandem.live.channels.limits import ChannelLimits
+from tandem.live.channels.sockets import NodeKeys, node_socket
 from tandem.wire.codec import TO_GATEWAY, TO_WORKER
 from tandem.wire.curve import KeyPair
 

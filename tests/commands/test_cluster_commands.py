@@ -11,10 +11,10 @@ import time
 import openai
 import pytest
 
-from tandem.commands.cluster_operators import Operators
-from tandem.commands.cluster_places import WhichCluster, find_running
-from tandem.commands.cluster_view import together
-from tandem.live.process_identity import started_ticks
+from tandem.commands.cluster.operators import Operators
+from tandem.commands.cluster.places import WhichCluster, find_running
+from tandem.commands.cluster.view import together
+from tandem.live.launching.process_identity import started_ticks
 from tests.journeys.serving import run_tandem
 
 CLUSTER = """\

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from tandem.commands.cluster_policies import worker_names
-from tandem.commands.cluster_router import capacity_of, router_config
-from tandem.commands.cluster_setups import Setups, gateway_program, worker_program, write_cluster
-from tandem.commands.cluster_view import print_status, together, told_bytes, told_seconds
+from tandem.commands.cluster.policies import worker_names
+from tandem.commands.cluster.router import capacity_of, router_config
+from tandem.commands.cluster.setups import Setups, gateway_program, worker_program, write_cluster
+from tandem.commands.cluster.view import print_status, together, told_bytes, told_seconds
 from tandem.commands.serve_cluster import Shape, cluster_file
 from tandem.config.cluster_live import LiveFile, checked, worker_options
 from tandem.config.cluster_tree import parse
@@ -25,7 +25,7 @@ from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Role
 from tandem.facts.gateway_messages import ClusterStatus
 from tandem.facts.kv_export import KvExport, KvGeometry
-from tandem.live.state_directory import StateDirectory
+from tandem.live.launching.state_directory import StateDirectory
 from tests.live.statuses import worker_status
 
 TEXT = """\

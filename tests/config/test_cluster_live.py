@@ -180,7 +180,7 @@ def test_connectors_suit_the_devices(tmp_path):
 
 def test_a_gateway_gets_its_policies_without_torch():
     script = (
-        "import sys; import tandem.commands.cluster_router, tandem.config.cluster_live; "
+        "import sys; import tandem.commands.cluster.router, tandem.config.cluster_live; "
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0

@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Callable
 
-from tandem.live.channel_limits import ChannelLimits
-from tandem.live.channel_socket import GatewayKeys, NodeKeys
-from tandem.live.gateway_channel import GatewayChannel
-from tandem.live.node_channel import NodeChannel
+from tandem.live.channels.gateway_channel import GatewayChannel
+from tandem.live.channels.limits import ChannelLimits
+from tandem.live.channels.node_channel import NodeChannel
+from tandem.live.channels.sockets import GatewayKeys, NodeKeys
 from tandem.wire.curve import make_keys
 
 PATIENCE_S = 20.0

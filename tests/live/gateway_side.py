@@ -37,13 +37,13 @@ from tandem.facts.gateway_messages import (
 )
 from tandem.facts.kv_export import MoveReport
 from tandem.facts.request import Request
-from tandem.live.channel_socket import GatewayKeys
+from tandem.live.channels.gateway_channel import GatewayChannel
+from tandem.live.channels.sockets import GatewayKeys
 from tandem.live.clock import now_ns
-from tandem.live.gateway_channel import GatewayChannel
 from tandem.live.mailbox import Mailboxes
 from tandem.machines.entrance import RouterConfig
 from tandem.machines.fleet import Capacity
-from tandem.machines.gateway import GatewayConfig, GatewayMachine
+from tandem.machines.gateway.machine import GatewayConfig, GatewayMachine
 from tandem.policy.admission.registry import ADMISSIONS
 from tandem.policy.dispatch.contract import Transfer
 from tandem.policy.dispatch.registry import DISPATCHES
@@ -74,7 +74,7 @@ KEYS = CurveKeys(
 START = """
 import sys
 from pathlib import Path
-from tandem.commands.worker_process import run_worker
+from tandem.commands.cluster.worker_process import run_worker
 from tandem.config.processes import WorkerSetup, read_setup
 run_worker(read_setup(WorkerSetup, Path(sys.argv[1])))
 """

@@ -6,9 +6,9 @@ import sys
 from tandem.facts.kv_export import MoveReport
 from tandem.facts.node_messages import BlocksPublished, MoveFinished, PublishBlocks, StartMove
 from tandem.facts.steps import StepPlan, StepResult
-from tandem.live.parent import end_with_parent
-from tandem.live.rank_link import RankLost
-from tandem.live.rank_start import link_to_leader
+from tandem.live.launching.parent import end_with_parent
+from tandem.live.ranks.link import RankLost
+from tandem.live.ranks.start import link_to_leader
 from tandem.wire.rank_messages import Ping, Pong, RankBegins, RankFailed, RankReady
 
 

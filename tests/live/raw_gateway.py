@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 import zmq
 
 from tandem.facts.cluster_messages import Audit, Audited, Hello, Welcome
-from tandem.live.channel_limits import ChannelLimits
-from tandem.live.channel_socket import GatewayKeys, gateway_socket
+from tandem.live.channels.limits import ChannelLimits
+from tandem.live.channels.sockets import GatewayKeys, gateway_socket
 from tandem.live.clock import now_ns
 from tandem.wire.codec import TO_GATEWAY, TO_WORKER
 from tandem.wire.curve import KeyPair

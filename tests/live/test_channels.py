@@ -22,8 +22,8 @@ from tandem.facts.cluster_messages import (
 from tandem.facts.fleet_messages import LoadReported
 from tandem.facts.gateway_messages import PeerGone, WorkerSaid
 from tandem.facts.node_messages import GatewayConnected, GatewayGone, GatewaySaid
-from tandem.live.channel_limits import ChannelLimits, Outbox
-from tandem.live.channel_socket import NodeKeys, node_socket
+from tandem.live.channels.limits import ChannelLimits, Outbox
+from tandem.live.channels.sockets import NodeKeys, node_socket
 from tandem.wire.codec import TO_GATEWAY, TO_WORKER
 from tandem.wire.curve import make_keys
 from tests.live.ends import (
@@ -351,8 +351,8 @@ def test_a_worker_of_another_protocol_is_told_why_it_must_go():
 
 FLOODING = """
 import sys, zmq
-from tandem.live.channel_limits import ChannelLimits
-from tandem.live.channel_socket import NodeKeys, node_socket
+from tandem.live.channels.limits import ChannelLimits
+from tandem.live.channels.sockets import NodeKeys, node_socket
 from tandem.facts.cluster_messages import Goodbye
 from tandem.wire.codec import TO_GATEWAY
 from tandem.wire.curve import KeyPair
@@ -399,7 +399,7 @@ import asyncio, sys
 from tests.live.ends import News, node_end
 from tandem.facts.cluster_messages import Goodbye
 from tandem.facts.node_messages import GatewayConnected
-from tandem.live.channel_socket import NodeKeys
+from tandem.live.channels.sockets import NodeKeys
 from tandem.wire.curve import KeyPair
 async def main():
     news = News()

@@ -8,8 +8,8 @@ import uvloop
 from tandem.facts.errors import EngineFailed, InvalidRequest, Overloaded, PromptTooLong
 from tandem.facts.fleet import Role
 from tandem.facts.fleet_messages import RequestSubmitted
-from tandem.live.gateway_demand import Demand
-from tandem.live.operator import OperatorClient, OperatorFailed
+from tandem.live.gateway.demand import Demand
+from tandem.live.gateway.operator import OperatorClient, OperatorFailed
 from tests.live.ends import NODE_KEYS, PATIENCE_S
 from tests.live.toy_cluster import (
     CONTEXT_TOKENS,

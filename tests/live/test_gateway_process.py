@@ -22,7 +22,7 @@ from tandem.config.processes import (
     write_setup,
 )
 from tandem.facts.sampling import SamplingParameters
-from tandem.live.operator import OperatorClient
+from tandem.live.gateway.operator import OperatorClient
 from tests.live.ends import GATEWAY_PAIR, NODE_KEYS, PATIENCE_S, WORKER_PAIR
 from tests.live.toy_cluster import CONTEXT_TOKENS, EXPORT, ToyWorker, until
 from tests.machines.ledger_engine import answer
@@ -42,7 +42,7 @@ KEYS = CurveKeys(
 START = """
 import sys
 from pathlib import Path
-from tandem.commands.gateway_process import run_gateway
+from tandem.commands.cluster.gateway_process import run_gateway
 from tandem.config.processes import GatewaySetup, read_setup
 assert "torch" not in sys.modules, "importing a gateway imports torch"
 try:
@@ -93,7 +93,12 @@ async def listening(setup: GatewaySetup, gateway: subprocess.Popen) -> GatewayLi
 
 
 def complete(url: str, **body):
-    body = {"prompt": [1, 2, 3], "temperature": 0, "return_token_ids": True, "ignore_eos": True} | body
+    body = {
+        "prompt": [1, 2, 3],
+        "temperature": 0,
+        "return_token_ids": True,
+        "ignore_eos": True,
+    } | body
     call = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )

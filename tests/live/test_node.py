@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tandem.commands.worker_group import failing
+from tandem.commands.cluster.worker_group import failing
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.cluster_messages import (
     PROTOCOL,
@@ -24,11 +24,11 @@ from tandem.facts.messages import RequestsArrived
 from tandem.facts.node_messages import GatewayConnected, GatewaySaid, LeaveRequested
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
+from tandem.live.channels.inbox import Inbox
 from tandem.live.engine_thread import EngineThread
-from tandem.live.inbox import Inbox
 from tandem.live.node import Node, say_goodbye
-from tandem.live.still_mover import StillMover
-from tandem.machines.node import NodeConfig, NodeMachine
+from tandem.live.ranks.still_mover import StillMover
+from tandem.machines.node.machine import NodeConfig, NodeMachine
 from tandem.machines.worker import WorkerConfig, WorkerMachine
 from tandem.policy.batching import TokenBudgetBatching
 from tests.live.test_local_worker import GatedEngine

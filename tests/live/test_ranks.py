@@ -14,11 +14,11 @@ from tandem.facts.node_messages import BlocksPublished, MoveFinished
 from tandem.facts.request import TokenLogprobs
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.steps import Placement, StepPlan, StepResult
-from tandem.live.rank_link import RankLost
-from tandem.live.rank_mover import RankedMover, RankTally
-from tandem.live.rank_start import start_follower
-from tandem.live.ranks import Ranks
-from tandem.live.still_mover import StillMover
+from tandem.live.ranks.link import RankLost
+from tandem.live.ranks.mover import RankedMover, RankTally
+from tandem.live.ranks.ranks import Ranks
+from tandem.live.ranks.start import start_follower
+from tandem.live.ranks.still_mover import StillMover
 from tandem.wire.errors import BadMessage
 from tandem.wire.rank_messages import TO_FOLLOWER, TO_LEADER, RankReady
 from tests.live.gateway_side import Alive
@@ -196,7 +196,7 @@ def test_what_nobody_takes_is_not_waited_for_long():
 
 LEADER = """
 import os, sys, time
-from tandem.live.rank_start import start_follower
+from tandem.live.ranks.start import start_follower
 follower = start_follower((sys.executable, "-m", "tests.live.rank_script"), 5.0)
 follower.begin(b"")
 follower.link.receive()
@@ -217,7 +217,8 @@ def test_no_rank_outlives_its_leader():
 
 PARENT = """
 import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "from tandem.live.parent import end_with_parent\\n"
+child = subprocess.Popen([sys.executable, "-c",
+    "from tandem.live.launching.parent import end_with_parent\\n"
     "print(end_with_parent(), flush=True)\\nimport time\\ntime.sleep(60)"], stdout=subprocess.PIPE)
 assert child.stdout.readline() == b"True\\n"
 print(child.pid, flush=True)

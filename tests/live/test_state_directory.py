@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tandem.facts.errors import InvalidConfiguration
-from tandem.live.state_directory import (
+from tandem.live.launching.state_directory import (
     ClusterRecord,
     ClusterRunning,
     ProcessRecord,
@@ -19,7 +19,7 @@ from tandem.live.state_directory import (
 CLAIMS = """
 import sys
 from pathlib import Path
-from tandem.live.state_directory import ClusterRecord, ProcessRecord, StateDirectory
+from tandem.live.launching.state_directory import ClusterRecord, ProcessRecord, StateDirectory
 directory = StateDirectory(Path(sys.argv[1]))
 directory.claim()
 directory.write(ClusterRecord(name="c", version="1", supervisor=ProcessRecord.own()))

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tandem.live.launcher import LocalLauncher, Program, tail
-from tandem.live.process_identity import alive, started_ticks
-from tandem.live.restarts import RestartConfig, Restarts
-from tandem.live.supervisor import Supervisor
+from tandem.live.launching.launcher import LocalLauncher, Program, tail
+from tandem.live.launching.process_identity import alive, started_ticks
+from tandem.live.launching.restarts import RestartConfig, Restarts
+from tandem.live.launching.supervisor import Supervisor
 
 # Says that it runs, then waits for a signal.
 WAITS = """

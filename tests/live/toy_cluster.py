@@ -18,17 +18,17 @@ from tandem.facts.request import FinishReason, Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.serving import ModelCard
 from tandem.facts.steps import StepPlan, StepResult
-from tandem.live.channel_limits import ChannelLimits
+from tandem.live.channels.gateway_channel import GatewayChannel
+from tandem.live.channels.inbox import Inbox
+from tandem.live.channels.limits import ChannelLimits
+from tandem.live.channels.node_channel import NodeChannel
 from tandem.live.engine_thread import EngineThread
-from tandem.live.gateway import Gateway, GatewayTerms
-from tandem.live.gateway_channel import GatewayChannel
-from tandem.live.inbox import Inbox
+from tandem.live.gateway.gateway import Gateway, GatewayTerms
 from tandem.live.node import Node
-from tandem.live.node_channel import NodeChannel
 from tandem.machines.entrance import RouterConfig
 from tandem.machines.fleet import Capacity
-from tandem.machines.gateway import GatewayConfig, GatewayMachine
-from tandem.machines.node import NodeConfig, NodeMachine
+from tandem.machines.gateway.machine import GatewayConfig, GatewayMachine
+from tandem.machines.node.machine import NodeConfig, NodeMachine
 from tandem.machines.worker import WorkerConfig, WorkerMachine
 from tandem.policy.admission.registry import ADMISSIONS
 from tandem.policy.batching import TokenBudgetBatching

@@ -15,8 +15,8 @@ from tandem.facts.sampling import SamplingParameters
 from tandem.facts.steps import StepResult
 from tandem.machines.entrance import RouterConfig
 from tandem.machines.fleet import Capacity
-from tandem.machines.gateway import GatewayConfig, GatewayMachine
-from tandem.machines.node import NodeConfig, NodeMachine
+from tandem.machines.gateway.machine import GatewayConfig, GatewayMachine
+from tandem.machines.node.machine import NodeConfig, NodeMachine
 from tandem.machines.worker import WorkerConfig, WorkerMachine
 from tandem.policy.admission.thresholds import AdmitAll
 from tandem.policy.batching import TokenBudgetBatching

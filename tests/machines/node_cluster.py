@@ -54,8 +54,8 @@ from tandem.facts.node_messages import (
 from tandem.facts.request import Request
 from tandem.machines.entrance import RouterConfig
 from tandem.machines.fleet import Capacity
-from tandem.machines.gateway import GatewayConfig, GatewayMachine
-from tandem.machines.node import NodeConfig, NodeMachine
+from tandem.machines.gateway.machine import GatewayConfig, GatewayMachine
+from tandem.machines.node.machine import NodeConfig, NodeMachine
 from tandem.machines.waiting_line import LineConfig
 from tandem.machines.worker import WorkerConfig, WorkerMachine
 from tandem.policy.admission.registry import ADMISSIONS

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.machines.heartbeats import Heartbeats
-from tandem.machines.leases import Leases
+from tandem.machines.gateway.heartbeats import Heartbeats
+from tandem.machines.node.leases import Leases
 
 
 def test_a_lease_ends_unless_it_is_renewed():

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from tandem.commands.cluster_places import WhichCluster, find_running
-from tandem.commands.cluster_view import terminal
+from tandem.commands.cluster.places import WhichCluster, find_running
+from tandem.commands.cluster.view import terminal
 from tandem.commands.options import with_options
 from tandem.facts.errors import TandemError
-from tandem.live.state_directory import ProcessRecord
+from tandem.live.launching.state_directory import ProcessRecord
 
 POLL_S = 0.05
 

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from tandem.commands.cluster_operators import Operators
-from tandem.commands.cluster_places import WhichCluster, find_running
-from tandem.commands.cluster_view import terminal
+from tandem.commands.cluster.operators import Operators
+from tandem.commands.cluster.places import WhichCluster, find_running
+from tandem.commands.cluster.view import terminal
 from tandem.commands.options import with_options
 from tandem.facts.fleet import Role
 

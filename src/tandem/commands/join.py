@@ -8,18 +8,18 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tandem.commands.cluster_operators import Operators
-from tandem.commands.cluster_places import RunningCluster, WhichCluster, find_running
-from tandem.commands.cluster_run import ProcessesFailed
-from tandem.commands.cluster_setups import CLUSTER_FILE, Setups, process_environment, worker_program
-from tandem.commands.cluster_view import terminal
+from tandem.commands.cluster.operators import Operators
+from tandem.commands.cluster.places import RunningCluster, WhichCluster, find_running
+from tandem.commands.cluster.run import ProcessesFailed
+from tandem.commands.cluster.setups import CLUSTER_FILE, Setups, process_environment, worker_program
+from tandem.commands.cluster.view import terminal
 from tandem.commands.options import with_options
 from tandem.config.cluster import Cluster, PoolConfig
 from tandem.config.cluster_live import read_live_cluster
 from tandem.config.cluster_tree import nearest
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Role
-from tandem.live.launcher import LocalLauncher
+from tandem.live.launching.launcher import LocalLauncher
 
 POLL_S = 0.2
 

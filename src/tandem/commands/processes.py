@@ -15,10 +15,10 @@ def gateway_process_command(file: SetupFile) -> None:
     """Run one gateway of a cluster."""
     setup = read_setup(GatewaySetup, file)
     # Neither process should wait for what only the other one imports.
-    importlib.import_module("tandem.commands.gateway_process").run_gateway(setup)
+    importlib.import_module("tandem.commands.cluster.gateway_process").run_gateway(setup)
 
 
 def worker_process_command(file: SetupFile) -> None:
     """Run one worker of a cluster."""
     setup = read_setup(WorkerSetup, file)
-    importlib.import_module("tandem.commands.worker_process").run_worker(setup)
+    importlib.import_module("tandem.commands.cluster.worker_process").run_worker(setup)

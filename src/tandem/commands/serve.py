@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tandem.commands.cluster_view import terminal
+from tandem.commands.cluster.view import terminal
 from tandem.commands.flags import ConfigFile, with_flags
 from tandem.commands.serve_cluster import Shape, serve_cluster
 from tandem.config.options import ServeOptions, read_options

@@ -11,16 +11,16 @@ import msgspec
 import yaml
 from rich.console import Console
 
-from tandem.commands.cluster_places import state_directory
-from tandem.commands.cluster_run import RunLimits
-from tandem.commands.cluster_up import CTRL_C, Screen, run_cluster
+from tandem.commands.cluster.places import state_directory
+from tandem.commands.cluster.run import RunLimits
+from tandem.commands.cluster.up import CTRL_C, Screen, run_cluster
 from tandem.config.cluster_live import LiveFile, checked
 from tandem.config.cluster_tree import parse
 from tandem.config.environment import may_have_gpu
 from tandem.config.hardware import bundled_devices
 from tandem.config.options import ServeOptions
 from tandem.facts.errors import InvalidConfiguration
-from tandem.live.state_directory import sweep
+from tandem.live.launching.state_directory import sweep
 
 OWN_NAME = "serve-"
 # A GPU without a datasheet of its own is priced as this one.

@@ -3,7 +3,7 @@
 from dataclasses import fields, is_dataclass, replace
 from math import inf
 
-from tandem.commands.cluster_policies import only_name, router_policies
+from tandem.commands.cluster.policies import only_name, router_policies
 from tandem.config.cluster import Cluster, PoolConfig, TierConfig
 from tandem.config.cluster_build import Choice
 from tandem.config.cluster_hardware import pool_blocks, pool_cost, pool_device

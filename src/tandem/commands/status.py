@@ -10,14 +10,14 @@ import msgspec
 import typer
 from rich.table import Table
 
-from tandem.commands.cluster_operators import Operators
-from tandem.commands.cluster_places import NoCluster, RunningCluster, WhichCluster, find_running
-from tandem.commands.cluster_view import print_audit, print_status, terminal, together
+from tandem.commands.cluster.operators import Operators
+from tandem.commands.cluster.places import NoCluster, RunningCluster, WhichCluster, find_running
+from tandem.commands.cluster.view import print_audit, print_status, terminal, together
 from tandem.commands.options import with_options
 from tandem.config.environment import runtime_directory
 from tandem.facts.gateway_messages import ClusterStatus
 from tandem.facts.operator_messages import AuditTold
-from tandem.live.state_directory import running_clusters
+from tandem.live.launching.state_directory import running_clusters
 
 
 @dataclass(frozen=True)

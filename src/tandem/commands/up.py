@@ -9,15 +9,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tandem.commands.cluster_places import state_directory
-from tandem.commands.cluster_run import ProcessesFailed, RunLimits
-from tandem.commands.cluster_setups import TANDEM
-from tandem.commands.cluster_up import CTRL_C, Screen, run_cluster
-from tandem.commands.cluster_view import terminal
+from tandem.commands.cluster.places import state_directory
+from tandem.commands.cluster.run import ProcessesFailed, RunLimits
+from tandem.commands.cluster.setups import TANDEM
+from tandem.commands.cluster.up import CTRL_C, Screen, run_cluster
+from tandem.commands.cluster.view import terminal
 from tandem.commands.options import with_options
 from tandem.config.cluster import bundled_clusters
 from tandem.config.cluster_live import read_live_cluster
-from tandem.live.state_directory import SUPERVISOR_LOG, ClusterRunning, StateDirectory
+from tandem.live.launching.state_directory import SUPERVISOR_LOG, ClusterRunning, StateDirectory
 
 POLL_S = 0.1
 

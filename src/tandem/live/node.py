@@ -22,9 +22,9 @@ from tandem.facts.node_messages import (
     StartMove,
 )
 from tandem.facts.steps import StepPlan, StepResult
+from tandem.live.channels.inbox import Inbox
 from tandem.live.clock import NS_PER_S, now_ns
-from tandem.live.inbox import Inbox
-from tandem.machines.node import NodeMachine
+from tandem.machines.node.machine import NodeMachine
 
 
 class Steps(Protocol):

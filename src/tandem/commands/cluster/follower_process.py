@@ -1,0 +1,70 @@
+"""The process of one rank of a worker that does not lead: started by the leader, ends with it."""
+
+import logging
+import sys
+
+import msgspec
+
+from tandem.commands.cluster.follower_setup import PATIENCE_S, FollowerSetup
+from tandem.commands.cluster.process_log import log_of_process
+from tandem.commands.cluster.worker_rank import load_rank, plan_worker, world_of
+from tandem.facts.errors import TandemError
+from tandem.kernels.collectives.distributed import connect, disconnect
+from tandem.kv.mover_config import MoverCalls
+from tandem.live.clock import now_ns
+from tandem.live.launching.parent import end_with_parent
+from tandem.live.process_end import end_within
+from tandem.live.ranks.follower import Follower, FollowerLink, MovesToLeader
+from tandem.live.ranks.start import link_to_leader
+from tandem.live.startup import StartUp
+from tandem.wire.rank_messages import RankBegins, RankFailed, RankReady
+
+# Under its own name, which is another one while this is what was started.
+logger = logging.getLogger("tandem.commands.cluster.follower_process")
+
+FAREWELL_S = 5.0
+
+
+def run_follower(descriptor: int) -> None:
+    """Until the leader ends, or this rank cannot go on: then the leader is told."""
+    end_with_parent()
+    link = link_to_leader(descriptor, PATIENCE_S)
+    begin = link.receive()
+    assert isinstance(begin, RankBegins)
+    setup = msgspec.json.decode(begin.setup, type=FollowerSetup)
+    log_of_process(setup.worker.options.log_level)
+    try:
+        reason = _follow(setup, link)
+    except TandemError as error:
+        logger.error("rank %d cannot go on: %s", setup.rank, error)
+        link.send(RankFailed(str(error)))
+        raise SystemExit(1) from error
+    logger.info("rank %d ends: %s", setup.rank, reason)
+
+
+def _follow(setup: FollowerSetup, link: FollowerLink) -> str:
+    agent = f"{setup.agent}/rank{setup.rank}"
+    startup = StartUp(f"{setup.worker.worker} rank {setup.rank}")
+    startup.so_far("import")
+    planned = plan_worker(setup.worker)
+    place = planned.places[setup.rank]
+    with startup.phase("meeting the other ranks"):
+        groups = connect(world_of(planned, place.rank, setup.meeting_place))
+    moves = MovesToLeader(link)
+    calls = MoverCalls(moves.move_ended, moves.blocks_published, moves.failed, now_ns)
+    rank = load_rank(planned, place, groups, calls, agent=agent)
+    follower = Follower(
+        link, rank.engine, rank.mover, draws=place.is_last and place.tensor_rank == 0
+    )
+    link.send(RankReady(rank.mover.endpoints()))
+    startup.ready()
+    try:
+        return follower.run()
+    finally:
+        end_within(FAREWELL_S, 1)
+        rank.close()
+        disconnect()
+
+
+if __name__ == "__main__":
+    run_follower(int(sys.argv[1]))

@@ -1,0 +1,206 @@
+"""A gateway process of a cluster: the HTTP API in front, its workers and operators behind. It loads
+no model, so nothing it imports may import torch."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import uvloop
+import zmq
+
+import tandem
+from tandem.api.config import ApiConfig
+from tandem.commands.cluster.process_log import log_of_process
+from tandem.commands.cluster.router import capacity_of, router_config
+from tandem.commands.front_door import (
+    PATIENCE_S,
+    HttpServer,
+    http_server_over,
+    listen,
+    url_of,
+)
+from tandem.config.cluster import Cluster, read_cluster
+from tandem.config.cluster_live import on_cpu, worker_options
+from tandem.config.options import ServeOptions
+from tandem.config.processes import GatewayListening, GatewaySetup
+from tandem.facts.blocks import CacheRoot
+from tandem.facts.cluster_messages import Welcome
+from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.model import ModelSpec
+from tandem.facts.serving import ModelCard
+from tandem.kv.layout import KvDtype, KvLayout
+from tandem.live.channels.gateway_channel import GatewayChannel
+from tandem.live.channels.sockets import GatewayKeys
+from tandem.live.clock import NS_PER_S, wall_clock_s
+from tandem.live.gateway.gateway import Gateway, GatewayTerms
+from tandem.live.launching.parent import end_with_parent
+from tandem.machines.gateway.machine import GatewayConfig, GatewayMachine
+from tandem.models.configuration import read_model_spec
+from tandem.text.model import TextModel
+from tandem.wire.curve import KeyPair
+
+logger = logging.getLogger(__name__)
+
+BUNDLED_MODEL = Path(tandem.__file__).parent / "bundled" / "tandem-mini"
+# Exit codes beside 0, which is what was wanted. A new start may cure the first only.
+FAILED = 1
+MISCONFIGURED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """Everything of a gateway that needs no event loop."""
+
+    card: ModelCard
+    text: TextModel
+    config: GatewayConfig
+    api: ApiConfig
+    terms: GatewayTerms
+
+
+def run_gateway(setup: GatewaySetup) -> None:
+    """Until a signal comes. Raises `SystemExit` with one of the codes above when it ends
+    otherwise."""
+    end_with_parent()
+    log_of_process(setup.options.log_level)
+    try:
+        # The address is taken first: a taken port is said at once.
+        with listen(setup.options.host, setup.options.port, shared=True) as listener:
+            assembled = assemble_gateway(setup)
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                failed = runner.run(_serve(setup, assembled, listener))
+    except InvalidConfiguration as error:
+        logger.error("%s cannot start: %s", setup.gateway, error)
+        raise SystemExit(MISCONFIGURED) from error
+    if failed:
+        raise SystemExit(FAILED)
+    logger.info("%s has ended", setup.gateway)
+
+
+def assemble_gateway(setup: GatewaySetup) -> Assembled:
+    """Raises `InvalidConfiguration`."""
+    options = setup.options
+    cluster = read_cluster(setup.cluster_file)
+    directory = Path(cluster.model) if Path(cluster.model).is_dir() else BUNDLED_MODEL
+    # A dummy model may be a config.json alone; then it speaks in the bundled model's tokens.
+    speaks = options.load_format != "dummy" or (directory / "tokenizer.json").exists()
+    text = TextModel.load(directory if speaks else BUNDLED_MODEL)
+    spec = read_model_spec(directory)
+    name = setup.model or BUNDLED_MODEL.name
+    card = ModelCard(
+        names=options.served_model_name or (Path(name).name,),
+        context_tokens=options.max_model_len or spec.context_tokens,
+        vocabulary_tokens=spec.vocabulary_tokens,
+        end_token_ids=text.tokenizer.end_token_ids,
+        created_s=wall_clock_s(),
+    )
+    layout = _layout(cluster, spec)
+    root = CacheRoot(name, options.revision, layout.describe())
+    config = GatewayConfig(
+        gateway=setup.gateway,
+        router=router_config(cluster, root, layout.block_size, {}),
+        capacity_of=capacity_of(cluster),
+        welcome=_welcome(setup),
+        model=name,
+        revision=options.revision,
+    )
+    api = ApiConfig(
+        api_keys=options.api_key,
+        tenants={key: tenant.name for tenant in cluster.tenants for key in tenant.api_keys},
+        allowed_origins=options.allowed_origins,
+        max_body_bytes=options.max_body_mib << 20,
+    )
+    # A start within the same second has another process id.
+    incarnation = f"{wall_clock_s():x}-{os.getpid():x}"
+    terms = GatewayTerms(incarnation, options.max_num_queued_reqs, cluster.slo)
+    return Assembled(card, text, config, api, terms)
+
+
+async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.socket) -> bool:
+    """Whether it failed."""
+    gateway = Gateway(assembled.card, GatewayMachine(assembled.config), assembled.terms)
+    keys = GatewayKeys(
+        KeyPair(setup.keys.gateway_public, setup.keys.gateway_secret), setup.keys.worker_public
+    )
+    channel = GatewayChannel(setup.listen, keys, gateway.hear)
+    try:
+        endpoint = channel.open()
+    except zmq.ZMQError as error:
+        raise InvalidConfiguration(
+            f"cannot listen for workers on {setup.listen}: {error.strerror}; choose another listen"
+        ) from error
+    await gateway.start(channel)
+    http = http_server_over(gateway, assembled.text, assembled.api, setup.options.log_level)
+    _heed_signals(gateway, http)
+    _announce(setup, endpoint, url_of(listener))
+    serving = asyncio.create_task(http.serve(sockets=[listener]))
+    ended = asyncio.create_task(gateway.ended())
+    await asyncio.wait({serving, ended}, return_when=asyncio.FIRST_COMPLETED)
+    http.should_exit = True
+    await serving
+    await gateway.stop()
+    await ended
+    return gateway.failed
+
+
+def _heed_signals(gateway: Gateway, http: HttpServer) -> None:
+    """The first signal lets answers under way end for some seconds, then ends them with an error
+    that their clients get; a second one does so at once."""
+    loop = asyncio.get_running_loop()
+
+    def shut_down() -> None:
+        if http.should_exit:
+            gateway.close()
+        http.should_exit = True
+        loop.call_later(PATIENCE_S, gateway.close)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, shut_down)
+
+
+def _announce(setup: GatewaySetup, endpoint: str, url: str) -> None:
+    """Tell the launcher. The file appears whole or not at all."""
+    told = GatewayListening(gateway=setup.gateway, endpoint=endpoint, url=url, pid=os.getpid())
+    folder = Path(setup.state_directory)
+    half = folder / f"{setup.gateway}.json.new"
+    half.write_bytes(msgspec.json.encode(told))
+    half.replace(folder / f"{setup.gateway}.json")
+    logger.info("%s listens on %s, and for workers on %s", setup.gateway, url, endpoint)
+
+
+def _welcome(setup: GatewaySetup) -> Welcome:
+    health = setup.health
+    return Welcome(
+        gateway=setup.gateway,
+        report_interval_ns=int(health.report_interval_s * NS_PER_S),
+        silence_ns=int(health.heartbeat_timeout_s * NS_PER_S),
+        lease_ns=int(health.lease_s * NS_PER_S),
+    )
+
+
+def _layout(cluster: Cluster, spec: ModelSpec) -> KvLayout:
+    """How the workers that compute prompts store KV: what prompts are looked up by. A worker that
+    stores it otherwise serves all the same, but is not found by its cache."""
+    pool = next(pool for pool in cluster.pools if pool.role.prefills)
+    options = worker_options(cluster, pool)
+    return KvLayout(
+        layers=spec.layers,
+        kv_heads=spec.attention.kv_heads,
+        block_size=options.block_size,
+        head_dim=spec.attention.head_dim,
+        dtype=_kv_dtype(options, is_cpu=on_cpu(pool)),
+    )
+
+
+def _kv_dtype(options: ServeOptions, *, is_cpu: bool) -> KvDtype:
+    # As a worker itself resolves `auto`.
+    if options.kv_cache_dtype != "auto":
+        return options.kv_cache_dtype
+    if is_cpu:
+        return "float32"
+    return "bfloat16" if options.dtype == "auto" else options.dtype

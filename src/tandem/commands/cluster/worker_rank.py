@@ -1,0 +1,208 @@
+"""Loads one rank of a worker: its share of the weights, its KV memory, its engine and mover."""
+
+import logging
+from dataclasses import dataclass
+from typing import Protocol, cast, get_args
+
+import torch
+
+from tandem.commands.cluster.worker_connectors import make_connectors
+from tandem.commands.model_assembly import (
+    PlannedModel,
+    load_plan,
+    pick_kernels,
+    plan_model,
+)
+from tandem.config.processes import WorkerSetup
+from tandem.engine.engine import Engine
+from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.kv_export import Endpoint, KvExport, KvGeometry, KvShard
+from tandem.kernels.collectives.contract import AllReduceWay
+from tandem.kernels.collectives.distributed import Groups, World
+from tandem.kernels.native.pages import return_freed_memory
+from tandem.kernels.transfer.choose import choose_transfer
+from tandem.kv.codec import is_wire_dtype
+from tandem.kv.mover import KvMover
+from tandem.kv.mover_config import MoverCalls, MoverConfig, MoverMemory
+from tandem.kv.region import SharedRegion
+from tandem.kv.shards import shard_layout
+from tandem.kv.staging import encoded_copies, exported_bytes, pool_layout
+from tandem.kv.store import KvStore
+from tandem.live.node import Mover
+from tandem.live.ranks.engine import MeetingEngine, StageEngine
+from tandem.live.ranks.still_mover import StillMover
+from tandem.live.startup import StartUp
+from tandem.models.load import load_decoder
+from tandem.models.parallel import Place, kv_share, places
+
+logger = logging.getLogger(__name__)
+
+# A rank that waits longer for another within a step gives up. Ranks that die or hang are noticed
+# much sooner; this is for what nobody foresaw.
+COLLECTIVE_PATIENCE_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedWorker:
+    """A worker whose sizes are fixed, over all its ranks. `export` has no endpoints yet."""
+
+    setup: WorkerSetup
+    model: PlannedModel
+    places: tuple[Place, ...]
+    export: KvExport
+
+
+class RankMover(Mover, Protocol):
+    """A mover that belongs to one rank."""
+
+    def endpoints(self) -> tuple[Endpoint, ...]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One rank, ready to compute and to move KV. It owns `memory`, which is None on a GPU."""
+
+    place: Place
+    engine: StageEngine
+    mover: RankMover
+    memory: SharedRegion | None
+
+    def close(self) -> None:
+        self.mover.close()
+        if self.memory:
+            self.memory.close()
+
+
+def plan_worker(setup: WorkerSetup) -> PlannedWorker:
+    """Raises `InvalidConfiguration`."""
+    model = plan_model(setup.model, setup.options)
+    layout, spec = model.plan.layout, model.spec
+    all_places = places(setup.tensor_parallel, setup.pipeline_parallel, setup.sequence_parallel)
+    if model.plan.device.type != "cpu" and len(all_places) > 1:
+        raise InvalidConfiguration(
+            "tensor_parallel and pipeline_parallel: the ranks of a worker run on CPUs in this "
+            "version; set both to 1, or serve.device to cpu"
+        )
+    export = KvExport(
+        model.plan.worker.root.model,
+        model.plan.worker.root.revision,
+        KvGeometry(
+            layout.layers, layout.kv_heads, layout.head_dim, layout.block_size, layout.dtype
+        ),
+        model.plan.worker.block_count,
+        tuple(
+            KvShard(place.rank, share.first_layer, share.layers, share.first_head, share.heads, ())
+            for place in all_places
+            for share in (kv_share(spec, place),)
+        ),
+        encoded_copies(layout.dtype, model.plan.worker.block_count, wire_dtype(setup)),
+    )
+    return PlannedWorker(setup, model, all_places, export)
+
+
+def world_of(planned: PlannedWorker, rank: int, meeting_place: str) -> World:
+    """All ranks, as one of them sees them."""
+    setup = planned.setup
+    return World(
+        meeting_place,
+        rank,
+        setup.tensor_parallel,
+        setup.pipeline_parallel,
+        timeout_s=COLLECTIVE_PATIENCE_S,
+        all_reduce=all_reduce_way(setup.all_reduce),
+    )
+
+
+def threads_of_rank(planned: PlannedWorker) -> int:
+    """As the options say; otherwise the ranks share what there is."""
+    said = planned.setup.options.threads
+    return said or max(1, planned.model.plan.threads // len(planned.places))
+
+
+def wire_dtype(setup: WorkerSetup) -> str | None:
+    """Raises `InvalidConfiguration` when nothing is ever stored like that."""
+    name = setup.wire_dtype
+    if name is not None and not is_wire_dtype(name):
+        raise InvalidConfiguration(f"wire_dtype {name} is unknown")
+    return name
+
+
+def load_rank(
+    planned: PlannedWorker, place: Place, groups: Groups, calls: MoverCalls, *, agent: str
+) -> Rank:
+    """Everything of one rank. `agent` is a name that no other process has. Raises
+    `InvalidConfiguration`."""
+    setup, model, plan = planned.setup, planned.model, planned.model.plan
+    startup = StartUp(f"{setup.worker} rank {place.rank}")
+    with startup.phase("kernels"):
+        kernels, reason = pick_kernels(model, setup.options)
+        torch.set_num_threads(threads_of_rank(planned))
+    with startup.phase("weights"):
+        load = load_plan(model, setup.options)
+        decoder = load_decoder(model.spec, load, kernels, place=place, collectives=groups.tensor)
+        return_freed_memory()
+    with startup.phase("memory"):
+        kv, memory = _take_memory(planned, place)
+    with startup.phase("mover"):
+        mover = _make_mover(planned, place, memory, calls, agent=agent)
+    engine: StageEngine = Engine(
+        decoder, kv, plan.slots, threads=threads_of_rank(planned), stages=groups.stages
+    )
+    if place.tensor_ranks > 1:
+        nothing = torch.zeros(1, device=plan.device)
+        engine = MeetingEngine(engine, lambda: groups.tensor.all_gather(nothing, 0))
+    startup.note(f"kernels: {reason}; KV pool: {kv.bytes / (1 << 20):.0f} MiB")
+    return Rank(place, engine, mover, memory)
+
+
+def _take_memory(planned: PlannedWorker, place: Place) -> tuple[KvStore, SharedRegion | None]:
+    """The pool of a rank, in memory that others may read unless it lies on a GPU."""
+    export, device = planned.export, planned.model.plan.device
+    shard = export.shards[place.rank]
+    layout, whole = shard_layout(export.geometry, shard), pool_layout(export, shard)
+    if device.type != "cpu":
+        return KvStore(layout, export.block_count, device), None
+    memory = SharedRegion.create(exported_bytes(export, shard), f"tandem-kv-{planned.setup.worker}")
+    pool = torch.from_numpy(memory.view[whole.pool_offset : whole.bytes])
+    return KvStore(layout, export.block_count, device, pool), memory
+
+
+def _make_mover(
+    planned: PlannedWorker,
+    place: Place,
+    memory: SharedRegion | None,
+    calls: MoverCalls,
+    *,
+    agent: str,
+) -> RankMover:
+    setup = planned.setup
+    if memory is None:
+        logger.warning(
+            "worker %s keeps its KV on a GPU, from where none moves in this version: what another "
+            "worker has computed is computed again here",
+            setup.worker,
+        )
+        return StillMover("the KV of this worker lies on a GPU", calls.ended, calls.published)
+    config = MoverConfig(
+        checksums=setup.checksums,
+        wire_dtype=setup.wire_dtype,
+        timeout_s=setup.health.transfer_timeout_s,
+    )
+    transfer = choose_transfer(setup.options.native_kernels)
+    return KvMover(
+        MoverMemory(memory.region, planned.export, place.rank, transfer),
+        make_connectors(setup, agent),
+        config,
+        calls,
+    )
+
+
+def all_reduce_way(name: str) -> AllReduceWay:
+    """Raises `InvalidConfiguration` when there is no such way."""
+    for way in get_args(AllReduceWay):
+        if way == name:
+            return cast(AllReduceWay, way)
+    known = ", ".join(get_args(AllReduceWay))
+    raise InvalidConfiguration(f"all_reduce is {name}; expected one of {known}")

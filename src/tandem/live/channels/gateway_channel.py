@@ -1,0 +1,202 @@
+"""A gateway's ways to its workers and operators, all over one socket.
+
+A peer is one connection, named `worker/incarnation/number`: a process that connects again is
+another peer. Whoever has no key of the cluster gets nothing; whoever does not read is gone, and
+never makes the gateway wait or grow.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from tandem.facts.cluster_messages import ToWorker, Unwelcome
+from tandem.facts.gateway_messages import PeerGone, WorkerSaid
+from tandem.facts.operator_messages import Answer, OperatorMessage
+from tandem.live.channels.key_guard import KeyGuard
+from tandem.live.channels.limits import ChannelLimits, Outbox
+from tandem.live.channels.malformed import Malformed
+from tandem.live.channels.pump import SocketPump
+from tandem.live.channels.sockets import (
+    OPERATOR_PREFIX,
+    GatewayKeys,
+    close_context,
+    gateway_socket,
+)
+from tandem.wire.codec import OPERATOR, TO_GATEWAY, TO_WORKER
+from tandem.wire.errors import BadMessage, OtherProtocol
+
+# A full pipe is tried again after so long: libzmq does not say when one of many has room.
+RETRY_S = 0.001
+# After a connection broke, whose it was is tried out so much later: libzmq says that one broke, and
+# forgets its peer a little after.
+PROBES_S = (0.01, 0.2)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSaid:
+    """A question of the operator that the transport knows as `peer`."""
+
+    peer: str
+    message: OperatorMessage
+
+
+ChannelNews = WorkerSaid | PeerGone | OperatorSaid
+
+
+class GatewayChannel:
+    """`listen` is an endpoint as `tcp://127.0.0.1:9000`, port 0 for any free one; `tell` gets the
+    news in order, on the event loop."""
+
+    def __init__(
+        self,
+        listen: str,
+        keys: GatewayKeys,
+        tell: Callable[[ChannelNews], None],
+        limits: ChannelLimits | None = None,
+    ) -> None:
+        self.malformed = Malformed()
+        self._listen, self._keys, self._tell = listen, keys, tell
+        self._limits = limits or ChannelLimits()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = gateway_socket(self._context, keys, self._limits)
+        self._pumps: list[SocketPump] = []
+        self._guard: KeyGuard | None = None
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._peers: dict[str, Outbox] = {}
+        self._retry: asyncio.TimerHandle | None = None
+
+    def open(self) -> str:
+        """Listen; gives the endpoint with its port. Call it on the event loop. Raises
+        `zmq.ZMQError` when the address cannot be had."""
+        self._guard = KeyGuard(self._context, self._keys.workers)
+        self._socket.bind(self._listen)
+        self._monitor = self._socket.get_monitor_socket(zmq.Event.DISCONNECTED)
+        self._pumps = [SocketPump(self._socket, self._read), SocketPump(self._monitor, self._watch)]
+        endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(endpoint, bytes)
+        return endpoint.decode()
+
+    def send(self, peer: str, message: ToWorker) -> None:
+        """Never waits. A peer that has gone, or whose outbox is full, is told as `PeerGone`."""
+        self._put(peer, TO_WORKER.encode(message))
+
+    def answer(self, peer: str, message: Answer) -> None:
+        """Give an operator its answer, if it still waits for it."""
+        self._put(peer, OPERATOR.encode(message))
+
+    def drop(self, peer: str) -> None:
+        """Send it nothing of what still waits."""
+        self._peers.pop(peer, None)
+
+    async def close(self, linger_s: float) -> None:
+        """Tell no news from now on; what was sent may still leave for so long."""
+        if self._context.closed:
+            return
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + linger_s
+        self._tell = lambda _: None
+        while any(map(len, self._peers.values())) and loop.time() < deadline_s:
+            await asyncio.sleep(RETRY_S)
+        if self._retry:
+            self._retry.cancel()
+        for pump in self._pumps:
+            pump.close()
+        self._socket.disable_monitor()
+        if self._monitor:
+            self._monitor.close(0)
+        self._socket.close(int(max(0.0, deadline_s - loop.time()) * 1000))
+        if self._guard:
+            self._guard.close()
+        await close_context(self._context)
+
+    def _put(self, peer: str, data: bytes) -> None:
+        outbox = self._peers.get(peer)
+        if outbox is None:
+            return  # it has gone, and that was told
+        if len(outbox) or not self._sent(peer, data):
+            if peer not in self._peers:
+                return
+            if outbox.add(data):
+                self._try_again_soon()
+            else:
+                self._lose(peer, "it does not read")
+
+    def _sent(self, peer: str, data: bytes) -> bool:
+        """Whether it is on its way. The peer may turn out to be gone."""
+        try:
+            self._socket.send_multipart([peer.encode(), data], zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._lose(peer, "the connection broke")
+            return False
+        self._pumps[0].look()
+        return True
+
+    def _lose(self, peer: str, reason: str) -> None:
+        self.drop(peer)
+        if not peer.startswith(OPERATOR_PREFIX):
+            self._tell(PeerGone(peer, reason))
+
+    def _try_again_soon(self) -> None:
+        if self._retry is None:
+            self._retry = asyncio.get_running_loop().call_later(RETRY_S, self._flush)
+
+    def _flush(self) -> None:
+        self._retry = None
+        for peer, outbox in list(self._peers.items()):
+            while len(outbox) and self._sent(peer, outbox.first):
+                outbox.sent()
+        if any(map(len, self._peers.values())):
+            self._try_again_soon()
+
+    def _read(self, frames: list[bytes]) -> None:
+        news: ChannelNews
+        try:
+            peer, body = frames[0].decode(), b"".join(frames[1:])
+            if peer.startswith(OPERATOR_PREFIX):
+                news = OperatorSaid(peer, OPERATOR.decode(body))
+            else:
+                news = WorkerSaid(peer, TO_GATEWAY.decode(body))
+        except (BadMessage, UnicodeDecodeError) as error:
+            self._complain(frames[0], error)
+            return
+        if peer not in self._peers:
+            for older in _same_process(peer, self._peers):
+                self._lose(older, "it connected anew")
+            self._peers[peer] = Outbox(self._limits)
+        self._tell(news)
+
+    def _complain(self, identity: bytes, error: BadMessage | UnicodeDecodeError) -> None:
+        peer = identity.decode(errors="backslashreplace")
+        first = self.malformed.of(peer, error)
+        if first and isinstance(error, OtherProtocol):
+            farewell = Unwelcome(f"{peer} {error}: install the same version of Tandem everywhere")
+            self._peers.setdefault(peer, Outbox(self._limits))
+            self._put(peer, TO_WORKER.encode(farewell, protocol=error.protocol))
+
+    def _watch(self, frames: list[bytes]) -> None:
+        if parse_monitor_message(frames)["event"] == zmq.Event.DISCONNECTED:
+            loop = asyncio.get_running_loop()
+            for delay_s in PROBES_S:
+                loop.call_later(delay_s, self._probe)
+
+    def _probe(self) -> None:
+        """An empty message tells whose connection has gone."""
+        if not self._socket.closed:
+            for peer, outbox in list(self._peers.items()):
+                if not len(outbox):
+                    self._sent(peer, b"")
+
+
+def _same_process(peer: str, others: Iterable[str]) -> list[str]:
+    """A process has one connection: where it has a new one the older is broken, seen or not."""
+    if peer.startswith(OPERATOR_PREFIX):
+        return []
+    process = peer.rpartition("/")[0]
+    return [other for other in others if other.rpartition("/")[0] == process]

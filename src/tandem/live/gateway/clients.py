@@ -1,0 +1,70 @@
+"""Everybody who waits for an answer of a gateway: their mailboxes, and what is counted of them."""
+
+from collections.abc import Iterable
+
+from tandem.facts.errors import InvalidRequest, Overloaded, TandemError
+from tandem.facts.fleet_messages import Reject
+from tandem.facts.messages import EmitTokens
+from tandem.facts.request import FinishReason, Request
+from tandem.live.clock import now_ns
+from tandem.live.gateway.demand import Demand
+from tandem.live.mailbox import Mailbox, Mailboxes
+from tandem.observe.cluster_metrics import GatewayMetrics
+
+
+class Clients:
+    """`max_waiting` of them may wait for their first token."""
+
+    def __init__(self, metrics: GatewayMetrics, max_waiting: int) -> None:
+        self.metrics = metrics
+        self.demand = Demand()
+        self._mailboxes = Mailboxes()
+        self._max_waiting = max_waiting
+
+    def arrived(self, request: Request) -> Mailbox:
+        """One more. Raises `InvalidRequest` for an id that is taken, `Overloaded` when too many
+        wait."""
+        request_id, demand = request.request_id, self.demand
+        if request_id in self._mailboxes:
+            own_id = request_id.rpartition("/")[2]
+            raise InvalidRequest("request_id", f"{own_id!r} is already running")
+        if demand.waiting >= self._max_waiting:
+            self.metrics.refused(request_id)
+            raise Overloaded(f"{demand.waiting} requests wait already", demand.retry_after_s())
+        demand.arrived(request_id)
+        self.metrics.arrived(request, now_ns())
+        return self._mailboxes.open(request_id)
+
+    def left(self, request_id: str, *, finished: bool) -> bool:
+        """The reader reads no more, having got all of its answer or not. Gives whether the workers
+        should be told."""
+        # Whoever left before taking the last word was served all the same.
+        cut_short = not self._mailboxes.close(request_id)
+        self.demand.left(request_id, finished=finished)
+        if cut_short:
+            self.metrics.ended(request_id, FinishReason.ABORT, now_ns())
+        return cut_short
+
+    def sent(self, requests: Iterable[Request], instant_ns: int) -> None:
+        """A worker got these."""
+        self.metrics.sent(requests, instant_ns)
+
+    def deliver(self, emission: EmitTokens, instant_ns: int) -> None:
+        self._mailboxes.deliver(emission)
+        for request_id in emission.request_ids:
+            self.demand.got_token(request_id, instant_ns)
+        self.metrics.emitted(emission, instant_ns)
+
+    def reject(self, effect: Reject) -> None:
+        """Refused for now, or, when no waiting helps, for what the request is."""
+        self.metrics.refused(effect.request_id)
+        error: TandemError
+        if effect.retry_after_s:
+            error = Overloaded(effect.reason, effect.retry_after_s)
+        else:
+            # The reason may itself begin with the field.
+            error = InvalidRequest("prompt", effect.reason.removeprefix("prompt "))
+        self._mailboxes.fail(effect.request_id, error)
+
+    def fail_all(self, error: TandemError) -> None:
+        self._mailboxes.fail_all(error)

@@ -1,0 +1,156 @@
+"""The gateway of a cluster as the front door sees it: the `Generator` port over many workers."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field, replace
+
+from tandem.facts.errors import EngineFailed, PromptTooLong
+from tandem.facts.fleet_messages import RequestSubmitted, RequestWithdrawn
+from tandem.facts.request import FinishReason, Request, TokenOutput
+from tandem.facts.service_level import ServiceLevel
+from tandem.facts.serving import ANYBODY, Caller, ModelCard
+from tandem.live.channels.gateway_channel import ChannelNews
+from tandem.live.clock import now_ns
+from tandem.live.gateway.clients import Clients
+from tandem.live.gateway.loop import Channel, GatewayLoop
+from tandem.machines.gateway.machine import GatewayMachine
+from tandem.observe.cluster_metrics import GatewayMetrics
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayTerms:
+    """`incarnation` tells this start of the process from all others: with the gateway's name it
+    makes request ids unique among all gateways. `max_waiting` requests may wait for their first
+    token; `promise` is what every request gets promised. Last words may take `farewell_s`."""
+
+    incarnation: str
+    max_waiting: int = 4096
+    promise: ServiceLevel = field(default_factory=ServiceLevel)
+    farewell_s: float = 1.0
+
+
+class Gateway:
+    """Use it from one event loop, between `start` and `stop`."""
+
+    def __init__(self, card: ModelCard, machine: GatewayMachine, terms: GatewayTerms) -> None:
+        self.machine = machine
+        self.metrics = GatewayMetrics(card.names[0])
+        self._card, self._terms = card, terms
+        self._prefix = f"{machine.config.gateway}.{terms.incarnation}/"
+        self._clients = Clients(self.metrics, terms.max_waiting)
+        self._loop = GatewayLoop(machine, self._clients)
+        self._channel: Channel | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._failed = False
+        self._closed_because: str | None = None
+
+    @property
+    def card(self) -> ModelCard:
+        """`context_tokens` are those of the worker that holds least: any may get a request."""
+        contexts = [member.hello.context_tokens for member in self.machine.members]
+        least_tokens = min(contexts, default=self._card.context_tokens)
+        if least_tokens >= self._card.context_tokens:
+            return self._card
+        return replace(self._card, context_tokens=least_tokens)
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are served: somebody takes prompts, and somebody decodes."""
+        if self._task is None or self._closed_because is not None:
+            return False
+        roles = [member.role for member in self.machine.members if member.accepting]
+        return any(role.prefills for role in roles) and any(role.decodes for role in roles)
+
+    @property
+    def failed(self) -> bool:
+        """See the port `Generator`. A gateway that was stopped has not failed, and one without
+        workers waits for them."""
+        return self._failed
+
+    def hear(self, news: ChannelNews) -> None:
+        """From the channel, on the event loop."""
+        self._loop.tell(news)
+
+    async def start(self, channel: Channel) -> None:
+        self._channel = channel
+        self._task = asyncio.create_task(self._loop.run(channel), name="gateway machine")
+        self._task.add_done_callback(self._task_ended)
+
+    def close(self) -> None:
+        """Take no more requests; those still running end with an error."""
+        self._close("the server is shutting down", failed=False)
+
+    async def stop(self) -> None:
+        """Close, and tell the workers that nobody waits any more."""
+        self.close()
+        if self._task is None or self._channel is None:
+            return
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        if not self._failed:
+            self._loop.settle(self._channel)
+        await self._channel.close(self._terms.farewell_s)
+
+    async def ended(self) -> None:
+        """Returns once the gateway has failed or was stopped."""
+        if self._task:
+            await asyncio.wait([self._task])
+
+    def satisfied(self, request_id: str) -> None:
+        """See the port `Generator`."""
+        self.metrics.ended(self._prefix + request_id, FinishReason.STOP, now_ns())
+
+    def metrics_text(self) -> bytes:
+        return self.metrics.exposition(self.machine.status(now_ns()))
+
+    async def generate(
+        self, request: Request, caller: Caller = ANYBODY
+    ) -> AsyncGenerator[TokenOutput, None]:
+        """See the port `Generator`."""
+        if self._closed_because:
+            raise EngineFailed(self._closed_because)
+        prompt_tokens, context_tokens = len(request.prompt_tokens), self.card.context_tokens
+        if prompt_tokens >= context_tokens:
+            raise PromptTooLong(prompt_tokens, context_tokens)
+        request_id = self._prefix + request.request_id
+        service = self.machine.config.router.classes.classify(caller.headers, caller.tenant)
+        # Nobody leaves a class behind by wishing for a priority.
+        priority = service.priority if service.name else request.priority
+        request = replace(request, request_id=request_id, priority=priority)
+        mailbox = self._clients.arrived(request)
+        expected = self._clients.demand.expected_tokens(request.sampling.max_tokens)
+        self._loop.tell(
+            RequestSubmitted(
+                request,
+                expected,
+                tenant=caller.tenant,
+                service_class=service.name,
+                promise=self._terms.promise if service.promise.empty else service.promise,
+                deadline_ns=service.deadline_ns(now_ns()),
+            )
+        )
+        finished = False
+        try:
+            while not finished:
+                output = await mailbox.take()
+                finished = output.finish_reason is not None
+                yield output
+        finally:
+            if self._clients.left(request_id, finished=finished):
+                self._loop.tell(RequestWithdrawn(request_id))
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (failure := task.exception()):
+            logger.error("the gateway machine failed", exc_info=failure)
+            self._close(f"the gateway failed: {type(failure).__name__}: {failure}", failed=True)
+
+    def _close(self, reason: str, *, failed: bool) -> None:
+        """From now on nothing is served; whoever waits is told."""
+        if self._closed_because is None:
+            self._closed_because, self._failed = reason, failed
+            for request_id in self._clients.demand.open_ids:
+                self._loop.tell(RequestWithdrawn(request_id))
+        self._clients.fail_all(EngineFailed(self._closed_because))

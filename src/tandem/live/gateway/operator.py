@@ -1,0 +1,121 @@
+"""An operator's line to a gateway: one question at a time, answered or given up. For terminals, and
+for the supervisor of a cluster; it blocks."""
+
+import os
+from typing import TypeVar
+
+import zmq
+
+from tandem.facts.errors import TandemError
+from tandem.facts.fleet import Role
+from tandem.facts.gateway_messages import ClusterStatus
+from tandem.facts.operator_messages import (
+    AskAudit,
+    AskDrain,
+    AskStatus,
+    AskUndrain,
+    AuditTold,
+    Done,
+    Question,
+    StatusTold,
+)
+from tandem.live.channels.limits import ChannelLimits
+from tandem.live.channels.sockets import OPERATOR_PREFIX, NodeKeys, node_socket
+from tandem.live.clock import NS_PER_S, now_ns
+from tandem.wire.codec import OPERATOR
+from tandem.wire.errors import BadMessage
+
+A = TypeVar("A", StatusTold, AuditTold, Done)
+
+
+class OperatorFailed(TandemError):
+    """The gateway did not answer, or says that what was asked for cannot be."""
+
+
+class OperatorClient:
+    """Use it from one thread, in a `with` block or up to `close`. An answer may take `timeout_s`.
+
+    Every question goes over a connection of its own, so that a gateway that comes back is found,
+    and no late answer is taken for that of another question.
+    """
+
+    def __init__(self, endpoint: str, keys: NodeKeys, timeout_s: float = 5.0) -> None:
+        self._endpoint = endpoint
+        self._keys = keys
+        self._timeout_s = timeout_s
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._serial = 0
+
+    def __enter__(self) -> "OperatorClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._context.term()
+
+    def status(self) -> ClusterStatus:
+        """All that the gateway knows. Raises `OperatorFailed`, as everything here does."""
+        return self._ask(AskStatus(self._next()), StatusTold, self._timeout_s).status
+
+    def drain(
+        self,
+        worker: str,
+        *,
+        then_role: Role | None = None,
+        leave: bool = False,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Returns when the worker is empty and has taken `then_role` or left. After the time-out it
+        goes on draining all the same."""
+        question = AskDrain(self._next(), worker, then_role, leave)
+        self._done(self._ask(question, Done, timeout_s or self._timeout_s))
+
+    def undrain(self, worker: str) -> None:
+        """Returns when the worker takes requests again."""
+        self._done(self._ask(AskUndrain(self._next(), worker), Done, self._timeout_s))
+
+    def audit(self) -> AuditTold:
+        """What every worker holds."""
+        return self._ask(AskAudit(self._next()), AuditTold, self._timeout_s)
+
+    def _done(self, answer: Done) -> None:
+        if answer.problem:
+            raise OperatorFailed(answer.problem)
+
+    def _next(self) -> int:
+        self._serial += 1
+        return self._serial
+
+    def _ask(self, question: Question, kind: type[A], timeout_s: float) -> A:
+        identity = f"{OPERATOR_PREFIX}{os.getpid():x}-{now_ns():x}".encode()
+        socket = node_socket(self._context, self._keys, ChannelLimits(), identity)
+        # A gateway that is just starting is waited for.
+        socket.reconnect_ivl = 100
+        deadline_ns = now_ns() + int(timeout_s * NS_PER_S)
+        try:
+            socket.connect(self._endpoint)
+            socket.send(OPERATOR.encode(question))
+            while (left_ms := (deadline_ns - now_ns()) // 1_000_000) > 0:
+                if not socket.poll(left_ms):
+                    break
+                frame = socket.recv()
+                # An empty message only asks whether somebody is still here.
+                answer = OPERATOR.decode(frame) if frame else None
+                if isinstance(answer, StatusTold | AuditTold | Done):
+                    return _expected(answer, kind)
+        except BadMessage as error:
+            raise OperatorFailed(f"what the gateway at {self._endpoint} says {error}") from error
+        finally:
+            socket.close(0)
+        raise OperatorFailed(
+            f"the gateway at {self._endpoint} has not answered within {timeout_s:g} s"
+        )
+
+
+def _expected(answer: StatusTold | AuditTold | Done, kind: type[A]) -> A:
+    if isinstance(answer, kind):
+        return answer
+    problem = answer.problem if isinstance(answer, Done) else ""
+    raise OperatorFailed(problem or "the gateway answered another question")

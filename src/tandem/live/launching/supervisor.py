@@ -1,0 +1,171 @@
+"""Keeps processes running: starts them, starts again what died, ends them in order.
+
+Knows a process by its name and its program, not what it is for.
+"""
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from tandem.live.clock import NS_PER_S, now_ns
+from tandem.live.launching.launcher import Ended, Launcher, Program, tail
+from tandem.live.launching.restarts import RestartConfig, Restarts
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFailed:
+    """A process cannot be kept running; `log_tail` are its last words."""
+
+    name: str
+    how: str
+    log_tail: str
+
+
+@dataclass(slots=True)
+class _Kept:
+    """`confirmed` once somebody saw it at work: what dies before has a reason that a new start
+    does not mend."""
+
+    program: Program
+    started_ns: int
+    confirmed: bool = False
+    ends: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something happened to a process that a person may want to know."""
+
+    name: str
+    text: str
+
+
+class Supervisor:
+    """`heard` gets every notice. Used from one event loop."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        heard: Callable[[Notice], None],
+        restarts: RestartConfig | None = None,
+    ) -> None:
+        self._launcher = launcher
+        self._heard = heard
+        self._restarts = Restarts(restarts or RestartConfig())
+        self._kept: dict[str, _Kept] = {}
+        self._failures: asyncio.Queue[ProcessFailed] = asyncio.Queue()
+        self._changed = asyncio.Event()
+        self._waits: set[asyncio.Task[None]] = set()
+        self._reader = asyncio.create_task(self._read_ends())
+
+    @property
+    def pids(self) -> Mapping[str, int]:
+        """Of the processes that run."""
+        return self._launcher.pids
+
+    @property
+    def names(self) -> list[str]:
+        """Of everything that was ever started."""
+        return list(self._kept)
+
+    async def start(self, program: Program) -> None:
+        """Run it, and again whenever it dies after it was confirmed."""
+        self._kept[program.name] = _Kept(program, now_ns())
+        await self._launcher.start(program)
+        self._tell()
+
+    def confirm(self, name: str) -> None:
+        """The process was seen at work."""
+        if name in self._kept:
+            self._kept[name].confirmed = True
+
+    def kill(self, name: str, reason: str) -> None:
+        """End a process that hangs; it starts again like any that died."""
+        self._heard(Notice(name, f"is killed: {reason}"))
+        self._launcher.send(name, signal.SIGKILL)
+
+    async def failed(self) -> ProcessFailed:
+        """The next process that is given up."""
+        return await self._failures.get()
+
+    async def changed(self) -> None:
+        """Until the next start or end of a process."""
+        await self._changed.wait()
+
+    async def stop(self, names: Iterable[str], patience_s: float, kill_after_s: float) -> None:
+        """End these processes: asked once, after `patience_s` asked again (at once, this time), and
+        killed `kill_after_s` later. None of them starts again."""
+        wanted = [name for name in names if name in self._kept]
+        for name in wanted:
+            self._kept[name].ends = True
+        for number, limit_s in (
+            (signal.SIGTERM, patience_s),
+            (signal.SIGTERM, kill_after_s),
+            (signal.SIGKILL, kill_after_s),
+        ):
+            running = [name for name in wanted if name in self._launcher.pids]
+            for name in running:
+                self._launcher.send(name, number)
+            if await self._gone(running, limit_s):
+                return
+        left = [name for name in wanted if name in self._launcher.pids]
+        self._heard(Notice(", ".join(left), "could not be killed"))
+
+    async def close(self) -> None:
+        """Look after nothing any more."""
+        for task in (self._reader, *self._waits):
+            task.cancel()
+        await asyncio.gather(self._reader, *self._waits, return_exceptions=True)
+
+    async def _gone(self, names: list[str], limit_s: float) -> bool:
+        """Whether these end within the limit."""
+        try:
+            async with asyncio.timeout(limit_s):
+                while any(name in self._launcher.pids for name in names):
+                    await self.changed()
+        except TimeoutError:
+            return False
+        return True
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _read_ends(self) -> None:
+        while True:
+            self._take(await self._launcher.ended())
+            self._tell()
+
+    def _take(self, ended: Ended) -> None:
+        kept = self._kept[ended.name]
+        if kept.ends:
+            return
+        if not ended.code and kept.confirmed:
+            # Somebody told it to leave.
+            kept.ends = True
+            self._heard(Notice(ended.name, "has left"))
+            return
+        ran_s = (now_ns() - kept.started_ns) / NS_PER_S
+        delay_s = None
+        if kept.confirmed:
+            delay_s = self._restarts.delay_s(ended.name, ended.code, ran_s)
+        if delay_s is None:
+            kept.ends = True
+            log = kept.program.log
+            words = "" if log is None else tail(log)
+            self._failures.put_nowait(ProcessFailed(ended.name, ended.how, words))
+            return
+        self._heard(Notice(ended.name, f"{ended.how} and starts again in {delay_s:g} s"))
+        task = asyncio.create_task(self._start_again(kept, delay_s))
+        self._waits.add(task)
+        task.add_done_callback(self._waits.discard)
+
+    async def _start_again(self, kept: _Kept, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        if not kept.ends:
+            kept.started_ns = now_ns()
+            await self._launcher.start(kept.program)
+            if kept.ends:
+                self._launcher.send(kept.program.name, signal.SIGKILL)
+            self._tell()

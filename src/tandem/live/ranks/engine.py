@@ -1,0 +1,126 @@
+"""The engine of a worker of several ranks, as its leader runs it: every rank gets every plan, in
+the same order, and the last stage draws.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Protocol
+
+from tandem.facts.steps import StepPlan, StepResult
+from tandem.live.engine_thread import PendingStep, PlanRunner, supervised
+from tandem.live.ranks.ranks import Ranks
+from tandem.wire.rank_messages import TokensLanded
+
+
+class StageEngine(PlanRunner, Protocol):
+    """An engine of one stage of several, as `engine.engine.Engine`."""
+
+    def take_landed(self, step_id: int, tokens: tuple[int, ...]) -> None:
+        """The tokens that the step drew elsewhere."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MeetingEngine:
+    """The engine of one tensor rank. A step that draws nothing has no sum to wait for in its last
+    layer; still, what has landed must have been computed on all ranks, because blocks are then
+    published or given to others. So they `meet` at its end."""
+
+    engine: StageEngine
+    meet: Callable[[], object]
+
+    @property
+    def asynchronous(self) -> bool:
+        return self.engine.asynchronous
+
+    def adopt_thread(self) -> None:
+        self.engine.adopt_thread()
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        step = self.engine.launch(plan)
+        if not plan.samples.any():
+            self.meet()
+        return step
+
+    def take_landed(self, step_id: int, tokens: tuple[int, ...]) -> None:
+        self.engine.take_landed(step_id, tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEngine:
+    """A `PlanRunner` for a worker of one stage: every rank draws the same tokens, so the leader's
+    own are the result."""
+
+    engine: PlanRunner
+    ranks: Ranks
+
+    @property
+    def asynchronous(self) -> bool:
+        return self.engine.asynchronous
+
+    def adopt_thread(self) -> None:
+        self.engine.adopt_thread()
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        self.ranks.tell(plan)
+        return self.engine.launch(plan)
+
+
+class PipelineThread:
+    """As `EngineThread`, for several stages: results come from the last one, on their own, while
+    the first already computes the next plan. `earlier` are the followers that do not draw.
+
+    `on_result` and `on_failure` are called on the event loop that `start` is given.
+    """
+
+    def __init__(
+        self,
+        engine: StageEngine,
+        ranks: Ranks,
+        *,
+        earlier: Collection[int],
+        on_result: Callable[[StepResult], None],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._engine = engine
+        self._ranks = ranks
+        self._earlier = earlier
+        self._on_result = on_result
+        self._on_failure = on_failure
+        self._work: SimpleQueue[StepPlan | StepResult | None] = SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = supervised("engine", self._run, self._tell_failure)
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._thread.start()
+
+    def submit(self, plan: StepPlan) -> None:
+        self._work.put(plan)
+
+    def land(self, result: StepResult) -> None:
+        """The last stage has drawn; from any thread. The tokens come before every plan that the
+        news of them leads to."""
+        assert self._loop is not None
+        self._work.put(result)
+        self._loop.call_soon_threadsafe(self._on_result, result)
+
+    def stop(self, timeout_s: float | None = None) -> None:
+        self._work.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        self._engine.adopt_thread()
+        while (work := self._work.get()) is not None:
+            if isinstance(work, StepPlan):
+                self._ranks.tell(work)
+                self._engine.launch(work)
+            elif work.tokens:
+                self._engine.take_landed(work.step_id, work.tokens)
+                self._ranks.tell(TokensLanded(work.step_id, work.tokens), self._earlier)
+
+    def _tell_failure(self, failure: Exception) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._on_failure, failure)

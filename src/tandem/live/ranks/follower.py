@@ -1,0 +1,114 @@
+"""A rank of a worker that does not lead: it computes and moves what its leader says.
+
+It ends when the link to the leader does.
+"""
+
+import logging
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+from tandem.facts.kv_export import MoveReport
+from tandem.facts.node_messages import (
+    BlocksPublished,
+    ConnectPeer,
+    EndMove,
+    ForgetPeer,
+    MoveFinished,
+    PublishBlocks,
+    StartMove,
+)
+from tandem.facts.steps import StepPlan
+from tandem.live.engine_thread import supervised
+from tandem.live.node import Mover
+from tandem.live.ranks.engine import StageEngine
+from tandem.live.ranks.link import RankLink, RankLost
+from tandem.wire.rank_messages import (
+    Ping,
+    Pong,
+    RankBegins,
+    RankFailed,
+    ToFollower,
+    TokensLanded,
+    ToLeader,
+)
+
+logger = logging.getLogger(__name__)
+
+FollowerLink = RankLink[ToLeader, ToFollower]
+
+
+@dataclass(frozen=True, slots=True)
+class MovesToLeader:
+    """What the own mover says, told to the leader; from the mover's thread."""
+
+    link: FollowerLink
+
+    def move_ended(self, move_id: int, report: MoveReport) -> None:
+        self.link.send(MoveFinished(move_id, report))
+
+    def blocks_published(self, publication_id: int) -> None:
+        self.link.send(BlocksPublished(publication_id))
+
+    def failed(self) -> None:
+        self.link.send(RankFailed("the KV mover failed"))
+
+
+class Follower:
+    """`draws`: this rank tells the leader what the steps drew."""
+
+    def __init__(
+        self, link: FollowerLink, engine: StageEngine, mover: Mover, *, draws: bool
+    ) -> None:
+        self._link = link
+        self._engine = engine
+        self._mover = mover
+        self._draws = draws
+        self._work: SimpleQueue[StepPlan | TokensLanded | None] = SimpleQueue()
+        self._thread = supervised("engine", self._compute, self._tell_failure)
+
+    def run(self) -> str:
+        """Until the link ends; why it did."""
+        self._thread.start()
+        try:
+            while True:
+                self._take(self._link.receive())
+        except RankLost as lost:
+            return str(lost)
+        finally:
+            self._work.put(None)
+
+    def _take(self, message: ToFollower) -> None:
+        match message:
+            case StepPlan() | TokensLanded():
+                self._work.put(message)
+            case StartMove(move_id, order):
+                self._mover.start(move_id, order)
+            case EndMove(move_id):
+                self._mover.stop(move_id)
+            case PublishBlocks(publication_id, blocks, generations):
+                self._mover.publish(publication_id, blocks, generations)
+            case ConnectPeer(worker, incarnation, export):
+                self._mover.connect(worker, incarnation, export)
+            case ForgetPeer(worker, incarnation):
+                self._mover.forget(worker, incarnation)
+            case Ping():
+                self._link.send(Pong())
+            case RankBegins():
+                raise RankLost("the leader began twice")
+
+    def _compute(self) -> None:
+        self._engine.adopt_thread()
+        while (work := self._work.get()) is not None:
+            if isinstance(work, TokensLanded):
+                self._engine.take_landed(work.step_id, work.tokens)
+                continue
+            step = self._engine.launch(work)
+            if self._draws:
+                self._link.send(step.result())
+
+    def _tell_failure(self, failure: Exception) -> None:
+        try:
+            self._link.send(RankFailed(f"{type(failure).__name__}: {failure}"))
+        except RankLost as lost:
+            logger.warning("the leader does not hear of it: %s", lost)
+        self._link.close()

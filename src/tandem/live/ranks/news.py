@@ -1,0 +1,81 @@
+"""What the other ranks of a worker say, brought to where it belongs in the leader."""
+
+import logging
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+
+from tandem.facts.errors import EngineFailed
+from tandem.facts.kv_export import Endpoint, MoveReport
+from tandem.facts.node_messages import BlocksPublished, MoveFinished
+from tandem.facts.steps import StepResult
+from tandem.live.channels.inbox import Inbox
+from tandem.live.process_end import end_within
+from tandem.live.ranks.engine import PipelineThread
+from tandem.live.ranks.link import RankLost
+from tandem.live.ranks.mover import RankTally
+from tandem.wire.rank_messages import RankReady, ToLeader
+
+logger = logging.getLogger(__name__)
+
+Endpoints = tuple[Endpoint, ...]
+# When a rank is lost before all are ready, the process has so long to end by itself.
+START_FAREWELL_S = 2.0
+
+
+class RankNews:
+    """For a worker of `ranks`. `tally` also counts what the leader's own mover says; `pipeline`
+    gets the tokens, where it is the last stage that draws them. `given_up` is called when a rank
+    is lost before all are ready, and the process is about to end."""
+
+    def __init__(self, ranks: int, inbox: Inbox, given_up: Callable[[], None]) -> None:
+        self.pipeline: PipelineThread | None = None
+        self.tally = RankTally(ranks, self._move_ended, self._blocks_published)
+        self._followers = ranks - 1
+        self._all_ready = False
+        self._inbox = inbox
+        self._given_up = given_up
+        self._ready: SimpleQueue[tuple[int, Endpoints] | Exception] = SimpleQueue()
+
+    def hear(self, rank: int, message: ToLeader) -> None:
+        """From any thread."""
+        match message:
+            case RankReady(endpoints):
+                self._ready.put((rank, endpoints))
+            case StepResult():
+                assert self.pipeline is not None
+                self.pipeline.land(message)
+            case MoveFinished(move_id, report):
+                self.tally.move_ended(move_id, report)
+            case BlocksPublished(publication_id):
+                self.tally.blocks_published(publication_id)
+
+    def lost(self, failure: Exception) -> None:
+        """The worker cannot go on; from any thread."""
+        if not self._all_ready:
+            logger.error("the worker cannot start: %s", failure)
+            # The leader may just wait for the lost rank where nothing can wake it.
+            self._given_up()
+            end_within(START_FAREWELL_S, 1)
+        self._ready.put(failure)
+        self._inbox.fail(EngineFailed(str(failure)))
+
+    def wait_for_all(self, timeout_s: float) -> dict[int, Endpoints]:
+        """Until every follower is ready: the ways to their memory. Raises `RankLost`."""
+        found: dict[int, Endpoints] = {}
+        while len(found) < self._followers:
+            try:
+                ready = self._ready.get(timeout=timeout_s)
+            except Empty as empty:
+                raise RankLost(f"not all ranks were ready after {timeout_s:g} s") from empty
+            if isinstance(ready, Exception):
+                raise RankLost(str(ready)) from ready
+            rank, endpoints = ready
+            found[rank] = endpoints
+        self._all_ready = True
+        return found
+
+    def _move_ended(self, move_id: int, report: MoveReport) -> None:
+        self._inbox.put_threadsafe(MoveFinished(move_id, report))
+
+    def _blocks_published(self, publication_id: int) -> None:
+        self._inbox.put_threadsafe(BlocksPublished(publication_id))

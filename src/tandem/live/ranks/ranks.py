@@ -1,0 +1,116 @@
+"""The other ranks of a worker as their leader sees them: whether they live, and what they say.
+
+A rank that ends, fails or falls silent ends the whole worker: the others could only wait for it.
+"""
+
+import subprocess
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from tandem.live.clock import NS_PER_S, now_ns
+from tandem.live.engine_thread import supervised
+from tandem.live.ranks.link import RankLink, RankLost
+from tandem.wire.rank_messages import Ping, Pong, RankBegins, RankFailed, ToFollower, ToLeader
+
+LeaderLink = RankLink[ToFollower, ToLeader]
+# Looks at the silence of each rank so often within the time that it may be silent.
+LOOKS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """A process that runs one rank, and the link to it."""
+
+    process: "subprocess.Popen[bytes]"
+    link: LeaderLink
+
+    def begin(self, setup: bytes) -> None:
+        """Its first word. Raises `RankLost`."""
+        self.link.send(RankBegins(setup))
+
+
+class Ranks:
+    """The followers by rank. `heard` gets what they say, from a thread for each of them; `failed`
+    is told once, from any thread, that the worker cannot go on."""
+
+    def __init__(self, followers: Mapping[int, Follower], silence_s: float) -> None:
+        self._followers = dict(followers)
+        self._silence_ns = int(silence_s * NS_PER_S)
+        self._heard_ns = dict.fromkeys(followers, 0)
+        self._closing = threading.Event()
+        self._failed: Callable[[Exception], None] | None = None
+
+    @property
+    def size(self) -> int:
+        """Ranks in all, the leader included."""
+        return len(self._followers) + 1
+
+    def listen(
+        self, heard: Callable[[int, ToLeader], None], failed: Callable[[Exception], None]
+    ) -> None:
+        """Begin to. A rank that ends is noticed from now on."""
+        self._failed = failed
+        for rank in self._followers:
+            work = partial(self._listen, rank, heard)
+            supervised(f"link to rank {rank}", work, self._tell_failure).start()
+
+    def watch(self) -> None:
+        """Begin to ask whether everybody lives; they have to be ready to answer."""
+        self._heard_ns = dict.fromkeys(self._followers, now_ns())
+        supervised("watch over the ranks", self._watch, self._tell_failure).start()
+
+    def tell(self, message: ToFollower, ranks: Collection[int] | None = None) -> None:
+        """All of them, or these. Raises `RankLost`."""
+        for rank, follower in self._followers.items():
+            if ranks is None or rank in ranks:
+                follower.link.send(message)
+
+    def close(self, timeout_s: float) -> None:
+        """They end when their link does; those that have not within the time are killed."""
+        self._closing.set()
+        for follower in self._followers.values():
+            follower.link.close()
+        end_processes([f.process for f in self._followers.values()], timeout_s)
+
+    def _tell_failure(self, failure: Exception) -> None:
+        assert self._failed is not None
+        if not self._closing.is_set():
+            self._failed(failure)
+
+    def _listen(self, rank: int, heard: Callable[[int, ToLeader], None]) -> None:
+        link = self._followers[rank].link
+        while not self._closing.is_set():
+            try:
+                message = link.receive()
+            except RankLost as lost:
+                if self._closing.is_set():
+                    return
+                raise RankLost(f"rank {rank}: {lost}") from lost
+            self._heard_ns[rank] = now_ns()
+            match message:
+                case Pong():
+                    pass
+                case RankFailed(problem):
+                    raise RankLost(f"rank {rank} failed: {problem}")
+                case _:
+                    heard(rank, message)
+
+    def _watch(self) -> None:
+        while not self._closing.wait(self._silence_ns / NS_PER_S / LOOKS):
+            for rank, heard_ns in self._heard_ns.items():
+                if now_ns() - heard_ns > self._silence_ns:
+                    raise RankLost(f"rank {rank} has not answered for too long")
+            self.tell(Ping())
+
+
+def end_processes(processes: Sequence["subprocess.Popen[bytes]"], timeout_s: float) -> None:
+    """Wait for processes that were told to end; kill those that have not after `timeout_s`."""
+    deadline_ns = now_ns() + int(timeout_s * NS_PER_S)
+    for process in processes:
+        try:
+            process.wait(max(0.0, (deadline_ns - now_ns()) / NS_PER_S))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

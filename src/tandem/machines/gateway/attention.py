@@ -1,0 +1,66 @@
+"""What a gateway owes workers unasked: to renew leases, to help drains along, to let workers go."""
+
+from collections.abc import Iterator
+
+from tandem.facts.cluster_messages import LeasesRenewed
+from tandem.facts.fleet_messages import MigrationsRequested
+from tandem.facts.gateway_messages import SendToWorker
+from tandem.machines.gateway.members import Member, Members
+from tandem.machines.passage import Stage
+from tandem.machines.router import RouterMachine
+
+# More ids than that go in several messages.
+RENEWED_AT_ONCE = 4096
+# So often a draining worker's requests are asked to go on elsewhere; the others finish where they
+# are.
+MIGRATIONS = 8
+
+
+def renewals(router: RouterMachine, members: Members) -> Iterator[SendToWorker]:
+    """To every worker, all requests that need it. It is also how workers hear that the gateway
+    lives."""
+    wanted: dict[str, list[str]] = {member.name: [] for member in members}
+    for passage in router.passages.values():
+        for worker in dict.fromkeys((passage.prefill, passage.decode)):
+            if worker in wanted and passage.needs(worker):
+                wanted[worker].append(passage.wire_id)
+    for member in members:
+        wire_ids = wanted[member.name]
+        for start in range(0, max(1, len(wire_ids)), RENEWED_AT_ONCE):
+            some = tuple(wire_ids[start : start + RENEWED_AT_ONCE])
+            yield SendToWorker(member.peer, LeasesRenewed(some))
+
+
+def needed(router: RouterMachine, member: Member) -> bool:
+    """Whether a request of this gateway still needs the worker."""
+    return any(passage.needs(member.name) for passage in router.passages.values())
+
+
+def empty(member: Member) -> bool:
+    """Whether the worker's last report says that it holds nothing."""
+    load = member.load
+    if load.running_sequences or load.waiting_requests:
+        return False
+    return load.free_blocks == member.hello.export.block_count
+
+
+def migration(router: RouterMachine, member: Member) -> MigrationsRequested | None:
+    """Where decoding requests of a draining worker may go on: at whoever has most room, up to half
+    of that at a time."""
+    decodes = any(
+        passage.stage is Stage.DECODING and passage.decode == member.name
+        for passage in router.passages.values()
+    )
+    if not decodes or member.migrations >= MIGRATIONS:
+        return None
+    standings = router.entrance.fleet.standings
+    room = [
+        (view.free_blocks * view.block_size, view.worker)
+        for view in router.entrance.fleet.views()
+        if standings[view.worker].decodes_more and view.worker != member.name
+    ]
+    if not room:
+        return None
+    member.migrations += 1
+    tokens, target = max(room)
+    return MigrationsRequested(member.name, target, tokens // 2)

@@ -1,0 +1,134 @@
+"""The router inside a gateway: what it hears from workers, and what it asks for, peer by peer."""
+
+from collections.abc import Iterable
+
+from tandem.facts.cluster_messages import ListBlocks, MoveEnded, StopMove, ToWorker
+from tandem.facts.fleet_messages import (
+    AskForBlocks,
+    BlocksListed,
+    BlocksReported,
+    CancelTransfer,
+    ImportReported,
+    KvReported,
+    LoadReported,
+    RouterEffect,
+    RouterEvent,
+    StartTransfer,
+    Tell,
+    TokensReported,
+    TransferEnded,
+    WorkerLost,
+)
+from tandem.facts.gateway_messages import Deliver, GatewayEffect, SendToWorker
+from tandem.facts.messages import StepDone
+from tandem.machines.entrance import RouterConfig
+from tandem.machines.gateway.members import Member, Members
+from tandem.machines.gateway.tokens import for_clients
+from tandem.machines.gateway.transfers import Transfers
+from tandem.machines.router import RouterMachine
+
+Effects = list[GatewayEffect]
+
+
+class Routing:
+    """Events gather until `flush`: the router knows all of one instant before it chooses."""
+
+    def __init__(self, config: RouterConfig, members: Members) -> None:
+        self.router = RouterMachine(config)
+        self.transfers = Transfers(self.router)
+        self.finished_requests = 0
+        self._members = members
+        self._gathered: list[RouterEvent] = []
+        # Whether what is gathered may change whose a token or a block is.
+        self._decisive = False
+
+    def add(self, event: RouterEvent) -> None:
+        self._gathered.append(event)
+        passing = isinstance(event, LoadReported | BlocksReported | BlocksListed | TokensReported)
+        self._decisive = self._decisive or not passing
+
+    def hear(self, member: Member, event: RouterEvent, now_ns: int) -> Effects:
+        """A worker's word, with what it means for clients and for the books of blocks."""
+        effects: Effects = []
+        match event:
+            case TokensReported():
+                if self._decisive:
+                    effects = self.flush(now_ns)
+                drawn = for_clients(event, self.router)
+                member.deeds.prompts += drawn.prompts
+                member.deeds.output_tokens += drawn.tokens
+                self.finished_requests += drawn.finished
+                if drawn.emission is not None:
+                    effects.append(Deliver(drawn.emission))
+            case BlocksReported() | BlocksListed():
+                config = self.router.config
+                if not member.indexed(config.root, config.block_size):
+                    return []
+            case KvReported():
+                effects = self.flush(now_ns)
+                self.transfers.computed(event)
+            case ImportReported():
+                effects = self.flush(now_ns)
+                self.transfers.wanted(event)
+        self.add(event)
+        return effects
+
+    def move_ended(self, member: Member, message: MoveEnded) -> None:
+        """A worker has read what it was to read, or could not."""
+        source = self.transfers.ended(message)
+        if source is None:
+            return
+        member.deeds.read(message.report)
+        read_from = self._members.of_name(source)
+        if read_from is not None:
+            read_from.deeds.sent_bytes += message.report.moved_bytes
+        self.add(TransferEnded(message.transfer_id, message.report.arrived))
+
+    def lost(self, worker: str) -> None:
+        """A worker is gone, with all that it held."""
+        self.transfers.forget_worker(worker)
+        self.add(WorkerLost(worker))
+
+    def flush(self, now_ns: int) -> Effects:
+        """The router hears what has gathered."""
+        effects: Effects = []
+        while self._gathered:
+            events, self._gathered, self._decisive = self._gathered, [], False
+            effects += self._perform(self.router.handle_together(events, now_ns))
+        return effects
+
+    def _perform(self, asked: Iterable[RouterEffect]) -> Effects:
+        effects: Effects = []
+        for effect in asked:
+            match effect:
+                case Tell(worker, event):
+                    assert not isinstance(event, StepDone)
+                    self.transfers.told(worker, event)
+                    self._send(worker, event, effects)
+                case StartTransfer():
+                    self._start(effect, effects)
+                case CancelTransfer(transfer_id):
+                    target = self.transfers.cancel(transfer_id)
+                    if target is not None:
+                        self._send(target, StopMove(transfer_id), effects)
+                case AskForBlocks(worker, tier):
+                    self._send(worker, ListBlocks(tier), effects)
+                case _:
+                    effects.append(effect)
+        return effects
+
+    def _start(self, start: StartTransfer, effects: Effects) -> None:
+        source = self._members.of_name(start.source)
+        target = self._members.of_name(start.target)
+        if source is not None and target is not None:
+            order = self.transfers.order(start, source, target)
+            if order is not None:
+                effects.append(SendToWorker(target.peer, order))
+                return
+        # Nobody knows where to read: what is missing is computed.
+        self.add(TransferEnded(start.transfer_id, arrived=False))
+
+    def _send(self, worker: str, message: ToWorker, effects: Effects) -> None:
+        member = self._members.of_name(worker)
+        if member is not None:
+            effects.append(SendToWorker(member.peer, message))

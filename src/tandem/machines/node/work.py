@@ -1,0 +1,166 @@
+"""What a worker's gateways have asked of it: its worker machine, and the KV on its way in."""
+
+from tandem.facts.cluster_messages import MoveEnded
+from tandem.facts.kv_export import MoveKv, MoveReport
+from tandem.facts.messages import (
+    CancelImport,
+    HandoversRequested,
+    HoldsReleased,
+    ImportBlocks,
+    ImportDone,
+    ImportsArrived,
+    PrefillsArrived,
+    Refuse,
+    RequestsAborted,
+    RequestsArrived,
+    WorkerEvent,
+)
+from tandem.facts.node_messages import EndMove, NodeEffect, SendToGateway, StartMove
+from tandem.machines.node.imports import Imports
+from tandem.machines.node.links import Links
+from tandem.machines.node.outlet import Outlet
+from tandem.machines.worker import WorkerMachine
+
+Arrival = RequestsArrived | PrefillsArrived | ImportsArrived
+Change = ImportDone | HandoversRequested | HoldsReleased | RequestsAborted
+Effects = list[NodeEffect]
+
+
+class Work:
+    """Tells `machine` what concerns it. Arrivals of one instant wait for `flush` (or for any other
+    event), so that they are planned together."""
+
+    def __init__(self, worker: str, machine: WorkerMachine, links: Links) -> None:
+        self.worker = worker
+        self.machine = machine
+        self.outlet = Outlet(worker, machine.config.block_size, links)
+        self.leases = self.outlet.leases
+        self.imports = Imports(machine.config.block_size)
+        self._arrived: Arrival | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is left to do for anybody."""
+        return self.machine.idle and self._arrived is None
+
+    def arrive(self, gateway: str, arrival: Arrival, end_ns: int, now_ns: int) -> Effects:
+        """Requests of this gateway; their leases end at `end_ns` unless renewed."""
+        for request in arrival.requests:
+            self.leases.grant(request.request_id, gateway, end_ns)
+        together = None if self._arrived is None else _together(self._arrived, arrival)
+        if together is not None:
+            self._arrived = together
+            return []
+        effects = self.flush(now_ns)
+        self._arrived = arrival
+        return effects
+
+    def flush(self, now_ns: int) -> Effects:
+        """The machine hears of those who have arrived."""
+        arrived, self._arrived = self._arrived, None
+        return [] if arrived is None else self._tell(arrived, now_ns)
+
+    def tell(self, event: WorkerEvent, now_ns: int) -> Effects:
+        """The machine hears this, after everything that came before."""
+        return self.flush(now_ns) + self._tell(event, now_ns)
+
+    def change(self, gateway: str, event: Change, now_ns: int) -> Effects:
+        """A gateway wants this of requests of its own; it has no say about others."""
+        if isinstance(event, ImportDone):
+            mine = self.leases.owner(event.request_id) == gateway
+            return self._conclude(event, now_ns) if mine else []
+        request_ids = tuple(
+            request_id
+            for request_id in event.request_ids
+            if self.leases.owner(request_id) == gateway
+        )
+        if not request_ids:
+            return []
+        effects = self.tell(type(event)(request_ids), now_ns)
+        self._settle(request_ids)
+        return effects
+
+    def order(self, gateway: str, order: MoveKv, problem: str) -> NodeEffect:
+        """Carry out what a gateway ordered, unless there is a `problem` or it makes no sense."""
+        problem = problem or self.imports.objection(gateway, order)
+        if self.leases.owner(order.request_id) != gateway:
+            problem = f"{order.request_id} is no request of {gateway} here"
+        if not problem:
+            return StartMove(self.imports.start(gateway, order), order)
+        report = MoveReport(arrived=False, problem=problem)
+        return SendToGateway(gateway, MoveEnded(self.worker, order.transfer_id, report))
+
+    def move_finished(self, move_id: int, report: MoveReport, now_ns: int) -> Effects:
+        """Nobody writes for this move any more."""
+        move = self.imports.finished(move_id, report.arrived)
+        effects: Effects = []
+        if move.gateway:
+            ended = MoveEnded(self.worker, move.order.transfer_id, report)
+            effects.append(SendToGateway(move.gateway, ended))
+        return effects + self._end_if_quiet(move.order.request_id, now_ns)
+
+    def give_up(self, request_ids: tuple[str, ...], now_ns: int) -> Effects:
+        """Nobody wants these any more: they end here, and what they hold is freed as soon as nobody
+        writes to it."""
+        effects = self.tell(RequestsAborted(request_ids), now_ns)
+        effects += self.tell(HoldsReleased(request_ids), now_ns)
+        self._settle(request_ids)
+        return effects
+
+    def forget(self, gateway: str, now_ns: int) -> Effects:
+        """Everything of this gateway is void; its moves are stopped and nobody hears of them."""
+        effects: Effects = [EndMove(move_id) for move_id in self.imports.disown(gateway)]
+        request_ids = self.leases.of(gateway)
+        if request_ids:
+            effects += self.give_up(request_ids, now_ns)
+        return effects
+
+    def audit(self) -> None:
+        """Assert that every request has an owner, and every import its books."""
+        assert self._arrived is None
+        self.machine.audit()
+        held = self.machine.residents.held.keys()
+        assert self.leases.request_ids == self.machine.unfinished.keys() | held
+        assert self.outlet.publications.request_ids <= self.leases.request_ids
+        assert self.imports.request_ids <= self.machine.residents.importing.keys()
+        self.imports.audit()
+
+    def _tell(self, event: WorkerEvent, now_ns: int) -> Effects:
+        landed = self.machine.handle(event, now_ns)
+        effects = self.outlet.address(landed)
+        for effect in landed:
+            match effect:
+                case ImportBlocks():
+                    self.imports.begin(effect)
+                case CancelImport(request_id):
+                    # Only this process writes to the blocks: it need not ask anybody to stop.
+                    effects += self._conclude(ImportDone(request_id, 0), now_ns)
+                case Refuse(request_id):
+                    self._settle((request_id,))
+        return effects
+
+    def _conclude(self, outcome: ImportDone, now_ns: int) -> Effects:
+        effects: Effects = [EndMove(move_id) for move_id in self.imports.conclude(outcome)]
+        return effects + self._end_if_quiet(outcome.request_id, now_ns)
+
+    def _end_if_quiet(self, request_id: str, now_ns: int) -> Effects:
+        outcome = self.imports.take_quiet(request_id)
+        return [] if outcome is None else self.tell(outcome, now_ns)
+
+    def _settle(self, request_ids: tuple[str, ...]) -> None:
+        """Those of these that hold nothing any more have no lease either."""
+        alive, held = self.machine.unfinished, self.machine.residents.held
+        self.outlet.end(each for each in request_ids if each not in alive and each not in held)
+
+
+def _together(earlier: Arrival, later: Arrival) -> Arrival | None:
+    """Both as one event, where they are of one kind."""
+    match earlier, later:
+        case RequestsArrived(), RequestsArrived():
+            return RequestsArrived(earlier.requests + later.requests)
+        case PrefillsArrived(), PrefillsArrived():
+            return PrefillsArrived(
+                earlier.requests + later.requests, earlier.import_tokens + later.import_tokens
+            )
+        case _:
+            return None
