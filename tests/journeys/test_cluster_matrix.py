@@ -112,3 +112,22 @@ def test_the_answers_are_those_of_one_process(name, expected, tmp_path):
         for audited in told["audit"]["workers"]:
             left = {key: audited[key] for key in audited if key not in ("worker", "cached_blocks")}
             assert not any(left.values()), audited
+
+
+def test_kv_may_be_narrowed_for_the_way(tmp_path):
+    text = """
+pools:
+  - {name: prefill, role: prefill, device: cpu}
+  - {name: decode, role: decode, device: cpu}
+transport: {connectors: [tcp], wire_dtype: int8}
+policies: {dispatch: remote, transfer: push}
+"""
+    with cluster(HEADER + text, tmp_path) as running:
+        answer = QUESTIONS["greedy"](running.client)
+        workers = {worker["worker"]: worker for worker in running.status()["workers"]}
+    decode = workers["decode-0"]
+    assert answer.output_tokens > 0
+    assert decode["failed_transfers"] == 0
+    # 4 layers, keys and values, 4 heads of 32 values, 4 bytes each.
+    stored_bytes = answer.prompt_tokens * 4 * 2 * 4 * 32 * 4
+    assert 0 < decode["moved_bytes"] < 0.5 * stored_bytes
