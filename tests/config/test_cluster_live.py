@@ -136,6 +136,9 @@ def test_a_mistake_names_file_line_and_remedy(tmp_path, change, told):
         ("pools.p.count=600", "the cluster would be 603 processes on this machine; 512 at most"),
         ("pools.p.serve.max-num-seqs=9000", "max_num_seqs: expected int <= 4096"),
         ("serve.max-num-batched-tokens=8", "max_num_batched_tokens (8) must be at least"),
+        ("serve.kv-cache-memory=64Mib2", "kv-cache-memory: expected a size such as 512MiB"),
+        ("pools.p.serve.kv-cache-memory=lots", "kv-cache-memory: expected a size such as 512MiB"),
+        ("pools.p.name=a/b", "pool name 'a/b': up to 64 letters"),
     ],
 )
 def test_a_wrong_setting_of_a_worker_is_told(tmp_path, override, told):

@@ -1,5 +1,7 @@
 """A header tells the very bytes it was made for from all others."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -75,6 +77,21 @@ def test_without_checksums_only_the_generation_stands(shared, transfer):
     assert generations.tolist() == [6]
     assert (checksums == NOT_COMPUTED).all()
     headers.publish([], [])
+
+
+def test_a_header_names_nothing_while_it_is_written(shared, transfer):
+    """Else whoever reads meanwhile finds the old generation with checksums of the new bytes."""
+    seen = []
+
+    def watched(*arguments, **options):
+        seen.append(headers_of(shared, [2, 3])[0].tolist())
+        return transfer.checksum_runs(*arguments, **options)
+
+    headers = Headers(shared.view, LAYOUT, replace(transfer, checksum_runs=watched))
+    for generation in (1, 2):
+        headers.publish([2], [generation])
+    headers.publish([3], [5])
+    assert seen == [[0, 0], [0, 0], [2, 0]]
 
 
 def test_a_block_beyond_the_table_is_a_mistake(shared, transfer):

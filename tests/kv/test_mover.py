@@ -8,6 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.facts.kv_export import EncodedCopies
+from tandem.kv.headers import generation_words
 from tandem.kv.mover_config import MoverConfig
 from tests.kv.loop_connector import LoopConnector, LoopNet
 from tests.kv.moving import SOURCE, TOKENS, TRANSFER, Mover, Pair, Source
@@ -304,6 +306,52 @@ def test_what_a_mover_publishes_another_can_read():
     )
     publishing.close()
     reading.close()
+
+
+@pytest.mark.parametrize("checksums", [True, False])
+@pytest.mark.parametrize("copies", [None, EncodedCopies("int8", 12)])
+def test_a_block_that_was_given_to_others_is_not_published_under_its_old_number(checksums, copies):
+    """Two requests shared it and are gone; the second one's publication comes late."""
+    net, config = LoopNet(), MoverConfig(checksums=checksums, wire_dtype="int8")
+    theirs, mine = SplitWorker(Split(copies=copies), 1), SplitWorker(Split(), 2)
+    publishing = Mover(theirs, 0, [LoopConnector(net)], config)
+    shard = replace(theirs.export.shards[0], endpoints=publishing.mover.endpoints())
+    reading = Mover(mine, 0, [LoopConnector(net)], config)
+    reading.mover.connect(*SOURCE, replace(theirs.export, shards=(shard,)))
+    order = order_for(Split(), Split(), 0, 24)
+    blocks = list(order.source_blocks)
+    publishing.mover.publish(1, blocks, order.source_generations)
+    assert publishing.published.get(timeout=20) == 1
+    right = theirs.pools[0][blocks].clone()
+    # As an engine does before it writes to blocks that were handed out again.
+    generation_words(theirs.memories[0], theirs.layouts[0])[blocks] = 0
+    theirs.pools[0][blocks] = -1
+    publishing.mover.publish(2, blocks, order.source_generations)
+    assert publishing.published.get(timeout=20) == 2
+    report = reading.move(1, order)
+    assert not report.arrived
+    assert "generation 0" in report.problem
+    if copies is None:
+        publishing.mover.publish(3, blocks, [each + 1 for each in order.source_generations])
+        assert publishing.published.get(timeout=20) == 3
+        newer = replace(order, source_generations=tuple(g + 1 for g in order.source_generations))
+        assert reading.move(2, newer).arrived
+        assert not torch.equal(mine.pools[0][list(order.target_blocks)], right)
+    publishing.close()
+    reading.close()
+
+
+def test_what_own_blocks_held_is_withdrawn_before_a_move_writes_to_them():
+    with Pair(Split(), Split()) as pair:
+        order = pair.order(0, 24)
+        pair.target.publish(TRANSFER, list(range(12)), [9] * 12)
+        words = generation_words(pair.target.memories[0], pair.target.layouts[0])
+        found: list[list[int]] = []
+        pair.connector.before_copy = lambda *_: found.append(words.tolist())
+        move_and_compare(pair, 0, 24)
+        wanted = [0 if block in order.target_blocks else 9 for block in range(12)]
+        assert found
+        assert all(each == wanted for each in found)
 
 
 def test_closing_ends_moves_that_hang():

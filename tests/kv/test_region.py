@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tandem.kv.layout import KvLayout
-from tandem.kv.region import SharedRegion, mapped
+from tandem.kv.region import WARM_BYTES, SharedRegion, mapped
 from tandem.kv.region_layout import RegionLayout
-from tandem.kv.store import KvStore
+from tandem.kv.store import KvStore, exported_pool
 
 LAYOUT = KvLayout(layers=3, kv_heads=2, block_size=4, head_dim=8, dtype="bfloat16")
 
@@ -74,13 +74,35 @@ def test_headers_and_blocks_tile_the_region(dtype, blocks):
 def test_a_store_over_a_region_writes_into_it():
     layout = RegionLayout(LAYOUT, 5)
     shared = SharedRegion.create(layout.bytes, "test")
-    memory = torch.from_numpy(shared.view)[layout.block_offset(0) :]
-    store = KvStore(LAYOUT, 5, torch.device("cpu"), memory)
-    assert store.bytes == store.pool_BL2KSD.nbytes == memory.nbytes
+    exported = exported_pool(shared.view, layout)
+    store = KvStore(LAYOUT, 5, torch.device("cpu"), exported)
+    assert store.bytes == store.pool_BL2KSD.nbytes == exported.memory.nbytes
     store.layer(2)[3, 1, 1] = 1.5
     start = layout.block_offset(3) + (2 * 2 * 2 + 1 * 2 + 1) * layout.run_bytes
     run = shared.view[start : start + layout.run_bytes]
     assert torch.from_numpy(run).view(torch.bfloat16).eq(1.5).all()
     assert shared.view.astype(bool).sum() == run.astype(bool).sum()
     with pytest.raises(AssertionError):
-        KvStore(LAYOUT, 6, torch.device("cpu"), memory)
+        KvStore(LAYOUT, 6, torch.device("cpu"), exported)
+
+
+def test_memory_is_there_before_it_is_touched():
+    shared = SharedRegion.create(3 * WARM_BYTES + 5, "warmed")
+    shared.view[7] = 7
+    shared.warm()
+    assert shared.wait_until_warm(20)
+    pages = -(-shared.region.bytes // mmap.PAGESIZE)
+    assert os.fstat(shared.region.descriptor).st_blocks * 512 == pages * mmap.PAGESIZE
+    assert shared.view[7] == 7
+    assert shared.view.astype(bool).sum() == 1
+    shared.close()
+
+
+def test_a_region_is_closed_while_it_is_warmed():
+    shared = SharedRegion.create(8 << 30, "closed")
+    watcher = os.dup(shared.region.descriptor)
+    shared.warm()
+    shared.close()
+    assert "memfd:closed" not in Path("/proc/self/maps").read_text()
+    assert os.fstat(watcher).st_blocks * 512 < 8 << 30
+    os.close(watcher)

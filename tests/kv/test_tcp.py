@@ -5,7 +5,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 
 import msgspec
@@ -350,8 +350,43 @@ def test_over_the_newer_protocol_of_the_internet():
         pytest.skip(str(error))
 
 
+@pytest.mark.parametrize("host", ["kv.example", "0.0.0.0", "::", ""])
+def test_peers_are_told_an_address_that_leads_somewhere(host):
+    with pytest.raises(ConnectorError, match="peers cannot be told"):
+        TcpConnector(host, SECRET, entropy=bytes)
+    description = msgspec.msgpack.encode(TcpDescription(host, 1, bytes(16), BYTES))
+    with closing(make_tcp()) as client, pytest.raises(ConnectorError, match="is said to be at"):
+        client.connect("peer", description)
+
+
+def test_strangers_hold_places_against_nobody():
+    """Whoever proves nothing may stay for long, but makes room, the oldest first."""
+    with serving(replace(PATIENT, connections=2)) as server, ExitStack() as opened:
+        strangers = []
+        for _ in range(3):
+            connection = socket.create_connection(address_of(server), END_S)
+            strangers.append(opened.enter_context(connection))
+            assert len(connection.recv(frames.GREETING_BYTES)) == frames.GREETING_BYTES
+        assert strangers[0].recv(1) == b""
+        read_by_a_new_client(server)
+        assert strangers[1].recv(1) == b""
+
+
+def test_who_has_proved_himself_keeps_his_place():
+    with serving(replace(PATIENT, connections=1)) as server, closing(make_tcp()) as client:
+        own = SharedRegion.create(BYTES, "reader")
+        handle = client.register(own.region, exported=False)
+        client.connect("peer", server.describe())
+        client.read("peer", span(0, 0, BYTES), handle)
+        assert [completion.problem for completion in client.poll(END_S)] == [""]
+        with socket.create_connection(address_of(server), END_S) as stranger:
+            assert stranger.recv(1) == b""
+        client.read("peer", span(0, 0, BYTES), handle)
+        assert [completion.problem for completion in client.poll(END_S)] == [""]
+
+
 def test_an_advertised_host_is_what_peers_are_told():
-    connector = TcpConnector("127.0.0.1", SECRET, entropy=bytes, advertised_host="kv.example")
+    connector = TcpConnector("127.0.0.1", SECRET, entropy=bytes, advertised_host="192.0.2.7")
     connector.register(SharedRegion.create(100, "test").region, exported=True)
-    assert address_of(connector)[0] == "kv.example"
+    assert address_of(connector)[0] == "192.0.2.7"
     connector.close()

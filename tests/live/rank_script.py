@@ -13,7 +13,7 @@ from tandem.wire.rank_messages import Ping, Pong, RankBegins, RankFailed, RankRe
 
 
 def main(descriptor: int) -> None:
-    end_with_parent()
+    end_with_parent(os.getppid())
     link = link_to_leader(descriptor, 10.0)
     while True:
         try:

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -170,3 +172,20 @@ def test_a_gateway_that_cannot_start_says_why(tmp_path, changes, problem):
     assert problem in log
     assert "Traceback" not in log
     assert KEYS.gateway_secret not in log
+
+
+def test_idle_clients_leave_files_to_workers_and_operators(tmp_path):
+    async def main() -> None:
+        setup = setup_in(tmp_path)
+        with process(setup) as gateway, ExitStack() as clients:
+            told = await listening(setup, gateway)
+            resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE, (120, 120))
+            address = ("127.0.0.1", int(told.url.rpartition(":")[2]))
+            for _ in range(150):
+                last = clients.enter_context(socket.create_connection(address, PATIENCE_S))
+            assert last.recv(100).startswith(b"HTTP/1.1 503")
+            with OperatorClient(told.endpoint, NODE_KEYS, PATIENCE_S) as operator:
+                assert (await asyncio.to_thread(operator.status)).gateway == "g0"
+            assert gateway.poll() is None
+
+    asyncio.run(main())

@@ -216,22 +216,38 @@ def test_no_rank_outlives_its_leader():
 
 
 PARENT = """
-import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c",
-    "from tandem.live.launching.parent import end_with_parent\\n"
-    "print(end_with_parent(), flush=True)\\nimport time\\ntime.sleep(60)"], stdout=subprocess.PIPE)
-assert child.stdout.readline() == b"True\\n"
-print(child.pid, flush=True)
+import os, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1], str(os.getpid())])
 child.wait()
+"""
+CHILD = """
+import os, sys, threading
+from tandem.live.launching.parent import end_with_parent
+parent = int(sys.argv[1])
+assert end_with_parent(parent)
+print(os.getpid(), flush=True)
+threading.Event().wait()
+"""
+SLOW_CHILD = """
+import os, select, sys, threading
+from tandem.live.launching.parent import end_with_parent
+parent = int(sys.argv[1])
+with os.fdopen(os.pidfd_open(parent)) as watched:
+    print(os.getpid(), flush=True)
+    select.select([watched], [], [])
+end_with_parent(parent)
+threading.Event().wait()
 """
 
 
-def test_the_kernel_ends_whoever_wants_to_end_with_its_parent():
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE)
+@pytest.mark.parametrize("child", [CHILD, SLOW_CHILD], ids=["started", "still starting"])
+def test_the_kernel_ends_whoever_wants_to_end_with_its_parent(child):
+    command = [sys.executable, "-c", PARENT, child]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert parent.stdout is not None
-    child = Alive(int(parent.stdout.readline()))
+    alive = Alive(int(parent.stdout.readline()))
     parent.kill()
-    child.wait_for_end()
+    alive.wait_for_end()
     parent.wait()
     parent.stdout.close()
 

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from tandem.facts.cluster_messages import PROTOCOL, Audit, Unwelcome
 from tandem.facts.errors import InvalidRequest
 from tandem.facts.fleet import Tier
-from tandem.facts.fleet_messages import BlocksListed, TokensReported
+from tandem.facts.fleet_messages import BlocksListed, KvReported, TokensReported
 from tandem.facts.messages import (
     EmitTokens,
     ImportsArrived,
+    KvComputed,
     PrefillsArrived,
     RequestsArrived,
 )
@@ -136,6 +137,9 @@ EMISSION = EmitTokens(("a", "b"), (1, 2), (None, None), (False, False), (0, 0))
         TokensReported("w", EMISSION, repeats=1 << 40),
         BlocksListed("w", Tier.DEVICE, (b"short",), 3),
         BlocksListed("w", Tier.DEVICE, (), -1),
+        KvReported("w", KvComputed(("a",), (8,), ((3, 4),), (True,), ((1,),))),
+        KvReported("w", KvComputed(("a",), (8,), ((3, 4),), (True,), ((1, -1),))),
+        KvReported("w", KvComputed(("a",), (8,), ((3, -4),), (True,), ((1, 1),))),
     ],
 )
 def test_what_cannot_be_meant_is_refused(message):

@@ -4,6 +4,7 @@ its gateways and workers get.
 Gateways read this too, so nothing in here may import torch.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import yaml
 from tandem.config.cluster import BUNDLED, Cluster, PoolConfig, cluster_of, find_cluster, read_tree
 from tandem.config.cluster_tree import mistake, node_at, set_text
 from tandem.config.hardware import load_device
-from tandem.config.options import ServeOptions, read_options
+from tandem.config.options import ServeOptions, parse_bytes, read_options
 from tandem.facts.errors import InvalidConfiguration
 
 # What `serve` options a worker has no use for: they are the gateways'.
@@ -22,6 +23,7 @@ STORED = ("auto", "float32", "bfloat16", "float16")
 # More processes on one machine than this are a slip.
 MOST_PROCESSES = 512
 LIVE_REPORT_INTERVAL_S = 0.1
+POOL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,8 @@ def worker_options(cluster: Cluster, pool: PoolConfig) -> ServeOptions:
             f"pool {pool.name}: max_num_batched_tokens ({options.max_num_batched_tokens}) must be "
             f"at least max_num_seqs ({options.max_num_seqs})"
         )
+    if options.kv_cache_memory != "auto":
+        parse_bytes(options.kv_cache_memory, "kv-cache-memory")
     return options
 
 
@@ -174,6 +178,12 @@ def _refusals(cluster: Cluster) -> Iterator[tuple[str, str]]:
 
 def _refused_of(pool: PoolConfig) -> Iterator[tuple[str, str]]:
     place = f"pools.{pool.name}"
+    if not POOL_NAME.fullmatch(pool.name):
+        # Its workers' names are those of files.
+        yield (
+            "pools",
+            f"pool name {pool.name!r}: up to 64 letters, digits, - _ or ., the first no sign",
+        )
     if pool.dtype not in (*STORED, "int8"):
         stored = ", ".join((*STORED, "int8"))
         yield (f"{place}.dtype", f"live weights are stored as {stored}, not as {pool.dtype}")

@@ -3,6 +3,7 @@
 The files hold keys: they are written for their owner alone.
 """
 
+import os
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,8 +36,8 @@ class HealthSetup(msgspec.Struct, frozen=True):
 class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True):
     """One worker process. `gateways` are endpoints as `tcp://127.0.0.1:9000`; `connectors` by
     preference; `wire_dtype` None moves KV as the source stores it. `tensor_parallel` x
-    `pipeline_parallel` ranks, the first of which leads and starts the others. `ends_with_parent`:
-    the process is killed when the one that started it is gone."""
+    `pipeline_parallel` ranks, the first of which leads and starts the others. `parent` is the
+    process that starts it, and without which it does not live on."""
 
     worker: str
     pool: str
@@ -53,12 +54,13 @@ class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_parallel: int = 1
     sequence_parallel: bool = False
     all_reduce: str = "one-shot"
-    ends_with_parent: bool = True
+    parent: int = msgspec.field(default_factory=os.getpid)
 
 
 class GatewaySetup(msgspec.Struct, frozen=True, kw_only=True):
     """One gateway process. `cluster_file` is the resolved cluster; `listen` the endpoint for
-    workers and operators (port 0: any free one, then told in `state_directory`)."""
+    workers and operators (port 0: any free one, then told in `state_directory`); `parent` as of a
+    worker."""
 
     gateway: str
     cluster_file: str
@@ -68,6 +70,7 @@ class GatewaySetup(msgspec.Struct, frozen=True, kw_only=True):
     keys: CurveKeys
     health: HealthSetup
     state_directory: str
+    parent: int = msgspec.field(default_factory=os.getpid)
 
 
 class GatewayListening(msgspec.Struct, frozen=True, kw_only=True):

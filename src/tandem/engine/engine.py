@@ -88,6 +88,7 @@ class Engine:
         assert plan.step_id == self._next_step_id
         self._next_step_id += 1
         self.slots.apply(plan)
+        self.kv.withdraw(self.slots.blocks_to_write(plan))
         hidden_RC = self._forward(token_batch(plan, self.slots))
         sampling = np.flatnonzero(plan.samples)
         row_slots = plan.slots[sampling]

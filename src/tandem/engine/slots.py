@@ -51,6 +51,14 @@ class Slots:
             self._place(placement)
         self.block_table[plan.table_slots, plan.table_indices] = plan.table_blocks
 
+    def blocks_to_write(self, plan: StepPlan) -> np.ndarray:
+        """The blocks that this plan hands to sequences which have computed nothing in them yet;
+        what lies before a sequence's first token to compute, others may have computed."""
+        begins = np.zeros(self.shape.slots, np.int64)
+        begins[plan.slots] = plan.starts
+        first = plan.table_indices.astype(np.int64) * self.shape.block_size
+        return plan.table_blocks[first >= begins[plan.table_slots]]
+
     def _place(self, placement: Placement) -> None:
         slot, sampling = placement.slot, placement.sampling
         known = torch.from_numpy(np.array(placement.tokens, np.int32))

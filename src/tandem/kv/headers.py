@@ -64,6 +64,13 @@ class Headers:
         return found.reshape(len(blocks), layout.runs_per_block)
 
 
+def generation_words(memory: NDArray[np.uint8], layout: RegionLayout) -> NDArray[np.uint64]:
+    """generations[block] in all bytes of a region: a view, to be read and written."""
+    table = memory[: layout.header_bytes * layout.blocks]
+    words_B: NDArray[np.uint64] = table.view("<u8").reshape(layout.blocks, -1)[:, 0]
+    return words_B
+
+
 def parse(
     raw: bytes | NDArray[np.uint8], layout: RegionLayout
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from tandem.facts.kv_export import KvExport, MoveKv, MoveReport
 from tandem.kv.compatibility import objection, order_objection
+from tandem.kv.headers import Headers
 from tandem.kv.mover_config import MoverConfig, MoverMemory
 from tandem.kv.mover_lane import Lane
 from tandem.kv.mover_moves import Move, PartPlan
@@ -30,6 +31,7 @@ class Desk:
         ended: Callable[[int, MoveReport], None],
     ) -> None:
         self._memory = memory
+        self._headers = Headers(memory.view, memory.layout, memory.transfer)
         self._lanes = {lane.name: lane for lane in lanes}
         self._config = config
         self._ended = ended
@@ -62,6 +64,8 @@ class Desk:
             self._ended(move_id, move.report(now_ns))
             return
         self._moves[move_id] = move
+        # Others may still have orders for what these blocks held before.
+        self._headers.withdraw(order.target_blocks)
         for peer in tuple(move.waiting):
             self._send(move_id, peer, now_ns)
 

@@ -4,12 +4,21 @@ import fcntl
 import mmap
 import os
 from dataclasses import dataclass
+from threading import Event, Thread, get_native_id
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tandem.kernels.native.pages import populate
+
 # Whoever maps the memory can rely on its size: a shrunken file would kill its readers.
-SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+# Of one call to the system, about a millisecond's worth: whoever faults meanwhile waits no longer.
+WARM_BYTES: Final = 1 << 18
+# Whatever else there is to compute goes first.
+LOWEST_PRIORITY: Final = 19
+CLOSE_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +43,8 @@ class SharedRegion:
     def __init__(self, region: Region, view: NDArray[np.uint8]) -> None:
         self.region = region
         self.view = view
+        self._closing = Event()
+        self._warming: Thread | None = None
 
     @classmethod
     def create(cls, bytes: int, name: str) -> "SharedRegion":
@@ -49,8 +60,25 @@ class SharedRegion:
             raise
         return cls(Region(view.ctypes.data, bytes, descriptor), view)
 
+    def warm(self) -> None:
+        """Have pages made for all of it, from the begin on, in the background: a page made at the
+        first touch costs the toucher ten times a copy. At most once."""
+        assert self._warming is None
+        warming = Thread(target=_warm, args=(self.view, self._closing), name="kv warm", daemon=True)
+        self._warming = warming
+        warming.start()
+
+    def wait_until_warm(self, timeout_s: float) -> bool:
+        """Whether `warm` has done what can be done, by then."""
+        assert self._warming is not None
+        self._warming.join(timeout_s)
+        return not self._warming.is_alive()
+
     def close(self) -> None:
         """No new peer can map it; the memory goes with its last view, here and at peers."""
+        self._closing.set()
+        if self._warming:
+            self._warming.join(CLOSE_S)
         if self.region.descriptor >= 0:
             os.close(self.region.descriptor)
         self.region = Region(0, 0)
@@ -61,3 +89,13 @@ def mapped(descriptor: int, bytes: int) -> NDArray[np.uint8]:
     """The memory behind a descriptor, shared with all who map it, for as long as a view lives."""
     memory = mmap.mmap(descriptor, bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
     return np.frombuffer(memory, dtype=np.uint8)
+
+
+def _warm(view: NDArray[np.uint8], closing: Event) -> None:
+    # On Linux a thread has a priority of its own.
+    os.setpriority(os.PRIO_PROCESS, get_native_id(), LOWEST_PRIORITY)
+    address = view.ctypes.data
+    for offset in range(0, len(view), WARM_BYTES):
+        size = min(WARM_BYTES, len(view) - offset)
+        if closing.is_set() or not populate(address + offset, size):
+            return

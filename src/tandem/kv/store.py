@@ -5,11 +5,17 @@ Knows nothing of owners or hashes: which block holds what is the pool machine's 
 Axes: B blocks, L layers, K kv heads, S slots a block, D head dim.
 """
 
+from dataclasses import dataclass
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tandem.kernels.native.pages import advise_huge_pages
+from tandem.kv.headers import generation_words
 from tandem.kv.layout import KvDtype, KvLayout
+from tandem.kv.region_layout import RegionLayout
 
 TORCH_DTYPES: dict[KvDtype, torch.dtype] = {
     "float64": torch.float64,
@@ -19,10 +25,25 @@ TORCH_DTYPES: dict[KvDtype, torch.dtype] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class ExportedPool:
+    """The pool part of a region that others read, and of each block's header the word that says
+    which generation may be read there: `generations[block]`."""
+
+    memory: Tensor
+    generations: NDArray[np.uint64]
+
+
+def exported_pool(region: NDArray[np.uint8], layout: RegionLayout) -> ExportedPool:
+    """`region` are all bytes of memory that is laid out so from its begin on."""
+    pool = torch.from_numpy(region[layout.pool_offset : layout.bytes])
+    return ExportedPool(pool, generation_words(region, layout))
+
+
 class KvStore:
     """Owns the pool for its lifetime; `layer` hands out views of it.
 
-    The memory is not cleared: a slot is written before attention reads it. `memory` is the pool
+    The memory is not cleared: a slot is written before attention reads it. `exported` is the pool
     part of a region, uint8 on the device, of exactly `blocks` blocks; without it the store makes
     its own.
     """
@@ -32,15 +53,17 @@ class KvStore:
         layout: KvLayout,
         blocks: int,
         device: torch.device,
-        memory: Tensor | None = None,
+        exported: ExportedPool | None = None,
     ) -> None:
         assert blocks > 0
         self.layout = layout
         self.blocks = blocks
         shape, dtype = layout.pool_shape(blocks), TORCH_DTYPES[layout.dtype]
-        if memory is None:
+        self._exported = exported
+        if exported is None:
             self.pool_BL2KSD = torch.empty(shape, dtype=dtype, device=device)
         else:
+            memory = exported.memory
             assert memory.dtype is torch.uint8
             assert memory.device.type == device.type
             assert memory.numel() == blocks * layout.block_bytes
@@ -64,3 +87,9 @@ class KvStore:
     def block(self, index: int) -> Tensor:
         """kv_L2KSD of one block: contiguous, `layout.block_bytes` long."""
         return self.pool_BL2KSD[index]
+
+    def withdraw(self, blocks: NDArray[np.int32]) -> None:
+        """These are about to be written anew: from now on nobody takes what they hold for what was
+        announced of them."""
+        if self._exported:
+            self._exported.generations[blocks] = 0

@@ -27,11 +27,11 @@ FAREWELL_S = 5.0
 
 def run_follower(descriptor: int) -> None:
     """Until the leader ends, or this rank cannot go on: then the leader is told."""
-    end_with_parent()
     link = link_to_leader(descriptor, PATIENCE_S)
     begin = link.receive()
     assert isinstance(begin, RankBegins)
     setup = msgspec.json.decode(begin.setup, type=FollowerSetup)
+    end_with_parent(setup.parent)
     log_of_process(setup.worker.options.log_level)
     try:
         reason = _follow(setup, link)

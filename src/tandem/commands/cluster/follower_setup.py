@@ -1,5 +1,6 @@
 """What the leader of a worker tells the process of another rank, over the socket between them."""
 
+import os
 import sys
 
 import msgspec
@@ -15,9 +16,10 @@ PATIENCE_S = 10.0
 class FollowerSetup(msgspec.Struct, frozen=True, kw_only=True):
     """One rank but the first of the worker in `worker`, whose options already have the sizes that
     the leader chose. All ranks meet at `meeting_place`. `agent` begins the
-    names of the worker's processes."""
+    names of the worker's processes; `parent` is the leader's."""
 
     worker: WorkerSetup
     rank: int
     agent: str
     meeting_place: str
+    parent: int = msgspec.field(default_factory=os.getpid)

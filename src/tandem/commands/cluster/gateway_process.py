@@ -66,7 +66,7 @@ class Assembled:
 def run_gateway(setup: GatewaySetup) -> None:
     """Until a signal comes. Raises `SystemExit` with one of the codes above when it ends
     otherwise."""
-    end_with_parent()
+    end_with_parent(setup.parent)
     log_of_process(setup.options.log_level)
     try:
         # The address is taken first: a taken port is said at once.

@@ -31,7 +31,7 @@ from tandem.live.node import Mover, Steps
 from tandem.live.ranks.engine import PipelineThread, TensorEngine
 from tandem.live.ranks.mover import RankedMover
 from tandem.live.ranks.news import RankNews
-from tandem.live.ranks.process_group import MeetingPlace
+from tandem.live.ranks.process_group import meeting_place
 from tandem.live.ranks.ranks import Follower, Ranks
 from tandem.live.ranks.start import start_follower
 from tandem.machines.worker import WorkerConfig
@@ -138,8 +138,8 @@ def failing(inbox: Inbox) -> Callable[[Exception], None]:
 
 
 def _lead(planned: PlannedWorker, inbox: Inbox, agent: str) -> LeadingWorker:
-    meeting = MeetingPlace()
-    news = RankNews(len(planned.places), inbox, meeting.remove)
+    meeting = meeting_place()
+    news = RankNews(len(planned.places), inbox)
     calls = MoverCalls(
         news.tally.move_ended,
         news.tally.blocks_published,
@@ -147,17 +147,15 @@ def _lead(planned: PlannedWorker, inbox: Inbox, agent: str) -> LeadingWorker:
         now_ns,
     )
     with ExitStack() as undo:
-        undo.callback(meeting.remove)
         ranks = Ranks(
-            _start_followers(planned, agent, meeting.url), planned.setup.health.heartbeat_timeout_s
+            _start_followers(planned, agent, meeting), planned.setup.health.heartbeat_timeout_s
         )
         undo.callback(ranks.close, 0.0)
         ranks.listen(news.hear, news.lost)
-        groups = connect(world_of(planned, 0, meeting.url))
+        groups = connect(world_of(planned, 0, meeting))
         rank = load_rank(planned, planned.places[0], groups, calls, agent=agent)
         endpoints = {0: rank.mover.endpoints(), **news.wait_for_all(LOADING_S)}
         ranks.watch()
-        meeting.remove()
         undo.pop_all()
     config = replace(planned.model.plan.worker, pipeline_stages=planned.setup.pipeline_parallel)
     return LeadingWorker(

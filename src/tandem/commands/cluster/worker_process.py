@@ -42,8 +42,7 @@ FAREWELL_S = 10.0
 def run_worker(setup: WorkerSetup) -> None:
     """Until the worker was told to leave and has nothing left to do. Raises `SystemExit` with one
     of the codes above when it ends otherwise."""
-    if setup.ends_with_parent:
-        end_with_parent()
+    end_with_parent(setup.parent)
     log_of_process(setup.options.log_level)
     try:
         reason = _run(setup)

@@ -27,7 +27,7 @@ from tandem.kv.mover_config import MoverCalls, MoverConfig, MoverMemory
 from tandem.kv.region import SharedRegion
 from tandem.kv.shards import shard_layout
 from tandem.kv.staging import encoded_copies, exported_bytes, pool_layout
-from tandem.kv.store import KvStore
+from tandem.kv.store import KvStore, exported_pool
 from tandem.live.node import Mover
 from tandem.live.ranks.engine import MeetingEngine, StageEngine
 from tandem.live.ranks.still_mover import StillMover
@@ -165,8 +165,8 @@ def _take_memory(planned: PlannedWorker, place: Place) -> tuple[KvStore, SharedR
     if device.type != "cpu":
         return KvStore(layout, export.block_count, device), None
     memory = SharedRegion.create(exported_bytes(export, shard), f"tandem-kv-{planned.setup.worker}")
-    pool = torch.from_numpy(memory.view[whole.pool_offset : whole.bytes])
-    return KvStore(layout, export.block_count, device, pool), memory
+    memory.warm()
+    return KvStore(layout, export.block_count, device, exported_pool(memory.view, whole)), memory
 
 
 def _make_mover(

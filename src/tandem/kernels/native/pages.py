@@ -1,6 +1,7 @@
-"""Asks the kernel for huge pages behind large tensors: fewer address look-ups while streaming.
+"""Asks the system for memory as it suits: huge pages behind large tensors, for fewer address
+look-ups while streaming; pages before anybody waits for them; freed ones back.
 
-Advice only: where the system knows no huge pages nothing changes.
+Advice only: where the system does not know of such things nothing changes.
 """
 
 import ctypes
@@ -10,6 +11,7 @@ from torch import Tensor
 
 HUGE_PAGE_BYTES = 2 << 20
 _MADV_HUGEPAGE = 14
+_MADV_POPULATE_WRITE = 23
 
 
 def advise_huge_pages(memory: Tensor) -> None:
@@ -21,6 +23,16 @@ def advise_huge_pages(memory: Tensor) -> None:
     size = (start + memory.numel() * memory.element_size() - first) & -HUGE_PAGE_BYTES
     if size > 0:
         _C_LIBRARY.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), _MADV_HUGEPAGE)
+
+
+def populate(address: int, bytes: int) -> bool:
+    """Have pages behind mapped memory that begins at a page, as if all were written to; what it
+    holds stays. False where that cannot be had (Linux before 5.14, no memory left): they are then
+    made at the first touch. Python's lock is free meanwhile."""
+    if not sys.platform.startswith("linux"):
+        return False
+    start, size = ctypes.c_void_p(address), ctypes.c_size_t(bytes)
+    return bool(_C_LIBRARY.madvise(start, size, _MADV_POPULATE_WRITE) == 0)
 
 
 def return_freed_memory() -> None:

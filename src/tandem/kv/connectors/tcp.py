@@ -8,6 +8,7 @@ belongs on a network of one's own, or in a tunnel.
 import ctypes
 import socket
 from collections.abc import Callable
+from ipaddress import ip_address
 from typing import Final, Literal
 
 import msgspec
@@ -37,7 +38,8 @@ class TcpDescription(msgspec.Struct, frozen=True):
 
 class TcpConnector:
     """`host` is the address to listen at, and the one that peers are told unless `advertised_host`
-    is another. `entropy(n)` gives n bytes that nobody can guess.
+    is another: a number in any case, because nobody knows how long a name takes. `entropy(n)`
+    gives n bytes that nobody can guess.
 
     Tickets to one peer are carried out one after the other, to several side by side. A write that
     ends with a problem may still have bytes on the way to the peer; a read never writes after its
@@ -60,6 +62,8 @@ class TcpConnector:
             )
         self._place = (host, port)
         self._advertised_host = advertised_host or host
+        if problem := address_problem(self._advertised_host):
+            raise ConnectorError(f"peers cannot be told {self._advertised_host!r}: {problem}")
         self._cluster_secret = secret
         self._incarnation = entropy(frames.INCARNATION_BYTES)
         self._entropy = entropy
@@ -107,6 +111,8 @@ class TcpConnector:
             found = msgspec.msgpack.decode(description, type=TcpDescription)
         except msgspec.MsgspecError as error:
             raise ConnectorError(f"{peer} describes its memory in no known way: {error}") from error
+        if problem := address_problem(found.host):
+            raise ConnectorError(f"{peer} is said to be at {found.host!r}: {problem}")
         self.disconnect(peer)
         way = Way(
             peer,
@@ -158,6 +164,15 @@ class TcpConnector:
         else:
             link.put(Carry(ticket, kind, join_spans(spans), memory))
         return ticket.number
+
+
+def address_problem(host: str) -> str:
+    """Why a peer cannot be reached at it; empty when it can be tried."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return "it is no address in numbers"
+    return "it stands for all addresses of a host" if address.is_unspecified else ""
 
 
 def _memory_of(region: Region) -> memoryview:

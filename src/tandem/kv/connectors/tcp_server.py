@@ -26,7 +26,8 @@ _RETRY_S = 0.05
 class TcpLimits:
     """Seconds. A connection ends when the other side takes longer: `connect_s` to be reached, and
     for each message before the proofs; `silence_s` within a message; `idle_s` between two
-    requests. `connections` are served at once."""
+    requests. `connections` are served at once; when there are as many, the oldest of those that
+    have not proved anything yet makes room for a new one."""
 
     connect_s: float = 2.0
     silence_s: float = 5.0
@@ -54,6 +55,8 @@ class TcpServer:
         self._limits = limits
         self._lock = threading.Lock()
         self._streams: dict[threading.Thread, Stream] = {}
+        # Those of them that have not shown that they know the secret, the oldest first.
+        self._strangers: dict[threading.Thread, Stream] = {}
         self._closing = threading.Event()
         self._accepting = threading.Thread(target=self._accept, name="kv-tcp-accept", daemon=True)
         self._accepting.start()
@@ -86,25 +89,52 @@ class TcpServer:
             self._welcome(connection)
 
     def _welcome(self, connection: socket.socket) -> None:
-        stream = Stream(connection)
+        try:
+            stream = Stream(connection)
+        except OSError as error:
+            logger.debug("a KV connection ended at once: %s", error)
+            connection.close()
+            return
         thread = threading.Thread(target=self._serve, args=(stream,), name="kv-tcp", daemon=True)
         with self._lock:
-            if not self._closing.is_set() and len(self._streams) < self._limits.connections:
-                self._streams[thread] = stream
-                thread.start()
-                return
+            if self._has_room():
+                self._streams[thread] = self._strangers[thread] = stream
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    # The system has no thread left for now.
+                    logger.warning("no KV connection served: %s", error)
+                    del self._streams[thread], self._strangers[thread]
+                else:
+                    return
         stream.close()
 
+    def _has_room(self) -> bool:
+        """For one more connection. Strangers hold places against nobody."""
+        if self._closing.is_set():
+            return False
+        if len(self._streams) < self._limits.connections:
+            return True
+        oldest = next(iter(self._strangers), None)
+        if oldest is None:
+            return False
+        self._strangers.pop(oldest).shut()
+        return True
+
     def _serve(self, stream: Stream) -> None:
+        this = threading.current_thread()
         try:
             self._prove(stream)
+            with self._lock:
+                self._strangers.pop(this, None)
             while True:
                 self._answer(stream)
         except ConnectorError as error:
             logger.debug("a KV connection ended: %s", error)
         finally:
             with self._lock:
-                del self._streams[threading.current_thread()]
+                del self._streams[this]
+                self._strangers.pop(this, None)
             stream.close()
 
     def _prove(self, stream: Stream) -> None:

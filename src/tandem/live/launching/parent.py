@@ -10,14 +10,14 @@ import signal
 PR_SET_PDEATHSIG = 1
 
 
-def end_with_parent() -> bool:
-    """From now on the kernel kills this process when the thread that started it ends, which for
-    the main thread is the whole parent. Whether this system can do it."""
-    parent = os.getppid()
+def end_with_parent(parent: int) -> bool:
+    """From now on the kernel kills this process when the thread of the process `parent` that
+    started it ends, which for the main thread is the whole parent. Whether this system can do it.
+    """
     library = ctypes.CDLL(None, use_errno=True)
     if not hasattr(library, "prctl") or library.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL)):
         return False
     if os.getppid() != parent:
-        # It ended between the two lines; nobody will be told any more.
+        # It ended while this process was starting; nobody will be told any more.
         os.kill(os.getpid(), signal.SIGKILL)
     return True

@@ -1,7 +1,6 @@
 """What the other ranks of a worker say, brought to where it belongs in the leader."""
 
 import logging
-from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from tandem.facts.errors import EngineFailed
@@ -24,16 +23,14 @@ START_FAREWELL_S = 2.0
 
 class RankNews:
     """For a worker of `ranks`. `tally` also counts what the leader's own mover says; `pipeline`
-    gets the tokens, where it is the last stage that draws them. `given_up` is called when a rank
-    is lost before all are ready, and the process is about to end."""
+    gets the tokens, where it is the last stage that draws them."""
 
-    def __init__(self, ranks: int, inbox: Inbox, given_up: Callable[[], None]) -> None:
+    def __init__(self, ranks: int, inbox: Inbox) -> None:
         self.pipeline: PipelineThread | None = None
         self.tally = RankTally(ranks, self._move_ended, self._blocks_published)
         self._followers = ranks - 1
         self._all_ready = False
         self._inbox = inbox
-        self._given_up = given_up
         self._ready: SimpleQueue[tuple[int, Endpoints] | Exception] = SimpleQueue()
 
     def hear(self, rank: int, message: ToLeader) -> None:
@@ -54,7 +51,6 @@ class RankNews:
         if not self._all_ready:
             logger.error("the worker cannot start: %s", failure)
             # The leader may just wait for the lost rank where nothing can wake it.
-            self._given_up()
             end_within(START_FAREWELL_S, 1)
         self._ready.put(failure)
         self._inbox.fail(EngineFailed(str(failure)))
