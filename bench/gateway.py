@@ -159,7 +159,8 @@ async def http(
 ) -> list[Figure]:
     """Real gateway processes behind one port; their clients share this process."""
     streams, gateways = wanted
-    processes, told = [], []
+    processes: list[subprocess.Popen[bytes]] = []
+    told: list[GatewayListening] = []
     try:
         for index in range(gateways):
             port = int(told[0].url.rpartition(":")[2]) if told else 0

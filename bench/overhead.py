@@ -40,7 +40,12 @@ class NoModel(Decoder):
         self._hidden_RC = torch.zeros(rows, 1)
         self._logits_RV = torch.randn(rows, VOCABULARY_TOKENS)
 
-    def forward(self, batch: TokenBatch, kv: KvLayers) -> Tensor:  # noqa: ARG002 - no model
+    def forward(
+        self,
+        batch: TokenBatch,
+        kv: KvLayers,  # noqa: ARG002 - no model
+        received_XC: Tensor | None = None,  # noqa: ARG002
+    ) -> Tensor:
         assert batch.wanted is not None
         return self._hidden_RC[: len(batch.wanted)]
 

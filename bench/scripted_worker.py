@@ -4,6 +4,7 @@ none of a model. Run as a process of its own.
 python bench/scripted_worker.py SETUP, a JSON file of `ScriptedSetup`
 """
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -46,7 +47,7 @@ class Line:
     """To one gateway: `left` are the tokens that each request still gets."""
 
     send: Callable[[ToGateway], None]
-    socket: zmq.Socket
+    socket: zmq.Socket[bytes]
     left: dict[str, int] = field(default_factory=dict)
 
     def read(self) -> None:
@@ -85,7 +86,7 @@ class Line:
             self.left = {request_id: left for request_id, left in self.left.items() if left}
 
 
-def line_to(context: zmq.Context, setup: ScriptedSetup, gateway: str) -> Line:
+def line_to(context: zmq.Context[zmq.Socket[bytes]], setup: ScriptedSetup, gateway: str) -> Line:
     keys = NodeKeys(KeyPair(setup.worker_public, setup.worker_secret), setup.gateway_public)
     # Few messages lie in between: what is sent is what has been read.
     socket = node_socket(context, keys, ChannelLimits(high_water=16), b"w0/a/1")
@@ -112,7 +113,7 @@ def main() -> None:
         busy = any(line.left for line in lines)
         due_s = min(report_s, step_s if busy else report_s)
         if now_s < due_s:
-            poller.poll((due_s - now_s) * 1000)
+            poller.poll(math.ceil((due_s - now_s) * 1000))
         for line in lines:
             line.read()
         if time.monotonic() >= step_s:
