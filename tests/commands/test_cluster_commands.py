@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import pytest
 
 from tandem.commands.cluster.operators import Operators
 from tandem.commands.cluster.places import WhichCluster, find_running
+from tandem.commands.cluster.setups import TANDEM
 from tandem.commands.cluster.view import together
 from tandem.live.launching.process_identity import started_ticks
 from tests.journeys.serving import run_tandem
@@ -126,6 +129,32 @@ def test_kv_moves_and_status_counts_it(cluster, answer):
     shown = cluster.done("status", "--audit")
     assert "decode-0" in shown
     assert "books agree" in shown
+
+
+def test_status_is_shown_anew_until_ctrl_c(cluster):
+    screen, terminal = pty.openpty()
+    watching = subprocess.Popen(
+        [*TANDEM, "status", "--watch", "0.1", "--state-dir", str(cluster.state)],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
+    )
+    os.close(terminal)
+    shown = b""
+    try:
+        while shown.count(b"decode-0") < 3:
+            assert select.select([screen], [], [], LIMIT_S)[0], shown
+            shown += os.read(screen, 4096)
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(LIMIT_S) == 0
+    finally:
+        watching.kill()
+        watching.wait()
+        os.close(screen)
+    both = cluster.tandem("status", "--watch", "1", "--json")
+    assert both.returncode == 2
+    assert "--watch shows the table only" in both.stderr
 
 
 def test_secrets_are_in_no_output_and_their_owners_alone(cluster, answer):

@@ -149,7 +149,7 @@ def test_workers_that_do_both_move_no_kv_without_need():
     [
         (Shape(prefill=2), "--prefill alone cannot serve; give --decode"),
         (Shape(decode=1), "--decode alone cannot serve; give --prefill"),
-        (Shape(workers=1, connectors=("pigeon",)), "unknown connector pigeon"),
+        (Shape(workers=1, connectors=("pigeon",)), "^tandem serve: unknown connector pigeon"),
     ],
 )
 def test_flags_that_cannot_serve_are_refused(shape, told):

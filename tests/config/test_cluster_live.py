@@ -92,9 +92,10 @@ pools:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ("name: a/b", "line 1: name 'a/b': up to 64 letters"),
+        ("name: a/b", "line 6: name 'a/b': up to 64 letters"),
         ("gateways: 0", "line 6: gateways must be at least 1, got 0"),
-        ("listen: here:there", "line 1: listen: expected an address or address:port"),
+        ("listen: here:there", "line 6: listen: expected an address or address:port"),
+        ("gateways: 2\nlisten: 127.0.0.1:65535", "line 7: listen: 2 gateways need as many ports"),
         ("serve: {prot: 1}", "line 6: unknown key prot; did you mean port?"),
         ("serve:\n  port: 70000", "line 7: port: expected int <= 65535"),
         ("serve: {port: eighty}", "line 6: port: expected int, got str"),
@@ -108,18 +109,41 @@ pools:
         ("transport: {checksums: 1}", "line 6: checksums: expected true or false"),
         ("health: {lease: 0s}", "line 6: lease must be more than 0"),
         ("health: {report_interval: 6s}", "line 6: heartbeat_timeout (10s) must be at least twice"),
-        ("tenants: [{name: a, api_keys: [k, k]}]", "line 1: tenants: one of the api_keys stands"),
+        ("tenants: [{name: a, api_keys: [k, k]}]", "line 6: tenants: one of the api_keys stands"),
         (
             "policies: {first_token: drawn}",
             "line 6: first_token: 'drawn' is not one of sent, recomputed",
         ),
         ("policies: {first_token: recomputed}\ntiers: {host: {capacity: 1 GB}}", "line 7: a live"),
+        ("serve:\n  seed: 1\n  kv-cache-memory: lots", "line 8: kv-cache-memory: expected a size"),
+        ("serve:\n  max-num-batched-tokens: 8", "line 7: pool p: max_num_batched_tokens (8)"),
+        ("serve:\n  seed: 1\n  gpu-memory-utilization: 7", "line 8: gpu_memory_utilization: exp"),
+        ("tenants:\n  - {name: a}\n  - {name: a}", "line 8: two entries call themselves tenant a"),
         ("policies:\n  planning: tandem", "line 7: a live cluster does not change roles by itself"),
         ("policies:\n  eviction: lfu", "line 7: a live worker evicts the block used longest ago"),
     ],
 )
 def test_a_mistake_names_file_line_and_remedy(tmp_path, change, told):
     assert told in mistake(tmp_path, f"{SMALL}{change}\n")
+
+
+@pytest.mark.parametrize(
+    ("pool", "told"),
+    [
+        ("name: a b", "line 10: pool name 'a b': up to 64 letters"),
+        ("device: toaster", "line 10: device: there is no 'toaster'"),
+        ("block_size: 24", "line 10: block_size: 24 is no multiple of 16"),
+        ("block_size: 512", "line 10: block-size: expected"),
+        ("max_num_seqs: 5000", "line 10: max-num-seqs: expected"),
+        ("serve: {max-num-batched-tokens: 16}", "line 10: pool x.y: max_num_batched_tokens (16)"),
+    ],
+)
+def test_a_mistake_of_a_pool_names_its_own_line(tmp_path, pool, told):
+    key = pool.partition(":")[0]
+    first = "startup: 1s" if key == "name" else "name: x.y"
+    second = "startup: 1s" if key == "device" else "device: cpu"
+    lines = [first, second, "role: both", "count: 1", pool]
+    assert told in mistake(tmp_path, SMALL + "  - " + "\n    ".join(lines) + "\n")
 
 
 @pytest.mark.parametrize(

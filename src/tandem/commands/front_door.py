@@ -40,7 +40,7 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
     except OSError as error:
         listener.close()
         raise InvalidConfiguration(
-            f"cannot listen on {host} port {port}: {error.strerror}; choose another --port"
+            f"cannot listen on {host} port {port}: {error.strerror}; choose another port"
         ) from error
     return listener
 

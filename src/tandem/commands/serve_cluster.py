@@ -11,11 +11,12 @@ import msgspec
 import yaml
 from rich.console import Console
 
+from tandem.commands.cluster.before_start import check_before_start
 from tandem.commands.cluster.places import state_directory
 from tandem.commands.cluster.run import RunLimits
 from tandem.commands.cluster.up import CTRL_C, Screen, run_cluster
 from tandem.config.cluster_live import LiveFile, checked
-from tandem.config.cluster_tree import parse
+from tandem.config.cluster_tree import FLAGS, parse
 from tandem.config.environment import may_have_gpu
 from tandem.config.hardware import bundled_devices
 from tandem.config.options import ServeOptions
@@ -73,6 +74,7 @@ def serve_cluster(model: str | None, options: ServeOptions, shape: Shape, consol
     file = cluster_file(model, options, shape)
     directory = state_directory(file.cluster.name, None)
     sweep(directory.path.parent, OWN_NAME)
+    check_before_start(file, directory)
     console.print(f"[bold]Tandem[/bold] is starting {model or 'the bundled model'} …")
     run_cluster(file, directory, Screen(console, CTRL_C), RunLimits())
 
@@ -93,7 +95,7 @@ def cluster_file(model: str | None, options: ServeOptions, shape: Shape) -> Live
     content["model"] = content["model"] or "tandem-mini"
     if shape.connectors:
         content["transport"] = {"connectors": list(shape.connectors)}
-    return checked(parse(yaml.safe_dump(content), "tandem serve"), Path.cwd())
+    return checked(parse(yaml.safe_dump(content), FLAGS), Path.cwd())
 
 
 def _said(options: ServeOptions) -> Mapping[str, object]:

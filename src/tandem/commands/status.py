@@ -3,18 +3,22 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
 import typer
+from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 
 from tandem.commands.cluster.operators import Operators
 from tandem.commands.cluster.places import NoCluster, RunningCluster, WhichCluster, find_running
-from tandem.commands.cluster.view import print_audit, print_status, terminal, together
+from tandem.commands.cluster.view import print_audit, print_status, status_shown, terminal, together
 from tandem.commands.options import with_options
 from tandem.config.environment import runtime_directory
+from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.gateway_messages import ClusterStatus
 from tandem.facts.operator_messages import AuditTold
 from tandem.live.launching.state_directory import running_clusters
@@ -28,6 +32,16 @@ class StatusOptions:
     audit: Annotated[
         bool, typer.Option("--audit", help="Also count what each worker holds, and check it.")
     ] = False
+    watch: Annotated[
+        float | None,
+        typer.Option(
+            "--watch",
+            metavar="SECONDS",
+            min=0.1,
+            help="Show it anew so often; Ctrl-C ends.",
+            show_default=False,
+        ),
+    ] = None
 
 
 @with_options
@@ -46,9 +60,13 @@ def status_command(which: WhichCluster, options: StatusOptions) -> None:
         console.print("\n[dim]--cluster NAME shows one of them[/dim]")
         return
     cluster = find_running(which)
+    if options.watch:
+        if options.json or options.audit:
+            raise InvalidConfiguration("--watch shows the table only; leave out --json and --audit")
+        with suppress(KeyboardInterrupt):
+            asyncio.run(_watch(cluster, console, options.watch))
+        return
     told, audits = asyncio.run(_ask(cluster, options.audit))
-    if not told:
-        raise NoCluster(f"no gateway of cluster {cluster.record.name} answers")
     if options.json:
         typer.echo(json.dumps(_figures(cluster, told, audits), indent=1))
         return
@@ -59,7 +77,19 @@ def status_command(which: WhichCluster, options: StatusOptions) -> None:
 
 async def _ask(cluster: RunningCluster, audit: bool) -> tuple[list[ClusterStatus], list[AuditTold]]:
     operators = Operators(cluster.endpoints, cluster.keys)
-    return await operators.statuses(), await operators.audits() if audit else []
+    told = await operators.statuses()
+    if not told:
+        raise NoCluster(f"no gateway of cluster {cluster.record.name} answers")
+    return told, await operators.audits() if audit else []
+
+
+async def _watch(cluster: RunningCluster, console: Console, every_s: float) -> None:
+    """Until it is cancelled. Raises `NoCluster` when the cluster ends."""
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            told, _ = await _ask(cluster, audit=False)
+            live.update(status_shown(cluster.record.url, told), refresh=True)
+            await asyncio.sleep(every_s)
 
 
 def _figures(

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from tandem.commands.cluster.before_start import check_before_start
 from tandem.commands.cluster.places import state_directory
 from tandem.commands.cluster.run import ProcessesFailed, RunLimits
 from tandem.commands.cluster.setups import TANDEM
@@ -63,6 +64,7 @@ def up_command(
     file = read_live_cluster(cluster, options.settings or ())
     directory = state_directory(file.cluster.name, options.state_dir)
     console = terminal()
+    check_before_start(file, directory)
     if options.detach:
         _detach(cluster, options, directory, console)
         return

@@ -5,7 +5,7 @@ is in these dataclasses; `read_cluster` finds the file and reads it.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,7 @@ import yaml
 from msgspec import Meta
 
 from tandem.config.cluster_build import Choice, Known, OptionsOf, build
-from tandem.config.cluster_tree import nearest, override, parse
+from tandem.config.cluster_tree import RefusedAt, nearest, override, parse
 from tandem.config.options import ServeOptions
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Role
@@ -33,12 +33,14 @@ def _policies(kind: str, registry: Mapping[str, object]) -> Known:
     return Known(f"{kind} policy", tuple(registry))
 
 
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 BUNDLED = Path(__file__).parent.parent / "bundled" / "clusters"
 
 Positive = Annotated[int, Meta(ge=1)]
 # Beyond this somebody mistyped, and would wait for ever.
 Workers = Annotated[int, Meta(ge=1, le=100_000)]
 MOST_FAULTS_PER_HOUR = 100_000
+MOST_PORT = 65535
 Share = Annotated[float, Meta(ge=0, le=1)]
 # "auto" is bfloat16 to the simulator, and live what `tandem serve` would choose.
 PRECISIONS = ("auto", "float32", "bfloat16", "float16", "fp8", "int8", "fp4", "int4")
@@ -104,14 +106,16 @@ class PoolConfig:
     def __post_init__(self) -> None:
         low, high = self.min_count or 1, self.max_count or self.count
         if not low <= self.count <= high:
-            raise InvalidConfiguration(
+            raise RefusedAt(
+                "count",
                 f"pool {self.name}: count {self.count} must lie within min_count {low} and "
-                f"max_count {high}"
+                f"max_count {high}",
             )
         if self.max_num_batched_tokens < self.max_num_seqs:
-            raise InvalidConfiguration(
+            raise RefusedAt(
+                "max_num_batched_tokens",
                 f"pool {self.name}: max_num_batched_tokens ({self.max_num_batched_tokens}) must be "
-                f"at least max_num_seqs ({self.max_num_seqs})"
+                f"at least max_num_seqs ({self.max_num_seqs})",
             )
 
 
@@ -280,47 +284,16 @@ class Cluster:
 
     def __post_init__(self) -> None:
         _refuse_zero(self.slo)
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", self.name):
-            raise InvalidConfiguration(
-                f"name {self.name!r}: up to 64 letters, digits, - _ or ., the first no sign"
-            )
-        _port_of(self.listen)
-        _refuse_unlike_blocks(self.pools, self.block_size)
-        for what, names in (
-            ("pool", [pool.name for pool in self.pools]),
-            ("class", [entry.name for entry in self.classes]),
-            ("tenant", [tenant.name for tenant in self.tenants]),
-        ):
-            for name in names:
-                if names.count(name) > 1:
-                    raise InvalidConfiguration(f"two entries call themselves {what} {name}")
-        roles = [pool.role for pool in self.pools]
-        for phase, taken in (
-            ("prefill", any(role.prefills for role in roles)),
-            ("decode", any(role.decodes for role in roles)),
-        ):
-            if not taken:
-                raise InvalidConfiguration(
-                    f"no pool takes {phase}; add one with role {phase} or both"
-                )
-        planning = self.policies.planning.name
-        if planning != "static" and not {Role.PREFILL, Role.DECODE} <= set(roles):
-            raise InvalidConfiguration(
-                f"policies.planning is {planning}, which decides between prefill and decode "
-                "workers; give pools these roles, or choose static"
-            )
-        classes = [entry.name for entry in self.classes]
-        for tenant in self.tenants:
-            if tenant.service_class and tenant.service_class not in classes:
-                raise InvalidConfiguration(
-                    f"tenant {tenant.name}: unknown service_class {tenant.service_class}"
-                    f"{nearest(tenant.service_class, classes)}"
-                )
-        keys = [key for tenant in self.tenants for key in tenant.api_keys]
-        if len(set(keys)) < len(keys):
-            raise InvalidConfiguration("tenants: one of the api_keys stands there twice")
-        if sum(entry.reserved for entry in self.classes) > 1:
-            raise InvalidConfiguration("the classes' reserved shares must not exceed 1 in all")
+        for refused in (_own_refusals(self), _pool_refusals(self), _caller_refusals(self)):
+            for place, problem in refused:
+                raise RefusedAt(place, problem)
+
+
+def name_problem(name: str) -> str | None:
+    """Why a cluster or pool cannot have this name: files are called after it."""
+    if NAME.fullmatch(name):
+        return None
+    return f"name {name!r}: up to 64 letters, digits, - _ or ., the first no sign"
 
 
 def _refuse_zero(promise: ServiceLevel) -> None:
@@ -330,28 +303,76 @@ def _refuse_zero(promise: ServiceLevel) -> None:
         ("e2e", promise.e2e_s),
     ):
         if bound_s == 0:
-            raise InvalidConfiguration(f"slo: nobody keeps a {key} of 0; leave it out for no bound")
+            problem = f"slo: nobody keeps a {key} of 0; leave it out for no bound"
+            raise RefusedAt(f"slo.{key}", problem)
 
 
-def _port_of(listen: str) -> int:
-    """Of an address or address:port; 0 for any free one."""
-    address, colon, port = listen.rpartition(":")
-    if not colon:
-        return 0
-    if not address or not port.isdecimal() or int(port) > 65535:
-        raise InvalidConfiguration(f"listen: expected an address or address:port, got {listen!r}")
-    return int(port)
+def _own_refusals(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """What cannot be, each with its place in the file."""
+    if problem := name_problem(cluster.name):
+        yield "name", problem
+    address, colon, port = cluster.listen.rpartition(":")
+    if colon and not (address and port.isdecimal() and int(port) <= MOST_PORT):
+        problem = f"listen: expected an address or address:port, got {cluster.listen!r}"
+        yield "listen", problem
+    elif colon and int(port) + cluster.gateways - 1 > MOST_PORT:
+        yield "listen", f"listen: {cluster.gateways} gateways need as many ports from {port} on"
+    for key, what, names in (
+        ("pools", "pool", [pool.name for pool in cluster.pools]),
+        ("classes", "class", [entry.name for entry in cluster.classes]),
+        ("tenants", "tenant", [tenant.name for tenant in cluster.tenants]),
+    ):
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                yield f"{key}.{index}.name", f"two entries call themselves {what} {name}"
 
 
-def _refuse_unlike_blocks(pools: Sequence[PoolConfig], block_size: int) -> None:
+def _pool_refusals(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    yield from _unlike_blocks(cluster.pools, cluster.block_size)
+    roles = [pool.role for pool in cluster.pools]
+    for phase, taken in (
+        ("prefill", any(role.prefills for role in roles)),
+        ("decode", any(role.decodes for role in roles)),
+    ):
+        if not taken:
+            yield "pools", f"no pool takes {phase}; add one with role {phase} or both"
+    planning = cluster.policies.planning.name
+    if planning != "static" and not {Role.PREFILL, Role.DECODE} <= set(roles):
+        yield (
+            "policies.planning",
+            f"policies.planning is {planning}, which decides between prefill and decode "
+            "workers; give pools these roles, or choose static",
+        )
+
+
+def _unlike_blocks(pools: Sequence[PoolConfig], block_size: int) -> Iterator[tuple[str, str]]:
     """KV of one block size is read into another only where one divides the other."""
-    sizes = sorted({pool.block_size or block_size for pool in pools})
-    for small, large in pairwise(sizes):
+    sizes = {pool.block_size or block_size: pool for pool in pools}
+    for small, large in pairwise(sorted(sizes)):
         if large % small:
-            raise InvalidConfiguration(
+            own = next(sizes[size] for size in (large, small) if sizes[size].block_size)
+            yield (
+                f"pools.{pools.index(own)}.block_size",
                 f"block_size: {large} is no multiple of {small}, so workers of these pools could "
-                "not read each other's KV"
+                "not read each other's KV",
             )
+
+
+def _caller_refusals(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    classes = [entry.name for entry in cluster.classes]
+    heard: set[str] = set()
+    for index, tenant in enumerate(cluster.tenants):
+        if tenant.service_class and tenant.service_class not in classes:
+            yield (
+                f"tenants.{index}.service_class",
+                f"tenant {tenant.name}: unknown service_class {tenant.service_class}"
+                f"{nearest(tenant.service_class, classes)}",
+            )
+        if heard & set(tenant.api_keys) or len(set(tenant.api_keys)) < len(tenant.api_keys):
+            yield f"tenants.{index}.api_keys", "tenants: one of the api_keys stands there twice"
+        heard |= set(tenant.api_keys)
+    if sum(entry.reserved for entry in cluster.classes) > 1:
+        yield "classes", "the classes' reserved shares must not exceed 1 in all"
 
 
 def read_cluster(name: str, overrides: Sequence[str] = ()) -> Cluster:

@@ -1,7 +1,8 @@
 """From the nodes of a YAML file to frozen dataclasses, where every mistake names file and line.
 
 The dataclasses are the schema: names, types, `msgspec.Meta` bounds and `Known` names. What a
-dataclass refuses in `__post_init__` (with `InvalidConfiguration`) is told with its line.
+dataclass refuses in `__post_init__` (with `InvalidConfiguration`, or with `RefusedAt` for a place
+within) is told with its line.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ import msgspec
 import yaml
 from msgspec import Meta
 
-from tandem.config.cluster_tree import NULL, mistake, nearest, spelled
+from tandem.config.cluster_tree import NULL, RefusedAt, mistake, nearest, node_at, spelled
 from tandem.config.cluster_units import COUNT, SHARE, Quantity, unit_of
 from tandem.facts.errors import InvalidConfiguration
 
@@ -72,6 +73,8 @@ def _dataclass(shape: Any, node: yaml.Node) -> Any:
             raise mistake(node, f"{unit_of(entry.name)[0]} is missing")
     try:
         return shape(**values)
+    except RefusedAt as error:
+        raise mistake(node_at(node, error.place), str(error)) from error
     except InvalidConfiguration as error:
         raise mistake(node, str(error)) from error
 

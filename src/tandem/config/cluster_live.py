@@ -4,26 +4,34 @@ its gateways and workers get.
 Gateways read this too, so nothing in here may import torch.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
 
-from tandem.config.cluster import BUNDLED, Cluster, PoolConfig, cluster_of, find_cluster, read_tree
-from tandem.config.cluster_tree import mistake, node_at, set_text
+from tandem.config.cluster import (
+    BUNDLED,
+    Cluster,
+    PoolConfig,
+    cluster_of,
+    find_cluster,
+    name_problem,
+    read_tree,
+)
+from tandem.config.cluster_tree import RefusedAt, mistake, node_at, set_text, spelled
 from tandem.config.hardware import load_device
 from tandem.config.options import ServeOptions, parse_bytes, read_options
 from tandem.facts.errors import InvalidConfiguration
 
 # What `serve` options a worker has no use for: they are the gateways'.
 _OF_GATEWAYS = ("host", "port", "api-key", "allowed-origins", "max-body-mib")
+# Options that a pool calls otherwise.
+_KEY_OF_A_POOL = {"kv-cache-dtype": "kv_dtype", "gpu-memory-utilization": "memory_utilization"}
 STORED = ("auto", "float32", "bfloat16", "float16")
 # More processes on one machine than this are a slip.
 MOST_PROCESSES = 512
 LIVE_REPORT_INTERVAL_S = 0.1
-POOL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +61,17 @@ def checked(tree: yaml.MappingNode, folder: Path) -> LiveFile:
     for pool in cluster.pools:
         try:
             on_cpu(pool)
-            worker_options(cluster, pool)
         except InvalidConfiguration as error:
-            raise mistake(node_at(tree, f"pools.{pool.name}"), str(error)) from error
+            raise mistake(node_at(tree, pool_place(cluster, pool, "device")), str(error)) from error
+        try:
+            worker_options(cluster, pool)
+        except RefusedAt as error:
+            raise mistake(node_at(tree, error.place), str(error)) from error
     return LiveFile(cluster, tree)
 
 
 def worker_options(cluster: Cluster, pool: PoolConfig) -> ServeOptions:
-    """Of one worker, before machine facts. Raises `InvalidConfiguration`."""
+    """Of one worker, before machine facts. Raises `RefusedAt`."""
     dtype = "auto" if pool.dtype == "int8" else pool.dtype
     values: dict[str, object] = {
         "dtype": dtype,
@@ -74,15 +85,43 @@ def worker_options(cluster: Cluster, pool: PoolConfig) -> ServeOptions:
         "max-model-len": cluster.max_model_len,
     }
     values |= {key: value for key, value in cluster.serve.items() if key not in _OF_GATEWAYS}
-    options = read_options(None, values | dict(pool.serve))
+    values |= pool.serve
+    for option, value in values.items():
+        _check_option(cluster, pool, option, value)
+    options = read_options(None, values)
     if options.max_num_batched_tokens < options.max_num_seqs:
-        raise InvalidConfiguration(
+        raise RefusedAt(
+            _place_of(cluster, pool, "max-num-batched-tokens"),
             f"pool {pool.name}: max_num_batched_tokens ({options.max_num_batched_tokens}) must be "
-            f"at least max_num_seqs ({options.max_num_seqs})"
+            f"at least max_num_seqs ({options.max_num_seqs})",
         )
-    if options.kv_cache_memory != "auto":
-        parse_bytes(options.kv_cache_memory, "kv-cache-memory")
     return options
+
+
+def _check_option(cluster: Cluster, pool: PoolConfig, option: str, value: object) -> None:
+    try:
+        options = read_options(None, {option: value})
+        if option == "kv-cache-memory" and options.kv_cache_memory != "auto":
+            parse_bytes(options.kv_cache_memory, option)
+    except InvalidConfiguration as error:
+        raise RefusedAt(_place_of(cluster, pool, option), str(error)) from error
+
+
+def _place_of(cluster: Cluster, pool: PoolConfig, option: str) -> str:
+    """Where the file says what a worker's option is."""
+    key = spelled(option)
+    if option in pool.serve:
+        return pool_place(cluster, pool, f"serve.{key}")
+    if option in cluster.serve:
+        return f"serve.{key}"
+    if option == "max-model-len" or (option == "block-size" and not pool.block_size):
+        return key
+    return pool_place(cluster, pool, _KEY_OF_A_POOL.get(option, key))
+
+
+def pool_place(cluster: Cluster, pool: PoolConfig, key: str) -> str:
+    """The path of a pool's key; its name may hold dots, so the pool goes by its number."""
+    return f"pools.{[each.name for each in cluster.pools].index(pool.name)}.{key}"
 
 
 def gateway_options(cluster: Cluster, api_keys: tuple[str, ...]) -> ServeOptions:
@@ -164,7 +203,8 @@ def _refusals(cluster: Cluster) -> Iterator[tuple[str, str]]:
             "a live worker evicts the block used longest ago; write lru, or leave it out",
         )
     for pool in cluster.pools:
-        yield from _refused_of(pool)
+        for key, problem in _refused_of(pool):
+            yield pool_place(cluster, pool, key), problem
     named = cluster.transport.connectors
     if named == ("cuda-ipc",) and any(pool.device == "cpu" for pool in cluster.pools):
         yield ("transport.connectors", "cuda-ipc reaches the memory of GPUs only; add tcp")
@@ -177,17 +217,12 @@ def _refusals(cluster: Cluster) -> Iterator[tuple[str, str]]:
 
 
 def _refused_of(pool: PoolConfig) -> Iterator[tuple[str, str]]:
-    place = f"pools.{pool.name}"
-    if not POOL_NAME.fullmatch(pool.name):
-        # Its workers' names are those of files.
-        yield (
-            "pools",
-            f"pool name {pool.name!r}: up to 64 letters, digits, - _ or ., the first no sign",
-        )
+    if problem := name_problem(pool.name):
+        yield "name", f"pool {problem}"
     if pool.dtype not in (*STORED, "int8"):
         stored = ", ".join((*STORED, "int8"))
-        yield (f"{place}.dtype", f"live weights are stored as {stored}, not as {pool.dtype}")
+        yield ("dtype", f"live weights are stored as {stored}, not as {pool.dtype}")
     if pool.kv_dtype not in STORED:
-        yield (f"{place}.kv_dtype", f"live KV is {', '.join(STORED)}, not {pool.kv_dtype}")
+        yield ("kv_dtype", f"live KV is {', '.join(STORED)}, not {pool.kv_dtype}")
     if pool.sequence_parallel and pool.tensor_parallel == 1:
-        yield (f"{place}.sequence_parallel", "needs a tensor_parallel of 2 or more")
+        yield ("sequence_parallel", "needs a tensor_parallel of 2 or more")

@@ -11,6 +11,16 @@ TEXT = "tag:yaml.org,2002:str"
 NULL = "tag:yaml.org,2002:null"
 _MAP = "tag:yaml.org,2002:map"
 _OVERRIDE = "--set "
+# The label of a tree that was made of flags.
+FLAGS = "tandem serve"
+
+
+class RefusedAt(InvalidConfiguration):
+    """What stands at `place`, a path as in `node_at` from the refusing mapping, cannot be."""
+
+    def __init__(self, place: str, problem: str) -> None:
+        super().__init__(problem)
+        self.place = place
 
 
 def parse(text: str, label: str) -> yaml.MappingNode:
@@ -47,6 +57,8 @@ def node_at(tree: yaml.Node, path: str) -> yaml.Node:
         if isinstance(tree, yaml.SequenceNode):
             entries: list[yaml.Node] = tree.value
             found = next((entry for entry in entries if _entry_name(entry) == step), None)
+            if found is None and step.isdecimal() and int(step) < len(entries):
+                found = entries[int(step)]
         elif isinstance(tree, yaml.MappingNode):
             found = next((to for key, to in tree.value if spelled(key.value) == step), None)
         else:
@@ -65,8 +77,10 @@ def spelled(key: object) -> str:
 def mistake(node: yaml.Node, problem: str) -> InvalidConfiguration:
     """The error that says where in which file the problem is."""
     mark = node.start_mark
-    # An override is one line, which its label quotes in full.
-    line = "" if mark.name.startswith(_OVERRIDE) else f", line {mark.line + 1}"
+    # An override is one line, which its label quotes in full; nobody wrote the lines of flags.
+    line = (
+        "" if mark.name.startswith(_OVERRIDE) or mark.name == FLAGS else f", line {mark.line + 1}"
+    )
     return InvalidConfiguration(f"{mark.name}{line}: {problem}")
 
 

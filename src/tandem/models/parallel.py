@@ -14,6 +14,7 @@ from torch.nn import functional
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import ModelSpec
 from tandem.kernels.collectives.contract import Collectives
+from tandem.models.division import refused_division
 from tandem.models.parameters import (
     DecoderParts,
     LayerParts,
@@ -122,21 +123,8 @@ def local_spec(spec: ModelSpec, place: Place) -> ModelSpec:
 
 def check_place(spec: ModelSpec, place: Place) -> None:
     """Raises `InvalidConfiguration` with the option at fault."""
-    attention, ranks = spec.attention, place.tensor_ranks
-    if attention.heads % ranks:
-        raise InvalidConfiguration(
-            f"tensor_parallel is {ranks}; expected a divisor of the {attention.heads} attention "
-            "heads of this model"
-        )
-    if attention.kv_heads % ranks and ranks % attention.kv_heads:
-        raise InvalidConfiguration(
-            f"tensor_parallel is {ranks}; expected a divisor or a multiple of the "
-            f"{attention.kv_heads} KV heads of this model"
-        )
-    if place.stages > spec.layers:
-        raise InvalidConfiguration(
-            f"pipeline_parallel is {place.stages}; this model has {spec.layers} layers to share out"
-        )
+    for _, problem in refused_division(spec, place.tensor_ranks, place.stages):
+        raise InvalidConfiguration(problem)
 
 
 @dataclass(frozen=True, slots=True)

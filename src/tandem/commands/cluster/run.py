@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +11,6 @@ import msgspec
 
 import tandem
 from tandem.commands.cluster.operators import Operators
-from tandem.commands.cluster.router import capacity_of
 from tandem.commands.cluster.setups import (
     Setups,
     gateway_program,
@@ -89,8 +88,6 @@ class ClusterRun:
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set and everything has ended. Raises `InvalidConfiguration` or
         `ProcessesFailed` when it could not start, or no gateway can be kept running."""
-        # Prices that cannot be told are found out before any process starts.
-        capacity_of(replace(self.file.cluster, model=str(self.setups.checkpoint)))
         write_cluster(self.file, self.setups, self.directory)
         self._record()
         try:

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tandem.commands.cluster.policies import router_policies
 from tandem.commands.cluster.run import ClusterRun, RunLimits, View
 from tandem.commands.cluster.view import members_table
 from tandem.commands.greeting import Greeting
-from tandem.config.cluster_live import LiveFile, as_served, gateway_options
+from tandem.config.cluster_live import LiveFile, gateway_options
 from tandem.facts.gateway_messages import ClusterStatus
 from tandem.live.launching.state_directory import StateDirectory
 from tandem.live.launching.supervisor import Notice
@@ -66,8 +65,6 @@ def run_cluster(
 ) -> None:
     """From its start until a signal ends it, in a directory that nobody else has. Raises
     `InvalidConfiguration`, `ClusterRunning` or `ProcessesFailed`."""
-    # Before any process starts, what they would stumble over.
-    router_policies(as_served(file.cluster))
     logging.basicConfig(level=gateway_options(file.cluster, ()).log_level.upper())
     directory.claim()
     failed = True

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 
 from tandem.facts.cluster_messages import Audited
@@ -47,7 +47,7 @@ def workers_table(workers: Sequence[WorkerStatus], gone: Mapping[str, str]) -> T
     """A row for each worker; `gone` says why others are not there."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("worker", "role", "state"):
-        table.add_column(name, no_wrap=name == "worker")
+        table.add_column(name, no_wrap=name != "state")
     for name in ("runs", "waits", "KV", "prompts", "tokens", "KV read", "KV given"):
         table.add_column(name, justify="right")
     table.add_column("by")
@@ -77,22 +77,25 @@ def workers_table(workers: Sequence[WorkerStatus], gone: Mapping[str, str]) -> T
 
 def print_status(console: Console, url: str, told: Sequence[ClusterStatus]) -> None:
     """What every gateway knows; figures of workers are added up over gateways."""
+    console.print(status_shown(url, told))
+
+
+def status_shown(url: str, told: Sequence[ClusterStatus]) -> Group:
+    """The same, for whoever shows it."""
     workers = together(told)
     known = {worker.worker for worker in workers}
     lost = [entry for status in told for entry in status.lost]
     gone = {name: f"lost: {reason}" for name, reason in lost if name not in known}
-    console.print(f"[bold]{url}/v1[/bold]")
-    for status in told:
-        console.print(
-            f"{status.gateway}: up {told_seconds(status.up_s)}, {status.running_requests} requests "
-            f"running, {status.waiting_requests} waiting, {status.finished_requests:,} finished, "
-            f"{status.takeovers} taken over from another worker"
-        )
-    console.print()
-    console.print(workers_table(workers, gone))
+    lines = [f"[bold]{url}/v1[/bold]"]
+    lines += [
+        f"{status.gateway}: up {told_seconds(status.up_s)}, {status.running_requests} requests "
+        f"running, {status.waiting_requests} waiting, {status.finished_requests:,} finished, "
+        f"{status.takeovers} taken over from another worker"
+        for status in told
+    ]
     again = [f"{name} ({reason})" for name, reason in lost if name in known]
-    if again:
-        console.print(f"\n[dim]died and came back: {', '.join(again)}[/dim]", soft_wrap=True)
+    came_back = [f"\n[dim]died and came back: {', '.join(again)}[/dim]"] if again else []
+    return Group("\n".join(lines) + "\n", workers_table(workers, gone), *came_back)
 
 
 def print_audit(console: Console, workers: Sequence[Audited], problems: Sequence[str]) -> None:

@@ -1,0 +1,59 @@
+"""What would keep a cluster from starting, found out before it has a process or a file."""
+
+import ipaddress
+from contextlib import suppress
+from dataclasses import replace
+
+from tandem.commands.cluster.policies import router_policies
+from tandem.commands.cluster.router import capacity_of
+from tandem.commands.cluster.setups import Setups
+from tandem.commands.front_door import listen
+from tandem.config.cluster import Cluster
+from tandem.config.cluster_live import LiveFile, as_served, gateway_options, pool_place
+from tandem.config.cluster_tree import mistake, node_at
+from tandem.facts.errors import InvalidConfiguration
+from tandem.live.launching.state_directory import ClusterRunning, StateDirectory
+from tandem.models.configuration import read_model_spec
+from tandem.models.division import refused_division
+
+
+def check_before_start(file: LiveFile, directory: StateDirectory) -> None:
+    """Fetches the model if it is not here. Raises `InvalidConfiguration` or `ClusterRunning`."""
+    # Whose directory it is comes out when it is claimed.
+    with suppress(PermissionError):
+        if directory.claimed:
+            raise ClusterRunning(f"a cluster runs in {directory.path} already")
+    router_policies(as_served(file.cluster))
+    setups = Setups(file.cluster)
+    capacity_of(replace(file.cluster, model=str(setups.checkpoint)))
+    spec = read_model_spec(setups.checkpoint)
+    for pool in file.cluster.pools:
+        for key, problem in refused_division(spec, pool.tensor_parallel, pool.pipeline_parallel):
+            place = pool_place(file.cluster, pool, key)
+            raise mistake(node_at(file.tree, place), f"pool {pool.name}: {problem}")
+        setups.worker(pool, pool.name, ())
+    _try_addresses(file.cluster)
+
+
+def _try_addresses(cluster: Cluster) -> None:
+    """Nobody else may have them, not even who shares the port of HTTP: it would be other gateways,
+    and clients would come to either."""
+    options = gateway_options(cluster, ())
+    listen(options.host, options.port).close()
+    host, _, port = cluster.listen.rpartition(":")
+    if not host or not int(port) or not _is_address(host):
+        return
+    for index in range(cluster.gateways):
+        try:
+            listen(host, int(port) + index).close()
+        except InvalidConfiguration as error:
+            raise InvalidConfiguration(f"listen: {error}") from error
+
+
+def _is_address(host: str) -> bool:
+    """ZeroMQ takes names of network interfaces, too; whether one is free only it can tell."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
