@@ -511,6 +511,30 @@ def test_a_draining_workers_requests_go_on_elsewhere():
     assert (passage.prefill, passage.decode) == ("w0", "w1")
 
 
+def test_a_draining_workers_requests_wait_for_a_target_that_can_take_them():
+    """However long it takes: what moved nobody was no attempt."""
+    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    gateway.submit("r")
+    gateway.submit("s")
+    gateway.says(drew("w0", "r", "s"))
+    gateway.says(drew("w1", "r", "s"))
+    gateway.says(Standing("w0", Role.BOTH, accepting=False))
+    full = LoadReported("w1", 0, 0, 0, 0, 0)
+    for _ in range(20):
+        gateway.says(full)
+        assert told(gateway.says(idle_load("w0")), "w0") == []
+    gateway.says(idle_load("w1"))
+    assert of_kind(told(gateway.says(idle_load("w0")), "w0"), HandoversRequested)
+
+
+def test_a_prompt_is_counted_once_where_several_of_its_tokens_come_at_once():
+    gateway = GatewayUnderTest(hello("w"))
+    gateway.submit("r")
+    gateway.says(drew("w", "r"), drew("w", "r"))
+    deeds = gateway.machine.members.of_name("w").deeds
+    assert (deeds.prompts, deeds.output_tokens) == (1, 2)
+
+
 def test_an_audit_asks_everybody_and_ends_when_all_have_answered_or_nobody_waits_longer():
     gateway = GatewayUnderTest(hello("w0"), hello("w1"))
     effects = gateway.handle(AuditAsked(1))

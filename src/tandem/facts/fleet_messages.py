@@ -74,7 +74,8 @@ class LoadReported:
     """What a worker carries at one instant, sequences left out whose whole prompt comes from
     another worker: `running_sequences` decode and attend to `context_tokens` in all,
     `waiting_requests` do not run yet, `queued_prefill_tokens` are known prompt tokens that no step
-    has computed and no import brings."""
+    has computed and no import brings. Of what the router told the worker since it joined, it had
+    heard the first `heard` events by then; None: all."""
 
     worker: str
     running_sequences: int
@@ -82,6 +83,7 @@ class LoadReported:
     queued_prefill_tokens: int
     context_tokens: int
     free_blocks: int
+    heard: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """What the router knows of the workers: their roles, their load, and what was sent to them since
 they last reported it."""
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -20,9 +21,23 @@ class Capacity:
     max_sequences: int
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What had been sent to a worker by the time it had been told `told` events, of what its last
+    report leaves out: the `sent_` figures of then."""
+
+    told: int
+    requests: int
+    prefill_tokens: int
+    blocks: int
+    decodes: int
+    context_tokens: int
+
+
 @dataclass(slots=True)
 class Standing:
-    """One worker. `report` is its last word; the `sent_` figures came after it. `expected_` count
+    """One worker. `report` is its last word; the `sent_` figures are what that leaves out, and
+    `unheard` how they grew, if the events `told` to the worker are counted. `expected_` count
     requests whose prefill still runs elsewhere; `prefilling` the passages whose prompt is here.
     `view` is all that as policies see it, until something changes."""
 
@@ -40,6 +55,8 @@ class Standing:
     expected_context_tokens: int = 0
     prefilling: set[str] = field(default_factory=set)
     view: WorkerView | None = None
+    told: int = 0
+    unheard: deque[Sent] = field(default_factory=deque)
 
     @property
     def decodes_more(self) -> bool:
@@ -66,14 +83,39 @@ class Fleet:
         self._order = sorted(self.standings)
 
     def report(self, load: LoadReported, now_ns: int) -> None:
-        """The worker's own word replaces what was guessed; a dead worker's is ignored."""
+        """The worker's own word replaces what was guessed of what it had heard by then; a dead
+        worker's is ignored."""
         standing = self.standings.get(load.worker)
         if standing is not None:
             if load == standing.report and not standing.sent_requests + standing.sent_decodes:
                 return
             standing.report, standing.reported_ns, standing.view = load, now_ns, None
+            if load.heard is not None:
+                _hear(standing, load.heard)
+                return
+            standing.unheard.clear()
             standing.sent_requests = standing.sent_prefill_tokens = standing.sent_blocks = 0
             standing.sent_decodes = standing.sent_context_tokens = 0
+
+    def tell(self, worker: str, events: int) -> None:
+        """So many events go out to the worker: with the last of them it knows all that was sent to
+        it. Only for workers that report what they have heard."""
+        standing = self.standings.get(worker)
+        if standing is None:
+            return
+        standing.told += events
+        sent = Sent(
+            standing.told,
+            standing.sent_requests,
+            standing.sent_prefill_tokens,
+            standing.sent_blocks,
+            standing.sent_decodes,
+            standing.sent_context_tokens,
+        )
+        last = standing.unheard[-1] if standing.unheard else None
+        seen = (last.requests, last.decodes) if last else (0, 0)
+        if seen != (sent.requests, sent.decodes):
+            standing.unheard.append(sent)
 
     def send(self, worker: str, prefill_tokens: int, known_tokens: int) -> None:
         """A request whose prompt is to be computed here went out."""
@@ -145,3 +187,28 @@ class Fleet:
             free_blocks=max(0, report.free_blocks - standing.sent_blocks),
         )
         return standing.view
+
+
+def _hear(standing: Standing, heard: int) -> None:
+    """The worker's report counts in what was sent to it with the first `heard` events."""
+    known = None
+    while standing.unheard and standing.unheard[0].told <= heard:
+        known = standing.unheard.popleft()
+    if known is None:
+        return
+    standing.sent_requests -= known.requests
+    standing.sent_prefill_tokens -= known.prefill_tokens
+    standing.sent_blocks -= known.blocks
+    standing.sent_decodes -= known.decodes
+    standing.sent_context_tokens -= known.context_tokens
+    standing.unheard = deque(
+        Sent(
+            later.told,
+            later.requests - known.requests,
+            later.prefill_tokens - known.prefill_tokens,
+            later.blocks - known.blocks,
+            later.decodes - known.decodes,
+            later.context_tokens - known.context_tokens,
+        )
+        for later in standing.unheard
+    )

@@ -111,6 +111,7 @@ def _load(load: LoadReported) -> None:
             load.queued_prefill_tokens,
             load.context_tokens,
             load.free_blocks,
+            load.heard or 0,
         )
     )
 

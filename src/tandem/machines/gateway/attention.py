@@ -6,6 +6,7 @@ from tandem.facts.cluster_messages import LeasesRenewed
 from tandem.facts.fleet_messages import MigrationsRequested
 from tandem.facts.gateway_messages import SendToWorker
 from tandem.machines.gateway.members import Member, Members
+from tandem.machines.migration import to_migrate
 from tandem.machines.passage import Stage
 from tandem.machines.router import RouterMachine
 
@@ -53,14 +54,13 @@ def migration(router: RouterMachine, member: Member) -> MigrationsRequested | No
     )
     if not decodes or member.migrations >= MIGRATIONS:
         return None
-    standings = router.entrance.fleet.standings
-    room = [
-        (view.free_blocks * view.block_size, view.worker)
-        for view in router.entrance.fleet.views()
-        if standings[view.worker].decodes_more and view.worker != member.name
-    ]
-    if not room:
-        return None
-    member.migrations += 1
-    tokens, target = max(room)
-    return MigrationsRequested(member.name, target, tokens // 2)
+    fleet = router.entrance.fleet
+    on_their_way = [each for each in router.passages.values() if each.stage is not Stage.LINE]
+    room = [(view.free_blocks * view.block_size, view.worker) for view in fleet.views()]
+    for tokens, target in sorted(room, reverse=True):
+        wanted = MigrationsRequested(member.name, target, tokens // 2)
+        if to_migrate(wanted, on_their_way, fleet):
+            # Only what moves somebody is an attempt: another target may have room later.
+            member.migrations += 1
+            return wanted
+    return None

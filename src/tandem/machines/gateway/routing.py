@@ -1,5 +1,6 @@
 """The router inside a gateway: what it hears from workers, and what it asks for, peer by peer."""
 
+from collections import Counter
 from collections.abc import Iterable
 
 from tandem.facts.cluster_messages import ListBlocks, MoveEnded, StopMove, ToWorker
@@ -58,6 +59,8 @@ class Routing:
                 member.deeds.prompts += drawn.prompts
                 member.deeds.output_tokens += drawn.tokens
                 self.finished_requests += drawn.finished
+                # What comes next of the same prompts is to find them done.
+                self._decisive = self._decisive or drawn.prompts > 0
                 if drawn.emission is not None:
                     effects.append(Deliver(drawn.emission))
             case BlocksReported() | BlocksListed():
@@ -99,10 +102,12 @@ class Routing:
 
     def _perform(self, asked: Iterable[RouterEffect]) -> Effects:
         effects: Effects = []
+        told: Counter[str] = Counter()
         for effect in asked:
             match effect:
                 case Tell(worker, event):
                     assert not isinstance(event, StepDone)
+                    told[worker] += 1
                     self.transfers.told(worker, event)
                     self._send(worker, event, effects)
                 case StartTransfer():
@@ -115,6 +120,8 @@ class Routing:
                     self._send(worker, ListBlocks(tier), effects)
                 case _:
                     effects.append(effect)
+        for worker, events in told.items():
+            self.router.entrance.fleet.tell(worker, events)
         return effects
 
     def _start(self, start: StartTransfer, effects: Effects) -> None:

@@ -14,13 +14,15 @@ HELLO_AGAIN_NS = 5_000_000_000
 class Link:
     """The channel to one gateway. `welcome` is None until the gateway knows the worker, which said
     Hello last at `hello_ns`; `told` is the (role, accepting) that the gateway was told.
-    `not_needed`: the gateway has let the draining worker go."""
+    `heard_events`: how many of its router's events have come since the welcome. `not_needed`: the
+    gateway has let the draining worker go."""
 
     welcome: Welcome | None = None
     hello_ns: int | None = None
     told: tuple[Role, bool] | None = None
     heard_ns: int = 0
     reported_ns: int = 0
+    heard_events: int = 0
     not_needed: bool = False
 
     def report_due_ns(self) -> int | None:

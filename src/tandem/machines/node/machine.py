@@ -27,7 +27,7 @@ from tandem.facts.cluster_messages import (
     Welcome,
 )
 from tandem.facts.fleet import Tier
-from tandem.facts.fleet_messages import BlocksListed, RequestsLost
+from tandem.facts.fleet_messages import BlocksListed, LoadReported, RequestsLost
 from tandem.facts.kv_export import MoveKv
 from tandem.facts.messages import (
     HandoversRequested,
@@ -153,12 +153,14 @@ class NodeMachine:
                 # It believes that the worker still serves it; a Hello is on its way.
                 return []
             case RequestsArrived() | PrefillsArrived() | ImportsArrived():
+                link.heard_events += 1
                 end_ns = now_ns + link.welcome.lease_ns
                 return self.work.arrive(gateway, message, end_ns, now_ns)
             case LeasesRenewed(request_ids):
                 self.work.leases.renew(gateway, request_ids, now_ns + link.welcome.lease_ns)
                 return []
             case ImportDone() | HandoversRequested() | HoldsReleased() | RequestsAborted():
+                link.heard_events += 1
                 return self.work.change(gateway, message, now_ns)
             case Audit():
                 return [*self.work.flush(now_ns), SendToGateway(gateway, _audited(self))]
@@ -206,8 +208,9 @@ class NodeMachine:
         told = link.told
         effects = self._forget(gateway, now_ns)
         link.welcome, link.told, link.reported_ns, link.not_needed = welcome, told, now_ns, False
+        link.heard_events = 0
         effects.append(SendToGateway(gateway, _listing(self.work)))
-        effects.append(SendToGateway(gateway, load_of(self.hello.worker, self.work.machine)))
+        effects.append(SendToGateway(gateway, self._load(link)))
         if told != (self.duty.role, self.duty.accepting):
             standing = Standing(self.hello.worker, self.duty.role, self.duty.accepting)
             effects.append(SendToGateway(gateway, standing))
@@ -235,9 +238,12 @@ class NodeMachine:
             due_ns = link.report_due_ns()
             if due_ns is not None and due_ns <= now_ns:
                 link.reported_ns = now_ns
-                load = load_of(self.hello.worker, self.work.machine)
-                effects.append(SendToGateway(gateway, load))
+                effects.append(SendToGateway(gateway, self._load(link)))
         return effects
+
+    def _load(self, link: Link) -> LoadReported:
+        load = load_of(self.hello.worker, self.work.machine)
+        return replace(load, heard=link.heard_events)
 
     def _tell_standing(self, *, begun: bool = False) -> Effects:
         """Tell all gateways. When a drain has `begun`, each of them must let the worker go anew."""
