@@ -60,13 +60,12 @@ def server():
 
 def read_by_a_new_client(server: TcpConnector, secret: bytes = SECRET) -> None:
     """Connect as a stranger would, and read everything."""
-    own = SharedRegion.create(BYTES, "reader")
-    with closing(make_tcp(secret)) as client:
+    with closing(SharedRegion.create(BYTES, "reader")) as own, closing(make_tcp(secret)) as client:
         handle = client.register(own.region, exported=False)
         client.connect("peer", server.describe())
         client.read("peer", span(0, 0, BYTES), handle)
         assert [completion.problem for completion in client.poll(END_S)] == [""]
-    assert (own.view == content(BYTES)).all()
+        assert (own.view == content(BYTES)).all()
 
 
 def address_of(server: TcpConnector) -> tuple[str, int]:

@@ -234,8 +234,9 @@ class Alive:
         self._descriptor = os.pidfd_open(process_id)
 
     def wait_for_end(self) -> None:
-        ended, _, _ = select.select([self._descriptor], [], [], PATIENCE_S)
-        assert ended
+        waiting = select.poll()
+        waiting.register(self._descriptor, select.POLLIN)
+        assert waiting.poll(PATIENCE_S * 1000)
         os.close(self._descriptor)
 
 

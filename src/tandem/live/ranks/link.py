@@ -49,7 +49,10 @@ class RankLink(Generic[Out, In]):
     def receive(self, timeout_s: float | None = None) -> In:
         """The next message; waits for its begin, at most so long if it is said. Raises `RankLost`
         when there will be none."""
-        if not select.select([self._connection], [], [], timeout_s)[0]:
+        # Not `select`, which knows descriptors below 1024 only.
+        waiting = select.poll()
+        waiting.register(self._connection, select.POLLIN)
+        if not waiting.poll(None if timeout_s is None else timeout_s * 1000):
             raise RankLost(f"a rank said nothing for {timeout_s:g} s")
         (length,) = LENGTH.unpack(self._exactly(LENGTH.size))
         if length > MESSAGE_LIMIT_BYTES:
