@@ -18,6 +18,7 @@ from tandem.kv.connectors.tickets import Ticket, Tickets
 from tandem.kv.region import Region
 from tandem.kv.spans import join_spans, problem_of
 
+TRIES = 3
 _Address = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
@@ -120,14 +121,24 @@ class NixlConnector:
             raise ConnectorError(f"{peer} describes its memory in no known way: {error}") from error
         with self._lock:
             self._cut_off(peer, f"{peer} is connected anew")
+            agent = self._reach(found)
+            memory = Region(found.address, found.region_bytes, device=found.device)
+            self._peers[peer] = _Peer(found.agent, memory, agent)
+
+    def _reach(self, found: NixlDescription) -> NixlAgent:
+        """UCX was seen to refuse a living peer over TCP, and to reach it with a fresh agent."""
+        tries = 0
+        while True:
+            tries += 1
             agent = NixlAgent(f"{self._agent_name} reads {found.agent}")
             try:
                 agent.load(found.metadata, found.agent)
             except ConnectorError:
                 agent.close()
-                raise
-            memory = Region(found.address, found.region_bytes, device=found.device)
-            self._peers[peer] = _Peer(found.agent, memory, agent)
+                if tries == TRIES:
+                    raise
+            else:
+                return agent
 
     def disconnect(self, peer: str) -> None:
         with self._lock:
