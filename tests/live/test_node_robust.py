@@ -161,6 +161,8 @@ def test_who_is_told_twice_ends_at_once(worker):
     gateway, _, workers = worker
     process = workers.start("hasty", "both")
     gateway.welcome(WELCOME)
+    # A worker that no gateway has welcomed yet leaves at the first word: be sure that it heard.
+    gateway.audit()
     process.send_signal(signal.SIGTERM)
     # This gateway never says that it needs the worker no more.
     assert gateway.hear(Standing) == Standing("hasty", Role.BOTH, False)
