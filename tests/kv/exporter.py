@@ -13,6 +13,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from tandem.kv.connector import Connector
 from tandem.kv.connectors.shm import ShmConnector
 from tandem.kv.connectors.tcp import DEFAULT_LIMITS, TcpConnector
-from tandem.kv.connectors.tcp_server import TcpLimits
+from tandem.kv.connectors.tcp_door import TcpLimits
 from tandem.kv.region import SharedRegion
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +36,8 @@ def content(bytes: int) -> NDArray[np.uint8]:
 def make_connector(name: str, limits: TcpLimits = DEFAULT_LIMITS) -> Connector:
     if name == "shm":
         return ShmConnector()
-    return TcpConnector("127.0.0.1", SECRET, entropy=secrets.token_bytes, limits=limits)
+    writable = replace(limits, writable=True)
+    return TcpConnector("127.0.0.1", SECRET, entropy=secrets.token_bytes, limits=writable)
 
 
 class Exporter:

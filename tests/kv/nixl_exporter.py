@@ -30,8 +30,19 @@ class Exporter:
     """The process as its parent sees it."""
 
     def __init__(self, size: int) -> None:
+        self.size = size
+        self.content = content(size)
+        self._start()
+
+    def start_if_dead(self) -> None:
+        """Another process in its place, with the same memory."""
+        if self.process.poll() is not None:
+            self.close()
+            self._start()
+
+    def _start(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.kv.nixl_exporter", str(size)],
+            [sys.executable, "-m", "tests.kv.nixl_exporter", str(self.size)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -39,8 +50,6 @@ class Exporter:
             # UCX's own messages would go to standard output.
             env=os.environ | {"UCX_LOG_FILE": "stderr"},
         )
-        self.size = size
-        self.content = content(size)
         self.description = bytes.fromhex(self.answer())
 
     def checksum(self, offset: int, length: int) -> int:
@@ -64,6 +73,12 @@ class Exporter:
         self.process.kill()
         self.process.wait()
 
+    def close(self) -> None:
+        self.kill()
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            stream.close()
+
 
 @contextmanager
 def exporting(size: int) -> Iterator[Exporter]:
@@ -71,10 +86,7 @@ def exporting(size: int) -> Iterator[Exporter]:
     try:
         yield exporter
     finally:
-        exporter.kill()
-        for stream in (exporter.process.stdin, exporter.process.stdout):
-            assert stream is not None
-            stream.close()
+        exporter.close()
 
 
 def main(size: int) -> None:

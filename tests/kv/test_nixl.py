@@ -80,7 +80,13 @@ def connected(exporter: Exporter) -> Iterator[Side]:
     own = SharedRegion.create(exporter.size, "reader")
     connector = NixlConnector("reader")
     handle = connector.register(own.region, exported=False)
-    connector.connect("peer", exporter.description)
+    try:
+        connector.connect("peer", exporter.description)
+    except ConnectorError:
+        # Over TCP, UCX now and then aborts a process whose last reader has left. Nothing here can
+        # mend that (docs/cluster.md says what to use instead), and it is not what is tested.
+        exporter.start_if_dead()
+        connector.connect("peer", exporter.description)
     yield Side(connector, exporter, own, handle)
     connector.close()
 

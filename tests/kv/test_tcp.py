@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tandem.kv.connector import ConnectorError, Spans
 from tandem.kv.connectors import tcp_frames as frames
 from tandem.kv.connectors.tcp import TcpConnector, TcpDescription
+from tandem.kv.connectors.tcp_door import TcpLimits
 from tandem.kv.connectors.tcp_link import Way, prove
-from tandem.kv.connectors.tcp_server import TcpLimits
 from tandem.kv.connectors.tcp_stream import Stream, StreamEnded
 from tandem.kv.region import SharedRegion
 from tests.kv.exporter import SECRET, content, exporting
@@ -26,7 +26,7 @@ from tests.kv.exporter import SECRET, content, exporting
 MIB = 1 << 20
 BYTES = 8 * MIB
 END_S = 20.0
-PATIENT = TcpLimits(connect_s=END_S, silence_s=END_S, idle_s=END_S)
+PATIENT = TcpLimits(connect_s=END_S, silence_s=END_S, idle_s=END_S, writable=True)
 # For those that wait for somebody who will never move.
 IMPATIENT = TcpLimits(connect_s=0.3, silence_s=0.3, idle_s=END_S)
 
@@ -313,6 +313,20 @@ def test_a_client_that_does_not_listen_is_dropped():
         assert 0 < refusals < 100_000
         with pytest.raises(StreamEnded):
             stream.receive([memoryview(bytearray(8 * 4 * MIB))], END_S)
+
+
+def test_nobody_writes_where_only_reading_was_offered():
+    assert not TcpLimits().writable
+    with (
+        serving(replace(PATIENT, writable=False)) as server,
+        closing(SharedRegion.create(BYTES, "writer")) as own,
+        closing(make_tcp()) as client,
+    ):
+        handle = client.register(own.region, exported=False)
+        client.connect("peer", server.describe())
+        client.write("peer", span(0, 0, BYTES), handle)
+        assert all(completion.problem for completion in client.poll(END_S))
+        read_by_a_new_client(server)
 
 
 def test_a_connection_idle_for_too_long_is_made_anew():

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from tandem.api.config import ApiConfig
 from tandem.commands.front_door import HttpServer, http_server_over, listen
-from tandem.commands.model_assembly import BUNDLED_MODEL, load_model, pick_kernels, plan_model
+from tandem.commands.model_assembly import load_model, pick_kernels, plan_model
+from tandem.config.hardware import BUNDLED_MODEL
 from tandem.config.machine import MachineFacts
 from tandem.config.options import ServeOptions
 from tandem.config.resolve import ServerPlan

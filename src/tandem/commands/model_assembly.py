@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-import tandem
+from tandem.config.hardware import BUNDLED_MODEL
 from tandem.config.machine import MachineFacts, machine_facts
 from tandem.config.options import ServeOptions
 from tandem.config.resolve import ModelFacts, ServerPlan, resolve
@@ -16,8 +16,6 @@ from tandem.models.configuration import read_model_spec
 from tandem.models.decoder import Decoder
 from tandem.models.load import LoadPlan, find_model, load_decoder
 from tandem.models.weights import WeightForm
-
-BUNDLED_MODEL = Path(tandem.__file__).parent / "bundled" / "tandem-mini"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 import tandem
-from tandem.commands.model_assembly import BUNDLED_MODEL
+from tandem.config.hardware import BUNDLED_MODEL
 from tandem.config.machine import machine_facts
 from tandem.config.options import ServeOptions
 from tandem.config.resolve import ModelFacts, ServerPlan, resolve

@@ -25,6 +25,7 @@ from tandem.facts.fleet import Tier
 
 TimeModel = Literal["roofline", "tables", "profile"]
 BUNDLED = Path(tandem.__file__).parent / "bundled"
+BUNDLED_MODEL = BUNDLED / "tandem-mini"
 DEVICES = BUNDLED / "hardware" / "devices"
 MODELS = BUNDLED / "hardware" / "models"
 

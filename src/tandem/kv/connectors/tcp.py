@@ -6,7 +6,6 @@ belongs on a network of one's own, or in a tunnel.
 """
 
 import ctypes
-import socket
 from collections.abc import Callable
 from ipaddress import ip_address
 from typing import Final, Literal
@@ -15,8 +14,9 @@ import msgspec
 
 from tandem.kv.connector import Completion, ConnectorError, Spans
 from tandem.kv.connectors import tcp_frames as frames
+from tandem.kv.connectors.tcp_door import TcpLimits, listening_socket
 from tandem.kv.connectors.tcp_link import Carry, TcpLink, Way
-from tandem.kv.connectors.tcp_server import TcpLimits, TcpServer
+from tandem.kv.connectors.tcp_server import TcpServer
 from tandem.kv.connectors.tickets import Tickets
 from tandem.kv.region import Region
 from tandem.kv.spans import join_spans, problem_of
@@ -88,7 +88,7 @@ class TcpConnector:
         if exported:
             assert self._server is None
             self._server = TcpServer(
-                _listening(*self._place),
+                listening_socket(*self._place),
                 memory,
                 frames.Credentials(self._cluster_secret, self._incarnation),
                 entropy=self._entropy,
@@ -177,21 +177,3 @@ def address_problem(host: str) -> str:
 
 def _memory_of(region: Region) -> memoryview:
     return memoryview((ctypes.c_ubyte * region.bytes).from_address(region.address)).cast("B")
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listening = socket.socket(family, kind, protocol)
-        try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(address)
-            listening.listen()
-        except OSError:
-            listening.close()
-            raise
-    except OSError as error:
-        raise ConnectorError(f"cannot listen at {host}, port {port}: {error}") from error
-    return listening

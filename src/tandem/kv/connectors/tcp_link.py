@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from tandem.kv.connector import ConnectorError, Spans
 from tandem.kv.connectors import tcp_frames as frames
-from tandem.kv.connectors.tcp_server import TcpLimits, pieces_of
+from tandem.kv.connectors.tcp_door import TcpLimits
+from tandem.kv.connectors.tcp_server import pieces_of
 from tandem.kv.connectors.tcp_stream import Stream
 from tandem.kv.connectors.tickets import Ticket, Tickets
 from tandem.kv.spans import batches
@@ -140,18 +141,22 @@ class TcpLink:
             self._stream = None
 
     def _connected(self) -> Stream:
-        way = self._way
-        try:
-            connection = socket.create_connection(way.address, way.limits.connect_s)
-        except OSError as error:
-            raise ConnectorError(f"{way.peer} cannot be reached: {error}") from error
-        stream = Stream(connection, self._stop, _SLICE_S)
-        try:
-            prove(stream, way)
-        except ConnectorError as error:
-            stream.close()
-            raise ConnectorError(f"{way.peer} does not answer as it should: {error}") from error
-        return stream
+        return connected(self._way, self._stop, _SLICE_S)
+
+
+def connected(way: Way, give_up: Callable[[], str], slice_s: float) -> Stream:
+    """A new connection over which the proofs have been exchanged. Raises `ConnectorError`."""
+    try:
+        connection = socket.create_connection(way.address, way.limits.connect_s)
+    except OSError as error:
+        raise ConnectorError(f"{way.peer} cannot be reached: {error}") from error
+    stream = Stream(connection, give_up, slice_s)
+    try:
+        prove(stream, way)
+    except ConnectorError as error:
+        stream.close()
+        raise ConnectorError(f"{way.peer} does not answer as it should: {error}") from error
+    return stream
 
 
 def prove(stream: Stream, way: Way) -> None:

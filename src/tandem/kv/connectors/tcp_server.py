@@ -1,38 +1,17 @@
-"""Serves the memory of a process to those who know the secret: a thread for each connection.
+"""Serves the memory of a process to those who know the secret.
 
-Whatever comes over the port, nothing beyond the region is ever touched, and nobody waits for ever.
+Whatever comes over the port, nothing beyond the region is ever touched.
 """
 
-import logging
 import socket
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.kv.connector import ConnectorError
 from tandem.kv.connectors import tcp_frames as frames
+from tandem.kv.connectors.tcp_door import TcpDoor, TcpLimits
 from tandem.kv.connectors.tcp_stream import Stream
-
-logger = logging.getLogger(__name__)
-
-_HANDSHAKE_CALLS = 8
-_RETRY_S = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class TcpLimits:
-    """Seconds. A connection ends when the other side takes longer: `connect_s` to be reached, and
-    for each message before the proofs; `silence_s` within a message; `idle_s` between two
-    requests. `connections` are served at once; when there are as many, the oldest of those that
-    have not proved anything yet makes room for a new one."""
-
-    connect_s: float = 2.0
-    silence_s: float = 5.0
-    idle_s: float = 600.0
-    connections: int = 256
 
 
 class TcpServer:
@@ -47,103 +26,18 @@ class TcpServer:
         entropy: Callable[[int], bytes],
         limits: TcpLimits,
     ) -> None:
-        self.port = int(listening.getsockname()[1])
-        self._listening = listening
         self._memory = memory
-        self._credentials = credentials
-        self._entropy = entropy
         self._limits = limits
-        self._lock = threading.Lock()
-        self._streams: dict[threading.Thread, Stream] = {}
-        # Those of them that have not shown that they know the secret, the oldest first.
-        self._strangers: dict[threading.Thread, Stream] = {}
-        self._closing = threading.Event()
-        self._accepting = threading.Thread(target=self._accept, name="kv-tcp-accept", daemon=True)
-        self._accepting.start()
+        self._door = TcpDoor(listening, credentials, self._serve, entropy=entropy, limits=limits)
+        self.port = self._door.port
 
     def close(self, patience_s: float) -> None:
         """When it returns nobody reads or writes the memory any more."""
-        if self._closing.is_set():
-            return
-        with self._lock:
-            self._closing.set()
-            threads = [self._accepting, *self._streams]
-            for stream in self._streams.values():
-                stream.shut()
-        # Wakes the thread that waits in accept.
-        self._listening.shutdown(socket.SHUT_RDWR)
-        for thread in threads:
-            thread.join(patience_s)
-        self._listening.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listening.accept()
-            except OSError as error:
-                # The client has gone again, or there are no descriptors left for now.
-                if self._closing.wait(_RETRY_S):
-                    return
-                logger.warning("no KV connection accepted: %s", error)
-                continue
-            self._welcome(connection)
-
-    def _welcome(self, connection: socket.socket) -> None:
-        try:
-            stream = Stream(connection)
-        except OSError as error:
-            logger.debug("a KV connection ended at once: %s", error)
-            connection.close()
-            return
-        thread = threading.Thread(target=self._serve, args=(stream,), name="kv-tcp", daemon=True)
-        with self._lock:
-            if self._has_room():
-                self._streams[thread] = self._strangers[thread] = stream
-                try:
-                    thread.start()
-                except RuntimeError as error:
-                    # The system has no thread left for now.
-                    logger.warning("no KV connection served: %s", error)
-                    del self._streams[thread], self._strangers[thread]
-                else:
-                    return
-        stream.close()
-
-    def _has_room(self) -> bool:
-        """For one more connection. Strangers hold places against nobody."""
-        if self._closing.is_set():
-            return False
-        if len(self._streams) < self._limits.connections:
-            return True
-        oldest = next(iter(self._strangers), None)
-        if oldest is None:
-            return False
-        self._strangers.pop(oldest).shut()
-        return True
+        self._door.close(patience_s)
 
     def _serve(self, stream: Stream) -> None:
-        this = threading.current_thread()
-        try:
-            self._prove(stream)
-            with self._lock:
-                self._strangers.pop(this, None)
-            while True:
-                self._answer(stream)
-        except ConnectorError as error:
-            logger.debug("a KV connection ended: %s", error)
-        finally:
-            with self._lock:
-                del self._streams[this]
-                self._strangers.pop(this, None)
-            stream.close()
-
-    def _prove(self, stream: Stream) -> None:
-        nonce = self._entropy(frames.NONCE_BYTES)
-        stream.send([memoryview(frames.greeting(nonce))], self._limits.connect_s)
-        data = bytearray(frames.ANSWER_BYTES)
-        stream.receive([memoryview(data)], self._limits.connect_s, most_calls=_HANDSHAKE_CALLS)
-        proof = frames.check_answer(self._credentials, nonce, bytes(data))
-        stream.send([memoryview(proof)], self._limits.connect_s)
+        while True:
+            self._answer(stream)
 
     def _answer(self, stream: Stream) -> None:
         silence_s = self._limits.silence_s
@@ -151,6 +45,8 @@ class TcpServer:
         stream.receive([memoryview(head)[:1]], self._limits.idle_s)
         stream.receive([memoryview(head)[1:]], silence_s)
         kind, table_bytes = frames.parse_head(bytes(head))
+        if kind is frames.Kind.WRITE and not self._limits.writable:
+            raise frames.BadFrame("a write into memory that is only to be read")
         table = bytearray(table_bytes)
         stream.receive([memoryview(table)], silence_s)
         offsets, lengths = frames.parse_table(bytes(head), bytes(table), len(self._memory))
