@@ -12,7 +12,6 @@ from tandem.facts.fleet import Role, Tier
 from tandem.facts.fleet_messages import (
     BlocksListed,
     BlocksReported,
-    ImportCancelled,
     ImportReported,
     KvReported,
     LoadReported,
@@ -21,7 +20,9 @@ from tandem.facts.fleet_messages import (
     TokensReported,
 )
 from tandem.facts.kv_export import KvExport, MoveKv, MoveReport
+from tandem.facts.kv_tiers import BlockFormat, TierFigures
 from tandem.facts.messages import (
+    CopiesRequested,
     HandoversRequested,
     HoldsReleased,
     ImportDone,
@@ -32,7 +33,7 @@ from tandem.facts.messages import (
 )
 
 # Goes up whenever a message changes its meaning or its fields.
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,28 @@ class Audited:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolHello:
+    """A process of the shared pool presents itself. Workers reach it at `address` (host:port)."""
+
+    protocol: int
+    version: str
+    worker: str
+    incarnation: str
+    address: str
+    format: BlockFormat
+    capacity_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class TiersReported:
+    """How the slower tiers of a worker, or the memory of a pool process, fare; every tier that it
+    has."""
+
+    worker: str
+    tiers: tuple[TierFigures, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Goodbye:
     """The worker leaves, with nothing left to do."""
 
@@ -104,12 +127,13 @@ ToGateway = (
     | TokensReported
     | KvReported
     | ImportReported
-    | ImportCancelled
     | RequestRefused
     | RequestsLost
     | MoveEnded
     | Audited
     | Goodbye
+    | PoolHello
+    | TiersReported
 )
 
 
@@ -155,6 +179,46 @@ class PeerLost:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolNodeJoined:
+    """A process of the shared pool that KV blocks may be written to and read from."""
+
+    node: str
+    incarnation: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNodeGone:
+    """That start of that process of the shared pool is gone."""
+
+    node: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class FetchKv:
+    """Read the KV of tokens `first_token .. end_token` of a request into the blocks reserved for
+    it: from your own host memory or disk, or from the shared pool; from a faster tier than `tier`
+    where that has it too. Ends with `MoveEnded`."""
+
+    transfer_id: int
+    request_id: str
+    tier: Tier
+    first_token: int
+    end_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class PinBlocks:
+    """Keep what your slower tiers hold of this chain for so long; smaller `priority` is more
+    urgent."""
+
+    digests: tuple[bytes, ...]
+    ttl_ns: int
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class LeasesRenewed:
     """The gateway is alive and still wants all these requests, in whatever stage they are."""
 
@@ -171,10 +235,12 @@ class StopMove:
 @dataclass(frozen=True, slots=True)
 class Drain:
     """Take no new requests, from any gateway. `then_role`: take this role once nothing is left;
-    None with `leave`: end the process then; None without: stay so until told otherwise."""
+    None with `leave`: end the process then (with `again`, to be started anew); None without: stay
+    so until told otherwise."""
 
     then_role: Role | None = None
     leave: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +276,7 @@ ToWorker = (
     | PrefillsArrived
     | ImportsArrived
     | ImportDone
+    | CopiesRequested
     | HandoversRequested
     | HoldsReleased
     | RequestsAborted
@@ -220,4 +287,8 @@ ToWorker = (
     | NotNeeded
     | ListBlocks
     | Audit
+    | PoolNodeJoined
+    | PoolNodeGone
+    | FetchKv
+    | PinBlocks
 )

@@ -12,7 +12,7 @@ from tandem.facts.service_level import ServiceLevel
 @dataclass(frozen=True, slots=True)
 class RequestSubmitted:
     """A client wants this. `expected_output_tokens` is a prediction; the rest says who asks and on
-    what terms."""
+    what terms. What it leaves in slower tiers is kept for `pin_ns` after its answer."""
 
     request: Request
     expected_output_tokens: float
@@ -21,6 +21,7 @@ class RequestSubmitted:
     session: str = ""
     promise: ServiceLevel = field(default_factory=ServiceLevel)
     deadline_ns: int | None = None
+    pin_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,13 @@ class WorkerLost:
     """A worker is dead, with all KV it had; its requests go on elsewhere."""
 
     worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNodeLost:
+    """A process of the shared pool is gone, with what it held."""
+
+    node: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +96,8 @@ class LoadReported:
 
 @dataclass(frozen=True, slots=True)
 class BlocksReported:
-    """A tier of a worker began or ceased to hold blocks; `worker` is empty for the shared pool."""
+    """A tier of a worker began or ceased to hold blocks; for the tier REMOTE `worker` is a process
+    of the shared pool, or empty."""
 
     worker: str
     tier: Tier
@@ -140,10 +149,11 @@ class ImportCancelled:
 
 @dataclass(frozen=True, slots=True)
 class TransferEnded:
-    """A transfer is over; when not `arrived` its content is lost."""
+    """A transfer is over; when not `arrived` its content is lost but for its first `tokens`."""
 
     transfer_id: int
     arrived: bool
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +180,7 @@ RouterEvent = (
     | RequestWithdrawn
     | WorkerJoined
     | WorkerLost
+    | PoolNodeLost
     | WorkerDrained
     | RoleTaken
     | MigrationsRequested

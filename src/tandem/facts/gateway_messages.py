@@ -12,6 +12,7 @@ from tandem.facts.fleet_messages import (
     RequestWithdrawn,
 )
 from tandem.facts.kv_export import KvExport
+from tandem.facts.kv_tiers import TierFigures
 from tandem.facts.messages import EmitTokens
 
 
@@ -34,13 +35,15 @@ class PeerGone:
 @dataclass(frozen=True, slots=True)
 class DrainAsked:
     """An operator wants a worker to take no more requests and, when nothing is left, to take
-    `then_role` or (with `leave`) to end. Ends with one `OperationEnded`: at once when it cannot be,
-    else when the worker has done it (without `then_role` and `leave`: when it is empty)."""
+    `then_role` or (with `leave`) to end; with `again` whoever started its process starts it anew.
+    Ends with one `OperationEnded`: at once when it cannot be, else when the worker has done it
+    (without `then_role` and `leave`: when it is empty)."""
 
     operation_id: int
     worker: str
     then_role: Role | None = None
     leave: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,8 @@ GatewayEffect = SendToWorker | Deliver | Reject | Explain | Fence | OperationEnd
 class WorkerStatus:
     """One worker as a gateway knows it, with what it did since it joined. `seconds` are those
     spent reading KV from others, `moved_bytes` what it read, `sent_bytes` what others read from
-    it."""
+    it. `fetches` from slower tiers brought `fetched_tokens`; how these `tiers` fare the worker
+    tells itself, for all gateways together."""
 
     worker: str
     pool: str
@@ -142,11 +146,31 @@ class WorkerStatus:
     seconds: float
     connectors: tuple[str, ...]
     export: KvExport
+    fetches: int = 0
+    failed_fetches: int = 0
+    fetched_tokens: int = 0
+    fetched_bytes: int = 0
+    fetch_seconds: float = 0.0
+    tiers: tuple[TierFigures, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNodeStatus:
+    """One process of the shared pool, as it tells itself."""
+
+    node: str
+    incarnation: str
+    address: str
+    heard_ago_s: float
+    capacity_blocks: int
+    block_bytes: int
+    tiers: tuple[TierFigures, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """All that one gateway knows. `lost` are workers that died, latest last, with why."""
+    """All that one gateway knows. `lost` are processes that died, latest last, with why.
+    `recomputed_tokens` is what takeovers cost: tokens that had to be computed once more."""
 
     gateway: str
     up_s: float
@@ -156,3 +180,12 @@ class ClusterStatus:
     finished_requests: int
     takeovers: int
     lost: tuple[tuple[str, str], ...]
+    recomputed_tokens: int = 0
+    pool_nodes: tuple[PoolNodeStatus, ...] = ()
+
+    @property
+    def members(self) -> frozenset[str]:
+        """Names of all workers and processes of the shared pool."""
+        return frozenset(
+            [each.worker for each in self.workers] + [each.node for each in self.pool_nodes]
+        )

@@ -86,8 +86,9 @@ class MoveKv:
 
 @dataclass(frozen=True, slots=True)
 class MoveReport:
-    """How a move ended. When not `arrived`, `problem` says why, and what was written is of no use.
-    `moved_bytes` crossed the connector in `spans` contiguous pieces within `seconds`."""
+    """How a move ended. When not `arrived`, `problem` says why, and what was written is of no use
+    but for the first `tokens` of what was ordered. `moved_bytes` crossed the connector in `spans`
+    contiguous pieces within `seconds`."""
 
     arrived: bool
     connector: str = ""
@@ -95,3 +96,4 @@ class MoveReport:
     spans: int = 0
     seconds: float = 0.0
     problem: str = ""
+    tokens: int = 0

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from tandem.facts.blocks import BlockChanges
 from tandem.facts.errors import TandemError
+from tandem.facts.kv_tiers import BlockName
 from tandem.facts.request import FinishReason, Request, TokenLogprobs
 from tandem.facts.steps import StepPlan, StepResult
 
@@ -46,6 +47,16 @@ class ImportDone:
 
 
 @dataclass(frozen=True, slots=True)
+class CopiesRequested:
+    """Another worker may soon go on with these running requests: tell how far their KV can be read
+    by now (`KvComputed`), and go on. 0 tokens are told of one of which nothing can be read, and of
+    one that must give its blocks away later; `HoldsReleased` ends the interest. Unknown ids are
+    ignored."""
+
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class HandoversRequested:
     """Another worker will go on with these running requests: draw what is under way, then hold the
     blocks. Requests that do not run are ignored."""
@@ -55,7 +66,7 @@ class HandoversRequested:
 
 @dataclass(frozen=True, slots=True)
 class HoldsReleased:
-    """Nobody reads the held blocks of these any more. Unknown ids are ignored."""
+    """Nobody reads the held or copied blocks of these any more. Unknown ids are ignored."""
 
     request_ids: tuple[str, ...]
 
@@ -79,6 +90,7 @@ WorkerEvent = (
     | PrefillsArrived
     | ImportsArrived
     | ImportDone
+    | CopiesRequested
     | HandoversRequested
     | HoldsReleased
     | RequestsAborted
@@ -124,6 +136,16 @@ class ReportBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class BlocksSealed:
+    """These blocks are full and confirmed. Each keeps its content for as long as the pool has it
+    under this generation. Parallel tuples."""
+
+    blocks: tuple[int, ...]
+    generations: tuple[int, ...]
+    names: tuple[BlockName, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ImportBlocks:
     """Bring the KV of tokens `first_token .. end_token` of this request into `blocks`, in order,
     then say `ImportDone`. The request's earlier tokens were in the cache."""
@@ -156,5 +178,12 @@ class KvComputed:
 
 
 WorkerEffect = (
-    RunStep | EmitTokens | Refuse | ReportBlocks | ImportBlocks | CancelImport | KvComputed
+    RunStep
+    | EmitTokens
+    | Refuse
+    | BlocksSealed
+    | ReportBlocks
+    | ImportBlocks
+    | CancelImport
+    | KvComputed
 )

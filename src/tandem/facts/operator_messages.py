@@ -25,6 +25,7 @@ class AskDrain:
     worker: str
     then_role: Role | None = None
     leave: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

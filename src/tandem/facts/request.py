@@ -13,8 +13,9 @@ class Request:
 
     `prompt_tokens` are the client's: a tuple or, where they are very many, an array of "I".
     `output_tokens` are those already generated elsewhere (empty unless the request is resumed).
-    Smaller `priority` runs sooner. `cache_salt` separates the prefix caches of tenants. Several
-    answers to one prompt are several requests whose seeds differ.
+    Smaller `priority` runs sooner. `cache_salt` separates the prefix caches of tenants, and
+    `tenant` is whose quota its KV counts to. Several answers to one prompt are several requests
+    whose seeds differ.
     """
 
     request_id: str
@@ -23,6 +24,7 @@ class Request:
     output_tokens: tuple[int, ...] = ()
     priority: int = 0
     cache_salt: str = ""
+    tenant: str = ""
 
 
 class FinishReason(StrEnum):

@@ -26,10 +26,13 @@ class ModelCard:
 class Caller:
     """Who asks. `tenant` is whose API key it is, empty where keys name nobody. `headers` are the
     caller's own claims: whoever sells terms of service by them strips them from those who did not
-    pay."""
+    pay. Calls of one `session` go on from each other; what this one leaves in the cache is to be
+    kept for `pin_s` after its answer."""
 
     tenant: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
+    session: str = ""
+    pin_s: float = 0.0
 
 
 ANYBODY = Caller()

@@ -64,9 +64,8 @@ class SharedRegion:
         """Have pages made for all of it, from the begin on, in the background: a page made at the
         first touch costs the toucher ten times a copy. At most once."""
         assert self._warming is None
-        warming = Thread(target=_warm, args=(self.view, self._closing), name="kv warm", daemon=True)
-        self._warming = warming
-        warming.start()
+        address, size_bytes = self.view.ctypes.data, len(self.view)
+        self._warming = warming_thread(address, size_bytes, self._closing)
 
     def wait_until_warm(self, timeout_s: float) -> bool:
         """Whether `warm` has done what can be done, by then."""
@@ -91,11 +90,19 @@ def mapped(descriptor: int, bytes: int) -> NDArray[np.uint8]:
     return np.frombuffer(memory, dtype=np.uint8)
 
 
-def _warm(view: NDArray[np.uint8], closing: Event) -> None:
+def warming_thread(address: int, size_bytes: int, closing: Event) -> Thread:
+    """Has pages made for memory that begins at a page, at the lowest priority, until all is done or
+    `closing` is set; the memory must stay mapped until then."""
+    arguments = (address, size_bytes, closing)
+    warming = Thread(target=_warm, args=arguments, name="kv warm", daemon=True)
+    warming.start()
+    return warming
+
+
+def _warm(address: int, size_bytes: int, closing: Event) -> None:
     # On Linux a thread has a priority of its own.
     os.setpriority(os.PRIO_PROCESS, get_native_id(), LOWEST_PRIORITY)
-    address = view.ctypes.data
-    for offset in range(0, len(view), WARM_BYTES):
-        size = min(WARM_BYTES, len(view) - offset)
+    for offset in range(0, size_bytes, WARM_BYTES):
+        size = min(WARM_BYTES, size_bytes - offset)
         if closing.is_set() or not populate(address + offset, size):
             return

@@ -1,0 +1,61 @@
+"""Where the bytes of KV blocks lie off the device: one small port for host memory, a disk, the
+shared pool and Redis.
+
+A store keeps bytes under names and checks what it gives back; which blocks it should hold is
+decided elsewhere (`machines.tiers`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.facts.kv_tiers import BlockName
+
+# The bytes of one block: uint8, contiguous, `BlockFormat.block_bytes` long.
+Row = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a store holds of what it was given; `problem` says why not all, and is empty when it
+    did not want the others."""
+
+    digests: tuple[bytes, ...]
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a store gave back: the first `blocks` of what was asked for are whole. `spoilt` failed
+    their check, `missing` are not there; `problem` says what went wrong beside that."""
+
+    blocks: int
+    spoilt: tuple[bytes, ...] = ()
+    missing: tuple[bytes, ...] = ()
+    problem: str = ""
+
+
+class BlockStore(Protocol):
+    """Used from one thread. Calls wait for the bytes, in bounded time; trouble is an answer, never
+    an exception. Room for what `put` adds has been made by `forget` before."""
+
+    def put(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Kept:
+        """Keep `rows[i]` under `names[i]`."""
+        ...
+
+    def get(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Found:
+        """Fill `rows[i]` with the block `names[i]`, in order, until one is not to be had."""
+        ...
+
+    def forget(self, digests: Sequence[bytes]) -> None:
+        """These are not wanted any more. Unknown ones are ignored."""
+        ...
+
+    def listing(self) -> tuple[BlockName, ...]:
+        """What it holds from before its start, the one stored longest ago first."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,107 @@
+"""How tiers reach the blocks of a device, CPU and GPU alike."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tandem.kernels.transfer.contract import Transfer
+from tandem.kv.store import KvStore
+from tandem.kv.tiers.contract import Row
+from tandem.kv.tiers.memory import RowCopies
+
+
+class DeviceBlocks(Protocol):
+    """`rows[block]` are the blocks themselves where a store may write to them, else None. Methods
+    wait for the bytes, with Python's lock free, and may be called from several threads."""
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    @property
+    def rows(self) -> NDArray[np.uint8] | None: ...
+
+    def read(self, blocks: Sequence[int], rows: Sequence[Row]) -> None:
+        """Fill `rows[i]` with `blocks[i]`, which may be overwritten meanwhile."""
+        ...
+
+    def write(self, blocks: Sequence[int], rows: Sequence[Row]) -> None:
+        """Fill `blocks[i]` with `rows[i]`; they are withdrawn."""
+        ...
+
+    def withdraw(self, blocks: Sequence[int]) -> None:
+        """From now on nobody takes what these hold for what was announced of them."""
+        ...
+
+
+class CpuBlocks:
+    """Blocks in the memory of the host."""
+
+    def __init__(self, store: KvStore, transfer: Transfer) -> None:
+        assert store.device.type == "cpu"
+        self._store = store
+        self._rows = _as_bytes(store).numpy()
+        self._copies = RowCopies(transfer, store.layout.block_bytes)
+
+    @property
+    def block_bytes(self) -> int:
+        return self._store.layout.block_bytes
+
+    @property
+    def rows(self) -> NDArray[np.uint8]:
+        return self._rows
+
+    def read(self, blocks: Sequence[int], rows: Sequence[Row]) -> None:
+        self._copies.copy([self._rows[block] for block in blocks], rows)
+
+    def write(self, blocks: Sequence[int], rows: Sequence[Row]) -> None:
+        self._copies.copy(rows, [self._rows[block] for block in blocks])
+
+    def withdraw(self, blocks: Sequence[int]) -> None:
+        self._store.withdraw(np.array(blocks, dtype=np.int32))
+
+
+class GpuBlocks:
+    """Blocks of a GPU. Copies go by streams of their own, beside the steps: whoever asks for one
+    knows that the step which wrote the blocks is over, and tells the next step after the answer."""
+
+    def __init__(self, store: KvStore) -> None:
+        assert store.device.type == "cuda"
+        self._store = store
+        self._blocks = _as_bytes(store)
+        self._out = torch.cuda.Stream(store.device)  # type: ignore[no-untyped-call]
+        self._in = torch.cuda.Stream(store.device)  # type: ignore[no-untyped-call]
+
+    @property
+    def block_bytes(self) -> int:
+        return self._store.layout.block_bytes
+
+    @property
+    def rows(self) -> None:
+        return None
+
+    def read(self, blocks: Sequence[int], rows: Sequence[Row]) -> None:
+        with torch.cuda.stream(self._out):
+            for block, row in zip(blocks, rows, strict=True):
+                torch.from_numpy(row).copy_(self._blocks[block], non_blocking=True)
+        self._out.synchronize()
+
+    def write(self, blocks: Sequence[int], rows: Sequence[Row]) -> None:
+        with torch.cuda.stream(self._in):
+            for block, row in zip(blocks, rows, strict=True):
+                self._blocks[block].copy_(torch.from_numpy(row), non_blocking=True)
+        self._in.synchronize()
+
+    def withdraw(self, blocks: Sequence[int]) -> None:
+        self._store.withdraw(np.array(blocks, dtype=np.int32))
+
+
+def device_blocks(store: KvStore, transfer: Transfer) -> DeviceBlocks:
+    return CpuBlocks(store, transfer) if store.device.type == "cpu" else GpuBlocks(store)
+
+
+def _as_bytes(store: KvStore) -> torch.Tensor:
+    """uint8[blocks, block_bytes], the same memory."""
+    return store.pool_BL2KSD.view(torch.uint8).view(store.blocks, -1)

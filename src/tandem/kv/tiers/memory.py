@@ -1,0 +1,92 @@
+"""Rows of memory beside the device, each as long as a block, and checked copies between rows."""
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tandem.kernels.native.pages import advise_huge_pages
+from tandem.kernels.transfer.contract import Checksums, Transfer
+from tandem.kv.tiers.contract import Row
+
+# Copies to rows that begin here go past the caches.
+ROW_ALIGNMENT = 64
+
+Rows = NDArray[np.uint8]  # rows[row, byte]
+Addresses = NDArray[np.int64]
+
+
+def allocated_rows(count: int, row_bytes: int, *, pinned: bool = False) -> Rows:
+    """Memory of the process's own, not touched yet, so the system has given none of it so far.
+    `pinned` asks for memory that a GPU reads and writes by itself; without any left it is plain.
+    Raises `MemoryError` or `OSError` where not even addresses can be had."""
+    stride = -(-row_bytes // ROW_ALIGNMENT) * ROW_ALIGNMENT
+    memory = _pinned(count * stride) if pinned else None
+    if memory is None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        memory = np.frombuffer(mmap.mmap(-1, count * stride, flags), dtype=np.uint8)
+        advise_huge_pages(torch.from_numpy(memory))
+    return memory.reshape(count, stride)[:, :row_bytes]
+
+
+def _pinned(size_bytes: int) -> NDArray[np.uint8] | None:
+    try:
+        memory: NDArray[np.uint8] = torch.empty(
+            size_bytes, dtype=torch.uint8, pin_memory=True
+        ).numpy()
+    except RuntimeError:  # no GPU, or the system locks no more memory
+        return None
+    return memory
+
+
+class RowCopies:
+    """Copies and checks whole rows of `row_bytes`, `threads` of them at once."""
+
+    def __init__(self, transfer: Transfer, row_bytes: int, threads: int = 1) -> None:
+        self._transfer = transfer
+        self._row_bytes = row_bytes
+        self._threads = threads
+
+    def copy(self, sources: Sequence[Row], targets: Sequence[Row]) -> Checksums:
+        """Fill `targets[i]` from `sources[i]`; the checksums of what was written."""
+        return self.copy_at(self.addresses(sources), self.addresses(targets))
+
+    def copy_at(self, origins: Addresses, places: Addresses) -> Checksums:
+        """As `copy`, of rows whose addresses are known."""
+        assert len(origins) == len(places)
+        if not len(origins):
+            return np.empty(0, dtype=np.uint64)
+        origin, place = int(origins.min()), int(places.min())
+        return self._transfer.copy_runs(
+            place,
+            origin,
+            target_offsets=places - place,
+            source_offsets=origins - origin,
+            run_bytes=self._row_bytes,
+            threads=self._threads,
+        )
+
+    def checksums(self, rows: Sequence[Row]) -> Checksums:
+        if not rows:
+            return np.empty(0, dtype=np.uint64)
+        addresses = self.addresses(rows)
+        first = int(addresses.min())
+        return self._transfer.checksum_runs(
+            first, addresses - first, self._row_bytes, threads=self._threads
+        )
+
+    def addresses(self, rows: Sequence[Row]) -> Addresses:
+        for row in rows:
+            assert row.nbytes == self._row_bytes
+        return np.array([_address(row) for row in rows], dtype=np.int64)
+
+
+def _address(row: Row) -> int:
+    """Of a row without gaps. Asking for its buffer is twice as fast as `row.ctypes`."""
+    if row.flags.writeable:
+        return ctypes.addressof(ctypes.c_char.from_buffer(row.data))
+    assert row.flags.c_contiguous
+    return int(row.ctypes.data)

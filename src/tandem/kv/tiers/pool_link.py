@@ -1,0 +1,170 @@
+"""One connection to a process of the shared pool: made when it is needed, and again when it
+broke."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from tandem.facts.kv_tiers import BlockFormat, BlockName
+from tandem.kernels.transfer.contract import Transfer
+from tandem.kv.connector import ConnectorError
+from tandem.kv.connectors.tcp_frames import BadFrame
+from tandem.kv.connectors.tcp_link import Way, connected
+from tandem.kv.connectors.tcp_stream import Stream
+from tandem.kv.tiers import pool_frames as frames
+from tandem.kv.tiers.contract import Row
+from tandem.kv.tiers.memory import RowCopies
+from tandem.kv.tiers.pool_frames import Verb, Verdict
+
+# Frames under way: while the bytes of one travel, those of another are read or checked.
+_WINDOW: Final = 2
+_SLICE_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Cargo:
+    """Blocks of one frame."""
+
+    names: Sequence[BlockName]
+    rows: Sequence[Row]
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    """The first `blocks` of what was asked for came whole; the next one `spoilt`, or not at all."""
+
+    blocks: int
+    spoilt: tuple[bytes, ...] = ()
+
+
+class PoolLink:
+    """Used from one thread, but `end`. `put` and `get` raise `ConnectorError` when the process
+    cannot be reached, does not keep to the protocol, or is silent for too long."""
+
+    def __init__(self, way: Way, block_format: BlockFormat, transfer: Transfer) -> None:
+        self._way = way
+        self._format = block_format
+        self._copies = RowCopies(transfer, block_format.block_bytes)
+        self._stream: Stream | None = None
+        self._ended = ""
+
+    def end(self, why: str) -> None:
+        """From any thread: what is under way ends soon, and nothing more is begun."""
+        self._ended = why
+
+    def close(self) -> None:
+        """What is asked for next is asked over a new connection."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+
+    def put(self, names: Sequence[BlockName], rows: Sequence[Row]) -> list[bytes]:
+        """Offer these and send what is wanted. Gives the digests of those that it holds then."""
+        held: list[bytes] = []
+        with self._talking() as stream:
+            for start in range(0, len(names), frames.OFFER_NAMES):
+                end = start + frames.OFFER_NAMES
+                held += self._offer(stream, Cargo(names[start:end], rows[start:end]))
+        return held
+
+    def get(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Came:
+        """Fill the rows with the leading blocks that it has; those after them may be written to."""
+        waiting = self._frames(Cargo(names, rows))
+        under_way: deque[Cargo] = deque()
+        blocks, whole = 0, True
+        spoilt: tuple[bytes, ...] = ()
+        with self._talking() as stream:
+            while True:
+                # Nothing is asked for behind a gap, but what was is taken.
+                while whole and len(under_way) < _WINDOW and (frame := next(waiting, None)):
+                    self._send(stream, frames.request(Verb.GET, self._format, frame.names))
+                    under_way.append(frame)
+                if not under_way:
+                    return Came(blocks, spoilt)
+                frame = under_way.popleft()
+                came = self._receive(stream, frame)
+                if whole:
+                    blocks, spoilt = blocks + came.blocks, came.spoilt
+                    whole = came.blocks == len(frame.names)
+
+    @property
+    def _batch(self) -> int:
+        return frames.batch_blocks(self._format.block_bytes)
+
+    def _frames(self, cargo: Cargo) -> Iterator[Cargo]:
+        for start in range(0, len(cargo.names), self._batch):
+            end = start + self._batch
+            yield Cargo(cargo.names[start:end], cargo.rows[start:end])
+
+    def _offer(self, stream: Stream, cargo: Cargo) -> list[bytes]:
+        self._send(stream, frames.request(Verb.OFFER, self._format, cargo.names))
+        verdicts = self._verdicts(stream, len(cargo.names))
+        held = []
+        names, rows = [], []
+        for name, row, verdict in zip(cargo.names, cargo.rows, verdicts, strict=True):
+            if verdict is Verdict.HELD:
+                held.append(name.digest)
+            elif verdict is Verdict.WANTED:
+                names.append(name)
+                rows.append(row)
+        under_way: deque[Cargo] = deque()
+        for frame in self._frames(Cargo(names, rows)):
+            checksums = self._copies.checksums(frame.rows).astype("<u8", copy=False)
+            head = frames.data_frame(self._format, len(frame.names))
+            self._send(stream, head, checksums.data.cast("B"), *(row.data for row in frame.rows))
+            under_way.append(frame)
+            if len(under_way) == _WINDOW:
+                held += self._kept(stream, under_way.popleft())
+        for frame in under_way:
+            held += self._kept(stream, frame)
+        return held
+
+    def _kept(self, stream: Stream, frame: Cargo) -> list[bytes]:
+        verdicts = self._verdicts(stream, len(frame.names))
+        pairs = zip(frame.names, verdicts, strict=True)
+        return [name.digest for name, verdict in pairs if verdict is Verdict.HELD]
+
+    def _receive(self, stream: Stream, frame: Cargo) -> Came:
+        """The answer to one GET, checked."""
+        count = self._reply(stream, len(frame.names))
+        silence_s = self._way.limits.silence_s
+        claimed = np.empty(count, dtype="<u8")
+        pieces = [row.data for row in frame.rows[:count]]
+        if count:
+            stream.receive([claimed.data.cast("B"), *pieces], silence_s)
+        bad = np.flatnonzero(self._copies.checksums(frame.rows[:count]) != claimed)
+        if len(bad):
+            return Came(int(bad[0]), (frame.names[bad[0]].digest,))
+        return Came(count)
+
+    def _verdicts(self, stream: Stream, count: int) -> tuple[Verdict, ...]:
+        if self._reply(stream, count) != count:
+            raise BadFrame("an answer to another question")
+        data = bytearray(count)
+        stream.receive([memoryview(data)], self._way.limits.silence_s)
+        return frames.parse_verdicts(bytes(data))
+
+    def _reply(self, stream: Stream, most: int) -> int:
+        data = bytearray(frames.REPLY_BYTES)
+        stream.receive([memoryview(data)], self._way.limits.silence_s)
+        return frames.parse_reply(bytes(data), most)
+
+    def _send(self, stream: Stream, *pieces: bytes | memoryview) -> None:
+        stream.send([memoryview(piece) for piece in pieces], self._way.limits.silence_s)
+
+    @contextmanager
+    def _talking(self) -> Iterator[Stream]:
+        """The connection. One over which something went wrong is of no more use."""
+        try:
+            if self._stream is not None and self._stream.stale():
+                self.close()
+            if self._stream is None:
+                self._stream = connected(self._way, lambda: self._ended, _SLICE_S)
+            yield self._stream
+        except ConnectorError as error:
+            self.close()
+            raise ConnectorError(f"{self._way.peer}: {error}") from error

@@ -1,0 +1,167 @@
+"""Talks to a Redis or Valkey server in few round trips, and leaves alone one that does not answer.
+
+The one module that knows the client library, which is not needed unless a link is made.
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+from tandem.facts.errors import InvalidConfiguration
+from tandem.kv.tiers.breaker import NS_PER_S, Breaker
+
+SCAN_KEYS: Final = 1000
+_SCHEMES: Final = ("redis", "rediss", "unix")
+_READ_BYTES: Final = 1 << 16
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class RedisConfig:
+    """`url` as redis://[user:password@]host:port/db, or rediss:// for TLS. Stores of one `owner`
+    share their blocks, so each process should have its own. At most `capacity_blocks` are found
+    again at the start, and it is looked for them for `listing_s`.
+
+    A round trip carries about `trip_bytes`: the client library grows slow when it has to collect
+    much more. A server that cannot be reached in `connect_s`, or is
+    silent for `silence_s`, is left alone for `retry_s`, and longer each time up to
+    `most_retry_s`. One call goes on for `call_s` at most, plus a round trip."""
+
+    url: str = field(repr=False)
+    capacity_blocks: int
+    owner: str = ""
+    trip_bytes: int = 1 << 18
+    connect_s: float = 1.0
+    silence_s: float = 2.0
+    call_s: float = 5.0
+    listing_s: float = 10.0
+    retry_s: float = 1.0
+    most_retry_s: float = 30.0
+
+
+class RedisLink:
+    """Every verb is one round trip, and gives None where the server did not answer: then `problem`
+    says why, and nobody asks it before `objection` has gone."""
+
+    def __init__(self, config: RedisConfig, now_ns: Callable[[], int]) -> None:
+        """Does not look whether the server is there. Raises `InvalidConfiguration` without the
+        client library, or for a URL that is none."""
+        self._client, self._errors = _client(config)
+        self._now_ns = now_ns
+        self._breaker = Breaker(config.retry_s, config.most_retry_s)
+
+    @property
+    def problem(self) -> str:
+        return self._breaker.problem
+
+    def deadline_ns(self, seconds: float) -> int:
+        return self._now_ns() + round(seconds * NS_PER_S)
+
+    def objection(self, deadline_ns: int | None = None) -> str:
+        """Why the server is not to be asked now; empty when it is."""
+        now_ns = self._now_ns()
+        if self._breaker.open(now_ns):
+            return self._breaker.problem
+        return "redis: took too long" if deadline_ns is not None and now_ns > deadline_ns else ""
+
+    def store(self, values: Sequence[tuple[bytes, bytes]]) -> list[str] | None:
+        """Why the server does not take a value under its key; empty for those it took."""
+
+        def ask() -> list[str]:
+            pipeline = self._client.pipeline(transaction=False)
+            for key, value in values:
+                pipeline.set(key, value)
+            answers = pipeline.execute(raise_on_error=False)
+            return [f"redis: {_line(a)}" if isinstance(a, Exception) else "" for a in answers]
+
+        return self._ask(ask)
+
+    def values(self, keys: Sequence[bytes]) -> list[bytes | None] | None:
+        """What lies under the keys; None for each that is missing."""
+
+        # One answer for each is read twice as fast as one for all, which the client collects.
+        def ask() -> list[bytes | None]:
+            pipeline = self._client.pipeline(transaction=False)
+            for key in keys:
+                pipeline.get(key)
+            return self._known(pipeline.execute(raise_on_error=False))
+
+        return self._ask(ask)
+
+    def beginnings(self, keys: Sequence[bytes], size_bytes: int) -> list[bytes | None] | None:
+        """The first bytes of what lies under the keys."""
+
+        def ask() -> list[bytes | None]:
+            pipeline = self._client.pipeline(transaction=False)
+            for key in keys:
+                pipeline.getrange(key, 0, size_bytes - 1)
+            return self._known(pipeline.execute(raise_on_error=False))
+
+        return self._ask(ask)
+
+    def scan(self, cursor: int, pattern: bytes) -> tuple[int, list[bytes]] | None:
+        """Some of the keys like that, and where to go on; at 0 all were told."""
+
+        def ask() -> tuple[int, list[bytes]]:
+            following, keys = self._client.scan(cursor, match=pattern, count=SCAN_KEYS)
+            return int(following), list(keys)
+
+        return self._ask(ask)
+
+    def unlink(self, keys: Sequence[bytes]) -> int | None:
+        """How many of them were there."""
+        return self._ask(lambda: int(self._client.unlink(*keys)))
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _ask(self, question: Callable[[], Answer]) -> Answer | None:
+        try:
+            answer = question()
+        except (self._errors.RedisError, OSError) as error:
+            self._breaker.failed(f"redis: {_line(error)}", self._now_ns())
+            return None
+        self._breaker.worked()
+        return answer
+
+    def _known(self, answers: Sequence[object]) -> list[bytes | None]:
+        for answer in answers:
+            # Something that is no text was put there by somebody else: nothing of ours is there.
+            if isinstance(answer, Exception) and not str(answer).startswith("WRONGTYPE"):
+                raise answer
+        return [answer if isinstance(answer, bytes) else None for answer in answers]
+
+
+def _client(config: RedisConfig) -> tuple[Any, Any]:
+    """A client that connects when it is used, and the library's errors."""
+    if importlib.util.find_spec("redis") is None:
+        raise InvalidConfiguration("tiers.remote.redis needs a client: pip install 'tandem[redis]'")
+    library = importlib.import_module("redis")
+    retry, backoff = (importlib.import_module(f"redis.{name}") for name in ("retry", "backoff"))
+    # Nothing of the URL in the message: there is a password in it.
+    forms = "redis://[user:password@]host:port/db, rediss://... or unix://..."
+    problem = f"tiers.remote.redis: no URL of a server; expected {forms}"
+    try:
+        if urlsplit(config.url).scheme not in _SCHEMES:
+            raise InvalidConfiguration(problem)
+        pool = library.ConnectionPool.from_url(config.url)
+    except ValueError:
+        raise InvalidConfiguration(problem) from None
+    errors = library.exceptions
+    pool.connection_kwargs.update(
+        socket_connect_timeout=config.connect_s,
+        socket_timeout=config.silence_s,
+        socket_read_size=_READ_BYTES,
+        decode_responses=False,
+        # A connection that the server closed meanwhile is no trouble: one try more, over another.
+        retry=retry.Retry(backoff.NoBackoff(), 1, (errors.ConnectionError,)),
+    )
+    return library.Redis(connection_pool=pool), errors
+
+
+def _line(error: object) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

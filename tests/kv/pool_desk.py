@@ -1,0 +1,124 @@
+"""A process of the shared pool without a machine, in the test's own process: it wants everything
+that it does not have."""
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+
+from tandem.facts.kv_tiers import BlockFormat, BlockName
+from tandem.kernels.transfer.choose import choose_transfer
+from tandem.kv.connectors.tcp_door import TcpLimits, listening_socket
+from tandem.kv.connectors.tcp_frames import Credentials
+from tandem.kv.tiers.contract import Row
+from tandem.kv.tiers.host import HostStore
+from tandem.kv.tiers.pool_client import PoolClient, PoolClientTerms
+from tandem.kv.tiers.pool_frames import Verdict, incarnation_proof
+from tandem.kv.tiers.pool_server import PoolServer, PoolTerms
+from tests.kv.tier_blocks import FORMAT
+
+SECRET = b"what only the cluster knows"
+PATIENT = TcpLimits(connect_s=20.0, silence_s=20.0, idle_s=20.0)
+TRANSFER = choose_transfer()
+_counter = itertools.count(1)
+
+
+def entropy(count: int) -> bytes:
+    # Chance adds nothing here: every nonce is another number.
+    return next(_counter).to_bytes(count, "big")
+
+
+class MemoryDesk:
+    """`coming` are wanted and neither kept nor given up; `keeps` counts blocks that were sent."""
+
+    def __init__(self, block_format: BlockFormat = FORMAT, blocks: int = 4096) -> None:
+        self.store = HostStore(block_format, blocks, TRANSFER)
+        self.held: set[bytes] = set()
+        self.coming: set[bytes] = set()
+        self.changed = threading.Condition()
+        self.keeps = 0
+        self.most_together = 0
+
+    def offer(self, names: Sequence[BlockName]) -> Sequence[Verdict]:
+        with self.changed:
+            return [self._judged(name) for name in names]
+
+    def keep(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Sequence[Verdict]:
+        with self.changed:
+            self.keeps += len(names)
+            kept = set(self.store.put(names, rows).digests)
+            self.held |= kept
+            self._done(names)
+            return [Verdict.HELD if name.digest in kept else Verdict.UNWANTED for name in names]
+
+    def forgo(self, names: Sequence[BlockName]) -> None:
+        with self.changed:
+            self._done(names)
+
+    def read(self, names: Sequence[BlockName], rows: Sequence[Row]) -> int:
+        with self.changed:
+            self.most_together = max(self.most_together, len(names))
+            return self.store.get(names, rows).blocks
+
+    def until(self, condition) -> None:
+        with self.changed:
+            assert self.changed.wait_for(condition, 20.0)
+
+    def _judged(self, name: BlockName) -> Verdict:
+        if name.digest in self.held:
+            return Verdict.HELD
+        if name.digest in self.coming:
+            return Verdict.UNWANTED
+        self.coming.add(name.digest)
+        return Verdict.WANTED
+
+    def _done(self, names: Sequence[BlockName]) -> None:
+        self.coming -= {name.digest for name in names}
+        self.changed.notify_all()
+
+
+class ServedNode:
+    def __init__(self, name: str, server: PoolServer, desk: MemoryDesk) -> None:
+        self.name = name
+        self.incarnation = f"{name}-start"
+        self.server = server
+        self.desk = desk
+        self.address = f"127.0.0.1:{server.port}"
+
+    def join(self, client: PoolClient) -> None:
+        client.connect(self.name, self.incarnation, self.address)
+
+
+@contextmanager
+def served(
+    name: str = "pool-0",
+    block_format: BlockFormat = FORMAT,
+    *,
+    limits: TcpLimits = PATIENT,
+    buffers: int = 4,
+) -> Iterator[ServedNode]:
+    desk = MemoryDesk(block_format)
+    credentials = Credentials(SECRET, incarnation_proof(f"{name}-start"))
+    terms = PoolTerms(block_format, credentials, TRANSFER, entropy, limits, buffers)
+    server = PoolServer(listening_socket("127.0.0.1", 0), terms, desk)
+    try:
+        yield ServedNode(name, server, desk)
+    finally:
+        server.close(20.0)
+
+
+@contextmanager
+def client_of(
+    *nodes: ServedNode,
+    block_format: BlockFormat = FORMAT,
+    secret: bytes = SECRET,
+    limits: TcpLimits = PATIENT,
+    retry_s: float = 1000.0,
+    now_ns=time.monotonic_ns,
+) -> Iterator[PoolClient]:
+    terms = PoolClientTerms(block_format, secret, TRANSFER, entropy, now_ns, limits, retry_s)
+    with closing(PoolClient(terms)) as client:
+        for node in nodes:
+            node.join(client)
+        yield client
