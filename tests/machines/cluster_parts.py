@@ -8,6 +8,7 @@ from tandem.facts.fleet import Role
 from tandem.facts.fleet_messages import LoadReported, RequestSubmitted, TokensReported
 from tandem.facts.gateway_messages import SendToWorker, TimePassed, WorkerSaid
 from tandem.facts.kv_export import KvExport, KvGeometry
+from tandem.facts.kv_tiers import BlockFormat
 from tandem.facts.messages import EmitTokens, RunStep
 from tandem.facts.node_messages import GatewayConnected, GatewaySaid, SendToGateway
 from tandem.facts.request import FinishReason, Request
@@ -52,7 +53,7 @@ def hello(name: str, role: Role = Role.BOTH, *, block_size: int = 4, **changes) 
 class GatewayUnderTest:
     """A gateway whose workers are played by hand; peers are called `worker/incarnation`."""
 
-    def __init__(self, *workers: Hello, **router) -> None:
+    def __init__(self, *workers: Hello, block_format: BlockFormat | None = None, **router) -> None:
         config = GatewayConfig(
             gateway="g",
             router=RouterConfig(
@@ -72,6 +73,7 @@ class GatewayUnderTest:
             welcome=WELCOME,
             model="model",
             revision="revision",
+            block_format=block_format,
         )
         self.machine = GatewayMachine(config)
         self.now_ns = 0

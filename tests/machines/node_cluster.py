@@ -10,6 +10,7 @@ from tandem.facts.fleet import Role
 from tandem.facts.fleet_messages import (
     Explain,
     ImportReported,
+    MigrationsRequested,
     Reject,
     RequestSubmitted,
     RequestWithdrawn,
@@ -28,7 +29,9 @@ from tandem.facts.gateway_messages import (
     WorkerSaid,
 )
 from tandem.facts.kv_export import KvExport, KvGeometry, MoveKv, MoveReport
+from tandem.facts.kv_tiers import BlockFormat
 from tandem.facts.messages import (
+    CopiesRequested,
     HandoversRequested,
     ImportDone,
     PrefillsArrived,
@@ -56,6 +59,8 @@ from tandem.machines.entrance import RouterConfig
 from tandem.machines.fleet import Capacity
 from tandem.machines.gateway.machine import GatewayConfig, GatewayMachine
 from tandem.machines.node.machine import NodeConfig, NodeMachine
+from tandem.machines.passage import Stage
+from tandem.machines.tiers.config import TiersConfig
 from tandem.machines.waiting_line import LineConfig
 from tandem.machines.worker import WorkerConfig, WorkerMachine
 from tandem.policy.admission.registry import ADMISSIONS
@@ -64,7 +69,7 @@ from tandem.policy.dispatch.registry import DISPATCHES
 from tandem.policy.routing.registry import ROUTINGS
 from tandem.wire.codec import TO_GATEWAY, TO_WORKER
 from tests.machines.ledger_engine import NONSENSE, LedgerEngine
-from tests.machines.router_cluster import CLASSES, COST
+from tests.machines.router_cluster import CLASSES, COST, is_copy
 
 MS = 1_000_000
 WELCOME = Welcome("", report_interval_ns=100 * MS, silence_ns=1000 * MS, lease_ns=3000 * MS)
@@ -131,6 +136,9 @@ class Channel:
 class NodeCluster:
     """`configs` are the workers that may live, by name. `seen` counts what has happened."""
 
+    # Of the blocks of the shared pool; here there is none.
+    block_format: BlockFormat | None = None
+
     def __init__(self, configs: dict[str, WorkerConfig], gateways: int, chance: Random) -> None:
         self.configs = configs
         self.chance = chance
@@ -179,6 +187,7 @@ class NodeCluster:
             welcome=WELCOME,
             model="model",
             revision="revision",
+            block_format=self.block_format,
         )
         self.gates[name] = Gate(name, self.starts, GatewayMachine(config))
         for process in self.living():
@@ -212,7 +221,7 @@ class NodeCluster:
             max_sequences=config.max_sequences,
             context_tokens=config.context_tokens,
         )
-        node = NodeMachine(NodeConfig(hello), WorkerMachine(config))
+        node = NodeMachine(NodeConfig(hello, self.tiers_of(name)), WorkerMachine(config))
         engine = LedgerEngine(config.block_size, config.block_count, config.max_sequences)
         process = Process(name, hello.incarnation, node, engine)
         self.processes.append(process)
@@ -272,8 +281,18 @@ class NodeCluster:
                     process.peers.remove((worker, incarnation))
                 case Leave():
                     self._leave(process, effect)
+                case _:
+                    self.perform(process, effect)
         if process.alive and not self.chance.randrange(3):
             process.node.audit()
+
+    def tiers_of(self, name: str) -> TiersConfig | None:
+        """The tiers below a worker that starts now; here there are none."""
+        return None
+
+    def perform(self, process: Process, effect) -> None:
+        """What else a worker wants done."""
+        raise AssertionError(effect)
 
     def _leave(self, process: Process, effect: Leave) -> None:
         process.alive = False
@@ -318,6 +337,10 @@ class NodeCluster:
 
     def _count(self, message: ToWorker) -> None:
         match message:
+            case CopiesRequested():
+                self.seen["copies"] += 1
+            case ImportDone(wire_id, tokens, said) if said and is_copy(wire_id):
+                self.seen["migrated" if tokens else "migrated without KV"] += 1
             case HandoversRequested():
                 self.seen["migrations"] += 1
             case ImportDone(_, tokens):
@@ -512,6 +535,21 @@ class NodeCluster:
         )
         self.hear(gate, [event])
 
+    def migrate(self, gate: Gate) -> None:
+        """Somebody has found that requests should go on elsewhere."""
+        decoding = (p for p in gate.machine.router.passages.values() if p.stage is Stage.DECODING)
+        sources = sorted({passage.decode for passage in decoding})
+        if sources and not gate.hung:
+            source, target = self.chance.choice(sources), self.chance.choice(sorted(self.configs))
+            wanted = MigrationsRequested(source, target, self.chance.randint(10, 120))
+            gate.machine.routing.add(wanted)
+            self.hear(gate, [TimePassed()])
+            # Answers here are short: most would end before they have moved.
+            for _ in range(self.chance.choice([0, 40])):
+                if choices := [each for each in self.routine() if each[0] != self.land]:
+                    action, *arguments = self.chance.choice(choices)
+                    action(*arguments)
+
     def submit(self, gate: Gate, request: Request) -> None:
         gate.clients[request.request_id] = Client(request)
         service_class = self.chance.choice(["", "gold", "batch"])
@@ -526,6 +564,9 @@ class NodeCluster:
         dice = self.chance.randrange(100)
         if dice < 8:
             self.tick()
+            return
+        if dice > 95:
+            self.migrate(self.gates[self.chance.choice(sorted(self.gates))])
             return
         choices = self.mischief() if dice < 12 else self.routine()
         if choices:
@@ -610,6 +651,8 @@ class NodeCluster:
                 self.rest()
             ended = gate.answers[self.operations]
             assert not ended.problem, ended
-            assert {each.worker for each in ended.workers} == {one.name for one in self.living()}
-            answers += ended.workers
+            workers = {one.name for one in self.living()}
+            mine = [each for each in ended.workers if each.worker in workers]
+            assert len(mine) == len(workers)
+            answers += mine
         return answers

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from tandem.facts.messages import (
+    CopiesRequested,
     EmitTokens,
     HandoversRequested,
     HoldsReleased,
@@ -23,7 +24,8 @@ from tests.machines.world import World
 @dataclass(slots=True)
 class Journey:
     """One request between the workers. `source` draws its tokens, `target` is to go on with it;
-    `held` says that the source has done its part. Each new attempt has an id of its own."""
+    `held` says that the source has done its part, `copying` that it goes on as if nobody read its
+    blocks. Each new attempt has an id of its own."""
 
     request: Request
     output: list[int] = field(default_factory=list)
@@ -31,6 +33,7 @@ class Journey:
     source: int | None = None
     target: int | None = None
     handing: bool = False
+    copying: bool = False
     held: bool = False
     sent_output: int = 0
     over: bool = False
@@ -116,7 +119,7 @@ class Pair:
             self.unread_holds.append((journey.source, wire_id))
         source, target = journey.source, journey.target
         journey.source = journey.target = None
-        journey.handing = journey.held = False
+        journey.handing = journey.held = journey.copying = False
         journey.attempt += 1
         for worker in (source, target):
             if worker is not None:
@@ -136,7 +139,13 @@ class Pair:
         else:
             self.tell(worker, RequestsArrived((request,)))
 
+    def request_copy(self, journey: Journey) -> None:
+        self.seen["copied"] += 1
+        journey.copying = True
+        self.tell(journey.source, CopiesRequested((journey.wire_id,)))
+
     def request_handover(self, journey: Journey) -> None:
+        journey.copying = False
         self.tell(journey.source, HandoversRequested((journey.wire_id,)))
 
     def may_be_offered(self, journey: Journey) -> bool:
@@ -179,7 +188,7 @@ class Pair:
             kv = self.worlds[source].engine.read(blocks, tokens)
             since = journey.output[journey.sent_output :]
             journey.source, journey.target = worker, None
-            journey.handing = journey.held = False
+            journey.handing = journey.held = journey.copying = False
             self.unread_holds.append((source, wire_id))
         come = self.chance.choice([len(kv), len(kv), 0, self.chance.randint(0, len(kv))])
         self.seen["whole" if come >= world.imports[wire_id].end_token else "in part"] += 1
@@ -212,6 +221,8 @@ class Pair:
                 choices.append((self.abort, journey))
             if not journey.handing and self.chance.randrange(3) == 0:
                 choices.append((self.request_handover, journey))
+            if not journey.handing and self.chance.randrange(3) == 0:
+                choices.append((self.request_copy, journey))
             if self.may_be_offered(journey):
                 choices.append((self.offer, journey))
         if choices:
@@ -223,7 +234,9 @@ class Pair:
         """What sooner or later happens by itself."""
         landing = [(self.land, w) for w, world in enumerate(self.worlds) if world.landing]
         imports = [(self.finish_import, *one) for one in self.importable()]
-        return landing * 3 + imports + [(self.let_go,)] * bool(self.unread_holds)
+        copied = [one for one in self.journeys if one.copying and one.handing]
+        handovers = [(self.request_handover, one) for one in copied]
+        return landing * 3 + imports + handovers + [(self.let_go,)] * bool(self.unread_holds)
 
     def settle(self) -> None:
         """Everybody gets to the end, and the workers are empty."""

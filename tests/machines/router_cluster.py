@@ -35,6 +35,7 @@ from tandem.facts.fleet_messages import (
 )
 from tandem.facts.messages import (
     CancelImport,
+    CopiesRequested,
     EmitTokens,
     HandoversRequested,
     ImportBlocks,
@@ -50,6 +51,7 @@ from tandem.facts.request import Request
 from tandem.machines.entrance import RouterConfig
 from tandem.machines.fleet import Capacity
 from tandem.machines.load import load_of
+from tandem.machines.passage import Stage
 from tandem.machines.router import RouterMachine
 from tandem.machines.waiting_line import LineConfig
 from tandem.machines.worker import WorkerConfig
@@ -74,6 +76,11 @@ ROLES = (
     (Role.BOTH,),
     (Role.PREFILL, Role.DECODE, Role.BOTH),
 )
+
+
+def is_copy(wire_id: str) -> bool:
+    """Whether somebody knows a request by this name who took it over from a living worker."""
+    return "." in wire_id.partition("~")[2]
 
 
 @dataclass(slots=True)
@@ -171,6 +178,10 @@ class Cluster:
 
     def _count(self, told: WorkerEvent) -> None:
         match told:
+            case CopiesRequested():
+                self.seen["copies"] += 1
+            case ImportDone(wire_id, tokens, said) if said and is_copy(wire_id):
+                self.seen["migrated" if tokens else "migrated without KV"] += 1
             case HandoversRequested():
                 self.seen["migrations"] += 1
             case ImportDone(_, tokens, output_tokens) if output_tokens:
@@ -268,7 +279,8 @@ class Cluster:
             keys = keys_of(tuple(passage.tokens()))[: order.end_token]
             self.seen["pulled from a tier"] += 1
         else:
-            keys = source.engine.read(source.computed[order.request_id][1], order.end_token)
+            name = self.router.passage_of(order.request_id).name_at(order.source)
+            keys = source.engine.read(source.computed[name][1], order.end_token)
         wanted = target.imports[order.request_id]
         for token in range(order.first_token, order.end_token):
             block, place = divmod(token - wanted.first_token, self.block_size)
@@ -319,7 +331,10 @@ class Cluster:
         self.seen["flips"] += 1
 
     def migrate(self) -> None:
-        source, target = self.chance.choices(sorted(self.configs), k=2)
+        decoding = (p for p in self.router.passages.values() if p.stage is Stage.DECODING)
+        sources = sorted({passage.decode for passage in decoding})
+        source = self.chance.choice(sources or sorted(self.configs))
+        target = self.chance.choice(sorted(self.configs))
         self.seen["migrations wanted"] += 1
         self.hear(MigrationsRequested(source, target, self.chance.randint(10, 120)))
 
@@ -360,7 +375,7 @@ class Cluster:
     def mischief(self) -> list[tuple]:
         """What may happen besides."""
         chance = self.chance
-        choices: list[tuple] = [(self.migrate,), (self.migrate,)]
+        choices: list[tuple] = [(self.migrate,)] * 4
         choices += [(self.report_load, name) for name in self.seats]
         for name, seat in self.seats.items():
             choices += [(self.crash, name)] * (chance.randrange(6) == 0)

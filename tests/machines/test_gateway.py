@@ -46,7 +46,7 @@ from tandem.facts.gateway_messages import (
 )
 from tandem.facts.kv_export import KvGeometry, MoveKv, MoveReport
 from tandem.facts.messages import (
-    HandoversRequested,
+    CopiesRequested,
     HoldsReleased,
     ImportBlocks,
     ImportDone,
@@ -98,7 +98,7 @@ def test_whoever_joins_is_welcomed_and_all_hear_of_each_other():
     assert [type(one) for one in told(effects, "d")] == [Welcome, PeerJoined]
     assert told(effects, "p") == [PeerJoined("d", "1", D.export)]
     assert [member.name for member in gateway.machine.members] == ["d", "p"]
-    assert set(gateway.machine.capacities) == {"p", "d"}
+    assert set(gateway.machine.prices.capacities) == {"p", "d"}
 
 
 @pytest.mark.parametrize(
@@ -373,7 +373,7 @@ def test_the_death_of_either_end_stops_the_move_and_starts_the_request_anew():
         assert (StopMove(0) in told(effects, left)) == (left == "d")
         assert RequestsAborted(("r",)) in told(effects, left)
         assert not len(gateway.machine.routing.transfers)
-        assert gateway.machine.router.passages["r"].attempt == 1
+        assert gateway.machine.router.passages["r"].names.attempt == 1
 
 
 def test_pulled_kv_waits_until_all_of_it_is_held():
@@ -485,6 +485,14 @@ def test_a_drain_that_somebody_else_calls_off_ends_with_a_problem():
     assert "told to take requests again" in ended.problem
 
 
+def test_a_worker_is_told_to_leave_and_come_back():
+    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    effects = gateway.handle(DrainAsked(1, "w0", leave=True, again=True))
+    assert told(effects, "w0") == [Drain(None, leave=True, again=True)]
+    gateway.says(Standing("w0", Role.BOTH, accepting=False))
+    assert of_kind(gateway.says(Goodbye("w0")), OperationEnded) == [OperationEnded(1)]
+
+
 def test_a_drain_that_was_not_heard_is_told_again():
     gateway = GatewayUnderTest(hello("w0"), hello("w1"))
     gateway.handle(DrainAsked(1, "w0", leave=True))
@@ -505,9 +513,9 @@ def test_a_draining_workers_requests_go_on_elsewhere():
     gateway.says(drew("w1", "r", "s"))
     gateway.says(Standing("w0", Role.BOTH, accepting=False))
     effects = gateway.says(idle_load("w0"))
-    (handed,) = of_kind(told(effects, "w0"), HandoversRequested)
-    assert handed.request_ids in {("r",), ("s",)}
-    passage = gateway.machine.router.passages[handed.request_ids[0]]
+    (copied,) = of_kind(told(effects, "w0"), CopiesRequested)
+    assert copied.request_ids in {("r",), ("s",)}
+    passage = gateway.machine.router.passages[copied.request_ids[0]]
     assert (passage.prefill, passage.decode) == ("w0", "w1")
 
 
@@ -524,7 +532,7 @@ def test_a_draining_workers_requests_wait_for_a_target_that_can_take_them():
         gateway.says(full)
         assert told(gateway.says(idle_load("w0")), "w0") == []
     gateway.says(idle_load("w1"))
-    assert of_kind(told(gateway.says(idle_load("w0")), "w0"), HandoversRequested)
+    assert of_kind(told(gateway.says(idle_load("w0")), "w0"), CopiesRequested)
 
 
 def test_a_prompt_is_counted_once_where_several_of_its_tokens_come_at_once():

@@ -42,6 +42,6 @@ def test_any_mix_of_hand_overs_gives_each_request_its_own_answer():
         seen.update(pair.seen)
 
     mix()
-    often = ("held", "pushed", "pulled", "whole", "in part", "cancelled", "preempted")
+    often = ("held", "pushed", "pulled", "whole", "in part", "cancelled", "preempted", "copied")
     assert min(seen[what] for what in often) > 50
     assert seen["lost to preemption"] > 10

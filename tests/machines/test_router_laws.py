@@ -85,6 +85,6 @@ def test_any_mix_of_events_gives_each_request_its_own_answer():
         seen.update(cluster.seen)
     # The law has met what it is about.
     rare = ("taken up again", "migrations", "hand-overs", "hand-overs without KV", "flips")
-    rare += ("pulled from a tier", "reports lost", "withdrawn", "crashes")
+    rare += ("pulled from a tier", "reports lost", "withdrawn", "crashes", "copies")
     assert all(seen[what] >= 20 for what in rare), seen
     assert seen["finished"] > 3 * seen["rejected"], seen

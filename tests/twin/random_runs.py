@@ -204,6 +204,8 @@ def _audit_requests(run: RunRecord) -> None:
     disturbed = any(worker.preemptions for worker in run.workers) or any(
         transfer.lost for transfer in run.transfers
     )
+    # Whoever goes on with one that has moved computes what it said while it was read.
+    disturbed = disturbed or any(" tokens move from " in each.text for each in run.decisions)
     for request in run.requests:
         assert request.ending is not None
         assert request.end_ns >= request.arrival_ns

@@ -79,6 +79,21 @@ def news_of_kv(sequences: list[Sequence], pool: BlockPool) -> list[WorkerEffect]
     ]
 
 
+def news_of_copies(
+    sequences: list[Sequence], pool: BlockPool, block_size: int
+) -> list[WorkerEffect]:
+    """What may be read of these by now while they go on here; nothing of those without a whole
+    block of KV."""
+    readable, effects = [], list[WorkerEffect]()
+    for sequence in sequences:
+        if sequence.phase is Phase.RUNNING and sequence.stay.confirmed >= block_size:
+            sequence.stay.copied = True
+            readable.append(sequence)
+        else:
+            effects.append(news_of_lost_kv(sequence))
+    return effects + news_of_kv(readable, pool)
+
+
 def news_of_lost_kv(sequence: Sequence) -> KvComputed:
     """Nothing of this sequence may be read any more."""
     return KvComputed((sequence.request.request_id,), (0,), ((),), (False,), ((),))

@@ -3,7 +3,7 @@ choice of workers when there is room."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tandem.facts.blocks import CacheRoot, extend_chain
 from tandem.facts.fleet import Tier
@@ -75,7 +75,8 @@ class Entrance:
     ) -> list[RouterEffect]:
         """What workers carry and hold. A report that does not follow the last one has the blocks
         listed anew."""
-        if event.worker and event.worker not in self.fleet.standings:
+        shared = not isinstance(event, LoadReported) and event.tier is Tier.REMOTE
+        if not shared and event.worker not in self.fleet.standings:
             # The news of one that died: its name may come back empty.
             return []
         match event:
@@ -128,7 +129,11 @@ class Entrance:
         dispatch, view = choice.dispatch, passage.view
         prefill = dispatch.prefill or choice.route.prefill
         passage.go(prefill, dispatch.decode, dispatch.transfer)
-        passage.tier_ends = worthwhile_pulls(view, choice.view(prefill), self._predictor)
+        pulling = view
+        if choice.view(prefill).cost.tiers:
+            # What is only expected on the device may be gone from there: the worker looks itself.
+            pulling = replace(view, hits={prefill: self.index.held(prefill, passage.chain)})
+        passage.tier_ends = worthwhile_pulls(pulling, choice.view(prefill), self._predictor)
         pulled_tokens = passage.tier_ends[-1][1] if passage.tier_ends else 0
         kept_tokens = max(view.hit(prefill).device_tokens, pulled_tokens)
         known_tokens = view.prompt_tokens

@@ -78,6 +78,12 @@ class Fleet:
         self.standings[worker] = Standing(role, capacity, report, now_ns)
         self._order = sorted(self.standings)
 
+    def reprice(self, worker: str, capacity: Capacity) -> None:
+        """From now on its work costs that."""
+        standing = self.standings.get(worker)
+        if standing is not None:
+            standing.capacity, standing.view = capacity, None
+
     def lose(self, worker: str) -> None:
         self.standings.pop(worker, None)
         self._order = sorted(self.standings)

@@ -27,6 +27,7 @@ class Handover:
         self._ids = count()
         self._transfers: dict[int, tuple[Passage, str]] = {}
         self._finished: list[Passage] = []
+        self._copied: list[Passage] = []
 
     @property
     def moving(self) -> int:
@@ -36,6 +37,11 @@ class Handover:
         """Whose decode worker goes on, since the last call."""
         finished, self._finished = self._finished, []
         return finished
+
+    def take_copied(self) -> list[Passage]:
+        """For whom nothing moves any more though their KV grows on, since the last call."""
+        copied, self._copied = self._copied, []
+        return copied
 
     def import_ready(self, passage: Passage, event: ImportReported) -> list[RouterEffect]:
         """A worker has reserved the blocks: bring what there is."""
@@ -69,9 +75,9 @@ class Handover:
             return []
         passage, worker = entry
         leg = passage.imports[worker]
-        first_token, _ = leg.moving.pop(event.transfer_id)
+        first_token, end_token = leg.moving.pop(event.transfer_id)
         if not event.arrived:
-            leg.lose(first_token)
+            leg.lose(min(first_token + event.tokens, end_token))
         return self._finish_if_quiet(passage, worker)
 
     def cancelled(self, passage: Passage | None, event: ImportCancelled) -> list[RouterEffect]:
@@ -98,6 +104,7 @@ class Handover:
         }
         assert moving == self._transfers
         assert not self._finished
+        assert not self._copied
 
     def _send(
         self, passage: Passage, worker: str, tier: Tier, end_token: int
@@ -111,11 +118,8 @@ class Handover:
         leg.moving[transfer_id] = (first_token, end_token)
         self._transfers[transfer_id] = (passage, worker)
         source = passage.prefill if tier is Tier.DEVICE else ""
-        return [
-            StartTransfer(
-                transfer_id, passage.wire_id, source, tier, worker, first_token, end_token
-            )
-        ]
+        name = passage.name_at(worker)
+        return [StartTransfer(transfer_id, name, source, tier, worker, first_token, end_token)]
 
     def _finish_if_quiet(self, passage: Passage, worker: str) -> list[RouterEffect]:
         leg = passage.imports[worker]
@@ -124,7 +128,11 @@ class Handover:
         if worker == passage.prefill:
             # The rest of the prompt is computed now, here.
             del passage.imports[worker]
+            if leg.arrived_tokens > leg.first_token:
+                passage.pulled_tokens = leg.arrived_tokens
             return [Tell(worker, ImportDone(passage.wire_id, leg.arrived_tokens))]
+        if passage.stage is Stage.COPYING:
+            self._copied.append(passage)
         if not passage.handed_over:
             return []
         del passage.imports[worker]
@@ -132,6 +140,6 @@ class Handover:
         self._finished.append(passage)
         tokens_since = tuple(passage.output[passage.sent_output :])
         return [
-            Tell(worker, ImportDone(passage.wire_id, leg.arrived_tokens, tokens_since)),
+            Tell(worker, ImportDone(passage.name_at(worker), leg.arrived_tokens, tokens_since)),
             Tell(passage.prefill, HoldsReleased((passage.wire_id,))),
         ]

@@ -14,12 +14,14 @@ from tandem.policy.views import RequestView, TierHits
 
 
 class Stage(Enum):
-    """Where a passage stands. It begins and, when a worker dies, begins again in LINE."""
+    """Where a passage stands. It begins and, when a worker dies, begins again in LINE. While one is
+    COPYING it decodes at its `prefill` worker, and its `decode` worker reads its KV."""
 
     LINE = "line"
     PREFILLING = "prefilling"
     MOVING = "moving"
     DECODING = "decoding"
+    COPYING = "copying"
 
 
 @dataclass(slots=True)
@@ -47,18 +49,49 @@ class Import:
 
 
 @dataclass(slots=True)
+class Names:
+    """By which workers know a request, so that nothing late from an earlier attempt is ever taken
+    for this one: `wire` at whoever works on it, `copy` (often empty) at whoever reads its KV to
+    take it over. `attempt` counts the former, `copies` the latter since."""
+
+    request_id: str
+    wire: str
+    copy: str = ""
+    attempt: int = 0
+    copies: int = 0
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return (self.wire, self.copy) if self.copy else (self.wire,)
+
+    def begin_again(self) -> None:
+        self.attempt += 1
+        self.wire, self.copy, self.copies = f"{self.request_id}~{self.attempt}", "", 0
+
+    def begin_copy(self) -> None:
+        self.copies += 1
+        self.copy = f"{self.request_id}~{self.attempt}.{self.copies}"
+
+    def take_over(self) -> None:
+        """Whoever has the copy is the one that works on it."""
+        self.wire, self.copy = self.copy, ""
+
+
+@dataclass(slots=True)
 class Passage:
-    """A submitted request. `output` are the tokens drawn so far, whoever drew them; `sent_output`
-    of them the worker that goes on was told. `attempt` counts takeovers: workers know the request
-    by `wire_id`, so that nothing late from an earlier attempt is ever taken for this one. The
-    decode worker knows of it once it is `announced`; `expected_tokens` count to that worker's load
-    until their KV is there."""
+    """A submitted request, known to workers by its `names`. `output` are the tokens drawn so far,
+    whoever drew them; `sent_output` of them the worker that goes on was told. The decode worker
+    knows of it once it is `announced`; `expected_tokens` count to that worker's load until their KV
+    is there. What slower tiers had of it reaches up to `pulled_tokens`. `copy_failed` says that it
+    was to go on elsewhere, and that this came to nothing."""
 
     submission: RequestSubmitted
     view: RequestView
     chain: list[bytes]
+    names: Names
     stage: Stage = Stage.LINE
-    attempt: int = 0
+    copy_failed: bool = False
+    pulled_tokens: int = 0
     prefill: str = ""
     decode: str = ""
     transfer: Transfer = Transfer.PULL
@@ -88,7 +121,7 @@ class Passage:
             promise=event.promise,
             deadline_ns=event.deadline_ns,
         )
-        return cls(event, view, [])
+        return cls(event, view, [], Names(request.request_id, request.request_id))
 
     @property
     def request_id(self) -> str:
@@ -96,7 +129,12 @@ class Passage:
 
     @property
     def wire_id(self) -> str:
-        return f"{self.request_id}~{self.attempt}" if self.attempt else self.request_id
+        return self.names.wire
+
+    def name_at(self, worker: str) -> str:
+        """By which this worker knows it."""
+        names = self.names
+        return names.copy if names.copy and worker == self.decode else names.wire
 
     @property
     def local(self) -> bool:
@@ -129,11 +167,6 @@ class Passage:
             return True
         return self.local or reason is not None
 
-    def held_at(self, worker: str) -> bool:
-        """Whether its KV is, or will be, kept there for another worker."""
-        handed_on = self.stage in (Stage.PREFILLING, Stage.MOVING) and not self.local
-        return handed_on and worker == self.prefill
-
     def look(self, hits: Mapping[str, TierHits], remote_tokens: int) -> None:
         """What policies should see from now on."""
         known_tokens = self.known_tokens
@@ -154,17 +187,25 @@ class Passage:
         self.computed_tokens = 0
         self.announced = self.handed_over = False
 
-    def request(self) -> Request:
-        """The request as a worker should continue it now."""
+    def copy_to(self, worker: str) -> None:
+        """It goes on where it decodes, and this one is to take it over."""
+        self.go(self.decode, worker, Transfer.PULL)
+        self.stage = Stage.COPYING
+        self.names.begin_copy()
+
+    def request(self, worker: str) -> Request:
+        """The request as this worker should continue it now."""
         self.sent_output = len(self.output)
         output_tokens = (*self.submission.request.output_tokens, *self.output)
         return replace(
-            self.submission.request, request_id=self.wire_id, output_tokens=output_tokens
+            self.submission.request, request_id=self.name_at(worker), output_tokens=output_tokens
         )
 
     def restart(self) -> None:
         """Somebody who held a part of it died: begin again with the tokens so far."""
-        self.attempt += 1
+        self.names.begin_again()
+        self.copy_failed = False
+        self.pulled_tokens = 0
         self.go("", "", Transfer.PULL)
         self.stage = Stage.LINE
         self.tier_ends = ()

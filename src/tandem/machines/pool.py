@@ -105,8 +105,9 @@ class BlockPool:
                 if self._hash_of[block] is None:
                     self._free.move_to_end(block, last=False)
 
-    def seal(self, block: int, digest: bytes, parent: bytes) -> None:
-        """An owned block is full and its KV computed: from now on others may share it.
+    def seal(self, block: int, digest: bytes, parent: bytes) -> bool:
+        """An owned block is full and its KV computed: from now on others may share it. Whether its
+        content is new here.
 
         When another block already holds the same content this one stays without a hash: tables
         only ever grow, so duplicates are not merged.
@@ -114,11 +115,12 @@ class BlockPool:
         assert self._owners[block]
         assert self._hash_of[block] is None
         if digest in self._block_of:
-            return
+            return False
         self._hash_of[block] = digest
         self._block_of[digest] = block
         self._stored.append(digest)
         self._stored_parents.append(parent)
+        return True
 
     def take_changes(self) -> BlockChanges | None:
         """What the pool stored and forgot since the last call; None when nothing."""

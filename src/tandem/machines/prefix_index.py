@@ -121,6 +121,11 @@ class PrefixIndex:
             lengths[worker] = (max(device, blocks), max(host, blocks), max(disk, blocks))
         return PrefixMatch(self._in_tokens(lengths), remote_blocks * self._block_size)
 
+    def held(self, worker: str, chain: Sequence[bytes]) -> TierHits:
+        """The same for one worker, without what it is only expected to hold."""
+        lengths, _ = self._resident(chain)
+        return self._in_tokens({worker: lengths.get(worker, (0, 0, 0))})[worker]
+
     def _resident(self, chain: Sequence[bytes]) -> tuple[dict[str, Lengths], int]:
         """The lengths at each worker that holds something, and the blocks of the prefix in the
         shared pool."""

@@ -16,9 +16,9 @@ def call_back(passage: Passage, entrance: Entrance, handover: Handover) -> list[
     effects: list[RouterEffect] = []
     for worker in list(passage.imports):
         effects += handover.stop(passage, worker)
-    wire_ids = (passage.wire_id,)
     for worker in dict.fromkeys((passage.decode, passage.prefill)):
         if worker in entrance.fleet.standings:
+            wire_ids = (passage.name_at(worker),)
             effects.append(Tell(worker, RequestsAborted(wire_ids)))
             effects.append(Tell(worker, HoldsReleased(wire_ids)))
     return effects

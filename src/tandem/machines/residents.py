@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from tandem.facts.blocks import extend_chain
 from tandem.machines.pool import BlockPool
+from tandem.machines.sealed import SealedBlocks
 from tandem.machines.sequence import Phase, Sequence
 
 
@@ -13,8 +14,11 @@ class Residents:
     `importing` while their KV is on its way (a slot, and blocks that somebody writes to, so never
     preempted), `held` after their last step here (blocks that somebody reads, no slot)."""
 
-    def __init__(self, slot_count: int, pool: BlockPool, block_size: int) -> None:
+    def __init__(
+        self, slot_count: int, pool: BlockPool, block_size: int, *, tells_sealed: bool = False
+    ) -> None:
         self.pool = pool
+        self.sealed = SealedBlocks(wanted=tells_sealed)
         self.block_size = block_size
         self.running: list[Sequence] = []
         self.importing: dict[str, Sequence] = {}
@@ -119,8 +123,10 @@ class Residents:
             return
         extend_chain(sequence.chain, sequence.root, sequence.tokens, self.block_size)
         for index in range(sequence.stay.sealed, full_blocks):
-            digest = sequence.chain[index]
-            self.pool.seal(sequence.stay.blocks[index], digest, sequence.parent_hash(index))
+            digest, block = sequence.chain[index], sequence.stay.blocks[index]
+            new = self.pool.seal(block, digest, sequence.parent_hash(index))
+            if new and self.sealed.wanted:
+                self.sealed.add(block, self.pool.generations[block], sequence.block_name(index))
             if self._filling.get(digest) is sequence:
                 del self._filling[digest]
         sequence.stay.sealed = full_blocks

@@ -16,6 +16,7 @@ from tandem.facts.fleet_messages import (
     KvReported,
     LoadReported,
     MigrationsRequested,
+    PoolNodeLost,
     Reject,
     RequestRefused,
     RequestsLost,
@@ -32,7 +33,6 @@ from tandem.facts.fleet_messages import (
     WorkerLost,
 )
 from tandem.facts.messages import (
-    HandoversRequested,
     HoldsReleased,
     ImportsArrived,
     PrefillsArrived,
@@ -41,7 +41,7 @@ from tandem.facts.messages import (
 )
 from tandem.machines.entrance import Choice, Entrance, RouterConfig
 from tandem.machines.handover import Handover
-from tandem.machines.migration import to_migrate
+from tandem.machines.migration import Migrations
 from tandem.machines.passage import Passage, Stage
 from tandem.machines.recall import call_back
 from tandem.policy.dispatch.contract import Transfer
@@ -62,6 +62,7 @@ class RouterMachine:
         self.handover = Handover()
         self.passages: dict[str, Passage] = {}
         self._by_wire: dict[str, Passage] = {}
+        self.migrations = Migrations(self.entrance, self.handover, self._by_wire)
         self._serial = 0
         self.takeovers = 0
 
@@ -93,7 +94,10 @@ class RouterMachine:
                         effects += call_back(passage, self.entrance, self.handover)
                         self._forget(passage)
                 case RequestRefused(_, wire_id, reason, retry_after_s):
-                    if passage := self._by_wire.get(wire_id):
+                    passage = self._by_wire.get(wire_id)
+                    if passage is not None and wire_id == passage.names.copy:
+                        effects += self.migrations.give_up(passage)
+                    elif passage is not None:
                         effects += call_back(passage, self.entrance, self.handover)
                         self._forget(passage)
                         effects.append(Reject(passage.request_id, reason, retry_after_s))
@@ -112,7 +116,7 @@ class RouterMachine:
         """Assert that every request is somewhere, and counted where it is. For tests and for the
         auditor."""
         on_their_way = [p for p in self.passages.values() if p.stage is not Stage.LINE]
-        assert self._by_wire == {passage.wire_id: passage for passage in on_their_way}
+        assert self._by_wire == {name: each for each in on_their_way for name in each.names.all}
         assert len(self.entrance.line) == len(self.passages) - len(on_their_way)
         self.entrance.audit(on_their_way)
         self.handover.audit(on_their_way)
@@ -124,6 +128,7 @@ class RouterMachine:
                 fleet.join(worker, role, now_ns)
             case WorkerDrained(worker) if worker in fleet.standings:
                 fleet.drain(worker)
+                effects += self.migrations.target_drains(worker)
             case RoleTaken(worker, role) if worker in fleet.standings:
                 fleet.take_role(worker, role)
             case WorkerLost(worker):
@@ -131,18 +136,15 @@ class RouterMachine:
                 self.entrance.index.forget_worker(worker)
                 for passage in list(self.passages.values()):
                     if passage.needs(worker):
-                        self._begin_again(passage, effects)
+                        self._begin_again(passage, effects, lost=worker)
+            case PoolNodeLost(node):
+                self.entrance.index.forget_worker(node)
             case RequestsLost(worker, wire_ids):
                 for wire_id in wire_ids:
                     if (lost := self._by_wire.get(wire_id)) and lost.needs(worker):
-                        self._begin_again(lost, effects)
-            case MigrationsRequested(source, target):
-                # The source draws what is under way and holds; the rest is a hand-over.
-                for passage in to_migrate(event, self._by_wire.values(), fleet):
-                    passage.go(source, target, Transfer.PULL)
-                    passage.stage = Stage.MOVING
-                    self.entrance.expect(passage)
-                    effects.append(Tell(source, HandoversRequested((passage.wire_id,))))
+                        self._begin_again(lost, effects, lost=worker)
+            case MigrationsRequested():
+                effects += self.migrations.begin(event)
 
     def _submit(self, event: RequestSubmitted, now_ns: int, effects: Effects) -> None:
         request_id = event.request.request_id
@@ -171,7 +173,8 @@ class RouterMachine:
         lent = self.entrance.line.to_give_back()
         if not lent:
             return
-        for passage in sorted(self._by_wire.values(), key=lambda each: -each.view.serial):
+        on_their_way = {each.view.serial: each for each in self._by_wire.values()}
+        for _, passage in sorted(on_their_way.items(), reverse=True):
             if lent.get(passage.view.service_class, 0):
                 lent[passage.view.service_class] -= 1
                 self._begin_again(passage, effects)
@@ -183,7 +186,7 @@ class RouterMachine:
             effects += _explanations(passage, choice)
         pulled_tokens = self.entrance.start(passage, choice, now_ns)
         self._by_wire[passage.wire_id] = passage
-        request = passage.request()
+        request = passage.request(passage.prefill)
         event: WorkerEvent = RequestsArrived((request,))
         if not passage.local:
             event = PrefillsArrived((request,), (pulled_tokens,))
@@ -240,10 +243,16 @@ class RouterMachine:
                     elif held:
                         # Its way has ended meanwhile: nobody will read what is held.
                         effects.append(Tell(worker, HoldsReleased((wire_id,))))
+        for passage in self.handover.take_copied():
+            effects += self.migrations.copied(passage)
         for passage in self.handover.take_finished():
             self.entrance.arrived(passage)
+            self.migrations.arrived(passage)
 
     def _kv_computed(self, passage: Passage, tokens: int, held: bool, effects: Effects) -> None:
+        if passage.stage in (Stage.COPYING, Stage.DECODING):
+            effects += self.migrations.readable(passage, tokens)
+            return
         if not tokens:
             self._begin_again(passage, effects)
             return
@@ -254,15 +263,20 @@ class RouterMachine:
         if not passage.announced and (held or passage.transfer is Transfer.PUSH):
             passage.announced = True
             wanted_tokens = tokens if held else passage.known_tokens
-            request = passage.request()
+            request = passage.request(passage.decode)
             effects.append(Tell(passage.decode, ImportsArrived((request,), (wanted_tokens,))))
         effects += self.handover.push_on(passage)
 
-    def _begin_again(self, passage: Passage, effects: Effects) -> None:
-        """A worker died with part of it: take it up elsewhere, with the tokens so far."""
+    def _begin_again(self, passage: Passage, effects: Effects, *, lost: str = "") -> None:
+        """A worker died with part of it: take it up elsewhere, with the tokens so far. Where the
+        one that is `lost` only read a copy, it goes on where it is."""
+        if passage.stage is Stage.COPYING and lost == passage.decode:
+            effects += self.migrations.give_up(passage)
+            return
         self.takeovers += 1
         effects += call_back(passage, self.entrance, self.handover)
-        del self._by_wire[passage.wire_id]
+        for name in passage.names.all:
+            del self._by_wire[name]
         self.entrance.leave(passage)
         passage.restart()
         self.entrance.line.wait(passage)
@@ -270,7 +284,8 @@ class RouterMachine:
     def _forget(self, passage: Passage) -> None:
         del self.passages[passage.request_id]
         if passage.stage is not Stage.LINE:
-            del self._by_wire[passage.wire_id]
+            for name in passage.names.all:
+                del self._by_wire[name]
             self.entrance.leave(passage)
 
 

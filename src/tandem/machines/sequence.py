@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from tandem.facts.blocks import extend_chain
+from tandem.facts.kv_tiers import BlockName
 from tandem.facts.request import FinishReason, Request
 from tandem.policy.batching import Rank
 
@@ -29,7 +30,7 @@ class Stay:
 
     KV is planned for the first `scheduled` tokens and confirmed for the first `confirmed`; the
     first `sealed` of `blocks` are in the prefix cache. `placed` says that a plan has told the
-    engine who is in the slot.
+    engine who is in the slot, `copied` that another worker reads the blocks meanwhile.
     """
 
     slot: int = -1
@@ -38,6 +39,7 @@ class Stay:
     confirmed: int = 0
     sealed: int = 0
     placed: bool = False
+    copied: bool = False
 
 
 class Sequence:
@@ -108,6 +110,12 @@ class Sequence:
 
     def parent_hash(self, block_index: int) -> bytes:
         return self.chain[block_index - 1] if block_index else self.root
+
+    def block_name(self, block_index: int) -> BlockName:
+        """How the full block is called off the device."""
+        chain = self.chain
+        parent = self.parent_hash(block_index)
+        return BlockName(chain[block_index], parent, chain[0], self.request.tenant)
 
     def hand_over(self) -> None:
         """Draw one token more or, when some are being drawn, only those; then wait for the worker

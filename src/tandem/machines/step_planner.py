@@ -64,7 +64,8 @@ class StepPlanner:
         return ready
 
     def take_lost(self) -> list[Sequence]:
-        """Those that gave way since the last call though another worker was to read their KV."""
+        """Those that gave way since the last call though another worker was to read their KV:
+        ended where they handed over, waiting (or back again) where they were only copied."""
         lost, self._lost = self._lost, []
         return lost
 
@@ -171,13 +172,14 @@ class StepPlanner:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the queue; what it sealed stays cached, the rest will be recomputed. But somebody
-        may just be reading the blocks of one that hands over: it ends here, and whoever reads must
-        hear of it."""
+        may just be reading the blocks of one that hands over, which ends here, or is copied:
+        whoever reads must hear of it."""
         self.settled = False
         self.preemptions += 1
+        if sequence.hands_over or sequence.stay.copied:
+            self._lost.append(sequence)
         if sequence.hands_over:
             self.residents.leave(sequence, Phase.ENDED)
-            self._lost.append(sequence)
         else:
             self.residents.leave(sequence, Phase.WAITING)
             self.enqueue(sequence)

@@ -14,6 +14,7 @@ from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import InvalidRequest, Overloaded, PromptTooLong, TandemError
 from tandem.facts.messages import (
     CancelImport,
+    CopiesRequested,
     HandoversRequested,
     HoldsReleased,
     ImportDone,
@@ -30,7 +31,7 @@ from tandem.facts.messages import (
 )
 from tandem.facts.request import Request
 from tandem.facts.steps import StepResult
-from tandem.machines.emission import Emission, news_of_kv, news_of_lost_kv
+from tandem.machines.emission import Emission, news_of_copies, news_of_kv, news_of_lost_kv
 from tandem.machines.plan_builder import PlanBuilder
 from tandem.machines.pool import BlockPool
 from tandem.machines.residents import Residents
@@ -44,7 +45,8 @@ from tandem.policy.batching import TokenBudgetBatching
 class WorkerConfig:
     """`steps_in_flight` is how many steps may wait behind the one that runs (0 or 1); with 1 the
     next step is decided before the tokens of this one are known. With more than one of
-    `pipeline_stages` as many steps are under way at once, each of other sequences."""
+    `pipeline_stages` as many steps are under way at once, each of other sequences. `tells_sealed`:
+    somebody copies full blocks and is to hear of each (`BlocksSealed`)."""
 
     block_size: int
     block_count: int
@@ -57,6 +59,7 @@ class WorkerConfig:
     prefix_caching: bool = True
     max_waiting: int = 4096
     pipeline_stages: int = 1
+    tells_sealed: bool = False
 
     def __post_init__(self) -> None:
         # One sequence alone must always fit, or it would be preempted for ever.
@@ -78,7 +81,9 @@ class WorkerMachine:
     def __init__(self, config: WorkerConfig) -> None:
         self.config = config
         pool = BlockPool(config.block_count)
-        self.residents = Residents(config.max_sequences, pool, config.block_size)
+        self.residents = Residents(
+            config.max_sequences, pool, config.block_size, tells_sealed=config.tells_sealed
+        )
         self.planner = StepPlanner(
             self.residents, config.batching, config.prefix_caching, config.pipeline_stages
         )
@@ -116,6 +121,9 @@ class WorkerMachine:
                     self._arrive(request, now_ns, effects, tokens)
             case ImportDone():
                 self._import_done(event)
+            case CopiesRequested(request_ids):
+                wanted = [self.unfinished[each] for each in request_ids if each in self.unfinished]
+                effects += news_of_copies(wanted, self.residents.pool, self.config.block_size)
             case HandoversRequested(request_ids):
                 for request_id in request_ids:
                     sequence = self.unfinished.get(request_id)
@@ -124,6 +132,8 @@ class WorkerMachine:
             case HoldsReleased(request_ids):
                 for request_id in request_ids:
                     self.residents.release_hold(request_id)
+                    if sequence := self.unfinished.get(request_id):
+                        sequence.stay.copied = False
             case RequestsAborted(request_ids):
                 for request_id in request_ids:
                     if sequence := self.unfinished.get(request_id):
@@ -132,6 +142,8 @@ class WorkerMachine:
                 effects += self._land(result)
         effects += self._launch()
         effects += self.planner.take_imports()
+        if sealed := self.residents.sealed.take():
+            effects.append(sealed)
         if changes := self.residents.pool.take_changes():
             effects.append(ReportBlocks(changes))
         return effects
@@ -227,7 +239,8 @@ class WorkerMachine:
             builder = self.planner.plan(self._steps, self.config.max_flights - len(self._flights))
             self._unplanned = False
             for sequence in self.planner.take_lost():
-                del self.unfinished[sequence.request.request_id]
+                if sequence.phase is Phase.ENDED:
+                    del self.unfinished[sequence.request.request_id]
                 effects.append(news_of_lost_kv(sequence))
             if builder is None:
                 break

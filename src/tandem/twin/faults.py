@@ -62,7 +62,42 @@ class TierDown:
         return f"tier {self.tier} down" + (f" at {self.worker}" if self.worker else "")
 
 
-Cause = Crash | Hang | SlowLink | Partition | TierDown
+@dataclass(frozen=True, slots=True)
+class TierLost:
+    """A tier loses at once what it holds, or this `share` of its chains: one of the processes of a
+    shared pool has died. An empty `worker` means all workers."""
+
+    tier: Tier
+    share: float = 1.0
+    worker: str = ""
+
+    def __str__(self) -> str:
+        what = "" if self.share >= 1 else f" {self.share:g} of its chains"
+        return f"tier {self.tier} lost{what}" + (f" at {self.worker}" if self.worker else "")
+
+
+@dataclass(frozen=True, slots=True)
+class TierSpoilt:
+    """The bytes that lie in a tier are no longer what was written. Who reads them finds out, drops
+    them, and computes them. An empty `worker` means all workers."""
+
+    tier: Tier
+    worker: str = ""
+
+    def __str__(self) -> str:
+        return f"tier {self.tier} spoilt" + (f" at {self.worker}" if self.worker else "")
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayCrash:
+    """The gateway dies. Requests under way fail, and so do those that come before it is back, at
+    the end of the fault; workers keep their caches."""
+
+    def __str__(self) -> str:
+        return "crash of the gateway"
+
+
+Cause = Crash | Hang | SlowLink | Partition | TierDown | TierLost | TierSpoilt | GatewayCrash
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +122,14 @@ class Fault:
         match self.cause:
             case Partition(one, other):
                 return one + other
-            case TierDown(worker=""):
+            case TierDown(worker="") | TierLost(worker="") | TierSpoilt(worker="") | GatewayCrash():
                 return ()
             case cause:
                 return (cause.worker,)
 
     def __str__(self) -> str:
+        if isinstance(self.cause, TierLost | TierSpoilt):
+            return str(self.cause)
         lasts = "to the end" if self.for_s is None else f"for {self.for_s:g} s"
         return f"{self.cause} {lasts}"
 

@@ -3,6 +3,8 @@
 {at: 30s, crash: decode-1, restart: 20s}    {at: 1m, partition: [[a, b], [c]], for: 10s}
 {at: 30s, hang: decode-1, for: 5s}          {at: 1m, slow: decode-1, factor: 0.1, for: 30s}
 {at: 2m, down: remote, for: 30s}            {at: 2m, down: disk, worker: decode-1}
+{at: 3m, lose: remote, share: 0.5}          {at: 3m, spoil: disk, worker: decode-1}
+{at: 4m, crash: gateway, restart: 2s}
 """
 
 import re
@@ -13,7 +15,18 @@ from difflib import get_close_matches
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Tier
-from tandem.twin.faults import Cause, Crash, Fault, Hang, Partition, SlowLink, TierDown
+from tandem.twin.faults import (
+    Cause,
+    Crash,
+    Fault,
+    GatewayCrash,
+    Hang,
+    Partition,
+    SlowLink,
+    TierDown,
+    TierLost,
+    TierSpoilt,
+)
 
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([a-z]*)")
 # Decimal, so that 90ns is the float nearest to it.
@@ -27,7 +40,11 @@ _KEYS = {
     "slow": ("factor", "for"),
     "partition": ("for",),
     "down": ("worker", "for"),
+    "lose": ("share", "worker"),
+    "spoil": ("worker",),
 }
+# Who dies under this name is no worker.
+_GATEWAY = "gateway"
 _TIERS = tuple(tier.value for tier in Tier if tier is not Tier.DEVICE)
 
 
@@ -82,15 +99,20 @@ class _Entry:
     def _cause(self, kind: str) -> Cause:
         match kind:
             case "crash":
-                return Crash(self._name(kind))
+                name = self._name(kind)
+                return GatewayCrash() if name == _GATEWAY else Crash(name)
             case "hang":
                 return Hang(self._name(kind))
             case "slow":
                 return SlowLink(self._name(kind), self._factor())
             case "partition":
                 return self._partition()
+            case "lose":
+                return TierLost(self._tier(kind), self._share(), self._worker())
+            case "spoil":
+                return TierSpoilt(self._tier(kind), self._worker())
             case _:
-                return self._tier_down()
+                return TierDown(self._tier(kind), self._worker())
 
     def _partition(self) -> Partition:
         groups = self.fields["partition"]
@@ -107,14 +129,24 @@ class _Entry:
             raise self._mistake("partition must be two lists of workers: [[a, b], [c]]")
         return tuple(str(worker) for worker in group)
 
-    def _tier_down(self) -> TierDown:
-        tier = self._name("down")
+    def _tier(self, kind: str) -> Tier:
+        tier = self._name(kind)
         if tier not in _TIERS:
-            raise self._mistake(f"down must be one of {', '.join(_TIERS)}, got {tier!r}")
-        worker = self._name("worker") if "worker" in self.fields else ""
-        if worker and tier == Tier.REMOTE:
-            raise self._mistake("worker does not go with down: remote, which all workers share")
-        return TierDown(Tier(tier), worker)
+            raise self._mistake(f"{kind} must be one of {', '.join(_TIERS)}, got {tier!r}")
+        if tier == Tier.REMOTE and "worker" in self.fields:
+            raise self._mistake(f"worker does not go with {kind}: remote, which all workers share")
+        return Tier(tier)
+
+    def _worker(self) -> str:
+        return self._name("worker") if "worker" in self.fields else ""
+
+    def _share(self) -> float:
+        written = str(self.fields.get("share", 1))
+        match = _AMOUNT.fullmatch(written)
+        share = float(match[1]) if match and not match[2] else 0.0
+        if not 0 < share <= 1:
+            raise self._mistake(f"share must be above 0 and at most 1, got {written}")
+        return share
 
     def _name(self, key: str) -> str:
         name = self.fields[key]

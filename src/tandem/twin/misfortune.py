@@ -3,7 +3,19 @@
 from functools import partial
 
 from tandem.facts.fleet import Tier
-from tandem.twin.faults import Crash, Fault, Hang, Partition, SlowLink, TierDown, link_factor
+from tandem.facts.fleet_messages import RequestWithdrawn
+from tandem.twin.faults import (
+    Crash,
+    Fault,
+    GatewayCrash,
+    Hang,
+    Partition,
+    SlowLink,
+    TierDown,
+    TierLost,
+    TierSpoilt,
+    link_factor,
+)
 from tandem.twin.network_paths import fabric_ports
 from tandem.twin.record import Decision
 from tandem.twin.scenario import Scenario
@@ -42,6 +54,12 @@ class Misfortune:
                 world.transport.shipping.watch(now_ns)
             case TierDown(tier, name):
                 self._set_tier(tier, name, False)
+            case TierLost(tier, share, name):
+                world.transport.tiers.damage.lose(tier, name, share, now_ns)
+            case TierSpoilt(tier, name):
+                world.transport.tiers.damage.spoil(tier, name)
+            case GatewayCrash():
+                self._lose_gateway(now_ns)
 
     def _end(self, fault: Fault, now_ns: int) -> None:
         world = self._world
@@ -56,6 +74,10 @@ class Misfortune:
                 world.transport.shipping.watch(now_ns)
             case TierDown(tier, name):
                 self._set_tier(tier, name, True)
+            case GatewayCrash():
+                world.gateway_up = not any(
+                    isinstance(each.cause, GatewayCrash) for each in self._active
+                )
 
     def _hang(self, name: str, fault: Fault, now_ns: int) -> None:
         """It moves again after the fault, unless it was given up for dead before: then it comes
@@ -74,6 +96,17 @@ class Misfortune:
         self._agenda.at(now_ns + timeout_ns, give_up)
         if fault.end_ns is not None:
             self._agenda.at(fault.end_ns, lambda at_ns: self._staffing.replace(name, at_ns))
+
+    def _lose_gateway(self, now_ns: int) -> None:
+        """What it was asked fails, and workers are told to drop it. Whoever comes before it is
+        back fails, too."""
+        world = self._world
+        world.catch_up(now_ns)
+        world.gateway_up = False
+        under_way = list(world.router.passages)
+        world.recorder.failed("its gateway died", now_ns)
+        for request_id in under_way:
+            world.tell_router(RequestWithdrawn(request_id), now_ns)
 
     def _set_links(self, name: str, now_ns: int) -> None:
         network = self._world.transport.shipping.network

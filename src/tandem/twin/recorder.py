@@ -47,7 +47,7 @@ class Recorder:
         record = self.of(wire_id)
         if prefill:
             record.prefill_worker, record.routed_ns = worker, now_ns
-            record.resumptions = int(wire_id.partition("~")[2] or 0)
+            record.resumptions = int(wire_id.partition("~")[2].partition(".")[0] or 0)
             if not record.emitted_tokens:
                 # What an attempt found that came to nothing is found, or not, once more.
                 record.reused_tokens.clear()
@@ -69,11 +69,17 @@ class Recorder:
         self.end(record, Ending.REJECTED, now_ns)
 
     def failed(self, reason: str, now_ns: int) -> None:
-        """The run ends; whoever has not ended has failed."""
+        """Whoever has not ended has failed."""
         for record in self.run.requests:
             if record.ending is None:
                 record.reason = reason
                 self.end(record, Ending.FAILED, now_ns)
+
+    def turned_away(self, request_id: str, reason: str, now_ns: int) -> None:
+        """Nobody was there to take it."""
+        record = self.of(request_id)
+        record.reason = reason
+        self.end(record, Ending.FAILED, now_ns)
 
     def take_finished(self) -> list[RequestRecord]:
         """Who ended since the last call."""

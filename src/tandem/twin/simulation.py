@@ -118,8 +118,11 @@ class Simulation:
                 promise=promise,
                 deadline_ns=service.deadline_ns(now_ns),
             )
-            world.refresh_loads(now_ns)
             world.recorder.submitted(event, now_ns)
+            if not world.gateway_up:
+                world.recorder.turned_away(request.request_id, "there is no gateway", now_ns)
+                continue
+            world.refresh_loads(now_ns)
             world.tell_router(event, now_ns)
             if self._staffing.planner is not None:
                 self._staffing.planner.request_arrived(now_ns)

@@ -61,7 +61,7 @@ class StepRecorder:
                 self._cached(record, wire_id, cached_tokens)
             record.last_token_ns = now_ns
             record.emitted_tokens += 1
-            if emission.finish_reasons[index] is not None:
+            if emission.finish_reasons[index] is not None and record.ending is None:
                 self.requests.end(record, Ending.FINISHED, now_ns)
 
     def leapt(self, worker: str, wire_ids: list[str], landed_ns: list[int]) -> None:

@@ -9,11 +9,13 @@ from tandem.facts.fleet import Tier
 from tandem.facts.fleet_messages import BlocksReported, RouterEvent, StartTransfer
 from tandem.facts.messages import EmitTokens
 from tandem.machines.passage import Passage
+from tandem.machines.tiers.hierarchy import Hierarchy, Move
+from tandem.machines.tiers.store import TierStore
 from tandem.policy.eviction.pinned import Pin, Pinned
+from tandem.twin.damage import Damage
 from tandem.twin.network_paths import path_between_tiers
 from tandem.twin.scenario import Pool, Scenario
 from tandem.twin.shipping import Shipment, Shipping
-from tandem.twin.storage import Hierarchy, Move, TierStore
 
 PassageOf = Callable[[str], Passage | None]
 TellRouter = Callable[[RouterEvent, int], None]
@@ -31,6 +33,7 @@ class Tiers:
         self._parents: dict[bytes, bytes] = {}
         self._block_bytes: dict[str, float] = {}
         self.hierarchies: dict[str, Hierarchy] = {}
+        self.damage = Damage(self.hierarchies, self._parents, self.report)
         remote_blocks = scenario.remote_blocks
         self._pin_ns = round(scenario.pin_sessions_s * 1e9)
         self._pinned: dict[int, Pinned[bytes]] = {}
@@ -47,15 +50,16 @@ class Tiers:
             tiers[Tier.REMOTE] = self._remote
         self.hierarchies[name] = Hierarchy(tiers)
 
-    def read(self, order: StartTransfer, passage: Passage, now_ns: int) -> bool:
-        """Whether the tier still holds what the index promised; reading keeps it from eviction."""
+    def read(self, order: StartTransfer, passage: Passage, now_ns: int) -> tuple[bytes, ...]:
+        """The blocks that are wanted, if the tier still holds what the index promised; reading
+        keeps them from eviction."""
         first = order.first_token // self._block_size
         digests = passage.chain[first : -(-order.end_token // self._block_size)]
         store = self.hierarchies[order.target].tiers.get(order.tier)
         if store is None or store.prefix(digests) < len(digests):
-            return False
+            return ()
         store.touch(digests, now_ns)
-        return True
+        return tuple(digests)
 
     def pin_ended(
         self, worker: str, emission: EmitTokens, passage_of: PassageOf, now_ns: int
@@ -138,6 +142,7 @@ class MovingBlocks:
     move: Move
 
     def arrived(self, now_ns: int) -> None:
+        self.tiers.damage.mended(self.worker, self.move.target, self.move.digests)
         arrival = self.tiers.hierarchies[self.worker].arrived(self.move, now_ns)
         reporter = "" if self.move.target is Tier.REMOTE else self.worker
         changes = (arrival.evicted, arrival.added)

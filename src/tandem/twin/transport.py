@@ -49,7 +49,8 @@ class Transport:
         cargo = OrderedKv(self, order)
         if order.source:
             path: tuple[str, ...] = path_to_node(order.source, order.target)
-        elif passage is not None and self.tiers.read(order, passage, now_ns):
+        elif passage is not None and (digests := self.tiers.read(order, passage, now_ns)):
+            cargo = OrderedKv(self, order, digests)
             path = path_between_tiers(order.target, order.tier, Tier.DEVICE)
         else:
             self.shipping.miss(str(order.tier))
@@ -77,13 +78,19 @@ class Transport:
 
 @dataclass(frozen=True, slots=True)
 class OrderedKv:
-    """KV on its way to a worker that waits for it."""
+    """KV on its way to a worker that waits for it; `digests` are its blocks, if from a tier."""
 
     transport: Transport
     order: StartTransfer
+    digests: tuple[bytes, ...] = ()
 
     def arrived(self, now_ns: int) -> None:
         order, recorder = self.order, self.transport.recorder
+        damage = self.transport.tiers.damage
+        if not order.source and not damage.sound(order.target, order.tier, self.digests, now_ns):
+            self.transport.shipping.miss(str(order.tier))
+            self._end(False, now_ns)
+            return
         tokens = order.end_token - order.first_token
         if order.source:
             recorder.moved(order.request_id, tokens)

@@ -82,6 +82,7 @@ class World:
         self._reported_ns = -1
         self._mail: list[RouterEvent] = []
         self._delivering = False
+        self.gateway_up = True
 
     def join(self, name: str, role: Role, now_ns: int) -> None:
         """A worker is up, empty."""

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 
-from tandem.facts.cluster_messages import LeasesRenewed
+from tandem.facts.cluster_messages import LeasesRenewed, NotNeeded
 from tandem.facts.fleet_messages import MigrationsRequested
-from tandem.facts.gateway_messages import SendToWorker
+from tandem.facts.gateway_messages import GatewayEffect, SendToWorker
 from tandem.machines.gateway.members import Member, Members
+from tandem.machines.gateway.operations import Drains
+from tandem.machines.gateway.routing import Routing
 from tandem.machines.migration import to_migrate
 from tandem.machines.passage import Stage
 from tandem.machines.router import RouterMachine
@@ -24,12 +26,34 @@ def renewals(router: RouterMachine, members: Members) -> Iterator[SendToWorker]:
     for passage in router.passages.values():
         for worker in dict.fromkeys((passage.prefill, passage.decode)):
             if worker in wanted and passage.needs(worker):
-                wanted[worker].append(passage.wire_id)
+                wanted[worker].append(passage.name_at(worker))
     for member in members:
         wire_ids = wanted[member.name]
         for start in range(0, max(1, len(wire_ids)), RENEWED_AT_ONCE):
             some = tuple(wire_ids[start : start + RENEWED_AT_ONCE])
             yield SendToWorker(member.peer, LeasesRenewed(some))
+
+
+def attend_drains(
+    drains: Drains, members: Members, routing: Routing, now_ns: int
+) -> list[GatewayEffect]:
+    """Let go who is not needed any more, and help the others to become so."""
+    effects: list[GatewayEffect] = []
+    router = routing.router
+    for member in members:
+        # Looking for who needs it takes time: once a report is often enough.
+        if member.accepting or not member.reported:
+            continue
+        if not needed(router, member):
+            if not member.let_go:
+                member.let_go = True
+                effects.append(SendToWorker(member.peer, NotNeeded()))
+            if empty(member):
+                effects += drains.emptied(member)
+        elif wanted := migration(router, member):
+            routing.add(wanted)
+        member.reported = False
+    return effects + routing.flush(now_ns)
 
 
 def needed(router: RouterMachine, member: Member) -> bool:

@@ -14,10 +14,11 @@ from tandem.facts.cluster_messages import (
     Hello,
     IntroduceYourself,
     MoveEnded,
-    NotNeeded,
     PeerJoined,
     PeerLost,
+    PoolHello,
     Standing,
+    TiersReported,
     ToGateway,
     Unwelcome,
     Welcome,
@@ -42,14 +43,18 @@ from tandem.facts.gateway_messages import (
     UndrainAsked,
     WorkerSaid,
 )
+from tandem.facts.kv_tiers import BlockFormat
 from tandem.machines.entrance import RouterConfig
 from tandem.machines.fleet import Capacity
-from tandem.machines.gateway.attention import empty, migration, needed, renewals
+from tandem.machines.gateway.attention import attend_drains, renewals
 from tandem.machines.gateway.heartbeats import Heartbeats
 from tandem.machines.gateway.members import Member, Members
 from tandem.machines.gateway.operations import Drains, Inquiries, Inquiry
+from tandem.machines.gateway.pool_nodes import PoolNodes
+from tandem.machines.gateway.prices import Prices
 from tandem.machines.gateway.routing import Routing
-from tandem.machines.gateway.status import worker_status
+from tandem.machines.gateway.shared_pool import SharedPool
+from tandem.machines.gateway.status import pool_node_status, worker_status
 from tandem.machines.node.audit import first_broken_law
 from tandem.machines.router import RouterMachine
 
@@ -66,7 +71,8 @@ BEATS = 4
 class GatewayConfig:
     """`capacity_of` prices a worker when it joins; what `router.capacities` says is not used. Every
     worker is told `welcome`, whose `silence_ns` holds for workers too. Only workers of this `model`
-    and `revision` are let in."""
+    and `revision` are let in, and only processes of the shared pool that keep blocks of
+    `block_format` (None: there is no shared pool)."""
 
     gateway: str
     router: RouterConfig
@@ -74,18 +80,21 @@ class GatewayConfig:
     welcome: Welcome
     model: str
     revision: str
+    block_format: BlockFormat | None = None
 
 
 class GatewayMachine:
-    """`handle(event, now_ns)` gives the effects to perform, in order. `capacities` are those of all
-    workers that ever joined."""
+    """`handle(event, now_ns)` gives the effects to perform, in order."""
 
     def __init__(self, config: GatewayConfig) -> None:
         self.config = config
-        self.capacities: dict[str, Capacity] = {}
+        self.prices = Prices(config.capacity_of)
         self.members = Members(config.model, config.revision)
-        self.routing = Routing(replace(config.router, capacities=self.capacities), self.members)
+        nodes = PoolNodes(config.block_format)
+        router = replace(config.router, capacities=self.prices.capacities)
+        self.routing = Routing(router, self.members, nodes)
         self.heartbeats = Heartbeats(config.welcome.silence_ns)
+        self.pool = SharedPool(nodes, self.members, self.routing, heartbeats=self.heartbeats)
         self.drains = Drains(self.members)
         self.inquiries = Inquiries()
         self._started_ns: int | None = None
@@ -118,7 +127,7 @@ class GatewayMachine:
             self._take(event, now_ns, effects)
         effects += self.routing.flush(now_ns)
         self._keep_time(now_ns, effects)
-        self._attend_drains(now_ns, effects)
+        effects += attend_drains(self.drains, self.members, self.routing, now_ns)
         due_ns = [self._renew_at_ns, self.heartbeats.next_wakeup(), self.inquiries.next_wakeup()]
         self._wakeup_ns = min(due for due in due_ns if due is not None)
         return effects
@@ -139,6 +148,11 @@ class GatewayMachine:
             finished_requests=self.routing.finished_requests,
             takeovers=self.router.takeovers,
             lost=tuple(self.members.lost),
+            recomputed_tokens=self.routing.recomputed_tokens,
+            pool_nodes=tuple(
+                pool_node_status(node, self.heartbeats.ago_ns(node.peer, now_ns) / 1e9)
+                for node in self.pool.nodes
+            ),
         )
 
     def audit(self) -> None:
@@ -159,14 +173,21 @@ class GatewayMachine:
             case RequestSubmitted() | RequestWithdrawn():
                 self.routing.add(event)
             case PeerGone(peer, reason):
-                if member := self.members.of_peer(peer):
-                    self._lose(member, reason, now_ns, effects)
+                self._lose_peer(peer, reason, now_ns, effects)
             case DrainAsked() | UndrainAsked() | AuditAsked():
                 effects += self._ask(event, now_ns)
 
     def _hear(self, peer: str, message: ToGateway, now_ns: int, effects: Effects) -> None:
         if isinstance(message, Hello):
             self._let_in(peer, message, now_ns, effects)
+            return
+        if isinstance(message, PoolHello):
+            effects += self.pool.let_in(peer, message, self.config.welcome, now_ns)
+            return
+        if node := self.pool.nodes.of_peer(peer):
+            self.heartbeats.heard(peer, now_ns)
+            if message.worker == node.name:
+                effects += self.pool.hear(node, message, self.inquiries, now_ns)
             return
         member = self.members.of_peer(peer)
         if member is None:
@@ -187,6 +208,10 @@ class GatewayMachine:
                 effects += self.inquiries.answered(message)
             case Goodbye():
                 self._lose(member, "", now_ns, effects)
+            case TiersReported(worker, tiers):
+                member.tiers = tiers
+                if capacity := self.prices.reported(worker, tiers):
+                    self.routing.reprice(worker, capacity)
             case _:
                 if isinstance(message, LoadReported):
                     member.load, member.reported = message, True
@@ -194,7 +219,8 @@ class GatewayMachine:
 
     def _let_in(self, peer: str, hello: Hello, now_ns: int, effects: Effects) -> None:
         known, older = self.members.of_peer(peer), self.members.of_name(hello.worker)
-        if problem := self.members.objection(hello):
+        problem = self.members.objection(hello) or self.pool.clash(peer, hello.worker)
+        if problem:
             if known is not None:
                 self._lose(known, problem, now_ns, effects)
             effects.append(SendToWorker(peer, Unwelcome(problem)))
@@ -215,17 +241,25 @@ class GatewayMachine:
             self._lose(older, reason, now_ns, effects)
         self.members.add(member)
         self.heartbeats.heard(peer, now_ns)
-        self.capacities[hello.worker] = self.config.capacity_of(hello)
+        self.prices.joined(hello)
         effects.append(SendToWorker(peer, self.config.welcome))
         for other in self.members.others(member):
             effects.append(SendToWorker(peer, _introduction(other)))
             if not again:
                 effects.append(SendToWorker(other.peer, _introduction(member)))
+        effects += self.pool.introductions(peer)
         self.routing.add(WorkerJoined(hello.worker, hello.role))
         if not hello.accepting:
             self.routing.add(WorkerDrained(hello.worker))
         effects += self.routing.flush(now_ns)
         effects += self.drains.presented(member)
+
+    def _lose_peer(self, peer: str, reason: str, now_ns: int, effects: Effects) -> None:
+        if node := self.pool.nodes.of_peer(peer):
+            effects += self.pool.lose(node, reason, now_ns)
+            effects += self.inquiries.gone(node.name)
+        elif member := self.members.of_peer(peer):
+            self._lose(member, reason, now_ns, effects)
 
     def _lose(self, member: Member, reason: str, now_ns: int, effects: Effects) -> None:
         """The worker is gone, for a `reason` or (empty) because it was to leave."""
@@ -247,39 +281,23 @@ class GatewayMachine:
 
     def _keep_time(self, now_ns: int, effects: Effects) -> None:
         for peer in self.heartbeats.silent(now_ns):
-            member = self.members.of_peer(peer)
-            assert member is not None
             reason = f"silent for {self.heartbeats.ago_ns(peer, now_ns) / 1e9:.1f} s"
             effects.append(Fence(peer, reason))
-            self._lose(member, reason, now_ns, effects)
+            self._lose_peer(peer, reason, now_ns, effects)
         effects += self.inquiries.late(now_ns)
         if now_ns >= self._renew_at_ns:
             self._renew_at_ns = now_ns + self._renewal_ns
             effects += renewals(self.router, self.members)
-
-    def _attend_drains(self, now_ns: int, effects: Effects) -> None:
-        for member in self.members:
-            # Looking for who needs it takes time: once a report is often enough.
-            if member.accepting or not member.reported:
-                continue
-            if not needed(self.router, member):
-                if not member.let_go:
-                    member.let_go = True
-                    effects.append(SendToWorker(member.peer, NotNeeded()))
-                if empty(member):
-                    effects += self.drains.emptied(member)
-            elif wanted := migration(self.router, member):
-                self.routing.add(wanted)
-            member.reported = False
-        effects += self.routing.flush(now_ns)
+            effects += self.pool.signs_of_life()
 
     def _ask(self, event: OperatorAsked, now_ns: int) -> Effects:
         """An operator wants something: begin it, or say why not."""
         if isinstance(event, AuditAsked):
             effects = self.routing.flush(now_ns)
             problem = first_broken_law(self.audit)
-            waiting = {member.name: None for member in self.members}
-            effects += (SendToWorker(member.peer, Audit()) for member in self.members)
+            everybody = [*self.members, *self.pool.nodes]
+            waiting = {each.name: None for each in everybody}
+            effects += (SendToWorker(each.peer, Audit()) for each in everybody)
             end_ns = now_ns + self.config.welcome.silence_ns
             return effects + self.inquiries.begin(Inquiry(event, end_ns, problem, waiting))
         member = self.members.of_name(event.worker)

@@ -13,6 +13,7 @@ from tandem.facts.cluster_messages import PROTOCOL, Hello, Standing
 from tandem.facts.fleet import Role
 from tandem.facts.fleet_messages import LoadReported, RoleTaken, WorkerDrained
 from tandem.facts.kv_export import KvGeometry, MoveReport
+from tandem.facts.kv_tiers import TierFigures
 
 # A stranger is asked for its name once in so long.
 ASK_AGAIN_NS = 1_000_000_000
@@ -33,6 +34,11 @@ class Deeds:
     spans: int = 0
     seconds: float = 0.0
     connectors: dict[str, None] = field(default_factory=dict)
+    fetches: int = 0
+    failed_fetches: int = 0
+    fetched_tokens: int = 0
+    fetched_bytes: int = 0
+    fetch_seconds: float = 0.0
 
     def read(self, report: MoveReport) -> None:
         """A move that it carried out."""
@@ -44,11 +50,20 @@ class Deeds:
         if report.connector:
             self.connectors[report.connector] = None
 
+    def fetched(self, report: MoveReport, tokens: int) -> None:
+        """A fetch from a slower tier, of which so many tokens came."""
+        self.fetches += 1
+        self.failed_fetches += not report.arrived
+        self.fetched_tokens += tokens
+        self.fetched_bytes += report.moved_bytes
+        self.fetch_seconds += report.seconds
+
 
 @dataclass(slots=True)
 class Member:
     """One worker. `reported` says that `load` is news since it was last looked at; `let_go` that it
-    was told, since it began to drain, that nobody here needs it."""
+    was told, since it began to drain, that nobody here needs it; `tiers` are its slower ones, as it
+    told last."""
 
     peer: str
     hello: Hello
@@ -59,6 +74,7 @@ class Member:
     let_go: bool = False
     migrations: int = 0
     deeds: Deeds = field(default_factory=Deeds)
+    tiers: tuple[TierFigures, ...] = ()
 
     @classmethod
     def of(cls, peer: str, hello: Hello) -> "Member":

@@ -27,7 +27,7 @@ class Drainage:
 
     @property
     def order(self) -> Drain:
-        return Drain(self.asked.then_role, self.asked.leave)
+        return Drain(self.asked.then_role, self.asked.leave, self.asked.again)
 
 
 class Drains:
@@ -94,6 +94,9 @@ class Drains:
         it may not have heard."""
         undrains, drainage = self._undrains.get(member.name), self._drains.get(member.name)
         if undrains and not member.accepting:
+            if drainage is not None:
+                # It was not heard either, and ends when the worker takes requests again.
+                drainage.begun = True
             return [SendToWorker(member.peer, Undrain())]
         if drainage is not None and not drainage.begun:
             return [SendToWorker(member.peer, drainage.order)]

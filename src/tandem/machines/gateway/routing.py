@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from tandem.facts.cluster_messages import ListBlocks, MoveEnded, StopMove, ToWorker
+from tandem.facts.cluster_messages import FetchKv, ListBlocks, MoveEnded, StopMove, ToWorker
+from tandem.facts.fleet import Tier
 from tandem.facts.fleet_messages import (
     AskForBlocks,
     BlocksListed,
@@ -21,11 +22,16 @@ from tandem.facts.fleet_messages import (
     WorkerLost,
 )
 from tandem.facts.gateway_messages import Deliver, GatewayEffect, SendToWorker
+from tandem.facts.kv_export import MoveKv
 from tandem.facts.messages import StepDone
 from tandem.machines.entrance import RouterConfig
+from tandem.machines.fleet import Capacity
 from tandem.machines.gateway.members import Member, Members
+from tandem.machines.gateway.pins import ending_with_pins, pin_of
+from tandem.machines.gateway.pool_nodes import PoolNodes
 from tandem.machines.gateway.tokens import for_clients
 from tandem.machines.gateway.transfers import Transfers
+from tandem.machines.passage import Passage
 from tandem.machines.router import RouterMachine
 
 Effects = list[GatewayEffect]
@@ -34,11 +40,13 @@ Effects = list[GatewayEffect]
 class Routing:
     """Events gather until `flush`: the router knows all of one instant before it chooses."""
 
-    def __init__(self, config: RouterConfig, members: Members) -> None:
+    def __init__(self, config: RouterConfig, members: Members, nodes: PoolNodes) -> None:
         self.router = RouterMachine(config)
         self.transfers = Transfers(self.router)
         self.finished_requests = 0
+        self.recomputed_tokens = 0
         self._members = members
+        self._nodes = nodes
         self._gathered: list[RouterEvent] = []
         # Whether what is gathered may change whose a token or a block is.
         self._decisive = False
@@ -53,19 +61,24 @@ class Routing:
         effects: Effects = []
         match event:
             case TokensReported():
-                if self._decisive:
+                ending = ending_with_pins(event, self.router)
+                if self._decisive or ending:
                     effects = self.flush(now_ns)
+                for passage in ending:
+                    self._pin(passage, effects)
                 drawn = for_clients(event, self.router)
                 member.deeds.prompts += drawn.prompts
                 member.deeds.output_tokens += drawn.tokens
                 self.finished_requests += drawn.finished
+                self.recomputed_tokens += drawn.recomputed_tokens
                 # What comes next of the same prompts is to find them done.
                 self._decisive = self._decisive or drawn.prompts > 0
                 if drawn.emission is not None:
                     effects.append(Deliver(drawn.emission))
             case BlocksReported() | BlocksListed():
                 config = self.router.config
-                if not member.indexed(config.root, config.block_size):
+                # Of the shared pool its own processes tell.
+                if event.tier is Tier.REMOTE or not member.indexed(config.root, config.block_size):
                     return []
             case KvReported():
                 effects = self.flush(now_ns)
@@ -78,14 +91,21 @@ class Routing:
 
     def move_ended(self, member: Member, message: MoveEnded) -> None:
         """A worker has read what it was to read, or could not."""
-        source = self.transfers.ended(message)
+        source, report = self.transfers.ended(message), message.report
         if source is None:
             return
-        member.deeds.read(message.report)
+        if source:
+            member.deeds.read(report)
+        else:
+            member.deeds.fetched(report, report.tokens)
         read_from = self._members.of_name(source)
         if read_from is not None:
-            read_from.deeds.sent_bytes += message.report.moved_bytes
-        self.add(TransferEnded(message.transfer_id, message.report.arrived))
+            read_from.deeds.sent_bytes += report.moved_bytes
+        self.add(TransferEnded(message.transfer_id, report.arrived, report.tokens))
+
+    def reprice(self, worker: str, capacity: Capacity) -> None:
+        """What a worker's work costs has changed."""
+        self.router.entrance.fleet.reprice(worker, capacity)
 
     def lost(self, worker: str) -> None:
         """A worker is gone, with all that it held."""
@@ -127,15 +147,25 @@ class Routing:
     def _start(self, start: StartTransfer, effects: Effects) -> None:
         source = self._members.of_name(start.source)
         target = self._members.of_name(start.target)
-        if source is not None and target is not None:
+        order: MoveKv | FetchKv | None = None
+        if target is not None and not start.source:
+            order = self.transfers.fetch(start, target)
+        elif target is not None and source is not None:
             order = self.transfers.order(start, source, target)
-            if order is not None:
-                effects.append(SendToWorker(target.peer, order))
-                return
+        if target is not None and order is not None:
+            effects.append(SendToWorker(target.peer, order))
+            return
         # Nobody knows where to read: what is missing is computed.
         self.add(TransferEnded(start.transfer_id, arrived=False))
 
+    def _pin(self, passage: Passage, effects: Effects) -> None:
+        """Whoever has worked on it, and the shared pool, keep what it leaves."""
+        pin = pin_of(passage, self.router)
+        pooled = [node.name for node in self._nodes]
+        for name in dict.fromkeys((passage.prefill, passage.decode, *pooled)):
+            self._send(name, pin, effects)
+
     def _send(self, worker: str, message: ToWorker, effects: Effects) -> None:
-        member = self._members.of_name(worker)
+        member = self._members.of_name(worker) or self._nodes.of_name(worker)
         if member is not None:
             effects.append(SendToWorker(member.peer, message))

@@ -1,7 +1,8 @@
 """What a gateway knows, told to operators and metrics."""
 
-from tandem.facts.gateway_messages import WorkerStatus
+from tandem.facts.gateway_messages import PoolNodeStatus, WorkerStatus
 from tandem.machines.gateway.members import Member
+from tandem.machines.gateway.pool_nodes import PoolNode
 
 
 def worker_status(member: Member, heard_ago_s: float) -> WorkerStatus:
@@ -26,4 +27,24 @@ def worker_status(member: Member, heard_ago_s: float) -> WorkerStatus:
         seconds=deeds.seconds,
         connectors=tuple(deeds.connectors),
         export=export,
+        fetches=deeds.fetches,
+        failed_fetches=deeds.failed_fetches,
+        fetched_tokens=deeds.fetched_tokens,
+        fetched_bytes=deeds.fetched_bytes,
+        fetch_seconds=deeds.fetch_seconds,
+        tiers=member.tiers,
+    )
+
+
+def pool_node_status(node: PoolNode, heard_ago_s: float) -> PoolNodeStatus:
+    """One process of the shared pool, heard of last `heard_ago_s` ago."""
+    hello = node.hello
+    return PoolNodeStatus(
+        node=node.name,
+        incarnation=hello.incarnation,
+        address=hello.address,
+        heard_ago_s=heard_ago_s,
+        capacity_blocks=hello.capacity_blocks,
+        block_bytes=hello.format.block_bytes,
+        tiers=node.tiers,
     )

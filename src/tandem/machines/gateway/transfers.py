@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from tandem.facts.cluster_messages import MoveEnded
+from tandem.facts.cluster_messages import FetchKv, MoveEnded
+from tandem.facts.fleet import Tier
 from tandem.facts.fleet_messages import ImportReported, KvReported, StartTransfer
 from tandem.facts.kv_export import MoveKv
 from tandem.facts.messages import (
@@ -32,7 +33,7 @@ class Transfers:
         self._router = router
         self._computed: dict[tuple[str, str], Computed] = {}
         self._wanted: dict[tuple[str, str], ImportBlocks] = {}
-        # Source and target of each order under way.
+        # Source (empty: a slower tier) and target of each order under way.
         self._moving: dict[int, tuple[str, str]] = {}
 
     def __len__(self) -> int:
@@ -52,7 +53,9 @@ class Transfers:
             strict=True,
         ):
             passage = self._router.passage_of(request_id)
-            if tokens and passage is not None and passage.prefill == report.worker:
+            # What is told late of a copy that was given up is read by nobody.
+            read = passage is not None and passage.prefill == report.worker and not passage.local
+            if tokens and read:
                 entry = Computed(tokens, blocks, generations)
                 self._computed[report.worker, request_id] = entry
 
@@ -65,7 +68,9 @@ class Transfers:
 
     def order(self, start: StartTransfer, source: Member, target: Member) -> MoveKv | None:
         """What the target is to be told; None when it is not known what lies where."""
-        computed = self._computed.get((source.name, start.request_id))
+        passage = self._router.passage_of(start.request_id)
+        name = start.request_id if passage is None else passage.name_at(source.name)
+        computed = self._computed.get((source.name, name))
         wanted = self._wanted.get((target.name, start.request_id))
         if computed is None or wanted is None or computed.tokens < start.end_token:
             return None
@@ -89,13 +94,25 @@ class Transfers:
             target_blocks=wanted.blocks[first_block:end_block],
         )
 
+    def fetch(self, start: StartTransfer, target: Member) -> FetchKv | None:
+        """What the target is to be told to read from its slower tiers; None when it has nothing
+        reserved for it."""
+        wanted = self._wanted.get((target.name, start.request_id))
+        if wanted is None or start.tier is Tier.DEVICE:
+            return None
+        self._moving[start.transfer_id] = "", target.name
+        return FetchKv(
+            start.transfer_id, start.request_id, start.tier, start.first_token, start.end_token
+        )
+
     def cancel(self, transfer_id: int) -> str | None:
         """Nobody waits for it any more. Gives who is to stop, if it was ordered."""
         ends = self._moving.pop(transfer_id, None)
         return None if ends is None else ends[1]
 
     def ended(self, message: MoveEnded) -> str | None:
-        """An order is over. Gives who was read from; None when nobody waits for that any more."""
+        """An order is over. Gives who was read from (empty: a slower tier); None when nobody waits
+        for that any more."""
         source, target = self._moving.get(message.transfer_id, ("", ""))
         if not target or target != message.worker:
             return None

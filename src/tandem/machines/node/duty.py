@@ -20,6 +20,11 @@ class Duty:
     def leaving(self) -> bool:
         return self.drain is not None and self.drain.leave
 
+    @property
+    def again(self) -> bool:
+        """Whether it leaves only to be started anew."""
+        return self.drain is not None and self.drain.again
+
     def leave(self) -> None:
         """Whoever started the process wants it to end: nobody else can call that off."""
         self._told_to_leave = True

@@ -7,16 +7,22 @@ says or fails to say, no block goes back to the pool while a move may still writ
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from tandem.facts.cluster_messages import FetchKv
 from tandem.facts.kv_export import MoveKv
 from tandem.facts.messages import ImportBlocks, ImportDone
+from tandem.facts.node_messages import EndFetch, EndMove
+
+Order = MoveKv | FetchKv
+End = EndMove | EndFetch
 
 
 @dataclass(slots=True)
 class Move:
-    """One order under way. `gateway` is empty once nobody waits for its end."""
+    """One order under way, from another worker or from a slower tier. `gateway` is empty once
+    nobody waits for its end."""
 
     gateway: str
-    order: MoveKv
+    order: Order
     stopped: bool = False
 
 
@@ -50,6 +56,8 @@ class Imports:
         self._imports: dict[str, Import] = {}
         self._move_ids: dict[tuple[str, int], int] = {}
         self._moves = 0
+        # Those with an outcome.
+        self._ended: dict[str, None] = {}
 
     @property
     def request_ids(self) -> set[str]:
@@ -60,7 +68,7 @@ class Imports:
         assert wanted.request_id not in self._imports
         self._imports[wanted.request_id] = Import(wanted)
 
-    def objection(self, gateway: str, order: MoveKv) -> str:
+    def objection(self, gateway: str, order: Order) -> str:
         """Why an order must not be carried out; empty when it may be."""
         entry = self._imports.get(order.request_id)
         if entry is None or entry.outcome is not None:
@@ -70,13 +78,20 @@ class Imports:
         wanted = entry.wanted
         if not wanted.first_token <= order.first_token < order.end_token <= wanted.end_token:
             return "those tokens are not to be imported"
-        start = (order.first_token - wanted.first_token) // self.block_size
-        end = -(-(order.end_token - wanted.first_token) // self.block_size)
-        if order.target_blocks != wanted.blocks[start:end]:
+        if isinstance(order, MoveKv) and order.target_blocks != self.targets(order):
             return "those blocks are not reserved for it"
+        if isinstance(order, FetchKv) and order.first_token % self.block_size:
+            return "slower tiers hold whole blocks"
         return ""
 
-    def start(self, gateway: str, order: MoveKv) -> int:
+    def targets(self, order: Order) -> tuple[int, ...]:
+        """The reserved blocks that an order writes to."""
+        wanted = self._imports[order.request_id].wanted
+        start = (order.first_token - wanted.first_token) // self.block_size
+        end = -(-(order.end_token - wanted.first_token) // self.block_size)
+        return wanted.blocks[start:end]
+
+    def start(self, gateway: str, order: Order) -> int:
         """An order without objection is carried out from now on. Gives the id of the move."""
         move_id = self._moves
         self._moves += 1
@@ -85,13 +100,13 @@ class Imports:
         self._imports[order.request_id].moves.add(move_id)
         return move_id
 
-    def stop(self, gateway: str, transfer_id: int) -> Iterator[int]:
-        """Nobody waits for this move any more: gives its id if it is still to be stopped."""
+    def stop(self, gateway: str, transfer_id: int) -> Iterator[End]:
+        """Nobody waits for this move any more: stops it if it was not stopped before."""
         move_id = self._move_ids.get((gateway, transfer_id))
         return iter(()) if move_id is None else self._stopping((move_id,))
 
-    def disown(self, gateway: str) -> Iterator[int]:
-        """The gateway is gone, or has begun anew: its moves are nobody's. Gives those to stop."""
+    def disown(self, gateway: str) -> Iterator[End]:
+        """The gateway is gone, or has begun anew: its moves are nobody's, and stopped."""
         mine = [move_id for move_id, move in self.moving.items() if move.gateway == gateway]
         for move_id in mine:
             move = self.moving[move_id]
@@ -99,36 +114,44 @@ class Imports:
             move.gateway = ""
         return self._stopping(tuple(mine))
 
-    def conclude(self, outcome: ImportDone) -> Iterator[int]:
+    def conclude(self, outcome: ImportDone) -> Iterator[End]:
         """This is how the import ends, once nobody writes to its blocks; the last word counts.
-        Gives the moves to stop. Unknown requests are ignored."""
+        Stops its moves. Unknown requests are ignored."""
         entry = self._imports.get(outcome.request_id)
         if entry is None:
             return iter(())
         entry.outcome = outcome
+        self._ended[outcome.request_id] = None
         return self._stopping(tuple(sorted(entry.moves)))
 
-    def finished(self, move_id: int, arrived: bool) -> Move:
-        """A move is over: it writes no more."""
+    def finished(self, move_id: int, tokens: int) -> Move:
+        """A move is over: it writes no more, and brought the first `tokens` of what was ordered."""
         move = self.moving.pop(move_id)
         if move.gateway:
             del self._move_ids[move.gateway, move.order.transfer_id]
         entry = self._imports[move.order.request_id]
         entry.moves.remove(move_id)
-        if arrived:
-            entry.arrived.append((move.order.first_token, move.order.end_token))
+        if tokens:
+            first_token = move.order.first_token
+            entry.arrived.append((first_token, first_token + tokens))
         return move
 
-    def take_quiet(self, request_id: str) -> ImportDone | None:
-        """What the machine is to be told now, if the import has ended and its blocks are quiet. No
-        more KV is promised than has come."""
-        entry = self._imports.get(request_id)
-        if entry is None or entry.outcome is None or entry.moves:
-            return None
-        del self._imports[request_id]
-        outcome = entry.outcome
-        tokens = min(outcome.tokens, entry.covered_tokens)
-        return ImportDone(request_id, tokens, outcome.output_tokens)
+    def take_quiet(self) -> list[ImportDone]:
+        """What the machine is to be told now: of the imports that have ended and whose blocks are
+        quiet. No more KV is promised than has come."""
+        quiet, self._ended = self._ended, {}
+        outcomes: list[ImportDone] = []
+        for request_id in quiet:
+            entry = self._imports[request_id]
+            assert entry.outcome is not None
+            if entry.moves:
+                self._ended[request_id] = None
+                continue
+            del self._imports[request_id]
+            outcome = entry.outcome
+            tokens = min(outcome.tokens, entry.covered_tokens)
+            outcomes.append(ImportDone(request_id, tokens, outcome.output_tokens))
+        return outcomes
 
     def audit(self) -> None:
         """Assert that every move writes to blocks that are still reserved for it."""
@@ -138,8 +161,9 @@ class Imports:
         # What has an outcome and is quiet would have been taken.
         assert all(entry.outcome is None or entry.moves for entry in self._imports.values())
 
-    def _stopping(self, move_ids: tuple[int, ...]) -> Iterator[int]:
+    def _stopping(self, move_ids: tuple[int, ...]) -> Iterator[End]:
         for move_id in move_ids:
-            if not self.moving[move_id].stopped:
-                self.moving[move_id].stopped = True
-                yield move_id
+            move = self.moving[move_id]
+            if not move.stopped:
+                move.stopped = True
+                yield EndMove(move_id) if isinstance(move.order, MoveKv) else EndFetch(move_id)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tandem.facts.cluster_messages import Welcome
+from tandem.facts.cluster_messages import TiersReported, Welcome
 from tandem.facts.fleet import Role
 
 # A Hello is repeated while the gateway says nothing: it may have come too early to be heard.
@@ -13,13 +13,15 @@ HELLO_AGAIN_NS = 5_000_000_000
 @dataclass(slots=True)
 class Link:
     """The channel to one gateway. `welcome` is None until the gateway knows the worker, which said
-    Hello last at `hello_ns`; `told` is the (role, accepting) that the gateway was told.
+    Hello last at `hello_ns`; `told` is the (role, accepting) that the gateway was told,
+    `told_tiers` what it was told of the slower tiers.
     `heard_events`: how many of its router's events have come since the welcome. `not_needed`: the
     gateway has let the draining worker go."""
 
     welcome: Welcome | None = None
     hello_ns: int | None = None
     told: tuple[Role, bool] | None = None
+    told_tiers: TiersReported | None = None
     heard_ns: int = 0
     reported_ns: int = 0
     heard_events: int = 0
@@ -50,10 +52,6 @@ class Links:
 
     def of(self, gateway: str) -> Link | None:
         return self._links.get(gateway)
-
-    def welcomed(self, gateway: str) -> bool:
-        link = self._links.get(gateway)
-        return link is not None and link.welcome is not None
 
     def serving(self) -> Iterator[tuple[str, Link]]:
         """The gateways that know the worker."""

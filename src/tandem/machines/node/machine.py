@@ -4,13 +4,14 @@ and goes out, and what it owes to whom when gateways or peers fail.
 Knows no socket, engine or memory: events in, effects out. Every request belongs to one gateway.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tandem.facts.cluster_messages import (
     Audit,
     Audited,
     Drain,
+    FetchKv,
     Goodbye,
     Hello,
     IntroduceYourself,
@@ -19,6 +20,9 @@ from tandem.facts.cluster_messages import (
     NotNeeded,
     PeerJoined,
     PeerLost,
+    PinBlocks,
+    PoolNodeGone,
+    PoolNodeJoined,
     Standing,
     StopMove,
     ToWorker,
@@ -27,9 +31,10 @@ from tandem.facts.cluster_messages import (
     Welcome,
 )
 from tandem.facts.fleet import Tier
-from tandem.facts.fleet_messages import BlocksListed, LoadReported, RequestsLost
+from tandem.facts.fleet_messages import BlocksListed, RequestsLost
 from tandem.facts.kv_export import MoveKv
 from tandem.facts.messages import (
+    CopiesRequested,
     HandoversRequested,
     HoldsReleased,
     ImportDone,
@@ -40,8 +45,10 @@ from tandem.facts.messages import (
     StepDone,
 )
 from tandem.facts.node_messages import (
+    BlocksFetched,
+    BlocksKept,
     BlocksPublished,
-    EndMove,
+    BlocksStaged,
     GatewayConnected,
     GatewayGone,
     GatewaySaid,
@@ -57,7 +64,9 @@ from tandem.machines.node.audit import first_broken_law
 from tandem.machines.node.duty import Duty
 from tandem.machines.node.links import Link, Links
 from tandem.machines.node.peers import Peers
+from tandem.machines.node.tiers import WorkerTiers
 from tandem.machines.node.work import Work
+from tandem.machines.tiers.config import TiersConfig
 from tandem.machines.worker import WorkerMachine
 
 Effects = list[NodeEffect]
@@ -66,9 +75,11 @@ Effects = list[NodeEffect]
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
     """`hello` is how the worker presents itself; its role and `accepting` are those it starts
-    with."""
+    with. `tiers` are those below its device, which its worker machine tells of sealed blocks; None
+    where there are none."""
 
     hello: Hello
+    tiers: TiersConfig | None = None
 
 
 class NodeMachine:
@@ -80,7 +91,13 @@ class NodeMachine:
         self.duty = Duty(config.hello.role, config.hello.accepting)
         self.links = Links()
         self.peers = Peers()
-        self.work = Work(config.hello.worker, machine, self.links)
+        assert config.tiers is None or machine.config.tells_sealed
+        self.tiers = (
+            WorkerTiers(config.tiers, machine, self.links, self.duty, worker=config.hello.worker)
+            if config.tiers is not None
+            else None
+        )
+        self.work = Work(config.hello.worker, machine, self.links, self.tiers)
         self._wakeup_ns: int | None = None
         self._left = False
 
@@ -98,6 +115,8 @@ class NodeMachine:
         if self._wakeup_ns is not None and now_ns > self._wakeup_ns:
             self.links.excuse(now_ns - self._wakeup_ns)
         effects: Effects = []
+        if self.tiers is not None:
+            effects += self.tiers.begin(now_ns)
         # What has arrived is known before the landed steps are followed by the next.
         for event in sorted(events, key=lambda each: isinstance(each, StepDone)):
             self._take(event, now_ns, effects)
@@ -121,8 +140,8 @@ class NodeMachine:
                 effects += self._hear(gateway, message, now_ns)
             case StepDone():
                 effects += self.work.tell(event, now_ns)
-            case MoveFinished(move_id, report):
-                effects += self.work.move_finished(move_id, report, now_ns)
+            case MoveFinished() | BlocksStaged() | BlocksKept() | BlocksFetched():
+                effects += self.work.happened(event, now_ns)
             case BlocksPublished(publication_id):
                 effects += self.work.outlet.published(publication_id)
             case GatewayConnected(gateway):
@@ -159,23 +178,33 @@ class NodeMachine:
             case LeasesRenewed(request_ids):
                 self.work.leases.renew(gateway, request_ids, now_ns + link.welcome.lease_ns)
                 return []
-            case ImportDone() | HandoversRequested() | HoldsReleased() | RequestsAborted():
+            case (
+                ImportDone()
+                | CopiesRequested()
+                | HandoversRequested()
+                | HoldsReleased()
+                | RequestsAborted()
+            ):
                 link.heard_events += 1
                 return self.work.change(gateway, message, now_ns)
             case Audit():
                 return [*self.work.flush(now_ns), SendToGateway(gateway, _audited(self))]
             case _:
-                return self._obey(gateway, link, message)
+                return self._obey(gateway, link, message, now_ns)
 
-    def _obey(self, gateway: str, link: Link, message: ToWorker) -> Effects:
+    def _obey(self, gateway: str, link: Link, message: ToWorker, now_ns: int) -> Effects:
         match message:
             case MoveKv():
                 known = (message.source, message.incarnation) in self.peers
                 problem = "" if known else f"{message.source} is no peer of this worker"
-                return [self.work.order(gateway, message, problem)]
+                return self.work.order(gateway, message, problem, now_ns)
+            case FetchKv():
+                problem = "" if self.tiers is not None else "this worker has no slower tiers"
+                return self.work.order(gateway, message, problem, now_ns)
             case StopMove(transfer_id):
-                stopped = self.work.imports.stop(gateway, transfer_id)
-                return [EndMove(move_id) for move_id in stopped]
+                return self.work.stop_move(gateway, transfer_id, now_ns)
+            case PinBlocks() | PoolNodeJoined() | PoolNodeGone() if self.tiers is not None:
+                return self.tiers.obey(gateway, message, now_ns)
             case PeerJoined():
                 return list(self.peers.joined(gateway, message))
             case PeerLost(worker, incarnation):
@@ -188,8 +217,8 @@ class NodeMachine:
                 return self._tell_standing()
             case NotNeeded():
                 link.not_needed = True
-            case ListBlocks(tier) if tier is Tier.DEVICE:
-                return [SendToGateway(gateway, _listing(self.work))]
+            case ListBlocks(tier):
+                return [SendToGateway(gateway, each) for each in _listings(self.work, (tier,))]
         return []
 
     def _greet(self, gateway: str, now_ns: int) -> Effects:
@@ -209,8 +238,9 @@ class NodeMachine:
         effects = self._forget(gateway, now_ns)
         link.welcome, link.told, link.reported_ns, link.not_needed = welcome, told, now_ns, False
         link.heard_events = 0
-        effects.append(SendToGateway(gateway, _listing(self.work)))
-        effects.append(SendToGateway(gateway, self._load(link)))
+        effects += (SendToGateway(gateway, each) for each in _listings(self.work, Tier))
+        link.told_tiers = None
+        effects += self._report(gateway, link, now_ns)
         if told != (self.duty.role, self.duty.accepting):
             standing = Standing(self.hello.worker, self.duty.role, self.duty.accepting)
             effects.append(SendToGateway(gateway, standing))
@@ -221,7 +251,8 @@ class NodeMachine:
         link = self.links.of(gateway)
         if link is not None:
             link.welcome = link.hello_ns = link.told = None
-        return self.work.forget(gateway, now_ns) + list(self.peers.gateway_gone(gateway))
+        effects = self.work.forget(gateway, now_ns) + list(self.peers.gateway_gone(gateway))
+        return effects + ([] if self.tiers is None else self.tiers.gateway_gone(gateway))
 
     def _keep_time(self, now_ns: int) -> Effects:
         effects: Effects = []
@@ -238,12 +269,18 @@ class NodeMachine:
             due_ns = link.report_due_ns()
             if due_ns is not None and due_ns <= now_ns:
                 link.reported_ns = now_ns
-                effects.append(SendToGateway(gateway, self._load(link)))
+                effects += self._report(gateway, link, now_ns)
         return effects
 
-    def _load(self, link: Link) -> LoadReported:
+    def _report(self, gateway: str, link: Link, now_ns: int) -> Effects:
+        """The load, and how the slower tiers fare if that is news there."""
         load = load_of(self.hello.worker, self.work.machine)
-        return replace(load, heard=link.heard_events)
+        effects: Effects = [SendToGateway(gateway, replace(load, heard=link.heard_events))]
+        figures = None if self.tiers is None else self.tiers.figures(now_ns)
+        if figures is not None and figures != link.told_tiers:
+            link.told_tiers = figures
+            effects.append(SendToGateway(gateway, figures))
+        return effects
 
     def _tell_standing(self, *, begun: bool = False) -> Effects:
         """Tell all gateways. When a drain has `begun`, each of them must let the worker go anew."""
@@ -261,8 +298,8 @@ class NodeMachine:
         serving = list(self.links.serving())
         empty = self.work.idle and all(link.not_needed for _, link in serving)
         if self.duty.leaving and (empty or not serving):
-            goodbye = Goodbye(self.hello.worker)
-            return [*(SendToGateway(gateway, goodbye) for gateway, _ in serving), Leave()]
+            goodbye, leave = Goodbye(self.hello.worker), Leave(again=self.duty.again)
+            return [*(SendToGateway(gateway, goodbye) for gateway, _ in serving), leave]
         return self._tell_standing() if empty and self.duty.take_role() else []
 
 
@@ -274,8 +311,13 @@ def _due_ns(links: Links, work: Work) -> int | None:
     return min(due_ns, default=None)
 
 
-def _listing(work: Work) -> BlocksListed:
-    return BlocksListed(work.worker, Tier.DEVICE, *work.machine.residents.pool.listing())
+def _listings(work: Work, tiers: Iterable[Tier]) -> Iterator[BlocksListed]:
+    """What lies on those of these that the worker has."""
+    for tier in tiers:
+        if tier is Tier.DEVICE:
+            yield BlocksListed(work.worker, tier, *work.machine.residents.pool.listing())
+        elif work.tiers is not None and (listing := work.tiers.listing(tier)) is not None:
+            yield listing
 
 
 def _audited(node: NodeMachine) -> Audited:
@@ -291,7 +333,7 @@ def _audited(node: NodeMachine) -> Audited:
         importing=len(residents.importing),
         held=len(residents.held),
         leases=len(work.leases),
-        moves=len(work.imports.moving),
+        moves=len(work.incoming.imports.moving),
         problem=first_broken_law(node.audit),
     )
 

@@ -94,7 +94,7 @@ class Outlet:
         if computed.tokens == (0,):
             # It is lost: what waits to be said of it is not true any more.
             self._say(computed.request_ids[0], KvReported(self.worker, computed), effects)
-            self.end(computed.request_ids)
+            self.publications.drop(computed.request_ids[0])
             return
         publish = self.publications.add(computed)
         if publish is None:

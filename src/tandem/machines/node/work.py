@@ -1,41 +1,46 @@
 """What a worker's gateways have asked of it: its worker machine, and the KV on its way in."""
 
-from tandem.facts.cluster_messages import MoveEnded
-from tandem.facts.kv_export import MoveKv, MoveReport
 from tandem.facts.messages import (
     CancelImport,
+    CopiesRequested,
     HandoversRequested,
     HoldsReleased,
     ImportBlocks,
     ImportDone,
     ImportsArrived,
+    KvComputed,
     PrefillsArrived,
     Refuse,
     RequestsAborted,
     RequestsArrived,
     WorkerEvent,
 )
-from tandem.facts.node_messages import EndMove, NodeEffect, SendToGateway, StartMove
-from tandem.machines.node.imports import Imports
+from tandem.facts.node_messages import MoveFinished, NodeEffect
+from tandem.machines.node.imports import Order
+from tandem.machines.node.incoming import Incoming
 from tandem.machines.node.links import Links
 from tandem.machines.node.outlet import Outlet
+from tandem.machines.node.tiers import TierEvent, WorkerTiers
 from tandem.machines.worker import WorkerMachine
 
 Arrival = RequestsArrived | PrefillsArrived | ImportsArrived
-Change = ImportDone | HandoversRequested | HoldsReleased | RequestsAborted
+Change = ImportDone | CopiesRequested | HandoversRequested | HoldsReleased | RequestsAborted
 Effects = list[NodeEffect]
 
 
 class Work:
-    """Tells `machine` what concerns it. Arrivals of one instant wait for `flush` (or for any other
-    event), so that they are planned together."""
+    """Tells `machine`, and the slower `tiers` where there are any, what concerns them. Arrivals of
+    one instant wait for `flush` (or for any other event), so that they are planned together."""
 
-    def __init__(self, worker: str, machine: WorkerMachine, links: Links) -> None:
+    def __init__(
+        self, worker: str, machine: WorkerMachine, links: Links, tiers: WorkerTiers | None = None
+    ) -> None:
         self.worker = worker
         self.machine = machine
+        self.tiers = tiers
         self.outlet = Outlet(worker, machine.config.block_size, links)
         self.leases = self.outlet.leases
-        self.imports = Imports(machine.config.block_size)
+        self.incoming = Incoming(worker, machine, tiers)
         self._arrived: Arrival | None = None
 
     @property
@@ -68,7 +73,7 @@ class Work:
         """A gateway wants this of requests of its own; it has no say about others."""
         if isinstance(event, ImportDone):
             mine = self.leases.owner(event.request_id) == gateway
-            return self._conclude(event, now_ns) if mine else []
+            return self.incoming.conclude(event) + self._end_quiet(now_ns) if mine else []
         request_ids = tuple(
             request_id
             for request_id in event.request_ids
@@ -77,27 +82,27 @@ class Work:
         if not request_ids:
             return []
         effects = self.tell(type(event)(request_ids), now_ns)
+        if isinstance(event, HoldsReleased):
+            # Whoever wants to read one that goes on hears of its KV from the start.
+            for request_id in request_ids:
+                self.outlet.publications.drop(request_id)
         self._settle(request_ids)
         return effects
 
-    def order(self, gateway: str, order: MoveKv, problem: str) -> NodeEffect:
-        """Carry out what a gateway ordered, unless there is a `problem` or it makes no sense."""
-        problem = problem or self.imports.objection(gateway, order)
+    def order(self, gateway: str, order: Order, problem: str, now_ns: int) -> Effects:
+        """Bring KV to a request of this gateway, unless there is a `problem`."""
         if self.leases.owner(order.request_id) != gateway:
             problem = f"{order.request_id} is no request of {gateway} here"
-        if not problem:
-            return StartMove(self.imports.start(gateway, order), order)
-        report = MoveReport(arrived=False, problem=problem)
-        return SendToGateway(gateway, MoveEnded(self.worker, order.transfer_id, report))
+        effects = self.incoming.order(gateway, order, problem, now_ns)
+        return effects + self._end_quiet(now_ns)
 
-    def move_finished(self, move_id: int, report: MoveReport, now_ns: int) -> Effects:
-        """Nobody writes for this move any more."""
-        move = self.imports.finished(move_id, report.arrived)
-        effects: Effects = []
-        if move.gateway:
-            ended = MoveEnded(self.worker, move.order.transfer_id, report)
-            effects.append(SendToGateway(move.gateway, ended))
-        return effects + self._end_if_quiet(move.order.request_id, now_ns)
+    def stop_move(self, gateway: str, transfer_id: int, now_ns: int) -> Effects:
+        """Nobody waits for this move any more."""
+        return self.incoming.stop(gateway, transfer_id) + self._end_quiet(now_ns)
+
+    def happened(self, event: MoveFinished | TierEvent, now_ns: int) -> Effects:
+        """A move, or something that the slower tiers asked for, is done."""
+        return self.incoming.happened(event, now_ns) + self._end_quiet(now_ns)
 
     def give_up(self, request_ids: tuple[str, ...], now_ns: int) -> Effects:
         """Nobody wants these any more: they end here, and what they hold is freed as soon as nobody
@@ -109,11 +114,11 @@ class Work:
 
     def forget(self, gateway: str, now_ns: int) -> Effects:
         """Everything of this gateway is void; its moves are stopped and nobody hears of them."""
-        effects: Effects = [EndMove(move_id) for move_id in self.imports.disown(gateway)]
+        effects = self.incoming.disown(gateway)
         request_ids = self.leases.of(gateway)
         if request_ids:
             effects += self.give_up(request_ids, now_ns)
-        return effects
+        return effects + self._end_quiet(now_ns)
 
     def audit(self) -> None:
         """Assert that every request has an owner, and every import its books."""
@@ -122,30 +127,34 @@ class Work:
         held = self.machine.residents.held.keys()
         assert self.leases.request_ids == self.machine.unfinished.keys() | held
         assert self.outlet.publications.request_ids <= self.leases.request_ids
-        assert self.imports.request_ids <= self.machine.residents.importing.keys()
-        self.imports.audit()
+        assert self.incoming.imports.request_ids <= self.machine.residents.importing.keys()
+        self.incoming.audit()
 
     def _tell(self, event: WorkerEvent, now_ns: int) -> Effects:
         landed = self.machine.handle(event, now_ns)
         effects = self.outlet.address(landed)
+        if self.tiers is not None:
+            effects += self.tiers.heard(event, landed, now_ns)
         for effect in landed:
             match effect:
                 case ImportBlocks():
-                    self.imports.begin(effect)
+                    self.incoming.imports.begin(effect)
                 case CancelImport(request_id):
                     # Only this process writes to the blocks: it need not ask anybody to stop.
-                    effects += self._conclude(ImportDone(request_id, 0), now_ns)
+                    effects += self.incoming.conclude(ImportDone(request_id, 0))
                 case Refuse(request_id):
                     self._settle((request_id,))
+                case KvComputed(request_ids, (0,)):
+                    # Lost: it has ended here, unless it was only copied.
+                    self._settle(request_ids)
+        return effects + self._end_quiet(now_ns)
+
+    def _end_quiet(self, now_ns: int) -> Effects:
+        """The machine hears of the imports that have ended and that nobody writes for."""
+        effects: Effects = []
+        for outcome in self.incoming.imports.take_quiet():
+            effects += self.tell(outcome, now_ns)
         return effects
-
-    def _conclude(self, outcome: ImportDone, now_ns: int) -> Effects:
-        effects: Effects = [EndMove(move_id) for move_id in self.imports.conclude(outcome)]
-        return effects + self._end_if_quiet(outcome.request_id, now_ns)
-
-    def _end_if_quiet(self, request_id: str, now_ns: int) -> Effects:
-        outcome = self.imports.take_quiet(request_id)
-        return [] if outcome is None else self.tell(outcome, now_ns)
 
     def _settle(self, request_ids: tuple[str, ...]) -> None:
         """Those of these that hold nothing any more have no lease either."""

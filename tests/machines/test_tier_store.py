@@ -14,10 +14,11 @@ from hypothesis.stateful import (
 )
 
 from tandem.facts.fleet import Tier
+from tandem.machines.tiers.hierarchy import Arrival, Hierarchy, Move
+from tandem.machines.tiers.store import TierStore
 from tandem.policy.eviction.lru import Lru
 from tandem.policy.eviction.pinned import Pin, Pinned
 from tandem.policy.eviction.registry import EVICTIONS, make_eviction
-from tandem.twin.storage import Arrival, Hierarchy, Move, TierStore
 
 
 def chain(text: str) -> tuple[bytes, ...]:

@@ -1,0 +1,61 @@
+"""What the slower tiers of one process are, and how much may be under way in them at once."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from tandem.facts.fleet import Tier
+from tandem.facts.kv_tiers import BlockName
+from tandem.policy.eviction.contract import Eviction
+from tandem.policy.eviction.lru import Lru
+
+
+@dataclass(frozen=True, slots=True)
+class TierLimits:
+    """At most `stagings` copies of `copy_blocks` blocks lie staged at once, and `queued_blocks`
+    wait to be; as many `copies` between tiers go on in either direction, and as many blocks wait to
+    go down. Fetches of one tier are judged after `trial_fetches` of `trial_tokens` in all."""
+
+    stagings: int = 4
+    copies: int = 2
+    copy_blocks: int = 32
+    queued_blocks: int = 4096
+    trial_fetches: int = 3
+    trial_tokens: int = 256
+
+    @property
+    def staged_blocks(self) -> int:
+        """The room that staging takes."""
+        return self.stagings * self.copy_blocks
+
+    @property
+    def slack_blocks(self) -> int:
+        """The room that a store needs beyond its tier's capacity: what arrives is written before
+        what makes room for it has gone, and what goes down stays until it has arrived there."""
+        return (self.stagings + 6 * self.copies) * self.copy_blocks
+
+
+def least_recently_used(_capacity_blocks: int) -> Eviction[bytes]:
+    """The usual order."""
+    return Lru()
+
+
+@dataclass(frozen=True, slots=True)
+class TiersConfig:
+    """`capacities` in blocks, of HOST and DISK, where they exist; a store has room for
+    `limits.slack_blocks` more. `eviction` makes the order of a tier from its capacity. `found` is
+    what the disk holds at the start, the one stored longest ago first. `remote`: processes of the
+    shared pool may join. At most `pin_share` of a tier is pinned, and a tenant in `quotas` has at
+    most that share of each."""
+
+    capacities: Mapping[Tier, int]
+    eviction: Callable[[int], Eviction[bytes]] = least_recently_used
+    found: tuple[BlockName, ...] = ()
+    remote: bool = False
+    pin_share: float = 0.5
+    quotas: Mapping[str, float] = field(default_factory=dict)
+    limits: TierLimits = field(default_factory=TierLimits)
+
+    def __post_init__(self) -> None:
+        assert set(self.capacities) <= {Tier.HOST, Tier.DISK}
+        assert all(blocks > 0 for blocks in self.capacities.values())
+        assert 0.0 <= self.pin_share < 1.0

@@ -1,0 +1,141 @@
+"""Faults of the gateway and of what lies in the slower tiers, in whole runs."""
+
+from collections import Counter
+from dataclasses import replace
+
+from tandem.cost.fitted import FittedStepTime
+from tandem.facts.fleet import Role, Tier
+from tandem.facts.trace import TraceRow
+from tandem.policy.admission.registry import ADMISSIONS
+from tandem.policy.dispatch.registry import DISPATCHES
+from tandem.policy.eviction.lru import Lru
+from tandem.policy.routing.registry import ROUTINGS
+from tandem.twin.damage import lost_share
+from tandem.twin.faults import Crash, Fault, GatewayCrash, TierLost, TierSpoilt
+from tandem.twin.faults_entries import read_faults
+from tandem.twin.record import Ending, RunRecord
+from tandem.twin.scenario import Policies, Pool, Scenario
+from tandem.twin.simulation import Simulation
+from tests.twin.random_runs import Draw, audit
+
+DAMAGE = (
+    Fault(1.0, TierSpoilt(Tier.REMOTE)),
+    Fault(2.0, TierLost(Tier.REMOTE, 0.5)),
+    Fault(2.5, TierSpoilt(Tier.HOST)),
+    Fault(3.0, TierLost(Tier.DISK)),
+)
+
+
+def test_entries_say_them():
+    entries = [
+        {"at": 1, "spoil": "disk", "worker": "a"},
+        {"at": 2, "lose": "remote", "share": 0.5},
+        {"at": 3, "crash": "gateway", "restart": "2s"},
+        {"at": 4, "crash": "a"},
+    ]
+    faults = read_faults(entries, ("a",))
+    assert faults == (
+        Fault(1.0, TierSpoilt(Tier.DISK, "a")),
+        Fault(2.0, TierLost(Tier.REMOTE, 0.5)),
+        Fault(3.0, GatewayCrash(), 2.0),
+        Fault(4.0, Crash("a")),
+    )
+    assert [str(fault) for fault in faults[:3]] == [
+        "tier disk spoilt at a",
+        "tier remote lost 0.5 of its chains",
+        "crash of the gateway for 2 s",
+    ]
+
+
+def test_damage_in_tiers_costs_no_request_and_no_token():
+    pulled: Counter[str] = Counter()
+    for seed in range(10, 30):
+        for faults in ((), DAMAGE):
+            simulation = Draw(seed, changes={"faults": faults, "remote_blocks": 60}).run()
+            audit(simulation)
+            endings = {request.ending for request in simulation.world.run.requests}
+            assert Ending.FAILED not in endings
+            kind = "hurt" if faults else "calm"
+            for transfer in simulation.world.run.transfers:
+                if transfer.kind == "remote":
+                    pulled[kind] += transfer.transfers
+                    pulled[f"{kind}, lost"] += transfer.lost
+    assert pulled["calm"] > pulled["hurt"] > 0, pulled
+
+
+def one_worker_scenario() -> Scenario:
+    """One worker with room for one long prompt, and a host tier."""
+    scenario = Draw(0).scenario()
+    kind = replace(
+        scenario.pools[0].kind,
+        cost=replace(scenario.pools[0].kind.cost, step_time=FittedStepTime(0.01, 0.0005, 0.0)),
+        host_blocks=100,
+        disk_blocks=0,
+        block_count=15,
+        max_sequences=2,
+    )
+    return replace(
+        scenario,
+        pools=(Pool("w", Role.BOTH, kind, 1, 1, 1),),
+        policies=Policies(ROUTINGS["cost"](0), ADMISSIONS["none"](), DISPATCHES["remote"](), Lru),
+        remote_blocks=0,
+        limit_s=60.0,
+    )
+
+
+def one_worker(faults: tuple[Fault, ...]) -> Simulation:
+    """Two visitors with the same prompt, so far apart that the second finds the tiers only."""
+    scenario = replace(one_worker_scenario(), faults=faults)
+    rows = [
+        TraceRow(0.0, 130, 4, tuple(range(8)), 16),
+        *(TraceRow(5.0 + n, 130, 4, tuple(range(100 * n, 100 * n + 8)), 16) for n in (1, 2, 3)),
+        TraceRow(20.0, 130, 4, tuple(range(8)), 16),
+    ]
+    simulation = Simulation(scenario, rows, RunRecord({}))
+    simulation.run(None)
+    audit(simulation)
+    return simulation
+
+
+def test_who_reads_spoilt_blocks_drops_and_computes_them():
+    calm = one_worker(()).world.run.requests[-1]
+    assert calm.reused_tokens.get(Tier.HOST), calm
+    hurt = one_worker((Fault(15.0, TierSpoilt(Tier.HOST)),))
+    last = hurt.world.run.requests[-1]
+    assert not last.reused_tokens.get(Tier.HOST)
+    assert last.ending is Ending.FINISHED and last.emitted_tokens == calm.emitted_tokens
+    assert last.computed_tokens == last.prompt_tokens
+    (host,) = (each for each in hurt.world.run.transfers if each.kind == "host")
+    assert host.lost == 1
+    lost = one_worker((Fault(15.0, TierLost(Tier.HOST)),)).world.run
+    assert not lost.requests[-1].reused_tokens
+    assert not any(each.kind == "host" for each in lost.transfers)
+
+
+def test_requests_fail_with_their_gateway_and_the_next_find_the_caches():
+    faults = (Fault(1.1, GatewayCrash(), 1.0),)
+    rows = [TraceRow(0.5 * n, 120, 100, tuple(range(7)), 16) for n in range(10)]
+    scenario = replace(one_worker_scenario(), faults=faults)
+    simulation = Simulation(scenario, rows, RunRecord({}))
+    run = simulation.run(None)
+    world = simulation.world
+    reasons = Counter(request.reason for request in run.requests)
+    assert reasons["there is no gateway"] == 2, reasons
+    assert reasons["its gateway died"] >= 1, reasons
+    after = [request for request in run.requests if request.arrival_ns > 2_100_000_000]
+    assert all(request.ending is not Ending.FAILED for request in after)
+    assert any(request.reused_tokens.get(Tier.DEVICE) for request in after)
+    assert not world.router.passages
+    for member in world.members.up.values():
+        assert member.worker.machine.idle
+
+
+def test_a_lost_share_takes_whole_chains():
+    parents = {bytes([c, n]): bytes([c, n - 1]) for c in range(64) for n in range(1, 5)}
+    parents |= {bytes([c, 0]): b"root" for c in range(64)}
+    digests = tuple(parents)
+    lost = lost_share(digests, parents, 0.5)
+    chains = Counter(digest[0] for digest in lost)
+    assert set(chains.values()) == {5}
+    assert 20 < len(chains) < 44
+    assert lost_share(digests, parents, 1.0) == digests
