@@ -121,3 +121,20 @@ def test_rows_can_be_looked_up_as_they_were_packed(
     assert torch.equal(found, wanted)
     tolerance = {"float32": 0.0, "float16": 1e-3, "bfloat16": 8e-3, "int8": 1e-2}[storage]
     torch.testing.assert_close(found.float(), weight_NC[ids_T], rtol=tolerance, atol=4 * tolerance)
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
+@pytest.mark.parametrize(("out_features", "in_features"), [(1, 1), (64, 32), (65, 33), (1100, 70)])
+def test_panels_are_the_rows_turned(
+    native: Kernels, reference: Kernels, storage: Storage, out_features: int, in_features: int
+) -> None:
+    _, weight_NC, bias_N = operands(1, out_features, in_features)
+    rows = reference.pack(weight_NC, bias_N, storage)
+    packed = native.pack(weight_NC, bias_N, storage)
+    panels = -(-out_features // 64)
+    wanted_NC = torch.zeros(panels * 64, in_features, dtype=rows.weight.dtype)
+    wanted_NC[:out_features] = rows.weight
+    assert torch.equal(packed.weight, wanted_NC.view(panels, 64, in_features).transpose(1, 2))
+    if rows.scale is not None:
+        assert packed.scale is not None
+        assert torch.equal(packed.scale, rows.scale)

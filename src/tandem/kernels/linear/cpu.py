@@ -2,14 +2,20 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from tandem.kernels.errors import KernelArgumentError
 from tandem.kernels.linear import reference
 from tandem.kernels.linear.choose import choose_block_rows, choose_threads
 from tandem.kernels.linear.contract import PackedLinear, Storage, check_linear, check_pack
-from tandem.kernels.native.arguments import require_rows
-from tandem.kernels.native.library import DTYPE_CODES, Integer, NativeLibrary, Pointer
+from tandem.kernels.native.arguments import require_rows, require_whole
+from tandem.kernels.native.library import (
+    DTYPE_CODES,
+    Integer,
+    IntegerArray,
+    NativeLibrary,
+    Pointer,
+    integers,
+)
 from tandem.kernels.native.pages import advise_huge_pages
 
 PANEL_COLUMNS = 64
@@ -20,7 +26,13 @@ class NativePack:
     """Rows first, then panels of 64 columns; panels of float64 do not exist."""
 
     def __init__(self, library: NativeLibrary) -> None:
-        self.lanes = library.number("tandem_lanes")
+        self._run = library.function(
+            "tandem_pack",
+            *(Pointer, Integer, Integer, Integer, Integer, IntegerArray, Pointer, Integer),
+        )
+        plain = torch.arange(PANEL_COLUMNS)[None, None]
+        paired = interleave_halves(plain, library.number("tandem_lanes"))
+        self._plain, self._paired = (integers(*each.flatten().tolist()) for each in (plain, paired))
 
     def __call__(self, weight_NC: Tensor, bias_N: Tensor | None, storage: Storage) -> PackedLinear:
         if storage == "float64":
@@ -36,7 +48,7 @@ class NativePack:
         for panel in range(0, panels, PANELS_AT_ONCE):
             rows = slice(panel * PANEL_COLUMNS, (panel + PANELS_AT_ONCE) * PANEL_COLUMNS)
             stored = reference.pack(weight_NC[rows], None, storage)
-            packed_PCN[panel : panel + PANELS_AT_ONCE] = self._panels(stored)
+            self._into_panels(stored, packed_PCN[panel : panel + PANELS_AT_ONCE])
             scales.append(stored.scale)
         return PackedLinear(
             out_features=out_features,
@@ -48,14 +60,19 @@ class NativePack:
             bias=None if bias_N is None else bias_N.to(torch.float32).contiguous(),
         )
 
-    def _panels(self, rows: PackedLinear) -> Tensor:
-        panels = -(-rows.out_features // PANEL_COLUMNS)
-        missing = panels * PANEL_COLUMNS - rows.out_features
-        padded_NC = functional.pad(rows.weight, (0, 0, 0, missing))
-        panel_PCN = padded_NC.view(panels, PANEL_COLUMNS, rows.in_features).transpose(1, 2)
-        if rows.storage == "bfloat16":
-            return interleave_halves(panel_PCN, self.lanes)
-        return panel_PCN
+    def _into_panels(self, rows: PackedLinear, panel_PCN: Tensor) -> None:
+        require_whole("rows.weight", rows.weight, rows.weight.dtype)
+        elements = rows.weight.numel()
+        self._run(
+            rows.weight.data_ptr(),
+            rows.weight.stride(0),
+            rows.out_features,
+            rows.in_features,
+            rows.weight.element_size(),
+            self._paired if rows.storage == "bfloat16" else self._plain,
+            panel_PCN.data_ptr(),
+            choose_threads(elements, torch.get_num_threads()),
+        )
 
 
 def interleave_halves(panel_PCN: Tensor, lanes: int) -> Tensor:

@@ -1,0 +1,63 @@
+"""The manifests of deploy/ as Python objects, and what tests ask of all of them."""
+
+import functools
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer
+import yaml
+from typer.main import get_command
+
+from tandem.commands.main import app
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+KUBERNETES, KUBERAY = DEPLOY / "kubernetes", DEPLOY / "kuberay"
+
+
+@functools.cache
+def documents(file: Path) -> tuple[dict, ...]:
+    """All objects in a file."""
+    return tuple(yaml.safe_load_all(file.read_text()))
+
+
+def listed(folder: Path) -> list[Path]:
+    """The files that a kustomization applies."""
+    (kustomization,) = documents(folder / "kustomization.yaml")
+    return [folder / name for name in kustomization["resources"]]
+
+
+def of_kind(kind: str, *folders: Path) -> list[dict]:
+    return [
+        document
+        for folder in folders
+        for file in listed(folder)
+        for document in documents(file)
+        if document["kind"] == kind
+    ]
+
+
+def pod_templates(node: object) -> Iterator[dict]:
+    """Every pod template within an object, wherever it lies."""
+    if isinstance(node, dict):
+        if "containers" in (node.get("template") or {}).get("spec", {}):
+            yield node["template"]
+        for value in node.values():
+            yield from pod_templates(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from pod_templates(value)
+
+
+def parsed(words: list[str]) -> dict:
+    """The values of a `tandem` command line, which the real command line takes apart. Raises
+    what click raises for one that cannot be."""
+    group = get_command(app)
+    assert isinstance(group, typer.core.TyperGroup)
+    command = group.commands[words[0]]
+    return command.make_context(words[0], words[1:]).params
+
+
+def shell_words(line: str) -> list[str]:
+    """Of a line for a shell, as it stands before the shell puts anything in."""
+    return shlex.split(line)

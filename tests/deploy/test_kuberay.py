@@ -1,0 +1,107 @@
+"""The manifest for KubeRay. Its pods and plain objects are checked by the schemas of Kubernetes;
+of the RayJob around them exactly the fields that stand there, as KubeRay's API reference (v1) has
+them, because no package carries its schema."""
+
+import json
+import shlex
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tandem.config.cluster_live import checked
+from tandem.config.cluster_tree import parse
+from tests.deploy.manifests import KUBERAY, documents, parsed, pod_templates
+
+CONFIG, JOB, SERVICE = documents(KUBERAY / "rayjob.yaml")
+# Field: type, and whether it must be there.
+RAY_JOB = {
+    "entrypoint": (str, False),
+    "shutdownAfterJobFinishes": (bool, False),
+    "backoffLimit": (int, False),
+    "rayClusterSpec": (dict, False),
+}
+RAY_CLUSTER = {
+    "rayVersion": (str, False),
+    "headGroupSpec": (dict, True),
+    "workerGroupSpecs": (list, False),
+}
+HEAD_GROUP = {"rayStartParams": (dict, False), "template": (dict, True)}
+WORKER_GROUP = HEAD_GROUP | {
+    "groupName": (str, True),
+    "replicas": (int, False),
+    "minReplicas": (int, True),
+    "maxReplicas": (int, True),
+}
+# Options of `ray start` that are used here.
+START_OPTIONS = {"num-cpus", "dashboard-host", "resources"}
+RAY = JOB["spec"]["rayClusterSpec"]
+
+
+def check(spec, fields):
+    assert set(spec) <= set(fields)
+    for name, (kind, needed) in fields.items():
+        assert name in spec or not needed, name
+        assert name not in spec or type(spec[name]) is kind, name
+
+
+def live_file():
+    tree = parse(CONFIG["data"]["cluster.yaml"], "cluster.yaml")
+    return checked(tree, KUBERAY)
+
+
+def test_the_job_has_the_fields_that_kuberay_knows():
+    assert (JOB["apiVersion"], JOB["kind"]) == ("ray.io/v1", "RayJob")
+    assert set(JOB) == {"apiVersion", "kind", "metadata", "spec"}
+    check(JOB["spec"], RAY_JOB)
+    check(RAY, RAY_CLUSTER)
+    check(RAY["headGroupSpec"], HEAD_GROUP)
+    for group in RAY["workerGroupSpecs"]:
+        check(group, WORKER_GROUP)
+        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+    for group in [RAY["headGroupSpec"], *RAY["workerGroupSpecs"]]:
+        assert set(group["rayStartParams"]) <= START_OPTIONS
+        assert all(type(value) is str for value in group["rayStartParams"].values())
+
+
+@pytest.mark.parametrize("template", list(pod_templates(JOB)))
+def test_its_pods_are_valid_and_run_as_nobody(template):
+    named = {"metadata": {"name": "p"}, **template}
+    pod = {"apiVersion": "v1", "kind": "Pod", **named}
+    kubernetes_validate.validate(pod, "1.37", strict=True)
+    assert template["spec"]["securityContext"]["runAsNonRoot"]
+    (container,) = template["spec"]["containers"]
+    # What Ray counts are the limits.
+    assert container["resources"]["limits"] == container["resources"]["requests"]
+
+
+def test_every_worker_finds_a_pod_with_its_resources():
+    cluster = live_file().cluster
+    assert cluster.launcher == "ray"
+    groups = {group["groupName"]: group for group in RAY["workerGroupSpecs"]}
+    assert set(groups) == {pool.name for pool in cluster.pools}
+    for pool in cluster.pools:
+        group = groups[pool.name]
+        # The value goes through a shell, which takes the outer quotes.
+        (given,) = shlex.split(group["rayStartParams"]["resources"])
+        (container,) = group["template"]["spec"]["containers"]
+        offered = json.loads(given) | {"num_cpus": float(container["resources"]["limits"]["cpu"])}
+        assert all(offered[name] >= amount for name, amount in pool.resources.items())
+        assert group["replicas"] >= pool.count
+
+
+def test_the_entrypoint_is_a_command_of_ours():
+    words = shlex.split(JOB["spec"]["entrypoint"].replace("$(hostname -i)", "10.0.0.1"))
+    assert words[0] == "tandem"
+    values = parsed(words[1:])
+    assert list(values["settings"]) == ["listen=10.0.0.1:9000"]
+    (template, *_) = pod_templates(RAY)
+    (container,) = template["spec"]["containers"]
+    mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert values["cluster"] == f"{mounted['cluster']}/cluster.yaml"
+    (volume,) = template["spec"]["volumes"]
+    assert volume["configMap"]["name"] == CONFIG["metadata"]["name"]
+    assert SERVICE["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports["http"] == live_file().cluster.serve["port"]
+    assert yaml.safe_load(CONFIG["data"]["cluster.yaml"])["serve"]["host"] == "0.0.0.0"
