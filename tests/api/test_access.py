@@ -135,6 +135,10 @@ def test_a_key_says_whose_request_it_is_and_tenants_share_no_cache(generator, te
                 body = CHAT | salt
                 assert client.post("/v1/chat/completions", json=body, headers=headers).is_success
         assert client.post("/v1/chat/completions", json=CHAT).status_code == 401
+    # Its KV counts to the tenant's quota.
+    assert [each.tenant for each in generator.requests[-6:]] == [
+        caller.tenant for caller in generator.callers[-6:]
+    ]
     assert [caller.tenant for caller in generator.callers[-6:]] == [
         "red",
         "red",
@@ -147,3 +151,28 @@ def test_a_key_says_whose_request_it_is_and_tenants_share_no_cache(generator, te
     salts = [request.cache_salt for request in generator.requests[-6:]]
     assert len(set(salts)) == 6
     assert salts[4:] == ["", "mine"]
+
+
+def test_headers_say_which_session_goes_on_and_how_long_to_keep_it(http, generator):
+    sent = {"X-Tandem-Session": "agent-7", "X-Tandem-Pin": "90.5"}
+    assert http.post("/v1/chat/completions", json=CHAT, headers=sent).status_code == 200
+    assert (generator.callers[-1].session, generator.callers[-1].pin_s) == ("agent-7", 90.5)
+    assert http.post("/v1/chat/completions", json=CHAT).status_code == 200
+    assert (generator.callers[-1].session, generator.callers[-1].pin_s) == ("", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("X-Tandem-Session", "s" * 129),
+        ("X-Tandem-Pin", "soon"),
+        ("X-Tandem-Pin", "-1"),
+        ("X-Tandem-Pin", "inf"),
+    ],
+)
+def test_headers_that_mean_nothing_are_refused(http, generator, header, value):
+    asked = len(generator.requests)
+    response = http.post("/v1/chat/completions", json=CHAT, headers={header: value})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == header
+    assert len(generator.requests) == asked

@@ -13,7 +13,7 @@ from tandem.commands.cluster.policies import worker_names
 from tandem.commands.cluster.router import capacity_of, router_config
 from tandem.commands.cluster.setups import Setups, gateway_program, worker_program, write_cluster
 from tandem.commands.cluster.view import print_status, together, told_bytes, told_seconds
-from tandem.commands.serve_cluster import Shape, cluster_file
+from tandem.commands.serve_cluster import Caches, Shape, cluster_file
 from tandem.config.cluster_live import LiveFile, checked, worker_options
 from tandem.config.cluster_tree import parse
 from tandem.config.environment import HostFacts
@@ -22,9 +22,10 @@ from tandem.config.processes import GatewaySetup, WorkerSetup, read_setup
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.cluster_messages import PROTOCOL, Hello
 from tandem.facts.errors import InvalidConfiguration
-from tandem.facts.fleet import Role
-from tandem.facts.gateway_messages import ClusterStatus
+from tandem.facts.fleet import Role, Tier
+from tandem.facts.gateway_messages import ClusterStatus, PoolNodeStatus
 from tandem.facts.kv_export import KvExport, KvGeometry
+from tandem.facts.kv_tiers import TierFigures
 from tandem.live.launching.state_directory import StateDirectory
 from tests.live.statuses import worker_status
 
@@ -149,6 +150,12 @@ def test_workers_that_do_both_move_no_kv_without_need():
     [
         (Shape(prefill=2), "--prefill alone cannot serve; give --decode"),
         (Shape(decode=1), "--decode alone cannot serve; give --prefill"),
+        (Shape(caches=Caches(disk_dir=Path("/kv"))), "--disk-cache-dir needs a size, too"),
+        (Shape(caches=Caches(host="much")), "^tandem serve: .*expected a size"),
+        (
+            Shape(tensor_parallel=2, caches=Caches(host="1MiB")),
+            "tiers are for workers of one rank in this version",
+        ),
         (Shape(workers=1, connectors=("pigeon",)), "^tandem serve: unknown connector pigeon"),
     ],
 )
@@ -172,6 +179,41 @@ def test_figures_of_several_gateways_are_added_up():
     assert "g-1: up 2 h" in shown
     assert "lost: the connection broke" in shown
     assert "died and came back: w-0 (silent)" in shown
+
+
+def test_room_beyond_the_device_is_a_tier_of_the_cluster_file(tmp_path):
+    caches = Caches("8MiB", "1GiB", tmp_path, "64MiB")
+    file = cluster_file(None, ServeOptions(device="cpu"), Shape(caches=caches))
+    tiers = file.cluster.tiers
+    assert [(pool.role, pool.count) for pool in file.cluster.pools] == [(Role.BOTH, 1)]
+    assert tiers.host is not None
+    assert tiers.host.capacity_bytes == 8 << 20
+    assert tiers.disk is not None
+    assert (tiers.disk.capacity_bytes, tiers.disk.path) == (1 << 30, str(tmp_path))
+    assert tiers.remote is not None
+    assert (tiers.remote.capacity_bytes, tiers.remote.nodes) == (64 << 20, 1)
+    assert Shape(caches=Caches(host="1MiB")).wanted
+
+
+def test_tiers_are_shown_with_what_they_did_and_why_they_are_off():
+    host = TierFigures(Tier.HOST, True, 1500, 2000, 9, 70, 3, 2, fetch_s_per_token=2.5e-6)
+    disk = TierFigures(Tier.DISK, False, 0, 100, failures=4, reason="fetching takes 9 us a token")
+    memory = TierFigures(Tier.HOST, True, 11, 12)
+    node = PoolNodeStatus("pool-0", "i", "10.0.0.1:7", 0.1, 12, 256, (memory,))
+    worker = replace(worker_status("w-0"), tiers=(host, disk))
+    lost = (("pool-0", "silent"), ("pool-1", "the connection broke"))
+    status = ClusterStatus("g-0", 5.0, (worker,), 0, 0, 0, 2, lost, 40, (node,))
+    console = Console(record=True, width=140, file=io.StringIO())
+    print_status(console, "http://here", [status])
+    shown = console.export_text()
+    assert "2 taken over from another worker (40 tokens computed again)" in shown
+    rows = [" ".join(line.split()) for line in shown.splitlines()]
+    assert "w-0 memory on 1,500 2,000 9 70 3 2 2.5" in rows
+    assert any(row.startswith("w-0 disk off: fetching takes 9 us a token (4 fail") for row in rows)
+    assert "pool-0 memory on 11 12 0 0 0 0 -" in rows
+    assert "lost: the connection broke" in shown
+    assert "died and came back: pool-0 (silent)" in shown
+    assert status.members == {"w-0", "pool-0"}
 
 
 def test_amounts_read_well():

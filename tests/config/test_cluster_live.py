@@ -114,7 +114,6 @@ pools:
             "policies: {first_token: drawn}",
             "line 6: first_token: 'drawn' is not one of sent, recomputed",
         ),
-        ("policies: {first_token: recomputed}\ntiers: {host: {capacity: 1 GB}}", "line 7: a live"),
         ("serve:\n  seed: 1\n  kv-cache-memory: lots", "line 8: kv-cache-memory: expected a size"),
         ("serve:\n  max-num-batched-tokens: 8", "line 7: pool p: max_num_batched_tokens (8)"),
         ("serve:\n  seed: 1\n  gpu-memory-utilization: 7", "line 8: gpu_memory_utilization: exp"),

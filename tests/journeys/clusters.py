@@ -5,7 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,13 +39,16 @@ class ClusterProcess:
         return json.loads(told.stdout)
 
 
+TANDEM_UP = (sys.executable, "-u", "-m", "tandem", "up")
+
+
 @contextmanager
-def cluster(text: str, folder: Path) -> Iterator[ClusterProcess]:
+def cluster(text: str, folder: Path, up: Sequence[str] = TANDEM_UP) -> Iterator[ClusterProcess]:
     """`tandem up` on this cluster file until the block ends; then nothing of it may be left."""
     file = folder / "cluster.yaml"
     file.write_text(text)
     state = folder / "state"
-    command = [sys.executable, "-u", "-m", "tandem", "up", str(file), "--state-dir", str(state)]
+    command = [*up, str(file), "--state-dir", str(state)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     printed = ""
     try:

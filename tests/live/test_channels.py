@@ -430,3 +430,16 @@ def test_a_killed_worker_is_noticed_at_once():
         await gateway.close(0.0)
 
     run(scenario)
+
+
+def test_a_gateway_whose_name_nobody_knows_is_tried_again(caplog):
+    async def scenario():
+        caplog.set_level(logging.INFO, logger="tandem.live.channels")
+        limits = ChannelLimits(reconnect_s=0.01, reconnect_most_s=0.05, unresolved_s=0.05)
+        # Names that end so belong to nobody, ever.
+        node = node_end("tcp://gateway.invalid:9000", News(), limits=limits)
+        while "gateway tcp://gateway.invalid:9000 is not there yet" not in caplog.text:
+            await asyncio.sleep(0.01)
+        await node.close(0.0)
+
+    run(scenario)

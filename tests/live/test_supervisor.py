@@ -5,12 +5,13 @@ import os
 import signal
 import sys
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
 from tandem.live.launching.launcher import LocalLauncher, Program, tail
 from tandem.live.launching.process_identity import alive, started_ticks
-from tandem.live.launching.restarts import RestartConfig, Restarts
+from tandem.live.launching.restarts import AGAIN, RestartConfig, Restarts
 from tandem.live.launching.supervisor import Supervisor
 
 # Says that it runs, then waits for a signal.
@@ -65,6 +66,22 @@ async def bed(folder, config=QUICK):
 
 def run(test):
     asyncio.run(asyncio.wait_for(test, LIMIT_S))
+
+
+def test_what_leaves_to_be_started_anew_starts_at_once_and_is_no_failure(tmp_path):
+    async def scenario(tmp_path):
+        # Only so many deaths in a row are forgiven: leaving like this is none of them.
+        async with bed(tmp_path, replace(QUICK, most_in_a_row=1)) as at:
+            leaves = f"signal.signal(signal.SIGTERM, lambda *_: sys.exit({AGAIN}))"
+            await at.supervisor.start(at.program("w", prepare=leaves))
+            for times in range(1, 5):
+                await at.until_started("w", times)
+                at.supervisor.confirm("w")
+                at.launcher.send("w", signal.SIGTERM)
+            await at.until_started("w", 5)
+            assert {notice.text for notice in at.notices} == {"has left and starts again in 0 s"}
+
+    run(scenario(tmp_path))
 
 
 def test_what_died_starts_again_and_the_rest_is_left_alone(tmp_path):

@@ -6,9 +6,21 @@ from typing import Any, get_args, get_type_hints
 from hypothesis import strategies as st
 
 from tandem.facts.blocks import HASH_BYTES, BlockChanges
-from tandem.facts.cluster_messages import Hello, ToGateway, ToWorker, Welcome
+from tandem.facts.cluster_messages import (
+    FetchKv,
+    Hello,
+    PinBlocks,
+    PoolHello,
+    PoolNodeJoined,
+    TiersReported,
+    ToGateway,
+    ToWorker,
+    Welcome,
+)
+from tandem.facts.fleet import Tier
 from tandem.facts.fleet_messages import TokensReported
-from tandem.facts.kv_export import KvGeometry, MoveKv
+from tandem.facts.kv_export import KvGeometry, MoveKv, MoveReport
+from tandem.facts.kv_tiers import BlockFormat, TierFigures
 from tandem.facts.messages import (
     EmitTokens,
     ImportBlocks,
@@ -55,6 +67,7 @@ requests = st.builds(
     output_tokens=many(tokens),
     priority=st.integers(-(1 << 31), 1 << 31),
     cache_salt=names,
+    tenant=names,
 )
 
 
@@ -114,7 +127,25 @@ def arrivals(draw: st.DrawFn, kind: type) -> PrefillsArrived | ImportsArrived:
     return kind(wanted_requests, draw(many(counts, len(wanted_requests))))
 
 
+@st.composite
+def fetches(draw: st.DrawFn) -> FetchKv:
+    first, end = sorted((draw(counts), draw(counts)))
+    return FetchKv(draw(counts), draw(names), draw(slower_tiers), first, end)
+
+
+def figures(tier: Tier) -> st.SearchStrategy[TierFigures]:
+    seven = [counts] * 7
+    return st.builds(
+        TierFigures, st.just(tier), st.booleans(), *seven, seconds, seconds, reason=names
+    )
+
+
 sizes = st.integers(1, 1 << 20)
+seconds = st.floats(0, 1e6)
+slower_tiers = st.sampled_from([tier for tier in Tier if tier is not Tier.DEVICE])
+unlike_tiers = st.lists(slower_tiers, unique=True).flatmap(
+    lambda tiers: st.tuples(*(figures(tier) for tier in tiers))
+)
 SPECIAL: dict[Any, st.SearchStrategy[Any]] = {
     Request: requests,
     SamplingParameters: sampling(),
@@ -125,6 +156,13 @@ SPECIAL: dict[Any, st.SearchStrategy[Any]] = {
     ImportBlocks: wanted(),
     PrefillsArrived: arrivals(PrefillsArrived),
     ImportsArrived: arrivals(ImportsArrived),
+    FetchKv: fetches(),
+    PinBlocks: st.builds(
+        PinBlocks, many(hashes), st.integers(0, 1 << 50), st.integers(-(1 << 31), 1 << 31)
+    ),
+    TiersReported: st.builds(TiersReported, names, unlike_tiers),
+    BlockFormat: st.builds(BlockFormat, hashes, sizes),
+    MoveReport: st.builds(MoveReport, st.booleans(), names, counts, counts, seconds, names, counts),
     KvGeometry: st.builds(KvGeometry, sizes, sizes, sizes, sizes, names),
 }
 # Fields whose range is narrower than their type.
@@ -134,6 +172,11 @@ FIELDS: dict[tuple[type, str], st.SearchStrategy[Any]] = {
     (Hello, "worker"): st.text(min_size=1, max_size=8),
     (Hello, "incarnation"): st.text(min_size=1, max_size=8),
     (Hello, "max_sequences"): sizes,
+    **{
+        (kind, name): st.text(min_size=1, max_size=8)
+        for kind, own in ((PoolHello, "worker"), (PoolNodeJoined, "node"))
+        for name in (own, "incarnation", "address")
+    },
     **{
         (Welcome, name): st.integers(1, 1 << 40)
         for name in ("report_interval_ns", "silence_ns", "lease_ns")

@@ -2,15 +2,27 @@
 
 from array import array
 from dataclasses import replace
+from math import inf, nan
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.facts.cluster_messages import PROTOCOL, Audit, Unwelcome
+from tandem.facts.cluster_messages import (
+    PROTOCOL,
+    Audit,
+    FetchKv,
+    MoveEnded,
+    PinBlocks,
+    PoolHello,
+    TiersReported,
+    Unwelcome,
+)
 from tandem.facts.errors import InvalidRequest
 from tandem.facts.fleet import Tier
 from tandem.facts.fleet_messages import BlocksListed, KvReported, TokensReported
+from tandem.facts.kv_export import MoveReport
+from tandem.facts.kv_tiers import BlockFormat, TierFigures
 from tandem.facts.messages import (
     EmitTokens,
     ImportsArrived,
@@ -140,11 +152,35 @@ EMISSION = EmitTokens(("a", "b"), (1, 2), (None, None), (False, False), (0, 0))
         KvReported("w", KvComputed(("a",), (8,), ((3, 4),), (True,), ((1,),))),
         KvReported("w", KvComputed(("a",), (8,), ((3, 4),), (True,), ((1, -1),))),
         KvReported("w", KvComputed(("a",), (8,), ((3, -4),), (True,), ((1, 1),))),
+        PoolHello(PROTOCOL, "1", "pool-0", "1", "", BlockFormat(bytes(16), 64), 3),
+        PoolHello(PROTOCOL, "1", "pool-0", "1", "host:1", BlockFormat(bytes(3), 64), 3),
+        PoolHello(PROTOCOL, "1", "pool-0", "1", "host:1", BlockFormat(bytes(16), 0), 3),
+        TiersReported("w", (TierFigures(Tier.HOST, True, -1, 5),)),
+        TiersReported("w", (TierFigures(Tier.DEVICE, True, 1, 5),)),
+        TiersReported("w", (TierFigures(Tier.HOST, True, 1, 5),) * 2),
+        TiersReported("w", (TierFigures(Tier.HOST, True, 1, 5, fetch_s_per_token=nan),)),
+        TiersReported("w", (TierFigures(Tier.HOST, True, 1, 5, compute_s_per_token=inf),)),
+        MoveEnded("w", 1, MoveReport(arrived=False, tokens=-1)),
+        MoveEnded("w", 1, MoveReport(arrived=True, seconds=-1.0)),
     ],
 )
 def test_what_cannot_be_meant_is_refused(message):
     with pytest.raises(BadMessage):
         TO_GATEWAY.decode(TO_GATEWAY.encode(message))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        FetchKv(1, "r", Tier.DEVICE, 0, 16),
+        FetchKv(1, "r", Tier.DISK, 32, 16),
+        PinBlocks((b"short",), 1),
+        PinBlocks((), -1),
+    ],
+)
+def test_what_no_gateway_can_mean_is_refused(message):
+    with pytest.raises(BadMessage):
+        TO_WORKER.decode(TO_WORKER.encode(message))
 
 
 def test_a_prompt_travels_packed_whatever_holds_it():
@@ -166,7 +202,7 @@ def test_what_the_dataclass_refuses_is_a_bad_message():
 
 
 def test_a_form_with_half_a_token_is_refused():
-    folded = RequestsForm((RequestForm("a", b"\1\2\3", Request("a", ()).sampling, b"", 0, ""),))
+    folded = RequestsForm((RequestForm("a", b"\1\2\3", Request("a", ()).sampling, b"", 0, "", ""),))
     number = TO_WORKER.encode(RequestsArrived(()))[1]
     plain = Codec(*([type(None)] * number), RequestsForm)
     with pytest.raises(BadMessage):

@@ -92,6 +92,7 @@ def plan_call(body: SamplingFields, plan: Plan, door: FrontDoor) -> Call:
                     sampling=_for_choice(sampling, choice),
                     priority=body.priority or 0,
                     cache_salt=_cache_salt(plan.caller.tenant, body.cache_salt or ""),
+                    tenant=plan.caller.tenant,
                 )
             )
     return Call(

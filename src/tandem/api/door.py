@@ -1,5 +1,6 @@
 """What every call needs: the generator behind the door, its text model and the limits."""
 
+import math
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -14,6 +15,11 @@ from tandem.text.model import TextModel
 
 VERSION = version("tandem")
 SYSTEM_FINGERPRINT = f"tandem-{VERSION}"
+# Calls of one session go on from each other; what a call leaves in the cache may be asked to be kept
+# for so many seconds.
+SESSION_HEADER = "X-Tandem-Session"
+PIN_HEADER = "X-Tandem-Pin"
+SESSION_CHARS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +31,18 @@ class FrontDoor:
     config: ApiConfig
 
     def caller_of(self, request: Request) -> Caller:
-        """Who sent this, as far as their key and headers say."""
-        return Caller(request.scope.get(TENANT, ""), request.headers)
+        """Who sent this, as far as their key and headers say. Raises `Refused` with 400 for a
+        header that means nothing."""
+        headers = request.headers
+        session = headers.get(SESSION_HEADER, "")
+        if not _is_name(session):
+            problem = f"{SESSION_HEADER} must be at most {SESSION_CHARS} printable ASCII characters"
+            raise Refused(Refusal(400, problem, "invalid_value", SESSION_HEADER))
+        pin_s = _seconds(headers.get(PIN_HEADER, "0"))
+        if pin_s is None:
+            problem = f"{PIN_HEADER} must be a number of seconds, such as 120"
+            raise Refused(Refusal(400, problem, "invalid_value", PIN_HEADER))
+        return Caller(request.scope.get(TENANT, ""), headers, session, pin_s)
 
     def check_model(self, model: str | None) -> None:
         """Raises `Refused` with 404 for a model not served here; no model means the only one."""
@@ -44,3 +60,15 @@ class FrontDoor:
         if not self.generator.ready:
             headers = {"Retry-After": "1"}
             raise Refused(Refusal(503, "the model is not ready", "not_ready", headers=headers))
+
+
+def _is_name(text: str) -> bool:
+    return len(text) <= SESSION_CHARS and text.isascii() and (not text or text.isprintable())
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        seconds = float(text)
+    except ValueError:
+        return None
+    return seconds if math.isfinite(seconds) and seconds >= 0 else None

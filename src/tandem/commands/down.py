@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -12,9 +13,14 @@ from tandem.commands.cluster.places import WhichCluster, find_running
 from tandem.commands.cluster.view import terminal
 from tandem.commands.options import with_options
 from tandem.facts.errors import TandemError
-from tandem.live.launching.state_directory import ProcessRecord
+from tandem.live.launching.state_directory import (
+    ClusterRunning,
+    ProcessRecord,
+    StateDirectory,
+)
 
 POLL_S = 0.05
+LOCK_LOOKS = 100
 
 
 class StillRunning(TandemError):
@@ -52,7 +58,7 @@ def down_command(which: WhichCluster, options: DownOptions) -> None:
             "`tandem status`, or end it with --kill"
         )
     if options.kill:
-        cluster.directory.claim()
+        asyncio.run(_claim(cluster.directory))
         cluster.directory.clear()
     console.print(f"cluster {record.name} is stopped")
 
@@ -64,6 +70,17 @@ def _send(process: ProcessRecord, number: signal.Signals) -> None:
         except ProcessLookupError:
             # It ended between the two lines.
             return
+
+
+async def _claim(directory: StateDirectory) -> None:
+    """The lock of a process with many threads goes some moments after the process. Raises
+    `ClusterRunning` when somebody else has it by then."""
+    for _ in range(LOCK_LOOKS):
+        with suppress(ClusterRunning):
+            directory.claim()
+            return
+        await asyncio.sleep(POLL_S)
+    directory.claim()
 
 
 async def _ended(processes: list[ProcessRecord], limit_s: float) -> bool:

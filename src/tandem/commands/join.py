@@ -1,25 +1,35 @@
-"""`tandem join`: one more worker for a running cluster, in this terminal."""
+"""`tandem join`: one more worker for a running cluster, or one more process for its shared pool, in
+this terminal."""
 
 import asyncio
 import signal
+from collections.abc import Coroutine
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from tandem.commands.cluster.invitation import FromOutside, Invitation, invitation
+from tandem.commands.cluster.member_health import MemberHealth, serve_health, watch
 from tandem.commands.cluster.operators import Operators
-from tandem.commands.cluster.places import RunningCluster, WhichCluster, find_running
+from tandem.commands.cluster.places import WhichCluster
 from tandem.commands.cluster.run import ProcessesFailed
-from tandem.commands.cluster.setups import CLUSTER_FILE, Setups, process_environment, worker_program
+from tandem.commands.cluster.setups import (
+    pool_node_program,
+    process_environment,
+    worker_program,
+)
+from tandem.commands.cluster.single import process_name, until_resolved
 from tandem.commands.cluster.view import terminal
 from tandem.commands.options import with_options
 from tandem.config.cluster import Cluster, PoolConfig
-from tandem.config.cluster_live import read_live_cluster
 from tandem.config.cluster_tree import nearest
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Role
-from tandem.live.launching.launcher import LocalLauncher
+from tandem.live.launching.launcher import Ended, LocalLauncher, Program
+from tandem.live.launching.restarts import AGAIN
+from tandem.live.launching.state_directory import ProcessRecord
 
 POLL_S = 0.2
 
@@ -31,92 +41,138 @@ class JoinOptions:
     pool: Annotated[
         str | None, typer.Option(help="The pool to enlarge. (default: the only one)")
     ] = None
+    shared_pool: Annotated[
+        bool,
+        typer.Option(
+            "--shared-pool", help="No worker: a process of the shared pool (tiers.remote)."
+        ),
+    ] = False
     role: Annotated[Role | None, typer.Option(help="Another role than the pool's.")] = None
     worker: Annotated[
-        str | None, typer.Option("--worker", help="Its name. (default: the pool's next)")
+        str | None,
+        typer.Option(
+            "--worker", help="Its name. (default: the pool's next; with --gateway this host's)"
+        ),
     ] = None
     listen_s: Annotated[
         float,
         typer.Option("--start-timeout-s", min=1, help="Give up if it has not joined by then."),
     ] = 900.0
+    health_port: Annotated[
+        int | None,
+        typer.Option(
+            "--health-port",
+            min=1,
+            max=65535,
+            help="Answers /health and /ready here, over HTTP. (default: nowhere)",
+        ),
+    ] = None
 
 
 @with_options
-def join_command(which: WhichCluster, options: JoinOptions) -> None:
+def join_command(which: WhichCluster, outside: FromOutside, options: JoinOptions) -> None:
     """Start one more worker of a running cluster; Ctrl-C drains it and ends it.
 
-    On another machine, give it a copy of the cluster's state directory with --state-dir.
+    On another machine, give it --file, --keys and --gateway, or a copy of the cluster's state
+    directory with --state-dir.
     """
-    cluster = find_running(which, elsewhere=True)
-    asyncio.run(_join(cluster, options, terminal()))
+    with invitation(which, outside) as invited:
+        asyncio.run(_join(invited, options, terminal()))
 
 
-async def _join(cluster: RunningCluster, options: JoinOptions, console: Console) -> None:
-    described = _described(cluster)
-    pool = _pool(described, options)
-    operators = Operators(cluster.endpoints, cluster.keys)
-    taken = {worker.worker for status in await operators.statuses() for worker in status.workers}
-    name = options.worker or _next_name(pool, {*taken, *cluster.record.processes})
-    if name in taken:
-        raise InvalidConfiguration(f"there is a worker {name} already; choose another --worker")
-    setup = Setups(described, cluster.keys).worker(pool, name, tuple(cluster.endpoints))
-    program = worker_program(setup, cluster.directory, process_environment())
-    console.print(f"[bold]{name}[/bold] is loading {described.model} …", soft_wrap=True)
-    launcher = LocalLauncher()
-    await launcher.start(replace(program, log=None))
+async def _join(invited: Invitation, options: JoinOptions, console: Console) -> None:
+    await until_resolved(invited.endpoints, options.listen_s)
+    operators = Operators(invited.endpoints, invited.keys)
+    taken = {member for status in await operators.statuses() for member in status.members}
+    program = replace(_program(invited, options, taken), log=None)
+    name = program.name
+    console.print(f"[bold]{name}[/bold] starts with {invited.cluster.model} …", soft_wrap=True)
+    launcher, health = LocalLauncher(), MemberHealth(name)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         # A second one reaches a worker that drains already, and ends it at once.
         loop.add_signal_handler(number, launcher.send, name, signal.SIGTERM)
-    telling = asyncio.create_task(_tell(cluster, operators, (name, options.listen_s), console))
-    leaving = asyncio.create_task(_leave_with(cluster, launcher, name))
+    beside = [_tell(invited, operators, (name, options.listen_s), console)]
+    if invited.supervisor is not None:
+        beside.append(_leave_with(invited.supervisor, launcher, name))
+    if options.health_port is not None:
+        beside += [watch(health, operators), serve_health(health, options.health_port)]
     try:
-        ended = await launcher.ended()
+        ended = await _with_others(_run(launcher, program, health), beside)
     finally:
-        telling.cancel()
-        leaving.cancel()
-        (cluster.directory.path / f"{name}.setup.json").unlink(missing_ok=True)
+        launcher.send(name, signal.SIGTERM)
+        (invited.directory.path / f"{name}.setup.json").unlink(missing_ok=True)
     if ended.code:
         raise ProcessesFailed(f"{name} {ended.how}")
     console.print(f"{name} has left")
 
 
+async def _run(launcher: LocalLauncher, program: Program, health: MemberHealth) -> Ended:
+    """Its end; one that leaves to come back is started again."""
+    while True:
+        health.pid = await launcher.start(program)
+        ended = await launcher.ended()
+        if ended.code != AGAIN:
+            return ended
+
+
+async def _with_others(
+    work: Coroutine[Any, Any, Ended], others: list[Coroutine[Any, Any, None]]
+) -> Ended:
+    """What the work gives. The others end with it, and end it when one fails."""
+    working = asyncio.create_task(work)
+    waiting: set[asyncio.Task[Any]] = {working, *map(asyncio.create_task, others)}
+    tasks = list(waiting)
+    try:
+        while not working.done():
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+    return working.result()
+
+
 async def _tell(
-    cluster: RunningCluster, operators: Operators, who: tuple[str, float], console: Console
+    invited: Invitation, operators: Operators, who: tuple[str, float], console: Console
 ) -> None:
     """Says when the worker is in."""
     name, limit_s = who
     try:
         async with asyncio.timeout(limit_s):
-            while not any(
-                name == worker.worker
-                for status in await operators.statuses()
-                for worker in status.workers
-            ):
+            while not any(name in status.members for status in await operators.statuses()):
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
         console.print(f"[yellow]{name}[/yellow] has not joined after {limit_s:g} s; see its log")
         return
     console.print(
-        f"[bold green]{name}[/bold green] has joined cluster {cluster.record.name}; Ctrl-C drains "
+        f"[bold green]{name}[/bold green] has joined cluster {invited.cluster.name}; Ctrl-C drains "
         "it and ends it"
     )
 
 
-async def _leave_with(cluster: RunningCluster, launcher: LocalLauncher, name: str) -> None:
-    """Ends the worker when the cluster has ended: nobody would ever ask it for anything. Of a
-    cluster on another machine nobody here knows."""
-    if not cluster.record.supervisor.alive:
-        return
-    while cluster.record.supervisor.alive:
+async def _leave_with(supervisor: ProcessRecord, launcher: LocalLauncher, name: str) -> None:
+    """Ends the worker when the cluster has ended: nobody would ever ask it for anything."""
+    while supervisor.alive:
         await asyncio.sleep(POLL_S)
     launcher.send(name, signal.SIGTERM)
 
 
-def _described(cluster: RunningCluster) -> Cluster:
-    """The cluster file, with the model under the name that everybody in there knows it by."""
-    described = read_live_cluster(str(cluster.directory.path / CLUSTER_FILE)).cluster
-    return replace(described, model=cluster.record.model or "tandem-mini")
+def _program(invited: Invitation, options: JoinOptions, taken: set[str]) -> Program:
+    """Of what joins. Raises `InvalidConfiguration`."""
+    cluster, setups, endpoints = invited.cluster, invited.setups(), tuple(invited.endpoints)
+    if not options.shared_pool:
+        pool = _pool(cluster, options)
+        name = _name(invited, options, pool.name, taken)
+        worker = setups.worker(pool, name, endpoints)
+        return worker_program(worker, invited.directory, process_environment())
+    if cluster.tiers.remote is None:
+        raise InvalidConfiguration("--shared-pool: the cluster file names no tiers.remote")
+    if options.pool is not None or options.role is not None:
+        raise InvalidConfiguration("--shared-pool: leave out --pool and --role, which workers have")
+    name = _name(invited, options, "pool", taken)
+    return pool_node_program(setups.pool_node(name, endpoints), invited.directory)
 
 
 def _pool(cluster: Cluster, options: JoinOptions) -> PoolConfig:
@@ -131,10 +187,13 @@ def _pool(cluster: Cluster, options: JoinOptions) -> PoolConfig:
     return pool if options.role is None else replace(pool, role=options.role)
 
 
-def _next_name(pool: PoolConfig, taken: set[str]) -> str:
-    """The first of the pool that nobody has."""
-    return next(
-        name
-        for index in range(len(taken) + pool.count + 1)
-        if (name := f"{pool.name}-{index}") not in taken
-    )
+def _name(invited: Invitation, options: JoinOptions, kind: str, taken: set[str]) -> str:
+    """As given, or the first of its kind that nobody has, or on a machine of its own the host's."""
+    if options.worker is None and not invited.is_alone:
+        others = taken | invited.processes
+        names = (f"{kind}-{index}" for index in range(len(others) + 1))
+        return next(name for name in names if name not in others)
+    name = process_name(options.worker)
+    if name in taken:
+        raise InvalidConfiguration(f"there is a worker {name} already; choose another --worker")
+    return name

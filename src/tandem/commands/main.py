@@ -9,10 +9,17 @@ from tandem.commands.complete import complete
 from tandem.commands.down import down_command
 from tandem.commands.drain import drain_command, flip_command, undrain_command
 from tandem.commands.evaluate import evaluate_command
+from tandem.commands.gateway import gateway_command
 from tandem.commands.hits import hits
 from tandem.commands.join import join_command
-from tandem.commands.processes import gateway_process_command, worker_process_command
+from tandem.commands.keys import keys_command
+from tandem.commands.processes import (
+    gateway_process_command,
+    pool_process_command,
+    worker_process_command,
+)
 from tandem.commands.profile import profile_command
+from tandem.commands.restart import restart_command
 from tandem.commands.serve import serve_command
 from tandem.commands.simulate import simulate_command
 from tandem.commands.status import status_command
@@ -51,8 +58,11 @@ app.command("status")(status_command)
 app.command("drain")(drain_command)
 app.command("undrain")(undrain_command)
 app.command("flip")(flip_command)
+app.command("restart")(restart_command)
 app.command("join")(join_command)
 app.command("down")(down_command)
+app.command("gateway")(gateway_command)
+app.command("keys")(keys_command)
 app.command("chat")(chat)
 app.command("complete")(complete)
 app.command("bench")(bench)
@@ -62,3 +72,4 @@ app.command("profile")(profile_command)
 app.command("simulate")(simulate_command)
 app.command("gateway-process", hidden=True)(gateway_process_command)
 app.command("worker-process", hidden=True)(worker_process_command)
+app.command("pool-process", hidden=True)(pool_process_command)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tandem.config.processes import GatewaySetup, WorkerSetup, read_setup
+from tandem.config.processes import GatewaySetup, PoolNodeSetup, WorkerSetup, read_setup
 
 SetupFile = Annotated[Path, typer.Argument(help="What the launcher wrote for it.")]
 
@@ -22,3 +22,9 @@ def worker_process_command(file: SetupFile) -> None:
     """Run one worker of a cluster."""
     setup = read_setup(WorkerSetup, file)
     importlib.import_module("tandem.commands.cluster.worker_process").run_worker(setup)
+
+
+def pool_process_command(file: SetupFile) -> None:
+    """Run one process of the shared pool of a cluster."""
+    setup = read_setup(PoolNodeSetup, file)
+    importlib.import_module("tandem.commands.cluster.pool_process").run_pool_node(setup)

@@ -2,13 +2,14 @@
 
 import importlib
 import logging
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from tandem.commands.cluster.view import terminal
 from tandem.commands.flags import ConfigFile, with_flags
-from tandem.commands.serve_cluster import Shape, serve_cluster
+from tandem.commands.serve_cluster import Caches, Shape, serve_cluster
 from tandem.config.options import ServeOptions, read_options
 
 ModelArgument = Annotated[
@@ -20,11 +21,22 @@ ModelArgument = Annotated[
     ),
 ]
 PANEL = "Several processes"
+CACHES = "KV beyond the device"
 
 
 def _count(*names: str, text: str, default: int = 0) -> Any:
     return typer.Option(
         *names, min=default, max=256, help=text, rich_help_panel=PANEL, show_default=False
+    )
+
+
+def _size(*names: str, text: str) -> Any:
+    return typer.Option(
+        *names,
+        metavar="SIZE",
+        help=f"{text} [dim](none)[/dim]",
+        rich_help_panel=CACHES,
+        show_default=False,
     )
 
 
@@ -51,6 +63,24 @@ def serve_command(
             show_default=False,
         ),
     ] = None,
+    host_cache: Annotated[
+        str, _size("--host-cache", text="Memory of each worker for KV that left its device.")
+    ] = "",
+    disk_cache: Annotated[
+        str, _size("--disk-cache", text="Disk of each worker for KV; found again after a restart.")
+    ] = "",
+    disk_cache_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--disk-cache-dir",
+            help="Folder of the disk cache. [dim](in the user's cache directory)[/dim]",
+            rich_help_panel=CACHES,
+            show_default=False,
+        ),
+    ] = None,
+    shared_cache: Annotated[
+        str, _size("--shared-cache", text="Memory of a process that keeps KV for all workers.")
+    ] = "",
     **flags: Any,
 ) -> None:
     """Serve a model behind an OpenAI-compatible API.
@@ -61,7 +91,13 @@ def serve_command(
     """
     options = read_options(config, flags)
     shape = Shape(
-        prefill, decode, workers, tensor_parallel, pipeline_parallel, tuple(connector or ())
+        prefill,
+        decode,
+        workers,
+        tensor_parallel,
+        pipeline_parallel,
+        tuple(connector or ()),
+        Caches(host_cache, disk_cache, disk_cache_dir, shared_cache),
     )
     logging.basicConfig(level=options.log_level.upper())
     console = terminal()

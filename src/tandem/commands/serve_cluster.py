@@ -3,7 +3,7 @@
 import importlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from tandem.commands.cluster.run import RunLimits
 from tandem.commands.cluster.up import CTRL_C, Screen, run_cluster
 from tandem.config.cluster_live import LiveFile, checked
 from tandem.config.cluster_tree import FLAGS, parse
-from tandem.config.environment import may_have_gpu
+from tandem.config.environment import cache_directory, may_have_gpu
 from tandem.config.hardware import bundled_devices
 from tandem.config.options import ServeOptions
 from tandem.facts.errors import InvalidConfiguration
@@ -32,8 +32,32 @@ _ALWAYS_SAID = ("max-num-seqs", "max-num-batched-tokens", "gpu-memory-utilizatio
 
 
 @dataclass(frozen=True, slots=True)
+class Caches:
+    """Room for KV beyond the devices, as it is written in a cluster file; empty: there is none.
+    `host` and `disk` are of each worker, `shared` is everybody's."""
+
+    host: str = ""
+    disk: str = ""
+    disk_dir: Path | None = None
+    shared: str = ""
+
+    def tiers(self) -> dict[str, object]:
+        """As in a cluster file. Raises `InvalidConfiguration`."""
+        if self.disk_dir is not None and not self.disk:
+            raise InvalidConfiguration("--disk-cache-dir needs a size, too: --disk-cache 100GiB")
+        folder = self.disk_dir or cache_directory() / "serve" / "kv"
+        named: dict[str, dict[str, object]] = {
+            "host": {"capacity": self.host},
+            "disk": {"capacity": self.disk, "path": str(folder.expanduser().absolute())},
+            "remote": {"capacity": self.shared},
+        }
+        return {tier: said for tier, said in named.items() if said["capacity"]}
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
-    """How many workers of which role, and over how many devices each is spread."""
+    """How many workers of which role, over how many devices each is spread, and which room for KV
+    they have beyond them."""
 
     prefill: int = 0
     decode: int = 0
@@ -41,6 +65,7 @@ class Shape:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     connectors: tuple[str, ...] = ()
+    caches: Caches = field(default_factory=Caches)
 
     @property
     def wanted(self) -> bool:
@@ -93,6 +118,8 @@ def cluster_file(model: str | None, options: ServeOptions, shape: Shape) -> Live
         "policies": {"dispatch": "local" if not shape.prefill else "remote"},
     }
     content["model"] = content["model"] or "tandem-mini"
+    if tiers := shape.caches.tiers():
+        content["tiers"] = tiers
     if shape.connectors:
         content["transport"] = {"connectors": list(shape.connectors)}
     return checked(parse(yaml.safe_dump(content), FLAGS), Path.cwd())

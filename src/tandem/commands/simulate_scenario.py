@@ -16,7 +16,7 @@ from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.eviction.registry import make_eviction
 from tandem.policy.planning.choose import PLANNINGS, planning
 from tandem.policy.planning.contract import Planning
-from tandem.twin.faults import Fault, TierDown
+from tandem.twin.faults import Fault, TierDown, TierLost, TierSpoilt
 from tandem.twin.faults_entries import read_faults
 from tandem.twin.faults_random import random_faults
 from tandem.twin.network_paths import NodeLinks
@@ -55,7 +55,7 @@ def _faults(cluster: Cluster, workers: list[str]) -> tuple[Fault, ...]:
     faults = read_faults(cluster.faults, workers)
     for fault in faults:
         cause = fault.cause
-        if isinstance(cause, TierDown) and getattr(cluster.tiers, cause.tier) is None:
+        if isinstance(cause, TierDown | TierLost | TierSpoilt) and getattr(cluster.tiers, cause.tier) is None:
             raise InvalidConfiguration(
                 f"faults: the cluster has no {cause.tier} tier; name it under tiers"
             )

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from tandem.commands.cluster.operators import Operators
 from tandem.commands.cluster.places import NoCluster, RunningCluster, WhichCluster, find_running
+from tandem.commands.cluster.tier_view import pool_nodes_of
 from tandem.commands.cluster.view import print_audit, print_status, status_shown, terminal, together
 from tandem.commands.options import with_options
 from tandem.config.environment import runtime_directory
@@ -101,13 +102,16 @@ def _figures(
     gateways, workers = [], []
     for status in told:
         figures = msgspec.to_builtins(status)
-        del figures["workers"]
+        del figures["workers"], figures["pool_nodes"]
         gateways.append({**figures, "pid": pids.get(status.gateway)})
     for worker in together(told):
         figures = msgspec.to_builtins(worker)
         # How to reach its memory is nobody's business here.
         del figures["export"]
         workers.append({**figures, "pid": pids.get(worker.worker)})
+    nodes = [
+        {**msgspec.to_builtins(node), "pid": pids.get(node.node)} for node in pool_nodes_of(told)
+    ]
     shown: dict[str, Any] = {
         "name": record.name,
         "url": record.url,
@@ -115,6 +119,7 @@ def _figures(
         "supervisor_pid": record.supervisor.pid,
         "gateways": gateways,
         "workers": workers,
+        "pool_nodes": nodes,
     }
     if audits:
         problem = next((audit.problem for audit in audits if audit.problem), "")

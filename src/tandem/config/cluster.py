@@ -15,6 +15,7 @@ import yaml
 from msgspec import Meta
 
 from tandem.config.cluster_build import Choice, Known, OptionsOf, build
+from tandem.config.cluster_ray import Launcher, RayConfig
 from tandem.config.cluster_tree import RefusedAt, nearest, override, parse
 from tandem.config.options import ServeOptions
 from tandem.facts.errors import InvalidConfiguration
@@ -75,7 +76,8 @@ class PoolConfig:
 
     Only a live cluster heeds `serve` (options of `tandem serve` for these workers; they count
     before the same figures of the pool), `block_size` (None: the cluster's), `all_reduce` (how
-    tensor-parallel ranks add up) and `sequence_parallel`."""
+    tensor-parallel ranks add up), `sequence_parallel`, and `resources`: what Ray sets aside for a
+    worker (`num_cpus`, `num_gpus`, or of its own as {prefill_node: 1})."""
 
     name: str
     device: str
@@ -97,6 +99,7 @@ class PoolConfig:
     block_size: BlockSize | None = None
     all_reduce: AllReduce = "one-shot"
     sequence_parallel: bool = False
+    resources: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def devices(self) -> int:
@@ -139,15 +142,37 @@ class TierConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskTierConfig(TierConfig):
+    """Live, the blocks lie in files in the folder `path` (None: one of the cluster's own), a file a
+    worker, and are found again after a restart."""
+
+    path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteTierConfig(TierConfig):
+    """Live, `nodes` processes share the capacity. What several ask for lies on up to `replicas` of
+    them. What does not fit into their memory goes to their `disk` or, under the URL `redis`, to a
+    Redis or Valkey server, at most `redis_capacity_bytes` of it."""
+
+    nodes: Positive = 1
+    replicas: Positive = 2
+    disk: DiskTierConfig | None = None
+    redis: str | None = None
+    redis_capacity_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class TierConfigs:
     """A tier that is not named does not exist. What a session's request left in one is kept for
     `pin_sessions_s` after its answer, in up to half of the tier: an agent's tool may take so
-    long."""
+    long. A live cluster's clients may ask for up to `longest_pin_s` themselves."""
 
     host: TierConfig | None = None
-    disk: TierConfig | None = None
-    remote: TierConfig | None = None
+    disk: DiskTierConfig | None = None
+    remote: RemoteTierConfig | None = None
     pin_sessions_s: float = 0.0
+    longest_pin_s: float = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,13 +265,14 @@ class ClassConfig:
 
 @dataclass(frozen=True, slots=True)
 class TenantConfig:
-    """Who asks: the class of requests that name none, and the weight of a fair share. A live
-    cluster knows them by their `api_keys`."""
+    """Who asks: the class of requests that name none, the weight of a fair share, and the share of
+    each slower tier that its KV may take. A live cluster knows them by their `api_keys`."""
 
     name: str
     service_class: str = ""
     weight: Annotated[float, Meta(gt=0)] = 1.0
     api_keys: tuple[str, ...] = ()
+    kv_share: Share = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,8 +284,9 @@ class Cluster:
 
     Only a live cluster heeds `name` (to tell it from others on this machine), `serve` (options of
     `tandem serve`), `gateways` (so many processes share one HTTP port), `listen` (the address, or
-    address:port, where workers reach the first of them) and `transport`. Its `model` may also be a
-    name on the Hugging Face hub."""
+    address:port, where workers reach the first of them), `transport`, and `launcher` (whose
+    machines the workers run on: this one, or those of `ray`). Its `model` may also be a name on the
+    Hugging Face hub."""
 
     model: str
     pools: tuple[PoolConfig, ...]
@@ -281,6 +308,8 @@ class Cluster:
     gateways: Annotated[int, Meta(ge=1, le=64)] = 1
     listen: str = "127.0.0.1"
     transport: TransportConfig = field(default_factory=TransportConfig)
+    launcher: Launcher = "local"
+    ray: RayConfig = field(default_factory=RayConfig)
 
     def __post_init__(self) -> None:
         _refuse_zero(self.slo)

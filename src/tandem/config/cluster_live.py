@@ -19,6 +19,7 @@ from tandem.config.cluster import (
     name_problem,
     read_tree,
 )
+from tandem.config.cluster_tiers import pool_nodes, refused_tiers
 from tandem.config.cluster_tree import RefusedAt, mistake, node_at, set_text, spelled
 from tandem.config.hardware import load_device
 from tandem.config.options import ServeOptions, parse_bytes, read_options
@@ -183,13 +184,7 @@ def connectors(cluster: Cluster) -> tuple[str, ...]:
 
 def _refusals(cluster: Cluster) -> Iterator[tuple[str, str]]:
     """What only the simulator can do, each with its place in the file."""
-    for tier in ("host", "disk", "remote"):
-        if getattr(cluster.tiers, tier) is not None:
-            yield (
-                f"tiers.{tier}",
-                f"a live cluster keeps KV in its workers' own memory; leave out the {tier} tier, "
-                "which only the simulator has",
-            )
+    yield from refused_tiers(cluster)
     chosen = cluster.policies
     if chosen.planning.name != "static":
         yield (
@@ -197,18 +192,15 @@ def _refusals(cluster: Cluster) -> Iterator[tuple[str, str]]:
             "a live cluster does not change roles by itself, the simulator alone plans; write "
             "static, and change roles with `tandem flip`",
         )
-    if chosen.eviction.name != "lru":
-        yield (
-            "policies.eviction",
-            "a live worker evicts the block used longest ago; write lru, or leave it out",
-        )
     for pool in cluster.pools:
         for key, problem in _refused_of(pool):
             yield pool_place(cluster, pool, key), problem
     named = cluster.transport.connectors
     if named == ("cuda-ipc",) and any(pool.device == "cpu" for pool in cluster.pools):
         yield ("transport.connectors", "cuda-ipc reaches the memory of GPUs only; add tcp")
-    processes = cluster.gateways + sum(pool.count * pool.devices for pool in cluster.pools)
+    here = cluster.pools if cluster.launcher == "local" else ()
+    processes = cluster.gateways + sum(pool.count * pool.devices for pool in here)
+    processes += len(pool_nodes(cluster)) if here else 0
     if processes > MOST_PROCESSES:
         yield (
             "pools",

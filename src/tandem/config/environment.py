@@ -32,6 +32,12 @@ def runtime_directory() -> Path:
     return Path(f"/tmp/tandem-{os.getuid()}")
 
 
+def cache_directory() -> Path:
+    """Where this user's processes keep files that are of use to the next start."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(given) if given else Path.home() / ".cache") / "tandem"
+
+
 def child_environment(**changed: str) -> dict[str, str]:
     """The environment of a process that this one starts."""
     return {**os.environ, **changed}

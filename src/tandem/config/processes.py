@@ -33,6 +33,22 @@ class HealthSetup(msgspec.Struct, frozen=True):
     lease_s: float = 30.0
 
 
+class TiersSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """Room for a worker's KV beyond its device; 0 bytes where there is no such tier. The file on
+    the disk lies in the folder `disk`. With `remote` there is a shared pool, for blocks of the
+    format `root` (the hash of the cache root without a salt) and `block_bytes`. `quotas` are the
+    shares of tenants."""
+
+    host_bytes: int = 0
+    disk_bytes: int = 0
+    disk: str = ""
+    remote: bool = False
+    root: bytes = b""
+    block_bytes: int = 0
+    eviction: str = "lru"
+    quotas: dict[str, float] = {}
+
+
 class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True):
     """One worker process. `gateways` are endpoints as `tcp://127.0.0.1:9000`; `connectors` by
     preference; `wire_dtype` None moves KV as the source stores it. `tensor_parallel` x
@@ -54,6 +70,35 @@ class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_parallel: int = 1
     sequence_parallel: bool = False
     all_reduce: str = "one-shot"
+    tiers: TiersSetup | None = None
+    parent: int = msgspec.field(default_factory=os.getpid)
+
+
+class PoolNodeSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of the shared pool, which keeps `capacity_bytes` of blocks in memory. What does
+    not fit goes to a file in the folder `disk`, at most `disk_bytes` of it, or to the server at the
+    URL `redis`, at most `redis_bytes`. All blocks have the format of `root` (the hash of the cache
+    root without a salt) and `block_bytes`. `listen` is where workers reach it, an address or
+    address:port; empty for the address that faces the first gateway. `quotas` are the shares of
+    tenants; `gateways`, `keys` and `parent` as of a worker."""
+
+    node: str
+    gateways: tuple[str, ...]
+    keys: CurveKeys
+    health: HealthSetup
+    root: bytes
+    block_bytes: int
+    capacity_bytes: int
+    listen: str = ""
+    disk: str | None = None
+    disk_bytes: int = 0
+    redis: str | None = None
+    redis_bytes: int = 0
+    replicas: int = 2
+    eviction: str = "lru"
+    quotas: dict[str, float] = {}
+    native_kernels: bool = True
+    log_level: str = "warning"
     parent: int = msgspec.field(default_factory=os.getpid)
 
 

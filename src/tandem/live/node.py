@@ -20,6 +20,7 @@ from tandem.facts.node_messages import (
     PublishBlocks,
     SendToGateway,
     StartMove,
+    TierEffect,
 )
 from tandem.facts.steps import StepPlan, StepResult
 from tandem.live.channels.inbox import Inbox
@@ -53,6 +54,12 @@ class Mover(Protocol):
     ) -> None: ...
 
 
+class Tiers(Protocol):
+    """What moves KV to and from slower tiers, as `live.tiers.LiveTiers`: nothing here blocks."""
+
+    def perform(self, effect: TierEffect) -> None: ...
+
+
 class Channel(Protocol):
     """The way to one gateway, as `live.node_channel.NodeChannel`."""
 
@@ -70,10 +77,13 @@ class Channel(Protocol):
 class Node:
     """Use `run` once, on the event loop that the channels and the inbox live on."""
 
-    def __init__(self, machine: NodeMachine, inbox: Inbox, mover: Mover) -> None:
+    def __init__(
+        self, machine: NodeMachine, inbox: Inbox, mover: Mover, tiers: Tiers | None = None
+    ) -> None:
         self.machine = machine
         self._inbox = inbox
         self._mover = mover
+        self._tiers = tiers
         self._timer: asyncio.TimerHandle | None = None
         self._left: Leave | None = None
 
@@ -92,6 +102,11 @@ class Node:
                 self._perform(effect, steps, channels)
             self._set_timer(loop)
         return self._left.reason
+
+    @property
+    def again(self) -> bool:
+        """Whether the process is to be started anew after its end."""
+        return self._left is not None and self._left.again
 
     def take_result(self, result: StepResult) -> None:
         """A step has run; on the event loop."""
@@ -115,6 +130,10 @@ class Node:
                 self._mover.forget(worker, incarnation)
             case Leave():
                 self._left = effect
+            case _:
+                # A machine that knows of no tiers wants nothing done there.
+                assert self._tiers is not None
+                self._tiers.perform(effect)
 
     def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._timer:

@@ -15,6 +15,7 @@ from tandem.facts.messages import EmitTokens
 from tandem.facts.request import FinishReason, Request
 from tandem.observe.registry import ModelRegistry
 from tandem.observe.request_times import RequestClock, RequestTimes
+from tandem.observe.tier_metrics import tier_metrics
 
 Read = Callable[[WorkerStatus], float]
 
@@ -38,6 +39,11 @@ _TOTALS: tuple[tuple[str, str, Read], ...] = (
     ("kv_transfer_sent_bytes", "KV that others read from the worker", lambda w: w.sent_bytes),
     ("kv_transfer_spans", "Contiguous pieces of that KV", lambda w: w.spans),
     ("kv_transfer_seconds", "Time that those transfers took", lambda w: w.seconds),
+    ("kv_fetches", "Fetches of KV from slower tiers", lambda w: w.fetches),
+    ("kv_fetch_failures", "Of those that did not bring all", lambda w: w.failed_fetches),
+    ("kv_fetch_tokens", "Tokens whose KV they brought", lambda w: w.fetched_tokens),
+    ("kv_fetch_bytes", "Bytes that they brought", lambda w: w.fetched_bytes),
+    ("kv_fetch_seconds", "Time that they took", lambda w: w.fetch_seconds),
 )
 
 
@@ -112,6 +118,14 @@ class GatewayMetrics(Collector):
         )
         takeovers.add_metric([self._model_name], status.takeovers)
         yield takeovers
+        recomputed = CounterMetricFamily(
+            "tandem:request_recomputed_tokens",
+            "Tokens that takeovers computed once more",
+            labels=["model_name"],
+        )
+        recomputed.add_metric([self._model_name], status.recomputed_tokens)
+        yield recomputed
+        yield from tier_metrics(status, self._model_name)
         labels = ["model_name", "worker", "pool", "role"]
         for name, text, read in _GAUGES:
             yield self._of_workers(GaugeMetricFamily(f"tandem:{name}", text, labels=labels), read)

@@ -8,7 +8,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tandem.facts.blocks import HASH_BYTES, BlockChanges
-from tandem.facts.cluster_messages import Hello, Welcome
+from tandem.facts.cluster_messages import (
+    FetchKv,
+    Hello,
+    MoveEnded,
+    PinBlocks,
+    PoolHello,
+    PoolNodeJoined,
+    TiersReported,
+    Welcome,
+)
+from tandem.facts.fleet import Tier
 from tandem.facts.fleet_messages import (
     BlocksListed,
     BlocksReported,
@@ -24,6 +34,7 @@ from tandem.wire.errors import BadMessage
 TOKEN_LIMIT = 1 << 32
 COUNT_LIMIT = 1 << 48
 REPEATS_LIMIT = 1 << 20
+SECONDS_LIMIT = 1e9
 
 
 def check(message: object) -> None:
@@ -132,6 +143,56 @@ def _welcome(welcome: Welcome) -> None:
     _need(min(intervals) > 0 and max(intervals) < COUNT_LIMIT << 10, "has impossible intervals")
 
 
+def _pool_hello(hello: PoolHello) -> None:
+    _need(bool(hello.worker and hello.incarnation and hello.address), "has no name")
+    _hashes((hello.format.root,))
+    _counts((hello.format.block_bytes, hello.capacity_blocks))
+    _need(hello.format.block_bytes > 0, "has a size of 0")
+
+
+def _pool_node_joined(joined: PoolNodeJoined) -> None:
+    _need(bool(joined.node and joined.incarnation and joined.address), "has no name")
+
+
+def _tiers_reported(message: TiersReported) -> None:
+    tiers = [each.tier for each in message.tiers]
+    _need(len(set(tiers)) == len(tiers), "names a tier twice")
+    for each in message.tiers:
+        _need(each.tier is not Tier.DEVICE, "counts the device among the slower tiers")
+        _counts(
+            (
+                each.blocks,
+                each.capacity_blocks,
+                each.stored_blocks,
+                each.fetched_blocks,
+                each.missed_blocks,
+                each.spoilt_blocks,
+                each.failures,
+            )
+        )
+        _durations((each.fetch_s_per_token, each.compute_s_per_token))
+
+
+def _fetch_kv(fetch: FetchKv) -> None:
+    _need(fetch.tier is not Tier.DEVICE, "fetches from a device")
+    _need(0 <= fetch.first_token <= fetch.end_token < COUNT_LIMIT, "fetches no range of tokens")
+
+
+def _pin_blocks(pin: PinBlocks) -> None:
+    _hashes(pin.digests)
+    _need(0 <= pin.ttl_ns < COUNT_LIMIT << 10, "pins for an impossible time")
+
+
+def _move_ended(message: MoveEnded) -> None:
+    report = message.report
+    _counts((report.moved_bytes, report.spans, report.tokens))
+    _durations((report.seconds,))
+
+
+def _durations(seconds: Sequence[float]) -> None:
+    _need(all(0 <= each < SECONDS_LIMIT for each in seconds), "has impossible durations")
+
+
 def _hashes(hashes: Sequence[bytes]) -> None:
     _need(all(len(each) == HASH_BYTES for each in hashes), "has a hash of the wrong length")
 
@@ -162,4 +223,10 @@ _RULES: dict[type, Callable[[Any], None]] = {
     LoadReported: _load,
     Hello: _hello,
     Welcome: _welcome,
+    PoolHello: _pool_hello,
+    PoolNodeJoined: _pool_node_joined,
+    TiersReported: _tiers_reported,
+    FetchKv: _fetch_kv,
+    PinBlocks: _pin_blocks,
+    MoveEnded: _move_ended,
 }

@@ -24,6 +24,7 @@ class RequestForm(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     output_tokens: bytes
     priority: int
     cache_salt: str
+    tenant: str
 
 
 class RequestsForm(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -46,6 +47,7 @@ def _fold(request: Request) -> RequestForm:
         _packed(request.output_tokens),
         request.priority,
         request.cache_salt,
+        request.tenant,
     )
 
 
@@ -57,6 +59,7 @@ def _unfold(form: RequestForm) -> Request:
         tuple(_unpacked(form.output_tokens)),
         form.priority,
         form.cache_salt,
+        form.tenant,
     )
 
 

@@ -4,12 +4,15 @@ import ipaddress
 from contextlib import suppress
 from dataclasses import replace
 
+from tandem.commands.cluster.launchers import check_launcher
 from tandem.commands.cluster.policies import router_policies
 from tandem.commands.cluster.router import capacity_of
 from tandem.commands.cluster.setups import Setups
 from tandem.commands.front_door import listen
 from tandem.config.cluster import Cluster
 from tandem.config.cluster_live import LiveFile, as_served, gateway_options, pool_place
+from tandem.config.cluster_placement import refused_placement
+from tandem.config.cluster_tiers import refused_sizes
 from tandem.config.cluster_tree import mistake, node_at
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.launching.state_directory import ClusterRunning, StateDirectory
@@ -23,6 +26,9 @@ def check_before_start(file: LiveFile, directory: StateDirectory) -> None:
     with suppress(PermissionError):
         if directory.claimed:
             raise ClusterRunning(f"a cluster runs in {directory.path} already")
+    for place, problem in refused_placement(file.cluster):
+        raise mistake(node_at(file.tree, place), problem)
+    check_launcher(file.cluster)
     router_policies(as_served(file.cluster))
     setups = Setups(file.cluster)
     capacity_of(replace(file.cluster, model=str(setups.checkpoint)))
@@ -32,6 +38,8 @@ def check_before_start(file: LiveFile, directory: StateDirectory) -> None:
             place = pool_place(file.cluster, pool, key)
             raise mistake(node_at(file.tree, place), f"pool {pool.name}: {problem}")
         setups.worker(pool, pool.name, ())
+    for place, problem in refused_sizes(file.cluster, setups.block_format().block_bytes):
+        raise mistake(node_at(file.tree, place), problem)
     _try_addresses(file.cluster)
 
 

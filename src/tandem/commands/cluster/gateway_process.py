@@ -13,8 +13,8 @@ import msgspec
 import uvloop
 import zmq
 
-import tandem
 from tandem.api.config import ApiConfig
+from tandem.commands.cluster.kv_form import kv_form
 from tandem.commands.cluster.process_log import log_of_process
 from tandem.commands.cluster.router import capacity_of, router_config
 from tandem.commands.front_door import (
@@ -24,16 +24,13 @@ from tandem.commands.front_door import (
     listen,
     url_of,
 )
-from tandem.config.cluster import Cluster, read_cluster
-from tandem.config.cluster_live import on_cpu, worker_options
-from tandem.config.options import ServeOptions
+from tandem.config.cluster import read_cluster
+from tandem.config.cluster_tiers import has_tiers
+from tandem.config.hardware import BUNDLED_MODEL
 from tandem.config.processes import GatewayListening, GatewaySetup
-from tandem.facts.blocks import CacheRoot
 from tandem.facts.cluster_messages import Welcome
 from tandem.facts.errors import InvalidConfiguration
-from tandem.facts.model import ModelSpec
 from tandem.facts.serving import ModelCard
-from tandem.kv.layout import KvDtype, KvLayout
 from tandem.live.channels.gateway_channel import GatewayChannel
 from tandem.live.channels.sockets import GatewayKeys
 from tandem.live.clock import NS_PER_S, wall_clock_s
@@ -46,7 +43,6 @@ from tandem.wire.curve import KeyPair
 
 logger = logging.getLogger(__name__)
 
-BUNDLED_MODEL = Path(tandem.__file__).parent / "bundled" / "tandem-mini"
 # Exit codes beside 0, which is what was wanted. A new start may cure the first only.
 FAILED = 1
 MISCONFIGURED = 2
@@ -99,15 +95,15 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
         end_token_ids=text.tokenizer.end_token_ids,
         created_s=wall_clock_s(),
     )
-    layout = _layout(cluster, spec)
-    root = CacheRoot(name, options.revision, layout.describe())
+    form = kv_form(cluster, setup.model, directory)
     config = GatewayConfig(
         gateway=setup.gateway,
-        router=router_config(cluster, root, layout.block_size, {}),
+        router=router_config(cluster, form.root, form.layout.block_size, {}),
         capacity_of=capacity_of(cluster),
         welcome=_welcome(setup),
         model=name,
         revision=options.revision,
+        block_format=form.block_format if cluster.tiers.remote is not None else None,
     )
     api = ApiConfig(
         api_keys=options.api_key,
@@ -117,7 +113,13 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
     )
     # A start within the same second has another process id.
     incarnation = f"{wall_clock_s():x}-{os.getpid():x}"
-    terms = GatewayTerms(incarnation, options.max_num_queued_reqs, cluster.slo)
+    terms = GatewayTerms(
+        incarnation,
+        options.max_num_queued_reqs,
+        cluster.slo,
+        pin_sessions_s=cluster.tiers.pin_sessions_s,
+        longest_pin_s=cluster.tiers.longest_pin_s if has_tiers(cluster) else 0.0,
+    )
     return Assembled(card, text, config, api, terms)
 
 
@@ -181,26 +183,3 @@ def _welcome(setup: GatewaySetup) -> Welcome:
         silence_ns=int(health.heartbeat_timeout_s * NS_PER_S),
         lease_ns=int(health.lease_s * NS_PER_S),
     )
-
-
-def _layout(cluster: Cluster, spec: ModelSpec) -> KvLayout:
-    """How the workers that compute prompts store KV: what prompts are looked up by. A worker that
-    stores it otherwise serves all the same, but is not found by its cache."""
-    pool = next(pool for pool in cluster.pools if pool.role.prefills)
-    options = worker_options(cluster, pool)
-    return KvLayout(
-        layers=spec.layers,
-        kv_heads=spec.attention.kv_heads,
-        block_size=options.block_size,
-        head_dim=spec.attention.head_dim,
-        dtype=_kv_dtype(options, is_cpu=on_cpu(pool)),
-    )
-
-
-def _kv_dtype(options: ServeOptions, *, is_cpu: bool) -> KvDtype:
-    # As a worker itself resolves `auto`.
-    if options.kv_cache_dtype != "auto":
-        return options.kv_cache_dtype
-    if is_cpu:
-        return "float32"
-    return "bfloat16" if options.dtype == "auto" else options.dtype

@@ -46,6 +46,11 @@ class Operators:
         line = await self._line_to(worker)
         await _asked(line, lambda client: client.drain(worker, then_role=then_role, leave=leave))
 
+    async def restart(self, worker: str) -> None:
+        """Until its process has left, empty, to be started anew. Raises as `drain`."""
+        line = await self._line_to(worker)
+        await _asked(line, lambda client: client.drain(worker, leave=True, again=True))
+
     async def undrain(self, worker: str) -> None:
         """Until it takes requests again. Raises as `drain`."""
         line = await self._line_to(worker)

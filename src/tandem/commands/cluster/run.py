@@ -1,4 +1,4 @@
-"""Runs a whole cluster on this machine: brings its processes up, looks after them, ends them."""
+"""Runs a whole cluster from this machine: brings its processes up, looks after them, ends them."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -14,15 +14,17 @@ from tandem.commands.cluster.operators import Operators
 from tandem.commands.cluster.setups import (
     Setups,
     gateway_program,
+    pool_node_program,
     worker_program,
     write_cluster,
 )
 from tandem.config.cluster_live import LiveFile
+from tandem.config.cluster_tiers import pool_nodes
 from tandem.config.processes import GatewayListening, GatewaySetup
 from tandem.facts.errors import InvalidConfiguration, TandemError
 from tandem.facts.gateway_messages import ClusterStatus
 from tandem.live.clock import NS_PER_S, now_ns
-from tandem.live.launching.launcher import Launcher, LocalLauncher
+from tandem.live.launching.launcher import Launcher, LocalLauncher, Program
 from tandem.live.launching.state_directory import ClusterRecord, ProcessRecord, StateDirectory
 from tandem.live.launching.supervisor import Notice, ProcessFailed, Supervisor
 from tandem.live.launching.vanished import Vanished
@@ -81,7 +83,8 @@ class ClusterRun:
         self.url = ""
         self._ready = False
         self._view = view
-        self._supervisor = Supervisor(launcher or LocalLauncher(), view.notice)
+        self._launcher = launcher or LocalLauncher()
+        self._supervisor = Supervisor(self._launcher, view.notice)
         self._operators = Operators([], self.setups.keys)
         self._asking: asyncio.Future[list[ClusterStatus]] | None = None
 
@@ -132,18 +135,26 @@ class ClusterRun:
             await asyncio.gather(loading, failing, return_exceptions=True)
 
     async def _start_all(self) -> ClusterStatus:
+        await self._launcher.open(self._view.phase)
         for index in range(self.file.cluster.gateways):
             await self._start_gateway(index)
         endpoints = [setup.listen for setup in self.gateways]
         self._operators = Operators(endpoints, self.setups.keys)
-        names: list[str] = []
+        # Whatever comes first finds the shared pool there.
+        programs: list[Program] = [
+            pool_node_program(self.setups.pool_node(name, tuple(endpoints)), self.directory)
+            for name in pool_nodes(self.file.cluster)
+        ]
+        workers = 0
         for pool in self.file.cluster.pools:
             for index in range(pool.count):
                 setup = self.setups.worker(pool, f"{pool.name}-{index}", tuple(endpoints))
-                environment = self.setups.environment(pool, len(names))
-                program = worker_program(setup, self.directory, environment)
-                await self._supervisor.start(program)
-                names.append(setup.worker)
+                environment = self.setups.environment(pool, workers)
+                workers += 1
+                programs.append(worker_program(setup, self.directory, environment))
+        # On other machines a start takes a second or two.
+        await asyncio.gather(*(self._supervisor.start(program) for program in programs))
+        names = [program.name for program in programs]
         self._record()
         return await self._until_joined(names)
 
@@ -175,14 +186,13 @@ class ClusterRun:
             await asyncio.sleep(self.limits.poll_s)
 
     async def _until_joined(self, names: Sequence[str]) -> ClusterStatus:
-        """Every gateway knows every worker."""
+        """Every gateway knows every worker and every process of the shared pool."""
         missing = set(names)
         while True:
-            self._view.phase(
-                f"loading the model: {len(names) - len(missing)} of {len(names)} workers are ready"
-            )
+            ready = len(names) - len(missing)
+            self._view.phase(f"loading the model: {ready} of {len(names)} processes are ready")
             told = await self._ask()
-            known = [{each.worker for each in status.workers} for status in told]
+            known = [status.members for status in told]
             missing = {name for name in names if not all(name in each for each in known)}
             for name in names:
                 if any(name in each for each in known):
@@ -244,9 +254,13 @@ class ClusterRun:
         workers = [name for name in self._supervisor.names if name not in gateways]
         await self._supervisor.stop(workers, limits.workers_s, limits.kill_s)
         await self._supervisor.close()
+        await self._launcher.close()
 
     def _record(self) -> None:
-        processes = {name: ProcessRecord.of(pid) for name, pid in self._supervisor.pids.items()}
+        processes = {
+            name: ProcessRecord.on(self._launcher.hosts.get(name, ""), pid)
+            for name, pid in self._supervisor.pids.items()
+        }
         self.directory.write(
             ClusterRecord(
                 name=self.file.cluster.name,
@@ -270,6 +284,6 @@ def _at_port(setup: GatewaySetup, http_port: int) -> GatewaySetup:
 def _failure(failure: ProcessFailed) -> TandemError:
     words = f":\n{failure.log_tail}" if failure.log_tail else ""
     text = f"{failure.name} {failure.how}{words}"
-    if failure.how == MISCONFIGURED:
+    if failure.how == MISCONFIGURED or failure.how.startswith(f"{MISCONFIGURED} on "):
         return InvalidConfiguration(text)
     return ProcessesFailed(text)

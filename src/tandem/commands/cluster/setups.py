@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from tandem.commands.cluster.kv_form import kv_form
 from tandem.config.cluster import Cluster, PoolConfig
 from tandem.config.cluster_live import (
     LIVE_REPORT_INTERVAL_S,
@@ -19,10 +20,25 @@ from tandem.config.cluster_live import (
     on_cpu,
     worker_options,
 )
+from tandem.config.cluster_placement import on_ray, placed_options
+from tandem.config.cluster_tiers import (
+    disk_folder,
+    has_tiers,
+    memory_bytes,
+    tenant_shares,
+    worker_tiers,
+)
 from tandem.config.environment import child_environment, host_facts
-from tandem.config.hardware import BUNDLED
+from tandem.config.hardware import BUNDLED_MODEL
 from tandem.config.options import ServeOptions
-from tandem.config.processes import CurveKeys, GatewaySetup, HealthSetup, WorkerSetup, write_setup
+from tandem.config.processes import (
+    CurveKeys,
+    GatewaySetup,
+    HealthSetup,
+    PoolNodeSetup,
+    WorkerSetup,
+    write_setup,
+)
 from tandem.config.shares import (
     checkpoint_bytes,
     cpu_pool_bytes,
@@ -30,6 +46,7 @@ from tandem.config.shares import (
     threads_of_each,
 )
 from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.kv_tiers import BlockFormat
 from tandem.live.launching.launcher import Program
 from tandem.live.launching.state_directory import StateDirectory
 from tandem.wire.curve import make_keys
@@ -49,15 +66,21 @@ class Gpus:
 
 class Setups:
     """The set-ups of one cluster's processes. `keys` are everybody's, fresh ones unless given;
-    `checkpoint` is the folder of the model."""
+    `checkpoint` is the folder of the model. Where each process is `alone` on its machine, none
+    shares its cores, memory or GPUs with another."""
 
-    def __init__(self, cluster: Cluster, keys: CurveKeys | None = None) -> None:
+    def __init__(
+        self, cluster: Cluster, keys: CurveKeys | None = None, *, alone: bool = False
+    ) -> None:
         self.cluster = cluster
         self.model = live_model(cluster.model)
         self.checkpoint = find_checkpoint(self.model, cluster)
         self.host = host_facts()
-        self.gpus = _gpus(cluster)
-        self.keys = keys or _fresh_keys()
+        # Ray sets aside what each worker needs, wherever that is.
+        self.alone = alone or on_ray(cluster)
+        self.gpus = Gpus() if self.alone else _gpus(cluster)
+        self.keys = keys or fresh_keys()
+        self._has_tiers = has_tiers(cluster)
 
     def gateway(self, index: int, directory: Path, listen: str) -> GatewaySetup:
         """Of gateway `index`, which workers reach at that endpoint."""
@@ -91,7 +114,37 @@ class Setups:
             pipeline_parallel=pool.pipeline_parallel,
             sequence_parallel=pool.sequence_parallel,
             all_reduce=pool.all_reduce,
+            tiers=worker_tiers(self.cluster, self.block_format()) if self._has_tiers else None,
         )
+
+    def pool_node(self, name: str, gateways: tuple[str, ...]) -> PoolNodeSetup:
+        """Of a process of the shared pool. Raises `InvalidConfiguration`."""
+        remote = self.cluster.tiers.remote
+        assert remote is not None
+        block_format, options = self.block_format(), gateway_options(self.cluster, ())
+        disk = disk_folder(self.cluster, remote.disk.path) if remote.disk else None
+        return PoolNodeSetup(
+            node=name,
+            gateways=gateways,
+            keys=without_gateway_secret(self.keys),
+            health=_health(self.cluster),
+            root=block_format.root,
+            block_bytes=block_format.block_bytes,
+            capacity_bytes=int(remote.capacity_bytes / remote.nodes),
+            disk=str(disk) if disk else None,
+            disk_bytes=int(remote.disk.capacity_bytes / remote.nodes) if remote.disk else 0,
+            redis=remote.redis,
+            redis_bytes=int(remote.redis_capacity_bytes / remote.nodes),
+            replicas=remote.replicas,
+            eviction=self.cluster.policies.eviction.name,
+            quotas=tenant_shares(self.cluster),
+            native_kernels=options.native_kernels,
+            log_level=options.log_level,
+        )
+
+    def block_format(self) -> BlockFormat:
+        """Of the blocks that workers share. Raises `InvalidConfiguration`."""
+        return kv_form(self.cluster, self.model, self.checkpoint).block_format
 
     def environment(self, pool: PoolConfig, index: int) -> Mapping[str, str]:
         """Of the worker that is number `index` on this machine: where there are several GPUs, it
@@ -104,6 +157,8 @@ class Setups:
 
     def _shared(self, options: ServeOptions, pool: PoolConfig) -> ServeOptions:
         """The options with this worker's part of what all of them share."""
+        if self.alone:
+            return placed_options(pool, options)
         changed: dict[str, object] = {}
         if not options.threads:
             ranks = sum(each.count * each.devices for each in self.cluster.pools)
@@ -120,7 +175,8 @@ class Setups:
         alike = [each for each in self.cluster.pools if on_cpu(each) == on_cpu(pool)]
         if on_cpu(pool):
             workers = sum(each.count for each in alike)
-            pool_bytes = cpu_pool_bytes(self.host.free_memory_bytes, weight_bytes, workers)
+            free_bytes = max(0, self.host.free_memory_bytes - memory_bytes(self.cluster))
+            pool_bytes = cpu_pool_bytes(free_bytes, weight_bytes, workers)
         else:
             ranks = sum(each.count * each.devices for each in alike)
             sharing = -(-ranks // self.gpus.count)
@@ -151,7 +207,7 @@ def gateway_program(setup: GatewaySetup, directory: StateDirectory) -> Program:
     write_setup(setup, file)
     command = (*TANDEM, "gateway-process", str(file))
     log = directory.log_file(setup.gateway)
-    return Program(setup.gateway, command, process_environment(), log)
+    return Program(setup.gateway, command, process_environment(), log, file)
 
 
 def worker_program(
@@ -161,7 +217,16 @@ def worker_program(
     file = directory.path / f"{setup.worker}.setup.json"
     write_setup(setup, file)
     command = (*TANDEM, "worker-process", str(file))
-    return Program(setup.worker, command, environment, directory.log_file(setup.worker))
+    log = directory.log_file(setup.worker)
+    return Program(setup.worker, command, environment, log, file)
+
+
+def pool_node_program(setup: PoolNodeSetup, directory: StateDirectory) -> Program:
+    """A process of the shared pool, after its set-up is written."""
+    file = directory.path / f"{setup.node}.setup.json"
+    write_setup(setup, file)
+    command = (*TANDEM, "pool-process", str(file))
+    return Program(setup.node, command, process_environment(), directory.log_file(setup.node), file)
 
 
 def process_environment(**changed: str) -> Mapping[str, str]:
@@ -177,7 +242,7 @@ def find_checkpoint(model: str | None, cluster: Cluster) -> Path:
     """The folder of the model, fetched from the hub where it is not here. Raises
     `InvalidConfiguration`."""
     if model is None:
-        return BUNDLED / "tandem-mini"
+        return BUNDLED_MODEL
     here = Path(model).expanduser()
     if here.is_dir():
         return here.resolve()
@@ -188,7 +253,7 @@ def find_checkpoint(model: str | None, cluster: Cluster) -> Path:
     return found
 
 
-def _fresh_keys() -> CurveKeys:
+def fresh_keys() -> CurveKeys:
     gateways, workers = make_keys()
     return CurveKeys(
         gateway_public=gateways.public,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tandem.commands.cluster.launchers import make_launcher
 from tandem.commands.cluster.run import ClusterRun, RunLimits, View
 from tandem.commands.cluster.view import members_table
 from tandem.commands.greeting import Greeting
@@ -83,7 +84,8 @@ async def _run(
     file: LiveFile, directory: StateDirectory, screen: Screen, limits: RunLimits
 ) -> None:
     view = View(screen.phase, screen.notice, screen.ready)
-    run = ClusterRun(file, directory, view, limits=limits)
+    launcher = make_launcher(file.cluster, screen.notice)
+    run = ClusterRun(file, directory, view, limits=limits, launcher=launcher)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
+from tandem.commands.cluster.tier_view import pool_nodes_of, tiers_table
 from tandem.facts.cluster_messages import Audited
 from tandem.facts.gateway_messages import ClusterStatus, WorkerStatus
 
@@ -13,7 +14,8 @@ UNSQUEEZED = 140
 # What a worker does for one gateway; the rest of a status is about the worker itself.
 _SUMMED = (
     "prompts", "output_tokens", "transfers", "failed_transfers", "moved_bytes", "sent_bytes",
-    "spans", "seconds",
+    "spans", "seconds", "fetches", "failed_fetches", "fetched_tokens", "fetched_bytes",
+    "fetch_seconds",
 )  # fmt: skip
 _PREFIXES = ("", "Ki", "Mi", "Gi", "Ti", "Pi")
 
@@ -85,17 +87,23 @@ def status_shown(url: str, told: Sequence[ClusterStatus]) -> Group:
     workers = together(told)
     known = {worker.worker for worker in workers}
     lost = [entry for status in told for entry in status.lost]
+    nodes = pool_nodes_of(told)
+    known |= {node.node for node in nodes}
     gone = {name: f"lost: {reason}" for name, reason in lost if name not in known}
     lines = [f"[bold]{url}/v1[/bold]"]
     lines += [
         f"{status.gateway}: up {told_seconds(status.up_s)}, {status.running_requests} requests "
         f"running, {status.waiting_requests} waiting, {status.finished_requests:,} finished, "
         f"{status.takeovers} taken over from another worker"
+        + f" ({status.recomputed_tokens:,} tokens computed again)"
+        * bool(status.takeovers)
         for status in told
     ]
     again = [f"{name} ({reason})" for name, reason in lost if name in known]
     came_back = [f"\n[dim]died and came back: {', '.join(again)}[/dim]"] if again else []
-    return Group("\n".join(lines) + "\n", workers_table(workers, gone), *came_back)
+    tiers = tiers_table(workers, nodes)
+    below: list[RenderableType] = ["", tiers] if tiers is not None else []
+    return Group("\n".join(lines) + "\n", workers_table(workers, gone), *below, *came_back)
 
 
 def print_audit(console: Console, workers: Sequence[Audited], problems: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ from hashlib import blake2b
 from urllib.parse import urlsplit
 
 from tandem.api.ambient import fresh_seed
-from tandem.config.processes import WorkerSetup
+from tandem.config.processes import PoolNodeSetup, WorkerSetup
 from tandem.facts.errors import InvalidConfiguration
 from tandem.kv.connector import Connector, ConnectorError
 from tandem.kv.connectors.cuda_ipc import CudaIpcConnector
@@ -35,8 +35,8 @@ def make_connectors(setup: WorkerSetup, agent: str) -> Sequence[Connector]:
         raise InvalidConfiguration(f"connectors: {error}") from error
 
 
-def transfer_secret(setup: WorkerSetup) -> bytes:
-    """What the workers of a cluster prove to each other: made of the key that they share, and of
+def transfer_secret(setup: WorkerSetup | PoolNodeSetup) -> bytes:
+    """What the processes of a cluster prove to each other: made of the key that they share, and of
     no use for anything else."""
     return blake2b(b"tandem kv transfer", key=setup.keys.worker_secret.encode()).digest()
 

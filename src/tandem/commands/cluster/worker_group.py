@@ -16,6 +16,7 @@ from tandem.commands.cluster.worker_rank import (
     threads_of_rank,
     world_of,
 )
+from tandem.commands.cluster.worker_tiers import WorkerTiers, make_tiers
 from tandem.config.processes import WorkerSetup
 from tandem.facts.errors import EngineFailed
 from tandem.facts.kv_export import Endpoint, KvExport
@@ -55,6 +56,9 @@ class Worker(Protocol):
     @property
     def mover(self) -> Mover: ...
 
+    @property
+    def tiers(self) -> WorkerTiers | None: ...
+
     def steps(self, on_result: OnResult) -> Steps:
         """The thread that runs plans; what fails in it is told to the inbox. Call it once."""
         ...
@@ -69,6 +73,7 @@ class SoleWorker:
     config: WorkerConfig
     export: KvExport
     rank: Rank
+    tiers: WorkerTiers | None
     inbox: Inbox
 
     @property
@@ -79,6 +84,8 @@ class SoleWorker:
         return EngineThread(self.rank.engine, on_result, failing(self.inbox))
 
     def close(self) -> None:
+        if self.tiers is not None:
+            self.tiers.live.close()
         self.rank.close()
 
 
@@ -96,6 +103,10 @@ class LeadingWorker:
     @property
     def mover(self) -> Mover:
         return RankedMover(self.rank.mover, self.ranks)
+
+    @property
+    def tiers(self) -> None:
+        return None
 
     def steps(self, on_result: OnResult) -> Steps:
         engine, place, failed = self.rank.engine, self.rank.place, failing(self.inbox)
@@ -127,7 +138,9 @@ def start_worker(setup: WorkerSetup, inbox: Inbox, agent: str) -> Worker:
     )
     rank = load_rank(planned, planned.places[0], Groups(ALONE, ALONE), calls, agent=agent)
     export = _with_endpoints(planned.export, {0: rank.mover.endpoints()})
-    return SoleWorker(planned.model.plan.worker, export, rank, inbox)
+    tiers = make_tiers(planned, rank.store, inbox)
+    config = replace(planned.model.plan.worker, tells_sealed=tiers is not None)
+    return SoleWorker(config, export, rank, tiers, inbox)
 
 
 def failing(inbox: Inbox) -> Callable[[Exception], None]:

@@ -21,6 +21,7 @@ from tandem.live.channels.node_channel import NodeChannel
 from tandem.live.channels.sockets import NodeKeys
 from tandem.live.clock import now_ns
 from tandem.live.launching.parent import end_with_parent
+from tandem.live.launching.restarts import AGAIN
 from tandem.live.node import Node, say_goodbye
 from tandem.live.process_end import end_within
 from tandem.live.startup import StartUp
@@ -30,7 +31,7 @@ from tandem.wire.curve import KeyPair
 
 logger = logging.getLogger(__name__)
 
-# Exit codes beside 0, which is what was wanted. A new start may cure the first only.
+# Exit codes beside 0 and `AGAIN`, which are what was wanted. A new start may cure the first only.
 FAILED = 1
 MISCONFIGURED = 2
 UNWELCOME = 3
@@ -45,7 +46,7 @@ def run_worker(setup: WorkerSetup) -> None:
     end_with_parent(setup.parent)
     log_of_process(setup.options.log_level)
     try:
-        reason = _run(setup)
+        reason, again = _run(setup)
     except InvalidConfiguration as error:
         logger.error("worker %s cannot start: %s", setup.worker, error)
         raise SystemExit(MISCONFIGURED) from error
@@ -56,19 +57,22 @@ def run_worker(setup: WorkerSetup) -> None:
         logger.error("worker %s ends: %s", setup.worker, reason)
         raise SystemExit(UNWELCOME)
     logger.info("worker %s has left", setup.worker)
+    if again:
+        raise SystemExit(AGAIN)
 
 
-def _run(setup: WorkerSetup) -> str:
+def _run(setup: WorkerSetup) -> tuple[str, bool]:
     startup = StartUp(setup.worker)
     startup.so_far("import")
     inbox = Inbox()
     incarnation = f"{os.getpid():x}-{now_ns():x}"
     worker = start_worker(setup, inbox, f"{setup.worker}/{incarnation}")
-    node = Node(_machine(setup, worker, incarnation), inbox, worker.mover)
+    tiers = worker.tiers.live if worker.tiers else None
+    node = Node(_machine(setup, worker, incarnation), inbox, worker.mover, tiers)
     startup.ready()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_work(setup, node, worker, inbox))
+            return runner.run(_work(setup, node, worker, inbox)), node.again
     finally:
         worker.close()
 
@@ -80,7 +84,7 @@ async def _work(setup: WorkerSetup, node: Node, worker: Worker, inbox: Inbox) ->
     code = FAILED
     try:
         reason = await node.run(steps, channels)
-        code = UNWELCOME if reason else 0
+        code = UNWELCOME if reason else AGAIN * node.again
         return reason
     finally:
         end_within(FAREWELL_S, code)
@@ -116,7 +120,8 @@ def _machine(setup: WorkerSetup, worker: Worker, incarnation: str) -> NodeMachin
         max_sequences=config.max_sequences,
         context_tokens=config.context_tokens,
     )
-    return NodeMachine(NodeConfig(hello), WorkerMachine(config))
+    tiers = worker.tiers.config if worker.tiers else None
+    return NodeMachine(NodeConfig(hello, tiers), WorkerMachine(config))
 
 
 def _heed_signals(inbox: Inbox) -> None:

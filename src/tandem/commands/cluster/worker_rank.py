@@ -62,11 +62,13 @@ class RankMover(Mover, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One rank, ready to compute and to move KV. It owns `memory`, which is None on a GPU."""
+    """One rank, ready to compute and to move KV, whose blocks are in `store`. It owns `memory`,
+    which is None on a GPU."""
 
     place: Place
     engine: StageEngine
     mover: RankMover
+    store: KvStore
     memory: SharedRegion | None
 
     def close(self) -> None:
@@ -154,7 +156,7 @@ def load_rank(
         nothing = torch.zeros(1, device=plan.device)
         engine = MeetingEngine(engine, lambda: groups.tensor.all_gather(nothing, 0))
     startup.note(f"kernels: {reason}; KV pool: {kv.bytes / (1 << 20):.0f} MiB")
-    return Rank(place, engine, mover, memory)
+    return Rank(place, engine, mover, kv, memory)
 
 
 def _take_memory(planned: PlannedWorker, place: Place) -> tuple[KvStore, SharedRegion | None]:

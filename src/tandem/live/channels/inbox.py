@@ -1,18 +1,21 @@
-"""What a node machine is to be told next, gathered from any thread until the event loop looks."""
+"""What a machine is to be told next, gathered from any thread until the event loop looks."""
 
 import asyncio
 from collections import deque
 from contextlib import suppress
+from typing import Generic, TypeVar
 
 from tandem.facts.node_messages import NodeEvent
 
+E = TypeVar("E")
 
-class Inbox:
+
+class EventInbox(Generic[E]):
     """Many writers, one reader. Events of one writer keep their order; those that come within one
     turn of the loop are taken together."""
 
     def __init__(self) -> None:
-        self._events: deque[NodeEvent] = deque()
+        self._events: deque[E] = deque()
         self._news = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: Exception | None = None
@@ -22,12 +25,12 @@ class Inbox:
         self._loop = loop
         self._news.set()
 
-    def put(self, event: NodeEvent) -> None:
+    def put(self, event: E) -> None:
         """On the loop."""
         self._events.append(event)
         self._news.set()
 
-    def put_threadsafe(self, event: NodeEvent) -> None:
+    def put_threadsafe(self, event: E) -> None:
         """From any thread; events that come after the loop has ended are nobody's any more."""
         self._events.append(event)
         self._wake()
@@ -37,7 +40,7 @@ class Inbox:
         self._failure = self._failure or failure
         self._wake()
 
-    async def take(self) -> list[NodeEvent]:
+    async def take(self) -> list[E]:
         """All events since the last call, in order; waits for news. Raises what `fail` was
         given."""
         await self._news.wait()
@@ -52,3 +55,6 @@ class Inbox:
         # A closed loop raises it: then nobody is left to wake.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._news.set)
+
+
+Inbox = EventInbox[NodeEvent]

@@ -9,7 +9,8 @@ class ChannelLimits:
     """For one peer: so many messages and bytes wait to be sent at most, beside `high_water`
     messages each way within the transport. A broken connection is tried again after
     `reconnect_s`, and ever more slowly up to `reconnect_most_s`. A peer whose machine acknowledges
-    nothing for `dead_after_s` is cut off."""
+    nothing for `dead_after_s` is cut off. A connection of which nothing at all is heard for
+    `unresolved_s` is given up: libzmq does not say that a host's name is unknown."""
 
     outbox_messages: int = 16384
     outbox_bytes: int = 64 << 20
@@ -18,6 +19,7 @@ class ChannelLimits:
     reconnect_most_s: float = 2.0
     dead_after_s: float = 10.0
     handshake_s: float = 10.0
+    unresolved_s: float = 3.0
 
 
 class Outbox:

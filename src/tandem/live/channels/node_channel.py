@@ -57,7 +57,8 @@ class NodeChannel:
         self._serial = 0
         self._failures = 0
         self._suspected = False
-        self._retry: asyncio.TimerHandle | None = None
+        # Either it is about to be tried again, or the attempt is about to be given up.
+        self._timer: asyncio.TimerHandle | None = None
 
     def open(self) -> None:
         """Begin to connect; call it on the event loop."""
@@ -78,8 +79,8 @@ class NodeChannel:
         """Say no news from now on; what was sent may still leave for so long."""
         if self._context.closed:
             return
-        if self._retry:
-            self._retry.cancel()
+        if self._timer:
+            self._timer.cancel()
         connection, self._connection = self._connection, None
         if connection:
             await connection.close(linger_s)
@@ -91,6 +92,7 @@ class NodeChannel:
         socket = node_socket(self._context, self._keys, self._limits, identity)
         self._connection = _Connection(socket, self._read, self._watch, self._limits)
         socket.connect(self.gateway)
+        self._after(self._limits.unresolved_s, lambda: self._break("its name is unknown"))
 
     def _read(self, frames: list[bytes]) -> None:
         if frames == [b""]:
@@ -106,6 +108,8 @@ class NodeChannel:
         connection = self._connection
         assert connection is not None
         event = parse_monitor_message(frames)["event"]
+        if self._timer:
+            self._timer.cancel()
         if event == zmq.Event.CONNECTED:
             connection.reached = True
         elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
@@ -136,7 +140,12 @@ class NodeChannel:
         limits = self._limits
         delay_s = min(limits.reconnect_s * 2.0 ** min(self._failures, 16), limits.reconnect_most_s)
         self._failures += 1
-        self._retry = asyncio.get_running_loop().call_later(delay_s, self._connect)
+        self._after(delay_s, self._connect)
+
+    def _after(self, delay_s: float, then: Callable[[], None]) -> None:
+        if self._timer:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(delay_s, then)
 
 
 class _Connection:

@@ -11,7 +11,7 @@ from tandem.facts.request import FinishReason, Request, TokenOutput
 from tandem.facts.service_level import ServiceLevel
 from tandem.facts.serving import ANYBODY, Caller, ModelCard
 from tandem.live.channels.gateway_channel import ChannelNews
-from tandem.live.clock import now_ns
+from tandem.live.clock import NS_PER_S, now_ns
 from tandem.live.gateway.clients import Clients
 from tandem.live.gateway.loop import Channel, GatewayLoop
 from tandem.machines.gateway.machine import GatewayMachine
@@ -24,12 +24,21 @@ logger = logging.getLogger(__name__)
 class GatewayTerms:
     """`incarnation` tells this start of the process from all others: with the gateway's name it
     makes request ids unique among all gateways. `max_waiting` requests may wait for their first
-    token; `promise` is what every request gets promised. Last words may take `farewell_s`."""
+    token; `promise` is what every request gets promised. What a session's request leaves in slower
+    tiers is kept for `pin_sessions_s`, and what a client asks to be kept for up to `longest_pin_s`.
+    Last words may take `farewell_s`."""
 
     incarnation: str
     max_waiting: int = 4096
     promise: ServiceLevel = field(default_factory=ServiceLevel)
+    pin_sessions_s: float = 0.0
+    longest_pin_s: float = 0.0
     farewell_s: float = 1.0
+
+    def pin_s(self, caller: Caller) -> float:
+        """How long to keep what a request of this caller leaves."""
+        session_s = self.pin_sessions_s if caller.session else 0.0
+        return max(session_s, min(caller.pin_s, self.longest_pin_s))
 
 
 class Gateway:
@@ -128,8 +137,10 @@ class Gateway:
                 expected,
                 tenant=caller.tenant,
                 service_class=service.name,
+                session=caller.session,
                 promise=self._terms.promise if service.promise.empty else service.promise,
                 deadline_ns=service.deadline_ns(now_ns()),
+                pin_ns=round(self._terms.pin_s(caller) * NS_PER_S),
             )
         )
         finished = False

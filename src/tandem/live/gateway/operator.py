@@ -65,11 +65,12 @@ class OperatorClient:
         *,
         then_role: Role | None = None,
         leave: bool = False,
+        again: bool = False,
         timeout_s: float | None = None,
     ) -> None:
-        """Returns when the worker is empty and has taken `then_role` or left. After the time-out it
-        goes on draining all the same."""
-        question = AskDrain(self._next(), worker, then_role, leave)
+        """Returns when the worker is empty and has taken `then_role` or left, to be started anew
+        with `again`. After the time-out it goes on draining all the same."""
+        question = AskDrain(self._next(), worker, then_role, leave, again)
         self._done(self._ask(question, Done, timeout_s or self._timeout_s))
 
     def undrain(self, worker: str) -> None:

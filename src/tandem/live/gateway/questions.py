@@ -36,8 +36,8 @@ class Questions:
     def ask(self, peer: str, message: OperatorMessage) -> Asked | None:
         """What the machine is to be told; None for what is no operation."""
         match message:
-            case AskDrain(question, worker, then_role, leave):
-                return DrainAsked(self._number(peer, question), worker, then_role, leave)
+            case AskDrain(question, worker, then_role, leave, again):
+                return DrainAsked(self._number(peer, question), worker, then_role, leave, again)
             case AskUndrain(question, worker):
                 return UndrainAsked(self._number(peer, question), worker)
             case AskAudit(question):

@@ -1,13 +1,13 @@
 """Starts, watches and ends processes; decides nothing about them.
 
 `Launcher` is all that a supervisor asks of whoever has the processes; `LocalLauncher` has them on
-this machine.
+this machine, `ray_launcher` on those of a Ray cluster.
 """
 
 import asyncio
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -19,31 +19,53 @@ TAIL_BYTES = 4096
 @dataclass(frozen=True, slots=True)
 class Program:
     """What to run under `name`: a command, its whole environment (None: that of this process), and
-    where its output goes (None: where this process's goes)."""
+    where its output goes (None: where this process's goes). `setup` is the file that the last word
+    of the command names, if it does: whoever runs the command elsewhere takes it along."""
 
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str] | None = field(default=None, repr=False)
     log: Path | None = None
+    setup: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A process is gone. `code` is its exit status, or minus the signal that killed it."""
+    """A process is gone. `code` is its exit status, or minus the signal that killed it. `host` is
+    the machine that it ran on, if another; it is `lost` where nobody saw the process itself end."""
 
     name: str
     pid: int
     code: int
+    host: str = ""
+    lost: bool = False
 
     @property
     def how(self) -> str:
+        where = f" on {self.host}" if self.host else ""
+        if self.lost:
+            return f"was lost{where}"
         if self.code >= 0:
-            return f"ended with status {self.code}"
-        return f"was killed by {signal.Signals(-self.code).name}"
+            return f"ended with status {self.code}{where}"
+        return f"was killed by {signal.Signals(-self.code).name}{where}"
 
 
 class Launcher(Protocol):
     """Processes by name, one at a time under each."""
+
+    async def open(self, phase: Callable[[str], None]) -> None:
+        """Have all that processes need before the first one starts; `phase` is told what takes
+        time. Raises `TandemError`."""
+        ...
+
+    async def close(self) -> None:
+        """After the last process: give everything back."""
+        ...
+
+    @property
+    def hosts(self) -> Mapping[str, str]:
+        """The machines of those that run on another one."""
+        ...
 
     @property
     def pids(self) -> Mapping[str, int]:
@@ -71,6 +93,16 @@ class LocalLauncher:
         self._running: dict[str, asyncio.subprocess.Process] = {}
         self._ended: asyncio.Queue[Ended] = asyncio.Queue()
         self._watchers: set[asyncio.Task[None]] = set()
+
+    async def open(self, phase: Callable[[str], None]) -> None:
+        """This machine is there already."""
+
+    async def close(self) -> None:
+        """Nothing of it is left."""
+
+    @property
+    def hosts(self) -> Mapping[str, str]:
+        return {}
 
     @property
     def pids(self) -> Mapping[str, int]:

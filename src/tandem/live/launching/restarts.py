@@ -3,6 +3,9 @@ reads no clock."""
 
 from dataclasses import dataclass
 
+# With this exit status a process says that it was told to leave in order to be started anew.
+AGAIN = 75
+
 
 @dataclass(frozen=True, slots=True)
 class RestartConfig:

@@ -27,14 +27,21 @@ class ClusterRunning(TandemError):
 
 
 class ProcessRecord(msgspec.Struct, frozen=True):
-    """One process: its number, and when the kernel says it began."""
+    """One process: its number, and when the kernel says it began. Of one on another `host` nobody
+    here knows whether it lives."""
 
     pid: int
     started_ticks: int
+    host: str = ""
 
     @classmethod
     def of(cls, pid: int) -> "ProcessRecord":
         return cls(pid, started_ticks(pid))
+
+    @classmethod
+    def on(cls, host: str, pid: int) -> "ProcessRecord":
+        """Of a process on that machine; empty for this one."""
+        return cls(pid, 0, host) if host else cls.of(pid)
 
     @classmethod
     def own(cls) -> "ProcessRecord":

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tandem.live.clock import NS_PER_S, now_ns
 from tandem.live.launching.launcher import Ended, Launcher, Program, tail
-from tandem.live.launching.restarts import RestartConfig, Restarts
+from tandem.live.launching.restarts import AGAIN, RestartConfig, Restarts
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +146,11 @@ class Supervisor:
             kept.ends = True
             self._heard(Notice(ended.name, "has left"))
             return
+        again = ended.code == AGAIN and kept.confirmed
         ran_s = (now_ns() - kept.started_ns) / NS_PER_S
-        delay_s = None
-        if kept.confirmed:
+        delay_s = 0.0 if again else None
+        # What was lost with its machine has no reason of its own.
+        if not again and (kept.confirmed or ended.lost):
             delay_s = self._restarts.delay_s(ended.name, ended.code, ran_s)
         if delay_s is None:
             kept.ends = True
@@ -156,7 +158,8 @@ class Supervisor:
             words = "" if log is None else tail(log)
             self._failures.put_nowait(ProcessFailed(ended.name, ended.how, words))
             return
-        self._heard(Notice(ended.name, f"{ended.how} and starts again in {delay_s:g} s"))
+        how = "has left" if again else ended.how
+        self._heard(Notice(ended.name, f"{how} and starts again in {delay_s:g} s"))
         task = asyncio.create_task(self._start_again(kept, delay_s))
         self._waits.add(task)
         task.add_done_callback(self._waits.discard)

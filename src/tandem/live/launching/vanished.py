@@ -25,7 +25,7 @@ class Vanished:
     def look(self, pids: Mapping[str, int], told: Sequence[ClusterStatus]) -> list[tuple[str, str]]:
         """Workers to be killed, each with why the gateways gave it up. `pids` are the processes
         that run, `told` what all gateways say at this moment."""
-        known = {each.worker for status in told for each in status.workers}
+        known = {name for status in told for name in status.members}
         hung = []
         for worker, pid in pids.items():
             if worker in known:

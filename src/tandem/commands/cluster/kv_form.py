@@ -1,0 +1,65 @@
+"""In which form a cluster keeps KV: what gateways look prompts up by, and what the shared pool
+takes.
+
+Gateways read this too, so nothing in here may import torch.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.config.cluster import Cluster
+from tandem.config.cluster_live import on_cpu, worker_options
+from tandem.config.hardware import BUNDLED_MODEL
+from tandem.config.options import ServeOptions
+from tandem.facts.blocks import CacheRoot
+from tandem.facts.kv_tiers import BlockFormat
+from tandem.facts.model import ModelSpec
+from tandem.kv.layout import KvDtype, KvLayout
+from tandem.models.configuration import read_model_spec
+
+
+@dataclass(frozen=True, slots=True)
+class KvForm:
+    """Blocks of this layout, named under this root."""
+
+    root: CacheRoot
+    layout: KvLayout
+
+    @property
+    def block_format(self) -> BlockFormat:
+        return block_format(self.root, self.layout)
+
+
+def block_format(root: CacheRoot, layout: KvLayout) -> BlockFormat:
+    """What tells the bytes of these blocks from all others."""
+    return BlockFormat(root.hash(""), layout.block_bytes)
+
+
+def kv_form(cluster: Cluster, model: str | None, directory: Path) -> KvForm:
+    """As the workers that compute prompts store KV. A worker that stores it otherwise serves all
+    the same, but is not found by its cache. `model` is as `tandem serve` takes it, and lies in
+    `directory`. Raises `InvalidConfiguration`."""
+    pool = next(pool for pool in cluster.pools if pool.role.prefills)
+    options = worker_options(cluster, pool)
+    layout = _layout(read_model_spec(directory), options, is_cpu=on_cpu(pool))
+    name = model or BUNDLED_MODEL.name
+    return KvForm(CacheRoot(name, options.revision, layout.describe()), layout)
+
+
+def _layout(spec: ModelSpec, options: ServeOptions, *, is_cpu: bool) -> KvLayout:
+    return KvLayout(
+        layers=spec.layers,
+        kv_heads=spec.attention.kv_heads,
+        block_size=options.block_size,
+        head_dim=spec.attention.head_dim,
+        dtype=_kv_dtype(options, is_cpu=is_cpu),
+    )
+
+
+def _kv_dtype(options: ServeOptions, *, is_cpu: bool) -> KvDtype:
+    # As a worker itself resolves `auto`.
+    if options.kv_cache_dtype != "auto":
+        return options.kv_cache_dtype
+    if is_cpu:
+        return "float32"
+    return "bfloat16" if options.dtype == "auto" else options.dtype

@@ -1,0 +1,272 @@
+"""A process of the shared pool of a cluster: keeps KV blocks for all workers until it is told to
+leave."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import uvloop
+
+import tandem
+from tandem.commands.cluster.process_log import log_of_process
+from tandem.commands.cluster.worker_connectors import own_address, random_bytes, transfer_secret
+from tandem.config.processes import PoolNodeSetup
+from tandem.facts.cluster_messages import PROTOCOL, PoolHello
+from tandem.facts.errors import EngineFailed, InvalidConfiguration, TandemError
+from tandem.facts.fleet import Tier
+from tandem.facts.kv_tiers import BlockFormat
+from tandem.facts.node_messages import BlocksKept, Leave, LeaveRequested
+from tandem.kernels.transfer.choose import choose_transfer
+from tandem.kernels.transfer.contract import Transfer
+from tandem.kv.connector import ConnectorError
+from tandem.kv.connectors.tcp_door import listening_socket
+from tandem.kv.connectors.tcp_frames import Credentials
+from tandem.kv.tiers.contract import BlockStore
+from tandem.kv.tiers.disk import DiskConfig, DiskStore
+from tandem.kv.tiers.engine_config import TierCalls, TierEvent
+from tandem.kv.tiers.host import HostStore
+from tandem.kv.tiers.pool_client import PoolClient, PoolClientTerms
+from tandem.kv.tiers.pool_frames import batch_blocks, incarnation_proof
+from tandem.kv.tiers.pool_server import BUFFERS, PoolServer, PoolTerms
+from tandem.kv.tiers.pool_stores import PoolStores
+from tandem.kv.tiers.redis import RedisStore
+from tandem.kv.tiers.redis_link import RedisConfig
+from tandem.live.channels.node_channel import NodeChannel
+from tandem.live.channels.sockets import NodeKeys
+from tandem.live.clock import now_ns
+from tandem.live.launching.parent import end_with_parent
+from tandem.live.launching.restarts import AGAIN
+from tandem.live.process_end import end_within
+from tandem.live.shared_pool import PoolInbox, PoolNode, Replicas
+from tandem.live.startup import StartUp
+from tandem.machines.shared_pool.heat import HeatConfig
+from tandem.machines.shared_pool.machine import PoolNodeConfig, PoolNodeMachine
+from tandem.machines.tiers.config import TierLimits, TiersConfig
+from tandem.policy.eviction.registry import make_eviction
+from tandem.wire.curve import KeyPair
+
+logger = logging.getLogger(__name__)
+
+# Exit codes beside 0 and `AGAIN`, which are what was wanted, as of a worker.
+FAILED: Final = 1
+MISCONFIGURED: Final = 2
+UNWELCOME: Final = 3
+LAST_WORD_S: Final = 2.0
+FAREWELL_S: Final = 10.0
+# A server that hangs is given up before clients give up this process, which has other blocks too.
+REDIS_CONNECT_S: Final = 0.5
+REDIS_SILENCE_S: Final = 1.0
+# Memory goes down in so many copies at once, each so small a part of it at most.
+COPIES: Final = 4
+LEAST_SHARE: Final = 32
+SMALL_COPY_BLOCKS: Final = 16
+
+
+def run_pool_node(setup: PoolNodeSetup) -> None:
+    """Until it is told to leave. Raises `SystemExit` with one of the codes above when it ends
+    otherwise."""
+    end_with_parent(setup.parent)
+    log_of_process(setup.log_level)
+    try:
+        left = _run(setup)
+    except InvalidConfiguration as error:
+        logger.error("%s cannot start: %s", setup.node, error)
+        raise SystemExit(MISCONFIGURED) from error
+    except TandemError as error:
+        logger.error("%s failed: %s", setup.node, error)
+        raise SystemExit(FAILED) from error
+    if left.reason:
+        logger.error("%s ends: %s", setup.node, left.reason)
+        raise SystemExit(UNWELCOME)
+    logger.info("%s has left", setup.node)
+    if left.again:
+        raise SystemExit(AGAIN)
+
+
+def _run(setup: PoolNodeSetup) -> Leave:
+    startup = StartUp(setup.node)
+    startup.so_far("import")
+    block_format = BlockFormat(setup.root, setup.block_bytes)
+    inbox = PoolInbox()
+    transfer = choose_transfer(setup.native_kernels)
+    with ExitStack() as undo:
+        with startup.phase("memory"):
+            tiers = tiers_of(setup)
+            by_tier = _stores(setup, tiers, block_format, transfer)
+        with startup.phase("what was kept"):
+            tiers = _with_found(tiers, by_tier)
+        stores = PoolStores(by_tier, block_format, _calls(inbox))
+        undo.callback(stores.close, LAST_WORD_S)
+        client = _client(setup, block_format, transfer)
+        replicas = Replicas(stores, client, block_format, inbox)
+        undo.callback(replicas.close, LAST_WORD_S)
+        listening = _listening(setup)
+        undo.callback(listening.close)
+        hello = PoolHello(
+            protocol=PROTOCOL,
+            version=tandem.__version__,
+            worker=setup.node,
+            incarnation=f"{os.getpid():x}-{now_ns():x}",
+            address=_address(listening.getsockname()),
+            format=block_format,
+            capacity_blocks=sum(tiers.capacities.values()),
+        )
+        config = PoolNodeConfig(hello, tiers, HeatConfig(replicas=setup.replicas))
+        node = PoolNode(PoolNodeMachine(config, now_ns()), inbox, stores, replicas)
+        credentials = Credentials(transfer_secret(setup), incarnation_proof(hello.incarnation))
+        terms = PoolTerms(block_format, credentials, transfer, random_bytes)
+        server = PoolServer(listening, terms, node.desk)
+        undo.callback(server.close, LAST_WORD_S)
+        startup.ready()
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_work(setup, node, inbox))
+
+
+async def _work(setup: PoolNodeSetup, node: PoolNode, inbox: PoolInbox) -> Leave:
+    _heed_signals(inbox)
+    channels = _channels(setup, node.machine.hello, inbox)
+    code = FAILED
+    try:
+        left = await node.run(channels)
+        code = UNWELCOME if left.reason else AGAIN if left.again else 0
+        return left
+    finally:
+        end_within(FAREWELL_S, code)
+        await asyncio.gather(*(channel.close(LAST_WORD_S) for channel in channels.values()))
+
+
+def tiers_of(setup: PoolNodeSetup) -> TiersConfig:
+    """How much it keeps, and how. Raises `InvalidConfiguration`."""
+    sizes = {Tier.HOST: setup.capacity_bytes}
+    if setup.disk is not None and setup.redis is not None:
+        raise InvalidConfiguration("tiers.remote: disk and redis exclude each other; name one")
+    if setup.disk is not None:
+        sizes[Tier.DISK] = setup.disk_bytes
+    if setup.redis is not None:
+        sizes[Tier.DISK] = setup.redis_bytes
+    capacities = {tier: size // setup.block_bytes for tier, size in sizes.items()}
+    if min(capacities.values()) < 1:
+        raise InvalidConfiguration(
+            f"tiers.remote: a block takes {setup.block_bytes} bytes, and {setup.node} has room for "
+            "none; choose a larger capacity"
+        )
+    together = max(SMALL_COPY_BLOCKS, batch_blocks(setup.block_bytes))
+    together = min(together, capacities[Tier.HOST] // LEAST_SHARE)
+    # Of what clients bring at once, each buffer may be about to be written.
+    limits = TierLimits(stagings=BUFFERS, copies=COPIES, copy_blocks=max(1, together))
+    return TiersConfig(
+        capacities, partial(make_eviction, setup.eviction), quotas=setup.quotas, limits=limits
+    )
+
+
+def _stores(
+    setup: PoolNodeSetup, tiers: TiersConfig, block_format: BlockFormat, transfer: Transfer
+) -> dict[Tier, BlockStore]:
+    """Raises `InvalidConfiguration`."""
+    spare = tiers.limits.slack_blocks
+    # Memory first: where there is not enough of it nothing else is touched.
+    memory = HostStore(block_format, tiers.capacities[Tier.HOST] + spare, transfer)
+    memory.warm()
+    stores: dict[Tier, BlockStore] = {Tier.HOST: memory}
+    if setup.disk is not None:
+        file = Path(setup.disk) / f"{setup.node}.kv"
+        config = DiskConfig(file, tiers.capacities[Tier.DISK], spare)
+        disk = DiskStore(config, block_format, transfer)
+        for note in disk.notes:
+            logger.warning("%s: %s", setup.node, note)
+        stores[Tier.DISK] = disk
+    if setup.redis is not None:
+        redis = RedisConfig(
+            setup.redis,
+            tiers.capacities[Tier.DISK],
+            owner=setup.node,
+            connect_s=REDIS_CONNECT_S,
+            silence_s=REDIS_SILENCE_S,
+            call_s=REDIS_SILENCE_S,
+        )
+        stores[Tier.DISK] = RedisStore(redis, block_format, transfer, now_ns)
+    return stores
+
+
+def _with_found(tiers: TiersConfig, stores: Mapping[Tier, BlockStore]) -> TiersConfig:
+    """What lies there from before the start is found again."""
+    if Tier.DISK not in stores:
+        return tiers
+    return replace(tiers, found=stores[Tier.DISK].listing())
+
+
+def _calls(inbox: PoolInbox) -> TierCalls:
+    def tell(event: TierEvent) -> None:
+        assert isinstance(event, BlocksKept)
+        inbox.put_threadsafe(event)
+
+    failure = EngineFailed("a store of the shared pool failed")
+    return TierCalls(tell, lambda: inbox.fail(failure), now_ns)
+
+
+def _client(setup: PoolNodeSetup, block_format: BlockFormat, transfer: Transfer) -> PoolClient:
+    terms = PoolClientTerms(block_format, transfer_secret(setup), transfer, random_bytes, now_ns)
+    return PoolClient(terms)
+
+
+def _listening(setup: PoolNodeSetup) -> socket.socket:
+    """Raises `InvalidConfiguration`."""
+    try:
+        return listening_socket(*place_of(setup))
+    except ConnectorError as error:
+        raise InvalidConfiguration(f"{setup.node}: {error}") from error
+
+
+def place_of(setup: PoolNodeSetup) -> tuple[str, int]:
+    """Where to listen; port 0 is any free one. Raises `InvalidConfiguration`."""
+    listen = setup.listen or own_address(setup.gateways)
+    if listen.count(":") > 1 and not listen.startswith("["):
+        # An address of IPv6 alone.
+        return listen, 0
+    parts = urlsplit(f"//{listen}")
+    if not parts.hostname:
+        raise InvalidConfiguration(f"{setup.node}: listen is {listen!r}; expected address:port")
+    return parts.hostname, parts.port or 0
+
+
+def _address(name: tuple[str | int, ...]) -> str:
+    host, port = str(name[0]), name[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _channels(setup: PoolNodeSetup, hello: PoolHello, inbox: PoolInbox) -> dict[str, NodeChannel]:
+    own = KeyPair(setup.keys.worker_public, setup.keys.worker_secret)
+    return {
+        gateway: NodeChannel(
+            gateway,
+            f"{hello.worker}/{hello.incarnation}",
+            NodeKeys(own, setup.keys.gateway_public),
+            tell=inbox.put,
+            refused=lambda reason: inbox.fail(EngineFailed(reason)),
+        )
+        for gateway in setup.gateways
+    }
+
+
+def _heed_signals(inbox: PoolInbox) -> None:
+    """The first signal asks the process to leave; a second one ends it."""
+    loop = asyncio.get_running_loop()
+    told: list[int] = []
+
+    def heed(number: int) -> None:
+        if told:
+            os._exit(128 + number)
+        told.append(number)
+        inbox.put(LeaveRequested())
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, partial(heed, number))

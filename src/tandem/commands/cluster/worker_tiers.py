@@ -1,0 +1,133 @@
+"""Puts the slower tiers of a worker together: the memory, the file and the way to the shared pool
+that its setup names."""
+
+import logging
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from tandem.commands.cluster.kv_form import block_format
+from tandem.commands.cluster.worker_connectors import random_bytes, transfer_secret
+from tandem.commands.cluster.worker_rank import PlannedWorker
+from tandem.config.processes import TiersSetup
+from tandem.facts.errors import EngineFailed, InvalidConfiguration
+from tandem.facts.fleet import Tier
+from tandem.facts.kv_tiers import BlockFormat
+from tandem.kernels.transfer.choose import choose_transfer
+from tandem.kernels.transfer.contract import Transfer
+from tandem.kv.store import KvStore
+from tandem.kv.tiers.contract import BlockStore
+from tandem.kv.tiers.device import device_blocks
+from tandem.kv.tiers.disk import DiskConfig, DiskStore
+from tandem.kv.tiers.engine import TierEngine
+from tandem.kv.tiers.engine_config import TierCalls, TierEngineConfig
+from tandem.kv.tiers.host import HostStore
+from tandem.kv.tiers.pool_client import PoolClient, PoolClientTerms
+from tandem.live.channels.inbox import Inbox
+from tandem.live.clock import now_ns
+from tandem.live.tiers import LiveTiers
+from tandem.machines.tiers.config import TierLimits, TiersConfig
+from tandem.policy.eviction.registry import make_eviction
+
+logger = logging.getLogger(__name__)
+
+# What lies staged at once, the part of a tier that one copy may be at most, and how many of them go
+# on at once: a long prompt pushes as many blocks out of the memory as it has itself.
+STAGING_BYTES: Final = 64 << 20
+LEAST_SHARE: Final = 8
+COPIES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTiers:
+    """What the machine is to know, and who does what it wants done."""
+
+    config: TiersConfig
+    live: LiveTiers
+
+
+def make_tiers(planned: PlannedWorker, store: KvStore, inbox: Inbox) -> WorkerTiers | None:
+    """The tiers below the device whose blocks `store` holds; None where the worker has none. Raises
+    `InvalidConfiguration`."""
+    setup = planned.setup.tiers
+    if setup is None:
+        return None
+    plan = planned.model.plan
+    own = block_format(plan.worker.root, plan.layout)
+    config = _config(planned, setup, own)
+    transfer = choose_transfer(planned.setup.options.native_kernels)
+    stores = _stores(planned, config, own, transfer)
+    if Tier.DISK in stores:
+        config = replace(config, found=stores[Tier.DISK].listing())
+    pool = _pool_client(planned, own, transfer) if config.remote else None
+    if pool is not None:
+        stores[Tier.REMOTE] = pool
+    engine = TierEngine(
+        device_blocks(store, transfer),
+        stores,
+        TierEngineConfig(
+            staging_bytes=config.limits.staged_blocks * own.block_bytes,
+            pinned=plan.device.type != "cpu",
+        ),
+        TierCalls(
+            inbox.put_threadsafe,
+            lambda: inbox.fail(EngineFailed("a thread of the KV tiers failed")),
+            now_ns,
+        ),
+    )
+    return WorkerTiers(config, LiveTiers(engine, pool))
+
+
+def _config(planned: PlannedWorker, setup: TiersSetup, own: BlockFormat) -> TiersConfig:
+    """Raises `InvalidConfiguration`."""
+    sizes = {Tier.HOST: setup.host_bytes, Tier.DISK: setup.disk_bytes}
+    capacities = {tier: size // own.block_bytes for tier, size in sizes.items() if size}
+    for tier, blocks in capacities.items():
+        if blocks < 1:
+            raise InvalidConfiguration(
+                f"tiers.{tier}: a block takes {own.block_bytes:,} bytes; choose a larger capacity"
+            )
+    remote = setup.remote
+    if remote and own != BlockFormat(setup.root, setup.block_bytes):
+        logger.warning(
+            "worker %s keeps KV in another form than the shared pool, and does without it",
+            planned.setup.worker,
+        )
+        remote = False
+    limits = TierLimits(copies=COPIES)
+    together = STAGING_BYTES // own.block_bytes // limits.stagings
+    together = min(together, limits.copy_blocks, *(n // LEAST_SHARE for n in capacities.values()))
+    return TiersConfig(
+        capacities,
+        partial(make_eviction, setup.eviction),
+        remote=remote,
+        quotas=setup.quotas,
+        limits=replace(limits, copy_blocks=max(1, together)),
+    )
+
+
+def _stores(
+    planned: PlannedWorker, config: TiersConfig, own: BlockFormat, transfer: Transfer
+) -> dict[Tier, BlockStore]:
+    """Those of the worker itself. Raises `InvalidConfiguration`."""
+    setup, spare = planned.setup.tiers, config.limits.slack_blocks
+    assert setup is not None
+    stores: dict[Tier, BlockStore] = {}
+    if Tier.HOST in config.capacities:
+        blocks = config.capacities[Tier.HOST] + spare
+        memory = HostStore(own, blocks, transfer)
+        memory.warm()
+        stores[Tier.HOST] = memory
+    if Tier.DISK in config.capacities:
+        file = Path(setup.disk) / f"{planned.setup.worker}.kv"
+        disk = DiskStore(DiskConfig(file, config.capacities[Tier.DISK], spare), own, transfer)
+        for note in disk.notes:
+            logger.warning("worker %s: %s", planned.setup.worker, note)
+        stores[Tier.DISK] = disk
+    return stores
+
+
+def _pool_client(planned: PlannedWorker, own: BlockFormat, transfer: Transfer) -> PoolClient:
+    secret = transfer_secret(planned.setup)
+    return PoolClient(PoolClientTerms(own, secret, transfer, random_bytes, now_ns))

@@ -1,0 +1,134 @@
+"""`tandem gateway`: one gateway in this terminal, for workers that join from anywhere."""
+
+import asyncio
+import signal
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+
+import tandem
+from tandem.commands.cluster.key_files import read_keys
+from tandem.commands.cluster.places import state_directory
+from tandem.commands.cluster.run import ProcessesFailed
+from tandem.commands.cluster.setups import Setups, gateway_program, write_cluster
+from tandem.commands.cluster.single import listen_endpoint, process_name
+from tandem.commands.cluster.view import terminal
+from tandem.commands.options import with_options
+from tandem.config.cluster_live import LiveFile, read_live_cluster
+from tandem.config.processes import GatewayListening, GatewaySetup
+from tandem.live.launching.launcher import LocalLauncher
+from tandem.live.launching.state_directory import ClusterRecord, ProcessRecord, StateDirectory
+
+POLL_S = 0.05
+ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+
+
+@dataclass(frozen=True)
+class GatewayOptions:
+    """Which one it is."""
+
+    keys: Annotated[Path, typer.Option(help="The gateway.json of `tandem keys`.")]
+    listen: Annotated[
+        str | None,
+        typer.Option(help="Where workers reach it, as 0.0.0.0:9000. (default: as in the file)"),
+    ] = None
+    name: Annotated[
+        str | None, typer.Option(help="Its name, another one each. (default: this host's)")
+    ] = None
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Changes the cluster file, as serve.port=8080."),
+    ] = None
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--state-dir",
+            help="Where it keeps its files while it runs. "
+            "(default: a directory of this user, by the cluster's name and its own)",
+        ),
+    ] = None
+
+
+@with_options
+def gateway_command(
+    cluster: Annotated[str, typer.Argument(metavar="CLUSTER", help="A cluster file.")],
+    options: GatewayOptions,
+) -> None:
+    """Start one gateway of a cluster; workers come by `tandem join --gateway`.
+
+    Beside it, commands such as `tandem status` and `tandem drain` work as for `tandem up`.
+    """
+    settings = list(options.settings or ())
+    if options.listen is not None:
+        settings.append(f"listen={options.listen}")
+    file = read_live_cluster(cluster, settings)
+    keys = read_keys(options.keys, of_gateway=True)
+    name = process_name(options.name)
+    endpoint = listen_endpoint(file.cluster.listen)
+    setups = Setups(file.cluster, keys, alone=True)
+    directory = state_directory(f"{file.cluster.name}-{name}", options.state_dir)
+    directory.claim()
+    try:
+        write_cluster(file, setups, directory)
+        setup = msgspec.structs.replace(setups.gateway(0, directory.path, endpoint), gateway=name)
+        asyncio.run(_run(file, setup, directory, terminal()))
+    finally:
+        directory.clear()
+
+
+async def _run(
+    file: LiveFile, setup: GatewaySetup, directory: StateDirectory, console: Console
+) -> None:
+    """Until the gateway has ended. Raises `ProcessesFailed`."""
+    launcher, loop = LocalLauncher(), asyncio.get_running_loop()
+    pid = await launcher.start(replace(gateway_program(setup, directory), log=None))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, launcher.send, setup.gateway, signal.SIGTERM)
+    telling = asyncio.create_task(_tell(file, setup, (directory, pid), console))
+    try:
+        ended = await launcher.ended()
+    finally:
+        telling.cancel()
+    if ended.code:
+        raise ProcessesFailed(f"{setup.gateway} {ended.how}")
+    console.print(f"{setup.gateway} has ended")
+
+
+async def _tell(
+    file: LiveFile, setup: GatewaySetup, where: tuple[StateDirectory, int], console: Console
+) -> None:
+    """Writes, once it listens, what other commands find it by."""
+    directory, pid = where
+    listening = await _until_listening(directory.path / f"{setup.gateway}.json")
+    endpoint = listening.endpoint
+    for any_address, own in ANY_ADDRESS.items():
+        endpoint = endpoint.replace(f"//{any_address}:", f"//{own}:")
+    directory.write(
+        ClusterRecord(
+            name=file.cluster.name,
+            version=tandem.__version__,
+            supervisor=ProcessRecord.own(),
+            ready=True,
+            url=listening.url,
+            model=setup.model,
+            gateways={setup.gateway: endpoint},
+            processes={setup.gateway: ProcessRecord.of(pid)},
+        )
+    )
+    console.print(
+        f"[bold green]{setup.gateway}[/bold green] serves {listening.url}/v1 and waits for workers "
+        f"on {listening.endpoint}; Ctrl-C ends it",
+        soft_wrap=True,
+    )
+
+
+async def _until_listening(told: Path) -> GatewayListening:
+    while True:
+        with suppress(FileNotFoundError, msgspec.DecodeError):
+            return msgspec.json.decode(told.read_bytes(), type=GatewayListening)
+        await asyncio.sleep(POLL_S)

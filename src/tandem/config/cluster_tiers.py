@@ -1,0 +1,138 @@
+"""What a live cluster makes of the tiers in a cluster file: what cannot be had, where the blocks
+lie, and the part of each worker and of each process of the shared pool."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tandem.config.cluster import Cluster
+from tandem.config.environment import cache_directory
+from tandem.config.processes import TiersSetup
+from tandem.facts.kv_tiers import BlockFormat
+
+
+def refused_tiers(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """What cannot be, each with its place in the file."""
+    tiers = cluster.tiers
+    if not has_tiers(cluster):
+        if cluster.policies.eviction.name != "lru":
+            yield (
+                "policies.eviction",
+                "a live worker evicts the block used longest ago from its device; without tiers "
+                "write lru, or leave it out",
+            )
+        return
+    if cluster.policies.eviction.parameters:
+        yield "policies.eviction", f"eviction {cluster.policies.eviction.name} takes no parameters"
+    for index, pool in enumerate(cluster.pools):
+        ranks = pool.tensor_parallel * pool.pipeline_parallel
+        if ranks > 1:
+            key = "tensor_parallel" if pool.tensor_parallel > 1 else "pipeline_parallel"
+            yield (
+                f"pools.{index}.{key}",
+                f"pool {pool.name}: tiers are for workers of one rank in this version; write "
+                f"{key}: 1, or leave out the tiers",
+            )
+        if tiers.remote is not None and pool.name == "pool":
+            yield (
+                f"pools.{index}.name",
+                "the processes of the remote tier are called pool-0, pool-1, ...; give these "
+                "workers another name",
+            )
+    if tiers.disk is not None:
+        yield from _refused_folder("tiers.disk", tiers.disk.path)
+    if tiers.remote is None:
+        return
+    if tiers.remote.disk is not None and tiers.remote.redis is not None:
+        yield (
+            "tiers.remote.redis",
+            "tiers.remote: what its memory does not hold goes to a disk or to Redis, not to both",
+        )
+    if tiers.remote.redis is not None and tiers.remote.redis_capacity_bytes <= 0:
+        yield (
+            "tiers.remote.redis",
+            "tiers.remote: how much may the server hold? Write redis_capacity: 10GiB",
+        )
+    if tiers.remote.disk is not None:
+        yield from _refused_folder("tiers.remote.disk", tiers.remote.disk.path)
+
+
+def refused_sizes(cluster: Cluster, block_bytes: int) -> Iterator[tuple[str, str]]:
+    """The same of what depends on how many bytes a block has."""
+    tiers = cluster.tiers
+    sizes = {
+        "tiers.host": tiers.host.capacity_bytes if tiers.host else None,
+        "tiers.disk": tiers.disk.capacity_bytes if tiers.disk else None,
+    }
+    if remote := tiers.remote:
+        sizes["tiers.remote"] = remote.capacity_bytes / remote.nodes
+        if remote.disk is not None:
+            sizes["tiers.remote.disk"] = remote.disk.capacity_bytes / remote.nodes
+        if remote.redis is not None:
+            sizes["tiers.remote.redis"] = remote.redis_capacity_bytes / remote.nodes
+    for place, size_bytes in sizes.items():
+        if size_bytes is not None and size_bytes < block_bytes:
+            yield (
+                place,
+                f"{place}: a block of this model has {block_bytes:,} bytes, and each process would "
+                f"have room for {int(size_bytes):,}; give it more",
+            )
+
+
+def has_tiers(cluster: Cluster) -> bool:
+    tiers = cluster.tiers
+    return tiers.host is not None or tiers.disk is not None or tiers.remote is not None
+
+
+def pool_nodes(cluster: Cluster) -> tuple[str, ...]:
+    """Names of the processes of the shared pool."""
+    remote = cluster.tiers.remote
+    return tuple(f"pool-{index}" for index in range(remote.nodes if remote else 0))
+
+
+def worker_tiers(cluster: Cluster, block_format: BlockFormat) -> TiersSetup:
+    """The slower tiers of each worker. `block_format` is that of the shared pool."""
+    tiers = cluster.tiers
+    return TiersSetup(
+        host_bytes=int(tiers.host.capacity_bytes) if tiers.host else 0,
+        disk_bytes=int(tiers.disk.capacity_bytes) if tiers.disk else 0,
+        disk=str(disk_folder(cluster, tiers.disk.path)) if tiers.disk else "",
+        remote=tiers.remote is not None,
+        root=block_format.root,
+        block_bytes=block_format.block_bytes,
+        eviction=cluster.policies.eviction.name,
+        quotas=tenant_shares(cluster),
+    )
+
+
+def tenant_shares(cluster: Cluster) -> dict[str, float]:
+    """Of each slower tier, for those who may not have all of it."""
+    return {tenant.name: tenant.kv_share for tenant in cluster.tenants if tenant.kv_share < 1}
+
+
+def disk_folder(cluster: Cluster, path: str | None) -> Path:
+    """Where a disk tier keeps its files: they are still there when the cluster starts again."""
+    if path is not None:
+        return Path(path).expanduser().absolute()
+    return cache_directory() / cluster.name / "kv"
+
+
+def memory_bytes(cluster: Cluster) -> int:
+    """Memory that all tiers together take where everybody runs on one machine."""
+    tiers = cluster.tiers
+    workers = sum(pool.count for pool in cluster.pools)
+    host = int(tiers.host.capacity_bytes) * workers if tiers.host else 0
+    return host + (int(tiers.remote.capacity_bytes) if tiers.remote else 0)
+
+
+def _refused_folder(place: str, path: str | None) -> Iterator[tuple[str, str]]:
+    """A folder that is named must be one, or be possible."""
+    if path is None:
+        return
+    folder = Path(path).expanduser()
+    if not folder.is_absolute():
+        yield (
+            f"{place}.path",
+            f"{place}: {path} is no absolute path; write one that begins with /",
+        )
+    if folder.exists() and not folder.is_dir():
+        yield f"{place}.path", f"{place}: {folder} is no folder"

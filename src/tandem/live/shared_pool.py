@@ -1,0 +1,250 @@
+"""A process of the shared pool around its machine: channels, stores, clients and clock.
+
+The machine runs on the event loop alone. A client's thread asks by putting an event into the inbox,
+and waits for the effect that answers it; bytes never pass through the loop. What the machine says
+is read goes to the stores from the loop, so a block is still there though the next effect forgets
+it.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from itertools import count
+from typing import TypeVar
+
+from tandem.facts.errors import EngineFailed
+from tandem.facts.fleet import Tier
+from tandem.facts.gateway_messages import TimePassed
+from tandem.facts.kv_tiers import BlockFormat, BlockName
+from tandem.facts.node_messages import (
+    BlocksFetched,
+    ConnectPoolNode,
+    CopyBlocks,
+    ForgetBlocks,
+    ForgetPoolNode,
+    Leave,
+    SendToGateway,
+)
+from tandem.facts.pool_node_messages import (
+    AnswerOffer,
+    BlocksAsked,
+    BlocksOffered,
+    BlocksReceived,
+    FetchHeld,
+    PoolNodeEffect,
+    PoolNodeEvent,
+    ReplicaEnded,
+    SendReplica,
+)
+from tandem.kv.connector import ConnectorError
+from tandem.kv.tiers.contract import Kept, Row
+from tandem.kv.tiers.lane import Lane
+from tandem.kv.tiers.memory import allocated_rows
+from tandem.kv.tiers.pool_client import PoolClient
+from tandem.kv.tiers.pool_frames import Verdict, batch_blocks
+from tandem.kv.tiers.pool_stores import PoolRead, PoolStores
+from tandem.live.channels.inbox import EventInbox
+from tandem.live.clock import NS_PER_S, now_ns
+from tandem.live.node import Channel
+from tandem.machines.shared_pool.machine import PoolNodeMachine
+
+T = TypeVar("T")
+PoolInbox = EventInbox[PoolNodeEvent]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """A client's thread that waits for blocks, and where it wants them."""
+
+    rows: Sequence[Row]
+    blocks: Future[int]
+
+
+class Desk:
+    """Where clients' threads meet the machine (`kv.tiers.pool_server.PoolDesk`)."""
+
+    def __init__(self, inbox: PoolInbox, stores: PoolStores) -> None:
+        self._inbox = inbox
+        self._stores = stores
+        self._ids = count()
+        self._offers: dict[int, Future[AnswerOffer]] = {}
+        self._readers: dict[int, _Reader] = {}
+        self._closed = False
+
+    def offer(self, names: Sequence[BlockName]) -> Sequence[Verdict]:
+        offer_id, future = next(self._ids), Future[AnswerOffer]()
+        self._offers[offer_id] = future
+        self._inbox.put_threadsafe(BlocksOffered(offer_id, tuple(names)))
+        answer = self._wait(future)
+        verdict_of = dict.fromkeys(answer.wanted, Verdict.WANTED)
+        verdict_of |= dict.fromkeys(answer.held, Verdict.HELD)
+        return [verdict_of.get(name.digest, Verdict.UNWANTED) for name in names]
+
+    def keep(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Sequence[Verdict]:
+        future = Future[Kept]()
+
+        def ended(kept: Kept) -> None:
+            self._inbox.put_threadsafe(BlocksReceived(tuple(names), kept.digests))
+            future.set_result(kept)
+
+        self._stores.put(names, rows, ended)
+        held = set(future.result().digests)
+        return [Verdict.HELD if name.digest in held else Verdict.UNWANTED for name in names]
+
+    def forgo(self, names: Sequence[BlockName]) -> None:
+        self._inbox.put_threadsafe(BlocksReceived(tuple(names)))
+
+    def read(self, names: Sequence[BlockName], rows: Sequence[Row]) -> int:
+        fetch_id, reader = next(self._ids), _Reader(rows, Future[int]())
+        self._readers[fetch_id] = reader
+        self._inbox.put_threadsafe(BlocksAsked(fetch_id, tuple(names)))
+        return self._wait(reader.blocks)
+
+    def answer(self, answer: AnswerOffer) -> None:
+        """On the event loop."""
+        self._offers.pop(answer.offer_id).set_result(answer)
+
+    def fetch(self, order: FetchHeld) -> None:
+        """On the event loop."""
+        reader = self._readers.pop(order.fetch_id)
+
+        def ended(event: BlocksFetched) -> None:
+            self._inbox.put_threadsafe(event)
+            reader.blocks.set_result(event.blocks)
+
+        if order.names:
+            rows = reader.rows[: len(order.names)]
+            read = PoolRead.of(order.fetch_id, order.names, rows, ended)
+            self._stores.read(read, order.tiers)
+        else:
+            ended(BlocksFetched(order.fetch_id, 0))
+
+    def close(self) -> None:
+        """On the event loop, when the machine answers no more: nobody waits for it any longer."""
+        self._closed = True
+        for future in list(self._offers.values()):
+            future.cancel()
+        for reader in list(self._readers.values()):
+            reader.blocks.cancel()
+
+    def _wait(self, future: Future[T]) -> T:
+        if self._closed:
+            future.cancel()
+        try:
+            return future.result()
+        except CancelledError as error:
+            raise ConnectorError("this process of the shared pool is leaving") from error
+
+
+class Replicas:
+    """Brings blocks to other processes of the pool, one order after the other."""
+
+    def __init__(
+        self, stores: PoolStores, client: PoolClient, block_format: BlockFormat, inbox: PoolInbox
+    ) -> None:
+        self.client = client
+        self._stores = stores
+        self._inbox = inbox
+        self._rows = allocated_rows(
+            batch_blocks(block_format.block_bytes), block_format.block_bytes
+        )
+        self._lane = Lane("replicas", self._failed)
+        self._lane.start()
+
+    def send(self, order: SendReplica) -> None:
+        """Ends with `ReplicaEnded`."""
+        first = 0
+
+        def step() -> bool:
+            nonlocal first
+            end = first + len(self._rows)
+            tiers, names = order.tiers[first:end], order.names[first:end]
+            came = self._read(tiers, names)
+            kept = self.client.put_to(order.node, names[:came], list(self._rows[:came]))
+            first = end
+            if end < len(order.names) and came == len(names) and not kept.problem:
+                return False
+            self._inbox.put_threadsafe(ReplicaEnded(order.node))
+            return True
+
+        self._lane.post(step)
+
+    def close(self, patience_s: float) -> None:
+        self.client.close()
+        self._lane.close()
+        self._lane.join(patience_s)
+
+    def _read(self, tiers: Sequence[Tier], names: Sequence[BlockName]) -> int:
+        if not names:
+            return 0
+        future = Future[int]()
+        rows = list(self._rows[: len(names)])
+        read = PoolRead.of(0, names, rows, lambda event: future.set_result(event.blocks))
+        self._stores.read(read, tiers)
+        return future.result()
+
+    def _failed(self) -> None:
+        self._inbox.fail(EngineFailed("copies to other processes of the shared pool failed"))
+
+
+class PoolNode:
+    """Use `run` once, on the event loop that the channels and the inbox live on."""
+
+    def __init__(
+        self, machine: PoolNodeMachine, inbox: PoolInbox, stores: PoolStores, replicas: Replicas
+    ) -> None:
+        self.machine = machine
+        self.desk = Desk(inbox, stores)
+        self._inbox = inbox
+        self._stores = stores
+        self._replicas = replicas
+        self._timer: asyncio.TimerHandle | None = None
+        self._left: Leave | None = None
+
+    async def run(self, channels: Mapping[str, Channel]) -> Leave:
+        """Until the machine says so, with a channel for each gateway by its name. What the machine
+        raises, or the inbox was told of a part that failed, is raised."""
+        loop = asyncio.get_running_loop()
+        self._inbox.open(loop)
+        for channel in channels.values():
+            channel.open()
+        try:
+            while self._left is None:
+                events = await self._inbox.take()
+                for effect in self.machine.handle_together(events, now_ns()):
+                    self._perform(effect, channels)
+                self._set_timer(loop)
+        finally:
+            self.desk.close()
+        return self._left
+
+    def _perform(self, effect: PoolNodeEffect, channels: Mapping[str, Channel]) -> None:
+        match effect:
+            case AnswerOffer():
+                self.desk.answer(effect)
+            case FetchHeld():
+                self.desk.fetch(effect)
+            case CopyBlocks():
+                self._stores.copy(effect)
+            case ForgetBlocks(tier, digests):
+                self._stores.forget(tier, digests)
+            case SendToGateway(gateway, message):
+                channels[gateway].send(message)
+            case SendReplica():
+                self._replicas.send(effect)
+            case ConnectPoolNode(node, incarnation, address):
+                self._replicas.client.connect(node, incarnation, address)
+            case ForgetPoolNode(node, incarnation):
+                self._replicas.client.disconnect(node, incarnation)
+            case Leave():
+                self._left = effect
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        wakeup_ns = self.machine.next_wakeup()
+        if wakeup_ns is not None:
+            delay_s = max(0, wakeup_ns - now_ns()) / NS_PER_S
+            self._timer = loop.call_later(delay_s, self._inbox.put, TimePassed())

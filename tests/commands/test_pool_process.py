@@ -1,0 +1,71 @@
+"""What a process of the shared pool makes of its set-up, before anything is opened."""
+
+import pytest
+
+from tandem.commands.cluster.pool_process import place_of, tiers_of
+from tandem.config.processes import CurveKeys, HealthSetup, PoolNodeSetup
+from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.fleet import Tier
+
+MIB = 1 << 20
+
+
+def setup(**changes) -> PoolNodeSetup:
+    usual = {
+        "node": "pool-0",
+        "gateways": ("tcp://127.0.0.1:9000",),
+        "keys": CurveKeys(gateway_public="", worker_public="", worker_secret=""),
+        "health": HealthSetup(),
+        "root": bytes(16),
+        "block_bytes": 64 << 10,
+        "capacity_bytes": 256 * MIB,
+    }
+    return PoolNodeSetup(**{**usual, **changes})
+
+
+def test_sizes_become_blocks():
+    assert tiers_of(setup()).capacities == {Tier.HOST: 4096}
+    both = tiers_of(setup(disk="/somewhere", disk_bytes=1024 * MIB))
+    assert both.capacities == {Tier.HOST: 4096, Tier.DISK: 16384}
+    redis = tiers_of(setup(redis="redis://h:1/0", redis_bytes=MIB))
+    assert redis.capacities[Tier.DISK] == 16
+
+
+@pytest.mark.parametrize("block_kib", [1, 64, 4096])
+def test_what_is_on_its_way_takes_a_bounded_part(block_kib):
+    config = tiers_of(setup(block_bytes=block_kib << 10))
+    slack_bytes = config.limits.slack_blocks * block_kib << 10
+    assert slack_bytes <= 256 * MIB * 1.25
+    assert slack_bytes >= MIB
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"capacity_bytes": 1000}, "room for none"),
+        ({"disk": "/somewhere", "disk_bytes": 1000}, "room for none"),
+        ({"disk": "/somewhere", "redis": "redis://h:1/0"}, "exclude each other"),
+    ],
+)
+def test_mistakes_are_told(changes, words):
+    with pytest.raises(InvalidConfiguration, match=words):
+        tiers_of(setup(**changes))
+
+
+@pytest.mark.parametrize(
+    ("listen", "place"),
+    [
+        ("", ("127.0.0.1", 0)),
+        ("10.0.0.1", ("10.0.0.1", 0)),
+        ("10.0.0.1:7000", ("10.0.0.1", 7000)),
+        ("[::1]:7000", ("::1", 7000)),
+        ("::1", ("::1", 0)),
+    ],
+)
+def test_where_it_listens(listen, place):
+    assert place_of(setup(listen=listen)) == place
+
+
+def test_a_place_that_is_none():
+    with pytest.raises(InvalidConfiguration, match="expected address:port"):
+        place_of(setup(listen=":7000"))

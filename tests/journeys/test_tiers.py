@@ -1,0 +1,217 @@
+"""KV that left a device comes back from memory, a disk and the shared pool: what clients save, what
+survives whose death, and that no answer ever differs."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.journeys.clusters import ClusterProcess, cluster
+
+BLOCK, DEVICE_BLOCKS, TOKENS = 16, 64, 300
+# A device of 64 blocks, which holds two of these conversations.
+ALONE = """
+name: tiers
+model: tandem-mini
+block_size: 16
+serve: {{port: 0, max-num-seqs: 4, kv-cache-memory: 4MiB, threads: 1}}
+pools: [{{name: w, role: both, device: cpu}}]
+tiers:
+  host: {{capacity: 3MiB}}
+  disk: {{capacity: 64MiB, path: {folder}}}
+  pin_sessions: 1m
+health: {{report_interval: 50ms}}
+"""
+SHARED = """
+name: shared
+model: tandem-mini
+block_size: 16
+serve: {{port: 0, max-num-seqs: 4, kv-cache-memory: 8MiB, threads: 1}}
+pools: [{{name: w, role: both, device: cpu, count: 2}}]
+tiers:
+  remote: {{capacity: 5MiB, nodes: 2, redis: 'redis://127.0.0.1:{port}/0', redis_capacity: 64MiB}}
+policies: {{dispatch: local}}
+health: {{report_interval: 50ms}}
+"""
+TALKS = [
+    f"Story {number}. " + f"{number} brown foxes jump over {number * 7} dogs. " * 22
+    for number in range(4)
+]
+
+
+@dataclass(frozen=True)
+class Said:
+    text: str
+    prompt_tokens: int
+    cached_tokens: int
+
+
+def ask(running: ClusterProcess, prompt: str, salt: str = "", tokens: int = 12, **options) -> Said:
+    said = running.client.completions.create(
+        model="tandem-mini",
+        prompt=prompt,
+        max_tokens=tokens,
+        seed=7,
+        extra_body={"cache_salt": salt, "ignore_eos": True},
+        **options,
+    )
+    cached = said.usage.prompt_tokens_details.cached_tokens
+    return Said(said.choices[0].text, said.usage.prompt_tokens, cached)
+
+
+def until(holds: Callable[[], Any], patience_s: float = 20.0) -> Any:
+    """What it says, once it says something."""
+    end_s = time.monotonic() + patience_s
+    while not (found := holds()):
+        assert time.monotonic() < end_s, "it did not come about"
+        time.sleep(0.05)
+    return found
+
+
+def tier(running: ClusterProcess, figure: str, place: str, owner: str = "w-0") -> float:
+    """A figure of one tier, as the metrics tell it."""
+    told = urllib.request.urlopen(f"{running.url}/metrics", timeout=30).read().decode()
+    for line in told.splitlines():
+        if line.startswith(f"tandem:kv_tier_{figure}{{") and (
+            f'owner="{owner}",tier="{place}"' in line
+        ):
+            return float(line.rpartition(" ")[2])
+    return 0.0
+
+
+def books_agree(running: ClusterProcess) -> None:
+    audit = running.status("--audit")["audit"]
+    assert not audit["problem"]
+    for audited in audit["workers"]:
+        left = {key: audited[key] for key in audited if key not in ("worker", "cached_blocks")}
+        assert not any(left.values()), audited
+
+
+def test_what_left_the_device_comes_back_and_outlives_the_cluster(tmp_path):
+    folder, first, second = tmp_path / "kv", tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    text = ALONE.format(folder=folder)
+    with cluster(text, first) as running:
+        alone = [ask(running, talk, "nobody else's") for talk in TALKS]
+        heard = [ask(running, talk) for talk in TALKS]
+        assert [one.text for one in heard] == [one.text for one in alone]
+        until(lambda: tier(running, "blocks", "disk") >= 2 * DEVICE_BLOCKS // 3)
+        # The device holds the last two at most; everybody goes on from where they were.
+        turns = [talk + said.text for talk, said in zip(TALKS, heard, strict=True)]
+        again = [ask(running, turn + " And then?") for turn in turns]
+        fresh = [ask(running, turn + " And then?", "nobody's") for turn in turns[:2]]
+        assert [one.text for one in again[:2]] == [one.text for one in fresh]
+        for before, after in zip(heard, again, strict=True):
+            assert after.cached_tokens >= before.prompt_tokens - 2 * BLOCK
+        fetched = [tier(running, "fetched_blocks_total", place) for place in ("host", "disk")]
+        assert sum(fetched) > 40
+        assert not tier(running, "spoilt_blocks_total", "disk")
+        books_agree(running)
+        shown = running.operate("status").stdout
+        assert "memory" in shown
+        assert "disk" in shown
+    _spoil(folder / "w-0.kv")
+    with cluster(text, second) as running:
+        assert until(lambda: tier(running, "blocks", "disk")) >= 2 * DEVICE_BLOCKS // 3
+        back = [ask(running, talk) for talk in TALKS]
+        assert [one.text for one in back] == [one.text for one in alone]
+        assert sum(one.cached_tokens for one in back) > BLOCK
+        assert until(lambda: tier(running, "spoilt_blocks_total", "disk"))
+        books_agree(running)
+
+
+def _spoil(file: Path) -> None:
+    """Turn some bits in every fourth of the blocks that it holds."""
+    data = bytearray(file.read_bytes())
+    for place in range(1 << 20, len(data), 4 * 65_536):
+        data[place] ^= 255 * any(data[place : place + 64])
+    file.write_bytes(bytes(data))
+
+
+@pytest.fixture
+def redis_port() -> Iterator[int]:
+    """Of a server of its own."""
+    if shutil.which("redis-server") is None:
+        pytest.skip("there is no redis-server")
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    command = ["redis-server", "--port", str(port), "--save", "", "--appendonly", "no"]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield port
+    finally:
+        server.kill()
+        server.wait(10)
+
+
+def test_a_worker_and_the_pool_may_die_and_hardly_anything_is_computed_again(tmp_path, redis_port):
+    with cluster(SHARED.format(port=redis_port), tmp_path) as running:
+        pids = {worker["worker"]: worker["pid"] for worker in running.status()["workers"]}
+        alone = ask(running, TALKS[0], "nobody else's", tokens=TOKENS)
+        for talk in TALKS[1:]:
+            ask(running, talk)
+        with ThreadPoolExecutor(1) as clients:
+            drawn = []
+            answer = clients.submit(_stream, running, TALKS[0], drawn)
+            until(lambda: len("".join(drawn)) > len(alone.text) // 2)
+            os.kill(_busy(running, pids), signal.SIGKILL)
+            assert answer.result() == alone.text
+        gateway = running.status()["gateways"][0]
+        assert gateway["takeovers"] == 1
+        # The last blocks may have been on their way; the prompt alone has twenty.
+        assert gateway["recomputed_tokens"] <= 4 * BLOCK
+        _pool_dies(running, alone)
+        until(lambda: len(running.status()["workers"]) == 2)
+        books_agree(running)
+
+
+def _pool_dies(running: ClusterProcess, alone: Said) -> None:
+    """While answers are drawn; what a server behind it holds is found again."""
+    nodes = {node["node"]: node for node in running.status()["pool_nodes"]}
+    assert set(nodes) == {"pool-0", "pool-1"}
+    for node in nodes.values():
+        os.kill(node["pid"], signal.SIGKILL)
+    assert ask(running, TALKS[0], tokens=TOKENS).text == alone.text
+
+    def both_are_back() -> bool:
+        now = {node["node"]: node for node in running.status()["pool_nodes"]}
+        return set(now) == set(nodes) and all(
+            now[name]["pid"] != nodes[name]["pid"] for name in now
+        )
+
+    until(both_are_back, 40)
+    until(lambda: any(tier(running, "blocks", "disk", name) for name in nodes))
+    assert ask(running, TALKS[0], tokens=TOKENS).text == alone.text
+
+
+def _stream(running: ClusterProcess, prompt: str, drawn: list[str]) -> str:
+    for chunk in running.client.completions.create(
+        model="tandem-mini",
+        prompt=prompt,
+        max_tokens=TOKENS,
+        seed=7,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    ):
+        drawn += [choice.text for choice in chunk.choices]
+    return "".join(drawn)
+
+
+def _busy(running: ClusterProcess, pids: dict[str, int]) -> int:
+    """The process that draws the answer."""
+    told = urllib.request.urlopen(f"{running.url}/metrics", timeout=30).read().decode()
+    running_at = re.findall(r'tandem:num_requests_running{.*worker="([^"]+)".*} 1.0', told)
+    return pids[running_at[0]]

@@ -1,0 +1,89 @@
+"""What an actor does with its process, without any Ray: the two know nothing of it."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from tandem.live.launching.ray_actor import KEPT_BYTES, NodeProcess
+
+LIMIT_S = 20
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory files are Linux's")
+
+
+def run(test):
+    return asyncio.run(asyncio.wait_for(test, LIMIT_S))
+
+
+async def all_of(process):
+    output, code = b"", None
+    while code is None:
+        told = await process.follow(len(output))
+        assert told.first_byte == len(output)
+        output, code = output + told.output, told.code
+    return output.decode(), code
+
+
+def test_a_process_gets_its_setup_from_memory_with_the_actor_as_its_parent():
+    script = (
+        "import json, os, sys; told = json.load(open(sys.argv[1]));"
+        "print(json.dumps([told, sys.argv[1], os.environ.get('SAID'), os.getppid()]))"
+    )
+
+    async def test():
+        process = NodeProcess("decode-0")
+        setup = json.dumps({"worker": "decode-0", "parent": 1}).encode()
+        pid = await process.begin(("-c", script), {"SAID": "yes"}, setup)
+        assert pid != os.getpid()
+        return await all_of(process)
+
+    output, code = run(test())
+    told, file, said, parent = json.loads(output)
+    assert (told, said, parent) == (
+        {"worker": "decode-0", "parent": os.getpid()},
+        "yes",
+        os.getpid(),
+    )
+    assert file.startswith("/proc/self/fd/")
+    assert code == 0
+
+
+def test_a_signal_reaches_it_and_its_end_is_told_again_to_whoever_asks_again():
+    script = "import os, time; os.write(1, b'here\\n'); time.sleep(60)"
+
+    async def test():
+        process = NodeProcess("decode-0")
+        await process.begin(("-c", script), {}, None)
+        assert (await process.follow(0)).output == b"here\n"
+        waiting = asyncio.ensure_future(process.follow(5))
+        await process.send(signal.SIGTERM)
+        ended = await waiting
+        assert (ended.output, ended.code) == (b"", -signal.SIGTERM)
+        again = await process.follow(0)
+        assert (again.first_byte, again.output, again.code) == (0, b"here\n", -signal.SIGTERM)
+        await process.send(signal.SIGTERM)
+
+    run(test())
+
+
+def test_who_prints_much_is_never_held_up_and_the_end_is_kept():
+    script = f"import sys; sys.stdout.write('x' * {2 * KEPT_BYTES}); print('the end')"
+
+    async def test():
+        process = NodeProcess("decode-0")
+        await process.begin(("-c", script), {}, None)
+        seen, code, last = 0, None, b""
+        # Nobody fetches anything until it has ended.
+        while process._process.poll() is None:
+            await asyncio.sleep(0.01)
+        while code is None:
+            told = await process.follow(seen)
+            seen, code, last = told.first_byte + len(told.output), told.code, told.output or last
+        assert seen == 2 * KEPT_BYTES + len("the end\n")
+        assert last.endswith(b"the end\n")
+        assert code == 0
+
+    run(test())
