@@ -4,13 +4,16 @@ MODEL ?=
 ARGS ?=
 BIN := .venv/bin
 
-.PHONY: serve test lint format bench clean
+.PHONY: serve test chaos lint format bench clean
 
 serve: .venv/installed
 	$(BIN)/tandem serve $(MODEL) $(ARGS)
 
 test: .venv/installed-test
 	$(BIN)/python -m pytest $(ARGS)
+
+chaos: .venv/installed-test
+	$(BIN)/python -m tests.chaos $(ARGS)
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .

@@ -1,0 +1,146 @@
+"""The same fault on the same load, live and in the twin: a decode worker dies while every stream
+runs. Counts are compared, not times: how many are taken over, and how many clients feel it."""
+
+import asyncio
+from dataclasses import dataclass
+
+import aiohttp
+
+from tandem.cost.fitted import FittedStepTime
+from tandem.cost.worker import LinkCost, WorkerCost
+from tandem.facts.fleet import Role
+from tandem.facts.trace import TraceRow
+from tandem.policy.admission.registry import ADMISSIONS
+from tandem.policy.batching import TokenBudgetBatching
+from tandem.policy.dispatch.registry import DISPATCHES
+from tandem.policy.eviction.lru import Lru
+from tandem.policy.routing.registry import ROUTINGS
+from tandem.twin.faults import Crash, Fault
+from tandem.twin.record import Ending, RunRecord
+from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind
+from tandem.twin.simulation import Simulation
+from tests.chaos.asks import Ask
+from tests.chaos.client import Gathered, events
+from tests.chaos.hands import Hands
+from tests.chaos.mishaps import Deed, Mishap
+from tests.journeys.clusters import ClusterProcess
+
+STREAMS, PROMPT_WORDS, ANSWER_TOKENS, BEFORE_KILL = 8, 100, 400, 24
+BLOCK = 16
+
+
+# A stream has paused when others got so many tokens before it got its next one.
+PAUSE_TOKENS = 2 * STREAMS
+
+
+@dataclass(frozen=True)
+class Felt:
+    """Streams that were taken over, that got every token, and that paused after the fault."""
+
+    takeovers: int
+    whole: int
+    paused: int
+
+
+def body(index: int) -> dict:
+    return {
+        "model": "tandem-mini",
+        "prompt": f"Story {index}. " + "once upon a time " * (PROMPT_WORDS // 4),
+        "max_tokens": ANSWER_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+
+
+async def live(running: ClusterProcess, hands: Hands) -> Felt:
+    """Asks one gateway after the other, as the kernel has it; kills once everybody has begun."""
+    before = takeovers(running)
+    gathered = [Gathered(1) for _ in range(STREAMS)]
+    order: list[int] = []
+    begun = asyncio.Event()
+
+    async def read(http: aiohttp.ClientSession, index: int) -> None:
+        ask = Ask(f"{index}", "/v1/completions", body(index))
+        async for event in events(http, running.url, ask):
+            gathered[index].take(event)
+            order.append(index)
+            if all(each.pieces >= BEFORE_KILL for each in gathered):
+                begun.set()
+
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    async with aiohttp.ClientSession(connector=connector) as http:
+        reading = [asyncio.create_task(read(http, index)) for index in range(STREAMS)]
+        async with asyncio.timeout(60):
+            await begun.wait()
+        at = len(order)
+        await hands.do(Mishap(0, Deed.KILL, ("decode-0",)))
+        await asyncio.gather(*reading)
+    after = order[at:]
+    said = [each.said() for each in gathered]
+    whole = sum(each.output_tokens == ANSWER_TOKENS for each in said)
+    return Felt(takeovers(running) - before, whole, paused_streams(after))
+
+
+def takeovers(running: ClusterProcess) -> int:
+    return sum(gateway["takeovers"] for gateway in running.status()["gateways"])
+
+
+def paused_streams(order: list[int]) -> int:
+    """`order` says whose token came, one after the other."""
+    paused = set()
+    last: dict[int, int] = dict.fromkeys(range(STREAMS), 0)
+    for place, index in enumerate(order):
+        if place - last[index] >= PAUSE_TOKENS:
+            paused.add(index)
+        last[index] = place
+    return len(paused)
+
+
+def twin() -> Felt:
+    step_time = FittedStepTime(fixed_s=0.002, token_s=0.0001, context_token_s=0.0)
+    kind = WorkerKind(
+        cost=WorkerCost(step_time, 100.0, 512, {}, LinkCost(1e9)),
+        device="cpu",
+        devices=1,
+        block_count=2000,
+        max_sequences=24,
+        batching=TokenBudgetBatching(2048),
+    )
+    scenario = Scenario(
+        pools=(
+            Pool("prefill", Role.PREFILL, kind, 1, 1, 1),
+            Pool("decode", Role.DECODE, kind, 2, 2, 2),
+        ),
+        policies=Policies(ROUTINGS["cost"](0), ADMISSIONS["none"](), DISPATCHES["remote"](), Lru),
+        block_size=BLOCK,
+        context_tokens=4096,
+        # Everybody has begun and nobody has ended: steps take some 2.5 ms.
+        faults=(Fault(0.4, Crash("decode-0"), 3.0),),
+    )
+    rows = [
+        TraceRow(0.0, PROMPT_WORDS, ANSWER_TOKENS, (100 * index,), BLOCK)
+        for index in range(STREAMS)
+    ]
+    run = Simulation(scenario, rows, RunRecord({})).run(None)
+    whole = sum(each.ending is Ending.FINISHED for each in run.requests)
+    assert all(each.first_token_ns < 400_000_000 < each.end_ns for each in run.requests)
+    resumed = sum(each.resumptions for each in run.requests)
+    gaps = list(zip(run.gaps_ns, run.gap_counts, strict=True))
+    step_ns = sum(gap_ns * count for gap_ns, count in gaps) / sum(run.gap_counts)
+    # Half of the streams go on meanwhile: each gets its share of those tokens.
+    pause_ns = PAUSE_TOKENS / (STREAMS // 2) * step_ns
+    paused = sum(count for gap_ns, count in gaps if gap_ns > pause_ns)
+    return Felt(resumed, whole, paused)
+
+
+def test_a_kill_is_felt_alike_live_and_in_the_twin(small_cluster):
+    running, hands = small_cluster
+    real, simulated = asyncio.run(live(running, hands)), twin()
+    # Every stream gets every token in both worlds.
+    assert real.whole == simulated.whole == STREAMS
+    # Those of the dead worker are taken over, about half; two gateways decide without each other.
+    assert simulated.takeovers == STREAMS // 2
+    assert STREAMS // 2 - 2 <= real.takeovers <= STREAMS // 2 + 2
+    # Who is taken over pauses; live, others may, too, for reasons of their own.
+    assert simulated.paused == simulated.takeovers
+    assert real.paused >= real.takeovers - 1
