@@ -10,10 +10,12 @@ import aiohttp
 
 @dataclass
 class Stream:
-    """Instants in seconds of one clock: when the request went out, and when each token came."""
+    """Instants in seconds of one clock: when the request went out, and when each token came.
+    `output_tokens` is what the server says at the end of a whole answer; 0 before."""
 
     sent_s: float = 0.0
     tokens_s: list[float] = field(default_factory=list)
+    output_tokens: int = 0
 
     @property
     def ttft_s(self) -> float:
@@ -40,6 +42,7 @@ class Client:
             "max_tokens": max_tokens,
             "temperature": 0,
             "stream": True,
+            "stream_options": {"include_usage": True},
             "ignore_eos": True,
         }
         stream.sent_s = time.perf_counter()
@@ -48,6 +51,8 @@ class Client:
             async for line in answer.content:
                 if line.startswith(b"data: {"):
                     event = json.loads(line[6:])
+                    if usage := event.get("usage"):
+                        stream.output_tokens = usage["completion_tokens"]
                     if event.get("choices"):
                         stream.tokens_s.append(time.perf_counter())
 

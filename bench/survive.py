@@ -78,7 +78,7 @@ def recovery_figures(place: Place) -> list[Figure]:
             streams, killed_s = asyncio.run(killed_in_the_middle(running))
             recomputed = running.total("recomputed_tokens")
         gaps_s = [max(stream.gaps_s(killed_s, killed_s + 60.0), default=0.0) for stream in streams]
-        full = sum(len(stream.tokens_s) == ANSWER_TOKENS for stream in streams)
+        full = sum(stream.output_tokens == ANSWER_TOKENS for stream in streams)
         figures += [
             Figure(f"longest gap of a stream, {name}", max(gaps_s), "s", limit=3.0,
                    limit_name="s", goal="<= 1 s beside detection", higher_is_better=False),
@@ -169,8 +169,8 @@ async def play(
             await client.complete(prompt(serial, prompt_tokens), answer_tokens, stream)
         except (aiohttp.ClientError, TimeoutError) as error:
             return stream, repr(error)
-        whole = len(stream.tokens_s) == answer_tokens
-        return stream, "" if whole else f"{len(stream.tokens_s)} of {answer_tokens} tokens"
+        whole = stream.output_tokens == answer_tokens
+        return stream, "" if whole else f"{stream.output_tokens} of {answer_tokens} tokens"
 
     async def kill(at_s: float, name: str) -> None:
         await asyncio.sleep(max(0.0, began_s + at_s - time.perf_counter()))

@@ -91,9 +91,9 @@ def _check_visits(outcome: Outcome) -> None:
     lost = sum(record.lost for record in outcome.records)
     if lost and not gateway_hit:
         outcome.broken.append(f"{lost} streams were cut off, and no gateway was hit")
-    # One of each role always stays; but a gateway that has just started knows no worker yet.
+    # One of each role always stays, and a gateway that comes back waits for its workers.
     refused = sum(record.refused for record in outcome.records)
-    if refused and not gateway_hit:
+    if refused:
         outcome.broken.append(f"{refused} requests were refused")
 
 

@@ -94,3 +94,8 @@ def test_that_it_runs_already_is_told_before_that_its_port_is_taken(tmp_path, ta
     with pytest.raises(ClusterRunning, match="runs in"):
         check(tmp_path, f"serve.port={taken_port}")
     directory.clear()
+
+
+def test_a_tier_with_room_for_less_than_a_block_is_told(tmp_path):
+    with pytest.raises(InvalidConfiguration, match=r"tiers\.host: a block of this model has"):
+        check(tmp_path, "tiers.host.capacity=1KiB")

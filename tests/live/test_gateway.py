@@ -8,7 +8,9 @@ import uvloop
 from tandem.facts.errors import EngineFailed, InvalidRequest, Overloaded, PromptTooLong
 from tandem.facts.fleet import Role
 from tandem.facts.fleet_messages import RequestSubmitted
+from tandem.facts.serving import Caller
 from tandem.live.gateway.demand import Demand
+from tandem.live.gateway.gateway import GatewayTerms
 from tandem.live.gateway.operator import OperatorClient, OperatorFailed
 from tests.live.ends import NODE_KEYS, PATIENCE_S
 from tests.live.toy_cluster import (
@@ -321,3 +323,17 @@ def test_demand_predicts_from_what_was():
         demand.got_token(str(number), number * 10**9)
     # One begins each second and twenty wait.
     assert 10 < demand.retry_after_s() < 20
+
+
+@pytest.mark.parametrize(
+    ("caller", "pin_s"),
+    [
+        (Caller(), 0.0),
+        (Caller(session="agent"), 60.0),
+        (Caller(pin_s=5.0), 5.0),
+        (Caller(session="agent", pin_s=5.0), 60.0),
+        (Caller(session="agent", pin_s=9000.0), 600.0),
+    ],
+)
+def test_sessions_are_kept_and_wishes_have_a_bound(caller, pin_s):
+    assert GatewayTerms("i", pin_sessions_s=60.0, longest_pin_s=600.0).pin_s(caller) == pin_s

@@ -201,9 +201,8 @@ def audit(simulation: Simulation) -> None:
 
 
 def _audit_requests(run: RunRecord) -> None:
-    disturbed = any(worker.preemptions for worker in run.workers) or any(
-        transfer.lost for transfer in run.transfers
-    )
+    preempted = any(worker.preemptions for worker in run.workers)
+    disturbed = preempted or any(transfer.lost for transfer in run.transfers)
     # Whoever goes on with one that has moved computes what it said while it was read.
     disturbed = disturbed or any(" tokens move from " in each.text for each in run.decisions)
     for request in run.requests:
@@ -213,7 +212,8 @@ def _audit_requests(run: RunRecord) -> None:
             room_tokens = CONTEXT_TOKENS - request.prompt_tokens
             assert request.emitted_tokens == min(request.output_tokens, room_tokens)
             covered = request.computed_tokens + sum(request.reused_tokens.values())
-            assert covered >= request.prompt_tokens
+            # What others have computed by the time that one comes back is no hit of its own.
+            assert covered >= request.prompt_tokens or preempted
             assert covered == request.prompt_tokens or disturbed or request.resumptions
         if request.ending is Ending.REJECTED:
             assert request.reason

@@ -42,7 +42,10 @@ def test_every_kind_is_read_in_order_of_time():
 @pytest.mark.parametrize(
     ("entry", "problem"),
     [
-        ({"at": "30s", "crsh": "a"}, "must name one of crash, hang, slow, partition, down, lose, spoil; "),
+        (
+            {"at": "30s", "crsh": "a"},
+            "must name one of crash, hang, slow, partition, down, lose, spoil",
+        ),
         ({"at": "30s", "crash": "a", "hang": "a"}, "it names crash and hang"),
         ({"crash": "a"}, "at is missing: when it happens, such as at: 30s"),
         ({"at": "soon", "crash": "a"}, "at must be a time such as 30s, got 'soon'"),

@@ -46,6 +46,9 @@ logger = logging.getLogger(__name__)
 # Exit codes beside 0, which is what was wanted. A new start may cure the first only.
 FAILED = 1
 MISCONFIGURED = 2
+# A gateway that was started again waits so long for its workers before it takes requests.
+SETTLE_S = 5.0
+SETTLE_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,10 @@ async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.soc
     await gateway.start(channel)
     http = http_server_over(gateway, assembled.text, assembled.api, setup.options.log_level)
     _heed_signals(gateway, http)
+    comes_back = _announcement(setup).exists()
     _announce(setup, endpoint, url_of(listener))
+    if comes_back:
+        await _until_ready(gateway)
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     ended = asyncio.create_task(gateway.ended())
     await asyncio.wait({serving, ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -165,13 +171,26 @@ def _heed_signals(gateway: Gateway, http: HttpServer) -> None:
         loop.add_signal_handler(number, shut_down)
 
 
+async def _until_ready(gateway: Gateway) -> None:
+    """The workers that its predecessor had come back in a moment: clients wait that long in the
+    socket's queue, rather than being told that there is nobody."""
+    clock = asyncio.get_running_loop().time
+    end_s = clock() + SETTLE_S
+    while not gateway.ready and clock() < end_s:
+        await asyncio.sleep(SETTLE_POLL_S)
+
+
+def _announcement(setup: GatewaySetup) -> Path:
+    return Path(setup.state_directory) / f"{setup.gateway}.json"
+
+
 def _announce(setup: GatewaySetup, endpoint: str, url: str) -> None:
     """Tell the launcher. The file appears whole or not at all."""
     told = GatewayListening(gateway=setup.gateway, endpoint=endpoint, url=url, pid=os.getpid())
-    folder = Path(setup.state_directory)
-    half = folder / f"{setup.gateway}.json.new"
+    file = _announcement(setup)
+    half = file.with_suffix(".json.new")
     half.write_bytes(msgspec.json.encode(told))
-    half.replace(folder / f"{setup.gateway}.json")
+    half.replace(file)
     logger.info("%s listens on %s, and for workers on %s", setup.gateway, url, endpoint)
 
 

@@ -117,6 +117,8 @@ class GatewayLoop:
         if isinstance(event, PeerGone) and self.machine.members.of_peer(event.peer):
             logger.warning("worker %s is gone: %s", event.peer, event.reason)
             self._clients.metrics.lost()
+        elif isinstance(event, PeerGone) and self.machine.pool.nodes.of_peer(event.peer):
+            logger.warning("%s of the shared pool is gone: %s", event.peer, event.reason)
         elif isinstance(event, WorkerSaid) and isinstance(event.message, Hello):
             logger.info("worker %s presents itself", event.peer)
 

@@ -1,0 +1,42 @@
+"""What slower tiers did, as Prometheus reads it."""
+
+from dataclasses import replace
+
+from tandem.facts.fleet import Tier
+from tandem.facts.gateway_messages import ClusterStatus, PoolNodeStatus
+from tandem.facts.kv_tiers import TierFigures
+from tandem.observe.cluster_metrics import GatewayMetrics
+from tests.live.statuses import worker_status
+
+
+def exposed(status: ClusterStatus) -> list[str]:
+    return GatewayMetrics("m").exposition(status).decode().splitlines()
+
+
+def test_every_tier_of_every_process_has_its_figures():
+    disk = TierFigures(Tier.DISK, False, 7, 20, 9, 8, 3, 2, 1, 2e-6, 1e-6, "it loses")
+    worker = replace(worker_status("w-0"), tiers=(disk,), fetches=4, fetched_tokens=64)
+    memory = TierFigures(Tier.HOST, True, 11, 12)
+    node = PoolNodeStatus("pool-0", "i", "10.0.0.1:7", 0.1, 12, 256, (memory,))
+    told = exposed(ClusterStatus("g", 1.0, (worker,), 0, 0, 0, 1, (), 40, (node,)))
+    of_disk = '{model_name="m",owner="w-0",tier="disk"}'
+    for name, value in (
+        ("blocks", 7),
+        ("capacity_blocks", 20),
+        ("on", 0),
+        ("stored_blocks_total", 9),
+        ("fetched_blocks_total", 8),
+        ("missed_blocks_total", 3),
+        ("spoilt_blocks_total", 2),
+        ("failures_total", 1),
+        ("fetch_seconds_per_token", 2e-6),
+    ):
+        assert f"tandem:kv_tier_{name}{of_disk} {float(value)}" in told
+    assert 'tandem:kv_tier_blocks{model_name="m",owner="pool-0",tier="host"} 11.0' in told
+    assert 'tandem:request_recomputed_tokens_total{model_name="m"} 40.0' in told
+    assert any(line.startswith("tandem:kv_fetch_tokens_total") and "64.0" in line for line in told)
+
+
+def test_a_cluster_without_tiers_has_no_such_metrics():
+    told = exposed(ClusterStatus("g", 1.0, (worker_status("w-0"),), 0, 0, 0, 0, ()))
+    assert not [line for line in told if "kv_tier_" in line]
