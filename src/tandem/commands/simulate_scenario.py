@@ -55,7 +55,10 @@ def _faults(cluster: Cluster, workers: list[str]) -> tuple[Fault, ...]:
     faults = read_faults(cluster.faults, workers)
     for fault in faults:
         cause = fault.cause
-        if isinstance(cause, TierDown | TierLost | TierSpoilt) and getattr(cluster.tiers, cause.tier) is None:
+        if (
+            isinstance(cause, TierDown | TierLost | TierSpoilt)
+            and getattr(cluster.tiers, cause.tier) is None
+        ):
             raise InvalidConfiguration(
                 f"faults: the cluster has no {cause.tier} tier; name it under tiers"
             )
