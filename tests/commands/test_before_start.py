@@ -96,6 +96,11 @@ def test_that_it_runs_already_is_told_before_that_its_port_is_taken(tmp_path, ta
     directory.clear()
 
 
+def test_tiers_that_want_more_memory_than_there_is_are_told(tmp_path):
+    with pytest.raises(InvalidConfiguration, match=r"tiers: all together want 9,216\.0 GiB"):
+        check(tmp_path, "tiers.host.capacity=9TiB")
+
+
 def test_a_tier_with_room_for_less_than_a_block_is_told(tmp_path):
     with pytest.raises(InvalidConfiguration, match=r"tiers\.host: a block of this model has"):
         check(tmp_path, "tiers.host.capacity=1KiB")

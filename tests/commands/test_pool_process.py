@@ -1,11 +1,15 @@
 """What a process of the shared pool makes of its set-up, before anything is opened."""
 
+import subprocess
+import sys
+
 import pytest
 
 from tandem.commands.cluster.pool_process import place_of, tiers_of
 from tandem.config.processes import CurveKeys, HealthSetup, PoolNodeSetup
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Tier
+from tandem.kernels.transfer.choose import choose_transfer
 
 MIB = 1 << 20
 
@@ -69,3 +73,15 @@ def test_where_it_listens(listen, place):
 def test_a_place_that_is_none():
     with pytest.raises(InvalidConfiguration, match="expected address:port"):
         place_of(setup(listen=":7000"))
+
+
+def test_it_starts_without_torch_and_copies_natively_all_the_same():
+    script = (
+        "import sys; import tandem.commands.cluster.pool_process; "
+        "from tandem.kernels.transfer.choose import choose_transfer; "
+        "print(choose_transfer().name, 'torch' in sys.modules)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], timeout=60, capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.split() == [choose_transfer().name, "False"]

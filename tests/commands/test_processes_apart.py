@@ -161,6 +161,37 @@ def test_keys_are_their_owners_and_new_ones_replace_none(tmp_path):
             read_keys(folder / name)
 
 
+def test_keys_that_are_spoilt_or_of_another_set_are_no_keys(tmp_path):
+    assert told_by("keys", tmp_path / "a").exit_code == told_by("keys", tmp_path / "b").exit_code
+    whole, other = (
+        json.loads((tmp_path / folder / "gateway.json").read_text()) for folder in ("a", "b")
+    )
+    spoilt = tmp_path / "spoilt.json"
+    for change in (
+        {"gateway_public": "x"},
+        {"worker_secret": whole["worker_secret"][:-1]},
+        {"worker_public": '"' * 40},
+        {"worker_secret": "é" * 40},
+        {"gateway_public": other["gateway_public"]},
+        {"worker_secret": other["worker_secret"]},
+    ):
+        spoilt.write_text(json.dumps(whole | change))
+        with pytest.raises(InvalidConfiguration, match="spoilt, or not made together"):
+            read_keys(spoilt)
+
+
+def test_who_is_not_taken_in_gives_up(tmp_path):
+    assert told_by("keys", tmp_path / "keys").exit_code == 0
+    (tmp_path / "c.yaml").write_text(CLUSTER)
+    told = run_tandem(
+        *("join", "--file", str(tmp_path / "c.yaml"), "--pool", "decode", "--worker", "w"),
+        *("--keys", str(tmp_path / "keys/worker.json"), "--gateway", f"127.0.0.1:{free_port()}"),
+        *("--start-timeout-s", "1"),
+    )
+    assert told.returncode == 1
+    assert "tandem: w has not joined after 1 s" in told.stderr
+
+
 def test_addresses_and_names_are_read_as_people_write_them():
     assert gateway_endpoints(["tcp://a:9000", "b:9001", "a:9000"]) == (
         "tcp://a:9000",

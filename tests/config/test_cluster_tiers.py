@@ -10,6 +10,7 @@ from tandem.config.cluster_tiers import (
     disk_folder,
     memory_bytes,
     pool_nodes,
+    process_names,
     refused_sizes,
 )
 from tandem.config.cluster_tree import parse
@@ -47,6 +48,7 @@ tenants: [{name: a, kv_share: 0.25}, {name: b}]
     assert (tiers.host_bytes, tiers.disk_bytes, tiers.disk) == (8 * MIB, 64 * MIB, "/data/kv")
     assert (tiers.remote, tiers.eviction, tiers.quotas) == (True, "arc", {"a": 0.25})
     assert pool_nodes(cluster) == ("pool-0", "pool-1")
+    assert list(process_names(cluster)) == ["w-0", "w-1", "pool-0", "pool-1"]
     node = setups.pool_node("pool-1", ("tcp://127.0.0.1:1",))
     assert (node.capacity_bytes, node.disk_bytes, node.replicas) == (16 * MIB, 64 * MIB, 1)
     assert (node.root, node.block_bytes) == (tiers.root, tiers.block_bytes)
@@ -86,6 +88,10 @@ def test_content_of_the_disk_lies_in_the_cache_of_the_user(monkeypatch, tmp_path
         (
             "tiers: {remote: {capacity: 1GiB, redis: 'redis://h'}}",
             "line 5: tiers.remote: how much may the server hold?",
+        ),
+        (
+            "tiers: {remote: {capacity: 1GiB, redis: 'http://:key@h', redis_capacity: 1GiB}}",
+            "line 5: tiers.remote: no URL of a server; expected redis://",
         ),
         ("tiers: {remote: {capacity: 1GiB, nodes: 0}}", "nodes"),
         ("tiers: {hots: {capacity: 1GiB}}", "unknown key hots; did you mean host?"),

@@ -17,6 +17,7 @@ CONFIG, JOB, SERVICE = documents(KUBERAY / "rayjob.yaml")
 # Field: type, and whether it must be there.
 RAY_JOB = {
     "entrypoint": (str, False),
+    "submissionMode": (str, False),
     "shutdownAfterJobFinishes": (bool, False),
     "backoffLimit": (int, False),
     "rayClusterSpec": (dict, False),
@@ -88,6 +89,12 @@ def test_every_worker_finds_a_pod_with_its_resources():
         offered = json.loads(given) | {"num_cpus": float(container["resources"]["limits"]["cpu"])}
         assert all(offered[name] >= amount for name, amount in pool.resources.items())
         assert group["replicas"] >= pool.count
+
+
+def test_the_address_of_the_head_is_filled_in_on_the_head():
+    assert "$(hostname -i)" in JOB["spec"]["entrypoint"]
+    # The other modes hand the line to a shell in the container that submits the job.
+    assert JOB["spec"]["submissionMode"] == "HTTPMode"
 
 
 def test_the_entrypoint_is_a_command_of_ours():

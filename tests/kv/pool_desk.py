@@ -115,9 +115,12 @@ def client_of(
     secret: bytes = SECRET,
     limits: TcpLimits = PATIENT,
     retry_s: float = 1000.0,
+    call_s: float = 60.0,
     now_ns=time.monotonic_ns,
 ) -> Iterator[PoolClient]:
-    terms = PoolClientTerms(block_format, secret, TRANSFER, entropy, now_ns, limits, retry_s)
+    terms = PoolClientTerms(
+        block_format, secret, TRANSFER, entropy, now_ns, limits, retry_s, call_s
+    )
     with closing(PoolClient(terms)) as client:
         for node in nodes:
             node.join(client)

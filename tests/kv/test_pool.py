@@ -332,6 +332,23 @@ def test_bytes_that_change_on_the_way_never_come_out(node):
             assert whole(chain[: found.blocks], into[: found.blocks])
 
 
+def test_one_that_sends_a_little_now_and_then_costs_a_bounded_time(node):
+    chain = names(3, chain=12)
+    with client_of(node) as client:
+        client.put(chain, contents(chain))
+    with (
+        closing(Crumbs(way_to(node).address, 0)) as slow,
+        client_of(call_s=0.3) as client,
+    ):
+        client.connect(node.name, node.incarnation, slow.address)
+        began_s = time.monotonic()
+        found = client.get(chain, rows(3))
+        assert "it took too long" in found.problem
+        assert time.monotonic() - began_s < 5.0
+        # From then on it is left alone.
+        assert client.get(chain, rows(3)).problem == ""
+
+
 class Forgery:
     """Carries bytes to and fro, and changes byte `at` of what the server says after the proofs."""
 
@@ -367,6 +384,21 @@ class Forgery:
                 client.sendall(piece)
             except OSError:
                 return
+
+
+class Crumbs(Forgery):
+    """What the server says comes whole in the end, but never is there silence."""
+
+    def _back(self, server: socket.socket, client: socket.socket) -> None:
+        for proof_bytes in (40, 32):
+            client.sendall(server.recv(proof_bytes, socket.MSG_WAITALL))
+        while piece := _received(server):
+            for byte in piece:
+                time.sleep(0.002)
+                try:
+                    client.sendall(bytes([byte]))
+                except OSError:
+                    return
 
 
 def _received(connection: socket.socket) -> bytes:

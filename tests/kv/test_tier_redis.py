@@ -205,6 +205,22 @@ def test_what_was_forgotten_in_vain_is_forgotten_later(server, client):
         assert there == [1, 3, 9]
 
 
+def test_what_was_stored_though_nobody_heard_of_it_is_forgotten(server, client):
+    with opened(server.url) as store:
+        store.put(names(1), contents(names(1)))
+        os.kill(server.process.pid, signal.SIGSTOP)
+        assert store.put(names(4)[1:], contents(names(4)[1:])).problem
+        # It has no time to store one of them after all.
+        assert store.put([name(1)], contents([name(1)])).digests == ()
+        os.kill(server.process.pid, signal.SIGCONT)
+        deadline_s = time.monotonic() + 20
+        while client.dbsize() < 4:
+            assert time.monotonic() < deadline_s
+        recovered(store, [name(9)])
+        there = [n for n in range(12) if client.exists(store._key(name(n).digest))]
+        assert there == [0, 9]
+
+
 def test_no_late_answer_is_taken_for_another(server):
     """After a time-out the connection is not used again."""
     with opened(server.url) as store:
@@ -225,6 +241,7 @@ def test_nobody_is_there(tmp_path):
         port = unused.getsockname()[1]
     with opened(f"redis://127.0.0.1:{port}/0") as store:
         assert store.listing() == ()
+        assert "refused" in store.problem
         assert "refused" in store.put(names(1), contents(names(1))).problem
 
 
@@ -320,6 +337,69 @@ def test_what_is_no_url_is_refused_in_one_line(url):
         opened(url)
     assert "\n" not in str(refused.value)
     assert PASSWORD not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "option", ["bogus=1", "ssl_cert_reqs=none", "protocol=7", f"secret={PASSWORD}"]
+)
+def test_options_that_the_client_does_not_know_are_refused_in_one_line(option):
+    with pytest.raises(InvalidConfiguration, match="options as redis-py has them") as refused:
+        opened(f"redis://127.0.0.1:1/0?{option}")
+    assert "\n" not in str(refused.value)
+    assert PASSWORD not in str(refused.value)
+
+
+@contextmanager
+def saying(answer: bytes) -> Iterator[int]:
+    """Gives this answer to whatever it is asked."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve(connection: socket.socket) -> None:
+            with connection:
+                while connection.recv(1 << 16):
+                    connection.sendall(answer)
+
+        def accept() -> None:
+            while True:
+                connection, _ = listening.accept()
+                Thread(target=_quietly, args=(serve, connection), daemon=True).start()
+
+        Thread(target=_quietly, args=(accept,), daemon=True).start()
+        yield listening.getsockname()[1]
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"+OK\r\n" * 9,
+        b":abc\r\n" * 9,
+        b"*-1\r\n" * 9,
+        b"-ASK\r\n" * 9,
+        b"*1\r\n" * 5000,
+        b"HTTP/1.1",
+    ],
+)
+def test_what_is_no_answer_of_a_server_is_trouble_and_no_more(answer):
+    with (
+        saying(answer) as port,
+        opened(f"redis://127.0.0.1:{port}/0", silence_s=0.05, retry_s=1e-6) as store,
+    ):
+        assert store.listing() == ()
+        found = store.get(names(3), rows(3))
+        assert not found.blocks
+        assert found.problem or found.missing or found.spoilt
+        store.put(names(3), contents(names(3)))
+        store.forget(digests(names(3)))
+
+
+def test_a_closed_store_leaves_no_connection(server, client):
+    with opened(server.url) as store:
+        store.put(names(1), contents(names(1)))
+        assert len(client.client_list()) == 2
+    deadline_s = time.monotonic() + 20
+    while len(client.client_list()) > 1:
+        assert time.monotonic() < deadline_s
 
 
 def test_without_the_client_library(monkeypatch):

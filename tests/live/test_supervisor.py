@@ -101,6 +101,28 @@ def test_what_died_starts_again_and_the_rest_is_left_alone(tmp_path):
     run(test())
 
 
+def test_what_cannot_be_started_for_now_is_tried_again(tmp_path):
+    async def test():
+        async with bed(tmp_path) as made:
+            python = tmp_path / "python"
+            python.symlink_to(sys.executable)
+            program = made.program("a")
+            await made.supervisor.start(
+                replace(program, command=(str(python), *program.command[1:]))
+            )
+            await made.until_started("a")
+            made.supervisor.confirm("a")
+            python.unlink()
+            made.launcher.send("a", signal.SIGKILL)
+            async with asyncio.timeout(LIMIT_S):
+                while not any("cannot be started" in notice.text for notice in made.notices):
+                    await asyncio.sleep(0)
+            python.symlink_to(sys.executable)
+            await made.until_started("a", 2)
+
+    run(test())
+
+
 def test_what_dies_before_it_worked_is_given_up_with_its_last_words(tmp_path):
     async def test():
         async with bed(tmp_path) as made:

@@ -85,6 +85,17 @@ def test_failures_in_a_row_rest_a_tier_for_a_moment():
     assert gain.is_on(Tier.DISK, 0)
 
 
+def test_what_fails_while_a_tier_rests_does_not_lengthen_its_rest():
+    gain = gain_of()
+    for _ in range(100):
+        gain.failed(Tier.HOST, "nobody is to be reached", 0)
+    assert gain.is_on(Tier.HOST, 5 * NS_PER_S)
+    for _ in range(100):
+        gain.failed(Tier.HOST, "nobody is to be reached", 5 * NS_PER_S)
+    assert not gain.is_on(Tier.HOST, 14 * NS_PER_S)
+    assert gain.is_on(Tier.HOST, 15 * NS_PER_S)
+
+
 def test_the_young_outweighs_the_old():
     gain = gain_of()
     gain.computed(4096, 40.96)

@@ -276,6 +276,29 @@ def test_a_copied_request_that_gives_way_says_so_and_waits_for_its_turn():
     assert node.machine.work.idle
 
 
+def test_of_one_that_gave_way_before_it_was_to_be_handed_over_nothing_is_awaited():
+    node = decoding()
+    urgent = replace(request("u", 60, max_tokens=4), prompt_tokens=(9,) * 60, priority=-1)
+    node.hears("g", RequestsArrived((urgent,)))
+    node.handle(StepDone(node.result()))
+    (lost,) = of_kind(said(node.hears("g", HandoversRequested(("r",))), "g"), KvReported)
+    assert (lost.computed.request_ids, lost.computed.tokens) == (("r",), (0,))
+    assert node.machine.work.leases.owner("r") == "g"
+    node.hears("g", RequestsAborted(("r", "u")))
+    while node.plans:
+        node.handle(StepDone(node.result()))
+    assert node.machine.work.idle
+    moving = Moving()
+    moving.ask()
+    moving.tell_kv(4)
+    moving.reserve(4)
+    moving.hears(TransferEnded(0, arrived=True))
+    assert moving.passage.stage is Stage.MOVING
+    effects = moving.tell_kv(0)
+    assert Tell("w1", RequestsAborted((COPY,))) in effects
+    assert moving.machine.passages["r"].names.attempt == 1
+
+
 def test_a_worker_that_is_told_to_come_back_says_so_to_whoever_started_it():
     node = NodeUnderTest("g")
     node.hears("g", Drain(leave=True, again=True))

@@ -208,6 +208,18 @@ def test_no_block_is_given_back_while_a_fetch_may_write_to_it():
     assert pool.free_blocks == pool.block_count
 
 
+def test_fetches_that_were_not_wanted_any_more_are_no_failures_of_the_tier():
+    node = ready_to_fetch()
+    for number in range(5):
+        import_again(node)
+        fetch = one(node.hears("g", FetchKv(number, "again", HOST, 0, 8)), FetchBlocks)
+        node.hears("g", RequestsAborted(("again",)))
+        node.handle(BlocksFetched(fetch.fetch_id, 0, problem="stopped"))
+    assert not node.machine.tiers.fetches.ids()
+    (host, *_) = node.machine.tiers.figures(node.now_ns).tiers
+    assert (host.on, host.failures) == (True, 0)
+
+
 def test_a_gateway_that_goes_leaves_no_fetch_behind():
     node = ready_to_fetch()
     import_again(node)
@@ -269,6 +281,17 @@ def test_blocks_of_a_waiting_request_come_up_meanwhile():
     effects = node.handle(BlocksKept(copy.copy_id, HOST, digests))
     told = one(said(effects, "g"), BlocksReported)
     assert (told.tier, set(told.changes.stored)) == (HOST, set(digests))
+
+
+def test_what_does_not_come_up_is_the_fault_of_where_it_comes_from():
+    node, copy = busy_with_disk()
+    node.handle(BlocksKept(copy.copy_id, HOST, (), "cannot read"))
+    host, disk, _ = node.machine.tiers.figures(node.now_ns).tiers
+    assert (host.failures, disk.failures) == (0, 1)
+    for _ in range(2):
+        node.machine.tiers.gain.failed(DISK, "cannot read", node.now_ns)
+    host, disk, _ = node.machine.tiers.figures(node.now_ns).tiers
+    assert (host.on, disk.on) == (True, False)
 
 
 def test_a_fetch_waits_for_what_is_on_its_way_up():

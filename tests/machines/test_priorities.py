@@ -76,7 +76,25 @@ def test_a_prefix_that_is_being_computed_is_awaited_not_computed_twice():
     while "second" not in running(at):
         at.land()
     second = next(s for s in at.machine.residents.running if s.request.request_id == "second")
-    assert second.cached_tokens == 8
+    assert second.found.cached_tokens == 8
+    at.drain()
+
+
+def test_what_another_computed_of_a_prompt_while_one_had_given_way_is_a_hit():
+    at = world(batching=TokenBudgetBatching(4), max_sequences=1)
+    prompt = (*range(1, 10), 1, 2, 3, 4)
+    at.tell(RequestsArrived((request("lesser", 5, prompt),)))
+    at.land()
+    at.tell(RequestsArrived((request("urgent", 0, prompt, max_tokens=1),)))
+    at.land()
+    assert running(at) == ["urgent"]
+    lesser = at.machine.unfinished["lesser"]
+    own_tokens = lesser.found.reached_tokens
+    assert 4 <= own_tokens < 12
+    while running(at) != ["lesser"]:
+        at.land()
+    assert lesser.stay.scheduled >= 12
+    assert lesser.found.cached_tokens == 12 - own_tokens
     at.drain()
 
 

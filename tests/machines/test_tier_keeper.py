@@ -1,6 +1,7 @@
 """What the memory and the disk of one process hold: what comes, goes down, comes up and is lost."""
 
 from itertools import count
+from time import process_time_ns
 
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockName
@@ -133,6 +134,19 @@ def test_the_disk_of_before_is_taken_over_the_youngest_chain_last_to_go():
     assert ForgetBlocks(DISK, digests("yx")) in effects
     assert set(keeper.shelves.by_tier[DISK].store.listing()) == set(digests("abc"))
     assert keeper.begin(0) == []
+
+
+def test_a_disk_full_of_one_conversation_is_taken_over_at_once():
+    def digest(index: int) -> bytes:
+        return index.to_bytes(4, "big")
+
+    blocks = 20_000
+    found = tuple(BlockName(digest(index + 1), digest(index), digest(1)) for index in range(blocks))
+    keeper = keeper_of(host=1, disk=blocks, found=found)
+    began_ns = process_time_ns()
+    keeper.begin(0)
+    assert process_time_ns() - began_ns < 1_000_000_000
+    assert keeper.shelves.by_tier[DISK].store.blocks == blocks
 
 
 def test_only_so_much_comes_up_at_once_and_each_block_once():

@@ -15,8 +15,8 @@ from tandem.text.model import TextModel
 
 VERSION = version("tandem")
 SYSTEM_FINGERPRINT = f"tandem-{VERSION}"
-# Calls of one session go on from each other; what a call leaves in the cache may be asked to be kept
-# for so many seconds.
+# Calls of one session go on from each other; what a call leaves in the cache may be asked to be
+# kept for so many seconds.
 SESSION_HEADER = "X-Tandem-Session"
 PIN_HEADER = "X-Tandem-Pin"
 SESSION_CHARS = 128

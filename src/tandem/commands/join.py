@@ -24,6 +24,7 @@ from tandem.commands.cluster.single import process_name, until_resolved
 from tandem.commands.cluster.view import terminal
 from tandem.commands.options import with_options
 from tandem.config.cluster import Cluster, PoolConfig
+from tandem.config.cluster_tiers import process_names
 from tandem.config.cluster_tree import nearest
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Role
@@ -137,15 +138,17 @@ async def _with_others(
 async def _tell(
     invited: Invitation, operators: Operators, who: tuple[str, float], console: Console
 ) -> None:
-    """Says when the worker is in."""
+    """Says when the worker is in. Raises `ProcessesFailed` when it takes longer than it may."""
     name, limit_s = who
     try:
         async with asyncio.timeout(limit_s):
             while not any(name in status.members for status in await operators.statuses()):
                 await asyncio.sleep(POLL_S)
-    except TimeoutError:
-        console.print(f"[yellow]{name}[/yellow] has not joined after {limit_s:g} s; see its log")
-        return
+    except TimeoutError as error:
+        raise ProcessesFailed(
+            f"{name} has not joined after {limit_s:g} s; its log says why, or give more "
+            "--start-timeout-s"
+        ) from error
     console.print(
         f"[bold green]{name}[/bold green] has joined cluster {invited.cluster.name}; Ctrl-C drains "
         "it and ends it"
@@ -190,7 +193,8 @@ def _pool(cluster: Cluster, options: JoinOptions) -> PoolConfig:
 def _name(invited: Invitation, options: JoinOptions, kind: str, taken: set[str]) -> str:
     """As given, or the first of its kind that nobody has, or on a machine of its own the host's."""
     if options.worker is None and not invited.is_alone:
-        others = taken | invited.processes
+        # One that died, and that its supervisor is about to start again, still has its name.
+        others = taken | invited.processes | set(process_names(invited.cluster))
         names = (f"{kind}-{index}" for index in range(len(others) + 1))
         return next(name for name in names if name not in others)
     name = process_name(options.worker)

@@ -9,6 +9,8 @@ from tandem.config.environment import cache_directory
 from tandem.config.processes import TiersSetup
 from tandem.facts.kv_tiers import BlockFormat
 
+REDIS_URLS = ("redis://", "rediss://", "unix://")
+
 
 def refused_tiers(cluster: Cluster) -> Iterator[tuple[str, str]]:
     """What cannot be, each with its place in the file."""
@@ -46,6 +48,13 @@ def refused_tiers(cluster: Cluster) -> Iterator[tuple[str, str]]:
         yield (
             "tiers.remote.redis",
             "tiers.remote: what its memory does not hold goes to a disk or to Redis, not to both",
+        )
+    if tiers.remote.redis is not None and not tiers.remote.redis.startswith(REDIS_URLS):
+        # Without the URL: there may be a password in it.
+        yield (
+            "tiers.remote.redis",
+            "tiers.remote: no URL of a server; expected redis://[user:password@]host:port/db, "
+            "rediss://... or unix://...",
         )
     if tiers.remote.redis is not None and tiers.remote.redis_capacity_bytes <= 0:
         yield (
@@ -87,6 +96,13 @@ def pool_nodes(cluster: Cluster) -> tuple[str, ...]:
     """Names of the processes of the shared pool."""
     remote = cluster.tiers.remote
     return tuple(f"pool-{index}" for index in range(remote.nodes if remote else 0))
+
+
+def process_names(cluster: Cluster) -> Iterator[str]:
+    """Of everybody whom a supervisor starts, beside gateways."""
+    for pool in cluster.pools:
+        yield from (f"{pool.name}-{index}" for index in range(pool.count))
+    yield from pool_nodes(cluster)
 
 
 def worker_tiers(cluster: Cluster, block_format: BlockFormat) -> TiersSetup:

@@ -59,7 +59,7 @@ class CopiesRequested:
 @dataclass(frozen=True, slots=True)
 class HandoversRequested:
     """Another worker will go on with these running requests: draw what is under way, then hold the
-    blocks. Requests that do not run are ignored."""
+    blocks. 0 tokens are told (`KvComputed`) of one that does not run; unknown ids are ignored."""
 
     request_ids: tuple[str, ...]
 

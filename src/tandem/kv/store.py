@@ -68,7 +68,8 @@ class KvStore:
             assert memory.device.type == device.type
             assert memory.numel() == blocks * layout.block_bytes
             self.pool_BL2KSD = memory.view(dtype).view(shape)
-        advise_huge_pages(self.pool_BL2KSD)
+        if device.type == "cpu":
+            advise_huge_pages(self.pool_BL2KSD.data_ptr(), self.pool_BL2KSD.nbytes)
         # Made once: a view costs more than a list look-up, and every layer of every step asks.
         self._layers = list(self.pool_BL2KSD.unbind(dim=1))
 

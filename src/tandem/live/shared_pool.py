@@ -76,7 +76,7 @@ class Desk:
         offer_id, future = next(self._ids), Future[AnswerOffer]()
         self._offers[offer_id] = future
         self._inbox.put_threadsafe(BlocksOffered(offer_id, tuple(names)))
-        answer = self._wait(future)
+        answer = self._wait(future, self._offers, offer_id)
         verdict_of = dict.fromkeys(answer.wanted, Verdict.WANTED)
         verdict_of |= dict.fromkeys(answer.held, Verdict.HELD)
         return [verdict_of.get(name.digest, Verdict.UNWANTED) for name in names]
@@ -99,7 +99,7 @@ class Desk:
         fetch_id, reader = next(self._ids), _Reader(rows, Future[int]())
         self._readers[fetch_id] = reader
         self._inbox.put_threadsafe(BlocksAsked(fetch_id, tuple(names)))
-        return self._wait(reader.blocks)
+        return self._wait(reader.blocks, self._readers, fetch_id)
 
     def answer(self, answer: AnswerOffer) -> None:
         """On the event loop."""
@@ -128,8 +128,9 @@ class Desk:
         for reader in list(self._readers.values()):
             reader.blocks.cancel()
 
-    def _wait(self, future: Future[T]) -> T:
-        if self._closed:
+    def _wait(self, future: Future[T], asked: Mapping[int, object], number: int) -> T:
+        # What the machine has answered still comes: a store is writing to the reader's rows.
+        if self._closed and number in asked:
             future.cancel()
         try:
             return future.result()

@@ -41,7 +41,7 @@ class Emission:
                 tokens=tuple(self.tokens),
                 finish_reasons=tuple(self.reasons),
                 stopped_by_token=tuple(self.stopped),
-                cached_tokens=tuple(sequence.cached_tokens for sequence in self.sequences),
+                cached_tokens=tuple(sequence.found.cached_tokens for sequence in self.sequences),
                 logprobs=tuple(self.logprobs),
             )
         ]

@@ -42,6 +42,15 @@ class Stay:
     copied: bool = False
 
 
+@dataclass(slots=True)
+class Found:
+    """`cached_tokens` of the prompt were found in the cache; -1 before the first look. KV of the
+    first `reached_tokens` was here, or on its way, in an earlier stay: finding that is no hit."""
+
+    cached_tokens: int = -1
+    reached_tokens: int = 0
+
+
 class Sequence:
     """A request on its way.
 
@@ -52,9 +61,9 @@ class Sequence:
     """
 
     __slots__ = (
-        "cached_tokens",
         "chain",
         "flights",
+        "found",
         "hands_over",
         "import_tokens",
         "likely_cached_tokens",
@@ -85,7 +94,7 @@ class Sequence:
         self.stay = Stay()
         self.unseen = 0
         self.flights = 0
-        self.cached_tokens = -1
+        self.found = Found()
 
     @property
     def pending_tokens(self) -> int:
@@ -132,12 +141,14 @@ class Sequence:
         self.stay = Stay(
             slot, list(cached_blocks), cached_tokens, cached_tokens, len(cached_blocks)
         )
-        if self.cached_tokens < 0:
-            self.cached_tokens = min(cached_tokens, len(self.request.prompt_tokens))
+        found, prompt_tokens = self.found, len(self.request.prompt_tokens)
+        new_tokens = min(cached_tokens, prompt_tokens) - found.reached_tokens
+        found.cached_tokens = max(0, found.cached_tokens) + max(0, new_tokens)
 
     def stop(self, phase: Phase) -> None:
         """Give up slot, blocks and computed KV; the known tokens stay."""
         self.phase = phase
+        self.found.reached_tokens = max(self.found.reached_tokens, self.stay.scheduled)
         self.stay = Stay()
 
     def append(self, token: int) -> tuple[FinishReason | None, bool]:

@@ -132,7 +132,7 @@ class StepPlanner:
     def _admit(self, builder: PlanBuilder, sequence: Sequence, cached: list[int]) -> None:
         self.settled = False
         self.waiting.remove(sequence)
-        if sequence.cached_tokens < 0:
+        if sequence.found.cached_tokens < 0:
             # A sequence that was preempted finds its own blocks: that is no hit.
             self.prefix_query_tokens += len(sequence.tokens)
             self.prefix_hit_tokens += len(cached) * self.residents.block_size

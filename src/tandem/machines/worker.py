@@ -126,9 +126,11 @@ class WorkerMachine:
                 effects += news_of_copies(wanted, self.residents.pool, self.config.block_size)
             case HandoversRequested(request_ids):
                 for request_id in request_ids:
-                    sequence = self.unfinished.get(request_id)
-                    if sequence is not None and sequence.phase is Phase.RUNNING:
-                        sequence.hand_over()
+                    if sequence := self.unfinished.get(request_id):
+                        if sequence.phase is Phase.RUNNING:
+                            sequence.hand_over()
+                        else:
+                            effects.append(news_of_lost_kv(sequence))
             case HoldsReleased(request_ids):
                 for request_id in request_ids:
                     self.residents.release_hold(request_id)

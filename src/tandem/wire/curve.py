@@ -1,8 +1,13 @@
 """The keys that the processes of one cluster know each other by (CurveZMQ, Curve25519)."""
 
+import struct
 from typing import NamedTuple
 
 import zmq
+from zmq.utils import z85
+
+KEY_BYTES = 32
+Z85_CHARS = 40
 
 
 class KeyPair(NamedTuple):
@@ -19,6 +24,21 @@ class KeyPair(NamedTuple):
 def make_keys() -> tuple[KeyPair, KeyPair]:
     """Fresh pairs of a cluster: the gateways', and the one of its workers and operators."""
     return _pair(), _pair()
+
+
+def is_public(key: str) -> bool:
+    """Whether this text can be a public key."""
+    try:
+        return len(key) == Z85_CHARS and len(z85.decode(key)) == KEY_BYTES
+    except (KeyError, ValueError, OverflowError, struct.error):
+        return False
+
+
+def belong_together(pair: KeyPair) -> bool:
+    """Whether the secret half is a key at all, and the public one is its."""
+    if not is_public(pair.secret):
+        return False
+    return zmq.curve_public(pair.secret.encode()) == pair.public.encode()
 
 
 def _pair() -> KeyPair:

@@ -12,7 +12,7 @@ from tandem.commands.front_door import listen
 from tandem.config.cluster import Cluster
 from tandem.config.cluster_live import LiveFile, as_served, gateway_options, pool_place
 from tandem.config.cluster_placement import refused_placement
-from tandem.config.cluster_tiers import refused_sizes
+from tandem.config.cluster_tiers import memory_bytes, refused_sizes
 from tandem.config.cluster_tree import mistake, node_at
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.launching.state_directory import ClusterRunning, StateDirectory
@@ -40,6 +40,13 @@ def check_before_start(file: LiveFile, directory: StateDirectory) -> None:
         setups.worker(pool, pool.name, ())
     for place, problem in refused_sizes(file.cluster, setups.block_format().block_bytes):
         raise mistake(node_at(file.tree, place), problem)
+    wanted_bytes, free_bytes = memory_bytes(file.cluster), setups.host.free_memory_bytes
+    if wanted_bytes > free_bytes and not setups.alone:
+        raise mistake(
+            node_at(file.tree, "tiers"),
+            f"tiers: all together want {wanted_bytes / 2**30:,.1f} GiB of memory, and "
+            f"{free_bytes / 2**30:,.1f} GiB are free here; give them less",
+        )
     _try_addresses(file.cluster)
 
 

@@ -9,6 +9,7 @@ import msgspec
 from tandem.commands.cluster.setups import fresh_keys, without_gateway_secret
 from tandem.config.processes import CurveKeys
 from tandem.facts.errors import InvalidConfiguration
+from tandem.wire.curve import KeyPair, belong_together, is_public
 
 GATEWAY_FILE = "gateway.json"
 WORKER_FILE = "worker.json"
@@ -44,6 +45,13 @@ def read_keys(file: Path, *, of_gateway: bool = False) -> CurveKeys:
         raise InvalidConfiguration(
             f"--keys {file} holds no keys of a cluster; make some with `tandem keys FOLDER`"
         ) from error
+    gateways = KeyPair(keys.gateway_public, keys.gateway_secret)
+    fits = belong_together(gateways) if keys.gateway_secret else is_public(keys.gateway_public)
+    if not fits or not belong_together(KeyPair(keys.worker_public, keys.worker_secret)):
+        raise InvalidConfiguration(
+            f"--keys {file} holds keys that are spoilt, or not made together; make new ones with "
+            "`tandem keys FOLDER`"
+        )
     if of_gateway and not keys.gateway_secret:
         raise InvalidConfiguration(
             f"--keys {file} is for workers; a gateway needs {GATEWAY_FILE}, made with it"

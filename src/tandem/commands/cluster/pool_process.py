@@ -201,7 +201,11 @@ def _with_found(tiers: TiersConfig, stores: Mapping[Tier, BlockStore]) -> TiersC
     """What lies there from before the start is found again."""
     if Tier.DISK not in stores:
         return tiers
-    return replace(tiers, found=stores[Tier.DISK].listing())
+    store = stores[Tier.DISK]
+    found = store.listing()
+    if isinstance(store, RedisStore) and store.problem:
+        logger.warning("nothing is found again yet: %s", store.problem)
+    return replace(tiers, found=found)
 
 
 def _calls(inbox: PoolInbox) -> TierCalls:

@@ -221,7 +221,9 @@ class ClusterRun:
         vanished = Vanished()
         heard_ns = dict.fromkeys((setup.gateway for setup in self.gateways), now_ns())
         while True:
-            self._record()
+            # On a full disk the last record stays; whoever hangs is to be found all the same.
+            with suppress(OSError):
+                self._record()
             told = await self._ask()
             answering = {status.gateway for status in told}
             pids = self._supervisor.pids

@@ -6,9 +6,8 @@ from torch import Tensor
 from tandem.kernels.attention.choose import choose_tile_tokens
 from tandem.kernels.attention.contract import AttentionBatch, check_attention
 from tandem.kernels.errors import KernelArgumentError
-from tandem.kernels.native.arguments import require_rows
+from tandem.kernels.native.arguments import DTYPE_CODES, require_rows
 from tandem.kernels.native.library import (
-    DTYPE_CODES,
     Integer,
     IntegerArray,
     NativeLibrary,

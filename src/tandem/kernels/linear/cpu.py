@@ -7,9 +7,8 @@ from tandem.kernels.errors import KernelArgumentError
 from tandem.kernels.linear import reference
 from tandem.kernels.linear.choose import choose_block_rows, choose_threads
 from tandem.kernels.linear.contract import PackedLinear, Storage, check_linear, check_pack
-from tandem.kernels.native.arguments import require_rows, require_whole
+from tandem.kernels.native.arguments import DTYPE_CODES, require_rows, require_whole
 from tandem.kernels.native.library import (
-    DTYPE_CODES,
     Integer,
     IntegerArray,
     NativeLibrary,
@@ -42,7 +41,7 @@ class NativePack:
         panels = -(-out_features // PANEL_COLUMNS)
         dtype = torch.int8 if storage == "int8" else reference.FLOAT_STORAGE[storage]
         packed_PCN = torch.empty((panels, in_features, PANEL_COLUMNS), dtype=dtype)
-        advise_huge_pages(packed_PCN)
+        advise_huge_pages(packed_PCN.data_ptr(), packed_PCN.nbytes)
         scales = []
         # A few panels at a time, so that packing takes little memory beside its result.
         for panel in range(0, panels, PANELS_AT_ONCE):

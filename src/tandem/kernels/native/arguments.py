@@ -5,6 +5,9 @@ from torch import Tensor
 
 from tandem.kernels.errors import KernelArgumentError
 
+# How the C++ code numbers element types.
+DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
+
 
 def require_rows(argument: str, tensor: Tensor) -> None:
     """float32 on the CPU with a contiguous last axis; the others may be strided."""

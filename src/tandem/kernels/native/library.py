@@ -1,4 +1,5 @@
-"""Loads the built library, with torch loaded first so that both share one OpenMP runtime."""
+"""Loads the built library. Whatever hands tensors to it has imported torch before, so that both
+share one OpenMP runtime; a process that has none need not load torch for it."""
 
 import ctypes
 from dataclasses import dataclass
@@ -6,17 +7,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
-import torch
-
 from tandem.kernels.native.build import BuildFailure, build, default_cache_directory
 
 Pointer = ctypes.c_void_p
 Integer = ctypes.c_int64
 Real = ctypes.c_float
 IntegerArray = ctypes.POINTER(Integer)
-
-# How the C++ code numbers element types.
-DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
 
 
 class NativeFunction(Protocol):
@@ -54,7 +50,6 @@ def load_library(cache_directory: Path | None = None) -> NativeLibrary | BuildFa
     path = build(cache_directory or default_cache_directory())
     if isinstance(path, BuildFailure):
         return path
-    # torch's import above has loaded its OpenMP runtime, which the library now resolves to.
     try:
         return NativeLibrary(ctypes.CDLL(str(path)), path)
     except OSError as error:

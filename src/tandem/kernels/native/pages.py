@@ -1,4 +1,4 @@
-"""Asks the system for memory as it suits: huge pages behind large tensors, for fewer address
+"""Asks the system for memory as it suits: huge pages behind large arrays, for fewer address
 look-ups while streaming; pages before anybody waits for them; freed ones back.
 
 Advice only: where the system does not know of such things nothing changes.
@@ -7,20 +7,17 @@ Advice only: where the system does not know of such things nothing changes.
 import ctypes
 import sys
 
-from torch import Tensor
-
 HUGE_PAGE_BYTES = 2 << 20
 _MADV_HUGEPAGE = 14
 _MADV_POPULATE_WRITE = 23
 
 
-def advise_huge_pages(memory: Tensor) -> None:
-    """To be called before the tensor is first written: pages are made at the first touch."""
-    if not sys.platform.startswith("linux") or memory.device.type != "cpu":
+def advise_huge_pages(address: int, bytes: int) -> None:
+    """Of memory of the host, before it is first written: pages are made at the first touch."""
+    if not sys.platform.startswith("linux"):
         return
-    start = memory.data_ptr()
-    first = -(-start // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-    size = (start + memory.numel() * memory.element_size() - first) & -HUGE_PAGE_BYTES
+    first = -(-address // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    size = (address + bytes - first) & -HUGE_PAGE_BYTES
     if size > 0:
         _C_LIBRARY.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), _MADV_HUGEPAGE)
 

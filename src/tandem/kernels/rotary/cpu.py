@@ -2,9 +2,8 @@
 
 import torch
 
-from tandem.kernels.native.arguments import require_rows, require_whole
+from tandem.kernels.native.arguments import DTYPE_CODES, require_rows, require_whole
 from tandem.kernels.native.library import (
-    DTYPE_CODES,
     Integer,
     IntegerArray,
     NativeLibrary,

@@ -38,6 +38,30 @@ class Found:
     problem: str = ""
 
 
+class DeviceBlocks(Protocol):
+    """How tiers reach the blocks of a device. `rows[block]` are the blocks themselves where a store
+    may write to them, else None. Methods wait for the bytes, with Python's lock free, and may be
+    called from several threads."""
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    @property
+    def rows(self) -> NDArray[np.uint8] | None: ...
+
+    def read(self, blocks: Sequence[int], rows: Sequence[Row]) -> None:
+        """Fill `rows[i]` with `blocks[i]`, which may be overwritten meanwhile."""
+        ...
+
+    def write(self, blocks: Sequence[int], rows: Sequence[Row]) -> None:
+        """Fill `blocks[i]` with `rows[i]`; they are withdrawn."""
+        ...
+
+    def withdraw(self, blocks: Sequence[int]) -> None:
+        """From now on nobody takes what these hold for what was announced of them."""
+        ...
+
+
 class BlockStore(Protocol):
     """Used from one thread. Calls wait for the bytes, in bounded time; trouble is an answer, never
     an exception. Room for what `put` adds has been made by `forget` before."""

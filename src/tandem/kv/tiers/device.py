@@ -1,7 +1,7 @@
 """How tiers reach the blocks of a device, CPU and GPU alike."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -9,31 +9,8 @@ from numpy.typing import NDArray
 
 from tandem.kernels.transfer.contract import Transfer
 from tandem.kv.store import KvStore
-from tandem.kv.tiers.contract import Row
-from tandem.kv.tiers.memory import RowCopies
-
-
-class DeviceBlocks(Protocol):
-    """`rows[block]` are the blocks themselves where a store may write to them, else None. Methods
-    wait for the bytes, with Python's lock free, and may be called from several threads."""
-
-    @property
-    def block_bytes(self) -> int: ...
-
-    @property
-    def rows(self) -> NDArray[np.uint8] | None: ...
-
-    def read(self, blocks: Sequence[int], rows: Sequence[Row]) -> None:
-        """Fill `rows[i]` with `blocks[i]`, which may be overwritten meanwhile."""
-        ...
-
-    def write(self, blocks: Sequence[int], rows: Sequence[Row]) -> None:
-        """Fill `blocks[i]` with `rows[i]`; they are withdrawn."""
-        ...
-
-    def withdraw(self, blocks: Sequence[int]) -> None:
-        """From now on nobody takes what these hold for what was announced of them."""
-        ...
+from tandem.kv.tiers.contract import DeviceBlocks, Row
+from tandem.kv.tiers.memory import RowCopies, Rows, allocated_rows, row_stride, rows_of
 
 
 class CpuBlocks:
@@ -100,6 +77,18 @@ class GpuBlocks:
 
 def device_blocks(store: KvStore, transfer: Transfer) -> DeviceBlocks:
     return CpuBlocks(store, transfer) if store.device.type == "cpu" else GpuBlocks(store)
+
+
+def bounce_rows(count: int, row_bytes: int, *, pinned: bool) -> Rows:
+    """Memory beside the device. `pinned` asks for such that a GPU reads and writes by itself;
+    without any left it is plain. Raises as `allocated_rows`."""
+    if pinned:
+        size_bytes = count * row_stride(row_bytes)
+        # Not where there is no GPU, or the system locks no more memory.
+        with suppress(RuntimeError):
+            memory = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+            return rows_of(memory.numpy(), row_bytes)
+    return allocated_rows(count, row_bytes)
 
 
 def _as_bytes(store: KvStore) -> torch.Tensor:

@@ -14,9 +14,9 @@ from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockName
 from tandem.facts.node_messages import BlocksStaged
 from tandem.kv.region import LOWEST_PRIORITY
-from tandem.kv.tiers.contract import BlockStore
+from tandem.kv.tiers.contract import BlockStore, DeviceBlocks
 from tandem.kv.tiers.copies import LEAVING, Copy, KeepStaged, Place, Transits
-from tandem.kv.tiers.device import DeviceBlocks
+from tandem.kv.tiers.device import bounce_rows
 from tandem.kv.tiers.engine_config import Answers, TierCalls, TierEngineConfig, TierEvent
 from tandem.kv.tiers.fetches import Fetch, FetchPart, FetchWays
 from tandem.kv.tiers.lane import Lane
@@ -54,7 +54,7 @@ class TierEngine:
         self._answers = Answers(calls.told)
         self._piece_blocks = config.blocks_of(config.piece_bytes, size)
         staging_blocks = config.blocks_of(config.staging_bytes, size)
-        self._staging = Staging(allocated_rows(staging_blocks, size, pinned=pinned))
+        self._staging = Staging(bounce_rows(staging_blocks, size, pinned=pinned))
         transit_blocks = config.blocks_of(config.transit_bytes, size)
         transit = allocated_rows(transit_blocks, size)
         self._transits = Transits(transit, self._piece_blocks, self._answers)
@@ -195,7 +195,7 @@ class TierEngine:
         piece = config.blocks_of(config.fetch_piece_bytes, device.block_bytes)
         bounce = None
         if device.rows is None:
-            bounce = allocated_rows(piece, device.block_bytes, pinned=config.pinned)
+            bounce = bounce_rows(piece, device.block_bytes, pinned=config.pinned)
         ways = FetchWays(store, device, bounce, piece, self._calls.now_ns, self._fetched)
         return _Tier(Place(store, Lane(f"tier {tier}", self._calls.failed)), ways)
 

@@ -6,8 +6,7 @@ from threading import Lock
 
 from tandem.facts.kv_tiers import BlockName
 from tandem.facts.node_messages import BlocksFetched
-from tandem.kv.tiers.contract import BlockStore, Found
-from tandem.kv.tiers.device import DeviceBlocks
+from tandem.kv.tiers.contract import BlockStore, DeviceBlocks, Found
 from tandem.kv.tiers.memory import Rows
 
 NS_PER_S = 1_000_000_000

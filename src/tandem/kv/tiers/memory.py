@@ -5,7 +5,6 @@ import mmap
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from tandem.kernels.native.pages import advise_huge_pages
@@ -19,27 +18,24 @@ Rows = NDArray[np.uint8]  # rows[row, byte]
 Addresses = NDArray[np.int64]
 
 
-def allocated_rows(count: int, row_bytes: int, *, pinned: bool = False) -> Rows:
+def allocated_rows(count: int, row_bytes: int) -> Rows:
     """Memory of the process's own, not touched yet, so the system has given none of it so far.
-    `pinned` asks for memory that a GPU reads and writes by itself; without any left it is plain.
     Raises `MemoryError` or `OSError` where not even addresses can be had."""
-    stride = -(-row_bytes // ROW_ALIGNMENT) * ROW_ALIGNMENT
-    memory = _pinned(count * stride) if pinned else None
-    if memory is None:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        memory = np.frombuffer(mmap.mmap(-1, count * stride, flags), dtype=np.uint8)
-        advise_huge_pages(torch.from_numpy(memory))
-    return memory.reshape(count, stride)[:, :row_bytes]
+    size_bytes = count * row_stride(row_bytes)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = np.frombuffer(mmap.mmap(-1, size_bytes, flags), dtype=np.uint8)
+    advise_huge_pages(memory.ctypes.data, size_bytes)
+    return rows_of(memory, row_bytes)
 
 
-def _pinned(size_bytes: int) -> NDArray[np.uint8] | None:
-    try:
-        memory: NDArray[np.uint8] = torch.empty(
-            size_bytes, dtype=torch.uint8, pin_memory=True
-        ).numpy()
-    except RuntimeError:  # no GPU, or the system locks no more memory
-        return None
-    return memory
+def row_stride(row_bytes: int) -> int:
+    """So many bytes after a row the next one begins."""
+    return -(-row_bytes // ROW_ALIGNMENT) * ROW_ALIGNMENT
+
+
+def rows_of(memory: NDArray[np.uint8], row_bytes: int) -> Rows:
+    """Memory whose length is a multiple of `row_stride`."""
+    return memory.reshape(-1, row_stride(row_bytes))[:, :row_bytes]
 
 
 class RowCopies:

@@ -33,7 +33,7 @@ CLIENT_LIMITS: Final = TcpLimits(connect_s=1.0, silence_s=2.0)
 @dataclass(frozen=True, slots=True)
 class PoolClientTerms:
     """`secret` is the cluster's, `entropy(n)` gives n bytes that nobody can guess. A process that
-    failed is left alone for `retry_s`."""
+    failed is left alone for `retry_s`; so is one that took longer than `call_s` for one call."""
 
     format: BlockFormat
     secret: bytes
@@ -42,6 +42,7 @@ class PoolClientTerms:
     now_ns: Callable[[], int]
     limits: TcpLimits = CLIENT_LIMITS
     retry_s: float = 5.0
+    call_s: float = 10.0
 
 
 @dataclass(slots=True)
@@ -86,7 +87,8 @@ class PoolClient:
         start of it is forgotten."""
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
-        problem = address_problem(host) or ("" if port.isdecimal() else "it has no port")
+        has_port = port.isdecimal() and len(port) <= 5
+        problem = address_problem(host) or ("" if has_port else "it has no port")
         if problem:
             logger.warning("%s of the shared pool is said to be at %s: %s", node, address, problem)
             return
@@ -98,7 +100,10 @@ class PoolClient:
             terms.entropy,
             terms.limits,
         )
-        reading, writing = (PoolLink(way, terms.format, terms.transfer) for _ in range(2))
+        reading, writing = (
+            PoolLink(way, terms.format, terms.transfer, now_ns=terms.now_ns, call_s=terms.call_s)
+            for _ in range(2)
+        )
         with self._lock:
             older = self._nodes.get(node)
             self._nodes[node] = _Node(node, incarnation, reading, writing)

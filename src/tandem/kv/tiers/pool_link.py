@@ -2,7 +2,7 @@
 broke."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -23,6 +23,7 @@ from tandem.kv.tiers.pool_frames import Verb, Verdict
 # Frames under way: while the bytes of one travel, those of another are read or checked.
 _WINDOW: Final = 2
 _SLICE_S: Final = 0.05
+NS_PER_S: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,22 @@ class Came:
 
 class PoolLink:
     """Used from one thread, but `end`. `put` and `get` raise `ConnectorError` when the process
-    cannot be reached, does not keep to the protocol, or is silent for too long."""
+    cannot be reached, does not keep to the protocol, is silent for too long, or takes longer than
+    `call_s` for all."""
 
-    def __init__(self, way: Way, block_format: BlockFormat, transfer: Transfer) -> None:
+    def __init__(
+        self,
+        way: Way,
+        block_format: BlockFormat,
+        transfer: Transfer,
+        *,
+        now_ns: Callable[[], int],
+        call_s: float,
+    ) -> None:
         self._way = way
+        self._now_ns = now_ns
+        self._call_ns = round(call_s * NS_PER_S)
+        self._deadline_ns = 0
         self._format = block_format
         self._copies = RowCopies(transfer, block_format.block_bytes)
         self._stream: Stream | None = None
@@ -156,14 +169,21 @@ class PoolLink:
     def _send(self, stream: Stream, *pieces: bytes | memoryview) -> None:
         stream.send([memoryview(piece) for piece in pieces], self._way.limits.silence_s)
 
+    def _stop(self) -> str:
+        """Why to end what is under way, if so."""
+        # A few bytes now and then are no silence.
+        late = self._now_ns() > self._deadline_ns
+        return self._ended or ("it took too long" if late else "")
+
     @contextmanager
     def _talking(self) -> Iterator[Stream]:
         """The connection. One over which something went wrong is of no more use."""
+        self._deadline_ns = self._now_ns() + self._call_ns
         try:
             if self._stream is not None and self._stream.stale():
                 self.close()
             if self._stream is None:
-                self._stream = connected(self._way, lambda: self._ended, _SLICE_S)
+                self._stream = connected(self._way, self._stop, _SLICE_S)
             yield self._stream
         except ConnectorError as error:
             self.close()

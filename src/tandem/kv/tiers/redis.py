@@ -43,15 +43,18 @@ class RedisStore:
         owner = f"{config.owner}:" if config.owner else ""
         self._prefix = f"tandem:{format.root.hex()}-{format.block_bytes}:{owner}".encode()
         self._sequence = 0
-        # Forgotten while the server did not answer; in order, as a dictionary is.
+        # Not held any more, or perhaps never, while the server did not answer; in order.
         self._owed: dict[bytes, None] = {}
+
+    @property
+    def problem(self) -> str:
+        """Why the server did not answer when it was asked last; empty if it did."""
+        return self._link.problem
 
     def put(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Kept:
         kept: list[bytes] = []
         problem = ""
         deadline_ns = self._link.deadline_ns(self._config.call_s)
-        for name in names:
-            self._owed.pop(name.digest, None)
         self._pay()
         for begin in range(0, len(names), self._trip_blocks):
             if problem := problem or self._link.objection(deadline_ns):
@@ -81,7 +84,7 @@ class RedisStore:
 
     def forget(self, digests: Sequence[bytes]) -> None:
         """Where the server does not answer now it is told later."""
-        self._owed.update(dict.fromkeys(digests[: _MOST_OWED - len(self._owed)]))
+        self._owe(digests)
         self._pay()
 
     def listing(self) -> tuple[BlockName, ...]:
@@ -113,9 +116,13 @@ class RedisStore:
                     found[header.name.digest] = header
         return found
 
+    def _owe(self, digests: Sequence[bytes]) -> None:
+        self._owed.update(dict.fromkeys(digests[: _MOST_OWED - len(self._owed)]))
+
     def _pay(self) -> None:
         """Tell the server what it is to forget."""
-        while self._owed and not self._link.objection():
+        deadline_ns = self._link.deadline_ns(self._config.call_s)
+        while self._owed and not self._link.objection(deadline_ns):
             some = list(islice(self._owed, SCAN_KEYS))
             if self._link.unlink([self._key(digest) for digest in some]) is None:
                 return
@@ -129,8 +136,13 @@ class RedisStore:
             self._sequence += 1
             header = self._codec.packed(BlockHeader(name, int(checksum), self._sequence))
             values.append((self._key(name.digest), b"".join((header, row.data))))
+            self._owed.pop(name.digest, None)
         refused = self._link.store(values)
-        return [self._link.problem] * len(names) if refused is None else refused
+        if refused is None:
+            # The server may have them all the same, and nobody would ever ask for them.
+            self._owe([name.digest for name in names])
+            return [self._link.problem] * len(names)
+        return refused
 
     def _read(
         self, names: Sequence[BlockName], values: Sequence[bytes | None], rows: Sequence[Row]

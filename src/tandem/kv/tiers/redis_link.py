@@ -16,6 +16,8 @@ from tandem.kv.tiers.breaker import NS_PER_S, Breaker
 SCAN_KEYS: Final = 1000
 _SCHEMES: Final = ("redis", "rediss", "unix")
 _READ_BYTES: Final = 1 << 16
+# What the client library raises beside its own errors at what is no answer of such a server.
+_NO_ANSWER: Final = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
 
 Answer = TypeVar("Answer")
 
@@ -117,13 +119,19 @@ class RedisLink:
         return self._ask(lambda: int(self._client.unlink(*keys)))
 
     def close(self) -> None:
-        self._client.close()
+        # The client leaves a pool that it was given open.
+        self._client.connection_pool.disconnect()
 
     def _ask(self, question: Callable[[], Answer]) -> Answer | None:
         try:
             answer = question()
         except (self._errors.RedisError, OSError) as error:
             self._breaker.failed(f"redis: {_line(error)}", self._now_ns())
+            return None
+        except _NO_ANSWER as error:
+            # Whatever else comes over this connection answers another question.
+            self._client.connection_pool.disconnect()
+            self._breaker.failed(f"redis: no answer of a server: {_line(error)}", self._now_ns())
             return None
         self._breaker.worked()
         return answer
@@ -160,6 +168,11 @@ def _client(config: RedisConfig) -> tuple[Any, Any]:
         # A connection that the server closed meanwhile is no trouble: one try more, over another.
         retry=retry.Retry(backoff.NoBackoff(), 1, (errors.ConnectionError,)),
     )
+    try:
+        # Options in the URL are looked at by the connections: one that is never used.
+        pool.connection_class(**pool.connection_kwargs)
+    except (TypeError, ValueError, errors.RedisError):
+        raise InvalidConfiguration(f"{problem}; options as redis-py has them") from None
     return library.Redis(connection_pool=pool), errors
 
 

@@ -168,7 +168,12 @@ class Supervisor:
         await asyncio.sleep(delay_s)
         if not kept.ends:
             kept.started_ns = now_ns()
-            await self._launcher.start(kept.program)
+            try:
+                await self._launcher.start(kept.program)
+            except OSError as error:
+                # No memory, a full disk: counts as one more death, and may be over next time.
+                self._heard(Notice(kept.program.name, f"cannot be started: {error}"))
+                self._take(Ended(kept.program.name, 0, 1))
             if kept.ends:
                 self._launcher.send(kept.program.name, signal.SIGKILL)
             self._tell()

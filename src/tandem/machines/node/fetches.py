@@ -47,6 +47,8 @@ class Fetches:
         self._shared = shared
         self._waiting: dict[int, Wanted] = {}
         self._under_way: dict[int, tuple[Wanted, FetchBlocks]] = {}
+        # Those under way that are not wanted any more: how they end says nothing about the tiers.
+        self._stopped: set[int] = set()
 
     def start(self, wanted: Wanted, now_ns: int) -> tuple[Effects, Ended | None]:
         """Begin, or wait. Also tells when nothing of it is to be had."""
@@ -80,6 +82,7 @@ class Fetches:
     def stop(self, fetch_id: int) -> Ended | None:
         """It is not wanted any more. Its end, if it has not begun; else that is still to come."""
         if self._waiting.pop(fetch_id, None) is None:
+            self._stopped.add(fetch_id)
             return None
         return _nothing(fetch_id, "not wanted any more")
 
@@ -89,7 +92,10 @@ class Fetches:
         effects: Effects = []
         for tier in dict.fromkeys(fetch.tiers):
             effects += self._learn(tier, fetch, event)
-        self._judge(fetch, event, gain, now_ns)
+        if event.fetch_id in self._stopped:
+            self._stopped.remove(event.fetch_id)
+        else:
+            self._judge(fetch, event, gain, now_ns)
         tiers = dict.fromkeys(fetch.tiers[: event.blocks])
         report = MoveReport(
             arrived=False,
@@ -104,6 +110,7 @@ class Fetches:
 
     def audit(self) -> None:
         """Assert that whoever waits has something to wait for."""
+        assert self._stopped <= self._under_way.keys()
         rising = self._keeper.rising
         for wanted in self._waiting.values():
             assert any(name.digest in rising for name in wanted.names)
@@ -111,6 +118,12 @@ class Fetches:
     def ids(self) -> set[int]:
         """Of all that have not ended."""
         return {*self._waiting, *self._under_way}
+
+    def counts_of(self, tier: Tier) -> Counts:
+        """What is counted of a tier, the pool included."""
+        if tier is Tier.REMOTE:
+            return self.pool_counts
+        return self._keeper.shelves.by_tier[tier].counts
 
     def _places(self, wanted: Wanted) -> tuple[Tier, ...]:
         """Where to read each block from, up to the first that is nowhere."""
@@ -131,7 +144,7 @@ class Fetches:
         spoilt = [digest for digest in asked if digest in event.spoilt]
         missing = [digest for digest in asked if digest in event.missing]
         shared = tier is Tier.REMOTE
-        counts = self.pool_counts if shared else self._keeper.shelves.by_tier[tier].counts
+        counts = self.counts_of(tier)
         counts.fetched += len(came)
         counts.spoilt += len(spoilt)
         counts.missed += len(missing)
@@ -145,12 +158,7 @@ class Fetches:
         tiers = dict.fromkeys(fetch.tiers)
         if event.problem and event.blocks < len(fetch.tiers):
             failed = fetch.tiers[event.blocks]
-            counts = (
-                self.pool_counts
-                if failed is Tier.REMOTE
-                else self._keeper.shelves.by_tier[failed].counts
-            )
-            counts.failures += 1
+            self.counts_of(failed).failures += 1
             gain.failed(failed, event.problem, now_ns)
         elif len(tiers) == 1 and event.blocks and event.seconds > 0.0:
             # Of a fetch from several nobody knows which took how long.

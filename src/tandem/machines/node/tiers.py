@@ -165,11 +165,16 @@ class WorkerTiers:
         assert not self._ended
 
     def _kept(self, event: BlocksKept, now_ns: int) -> Effects:
+        between = self.keeper.owns_copy(event.copy_id)
+        tier = self.keeper.slower_tier(event.copy_id) if between else event.tier
         if event.problem:
-            self.gain.failed(event.tier, event.problem, now_ns)
+            self.gain.failed(tier, event.problem, now_ns)
+            if not between or tier is Tier.REMOTE:
+                # The keeper counts for its own tiers what it ordered itself.
+                self.fetches.counts_of(tier).failures += 1
         elif event.kept:
-            self.gain.worked(event.tier)
-        if not self.keeper.owns_copy(event.copy_id):
+            self.gain.worked(tier)
+        if not between:
             return self._addressed(self.writing.kept(event, now_ns))
         effects = self._addressed(self.keeper.copied(event, now_ns))
         begun, ended = self.fetches.go_on(now_ns)

@@ -90,8 +90,11 @@ class Gain:
         standing.failures, standing.rest_ns = 0, FIRST_REST_NS
 
     def failed(self, tier: Tier, problem: str, now_ns: int) -> None:
-        """Reading or writing had a problem."""
+        """Reading or writing had a problem. One that is off already is no worse for it: what is
+        still written there fails, too."""
         standing = self._standings[tier]
+        if not self.is_on(tier, now_ns):
+            return
         standing.failures += 1
         if standing.failures >= FAILURES_IN_A_ROW:
             standing.failures = 0

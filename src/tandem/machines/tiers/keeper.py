@@ -36,7 +36,8 @@ class TierKeeper:
         for name in self._found:
             # The chain that was written to last is the youngest.
             chain = chains.pop(name.first, {})
-            chains[name.first] = chain | {name: None}
+            chain[name] = None
+            chains[name.first] = chain
         effects: Effects = []
         for chain in chains.values():
             wanted = self.shelves.expect(Tier.DISK, tuple(chain))
@@ -82,12 +83,19 @@ class TierKeeper:
         """Whether the keeper ordered this copy and waits for its end."""
         return copy_id in self._copies
 
+    def slower_tier(self, copy_id: int) -> Tier:
+        """Where a copy that the keeper ordered goes to or, when it comes up, comes from: memory is
+        not what fails."""
+        copy = self._copies[copy_id]
+        return copy.target if _goes_down(copy) else copy.source
+
     def copied(self, event: BlocksKept, now_ns: int) -> Effects:
         """A copy that the keeper ordered is over."""
+        shelf = self.shelves.by_tier.get(self.slower_tier(event.copy_id))
+        if event.problem and shelf is not None:
+            shelf.counts.failures += 1
         copy = self._copies.pop(event.copy_id)
         digests = [name.digest for name in copy.names]
-        if event.problem:
-            self.shelves.by_tier[copy.target].counts.failures += 1
         for digest in digests:
             self.rising.pop(digest, None)
         effects = self.kept(copy.target, copy.names, event.kept, now_ns)
