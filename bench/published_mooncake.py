@@ -16,7 +16,7 @@ from published_runs import (
 )
 from tandem.commands.simulate_output import Run
 from tandem.commands.simulate_runs import Trial
-from tandem.config.cluster import Cluster, TierConfig, TierConfigs, read_cluster
+from tandem.config.cluster import Cluster, RemoteTierConfig, TierConfigs, read_cluster
 from tandem.twin.record import RunRecord
 
 NODES = 16
@@ -31,7 +31,7 @@ def routing(bench: Bench) -> Report:
     local = read_cluster("mooncake-16")
     assert local.tiers.host is not None
     # The same memory: a terabyte a node for itself, or all of it for everybody.
-    shared = TierConfig(
+    shared = RemoteTierConfig(
         NODES * local.tiers.host.capacity_bytes, local.tiers.host.bandwidth_bytes_per_s, 10e-6
     )
     tried = [
@@ -86,7 +86,7 @@ def routing(bench: Bench) -> Report:
     )
 
 
-def _with_pool(cluster: Cluster, pool: TierConfig) -> Cluster:
+def _with_pool(cluster: Cluster, pool: RemoteTierConfig) -> Cluster:
     return replace(cluster, tiers=TierConfigs(remote=pool))
 
 

@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tandem.commands.model_assembly import BUNDLED_MODEL
-from tandem.config.hardware import WorkerHardware, worker_cost
+from tandem.config.hardware import BUNDLED_MODEL, WorkerHardware, worker_cost
 from tandem.config.machine import machine_facts
 from tandem.config.options import ServeOptions
 from tandem.config.resolve import ModelFacts, resolve
