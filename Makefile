@@ -2,6 +2,8 @@
 PYTHON ?= python3
 MODEL ?=
 ARGS ?=
+# Files of tests that run at the same time: most of them wait for processes most of the time.
+TEST_PROCESSES ?= 2
 BIN := .venv/bin
 
 .PHONY: serve test chaos lint format bench clean
@@ -10,7 +12,7 @@ serve: .venv/installed
 	$(BIN)/tandem serve $(MODEL) $(ARGS)
 
 test: .venv/installed-test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
 chaos: .venv/installed-test
 	$(BIN)/python -m tests.chaos $(ARGS)

@@ -37,6 +37,15 @@ class Side:
     own: SharedRegion
     handle: int
 
+    def connect(self) -> None:
+        try:
+            self.connector.connect("peer", self.exporter.description)
+        except ConnectorError:
+            # Over TCP, UCX now and then aborts a process whose last reader has left. Nothing here
+            # can mend that (docs/cluster.md says what to use instead), nor is it what is tested.
+            self.exporter.start_if_dead()
+            self.connector.connect("peer", self.exporter.description)
+
     def read(self, spans: Spans) -> int:
         return self.connector.read("peer", spans, self.handle)
 
@@ -80,14 +89,9 @@ def connected(exporter: Exporter) -> Iterator[Side]:
     own = SharedRegion.create(exporter.size, "reader")
     connector = NixlConnector("reader")
     handle = connector.register(own.region, exported=False)
-    try:
-        connector.connect("peer", exporter.description)
-    except ConnectorError:
-        # Over TCP, UCX now and then aborts a process whose last reader has left. Nothing here can
-        # mend that (docs/cluster.md says what to use instead), and it is not what is tested.
-        exporter.start_if_dead()
-        connector.connect("peer", exporter.description)
-    yield Side(connector, exporter, own, handle)
+    side = Side(connector, exporter, own, handle)
+    side.connect()
+    yield side
     connector.close()
 
 
@@ -178,7 +182,7 @@ def test_disconnecting_ends_what_is_open(side):
     assert set(problems) == set(tickets)
     assert "disconnected" in problems[tickets[-1]]
     assert "not connected" in side.read_all(whole(10))
-    side.connector.connect("peer", side.exporter.description)
+    side.connect()
     assert side.read_all(whole(10)) == ""
 
 
