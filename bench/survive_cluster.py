@@ -32,7 +32,7 @@ DISK = "tiers: {{disk: {{capacity: 1 GiB, path: {folder}}}}}"
 POOL = "tiers: {remote: {capacity: 512 MiB}}"
 HOST_AND_POOL = "tiers: {host: {capacity: 512 MiB}, remote: {capacity: 512 MiB}}"
 REDIS = (
-    "tiers: {{remote: {{capacity: 1 MiB, redis: 'redis://127.0.0.1:{port}', "
+    "tiers: {{remote: {{capacity: 64 MiB, redis: 'redis://127.0.0.1:{port}', "
     "redis_capacity: 512 MiB}}}}"
 )
 

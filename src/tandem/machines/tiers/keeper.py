@@ -129,7 +129,8 @@ class TierKeeper:
             under_way += 1
         excess = len(self._going_down) - limits.copies * limits.copy_blocks
         if excess > 0:
-            names = self._next_down(excess)
+            # The ends of chains: without its begin, what is left of one would be worth nothing.
+            names = tuple(self._going_down.pop() for _ in range(excess))
             given_up, _ = self.shelves.arrive(Tier.DISK, names, (), now_ns)
             effects += given_up
             effects += self.shelves.let_go(Tier.HOST, [name.digest for name in names])
