@@ -12,9 +12,11 @@ serve: .venv/installed
 	$(BIN)/tandem serve $(MODEL) $(ARGS)
 
 test: .venv/installed-test
+	.ci/servers
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
 chaos: .venv/installed-test
+	.ci/servers
 	$(BIN)/python -m tests.chaos $(ARGS)
 
 lint: .venv/installed-test

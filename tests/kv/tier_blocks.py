@@ -1,6 +1,7 @@
 """Blocks for the tests of tiers: a chain of names, each with bytes that only it has."""
 
 import hashlib
+import shutil
 import socket
 import subprocess
 import time
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from tandem.facts.kv_tiers import BlockFormat, BlockName
@@ -67,6 +69,8 @@ def free_port() -> int:
 @contextmanager
 def redis_server(folder: Path, *options: str, port: int = 0) -> Iterator["RedisServer"]:
     """A server of the test's own that keeps nothing on disk."""
+    if shutil.which("redis-server") is None:
+        pytest.skip("there is no redis-server")
     server = RedisServer(port or free_port(), folder, options)
     try:
         server.start()
