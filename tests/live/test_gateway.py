@@ -83,7 +83,22 @@ def test_nobody_is_ready_before_both_phases_are_taken():
         await until(lambda: not gateway.ready)
 
     run(nobody)
-    run(only_prefill, ToyWorker("p", Role.PREFILL))
+    run(only_prefill, ToyWorker("p", Role.PREFILL), comeback_s=0.0)
+
+
+def test_who_asks_while_a_phase_has_no_worker_waits_for_one_to_come_back():
+    async def scenario(gateway, endpoint):
+        async with working(ToyWorker("d", Role.DECODE), at=endpoint):
+            await until(lambda: gateway.ready)
+        await until(lambda: len(list(gateway.machine.members)) == 1)
+        assert gateway.ready
+        late = request("late")
+        waiting = asyncio.create_task(read(gateway, late))
+        await until(lambda: gateway.machine.status(0).waiting_requests == 1)
+        async with working(ToyWorker("d", Role.DECODE), at=endpoint):
+            assert await waiting == answer(late.prompt_tokens, late.sampling, CONTEXT_TOKENS)
+
+    run(scenario, ToyWorker("p", Role.PREFILL))
 
 
 def test_a_reader_who_leaves_frees_everything():

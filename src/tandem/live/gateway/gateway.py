@@ -34,6 +34,7 @@ class GatewayTerms:
     pin_sessions_s: float = 0.0
     longest_pin_s: float = 0.0
     farewell_s: float = 1.0
+    comeback_s: float = 15.0
 
     def pin_s(self, caller: Caller) -> float:
         """How long to keep what a request of this caller leaves."""
@@ -55,6 +56,9 @@ class Gateway:
         self._task: asyncio.Task[None] | None = None
         self._failed = False
         self._closed_because: str | None = None
+        self._had_workers = False
+        # Since when it is known that a phase has no worker.
+        self._deserted_ns: int | None = None
 
     @property
     def card(self) -> ModelCard:
@@ -67,9 +71,21 @@ class Gateway:
 
     @property
     def ready(self) -> bool:
-        """Whether requests are served: somebody takes prompts, and somebody decodes."""
+        """Whether requests are served: somebody takes prompts, and somebody decodes; or did so a
+        moment ago, for workers that die are started again."""
         if self._task is None or self._closed_because is not None:
             return False
+        if self._has_workers:
+            self._deserted_ns = None
+            self._had_workers = True
+            return True
+        if self._deserted_ns is None:
+            self._deserted_ns = now_ns()
+        lost_s = (now_ns() - self._deserted_ns) / NS_PER_S
+        return self._had_workers and lost_s < self._terms.comeback_s
+
+    @property
+    def _has_workers(self) -> bool:
         roles = [member.role for member in self.machine.members if member.accepting]
         return any(role.prefills for role in roles) and any(role.decodes for role in roles)
 
