@@ -94,7 +94,6 @@ def test_who_asks_while_a_phase_has_no_worker_waits_for_one_to_come_back():
         assert gateway.ready
         late = request("late")
         waiting = asyncio.create_task(read(gateway, late))
-        await until(lambda: gateway.machine.status(0).waiting_requests == 1)
         async with working(ToyWorker("d", Role.DECODE), at=endpoint):
             assert await waiting == answer(late.prompt_tokens, late.sampling, CONTEXT_TOKENS)
 

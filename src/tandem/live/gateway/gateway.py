@@ -19,6 +19,9 @@ from tandem.observe.cluster_metrics import GatewayMetrics
 
 logger = logging.getLogger(__name__)
 
+# So often it is looked whether a worker has come back.
+POLL_S = 0.02
+
 
 @dataclass(frozen=True, slots=True)
 class GatewayTerms:
@@ -135,6 +138,8 @@ class Gateway:
         self, request: Request, caller: Caller = ANYBODY
     ) -> AsyncGenerator[TokenOutput, None]:
         """See the port `Generator`."""
+        while self.ready and not self._has_workers:
+            await asyncio.sleep(POLL_S)
         if self._closed_because:
             raise EngineFailed(self._closed_because)
         prompt_tokens, context_tokens = len(request.prompt_tokens), self.card.context_tokens
