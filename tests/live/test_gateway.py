@@ -87,17 +87,19 @@ def test_nobody_is_ready_before_both_phases_are_taken():
 
 
 def test_who_asks_while_a_phase_has_no_worker_waits_for_one_to_come_back():
+    ledgers = {}
+
     async def scenario(gateway, endpoint):
-        async with working(ToyWorker("d", Role.DECODE), at=endpoint):
+        async with working(ToyWorker("d", Role.DECODE, ledgers), at=endpoint):
             await until(lambda: gateway.ready)
         await until(lambda: len(list(gateway.machine.members)) == 1)
         assert gateway.ready
         late = request("late")
         waiting = asyncio.create_task(read(gateway, late))
-        async with working(ToyWorker("d", Role.DECODE), at=endpoint):
+        async with working(ToyWorker("e", Role.DECODE, ledgers), at=endpoint):
             assert await waiting == answer(late.prompt_tokens, late.sampling, CONTEXT_TOKENS)
 
-    run(scenario, ToyWorker("p", Role.PREFILL))
+    run(scenario, ToyWorker("p", Role.PREFILL, ledgers))
 
 
 def test_a_reader_who_leaves_frees_everything():
