@@ -257,7 +257,7 @@ def test_operators_see_drain_flip_and_audit():
             ]
             await asyncio.to_thread(lambda: client.drain("w1", leave=True))
             assert workers[1].task is not None
-            assert await workers[1].task == ""
+            assert (await workers[1].task).reason == ""
             assert 'tandem:lost_workers_total{model_name="toy"} 0.0' in text_of(gateway)
 
     run(scenario, *workers)

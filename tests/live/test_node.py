@@ -86,7 +86,7 @@ async def serve(engine: GatedEngine, inbox: Inbox, channels: dict[str, Gateway])
     steps = EngineThread(engine, node.take_result, failing(inbox))
     try:
         async with asyncio.timeout(30):
-            return await node.run(steps, channels)
+            return (await node.run(steps, channels)).reason
     finally:
         await say_goodbye(steps, channels, 5.0)
 

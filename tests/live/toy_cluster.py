@@ -13,7 +13,7 @@ from tandem.facts.blocks import CacheRoot
 from tandem.facts.cluster_messages import PROTOCOL, Hello, Welcome
 from tandem.facts.fleet import Role
 from tandem.facts.kv_export import KvExport, KvGeometry, MoveKv, MoveReport
-from tandem.facts.node_messages import BlocksPublished, MoveFinished
+from tandem.facts.node_messages import BlocksPublished, Leave, MoveFinished
 from tandem.facts.request import FinishReason, Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.serving import ModelCard
@@ -171,7 +171,7 @@ class ToyWorker:
         self.machine = WorkerMachine(config)
         mover = LedgerMover(self.inbox, self.engine.ledger, ledgers)
         self.node = Node(NodeMachine(NodeConfig(self.hello), self.machine), self.inbox, mover)
-        self.task: asyncio.Task[str] | None = None
+        self.task: asyncio.Task[Leave] | None = None
         self._steps = EngineThread(self.engine, self.node.take_result, self.inbox.fail)
         self._channels: dict[str, NodeChannel] = {}
 

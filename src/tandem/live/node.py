@@ -87,10 +87,9 @@ class Node:
         self._timer: asyncio.TimerHandle | None = None
         self._left: Leave | None = None
 
-    async def run(self, steps: Steps, channels: Mapping[str, Channel]) -> str:
-        """Until the machine says so, with a channel for each gateway by its name; gives its
-        reason, which is empty when that was wanted. What the machine raises, or the inbox was told
-        of a part that failed, is raised."""
+    async def run(self, steps: Steps, channels: Mapping[str, Channel]) -> Leave:
+        """Until the machine says so, with a channel for each gateway by its name; gives how. What
+        the machine raises, or the inbox was told of a part that failed, is raised."""
         loop = asyncio.get_running_loop()
         self._inbox.open(loop)
         steps.start(loop)
@@ -101,12 +100,7 @@ class Node:
             for effect in self.machine.handle_together(events, now_ns()):
                 self._perform(effect, steps, channels)
             self._set_timer(loop)
-        return self._left.reason
-
-    @property
-    def again(self) -> bool:
-        """Whether the process is to be started anew after its end."""
-        return self._left is not None and self._left.again
+        return self._left
 
     def take_result(self, result: StepResult) -> None:
         """A step has run; on the event loop."""

@@ -4,7 +4,6 @@ leave."""
 import asyncio
 import logging
 import os
-import signal
 import socket
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -17,14 +16,23 @@ from urllib.parse import urlsplit
 import uvloop
 
 import tandem
+from tandem.commands.cluster.member_process import (
+    FAILED,
+    FAREWELL_S,
+    LAST_WORD_S,
+    channels_to,
+    end_as,
+    exit_code,
+    heed_signals,
+)
 from tandem.commands.cluster.process_log import log_of_process
 from tandem.commands.cluster.worker_connectors import own_address, random_bytes, transfer_secret
 from tandem.config.processes import PoolNodeSetup
 from tandem.facts.cluster_messages import PROTOCOL, PoolHello
-from tandem.facts.errors import EngineFailed, InvalidConfiguration, TandemError
+from tandem.facts.errors import EngineFailed, InvalidConfiguration
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockFormat
-from tandem.facts.node_messages import BlocksKept, Leave, LeaveRequested
+from tandem.facts.node_messages import BlocksKept, Leave
 from tandem.kernels.transfer.choose import choose_transfer
 from tandem.kernels.transfer.contract import Transfer
 from tandem.kv.connector import ConnectorError
@@ -40,11 +48,8 @@ from tandem.kv.tiers.pool_server import BUFFERS, PoolServer, PoolTerms
 from tandem.kv.tiers.pool_stores import PoolStores
 from tandem.kv.tiers.redis import RedisStore
 from tandem.kv.tiers.redis_link import RedisConfig
-from tandem.live.channels.node_channel import NodeChannel
-from tandem.live.channels.sockets import NodeKeys
 from tandem.live.clock import now_ns
 from tandem.live.launching.parent import end_with_parent
-from tandem.live.launching.restarts import AGAIN
 from tandem.live.process_end import end_within
 from tandem.live.shared_pool import PoolInbox, PoolNode, Replicas
 from tandem.live.startup import StartUp
@@ -52,16 +57,9 @@ from tandem.machines.shared_pool.heat import HeatConfig
 from tandem.machines.shared_pool.machine import PoolNodeConfig, PoolNodeMachine
 from tandem.machines.tiers.config import TierLimits, TiersConfig
 from tandem.policy.eviction.registry import make_eviction
-from tandem.wire.curve import KeyPair
 
 logger = logging.getLogger(__name__)
 
-# Exit codes beside 0 and `AGAIN`, which are what was wanted, as of a worker.
-FAILED: Final = 1
-MISCONFIGURED: Final = 2
-UNWELCOME: Final = 3
-LAST_WORD_S: Final = 2.0
-FAREWELL_S: Final = 10.0
 # A server that hangs is given up before clients give up this process, which has other blocks too.
 REDIS_CONNECT_S: Final = 0.5
 REDIS_SILENCE_S: Final = 1.0
@@ -72,24 +70,10 @@ SMALL_COPY_BLOCKS: Final = 16
 
 
 def run_pool_node(setup: PoolNodeSetup) -> None:
-    """Until it is told to leave. Raises `SystemExit` with one of the codes above when it ends
-    otherwise."""
+    """Until it is told to leave. Raises `SystemExit` as `end_as`."""
     end_with_parent(setup.parent)
     log_of_process(setup.log_level)
-    try:
-        left = _run(setup)
-    except InvalidConfiguration as error:
-        logger.error("%s cannot start: %s", setup.node, error)
-        raise SystemExit(MISCONFIGURED) from error
-    except TandemError as error:
-        logger.error("%s failed: %s", setup.node, error)
-        raise SystemExit(FAILED) from error
-    if left.reason:
-        logger.error("%s ends: %s", setup.node, left.reason)
-        raise SystemExit(UNWELCOME)
-    logger.info("%s has left", setup.node)
-    if left.again:
-        raise SystemExit(AGAIN)
+    end_as(setup.node, lambda: _run(setup))
 
 
 def _run(setup: PoolNodeSetup) -> Leave:
@@ -132,12 +116,14 @@ def _run(setup: PoolNodeSetup) -> Leave:
 
 
 async def _work(setup: PoolNodeSetup, node: PoolNode, inbox: PoolInbox) -> Leave:
-    _heed_signals(inbox)
-    channels = _channels(setup, node.machine.hello, inbox)
+    heed_signals(inbox)
+    hello = node.machine.hello
+    identity = f"{hello.worker}/{hello.incarnation}"
+    channels = channels_to(setup.gateways, setup.keys, identity, inbox)
     code = FAILED
     try:
         left = await node.run(channels)
-        code = UNWELCOME if left.reason else AGAIN if left.again else 0
+        code = exit_code(left)
         return left
     finally:
         end_within(FAREWELL_S, code)
@@ -245,32 +231,3 @@ def place_of(setup: PoolNodeSetup) -> tuple[str, int]:
 def _address(name: tuple[str | int, ...]) -> str:
     host, port = str(name[0]), name[1]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _channels(setup: PoolNodeSetup, hello: PoolHello, inbox: PoolInbox) -> dict[str, NodeChannel]:
-    own = KeyPair(setup.keys.worker_public, setup.keys.worker_secret)
-    return {
-        gateway: NodeChannel(
-            gateway,
-            f"{hello.worker}/{hello.incarnation}",
-            NodeKeys(own, setup.keys.gateway_public),
-            tell=inbox.put,
-            refused=lambda reason: inbox.fail(EngineFailed(reason)),
-        )
-        for gateway in setup.gateways
-    }
-
-
-def _heed_signals(inbox: PoolInbox) -> None:
-    """The first signal asks the process to leave; a second one ends it."""
-    loop = asyncio.get_running_loop()
-    told: list[int] = []
-
-    def heed(number: int) -> None:
-        if told:
-            os._exit(128 + number)
-        told.append(number)
-        inbox.put(LeaveRequested())
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, partial(heed, number))

@@ -14,6 +14,7 @@ from tandem.live.channels.gateway_channel import ChannelNews
 from tandem.live.clock import NS_PER_S, now_ns
 from tandem.live.gateway.clients import Clients
 from tandem.live.gateway.loop import Channel, GatewayLoop
+from tandem.live.gateway.presence import Presence
 from tandem.machines.gateway.machine import GatewayMachine
 from tandem.observe.cluster_metrics import GatewayMetrics
 
@@ -59,9 +60,7 @@ class Gateway:
         self._task: asyncio.Task[None] | None = None
         self._failed = False
         self._closed_because: str | None = None
-        self._had_workers = False
-        # Since when it is known that a phase has no worker.
-        self._deserted_ns: int | None = None
+        self._presence = Presence(machine.members, terms.comeback_s)
 
     @property
     def card(self) -> ModelCard:
@@ -75,22 +74,10 @@ class Gateway:
     @property
     def ready(self) -> bool:
         """Whether requests are served: somebody takes prompts, and somebody decodes; or did so a
-        moment ago, for workers that die are started again."""
+        moment ago, and is waited for."""
         if self._task is None or self._closed_because is not None:
             return False
-        if self._has_workers:
-            self._deserted_ns = None
-            self._had_workers = True
-            return True
-        if self._deserted_ns is None:
-            self._deserted_ns = now_ns()
-        lost_s = (now_ns() - self._deserted_ns) / NS_PER_S
-        return self._had_workers and lost_s < self._terms.comeback_s
-
-    @property
-    def _has_workers(self) -> bool:
-        roles = [member.role for member in self.machine.members if member.accepting]
-        return any(role.prefills for role in roles) and any(role.decodes for role in roles)
+        return self._presence.look(now_ns())
 
     @property
     def failed(self) -> bool:
@@ -138,7 +125,7 @@ class Gateway:
         self, request: Request, caller: Caller = ANYBODY
     ) -> AsyncGenerator[TokenOutput, None]:
         """See the port `Generator`."""
-        while self.ready and not self._has_workers:
+        while self.ready and not self._presence.complete:
             await asyncio.sleep(POLL_S)
         if self._closed_because:
             raise EngineFailed(self._closed_because)
