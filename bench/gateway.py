@@ -209,7 +209,7 @@ class Client:
             good = 0
             while good < 8 * times:
                 reader, writer = await asyncio.open_connection(self._host, self._port)
-                writer.write(b"GET /ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                writer.write(b"GET /ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
                 good = good + 1 if b" 200 " in await reader.readline() else 0
                 writer.close()
                 await asyncio.sleep(0.02)
@@ -218,8 +218,8 @@ class Client:
         """Read a stream to its end; with `again` the next one follows."""
         body = (BODY % (",".join(map(str, PROMPT)), max_tokens)).encode()
         head = (
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\n\r\n" % len(body)
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
         )
         while True:
             reader, writer = await asyncio.open_connection(self._host, self._port)

@@ -5,7 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from tandem.api.config import ConnectionLimits
+from tandem.api.connection import ConnectionGate
 
 PATIENCE_S = 20.0
 
@@ -21,9 +24,13 @@ class _AnnouncedServer(uvicorn.Server):
 
 
 @contextmanager
-def serving(app: FastAPI) -> Iterator[int]:
+def serving(app: ASGIApp, limits: ConnectionLimits | None = None) -> Iterator[int]:
     """Yields the port."""
-    server = _AnnouncedServer(uvicorn.Config(app, port=0, log_level="critical", access_log=False))
+    connections = ConnectionGate(limits or ConnectionLimits()).protocol()
+    config = uvicorn.Config(
+        app, port=0, log_level="critical", access_log=False, http=connections, ws="none"
+    )
+    server = _AnnouncedServer(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     assert server.listening.wait(PATIENCE_S)

@@ -69,8 +69,8 @@ def test_request_ids_come_back(http):
     assert streamed.headers["content-type"].startswith("text/event-stream")
     for bad in ("x" * 129, "", b"caf\xe9", "a\tb"):
         response = http.get("/v1/models", headers={"X-Request-Id": bad})
-        assert response.status_code == 400
-        assert response.json()["error"]["param"] == "X-Request-Id"
+        assert response.status_code == 200
+        assert response.headers["x-request-id"].startswith("req-")
 
 
 def test_models(generator, client):

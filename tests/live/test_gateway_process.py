@@ -108,6 +108,13 @@ def complete(url: str, **body):
         return reply.read()
 
 
+def probe(address: tuple[str, int], path: str) -> bytes:
+    """The beginning of the answer on a connection of its own."""
+    with socket.create_connection(address, PATIENCE_S) as client:
+        client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        return client.recv(100)
+
+
 def test_gateways_share_a_port_serve_and_end_orderly(tmp_path):
     worker = ToyWorker("w0", export=OF_MINI)
 
@@ -182,8 +189,9 @@ def test_idle_clients_leave_files_to_workers_and_operators(tmp_path):
             resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE, (120, 120))
             address = ("127.0.0.1", int(told.url.rpartition(":")[2]))
             for _ in range(150):
-                last = clients.enter_context(socket.create_connection(address, PATIENCE_S))
-            assert last.recv(100).startswith(b"HTTP/1.1 503")
+                clients.enter_context(socket.create_connection(address, PATIENCE_S))
+            assert probe(address, "/v1/models").startswith(b"HTTP/1.1 503")
+            assert probe(address, "/health").startswith(b"HTTP/1.1 200")
             with OperatorClient(told.endpoint, NODE_KEYS, PATIENCE_S) as operator:
                 assert (await asyncio.to_thread(operator.status)).gateway == "g0"
             assert gateway.poll() is None

@@ -12,7 +12,7 @@ from tandem.api.chat import chat_routes
 from tandem.api.completions import completion_routes
 from tandem.api.config import ApiConfig
 from tandem.api.door import VERSION, FrontDoor
-from tandem.api.guard import REQUEST_ID_HEADER, ApiKeys, RequestIds
+from tandem.api.guard import REQUEST_ID_HEADER, ApiKeys, OwnPages, RequestIds
 from tandem.api.probes import probe_routes
 from tandem.api.reference import reference_routes
 from tandem.api.refusal import Refusal, Refused, refusal_of
@@ -40,6 +40,9 @@ def build_app(generator: Generator, text: TextModel, config: ApiConfig) -> FastA
     # The layer added last is the outermost: an answer without a key has an id and CORS headers too.
     if config.api_keys or config.tenants:
         app.add_middleware(ApiKeys, keys=config.api_keys, tenants=config.tenants)
+    app.add_middleware(
+        OwnPages, allowed_origins=config.allowed_origins, allowed_hosts=config.allowed_hosts
+    )
     if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -84,5 +87,6 @@ async def _client_gone(_: Request, __: Exception) -> Response:
 async def _unexpected(request: Request, _: Exception) -> Response:
     """A fault of ours: the client gets an id to quote, the server's log gets the traceback."""
     request_id = request.scope.get("tandem.request_id", "")
-    headers = {REQUEST_ID_HEADER: request_id}
+    # The server closes the connection after a fault: who keeps connections in a pool must know.
+    headers = {REQUEST_ID_HEADER: request_id, "Connection": "close"}
     return Refusal(500, "internal error", "internal_error", headers=headers).response()

@@ -7,17 +7,46 @@ from tandem.facts.errors import InvalidConfiguration
 
 
 @dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What strangers may cost before anybody asks for a key.
+
+    A request head has at most `head_bytes` and `head_fields`, and is complete `head_timeout_s`
+    after the connection was made or its last answer ended. `connections` at the same time, 0: as
+    many as the process may have files, less a reserve; `connections_per_address` of them from one
+    client address, 0: a quarter.
+    """
+
+    head_bytes: int = 64 << 10
+    head_fields: int = 100
+    head_timeout_s: float = 10.0
+    connections: int = 0
+    connections_per_address: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("head_bytes", "head_fields", "head_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise InvalidConfiguration(f"api.{name} must be positive")
+        for name in ("connections", "connections_per_address"):
+            if getattr(self, name) < 0:
+                raise InvalidConfiguration(f"api.{name} must not be negative")
+
+
+@dataclass(frozen=True, slots=True)
 class ApiConfig:
     """Limits and access of the HTTP server.
 
     No `api_keys` means open to everyone; `tenants` says whose some of them are, by key.
     `max_choices` bounds the sequences that one call starts
     (prompts times n). `allowed_origins` are the web pages that may call from a browser.
+    `allowed_hosts` are the names that the Host header may have, besides addresses in numbers;
+    none means any name.
     """
 
     api_keys: tuple[str, ...] = ()
     tenants: Mapping[str, str] = field(default_factory=dict)
     allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     max_body_bytes: int = 32 << 20
     max_nesting: int = 64
     max_choices: int = 64

@@ -1,8 +1,10 @@
-"""Who may come in, and under which request id? The two ASGI layers around every call."""
+"""Who may come in, and under which request id? The ASGI layers around every call."""
 
 import hashlib
 import hmac
+import ipaddress
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -16,6 +18,11 @@ _REQUEST_ID_CHARS = 128
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version", "/docs", "/openapi.json"})
 # Where the scope of a call says whose key it came with.
 TENANT = "tandem.tenant"
+# These change nothing here, whoever asks.
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_SHOWN_CHARS = 64
+_HOST_CHARS = 262
+_REMEMBERED_HOSTS = 64
 _KEY_MISSING = "no API key; send it as 'Authorization: Bearer KEY'"
 
 
@@ -29,9 +36,8 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        sent_id = Headers(scope=scope).get(REQUEST_ID_HEADER)
-        valid = sent_id is None or _is_valid_id(sent_id)
-        request_id = sent_id if valid and sent_id else fresh_id("req-")
+        sent_id = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
+        request_id = sent_id if _is_valid_id(sent_id) else fresh_id("req-")
         scope["tandem.request_id"] = request_id
 
         async def send_with_id(message: Message) -> None:
@@ -39,12 +45,68 @@ class RequestIds:
                 MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
             await send(message)
 
-        if valid:
-            await self._app(scope, receive, send_with_id)
-            return
-        problem = f"{REQUEST_ID_HEADER} must be 1 to {_REQUEST_ID_CHARS} printable ASCII characters"
-        refusal = Refusal(400, problem, "invalid_value", REQUEST_ID_HEADER)
-        await refusal.response()(scope, receive, send_with_id)
+        await self._app(scope, receive, send_with_id)
+
+
+class OwnPages:
+    """Keeps web pages of others from using a browser on this machine as their client.
+
+    A call that changes something (POST) and names an `Origin` comes from a page: it must be one of
+    `allowed_origins`, or a page of this server. Where `allowed_hosts` are given, the Host header
+    must be one of them, an address in numbers or `localhost`: a page whose name was made to mean
+    this machine's address (DNS rebinding) would else count as a page of this server.
+    """
+
+    def __init__(
+        self, app: ASGIApp, allowed_origins: Sequence[str], allowed_hosts: Sequence[str]
+    ) -> None:
+        self._app = app
+        self._origins = frozenset(allowed_origins)
+        self._hosts = frozenset(name.lower() for name in allowed_hosts)
+        # A client sends the same name with every call.
+        self._is_own = lru_cache(_REMEMBERED_HOSTS)(self._is_own_name)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        if refusal is None:
+            await self._app(scope, receive, send)
+        else:
+            await refusal.response()(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Refusal | None:
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        foreign = [host for host in hosts if not self._is_own(host)] if self._hosts else None
+        if foreign:
+            message = (
+                f"this server is not called {foreign[0][:_SHOWN_CHARS]!r}; "
+                "who runs it can allow that name with --allowed-hosts"
+            )
+            return Refusal(421, message, "host_not_allowed")
+        if scope["method"] in _SAFE_METHODS or "*" in self._origins:
+            return None
+        origins = [value.decode("latin-1") for name, value in scope["headers"] if name == b"origin"]
+        for origin in origins:
+            # Without the scheme, which a proxy in front may have changed.
+            page_host = origin.partition("://")[2].lower()
+            if origin not in self._origins and [page_host] != [host.lower() for host in hosts]:
+                message = (
+                    f"pages of {origin[:_SHOWN_CHARS]!r} may not call this server; "
+                    "who runs it can allow them with --allowed-origins"
+                )
+                return Refusal(403, message, "origin_not_allowed")
+        return None
+
+    def _is_own_name(self, host: str) -> bool:
+        if len(host) > _HOST_CHARS:
+            return False
+        name = _without_port(host).lower().removesuffix(".")
+        if name == "localhost" or name in self._hosts or "*" in self._hosts:
+            return True
+        try:
+            ipaddress.ip_address(name.strip("[]"))
+        except ValueError:
+            return name.endswith(".localhost")
+        return True
 
 
 class ApiKeys:
@@ -76,6 +138,10 @@ class ApiKeys:
         digest = _digest(key.encode("latin-1"))
         found = [owner for known, owner in self._owners if hmac.compare_digest(digest, known)]
         return found[0] if found else None
+
+
+def _without_port(host: str) -> str:
+    return host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]
 
 
 def _digest(key: bytes) -> bytes:

@@ -34,9 +34,7 @@ _STEPS[list(b"]}")] = -1
 
 async def read_body(request: Request, body_type: type[Body], config: ApiConfig) -> Body:
     """Raises `Refused`: 408 too slow, 413 too large, 415 not JSON, 400 anything wrong inside."""
-    media_type = request.headers.get("content-type", "application/json").partition(";")[0]
-    if media_type.strip().lower() != "application/json":
-        raise Refused(Refusal(415, "the body must be application/json", "unsupported_media_type"))
+    _check_media_type(request)
     try:
         async with asyncio.timeout(config.body_timeout_s):
             data = await _collect(request, config.max_body_bytes)
@@ -47,6 +45,19 @@ async def read_body(request: Request, body_type: type[Body], config: ApiConfig) 
     if len(data) > LARGE_BODY_BYTES:
         return await asyncio.to_thread(parse_body, data, body_type, config.max_nesting)
     return parse_body(data, body_type, config.max_nesting)
+
+
+def _check_media_type(request: Request) -> None:
+    """Exactly JSON, and said so: a web page may send anything else, or nothing, to any server
+    without asking it first. Raises `Refused` with 415."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        problem = "the body must be declared as JSON: send Content-Type: application/json"
+        raise Refused(Refusal(415, problem, "unsupported_media_type"))
+    encodings = ",".join(request.headers.getlist("content-encoding")).lower().split(",")
+    if any(encoding.strip() not in ("", "identity") for encoding in encodings):
+        problem = "the body must not be compressed: send it without Content-Encoding"
+        raise Refused(Refusal(415, problem, "unsupported_content_encoding"))
 
 
 async def _collect(request: Request, max_bytes: int) -> bytes:

@@ -24,6 +24,12 @@ _TYPES = {
 }
 
 
+# Messages show what was sent, and what was sent may be megabytes long.
+_MESSAGE_CHARS = 512
+_PARAM_CHARS = 128
+_CUT = " ... "
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """A refused call: status, one clear line, the field at fault and a code for programs."""
@@ -36,9 +42,9 @@ class Refusal:
 
     def body(self) -> bytes:
         detail = ErrorDetail(
-            message=self.message,
+            message=_shown(self.message, _MESSAGE_CHARS),
             type=_TYPES.get(self.status, "invalid_request_error"),
-            param=self.param,
+            param=None if self.param is None else _shown(self.param, _PARAM_CHARS),
             code=self.code,
         )
         return msgspec.json.encode(ErrorAnswer(error=detail))
@@ -56,7 +62,8 @@ class Refused(Exception):
 
 
 def refusal_of(error: TandemError) -> Refusal:
-    """What an error of the deeper rooms means in HTTP."""
+    """What an error of the deeper rooms means in HTTP. What is not the client's to know stays
+    here: `EngineFailed` names no cause, and any other error is an internal one."""
     if isinstance(error, PromptTooLong):
         return Refusal(400, str(error), "context_length_exceeded", error.field)
     if isinstance(error, InvalidRequest):
@@ -66,4 +73,12 @@ def refusal_of(error: TandemError) -> Refusal:
         return Refusal(429, str(error), "overloaded", headers=retry_after)
     if isinstance(error, EngineFailed):
         return Refusal(503, str(error) or "the engine failed", "engine_failed")
-    return Refusal(500, str(error), "internal_error")
+    return Refusal(500, "internal error", "internal_error")
+
+
+def _shown(text: str, most_chars: int) -> str:
+    """`text`, or its two ends: the remedy often stands last."""
+    if len(text) <= most_chars:
+        return text
+    half = (most_chars - len(_CUT)) // 2
+    return text[:half] + _CUT + text[-half:]

@@ -17,16 +17,19 @@ _REF = "#/components/schemas/{name}"
 _ERRORS = {
     400: "The request holds what it must not",
     401: "The API key is missing or wrong",
+    403: "A web page of another origin",
     404: "No such model",
-    408: "The body did not arrive in time",
+    408: "The request did not arrive in time",
     413: "The body is too large",
     415: "The body is not JSON",
+    421: "The server has no such name",
     429: "Too busy; try again after Retry-After seconds",
+    431: "The request head is too large",
     500: "The server failed",
     503: "The engine is not ready or failed",
 }
 # Only a call that carries a body can meet these.
-_BODY_ERRORS = {408, 413, 415, 429}
+_BODY_ERRORS = {403, 413, 415, 429}
 _BODIES = (
     bodies.ChatBody,
     bodies.CompletionBody,

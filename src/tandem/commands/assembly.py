@@ -9,8 +9,8 @@ from pathlib import Path
 from tandem.api.config import ApiConfig
 from tandem.commands.front_door import HttpServer, http_server_over, listen
 from tandem.commands.model_assembly import load_model, pick_kernels, plan_model
+from tandem.config.api_options import api_config
 from tandem.config.hardware import BUNDLED_MODEL
-from tandem.config.machine import MachineFacts
 from tandem.config.options import ServeOptions
 from tandem.config.resolve import ServerPlan
 from tandem.engine.engine import Engine
@@ -62,7 +62,8 @@ def assemble(model: str | None, options: ServeOptions) -> Server:
         f"{plan.worker.block_size} tokens in {plan.layout.dtype}; context {card.context_tokens}",
     )
     worker = LocalWorker(card, WorkerMachine(plan.worker), engine)
-    return Server(worker, text, plan, _api_config(options, planned.machine), notes)
+    api = api_config(options, planned.machine.api_keys)
+    return Server(worker, text, plan, api, notes)
 
 
 def http_server(server: Server, log_level: str) -> HttpServer:
@@ -92,11 +93,3 @@ async def served_in_process(server: Server) -> AsyncIterator[str]:
         finally:
             http.should_exit = True
             await task
-
-
-def _api_config(options: ServeOptions, machine: MachineFacts) -> ApiConfig:
-    return ApiConfig(
-        api_keys=options.api_key or machine.api_keys,
-        allowed_origins=options.allowed_origins,
-        max_body_bytes=options.max_body_mib << 20,
-    )

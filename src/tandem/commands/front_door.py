@@ -1,18 +1,18 @@
 """The HTTP server around whatever generates: a listening socket, the application, and how long its
 end may take. Gateways load no model, so nothing in here may import torch."""
 
-import asyncio
 import resource
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import ASGIApp
 
 from tandem.api.app import build_app
-from tandem.api.config import ApiConfig
+from tandem.api.config import ApiConfig, ConnectionLimits
+from tandem.api.connection import ConnectionGate
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.serving import Generator
 from tandem.text.model import TextModel
@@ -21,9 +21,6 @@ from tandem.text.model import TextModel
 # server waits a little longer for its clients to take that.
 PATIENCE_S = 10
 FAREWELL_S = 3
-# Of all the files that the process may have open so many, or a quarter, are not for clients.
-KEPT_FILES = 256
-BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
 
 
 def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
@@ -53,22 +50,6 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-class BoundedConnection(HttpToolsProtocol):
-    """Clients are turned away before they leave no files to the process: its workers and operators
-    come over connections too, and a gateway that hears nobody is killed."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        unbounded = files == resource.RLIM_INFINITY
-        connection = cast(asyncio.Transport, transport)
-        if unbounded or len(self.connections) < files - min(KEPT_FILES, files // 4):
-            super().connection_made(connection)
-            return
-        self.transport = connection
-        connection.write(BUSY)
-        connection.close()
-
-
 class HttpServer(uvicorn.Server):
     """Leaves the signals alone: who runs it decides what they mean (uvicorn itself would raise
     them again after an orderly end, and the process would look killed)."""
@@ -86,14 +67,20 @@ def http_server_over(
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most_files != resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
+    return bounded_server(build_app(generator, text, api), api.connections, log_level)
+
+
+def bounded_server(app: ASGIApp, limits: ConnectionLimits, log_level: str) -> HttpServer:
+    """Any application behind connections with these limits. It speaks no WebSocket."""
     return HttpServer(
         uvicorn.Config(
-            build_app(generator, text, api),
+            cast(Any, app),
             lifespan="off",
             log_level=log_level,
             access_log=log_level == "debug",
             timeout_graceful_shutdown=PATIENCE_S + FAREWELL_S,
             server_header=False,
-            http=BoundedConnection,
+            http=cast(Any, ConnectionGate(limits).protocol()),
+            ws="none",
         )
     )

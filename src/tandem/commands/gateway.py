@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 import tandem
+from tandem.commands.cluster.before_start import exposure_of
 from tandem.commands.cluster.key_files import read_keys
 from tandem.commands.cluster.places import state_directory
 from tandem.commands.cluster.run import ProcessesFailed
@@ -71,6 +72,8 @@ def gateway_command(
     name = process_name(options.name)
     endpoint = listen_endpoint(file.cluster.listen)
     setups = Setups(file.cluster, keys, alone=True)
+    if warning := exposure_of(file.cluster, setups.host.api_keys):
+        terminal().print(f"[yellow]{warning}[/yellow]", soft_wrap=True)
     directory = state_directory(f"{file.cluster.name}-{name}", options.state_dir)
     directory.claim()
     try:

@@ -10,6 +10,8 @@ import typer
 from tandem.commands.cluster.view import terminal
 from tandem.commands.flags import ConfigFile, with_flags
 from tandem.commands.serve_cluster import Caches, Shape, serve_cluster
+from tandem.config.api_options import check_exposure
+from tandem.config.environment import host_facts
 from tandem.config.options import ServeOptions, read_options
 
 ModelArgument = Annotated[
@@ -104,6 +106,9 @@ def serve_command(
     if shape.wanted:
         serve_cluster(model, options, shape, console)
         return
+    has_keys = bool(options.api_key or host_facts().api_keys)
+    if warning := check_exposure(options, has_keys=has_keys):
+        console.print(f"[yellow]{warning}[/yellow]", soft_wrap=True)
     console.print(f"[bold]Tandem[/bold] is loading {model or 'the bundled model'} …")
     # torch takes seconds to import; the other commands should not wait for it.
     importlib.import_module("tandem.commands.serving").serve(model, options, console)

@@ -17,7 +17,7 @@ from msgspec import Meta
 from tandem.config.cluster_build import Choice, Known, OptionsOf, build
 from tandem.config.cluster_ray import Launcher, RayConfig
 from tandem.config.cluster_tree import RefusedAt, nearest, override, parse
-from tandem.config.options import ServeOptions
+from tandem.config.options import OF_GATEWAYS, ServeOptions
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Role
 from tandem.facts.service_level import ServiceLevel
@@ -59,7 +59,7 @@ _ELSEWHERE = {
     "max_model_len": "write it at the top of the file",
 }
 _FOR_ALL = ("revision", "served_model_name", "load_format", "seed")
-_OF_GATEWAYS = ("host", "port", "api_key", "allowed_origins", "max_body_mib")
+_OF_GATEWAYS = tuple(name.replace("-", "_") for name in OF_GATEWAYS)
 _AT_THE_TOP = "write it under serve at the top of the file"
 _NOT_OF_A_POOL = dict.fromkeys((*_FOR_ALL, *_OF_GATEWAYS), _AT_THE_TOP)
 Serve = Annotated[Mapping[str, object], OptionsOf(ServeOptions, _ELSEWHERE)]

@@ -22,11 +22,9 @@ from tandem.config.cluster import (
 from tandem.config.cluster_tiers import pool_nodes, refused_tiers
 from tandem.config.cluster_tree import RefusedAt, mistake, node_at, set_text, spelled
 from tandem.config.hardware import load_device
-from tandem.config.options import ServeOptions, parse_bytes, read_options
+from tandem.config.options import OF_GATEWAYS, ServeOptions, parse_bytes, read_options
 from tandem.facts.errors import InvalidConfiguration
 
-# What `serve` options a worker has no use for: they are the gateways'.
-_OF_GATEWAYS = ("host", "port", "api-key", "allowed-origins", "max-body-mib")
 # Options that a pool calls otherwise.
 _KEY_OF_A_POOL = {"kv-cache-dtype": "kv_dtype", "gpu-memory-utilization": "memory_utilization"}
 STORED = ("auto", "float32", "bfloat16", "float16")
@@ -85,7 +83,7 @@ def worker_options(cluster: Cluster, pool: PoolConfig) -> ServeOptions:
         "block-size": pool.block_size or cluster.block_size,
         "max-model-len": cluster.max_model_len,
     }
-    values |= {key: value for key, value in cluster.serve.items() if key not in _OF_GATEWAYS}
+    values |= {key: value for key, value in cluster.serve.items() if key not in OF_GATEWAYS}
     values |= pool.serve
     for option, value in values.items():
         _check_option(cluster, pool, option, value)

@@ -98,11 +98,61 @@ class ServeOptions(
     allowed_origins: Annotated[
         tuple[str, ...], _say("Web origin that may call; repeat for several.", "Server")
     ] = ()
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        _say(
+            "Name that the Host header may have, beside localhost and addresses in numbers; repeat "
+            "for several. On a loopback address no other is taken; elsewhere any, unless given.",
+            "Server",
+        ),
+    ] = ()
+    allow_unauthenticated: Annotated[
+        bool, _say("Listen beyond this machine without any API key.", "Switches")
+    ] = False
+    max_connections: Annotated[
+        int,
+        Meta(ge=0),
+        _say("Connections at the same time; 0: as many as the process may have files.", "Server"),
+    ] = 0
+    max_connections_per_address: Annotated[
+        int,
+        Meta(ge=0),
+        _say(
+            "Of one client address; 0: a quarter of all. Behind a proxy all clients have one.",
+            "Server",
+        ),
+    ] = 0
+    max_head_kib: Annotated[
+        int, Positive, Meta(le=1024), _say("Largest request head in KiB.", "Server")
+    ] = 64
+    max_head_fields: Annotated[
+        int, Positive, Meta(le=10_000), _say("Header fields of a request at most.", "Server")
+    ] = 100
+    head_timeout_s: Annotated[
+        float, Meta(gt=0, le=3600), _say("Seconds that a request head may take.", "Server")
+    ] = 10.0
     max_body_mib: Annotated[
         int, Positive, Meta(le=1024), _say("Largest request body in MiB.", "Server")
     ] = 32
     log_level: Annotated[LogLevel, _say("How much the server tells.", "Server")] = "warning"
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1), _say("Seed of dummy weights.", "Server")] = 0
+
+
+# Those of the HTTP server: workers, and pools in a cluster file, have no use for them.
+OF_GATEWAYS = (
+    "host",
+    "port",
+    "api-key",
+    "allowed-origins",
+    "allowed-hosts",
+    "allow-unauthenticated",
+    "max-connections",
+    "max-connections-per-address",
+    "max-head-kib",
+    "max-head-fields",
+    "head-timeout-s",
+    "max-body-mib",
+)
 
 
 def read_options(file: Path | None, flags: Mapping[str, object]) -> ServeOptions:

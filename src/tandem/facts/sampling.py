@@ -4,7 +4,6 @@ Together with the prompt, the seed makes an answer a pure function: token i of a
 with noise keyed by (seed, position, token id), so batching or moving a request changes nothing.
 """
 
-import math
 from dataclasses import dataclass
 
 from tandem.facts.errors import InvalidRequest
@@ -78,5 +77,7 @@ class SamplingParameters:
 
 
 def _within(field: str, value: float, low: float, high: float) -> None:
-    if not math.isfinite(value) or not low <= value <= high:
-        raise InvalidRequest(field, f"must be between {low:g} and {high:g}, got {value!r}")
+    # NaN is in no range, and an int is compared as it is: one of 309 digits fits into no float.
+    if not low <= value <= high:
+        shown = repr(value) if abs(value) < 1e18 or isinstance(value, float) else "a huge number"
+        raise InvalidRequest(field, f"must be between {low:g} and {high:g}, got {shown}")

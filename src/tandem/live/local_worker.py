@@ -154,7 +154,9 @@ class LocalWorker:
             self._died("the scheduler failed", failure)
 
     def _died(self, what: str, failure: BaseException) -> None:
-        self._close(f"{what}: {type(failure).__name__}: {failure}", failed=True)
+        # The log has the cause; what is said here reaches clients.
+        del failure
+        self._close(what, failed=True)
 
     def _close(self, reason: str, *, failed: bool) -> None:
         """From now on nothing is served; whoever waits is told."""

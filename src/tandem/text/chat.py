@@ -55,6 +55,10 @@ class GenerationBlock(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class TemplateRefusal(jinja2.TemplateError):
+    """What a template itself says of the messages; its author wrote that for clients."""
+
+
 class ChatTemplate:
     """The chat templates of one checkpoint, compiled once.
 
@@ -107,9 +111,14 @@ class ChatTemplate:
         }
         try:
             return self._templates[name].render(variables)
-        except _TEMPLATE_FAILURES as error:
+        except TemplateRefusal as error:
             raise InvalidRequest(
                 "messages", f"were refused by the chat template: {error}"
+            ) from error
+        except _TEMPLATE_FAILURES as error:
+            # Its words are Python's and jinja's, about the inside of the template.
+            raise InvalidRequest(
+                "messages", "do not suit the chat template of this model"
             ) from error
 
     def _render_open(
@@ -159,4 +168,4 @@ def _tojson(value: object, ensure_ascii: bool = False, **layout: Any) -> str:
 
 
 def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
+    raise TemplateRefusal(message)

@@ -9,6 +9,7 @@ from tandem.commands.cluster.policies import router_policies
 from tandem.commands.cluster.router import capacity_of
 from tandem.commands.cluster.setups import Setups
 from tandem.commands.front_door import listen
+from tandem.config.api_options import check_exposure
 from tandem.config.cluster import Cluster
 from tandem.config.cluster_live import LiveFile, as_served, gateway_options, pool_place
 from tandem.config.cluster_placement import refused_placement
@@ -31,6 +32,7 @@ def check_before_start(file: LiveFile, directory: StateDirectory) -> None:
     check_launcher(file.cluster)
     router_policies(as_served(file.cluster))
     setups = Setups(file.cluster)
+    exposure_of(file.cluster, setups.host.api_keys)
     capacity_of(replace(file.cluster, model=str(setups.checkpoint)))
     spec = read_model_spec(setups.checkpoint)
     for pool in file.cluster.pools:
@@ -48,6 +50,14 @@ def check_before_start(file: LiveFile, directory: StateDirectory) -> None:
             f"{free_bytes / 2**30:,.1f} GiB are free here; give them less",
         )
     _try_addresses(file.cluster)
+
+
+def exposure_of(cluster: Cluster, api_keys: tuple[str, ...]) -> str:
+    """A warning about who can use the cluster, or nothing; `api_keys` where its file names none.
+    Raises `InvalidConfiguration` where everybody could and nobody asked for that."""
+    options = gateway_options(cluster, api_keys)
+    tenants = any(tenant.api_keys for tenant in cluster.tenants)
+    return check_exposure(options, has_keys=bool(options.api_key) or tenants)
 
 
 def _try_addresses(cluster: Cluster) -> None:

@@ -24,6 +24,7 @@ from tandem.commands.front_door import (
     listen,
     url_of,
 )
+from tandem.config.api_options import api_config, check_exposure
 from tandem.config.cluster import read_cluster
 from tandem.config.cluster_tiers import has_tiers
 from tandem.config.hardware import BUNDLED_MODEL
@@ -108,12 +109,10 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
         revision=options.revision,
         block_format=form.block_format if cluster.tiers.remote is not None else None,
     )
-    api = ApiConfig(
-        api_keys=options.api_key,
-        tenants={key: tenant.name for tenant in cluster.tenants for key in tenant.api_keys},
-        allowed_origins=options.allowed_origins,
-        max_body_bytes=options.max_body_mib << 20,
-    )
+    tenants = {key: tenant.name for tenant in cluster.tenants for key in tenant.api_keys}
+    api = api_config(options, (), tenants)
+    if warning := check_exposure(options, has_keys=bool(api.api_keys or api.tenants)):
+        logger.warning("%s: %s", setup.gateway, warning)
     # A start within the same second has another process id.
     incarnation = f"{wall_clock_s():x}-{os.getpid():x}"
     terms = GatewayTerms(

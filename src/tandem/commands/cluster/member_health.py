@@ -7,18 +7,20 @@ one that nobody hears is of no use. Gateways that do not answer prove nothing ag
 import asyncio
 from collections.abc import Sequence
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from tandem.api.config import ConnectionLimits
 from tandem.commands.cluster.operators import Operators
-from tandem.commands.front_door import HttpServer, listen
+from tandem.commands.front_door import bounded_server, listen
 from tandem.facts.gateway_messages import ClusterStatus
 from tandem.live.launching.vanished import Vanished
 
 LOOK_S = 1.0
+# Who asks here sends no more than a path.
+LIMITS = ConnectionLimits(head_bytes=16 << 10, connections=64)
 
 
 class MemberHealth:
@@ -62,8 +64,6 @@ async def serve_health(health: MemberHealth, port: int) -> None:
         return JSONResponse({"status": told}, 200 if health.joined else 503)
 
     routes = [Route("/health", alive), Route("/ready", ready)]
-    config = uvicorn.Config(
-        Starlette(routes=routes), lifespan="off", log_level="warning", server_header=False
-    )
+    server = bounded_server(Starlette(routes=routes), LIMITS, "warning")
     with listen("0.0.0.0", port) as listener:
-        await HttpServer(config).serve(sockets=[listener])
+        await server.serve(sockets=[listener])

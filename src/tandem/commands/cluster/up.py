@@ -11,6 +11,7 @@ from tandem.commands.cluster.launchers import make_launcher
 from tandem.commands.cluster.run import ClusterRun, RunLimits, View
 from tandem.commands.cluster.view import members_table
 from tandem.commands.greeting import Greeting
+from tandem.config.api_options import check_exposure
 from tandem.config.cluster_live import LiveFile, gateway_options
 from tandem.facts.gateway_messages import ClusterStatus
 from tandem.live.launching.state_directory import StateDirectory
@@ -51,6 +52,8 @@ class Screen:
         tenants = run.file.cluster.tenants
         closed = bool(options.api_key) or any(tenant.api_keys for tenant in tenants)
         greeting = Greeting(name, run.url, closed, self._stops)
+        if warning := check_exposure(options, has_keys=closed):
+            self._console.print(f"[yellow]{warning}[/yellow]", soft_wrap=True)
         self._console.print(str(greeting), soft_wrap=True)
 
     def left_behind(self, folder: Path) -> None:

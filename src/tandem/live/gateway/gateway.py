@@ -164,7 +164,7 @@ class Gateway:
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (failure := task.exception()):
             logger.error("the gateway machine failed", exc_info=failure)
-            self._close(f"the gateway failed: {type(failure).__name__}: {failure}", failed=True)
+            self._close("the gateway failed", failed=True)
 
     def _close(self, reason: str, *, failed: bool) -> None:
         """From now on nothing is served; whoever waits is told."""

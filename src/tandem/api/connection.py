@@ -1,0 +1,284 @@
+"""One HTTP connection, bounded before anybody looks at a key: bytes, fields and time of a request
+head, how many connections there are and of whom; and what is no HTTP is refused in OpenAI's shape.
+
+The server is uvicorn's, which has none of these limits.
+"""
+
+import asyncio
+import resource
+from collections.abc import Callable, Sequence
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Final, cast
+
+import httptools
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from tandem.api.ambient import fresh_id
+from tandem.api.config import ConnectionLimits
+from tandem.api.connection_table import ConnectionTable, Place, Room, client_network
+from tandem.api.guard import REQUEST_ID_HEADER, RequestIds
+from tandem.api.refusal import Refusal
+
+# Of all the files that the process may have open so many, or a quarter, are not for clients: its
+# workers and operators come over connections too. Some of them are the reserve for probes.
+KEPT_FILES: Final = 256
+RESERVE: Final = 64
+UNBOUNDED: Final = 1 << 30
+# What is answered where there is no place for anything else.
+PROBE_PATHS: Final = frozenset({"/health", "/ready", "/metrics"})
+# Requests that may wait behind the one that is being answered, on one connection. A packet holds
+# thousands, and each takes a hundred times its bytes.
+PIPELINED: Final = 32
+# Who is refused gets so long to read why, and may send so much in the meantime.
+LINGER_S: Final = 2.0
+LINGER_BYTES: Final = 1 << 20
+# A client that takes nothing of its answer for so long is gone.
+STALLED_S: Final = 60.0
+
+_BUSY = Refusal(
+    503,
+    "the server has as many connections as it may, in all or from this address",
+    "too_many_connections",
+    headers={"Retry-After": "1"},
+)
+_TOO_SLOW = Refusal(408, "the request head did not arrive in time", "head_timeout")
+_NOT_HTTP = Refusal(400, "this is not a valid HTTP request", "invalid_http")
+
+
+class ConnectionGate:
+    """What all connections of one server share; use it from one event loop."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self._table: ConnectionTable[BoundedConnection] = ConnectionTable(limits.head_timeout_s)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def protocol(self) -> Callable[..., "BoundedConnection"]:
+        """Makes connections, for `uvicorn.Config(http=...)`."""
+        return partial(BoundedConnection, self)
+
+    def arrived(self, connection: "BoundedConnection", address: str) -> Place:
+        place, evicted = self._table.arrived(
+            connection, client_network(address), self._room(), connection.loop.time()
+        )
+        if evicted is not None:
+            evicted.cut()
+        if place is Place.RESERVE or self._timer is None:
+            self._watch(connection.loop)
+        return place
+
+    def head_completed(self, connection: "BoundedConnection") -> None:
+        self._table.head_completed(connection)
+
+    def waits(self, connection: "BoundedConnection") -> None:
+        """For its next request."""
+        self._table.waits(connection, connection.loop.time())
+        if self._timer is None:
+            self._watch(connection.loop)
+
+    def left(self, connection: "BoundedConnection") -> None:
+        self._table.left(connection)
+
+    def _room(self) -> Room:
+        """As of now: the system may take files away from a process that runs."""
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if files == resource.RLIM_INFINITY:
+            files = UNBOUNDED
+        kept = min(KEPT_FILES, files // 4)
+        most = self.limits.connections or UNBOUNDED
+        normal = max(1, min(most, files - kept))
+        per_address = self.limits.connections_per_address or max(1, normal // 4)
+        return Room(normal, min(normal, per_address), min(RESERVE, kept // 2))
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """One timer for all: they are in the order in which they are due."""
+        due_s = self._table.next_wakeup_s()
+        if due_s is None or (self._timer is not None and self._timer.when() <= due_s):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_at(due_s, self._close_overdue, loop)
+
+    def _close_overdue(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        for connection in self._table.overdue(loop.time()):
+            connection.head_overdue()
+        self._watch(loop)
+
+
+class BoundedConnection(HttpToolsProtocol):
+    """See the module. `gate` is shared; the rest is uvicorn's."""
+
+    def __init__(self, gate: ConnectionGate, **server: Any) -> None:
+        super().__init__(**server)
+        self._gate = gate
+        self._limits = gate.limits
+        # Bytes that the parser has seen since it last made something of them: a head, a piece of
+        # a body, an end. It keeps them (a header, a trailer) or not (blanks around a chunk).
+        self._unparsed_bytes = 0
+        self._reads_head = True
+        self._refusal: Refusal | None = None
+        self._refused = False
+        self._discarded_bytes = 0
+        self._only_probes = False
+        # The request that is being answered; uvicorn's `cycle` is the one that was read last.
+        self._answering: RequestResponseCycle | None = None
+        self._stalled: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(cast(asyncio.Transport, transport))
+        place = self._gate.arrived(self, self.client[0] if self.client else "")
+        if place is Place.RESERVE:
+            self._only_probes = True
+            self.app = _only_probes(self.app)
+        elif place is Place.NONE:
+            self._refused = True
+            self.transport.write(_raw(_BUSY))
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._gate.left(self)
+        if self._stalled is not None:
+            self._stalled.cancel()
+        _tell_nobody_reads([self._answering, *(each for each, _ in self.pipeline)])
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        limit = self._limits.head_bytes
+        while data and not self._refused:
+            part, data = data[: limit - self._unparsed_bytes], data[limit - self._unparsed_bytes :]
+            self._unparsed_bytes += len(part)
+            self._unset_keepalive_if_required()
+            try:
+                self.parser.feed_data(part)
+            except httptools.HttpParserUpgrade:
+                pass  # Other protocols are not spoken here; the request is answered as it is.
+            except httptools.HttpParserError:
+                self._refuse(self._refusal or _NOT_HTTP)
+            if self._unparsed_bytes >= limit and not self._refused:
+                self._refuse(_too_large(f"{limit} bytes"))
+        if self._refused:
+            self._discarded_bytes += len(data)
+            if self._discarded_bytes > LINGER_BYTES:
+                self.transport.abort()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Trailers of a body come here, too.
+        if len(self.headers) >= self._limits.head_fields:
+            self._refusal = _too_large(f"{self._limits.head_fields} fields")
+            raise ValueError(self._refusal.message)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._unparsed_bytes = 0
+        self._reads_head = False
+        self._gate.head_completed(self)
+        if not self.pipeline:
+            self._answering = self.cycle
+        if self._only_probes:
+            self.cycle.keep_alive = False
+        if len(self.pipeline) > PIPELINED:
+            raise ValueError("too many requests before an answer")
+
+    def on_body(self, body: bytes) -> None:
+        self._unparsed_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._unparsed_bytes = 0
+        self._reads_head = True
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        was_last = not self.pipeline
+        self._answering = None if was_last else self.pipeline[-1][0]
+        super().on_response_complete()
+        if was_last:
+            # Bytes of a body that nobody wants any more do not buy time.
+            self._gate.waits(self)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._stalled is None:
+            self._stalled = self.loop.call_later(STALLED_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    def head_overdue(self) -> None:
+        """No complete head in its time."""
+        if self._refused:
+            return
+        if self._unparsed_bytes and self._may_answer():
+            self._refuse(_TOO_SLOW)
+        else:
+            self.cut()
+
+    def cut(self) -> None:
+        """Close it at once; who does not read gets no time for that."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+    def _may_answer(self) -> bool:
+        """Whether what is written now would be read as the answer to what was sent last."""
+        if self.cycle is None or self.cycle.response_complete:
+            return self._reads_head
+        return not (self._reads_head or self.cycle.response_started or self.pipeline)
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Say why, if the client can tell what that is about, and close. What it still sends is
+        read for a moment and thrown away: a connection that is closed over unread bytes is reset,
+        and the client would never see the answer."""
+        answers = self._may_answer()
+        self._refused = True
+        _tell_nobody_reads([self._answering, *(each for each, _ in self.pipeline)])
+        if not answers:
+            self.cut()
+            return
+        self.transport.write(_raw(refusal))
+        self.transport.write_eof()
+        self.loop.call_later(LINGER_S, self.transport.abort)
+
+
+def _tell_nobody_reads(cycles: Sequence[RequestResponseCycle | None]) -> None:
+    """To the request that is being answered, and to those that wait behind it."""
+    for cycle in cycles:
+        if cycle is not None:
+            cycle.disconnected = True
+            cycle.message_event.set()
+
+
+def _raw(refusal: Refusal) -> bytes:
+    """The whole answer, which ends the connection."""
+    body = refusal.body()
+    headers = {
+        **refusal.headers,
+        REQUEST_ID_HEADER.lower(): fresh_id("req-"),
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "connection": "close",
+    }
+    lines = [f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
+
+
+def _too_large(most: str) -> Refusal:
+    return Refusal(431, f"the request head has more than {most}", "head_too_large")
+
+
+def _only_probes(app: ASGIApp) -> ASGIApp:
+    busy = RequestIds(_BUSY.response())
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await (app if scope["path"] in PROBE_PATHS else busy)(scope, receive, send)
+
+    return answer

@@ -1,0 +1,61 @@
+"""What a server's options mean for its HTTP front: the limits, who may come in, and whether it may
+listen there at all."""
+
+import ipaddress
+from collections.abc import Mapping
+
+from tandem.api.config import ApiConfig, ConnectionLimits
+from tandem.config.options import ServeOptions
+from tandem.facts.errors import InvalidConfiguration
+
+
+def api_config(
+    options: ServeOptions, api_keys: tuple[str, ...], tenants: Mapping[str, str] | None = None
+) -> ApiConfig:
+    """`api_keys` count where the options name none; `tenants` are by key."""
+    return ApiConfig(
+        api_keys=options.api_key or api_keys,
+        tenants=tenants or {},
+        allowed_origins=options.allowed_origins,
+        allowed_hosts=_allowed_hosts(options),
+        max_body_bytes=options.max_body_mib << 20,
+        connections=ConnectionLimits(
+            head_bytes=options.max_head_kib << 10,
+            head_fields=options.max_head_fields,
+            head_timeout_s=options.head_timeout_s,
+            connections=options.max_connections,
+            connections_per_address=options.max_connections_per_address,
+        ),
+    )
+
+
+def check_exposure(options: ServeOptions, *, has_keys: bool) -> str:
+    """A warning to be shown, or nothing. Raises `InvalidConfiguration` for a server that whoever
+    reaches this machine could use, unless that was asked for."""
+    if has_keys or is_loopback(options.host):
+        return ""
+    if options.allow_unauthenticated:
+        return (
+            "Without an API key: whoever reaches this machine, which listens on "
+            f"{options.host or 'any address'}, can use the model and see its metrics."
+        )
+    raise InvalidConfiguration(
+        f"host: {options.host or 'any address'} can be reached from other machines, and there is "
+        "no API key; give one (--api-key or TANDEM_API_KEY), listen on 127.0.0.1, or allow "
+        "everybody (--allow-unauthenticated)"
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there. A name may mean anything, but for
+    `localhost`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _allowed_hosts(options: ServeOptions) -> tuple[str, ...]:
+    """On a loopback address the names of others are made up by web pages (DNS rebinding)."""
+    own = ("localhost",) if is_loopback(options.host) else ()
+    return (*own, *options.allowed_hosts)
