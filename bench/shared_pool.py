@@ -27,6 +27,7 @@ from tandem.facts.kv_tiers import BlockFormat, BlockName
 from tandem.kernels.transfer.choose import choose_transfer
 from tandem.kv.connectors.tcp_door import listening_socket
 from tandem.kv.connectors.tcp_frames import Credentials
+from tandem.kv.tiers.block_tags import BlockTags
 from tandem.kv.tiers.engine_config import TierCalls
 from tandem.kv.tiers.host import HostStore
 from tandem.kv.tiers.pool_client import PoolClient, PoolClientTerms
@@ -48,18 +49,19 @@ WARMUPS = 4
 def serve(block_bytes: int, capacity_blocks: int) -> None:
     """The other process: one of the pool without gateways, and a raw socket beside it."""
     block_format, transfer = BlockFormat(ROOT, block_bytes), choose_transfer()
+    tags = BlockTags(SECRET, block_format, transfer)
     limits = TierLimits(stagings=16, copies=1, copy_blocks=batch_blocks(block_bytes))
     tiers = TiersConfig({Tier.HOST: capacity_blocks}, limits=limits)
-    memory = HostStore(block_format, capacity_blocks + limits.slack_blocks, transfer)
+    memory = HostStore(tags.stored, capacity_blocks + limits.slack_blocks, transfer)
     inbox = PoolInbox()
     calls = TierCalls(lambda _: None, lambda: None, time.monotonic_ns)
-    stores = PoolStores({Tier.HOST: memory}, block_format, calls)
+    stores = PoolStores({Tier.HOST: memory}, tags.stored, calls)
     hello = PoolHello(PROTOCOL, "", "pool-0", START, "", block_format, capacity_blocks)
     machine = PoolNodeMachine(PoolNodeConfig(hello, tiers), time.monotonic_ns())
-    replicas = Replicas(stores, client_of(block_format), block_format, inbox)
+    replicas = Replicas(stores, client_of(block_format), tags.stored, inbox)
     node = PoolNode(machine, inbox, stores, replicas)
     credentials = Credentials(SECRET, incarnation_proof(START))
-    terms = PoolTerms(block_format, credentials, transfer, secrets.token_bytes)
+    terms = PoolTerms(tags, credentials, secrets.token_bytes)
     server = PoolServer(listening_socket("127.0.0.1", 0), terms, node.desk)
     raw = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=echo, args=(raw,), daemon=True).start()
@@ -89,7 +91,7 @@ def fill(connection: socket.socket, memory: memoryview) -> None:
 def client_of(block_format: BlockFormat) -> PoolClient:
     return PoolClient(
         PoolClientTerms(
-            block_format, SECRET, choose_transfer(), secrets.token_bytes, time.monotonic_ns
+            block_format, SECRET, SECRET, choose_transfer(), secrets.token_bytes, time.monotonic_ns
         )
     )
 

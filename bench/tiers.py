@@ -120,7 +120,7 @@ def disk_works(data: Data, folder: Path) -> dict[str, Work]:
 
 def redis_works(data: Data, port: int) -> dict[str, Work]:
     config = RedisConfig(f"redis://127.0.0.1:{port}/0", len(data.rows), call_s=60)
-    store = RedisStore(config, data.format, choose_transfer(), time.monotonic_ns)
+    store = RedisStore(config, data.format, choose_transfer(), time.monotonic_ns, secret=bytes(32))
     client = redis.Redis(port=port)
     values = [row.tobytes() for row in data.rows]
 

@@ -98,7 +98,7 @@ def test_not_ready_refuses_work_and_only_that(http, generator):
     assert http.get("/health").status_code == 200
     response = http.post("/v1/chat/completions", json=CHAT)
     assert response.status_code == 503
-    assert response.headers["retry-after"] == "1"
+    assert response.headers["retry-after"] in ("1", "2")
     assert http.post("/tokenize", json={"prompt": "x"}).status_code == 200
 
 

@@ -272,7 +272,7 @@ def test_failures_before_the_first_token_are_plain_errors(
     assert caught.value.status_code == status
     assert caught.value.body["message"] == str(failure)
     if status == 429:
-        assert caught.value.response.headers["retry-after"] == "3"
+        assert caught.value.response.headers["retry-after"] in ("3", "4")
 
 
 def test_a_failure_in_mid_stream_is_the_last_event(client, generator):

@@ -5,7 +5,6 @@ import random
 import pytest
 
 from tandem.api.connection_table import (
-    GIVES_WAY_S,
     RESERVE_HEAD_S,
     ConnectionTable,
     Place,
@@ -15,6 +14,7 @@ from tandem.api.connection_table import (
 
 ROOM = Room(normal=400, per_address=100, reserve=16)
 HEAD_S = 10.0
+GIVES_WAY_S = 1.0
 
 
 def flood(table, count, address, now_s):
@@ -30,7 +30,7 @@ def flood(table, count, address, now_s):
 
 
 def test_5000_of_one_address_leave_room_for_others_and_for_probes():
-    table = ConnectionTable(HEAD_S)
+    table = ConnectionTable(HEAD_S, GIVES_WAY_S)
     there = flood(table, 5000, "bad", 0.0)
     assert len(there) == len(table) == ROOM.per_address + ROOM.reserve
     # At once a probe of the same address is heard, and others are served as ever.
@@ -42,7 +42,7 @@ def test_5000_of_one_address_leave_room_for_others_and_for_probes():
 
 
 def test_idle_ones_of_many_addresses_give_way_when_all_is_full():
-    table = ConnectionTable(HEAD_S)
+    table = ConnectionTable(HEAD_S, GIVES_WAY_S)
     for number in range(8):
         flood(table, 50, f"bad-{number}", 0.0)
     assert table.arrived("burst", "good", ROOM, 0.0)[0] is Place.RESERVE
@@ -53,7 +53,7 @@ def test_idle_ones_of_many_addresses_give_way_when_all_is_full():
 
 
 def test_who_is_owed_an_answer_never_gives_way():
-    table = ConnectionTable(HEAD_S)
+    table = ConnectionTable(HEAD_S, GIVES_WAY_S)
     for connection in flood(table, 100, "busy", 0.0):
         table.head_completed(connection)
     assert table.arrived("more", "busy", ROOM, 99.0)[0] is Place.RESERVE
@@ -63,7 +63,7 @@ def test_who_is_owed_an_answer_never_gives_way():
 
 
 def test_the_reserve_gives_the_last_comer_its_chance_unless_all_are_at_work():
-    table = ConnectionTable(HEAD_S)
+    table = ConnectionTable(HEAD_S, GIVES_WAY_S)
     there = flood(table, 116, "bad", 0.0)
     assert table.arrived("probe", "bad", ROOM, 0.0) == (Place.RESERVE, there[100])
     table.head_completed("probe")
@@ -74,7 +74,7 @@ def test_the_reserve_gives_the_last_comer_its_chance_unless_all_are_at_work():
 
 
 def test_everybody_s_time_is_over_once_and_in_the_reserve_sooner():
-    table = ConnectionTable(HEAD_S)
+    table = ConnectionTable(HEAD_S, GIVES_WAY_S)
     there = flood(table, 116, "bad", 0.0)
     assert table.next_wakeup_s() == RESERVE_HEAD_S
     assert table.overdue(RESERVE_HEAD_S) == there[100:]
@@ -91,7 +91,7 @@ def test_everybody_s_time_is_over_once_and_in_the_reserve_sooner():
 def test_no_bound_is_ever_exceeded(seed):
     chance = random.Random(seed)
     room = Room(chance.randint(1, 12), chance.randint(1, 6), chance.randint(0, 4))
-    table, now_s, live = ConnectionTable(HEAD_S), 0.0, {}
+    table, now_s, live = ConnectionTable(HEAD_S, GIVES_WAY_S), 0.0, {}
     for number in range(600):
         now_s += chance.choice((0.0, 0.1, 3.0))
         match chance.randint(0, 5):

@@ -144,7 +144,7 @@ def test_dripping_bytes_buy_no_time(port_with):
 
 
 def test_300_idle_sockets_starve_neither_probes_nor_other_addresses(port_with):
-    port = port_with(connections=100, connections_per_address=20)
+    port = port_with(connections=100, connections_per_address=20, gives_way_s=60.0)
     with ExitStack() as idle:
         for _ in range(300):
             idle.enter_context(connected(port))
@@ -152,7 +152,8 @@ def test_300_idle_sockets_starve_neither_probes_nor_other_addresses(port_with):
             for _ in range(5):
                 assert ask(port, head(path)).status == 200
         refused = ask(port, head("/v1/models", "Authorization: Bearer key"))
-        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+        assert refused.status == 503
+        assert refused.headers["retry-after"] in ("1", "2")
         assert refused.error["code"] == "too_many_connections"
         other = ask(port, head("/v1/models", "Authorization: Bearer key"), "127.0.0.2")
         assert other.status == 200

@@ -13,7 +13,7 @@ from tandem.config.cluster_live import checked
 from tandem.config.cluster_tree import parse
 from tests.deploy.manifests import KUBERAY, documents, parsed, pod_templates
 
-CONFIG, JOB, SERVICE = documents(KUBERAY / "rayjob.yaml")
+CONFIG, JOB, SERVICE, *POLICIES = documents(KUBERAY / "rayjob.yaml")
 # Field: type, and whether it must be there.
 RAY_JOB = {
     "entrypoint": (str, False),
@@ -112,3 +112,61 @@ def test_the_entrypoint_is_a_command_of_ours():
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports["http"] == live_file().cluster.serve["port"]
     assert yaml.safe_load(CONFIG["data"]["cluster.yaml"])["serve"]["host"] == "0.0.0.0"
+
+
+def admitted(labels, port, client, *, same_namespace=True):
+    """Whether the policies let a pod with the labels `client` reach a named port of one with
+    `labels`. A pod that no policy chooses lets everybody in."""
+    chosen = [
+        policy["spec"]
+        for policy in POLICIES
+        if policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    ]
+    assert all(policy["policyTypes"] == ["Ingress"] for policy in chosen)
+    rules = [rule for policy in chosen for rule in policy["ingress"]]
+    return not chosen or any(
+        _ports_fit(rule, port) and _lets_in(rule, client, same_namespace) for rule in rules
+    )
+
+
+def _lets_in(rule, client, same_namespace):
+    return "from" not in rule or any(_fits(peer, client, same_namespace) for peer in rule["from"])
+
+
+def _ports_fit(rule, port):
+    return "ports" not in rule or port in [each["port"] for each in rule["ports"]]
+
+
+def _fits(peer, client, same_namespace):
+    assert set(peer) <= {"podSelector", "namespaceSelector"}
+    here = same_namespace or "namespaceSelector" in peer
+    return here and peer["podSelector"]["matchLabels"].items() <= client.items()
+
+
+STRANGER = {"app.kubernetes.io/name": "somebody"}
+OPERATOR = {"app.kubernetes.io/name": "kuberay-operator"}
+
+
+def test_nobody_but_the_cluster_reaches_ray():
+    """Whoever reaches the dashboard, or Ray's own ports, may run any code."""
+    head, *workers = [template["metadata"]["labels"] for template in pod_templates(RAY)]
+    assert len(workers) == 2
+    ports = next(pod_templates(RAY))["spec"]["containers"][0]["ports"]
+    names = {port["name"] for port in ports}
+    assert {"dashboard", "gcs-server", "client", "http"} <= names
+    for same_namespace in (True, False):
+        for port in (*names - {"http"}, "any other"):
+            assert not admitted(head, port, STRANGER, same_namespace=same_namespace), port
+        for worker in workers:
+            assert not admitted(worker, "any", STRANGER, same_namespace=same_namespace)
+        # It alone submits the job; of the other ports it needs none.
+        assert admitted(head, "dashboard", OPERATOR, same_namespace=same_namespace)
+        assert not admitted(head, "client", OPERATOR, same_namespace=same_namespace)
+        assert admitted(head, "http", STRANGER, same_namespace=same_namespace)
+    for labels in (head, *workers):
+        for other in (head, *workers):
+            assert admitted(labels, "any other", other)
+
+
+def test_the_service_offers_http_alone():
+    assert [port["targetPort"] for port in SERVICE["spec"]["ports"]] == ["http"]

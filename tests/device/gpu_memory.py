@@ -6,6 +6,8 @@ checksum of all of it; the end of input is the end.
 """
 
 import ctypes
+import mmap
+import os
 import subprocess
 import sys
 import zlib
@@ -17,7 +19,7 @@ from numpy.typing import NDArray
 
 from tandem.kv.connectors.cuda_driver import LIBRARY
 from tandem.kv.connectors.cuda_ipc import CudaIpcConnector
-from tandem.kv.region import Region, SharedRegion
+from tandem.kv.region import Region
 
 # Something else lies before the memory in its allocation.
 BEFORE = 4096
@@ -34,12 +36,14 @@ class GpuMemory:
         if library == LIBRARY:
             whole = torch.zeros(BEFORE + size, dtype=torch.uint8, device="cuda:0")
         else:
-            self._shared = SharedRegion.create(BEFORE + size, "stand-in")
-            region = self._shared.region
+            # Who opens memory of a GPU may write to it.
+            descriptor = os.memfd_create("stand-in")
+            os.ftruncate(descriptor, BEFORE + size)
+            self._shared = np.frombuffer(mmap.mmap(descriptor, BEFORE + size), dtype=np.uint8)
             tell = ctypes.CDLL(library).stand_in_memory
             tell.argtypes = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int)
-            tell(region.address, region.bytes, region.descriptor)
-            whole = torch.from_numpy(self._shared.view)
+            tell(self._shared.ctypes.data, BEFORE + size, descriptor)
+            whole = torch.from_numpy(self._shared)
         self._bytes = whole[BEFORE:]
         self.region = Region(self._bytes.data_ptr(), size, device="cuda:0")
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tandem.kernels.errors import KernelArgumentError
 from tandem.kernels.native.library import NativeLibrary
 from tandem.kernels.transfer.choose import choose_transfer
-from tandem.kernels.transfer.contract import Transfer
+from tandem.kernels.transfer.contract import KEY_WORDS, SUM_BYTES, Transfer
 from tandem.kernels.transfer.cpu import NativeTransfer
 from tandem.kernels.transfer.reference import REFERENCE
 
@@ -148,3 +148,30 @@ def test_wrong_arguments_are_refused(transfer: Transfer, native: bool) -> None:
         )
     nothing = np.zeros(0, dtype=np.int64)
     assert len(face.checksum_runs(address, nothing, 8)) == 0
+
+
+def by_hand(raw: bytes, key: list[int]) -> list[list[int]]:
+    """The keyed sums of a run as their definition has them."""
+    raw += bytes(-len(raw) % SUM_BYTES)
+    sums = []
+    for start in range(0, len(raw), SUM_BYTES):
+        words = np.frombuffer(raw[start : start + SUM_BYTES], dtype="<u8").tolist()
+        keyed = [(word + each) % 2**64 for word, each in zip(words, key, strict=True)]
+        total = sum(a * b for a, b in zip(keyed[::2], keyed[1::2], strict=True)) % 2**128
+        sums.append([total % 2**64, total >> 64])
+    return sums
+
+
+@pytest.mark.parametrize("run_bytes", [1, 1000, 1024, 4100])
+def test_keyed_sums_are_what_they_are_defined_to_be(transfer: Transfer, run_bytes: int) -> None:
+    memory, offsets = some_memory(11), places(12, 5, run_bytes)
+    memory[offsets[0] : offsets[0] + run_bytes] = 255
+    key = np.random.default_rng(13).integers(0, 2**64, KEY_WORDS, dtype=np.uint64)
+    wanted = [
+        by_hand(memory[at : at + run_bytes].tobytes(), key.tolist()) for at in offsets.tolist()
+    ]
+    for face in (transfer, REFERENCE):
+        found = face.sum_runs(memory.ctypes.data, offsets, run_bytes, key=key)
+        assert found.tolist() == wanted
+    with pytest.raises(KernelArgumentError, match="key"):
+        transfer.sum_runs(memory.ctypes.data, offsets, run_bytes, key=key[1:])

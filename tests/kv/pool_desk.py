@@ -11,6 +11,7 @@ from tandem.facts.kv_tiers import BlockFormat, BlockName
 from tandem.kernels.transfer.choose import choose_transfer
 from tandem.kv.connectors.tcp_door import TcpLimits, listening_socket
 from tandem.kv.connectors.tcp_frames import Credentials
+from tandem.kv.tiers.block_tags import BlockTags
 from tandem.kv.tiers.contract import Row
 from tandem.kv.tiers.host import HostStore
 from tandem.kv.tiers.pool_client import PoolClient, PoolClientTerms
@@ -21,6 +22,7 @@ from tests.kv.tier_blocks import FORMAT
 SECRET = b"what only the cluster knows"
 PATIENT = TcpLimits(connect_s=20.0, silence_s=20.0, idle_s=20.0)
 TRANSFER = choose_transfer()
+TAGS = BlockTags(SECRET, FORMAT, TRANSFER)
 _counter = itertools.count(1)
 
 
@@ -32,7 +34,7 @@ def entropy(count: int) -> bytes:
 class MemoryDesk:
     """`coming` are wanted and neither kept nor given up; `keeps` counts blocks that were sent."""
 
-    def __init__(self, block_format: BlockFormat = FORMAT, blocks: int = 4096) -> None:
+    def __init__(self, block_format: BlockFormat = TAGS.stored, blocks: int = 4096) -> None:
         self.store = HostStore(block_format, blocks, TRANSFER)
         self.held: set[bytes] = set()
         self.coming: set[bytes] = set()
@@ -98,9 +100,10 @@ def served(
     limits: TcpLimits = PATIENT,
     buffers: int = 4,
 ) -> Iterator[ServedNode]:
-    desk = MemoryDesk(block_format)
+    tags = BlockTags(SECRET, block_format, TRANSFER)
+    desk = MemoryDesk(tags.stored)
     credentials = Credentials(SECRET, incarnation_proof(f"{name}-start"))
-    terms = PoolTerms(block_format, credentials, TRANSFER, entropy, limits, buffers)
+    terms = PoolTerms(tags, credentials, entropy, limits, buffers)
     server = PoolServer(listening_socket("127.0.0.1", 0), terms, desk)
     try:
         yield ServedNode(name, server, desk)
@@ -119,7 +122,7 @@ def client_of(
     now_ns=time.monotonic_ns,
 ) -> Iterator[PoolClient]:
     terms = PoolClientTerms(
-        block_format, secret, TRANSFER, entropy, now_ns, limits, retry_s, call_s
+        block_format, secret, SECRET, TRANSFER, entropy, now_ns, limits, retry_s, call_s
     )
     with closing(PoolClient(terms)) as client:
         for node in nodes:

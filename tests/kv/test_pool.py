@@ -1,7 +1,6 @@
 """The shared pool over real sockets: what is written is read by others, whole or not at all."""
 
 import socket
-import struct
 import threading
 import time
 from collections import Counter
@@ -19,8 +18,9 @@ from tandem.kv.connectors.tcp_frames import BadFrame, Credentials
 from tandem.kv.connectors.tcp_link import Way, prove
 from tandem.kv.connectors.tcp_stream import Stream, StreamEnded
 from tandem.kv.tiers import pool_frames as frames
+from tandem.kv.tiers.block_tags import TAG_BYTES
 from tandem.kv.tiers.pool_frames import Verb, Verdict
-from tests.kv.pool_desk import PATIENT, SECRET, TRANSFER, client_of, entropy, served
+from tests.kv.pool_desk import PATIENT, SECRET, TAGS, client_of, entropy, served
 from tests.kv.tier_blocks import FORMAT, contents, digests, name, names, rows, whole
 
 END_S = 20.0
@@ -45,16 +45,17 @@ def test_what_one_wrote_another_reads(node):
 
 def test_many_frames_are_one_call():
     large = BlockFormat(FORMAT.root, 64 << 10)
-    chain = names(3 * frames.batch_blocks(large.block_bytes) + 7, chain=2)
+    batch = frames.batch_blocks(large.block_bytes + TAG_BYTES)
+    chain = names(3 * batch + 7, chain=2)
     written = np.random.default_rng(1).integers(0, 256, (len(chain), 64 << 10), dtype=np.uint8)
     with served(block_format=large) as node, client_of(node, block_format=large) as client:
         assert client.put(chain, list(written)).digests == digests(chain)
         into = np.zeros_like(written)
         assert client.get(chain, list(into)).blocks == len(chain)
         assert (into == written).all()
-        assert node.desk.most_together == frames.batch_blocks(large.block_bytes)
+        assert node.desk.most_together == batch
         # A gap in the middle of the second of four frames.
-        hole = frames.batch_blocks(large.block_bytes) + 5
+        hole = batch + 5
         node.desk.store.forget([chain[hole].digest])
         found = client.get(chain, list(into))
         assert (found.blocks, found.missing) == (hole, (chain[hole].digest,))
@@ -235,22 +236,16 @@ def hear(stream: Stream, count: int) -> bytes:
 
 
 def offer(stream: Stream, chain: list[BlockName]) -> tuple[Verdict, ...]:
-    say(stream, frames.request(Verb.OFFER, FORMAT, chain))
+    say(stream, frames.request(Verb.OFFER, TAGS.stored, chain))
     assert frames.parse_reply(hear(stream, frames.REPLY_BYTES), len(chain)) == len(chain)
     return frames.parse_verdicts(hear(stream, len(chain)))
 
 
-def checksums(chain: list[BlockName]) -> bytes:
-    sums = [
-        int(TRANSFER.checksum_runs(row.ctypes.data, np.zeros(1, np.int64), len(row))[0])
-        for row in contents(chain)
-    ]
-    return struct.pack(f"<{len(sums)}Q", *sums)
-
-
 def data(chain: list[BlockName]) -> bytes:
-    head = frames.data_frame(FORMAT, len(chain)) + checksums(chain)
-    return head + b"".join(row.tobytes() for row in contents(chain))
+    rows = contents(chain)
+    tagged = zip(rows, TAGS.of(chain, rows), strict=True)
+    head = frames.data_frame(TAGS.stored, len(chain))
+    return head + b"".join(row.tobytes() + tag for row, tag in tagged)
 
 
 @pytest.mark.parametrize("sent_bytes", [0, 20, 80, 100, 3_000, 6_050])
@@ -271,7 +266,7 @@ def test_a_client_that_dies_in_the_middle_leaves_nothing(node, sent_bytes):
 def test_a_spoilt_block_is_refused_and_the_others_are_kept(node):
     chain = names(3, chain=7)
     frame = bytearray(data(chain))
-    frame[-FORMAT.block_bytes - 1] ^= 1
+    frame[-TAGS.stored.block_bytes - 1] ^= 1
     with closing(proven(node)) as stream:
         offer(stream, chain)
         say(stream, bytes(frame))

@@ -35,12 +35,13 @@ from tests.kv.tier_blocks import (
 # Short, so that tests are; a machine under load still answers in that time.
 SILENCE_S = 0.3
 PASSWORD = "open-sesame"
+SECRET = b"what only the cluster knows"
 
 
 def opened(url: str, capacity: int = 20, format: BlockFormat = FORMAT, **options):
     given = {"silence_s": SILENCE_S, "retry_s": 0.05, "most_retry_s": 0.1} | options
     config = RedisConfig(url, capacity, **given)
-    return closing(RedisStore(config, format, choose_transfer(), time.monotonic_ns))
+    return closing(RedisStore(config, format, choose_transfer(), time.monotonic_ns, secret=SECRET))
 
 
 @pytest.fixture

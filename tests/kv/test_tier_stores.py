@@ -55,7 +55,7 @@ class Stores:
             config = DiskConfig(self._folder / f"{number}.kv", CAPACITY)
             return DiskStore(config, FORMAT, transfer)
         config = RedisConfig(self._url, CAPACITY, owner=f"test-{number}", trip_bytes=7_000)
-        return RedisStore(config, FORMAT, transfer, time.monotonic_ns)
+        return RedisStore(config, FORMAT, transfer, time.monotonic_ns, secret=b"cluster")
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tandem.commands.cluster.worker_connectors import random_bytes, transfer_secret
+from tandem.commands.cluster.worker_connectors import (
+    block_secret,
+    random_bytes,
+    transfer_secret,
+)
 from tandem.config.processes import CurveKeys, HealthSetup, PoolNodeSetup, write_setup
 from tandem.facts.cluster_messages import (
     Audit,
@@ -176,8 +180,11 @@ class PoolNodes:
     @contextmanager
     def client(self, *nodes: str) -> Iterator[PoolClient]:
         """As a worker has one, once the gateway knows these."""
-        secret = transfer_secret(self.setup("nobody"))
-        terms = PoolClientTerms(FORMAT, secret, TRANSFER, random_bytes, now_ns, LIMITS, retry_s=1.0)
+        setup = self.setup("nobody")
+        secrets = transfer_secret(setup), block_secret(setup)
+        terms = PoolClientTerms(
+            FORMAT, *secrets, TRANSFER, random_bytes, now_ns, LIMITS, retry_s=1.0
+        )
         with closing(PoolClient(terms)) as client:
             self.join(client, *nodes)
             yield client

@@ -79,7 +79,7 @@ def test_one_supervisor_catches_everything():
                 named = ast.unparse(node.type) if node.type else "everything"
                 if named in ("Exception", "BaseException", "everything"):
                     broad.append(module.name)
-    assert broad == ["src/tandem/live/engine_thread.py"]
+    assert broad == ["src/tandem/kv/threads.py"]
 
 
 @pytest.mark.parametrize("kind", OWNERS)

@@ -9,6 +9,11 @@ def fresh_seed() -> int:
     return secrets.randbits(64)
 
 
+def fresh_chance() -> float:
+    """A number in [0, 1), for waits that must not all end together."""
+    return secrets.randbits(53) / (1 << 53)
+
+
 def fresh_id(prefix: str) -> str:
     """An identity no other request has, on this server or another."""
     return f"{prefix}{secrets.token_hex(12)}"

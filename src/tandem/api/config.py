@@ -13,7 +13,8 @@ class ConnectionLimits:
     A request head has at most `head_bytes` and `head_fields`, and is complete `head_timeout_s`
     after the connection was made or its last answer ended. `connections` at the same time, 0: as
     many as the process may have files, less a reserve; `connections_per_address` of them from one
-    client address, 0: a quarter.
+    client address, 0: a quarter. Where there are no more, one that has owed its head for
+    `gives_way_s` gives way to a newcomer.
     """
 
     head_bytes: int = 64 << 10
@@ -21,9 +22,10 @@ class ConnectionLimits:
     head_timeout_s: float = 10.0
     connections: int = 0
     connections_per_address: int = 0
+    gives_way_s: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("head_bytes", "head_fields", "head_timeout_s"):
+        for name in ("head_bytes", "head_fields", "head_timeout_s", "gives_way_s"):
             if getattr(self, name) <= 0:
                 raise InvalidConfiguration(f"api.{name} must be positive")
         for name in ("connections", "connections_per_address"):

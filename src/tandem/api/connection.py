@@ -15,11 +15,12 @@ import httptools
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from tandem.api.ambient import fresh_id
+from tandem.api.ambient import fresh_chance, fresh_id
 from tandem.api.config import ConnectionLimits
 from tandem.api.connection_table import ConnectionTable, Place, Room, client_network
 from tandem.api.guard import REQUEST_ID_HEADER, RequestIds
 from tandem.api.refusal import Refusal
+from tandem.facts.backoff import retry_after
 
 # Of all the files that the process may have open so many, or a quarter, are not for clients: its
 # workers and operators come over connections too. Some of them are the reserve for probes.
@@ -37,12 +38,6 @@ LINGER_BYTES: Final = 1 << 20
 # A client that takes nothing of its answer for so long is gone.
 STALLED_S: Final = 60.0
 
-_BUSY = Refusal(
-    503,
-    "the server has as many connections as it may, in all or from this address",
-    "too_many_connections",
-    headers={"Retry-After": "1"},
-)
 _TOO_SLOW = Refusal(408, "the request head did not arrive in time", "head_timeout")
 _NOT_HTTP = Refusal(400, "this is not a valid HTTP request", "invalid_http")
 
@@ -52,7 +47,9 @@ class ConnectionGate:
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
-        self._table: ConnectionTable[BoundedConnection] = ConnectionTable(limits.head_timeout_s)
+        self._table: ConnectionTable[BoundedConnection] = ConnectionTable(
+            limits.head_timeout_s, limits.gives_way_s
+        )
         self._timer: asyncio.TimerHandle | None = None
 
     def protocol(self) -> Callable[..., "BoundedConnection"]:
@@ -135,7 +132,7 @@ class BoundedConnection(HttpToolsProtocol):
             self.app = _only_probes(self.app)
         elif place is Place.NONE:
             self._refused = True
-            self.transport.write(_raw(_BUSY))
+            self.transport.write(_raw(_busy()))
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -271,14 +268,19 @@ def _raw(refusal: Refusal) -> bytes:
     return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
 
 
+def _busy() -> Refusal:
+    message = "the server has as many connections as it may, in all or from this address"
+    headers = {"Retry-After": retry_after(1.0, fresh_chance())}
+    return Refusal(503, message, "too_many_connections", headers=headers)
+
+
 def _too_large(most: str) -> Refusal:
     return Refusal(431, f"the request head has more than {most}", "head_too_large")
 
 
 def _only_probes(app: ASGIApp) -> ASGIApp:
-    busy = RequestIds(_BUSY.response())
-
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        await (app if scope["path"] in PROBE_PATHS else busy)(scope, receive, send)
+        answering = app if scope["path"] in PROBE_PATHS else RequestIds(_busy().response())
+        await answering(scope, receive, send)
 
     return answer

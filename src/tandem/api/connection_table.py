@@ -14,9 +14,6 @@ from typing import Final, Generic, TypeVar
 
 Connection = TypeVar("Connection", bound=Hashable)
 
-# A head is usually there at once. Only who has waited for so long gives way to newcomers, so that
-# an honest burst of clients does not throw itself out.
-GIVES_WAY_S: Final = 1.0
 # In the reserve heads must be quicker.
 RESERVE_HEAD_S: Final = 2.0
 # An IPv6 client has all addresses of such a network.
@@ -50,10 +47,13 @@ class _Address(Generic[Connection]):
 
 
 class ConnectionTable(Generic[Connection]):
-    """All connections of a server. Instants are seconds of one clock that never goes back."""
+    """All connections of a server. Instants are seconds of one clock that never goes back. A head
+    is usually there at once: only who has waited for `gives_way_s` gives way to newcomers, so that
+    an honest burst of clients does not throw itself out."""
 
-    def __init__(self, head_timeout_s: float) -> None:
+    def __init__(self, head_timeout_s: float, gives_way_s: float = 1.0) -> None:
         self._head_timeout_s = head_timeout_s
+        self._gives_way_s = gives_way_s
         self._reserve_timeout_s = min(head_timeout_s, RESERVE_HEAD_S)
         self._addresses: dict[str, _Address[Connection]] = {}
         self._normal: dict[Connection, _Address[Connection]] = {}
@@ -72,7 +72,7 @@ class ConnectionTable(Generic[Connection]):
         closed for it, if any; that one is forgotten already."""
         crowd, evicted = self._crowd(address, room), None
         if crowd is not None:
-            evicted = _longest(crowd, now_s - GIVES_WAY_S)
+            evicted = _longest(crowd, now_s - self._gives_way_s)
             if evicted is None:
                 return self._into_reserve(connection, room, now_s)
             self.left(evicted)

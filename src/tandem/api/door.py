@@ -6,9 +6,11 @@ from importlib.metadata import version
 
 from starlette.requests import Request
 
+from tandem.api.ambient import fresh_chance
 from tandem.api.config import ApiConfig
 from tandem.api.guard import TENANT
 from tandem.api.refusal import Refusal, Refused
+from tandem.facts.backoff import retry_after
 from tandem.facts.errors import EngineFailed
 from tandem.facts.serving import Caller, Generator
 from tandem.text.model import TextModel
@@ -58,7 +60,7 @@ class FrontDoor:
             # Without Retry-After: waiting does not help.
             raise EngineFailed("the engine failed; the server must be restarted")
         if not self.generator.ready:
-            headers = {"Retry-After": "1"}
+            headers = {"Retry-After": retry_after(1.0, fresh_chance())}
             raise Refused(Refusal(503, "the model is not ready", "not_ready", headers=headers))
 
 

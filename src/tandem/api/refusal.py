@@ -1,13 +1,14 @@
 """How is an error told to a client? One shape, OpenAI's, for every status."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 from starlette.responses import Response
 
+from tandem.api.ambient import fresh_chance
 from tandem.api.answers import ErrorAnswer, ErrorDetail
+from tandem.facts.backoff import retry_after
 from tandem.facts.errors import (
     EngineFailed,
     InvalidRequest,
@@ -69,8 +70,8 @@ def refusal_of(error: TandemError) -> Refusal:
     if isinstance(error, InvalidRequest):
         return Refusal(400, str(error), "invalid_value", error.field)
     if isinstance(error, Overloaded):
-        retry_after = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
-        return Refusal(429, str(error), "overloaded", headers=retry_after)
+        headers = {"Retry-After": retry_after(error.retry_after_s, fresh_chance())}
+        return Refusal(429, str(error), "overloaded", headers=headers)
     if isinstance(error, EngineFailed):
         return Refusal(503, str(error) or "the engine failed", "engine_failed")
     return Refusal(500, "internal error", "internal_error")

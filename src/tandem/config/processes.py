@@ -16,12 +16,13 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 class CurveKeys(msgspec.Struct, frozen=True):
     """Keys of one cluster, Z85: the gateways' pair, and the pair that workers and operators share.
-    A worker needs no `gateway_secret`."""
+    A worker needs no `gateway_secret`. `kv_secret` is what KV in the shared pool is tagged with."""
 
     gateway_public: str
     worker_public: str
     worker_secret: str
     gateway_secret: str = ""
+    kv_secret: str = ""
 
 
 class HealthSetup(msgspec.Struct, frozen=True):

@@ -8,7 +8,6 @@ and no gateway.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from queue import Empty, SimpleQueue
-from threading import Thread
 
 from tandem.facts.kv_export import Endpoint, KvExport, MoveKv
 from tandem.kv.connector import Connector
@@ -18,6 +17,7 @@ from tandem.kv.mover_lane import Lane, LaneCalls
 from tandem.kv.mover_piece import Workplace
 from tandem.kv.mover_publisher import Publisher
 from tandem.kv.mover_reader import Part, ReadingStatistics
+from tandem.kv.threads import SupervisedThread
 
 
 class KvMover:
@@ -44,7 +44,7 @@ class KvMover:
         ]
         self._desk = Desk(memory, self._lanes, config, calls.ended)
         self._publisher = Publisher(memory, config)
-        self._thread = Thread(target=self._supervise, name="kv mover", daemon=True)
+        self._thread = SupervisedThread("kv mover", self._run, self._failed)
         for lane in self._lanes:
             lane.start()
         self._thread.start()
@@ -95,12 +95,11 @@ class KvMover:
     def _part_ended(self, lane: str, part: Part) -> None:
         self._commands.put(lambda: self._desk.take(lane, part, self._calls.now_ns()))
 
-    def _supervise(self) -> None:
-        try:
-            self._run()
-        finally:
-            if not self._closing:
-                self._calls.failed()
+    def _failed(self, failure: Exception) -> None:
+        """No move ends any more: the process does."""
+        del failure
+        if not self._closing:
+            self._calls.failed()
 
     def _run(self) -> None:
         while not self._closing:

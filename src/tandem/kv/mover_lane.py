@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from threading import Thread
 
 from tandem.facts.kv_export import Endpoint
 from tandem.kv.connector import Connector
 from tandem.kv.mover_config import MoverConfig
 from tandem.kv.mover_piece import Workplace
 from tandem.kv.mover_reader import Part, Reader, ReadingStatistics
+from tandem.kv.threads import SupervisedThread
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Lane:
         self._calls = calls
         self._closing = False
         self._commands: SimpleQueue[Callable[[int], None]] = SimpleQueue()
-        self._thread = Thread(target=self._supervise, name=f"kv {self.name}", daemon=True)
+        self._thread = SupervisedThread(f"kv {self.name}", self._run, self._failed)
 
     @property
     def statistics(self) -> ReadingStatistics:
@@ -66,12 +66,11 @@ class Lane:
         self._closing = True
         self._reader.stop(None, "the worker is leaving", now_ns)
 
-    def _supervise(self) -> None:
-        try:
-            self._run()
-        finally:
-            if not self._closing:
-                self._calls.failed()
+    def _failed(self, failure: Exception) -> None:
+        """No part ends any more: the process does."""
+        del failure
+        if not self._closing:
+            self._calls.failed()
 
     def _run(self) -> None:
         while self._reader.busy or not self._closing:

@@ -1,19 +1,27 @@
 """Memory that other processes may reach: anonymous, and gone with the last process that maps it."""
 
+import errno
 import fcntl
+import logging
 import mmap
 import os
 from dataclasses import dataclass
-from threading import Event, Thread, get_native_id
+from threading import Event, get_native_id
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tandem.kernels.native.pages import populate
+from tandem.kv.threads import SupervisedThread, no_harm
+
+logger = logging.getLogger(__name__)
 
 # Whoever maps the memory can rely on its size: a shrunken file would kill its readers.
 SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+# F_SEAL_FUTURE_WRITE of linux/fcntl.h (since 5.1): what is mapped stays writable, and nobody maps
+# it writable or writes to it any more, whoever he is and however he came by the file.
+SEAL_FUTURE_WRITE: Final = 0x0010
 # Of one call to the system, about a millisecond's worth: whoever faults meanwhile waits no longer.
 WARM_BYTES: Final = 1 << 18
 # Whatever else there is to compute goes first.
@@ -24,8 +32,8 @@ CLOSE_S: Final = 5.0
 @dataclass(frozen=True, slots=True)
 class Region:
     """`bytes` of memory at `address`. `descriptor` is the file descriptor behind it that another
-    process of this user may map, or -1. `device` is "cpu" or as torch names a GPU. Whoever made
-    it keeps it alive."""
+    process of this user may map to read, or -1. `device` is "cpu" or as torch names a GPU. Whoever
+    made it keeps it alive."""
 
     address: int
     bytes: int
@@ -35,7 +43,8 @@ class Region:
 
 class SharedRegion:
     """Memory of this process, all zeros at first, behind a file without a name: nothing is left
-    to clean up, whatever way the process ends.
+    to clean up, whatever way the process ends. Others read it; to write to it is this process's
+    alone.
 
     `view` is all of it, as bytes; every array or tensor made from it keeps the memory mapped.
     """
@@ -44,7 +53,7 @@ class SharedRegion:
         self.region = region
         self.view = view
         self._closing = Event()
-        self._warming: Thread | None = None
+        self._warming: SupervisedThread | None = None
 
     @classmethod
     def create(cls, bytes: int, name: str) -> "SharedRegion":
@@ -53,8 +62,9 @@ class SharedRegion:
         descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(descriptor, bytes)
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
-            view = mapped(descriptor, bytes)
+            view = _mapped(descriptor, bytes, mmap.PROT_READ | mmap.PROT_WRITE)
+            # After the one mapping that may write.
+            _seal(descriptor)
         except OSError:
             os.close(descriptor)
             raise
@@ -71,7 +81,7 @@ class SharedRegion:
         """Whether `warm` has done what can be done, by then."""
         assert self._warming is not None
         self._warming.join(timeout_s)
-        return not self._warming.is_alive()
+        return not self._warming.alive
 
     def close(self) -> None:
         """No new peer can map it; the memory goes with its last view, here and at peers."""
@@ -85,16 +95,34 @@ class SharedRegion:
 
 
 def mapped(descriptor: int, bytes: int) -> NDArray[np.uint8]:
-    """The memory behind a descriptor, shared with all who map it, for as long as a view lives."""
-    memory = mmap.mmap(descriptor, bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    """The memory behind a descriptor, shared with its owner, for as long as a view lives: to be
+    read, and nothing else."""
+    return _mapped(descriptor, bytes, mmap.PROT_READ)
+
+
+def _mapped(descriptor: int, bytes: int, protection: int) -> NDArray[np.uint8]:
+    memory = mmap.mmap(descriptor, bytes, mmap.MAP_SHARED, protection)
     return np.frombuffer(memory, dtype=np.uint8)
 
 
-def warming_thread(address: int, size_bytes: int, closing: Event) -> Thread:
+def _seal(descriptor: int) -> None:
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS | SEAL_FUTURE_WRITE)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        logger.warning(
+            "this kernel cannot seal memory against writing (Linux 5.1 can): other processes of "
+            "this user could write to KV that they should only read"
+        )
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+
+
+def warming_thread(address: int, size_bytes: int, closing: Event) -> SupervisedThread:
     """Has pages made for memory that begins at a page, at the lowest priority, until all is done or
     `closing` is set; the memory must stay mapped until then."""
-    arguments = (address, size_bytes, closing)
-    warming = Thread(target=_warm, args=arguments, name="kv warm", daemon=True)
+    # Whoever touches a page first has it made, if nobody did before.
+    warming = SupervisedThread("kv warm", lambda: _warm(address, size_bytes, closing), no_harm)
     warming.start()
     return warming
 

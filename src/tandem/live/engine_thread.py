@@ -1,20 +1,13 @@
-"""The thread in which the engine runs plans, one after the other.
-
-It is supervised, as every thread here that may fail in ways nobody foresaw: whatever is raised is
-logged, ends the thread, and is told to the owner, who fails what depended on it.
-"""
+"""The thread in which the engine runs plans, one after the other."""
 
 import asyncio
-import logging
-import threading
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Protocol
 
 from tandem.facts.steps import StepPlan, StepResult
-
-logger = logging.getLogger(__name__)
+from tandem.kv.threads import SupervisedThread
 
 
 class PendingStep(Protocol):
@@ -37,22 +30,6 @@ class PlanRunner(Protocol):
     def launch(self, plan: StepPlan) -> PendingStep: ...
 
 
-def supervised(
-    name: str, work: Callable[[], None], failed: Callable[[Exception], None]
-) -> threading.Thread:
-    """A thread for `work`, not yet started, that keeps no process alive. What `work` raises is
-    logged and given to `failed`, in that thread."""
-
-    def supervise() -> None:
-        try:
-            work()
-        except Exception as failure:
-            logger.exception("the %s failed", name)
-            failed(failure)
-
-    return threading.Thread(target=supervise, name=name, daemon=True)
-
-
 class EngineThread:
     """`on_result` and `on_failure` are called on the event loop that `start` is given."""
 
@@ -67,7 +44,7 @@ class EngineThread:
         self._on_failure = on_failure
         self._plans: SimpleQueue[StepPlan | None] = SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = supervised("engine", self._work, self._tell_failure)
+        self._thread = SupervisedThread("engine", self._work, self._tell_failure)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

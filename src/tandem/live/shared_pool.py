@@ -70,6 +70,7 @@ class Desk:
         self._ids = count()
         self._offers: dict[int, Future[AnswerOffer]] = {}
         self._readers: dict[int, _Reader] = {}
+        self._keeps: dict[int, Future[Kept]] = {}
         self._closed = False
 
     def offer(self, names: Sequence[BlockName]) -> Sequence[Verdict]:
@@ -82,14 +83,20 @@ class Desk:
         return [verdict_of.get(name.digest, Verdict.UNWANTED) for name in names]
 
     def keep(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Sequence[Verdict]:
-        future = Future[Kept]()
+        keep_id, future = next(self._ids), Future[Kept]()
+        self._keeps[keep_id] = future
 
         def ended(kept: Kept) -> None:
             self._inbox.put_threadsafe(BlocksReceived(tuple(names), kept.digests))
-            future.set_result(kept)
+            del self._keeps[keep_id]
+            if future.set_running_or_notify_cancel():
+                future.set_result(kept)
 
         self._stores.put(names, rows, ended)
-        held = set(future.result().digests)
+        try:
+            held = set(future.result().digests)
+        except CancelledError as error:
+            raise ConnectorError("this process of the shared pool has failed") from error
         return [Verdict.HELD if name.digest in held else Verdict.UNWANTED for name in names]
 
     def forgo(self, names: Sequence[BlockName]) -> None:
@@ -120,9 +127,12 @@ class Desk:
         else:
             ended(BlocksFetched(order.fetch_id, 0))
 
-    def close(self) -> None:
-        """On the event loop, when the machine answers no more: nobody waits for it any longer."""
+    def close(self, *, failed: bool = False) -> None:
+        """On the event loop, when the machine answers no more: nobody waits for it any longer, nor,
+        where the process `failed`, for its stores."""
         self._closed = True
+        for kept in list(self._keeps.values()) if failed else ():
+            kept.cancel()
         for future in list(self._offers.values()):
             future.cancel()
         for reader in list(self._readers.values()):
@@ -217,7 +227,7 @@ class PoolNode:
                     self._perform(effect, channels)
                 self._set_timer(loop)
         finally:
-            self.desk.close()
+            self.desk.close(failed=self._left is None)
         return self._left
 
     def _perform(self, effect: PoolNodeEffect, channels: Mapping[str, Channel]) -> None:

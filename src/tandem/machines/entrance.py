@@ -14,6 +14,7 @@ from tandem.facts.fleet_messages import (
     LoadReported,
     RouterEffect,
 )
+from tandem.machines.audit import invariant
 from tandem.machines.fleet import Capacity, Fleet
 from tandem.machines.passage import Passage, Stage
 from tandem.machines.prefix_index import PrefixIndex
@@ -185,20 +186,24 @@ class Entrance:
     def audit(self, on_their_way: Sequence[Passage]) -> None:
         """Assert that the counts are those of these passages."""
         in_use = Counter(passage.view.service_class for passage in on_their_way)
-        assert in_use == {name: count for name, count in self.line.in_use.items() if count}
+        counted = {name: count for name, count in self.line.in_use.items() if count}
+        invariant(in_use == counted, "classes use the places that their requests take")
         for worker, standing in self.fleet.standings.items():
-            assert standing.prefilling == {
+            prefilling = {
                 passage.wire_id
                 for passage in on_their_way
                 if passage.stage is Stage.PREFILLING and passage.prefill == worker
             }
+            counted_prompts = standing.prefilling == prefilling
+            invariant(counted_prompts, f"the prompts counted at {worker} are there")
             expected = [
                 passage.expected_tokens
                 for passage in on_their_way
                 if passage.expected_tokens and passage.decode == worker
             ]
-            assert standing.expected_decodes == len(expected)
-            assert standing.expected_context_tokens == sum(expected)
+            counted_decodes = standing.expected_decodes, standing.expected_context_tokens
+            decodes = len(expected), sum(expected)
+            invariant(counted_decodes == decodes, f"the decodes expected at {worker} will come")
         self.index.audit()
 
     def _look(self, passage: Passage, now_ns: int) -> RequestView:

@@ -16,6 +16,7 @@ from tandem.facts.fleet_messages import (
     TransferEnded,
 )
 from tandem.facts.messages import HoldsReleased, ImportDone
+from tandem.machines.audit import invariant
 from tandem.machines.passage import Import, Passage, Stage
 
 
@@ -102,9 +103,9 @@ class Handover:
             for worker, leg in passage.imports.items()
             for transfer_id in leg.moving
         }
-        assert moving == self._transfers
-        assert not self._finished
-        assert not self._copied
+        invariant(moving == self._transfers, "transfers under way are those that requests wait for")
+        invariant(not self._finished, "requests whose KV has come have gone on")
+        invariant(not self._copied, "requests whose copies have come have gone on")
 
     def _send(
         self, passage: Passage, worker: str, tier: Tier, end_token: int

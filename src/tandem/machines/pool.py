@@ -8,6 +8,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
 from tandem.facts.blocks import BlockChanges
+from tandem.machines.audit import invariant
 
 
 class BlockPool:
@@ -150,11 +151,11 @@ class BlockPool:
         used is all. For tests and for the auditor."""
         expected = [0] * self.block_count
         for blocks in owned:
-            assert len(set(blocks)) == len(blocks)
+            invariant(len(set(blocks)) == len(blocks), "a block table names no block twice")
             for block in blocks:
                 expected[block] += 1
-        assert expected == self._owners
-        assert {block for block, owners in enumerate(expected) if not owners} == set(self._free)
-        assert self._block_of == {
-            digest: block for block, digest in enumerate(self._hash_of) if digest is not None
-        }
+        invariant(expected == self._owners, "blocks have the owners that block tables say")
+        unowned = {block for block, owners in enumerate(expected) if not owners}
+        invariant(unowned == set(self._free), "the free list holds what nobody owns")
+        hashed = {digest: block for block, digest in enumerate(self._hash_of) if digest is not None}
+        invariant(hashed == self._block_of, "the prefix cache names blocks by their hashes")

@@ -6,6 +6,7 @@ A place is one tier of one holder, and a set is the bits of one integer.
 from collections.abc import Iterator
 
 from tandem.facts.fleet import Tier
+from tandem.machines.audit import invariant
 
 # A hexadecimal digit a holder: one bit for each tier.
 BITS = 4
@@ -98,4 +99,5 @@ class HolderSets:
 
     def audit(self, uses: dict[int, int]) -> None:
         """Assert that the sets are those in use, by their places. For tests."""
-        assert uses == {places: holders.uses for places, holders in self._sets.items()}
+        counted = {places: holders.uses for places, holders in self._sets.items()}
+        invariant(uses == counted, "sets of holders are kept while runs use them")

@@ -6,8 +6,9 @@ the order in which pools evict.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
+from tandem.machines.audit import invariant
 from tandem.machines.prefix_holders import HolderSet, HolderSets
 
 
@@ -78,24 +79,26 @@ class BlockRuns:
             run = self._run_of[digests[position]]
             position = self._change(run, digests, (position, place))
 
-    def walk(self, chain: Sequence[bytes]) -> Iterator[tuple[int, HolderSet]]:
+    def walk(self, chain: Sequence[bytes]) -> list[tuple[int, HolderSet]]:
         """The pieces of the chain that lie in one set of places: where each ends, and the set. Ends
-        at the first unknown block."""
+        at the first unknown block. Runs that follow each other there become one."""
+        pieces: list[tuple[int, HolderSet]] = []
         position = 0
         before: Run | None = None
         while position < len(chain):
             run = self._run_of.get(chain[position])
             if run is None:
-                return
+                break
             # A chain enters a run at its start, unless a report named a false parent.
             aligned = run.digests[0] == chain[position]
             blocks = common_blocks(run.digests, chain, position) if aligned else 1
             position += blocks
-            yield position, run.holders
+            pieces.append((position, run.holders))
             whole = aligned and blocks == len(run.digests)
             if aligned and before is not None and before.holders is run.holders:
                 run = self._join(before, run)
             before = run if whole else None
+        return pieces
 
     def _append(
         self, digests: Sequence[bytes], parents: Sequence[bytes], start: tuple[int, int]
@@ -188,11 +191,14 @@ class BlockRuns:
 
     def audit(self, places: dict[bytes, int]) -> None:
         """Assert that every block of `places` is in one run, and lies just there. For tests."""
-        assert places == {digest: run.holders.places for digest, run in self._run_of.items()}
+        known = {digest: run.holders.places for digest, run in self._run_of.items()}
+        invariant(places == known, "blocks are known to lie where they were reported")
         runs = self.runs()
         members = [digest for run in runs for digest in run.digests]
-        assert len(members) == len(set(members)) == len(self._run_of)
-        assert all(self._run_of[digest] is run for run in runs for digest in run.digests)
+        once = len(members) == len(set(members)) == len(self._run_of)
+        invariant(once, "every block is in one run, once")
+        found = all(self._run_of[digest] is run for run in runs for digest in run.digests)
+        invariant(found, "the run of a block has it")
         uses: dict[int, int] = {}
         for run in runs:
             uses[run.holders.places] = uses.get(run.holders.places, 0) + 1

@@ -4,6 +4,7 @@ from bisect import insort
 from collections.abc import Iterable
 
 from tandem.facts.blocks import extend_chain
+from tandem.machines.audit import invariant
 from tandem.machines.pool import BlockPool
 from tandem.machines.sealed import SealedBlocks
 from tandem.machines.sequence import Phase, Sequence
@@ -136,8 +137,9 @@ class Residents:
         in_slots = [*self.running, *self.importing.values()]
         self.pool.audit([sequence.stay.blocks for sequence in (*in_slots, *self.held.values())])
         slots = [sequence.stay.slot for sequence in in_slots] + self.free_slots
-        assert sorted(slots) == list(range(len(slots)))
-        assert set(self._filling.values()) <= set(in_slots)
+        invariant(sorted(slots) == list(range(len(slots))), "each slot is free or has one sequence")
+        filling = set(self._filling.values())
+        invariant(filling <= set(in_slots), "blocks are filled by sequences that run")
 
 
 def _rank(sequence: Sequence) -> tuple[int, int, int]:

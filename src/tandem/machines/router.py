@@ -39,6 +39,7 @@ from tandem.facts.messages import (
     RequestsArrived,
     WorkerEvent,
 )
+from tandem.machines.audit import invariant
 from tandem.machines.entrance import Choice, Entrance, RouterConfig
 from tandem.machines.handover import Handover
 from tandem.machines.migration import Migrations
@@ -116,8 +117,10 @@ class RouterMachine:
         """Assert that every request is somewhere, and counted where it is. For tests and for the
         auditor."""
         on_their_way = [p for p in self.passages.values() if p.stage is not Stage.LINE]
-        assert self._by_wire == {name: each for each in on_their_way for name in each.names.all}
-        assert len(self.entrance.line) == len(self.passages) - len(on_their_way)
+        by_wire = {name: each for each in on_their_way for name in each.names.all}
+        invariant(self._by_wire == by_wire, "workers know requests by the names they were given")
+        waiting = len(self.passages) - len(on_their_way)
+        invariant(len(self.entrance.line) == waiting, "a request waits or is on its way")
         self.entrance.audit(on_their_way)
         self.handover.audit(on_their_way)
 

@@ -31,6 +31,7 @@ from tandem.facts.messages import (
 )
 from tandem.facts.request import Request
 from tandem.facts.steps import StepResult
+from tandem.machines.audit import invariant
 from tandem.machines.emission import Emission, news_of_copies, news_of_kv, news_of_lost_kv
 from tandem.machines.plan_builder import PlanBuilder
 from tandem.machines.pool import BlockPool
@@ -156,7 +157,7 @@ class WorkerMachine:
         residents = self.residents
         importing = [s for s in residents.importing.values() if s.phase is Phase.IMPORTING]
         in_work = len(residents.running) + len(importing) + len(self.planner.waiting)
-        assert len(self.unfinished) == in_work
+        invariant(len(self.unfinished) == in_work, "unfinished requests run, import or wait")
 
     def _arrive(
         self, request: Request, now_ns: int, effects: list[WorkerEffect], import_tokens: int = 0

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, Protocol
 
+from tandem.api.ambient import fresh_chance
 from tandem.config.processes import CurveKeys
 from tandem.facts.errors import EngineFailed, InvalidConfiguration, TandemError
 from tandem.facts.node_messages import (
@@ -79,6 +80,7 @@ def channels_to(
             own,
             tell=inbox.put,
             refused=lambda reason: inbox.fail(EngineFailed(reason)),
+            chance=fresh_chance,
         )
         for gateway in gateways
     }

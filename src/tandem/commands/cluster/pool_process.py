@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import uvloop
 
 import tandem
+from tandem.api.ambient import fresh_chance
 from tandem.commands.cluster.member_process import (
     FAILED,
     FAREWELL_S,
@@ -26,7 +27,12 @@ from tandem.commands.cluster.member_process import (
     heed_signals,
 )
 from tandem.commands.cluster.process_log import log_of_process
-from tandem.commands.cluster.worker_connectors import own_address, random_bytes, transfer_secret
+from tandem.commands.cluster.worker_connectors import (
+    block_secret,
+    own_address,
+    random_bytes,
+    transfer_secret,
+)
 from tandem.config.processes import PoolNodeSetup
 from tandem.facts.cluster_messages import PROTOCOL, PoolHello
 from tandem.facts.errors import EngineFailed, InvalidConfiguration
@@ -38,6 +44,7 @@ from tandem.kernels.transfer.contract import Transfer
 from tandem.kv.connector import ConnectorError
 from tandem.kv.connectors.tcp_door import listening_socket
 from tandem.kv.connectors.tcp_frames import Credentials
+from tandem.kv.tiers.block_tags import BlockTags
 from tandem.kv.tiers.contract import BlockStore
 from tandem.kv.tiers.disk import DiskConfig, DiskStore
 from tandem.kv.tiers.engine_config import TierCalls, TierEvent
@@ -82,16 +89,17 @@ def _run(setup: PoolNodeSetup) -> Leave:
     block_format = BlockFormat(setup.root, setup.block_bytes)
     inbox = PoolInbox()
     transfer = choose_transfer(setup.native_kernels)
+    tags = BlockTags(block_secret(setup), block_format, transfer)
     with ExitStack() as undo:
         with startup.phase("memory"):
             tiers = tiers_of(setup)
-            by_tier = _stores(setup, tiers, block_format, transfer)
+            by_tier = _stores(setup, tiers, tags.stored, transfer)
         with startup.phase("what was kept"):
             tiers = _with_found(tiers, by_tier)
-        stores = PoolStores(by_tier, block_format, _calls(inbox))
+        stores = PoolStores(by_tier, tags.stored, _calls(inbox))
         undo.callback(stores.close, LAST_WORD_S)
         client = _client(setup, block_format, transfer)
-        replicas = Replicas(stores, client, block_format, inbox)
+        replicas = Replicas(stores, client, tags.stored, inbox)
         undo.callback(replicas.close, LAST_WORD_S)
         listening = _listening(setup)
         undo.callback(listening.close)
@@ -107,8 +115,9 @@ def _run(setup: PoolNodeSetup) -> Leave:
         config = PoolNodeConfig(hello, tiers, HeatConfig(replicas=setup.replicas))
         node = PoolNode(PoolNodeMachine(config, now_ns()), inbox, stores, replicas)
         credentials = Credentials(transfer_secret(setup), incarnation_proof(hello.incarnation))
-        terms = PoolTerms(block_format, credentials, transfer, random_bytes)
-        server = PoolServer(listening, terms, node.desk)
+        terms = PoolTerms(tags, credentials, random_bytes)
+        failure = EngineFailed("the port of the shared pool failed")
+        server = PoolServer(listening, terms, node.desk, lambda: inbox.fail(failure))
         undo.callback(server.close, LAST_WORD_S)
         startup.ready()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -178,8 +187,10 @@ def _stores(
             connect_s=REDIS_CONNECT_S,
             silence_s=REDIS_SILENCE_S,
             call_s=REDIS_SILENCE_S,
+            chance=fresh_chance,
         )
-        stores[Tier.DISK] = RedisStore(redis, block_format, transfer, now_ns)
+        secret = block_secret(setup)
+        stores[Tier.DISK] = RedisStore(redis, block_format, transfer, now_ns, secret=secret)
     return stores
 
 
@@ -204,7 +215,10 @@ def _calls(inbox: PoolInbox) -> TierCalls:
 
 
 def _client(setup: PoolNodeSetup, block_format: BlockFormat, transfer: Transfer) -> PoolClient:
-    terms = PoolClientTerms(block_format, transfer_secret(setup), transfer, random_bytes, now_ns)
+    secrets = transfer_secret(setup), block_secret(setup)
+    terms = PoolClientTerms(
+        block_format, *secrets, transfer, random_bytes, now_ns, tagged=True, chance=fresh_chance
+    )
     return PoolClient(terms)
 
 

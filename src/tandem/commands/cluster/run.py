@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 import tandem
+from tandem.api.ambient import fresh_chance
 from tandem.commands.cluster.operators import Operators
 from tandem.commands.cluster.setups import (
     Setups,
@@ -84,7 +85,7 @@ class ClusterRun:
         self._ready = False
         self._view = view
         self._launcher = launcher or LocalLauncher()
-        self._supervisor = Supervisor(self._launcher, view.notice)
+        self._supervisor = Supervisor(self._launcher, view.notice, chance=fresh_chance)
         self._operators = Operators([], self.setups.keys)
         self._asking: asyncio.Future[list[ClusterStatus]] | None = None
 

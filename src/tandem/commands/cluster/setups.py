@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from tandem.commands.cluster.kept_secret import secret_of
 from tandem.commands.cluster.kv_form import kv_form
 from tandem.config.cluster import Cluster, PoolConfig
 from tandem.config.cluster_live import (
@@ -54,6 +55,7 @@ from tandem.wire.curve import make_keys
 TANDEM = (sys.executable, "-m", "tandem")
 CLUSTER_FILE = "cluster.yaml"
 KEYS_FILE = "keys.json"
+KV_SECRET_FILE = "kv.secret"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class Setups:
         # Ray sets aside what each worker needs, wherever that is.
         self.alone = alone or on_ray(cluster)
         self.gpus = Gpus() if self.alone else _gpus(cluster)
-        self.keys = keys or fresh_keys()
+        self.keys = keys or fresh_keys(kept_secret(cluster))
         self._has_tiers = has_tiers(cluster)
 
     def gateway(self, index: int, directory: Path, listen: str) -> GatewaySetup:
@@ -253,13 +255,23 @@ def find_checkpoint(model: str | None, cluster: Cluster) -> Path:
     return found
 
 
-def fresh_keys() -> CurveKeys:
+def kept_secret(cluster: Cluster) -> str:
+    """What KV in the shared pool is tagged with, where that lies on a disk or a server that outlive
+    the cluster; empty where nothing does. Raises `InvalidConfiguration`."""
+    remote = cluster.tiers.remote
+    if remote is None or (remote.disk is None and remote.redis is None):
+        return ""
+    return secret_of(disk_folder(cluster, None).parent / KV_SECRET_FILE)
+
+
+def fresh_keys(kv_secret: str = "") -> CurveKeys:
     gateways, workers = make_keys()
     return CurveKeys(
         gateway_public=gateways.public,
         worker_public=workers.public,
         worker_secret=workers.secret,
         gateway_secret=gateways.secret,
+        kv_secret=kv_secret or make_keys()[0].secret,
     )
 
 

@@ -41,6 +41,13 @@ def transfer_secret(setup: WorkerSetup | PoolNodeSetup) -> bytes:
     return blake2b(b"tandem kv transfer", key=setup.keys.worker_secret.encode()).digest()
 
 
+def block_secret(setup: WorkerSetup | PoolNodeSetup) -> bytes:
+    """What blocks in the shared pool are tagged with: outlives the cluster where what is tagged
+    does."""
+    secret = setup.keys.kv_secret or setup.keys.worker_secret
+    return blake2b(b"tandem kv blocks", key=secret.encode()).digest()
+
+
 def random_bytes(count: int) -> bytes:
     """Bytes that nobody can guess."""
     words = (fresh_seed().to_bytes(8, "little") for _ in range(-(-count // 8)))

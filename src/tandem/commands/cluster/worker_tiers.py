@@ -7,8 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from tandem.api.ambient import fresh_chance
 from tandem.commands.cluster.kv_form import block_format
-from tandem.commands.cluster.worker_connectors import random_bytes, transfer_secret
+from tandem.commands.cluster.worker_connectors import (
+    block_secret,
+    random_bytes,
+    transfer_secret,
+)
 from tandem.commands.cluster.worker_rank import PlannedWorker
 from tandem.config.processes import TiersSetup
 from tandem.facts.errors import EngineFailed, InvalidConfiguration
@@ -129,5 +134,7 @@ def _stores(
 
 
 def _pool_client(planned: PlannedWorker, own: BlockFormat, transfer: Transfer) -> PoolClient:
-    secret = transfer_secret(planned.setup)
-    return PoolClient(PoolClientTerms(own, secret, transfer, random_bytes, now_ns))
+    setup = planned.setup
+    secrets = transfer_secret(setup), block_secret(setup)
+    terms = PoolClientTerms(own, *secrets, transfer, random_bytes, now_ns, chance=fresh_chance)
+    return PoolClient(terms)

@@ -6,10 +6,14 @@ from numpy.typing import NDArray
 from tandem.kernels.native.library import Integer, NativeLibrary, Pointer
 from tandem.kernels.transfer.contract import (
     Checksums,
+    Key,
     Offsets,
+    Sums,
     Transfer,
+    check_key,
     check_offsets,
     check_run_bytes,
+    sums_of,
 )
 
 
@@ -25,9 +29,15 @@ class NativeTransfer:
             "tandem_copy_runs", *([Pointer] * 4), Integer, Integer, Pointer, Integer
         )
 
+        self._sum = library.function(
+            "tandem_sum_runs", Pointer, Pointer, Integer, Integer, Pointer, Pointer, Integer
+        )
+
     @property
     def bundle(self) -> Transfer:
-        return Transfer("native", self.copy_spans, self.checksum_runs, self.copy_runs)
+        return Transfer(
+            "native", self.copy_spans, self.checksum_runs, self.copy_runs, self.sum_runs
+        )
 
     def copy_spans(
         self,
@@ -86,6 +96,24 @@ class NativeTransfer:
             source_offsets.ctypes.data,
             count,
             run_bytes,
+            out.ctypes.data,
+            threads,
+        )
+        return out
+
+    def sum_runs(
+        self, address: int, offsets: Offsets, run_bytes: int, *, key: Key, threads: int = 1
+    ) -> Sums:
+        check_offsets("offsets", offsets, len(offsets))
+        check_run_bytes(run_bytes)
+        check_key(key)
+        out = np.empty((len(offsets), sums_of(run_bytes), 2), dtype=np.uint64)
+        self._sum(
+            address,
+            offsets.ctypes.data,
+            len(offsets),
+            run_bytes,
+            key.ctypes.data,
             out.ctypes.data,
             threads,
         )

@@ -7,11 +7,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.kernels.transfer.contract import (
+    KEY_WORDS,
+    SUM_BYTES,
     Checksums,
+    Key,
     Offsets,
+    Sums,
     Transfer,
+    check_key,
     check_offsets,
     check_run_bytes,
+    sums_of,
 )
 
 LANES: Final = 8
@@ -32,6 +38,7 @@ LANE_KEYS: Final = np.array(
 )
 GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 LOW_HALF: Final = np.uint64(0xFFFFFFFF)
+HALF: Final = np.uint64(32)
 
 
 def copy_spans(
@@ -86,6 +93,40 @@ def copy_runs(
     return checksum_runs(target_address, target_offsets, run_bytes)
 
 
+def sum_runs(
+    address: int,
+    offsets: Offsets,
+    run_bytes: int,
+    *,
+    key: Key,
+    threads: int = 1,  # noqa: ARG001 - one is enough for a reference
+) -> Sums:
+    check_offsets("offsets", offsets, len(offsets))
+    check_run_bytes(run_bytes)
+    check_key(key)
+    sums = np.empty((len(offsets), sums_of(run_bytes), 2), dtype=np.uint64)
+    padded = np.zeros(sums_of(run_bytes) * SUM_BYTES, dtype=np.uint8)
+    for index, offset in enumerate(offsets.tolist()):
+        ctypes.memmove(padded.ctypes.data, address + offset, run_bytes)
+        sums[index] = _keyed_sums(padded.view("<u8").reshape(-1, KEY_WORDS), key)
+    return sums
+
+
+def _keyed_sums(words_CK: NDArray[np.uint64], key: Key) -> NDArray[np.uint64]:
+    """Words of C times the length of the key -> C sums as low and high half. A product of 128 bits
+    is made of four of 64, and so is their sum."""
+    keyed = words_CK + key
+    a, b = keyed[:, 0::2], keyed[:, 1::2]
+    a_low, a_high, b_low, b_high = a & LOW_HALF, a >> HALF, b & LOW_HALF, b >> HALF
+    lowest, first, second = a_low * b_low, a_low * b_high, a_high * b_low
+    middle = (lowest >> HALF) + (first & LOW_HALF) + (second & LOW_HALF)
+    high = a_high * b_high + (first >> HALF) + (second >> HALF) + (middle >> HALF)
+    lowest_sum = (lowest & LOW_HALF).sum(axis=1, dtype=np.uint64)
+    middle_sum = (middle & LOW_HALF).sum(axis=1, dtype=np.uint64) + (lowest_sum >> HALF)
+    low = (lowest_sum & LOW_HALF) | (middle_sum << HALF)
+    return np.stack([low, high.sum(axis=1, dtype=np.uint64) + (middle_sum >> HALF)], axis=1)
+
+
 def _checksums(words_NSL: NDArray[np.uint64], run_bytes: int) -> Checksums:
     """Words of N runs in S steps of L lanes -> N checksums. All arithmetic is modulo 2^64."""
     steps = np.arange(words_NSL.shape[1], dtype=np.uint64)
@@ -105,4 +146,4 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
-REFERENCE: Final = Transfer("reference", copy_spans, checksum_runs, copy_runs)
+REFERENCE: Final = Transfer("reference", copy_spans, checksum_runs, copy_runs, sum_runs)

@@ -156,6 +156,42 @@ uint64_t copy_run(char* target, const char* source, int64_t bytes) {
 
 bool aligned(const void* address) { return (uintptr_t)address % kStepBytes == 0; }
 
+constexpr int kKeyWords = 128;
+constexpr int64_t kSumBytes = kKeyWords * 8;
+
+inline uint64_t word_at(const char* source) {
+  uint64_t word;
+  std::memcpy(&word, source, 8);
+  return word;
+}
+
+// Several sums side by side: each is a chain of additions with carry.
+inline void keyed_sum(const char* source, const uint64_t* key, uint64_t* out) {
+  constexpr int kChains = 4;
+  unsigned __int128 sums[kChains] = {};
+  for (int word = 0; word < kKeyWords; word += 2 * kChains) {
+    for (int chain = 0; chain < kChains; ++chain) {
+      const int at = word + 2 * chain;
+      const uint64_t a = word_at(source + 8 * at) + key[at];
+      const uint64_t b = word_at(source + 8 * at + 8) + key[at + 1];
+      sums[chain] += (unsigned __int128)a * b;
+    }
+  }
+  const unsigned __int128 total = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  out[0] = (uint64_t)total;
+  out[1] = (uint64_t)(total >> 64);
+}
+
+void sum_run(const char* source, int64_t bytes, const uint64_t* key, uint64_t* out) {
+  int64_t at = 0;
+  for (; at + kSumBytes <= bytes; at += kSumBytes, out += 2) keyed_sum(source + at, key, out);
+  if (at < bytes) {
+    char filled[kSumBytes] = {};
+    std::memcpy(filled, source + at, bytes - at);
+    keyed_sum(filled, key, out);
+  }
+}
+
 void copy_span(char* target, const char* source, int64_t bytes) {
   if (bytes < kStreamBytes) {
     std::memcpy(target, source, bytes);
@@ -187,6 +223,15 @@ extern "C" void tandem_checksum_runs(const char* memory, const int64_t* offsets,
                                      int64_t run_bytes, uint64_t* out, int64_t threads) {
 #pragma omp parallel for num_threads((int)threads) if (threads > 1)
   for (int64_t i = 0; i < count; ++i) out[i] = checksum_run(memory + offsets[i], run_bytes);
+}
+
+extern "C" void tandem_sum_runs(const char* memory, const int64_t* offsets, int64_t count,
+                                int64_t run_bytes, const uint64_t* key, uint64_t* out,
+                                int64_t threads) {
+  const int64_t sums = (run_bytes + kSumBytes - 1) / kSumBytes;
+#pragma omp parallel for num_threads((int)threads) if (threads > 1)
+  for (int64_t i = 0; i < count; ++i)
+    sum_run(memory + offsets[i], run_bytes, key, out + 2 * sums * i);
 }
 
 extern "C" void tandem_copy_runs(char* target, const char* source, const int64_t* target_offsets,

@@ -1,12 +1,12 @@
 """The way between processes of one host and user: map the peer's memory, copy with the processor.
 
-A peer that dies or hangs leaves its memory readable, and nothing to wait for.
+A peer that dies or hangs leaves its memory readable, and nothing to wait for. It is mapped to be
+read alone: only its owner writes to it.
 """
 
 import fcntl
 import os
 import queue
-import threading
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -21,6 +21,7 @@ from tandem.kv.connectors.host import host_identity, start_of
 from tandem.kv.connectors.tickets import Ticket, Tickets
 from tandem.kv.region import SEALS, Region, mapped
 from tandem.kv.spans import batches, join_spans, problem_of
+from tandem.kv.threads import SupervisedThread
 
 # How much is copied between two looks at whether to stop: less than a millisecond's worth.
 PIECE_BYTES: Final = 4 << 20
@@ -42,13 +43,13 @@ class ShmDescription(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """Bytes go from one address to another. `peer_memory` keeps the peer's mapping in being."""
+    """Bytes come from the peer's memory into one's own. `peer_memory` keeps the mapping
+    of the peer in being."""
 
     ticket: Ticket
     spans: Spans
     peer_memory: NDArray[np.uint8]
     own: Region
-    into_own: bool
 
 
 class ShmConnector:
@@ -62,7 +63,7 @@ class ShmConnector:
         self._tickets = Tickets()
         self._copies: queue.SimpleQueue[_Copy | None] = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(target=self._serve, name=f"kv-shm-{index}", daemon=True)
+            SupervisedThread(f"kv-shm-{index}", self._serve, self._failed)
             for index in range(threads)
         ]
         for thread in self._threads:
@@ -120,10 +121,23 @@ class ShmConnector:
         return self._peers[peer]
 
     def read(self, peer: str, spans: Spans, handle: int) -> int:
-        return self._copy(peer, spans, handle, into_own=True)
+        own = self._regions[handle]
+        ticket = self._tickets.open(peer)
+        memory = self._peers.get(peer)
+        if memory is None:
+            self._tickets.end(ticket, f"not connected to {peer}")
+        elif problem := problem_of(spans, len(memory), own.bytes):
+            self._tickets.end(ticket, problem)
+        else:
+            self._copies.put(_Copy(ticket, join_spans(spans), memory, own))
+        return ticket.number
 
     def write(self, peer: str, spans: Spans, handle: int) -> int:
-        return self._copy(peer, spans, handle, into_own=False)
+        """Ends with a problem: peers only read."""
+        del spans, handle
+        ticket = self._tickets.open(peer)
+        self._tickets.end(ticket, f"the memory of {peer} is only to be read")
+        return ticket.number
 
     def cancel(self, ticket: int) -> None:
         self._tickets.cancel(ticket)
@@ -138,23 +152,16 @@ class ShmConnector:
         for thread in self._threads:
             thread.join(CLOSE_S)
 
-    def _copy(self, peer: str, spans: Spans, handle: int, *, into_own: bool) -> int:
-        own = self._regions[handle]
-        ticket = self._tickets.open(peer)
-        memory = self._peers.get(peer)
-        if memory is None:
-            self._tickets.end(ticket, f"not connected to {peer}")
-        elif problem := problem_of(spans, len(memory), own.bytes):
-            self._tickets.end(ticket, problem)
-        else:
-            self._copies.put(_Copy(ticket, join_spans(spans), memory, own, into_own))
-        return ticket.number
-
     def _serve(self) -> None:
         while (copy := self._copies.get()) is not None:
             if self._tickets.begin(copy.ticket):
-                self._perform(copy)
-                self._tickets.end(copy.ticket, copy.ticket.stop)
+                with self._tickets.served(copy.ticket):
+                    self._perform(copy)
+                    self._tickets.end(copy.ticket, copy.ticket.stop)
+
+    def _failed(self, failure: Exception) -> None:
+        """The connector is off: peers are read another way."""
+        self._tickets.close(f"the copies of shm failed: {failure!r}")
 
     def _perform(self, copy: _Copy) -> None:
         peer, own = copy.peer_memory.ctypes.data, copy.own.address
@@ -162,10 +169,10 @@ class ShmConnector:
             if copy.ticket.stop:
                 return
             self._transfer.copy_spans(
-                own if copy.into_own else peer,
-                peer if copy.into_own else own,
-                target_offsets=piece.local if copy.into_own else piece.remote,
-                source_offsets=piece.remote if copy.into_own else piece.local,
+                own,
+                peer,
+                target_offsets=piece.local,
+                source_offsets=piece.remote,
                 lengths=piece.lengths,
             )
 
@@ -174,7 +181,8 @@ def _map(peer: ShmDescription) -> NDArray[np.uint8]:
     """Raises `OSError` or `ConnectorError` when the memory described is not to be had."""
     if peer.host != host_identity():
         raise ConnectorError("the peer is on another host, or in another namespace of processes")
-    descriptor = os.open(f"/proc/{peer.process_id}/fd/{peer.descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    place = f"/proc/{peer.process_id}/fd/{peer.descriptor}"
+    descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
     try:
         # Asked after the opening: what is open now cannot be replaced any more.
         if start_of(peer.process_id) != peer.start:

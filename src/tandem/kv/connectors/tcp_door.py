@@ -8,11 +8,13 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tandem.kv.connector import ConnectorError
 from tandem.kv.connectors import tcp_frames as frames
 from tandem.kv.connectors.tcp_stream import Stream
+from tandem.kv.threads import SupervisedThread, no_harm
 
 logger = logging.getLogger(__name__)
 
@@ -47,19 +49,22 @@ class TcpDoor:
         *,
         entropy: Callable[[int], bytes],
         limits: TcpLimits,
+        failed: Callable[[], None] = lambda: None,
     ) -> None:
+        """`failed` is told when nobody is let in any more for a reason that nobody foresaw."""
         self.port = int(listening.getsockname()[1])
         self._listening = listening
         self._credentials = credentials
         self._served = served
         self._entropy = entropy
         self._limits = limits
+        self._failed = failed
         self._lock = threading.Lock()
-        self._streams: dict[threading.Thread, Stream] = {}
+        self._threads: dict[Stream, SupervisedThread] = {}
         # Those of them that have not shown that they know the secret, the oldest first.
-        self._strangers: dict[threading.Thread, Stream] = {}
+        self._strangers: dict[Stream, None] = {}
         self._closing = threading.Event()
-        self._accepting = threading.Thread(target=self._accept, name="kv-tcp-accept", daemon=True)
+        self._accepting = SupervisedThread("kv-tcp-accept", self._accept, self._broke)
         self._accepting.start()
 
     def close(self, patience_s: float) -> None:
@@ -68,11 +73,12 @@ class TcpDoor:
             return
         with self._lock:
             self._closing.set()
-            threads = [self._accepting, *self._streams]
-            for stream in self._streams.values():
+            threads = [self._accepting, *self._threads.values()]
+            for stream in self._threads:
                 stream.shut()
-        # Wakes the thread that waits in accept.
-        self._listening.shutdown(socket.SHUT_RDWR)
+        # Wakes the thread that waits in accept; where that failed nobody listens any more.
+        with suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
         for thread in threads:
             thread.join(patience_s)
         self._listening.close()
@@ -89,6 +95,12 @@ class TcpDoor:
                 continue
             self._welcome(connection)
 
+    def _broke(self, failure: Exception) -> None:
+        """Whoever comes is refused at once, rather than left to wait for nobody."""
+        del failure
+        self._listening.close()
+        self._failed()
+
     def _welcome(self, connection: socket.socket) -> None:
         try:
             stream = Stream(connection)
@@ -96,16 +108,17 @@ class TcpDoor:
             logger.debug("a KV connection ended at once: %s", error)
             connection.close()
             return
-        thread = threading.Thread(target=self._serve, args=(stream,), name="kv-tcp", daemon=True)
+        # One that fails ends its own connection alone.
+        thread = SupervisedThread("kv-tcp", lambda: self._serve(stream), no_harm)
         with self._lock:
             if self._has_room():
-                self._streams[thread] = self._strangers[thread] = stream
+                self._threads[stream], self._strangers[stream] = thread, None
                 try:
                     thread.start()
                 except RuntimeError as error:
                     # The system has no thread left for now.
                     logger.warning("no KV connection served: %s", error)
-                    del self._streams[thread], self._strangers[thread]
+                    del self._threads[stream], self._strangers[stream]
                 else:
                     return
         stream.close()
@@ -114,27 +127,27 @@ class TcpDoor:
         """For one more connection. Strangers hold places against nobody."""
         if self._closing.is_set():
             return False
-        if len(self._streams) < self._limits.connections:
+        if len(self._threads) < self._limits.connections:
             return True
         oldest = next(iter(self._strangers), None)
         if oldest is None:
             return False
-        self._strangers.pop(oldest).shut()
+        del self._strangers[oldest]
+        oldest.shut()
         return True
 
     def _serve(self, stream: Stream) -> None:
-        this = threading.current_thread()
         try:
             self._prove(stream)
             with self._lock:
-                self._strangers.pop(this, None)
+                self._strangers.pop(stream, None)
             self._served(stream)
         except ConnectorError as error:
             logger.debug("a KV connection ended: %s", error)
         finally:
             with self._lock:
-                del self._streams[this]
-                self._strangers.pop(this, None)
+                del self._threads[stream]
+                self._strangers.pop(stream, None)
             stream.close()
 
     def _prove(self, stream: Stream) -> None:

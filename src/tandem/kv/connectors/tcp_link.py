@@ -5,7 +5,6 @@ A connection that broke is made anew for the next ticket.
 
 import queue
 import socket
-import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from tandem.kv.connectors.tcp_server import pieces_of
 from tandem.kv.connectors.tcp_stream import Stream
 from tandem.kv.connectors.tickets import Ticket, Tickets
 from tandem.kv.spans import batches
+from tandem.kv.threads import SupervisedThread
 
 # Requests under way: while the bytes of one are on the way, the next is already known.
 _WINDOW = 2
@@ -52,13 +52,16 @@ class TcpLink:
         self._tickets = tickets
         self._carries: queue.SimpleQueue[Carry | None] = queue.SimpleQueue()
         self._ended = ""
+        self._broken = ""
         self._serving: Ticket | None = None
         self._stream: Stream | None = self._connected()
-        self._thread = threading.Thread(target=self._serve, name="kv-tcp-link", daemon=True)
+        self._thread = SupervisedThread("kv-tcp-link", self._serve, self._failed)
         self._thread.start()
 
     def put(self, carry: Carry) -> None:
         self._carries.put(carry)
+        if self._broken:
+            self._fail_waiting(self._broken)
 
     def end(self, why: str) -> None:
         """Carry nothing more; what is under way ends soon."""
@@ -70,13 +73,20 @@ class TcpLink:
 
     @property
     def alive(self) -> bool:
-        return self._thread.is_alive()
+        return self._thread.alive
 
     def _serve(self) -> None:
         while (carry := self._carries.get()) is not None:
             if self._tickets.begin(carry.ticket):
-                self._tickets.end(carry.ticket, self._carry(carry))
+                with self._tickets.served(carry.ticket):
+                    self._tickets.end(carry.ticket, self._carry(carry))
         self._drop()
+
+    def _failed(self, failure: Exception) -> None:
+        """This way to the peer is no more; the next connection to it is another."""
+        self._broken = f"{self._way.peer}: the link failed: {failure!r}"
+        self._drop()
+        self._fail_waiting(self._broken)
 
     def _carry(self, carry: Carry) -> str:
         """Gives the problem, if there was one."""
@@ -100,7 +110,10 @@ class TcpLink:
     def _fail_waiting(self, problem: str) -> None:
         """Those behind a ticket that found the peer out of reach shall not each find out alone."""
         for _ in range(self._carries.qsize()):
-            carry = self._carries.get()
+            try:
+                carry = self._carries.get_nowait()
+            except queue.Empty:
+                return
             if carry is None:
                 self._carries.put(None)
             elif self._tickets.begin(carry.ticket):

@@ -6,6 +6,8 @@ that thread has begun, or nobody serving it at all.
 
 import queue
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tandem.kv.connector import Completion
@@ -45,6 +47,15 @@ class Tickets:
         with self._lock:
             ticket.begun = ticket.number in self._open
             return ticket.begun
+
+    @contextmanager
+    def served(self, ticket: Ticket) -> Iterator[None]:
+        """The work for a ticket that was begun, which ends it: so does its failure."""
+        try:
+            yield
+        finally:
+            # Nothing happens to one that has ended.
+            self.end(ticket, "the thread that served it failed")
 
     def end(self, ticket: Ticket, problem: str = "") -> None:
         with self._lock:

@@ -35,9 +35,10 @@ class BlockHeader:
 class HeaderCodec:
     """Headers of blocks of one format."""
 
-    def __init__(self, format: BlockFormat) -> None:
+    def __init__(self, format: BlockFormat, secret: bytes = b"") -> None:
+        """With a `secret` (of up to 64 bytes) nobody else can make them."""
         text = b"tandem kv block 1 %d " % format.block_bytes + format.root
-        self._key = hashlib.blake2b(text, digest_size=32).digest()
+        self._key = hashlib.blake2b(text, key=secret, digest_size=32).digest()
 
     def problem(self, name: BlockName) -> str:
         """Why there can be no header for it; empty when there can."""

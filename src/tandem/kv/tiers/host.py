@@ -1,7 +1,7 @@
 """Blocks in the memory of the host."""
 
 from collections.abc import Sequence
-from threading import Event, Thread
+from threading import Event
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.kv_tiers import BlockFormat, BlockName
 from tandem.kernels.transfer.contract import Transfer
 from tandem.kv.region import CLOSE_S, warming_thread
+from tandem.kv.threads import SupervisedThread
 from tandem.kv.tiers.contract import Found, Kept, Row
 from tandem.kv.tiers.memory import Addresses, RowCopies, allocated_rows
 
@@ -34,7 +35,7 @@ class HostStore:
         self._checksums = np.zeros(blocks, dtype=np.uint64)
         self._slots: dict[bytes, int] = {}
         self._closing = Event()
-        self._warming: Thread | None = None
+        self._warming: SupervisedThread | None = None
         self._free = list(range(blocks - 1, -1, -1))
 
     def warm(self) -> None:

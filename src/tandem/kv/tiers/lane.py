@@ -3,7 +3,9 @@
 import os
 from collections import deque
 from collections.abc import Callable
-from threading import Condition, Thread, get_native_id
+from threading import Condition, get_native_id
+
+from tandem.kv.threads import SupervisedThread
 
 # Does a little, and says whether that was all.
 Step = Callable[[], bool]
@@ -25,7 +27,7 @@ class Lane:
         self._others: deque[Step] = deque()
         self._closing = False
         self._changed = Condition()
-        self._thread = Thread(target=self._supervise, name=f"kv {name}", daemon=True)
+        self._thread = SupervisedThread(f"kv {name}", self._work, self._broke)
 
     def start(self) -> None:
         self._thread.start()
@@ -44,21 +46,17 @@ class Lane:
     def join(self, timeout_s: float) -> bool:
         """Whether the thread has ended by then."""
         self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return not self._thread.alive
 
-    def _supervise(self) -> None:
-        over = False
-        try:
-            if self._nice:
-                # On Linux a thread has a priority of its own.
-                os.setpriority(os.PRIO_PROCESS, get_native_id(), self._nice)
-            self._run()
-            over = True
-        finally:
-            if not over:
-                self._failed()
+    def _broke(self, failure: Exception) -> None:
+        """No step is worked off any more: the process ends."""
+        del failure
+        self._failed()
 
-    def _run(self) -> None:
+    def _work(self) -> None:
+        if self._nice:
+            # On Linux a thread has a priority of its own.
+            os.setpriority(os.PRIO_PROCESS, get_native_id(), self._nice)
         while (steps := self._next()) is not None:
             if steps[0]():
                 steps.popleft()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final
 
+from tandem.facts.backoff import longest, spread
 from tandem.facts.kv_placement import placement
 from tandem.facts.kv_tiers import BlockFormat, BlockName
 from tandem.kernels.transfer.contract import Transfer
@@ -21,6 +22,7 @@ from tandem.kv.connectors.tcp_door import TcpLimits
 from tandem.kv.connectors.tcp_frames import Credentials
 from tandem.kv.connectors.tcp_link import Way
 from tandem.kv.tiers import pool_frames as frames
+from tandem.kv.tiers.block_tags import BlockTags
 from tandem.kv.tiers.contract import Found, Kept, Row
 from tandem.kv.tiers.pool_link import PoolLink
 
@@ -32,17 +34,24 @@ CLIENT_LIMITS: Final = TcpLimits(connect_s=1.0, silence_s=2.0)
 
 @dataclass(frozen=True, slots=True)
 class PoolClientTerms:
-    """`secret` is the cluster's, `entropy(n)` gives n bytes that nobody can guess. A process that
-    failed is left alone for `retry_s`; so is one that took longer than `call_s` for one call."""
+    """`secret` is the cluster's, for connections; `block_secret` is for what they carry, which may
+    be older than the cluster. `entropy(n)` gives n bytes that nobody can guess. A process that
+    failed is left alone for `retry_s`, spread by `chance` (`facts.backoff`); so is one that took
+    longer than `call_s` for one call.
+    `tagged`: rows hold the tags of their blocks behind them, as a process of the pool stores them
+    (`BlockTags.stored`)."""
 
     format: BlockFormat
-    secret: bytes
+    secret: bytes = field(repr=False)
+    block_secret: bytes = field(repr=False)
     transfer: Transfer
     entropy: Callable[[int], bytes]
     now_ns: Callable[[], int]
     limits: TcpLimits = CLIENT_LIMITS
     retry_s: float = 5.0
     call_s: float = 10.0
+    tagged: bool = False
+    chance: Callable[[], float] = longest
 
 
 @dataclass(slots=True)
@@ -73,6 +82,7 @@ class PoolClient:
 
     def __init__(self, terms: PoolClientTerms) -> None:
         self._terms = terms
+        self._tags = BlockTags(terms.block_secret, terms.format, terms.transfer)
         self._lock = threading.Lock()
         self._nodes: dict[str, _Node] = {}
 
@@ -101,7 +111,13 @@ class PoolClient:
             terms.limits,
         )
         reading, writing = (
-            PoolLink(way, terms.format, terms.transfer, now_ns=terms.now_ns, call_s=terms.call_s)
+            PoolLink(
+                way,
+                self._tags,
+                tagged=terms.tagged,
+                now_ns=terms.now_ns,
+                call_s=terms.call_s,
+            )
             for _ in range(2)
         )
         with self._lock:
@@ -208,7 +224,8 @@ class PoolClient:
             return self._nodes.get(name)
 
     def _failed(self, node: _Node, error: ConnectorError) -> str:
-        node.left_alone_until_ns = self._terms.now_ns() + round(self._terms.retry_s * NS_PER_S)
+        wait_s = spread(self._terms.retry_s, self._terms.chance())
+        node.left_alone_until_ns = self._terms.now_ns() + round(wait_s * NS_PER_S)
         logger.warning("the shared pool: %s", error)
         return str(error)
 

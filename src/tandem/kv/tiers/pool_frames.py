@@ -3,7 +3,8 @@ proved themselves.
 
 OFFER names, and hear which of them are wanted; send those as DATA, several frames if they are many;
 GET names, and get those of them that are there, from the first on. A block never travels without
-its checksum. Pure: no socket, no chance.
+the tag that binds it to its name, and that only the cluster can make (`block_tags`). Pure: no
+socket, no chance.
 """
 
 import struct
@@ -17,13 +18,12 @@ from tandem.facts.blocks import HASH_BYTES
 from tandem.facts.kv_tiers import BlockFormat, BlockName
 from tandem.kv.connectors.tcp_frames import INCARNATION_BYTES, BadFrame
 
-MAGIC: Final = b"tandemP1"
+MAGIC: Final = b"tandemP2"
 OFFER_NAMES: Final = 1024
 # Of the blocks in one frame; a block that is larger travels alone.
 BATCH_BYTES: Final = 4 << 20
 TENANTS: Final = 256
 TENANT_BYTES: Final = 256
-CHECKSUM_BYTES: Final = 8
 _HEAD: Final = struct.Struct("<8sBxHII16sQ")
 _REPLY: Final = struct.Struct("<8sB3xI")
 _NAME: Final = struct.Struct("<16s16s16sH")
@@ -59,8 +59,8 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Begins a request: `count` blocks. `names_bytes` of names follow, or with DATA a checksum for
-    each block and then the blocks."""
+    """Begins a request: `count` blocks. `names_bytes` of names follow, or with DATA the blocks. The
+    format is that in which they are stored: each with its tag behind it."""
 
     verb: Verb
     count: int
@@ -94,7 +94,7 @@ def request(verb: Verb, block_format: BlockFormat, names: Sequence[BlockName]) -
 
 
 def data_frame(block_format: BlockFormat, count: int) -> bytes:
-    """Begins DATA: as many checksums and then as many blocks follow."""
+    """Begins DATA: as many blocks follow."""
     return _head(Head(Verb.DATA, count, 0, 0, block_format))
 
 
@@ -141,7 +141,7 @@ def parse_names(head: Head, body: bytes) -> tuple[BlockName, ...]:
 
 
 def reply(count: int, status: Status = Status.OK) -> bytes:
-    """Begins an answer: as many verdicts follow, or (GET) checksums and then blocks."""
+    """Begins an answer: as many verdicts follow, or (GET) blocks."""
     return _REPLY.pack(MAGIC, status, count)
 
 

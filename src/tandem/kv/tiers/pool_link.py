@@ -7,17 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
-from tandem.facts.kv_tiers import BlockFormat, BlockName
-from tandem.kernels.transfer.contract import Transfer
+from tandem.facts.kv_tiers import BlockName
 from tandem.kv.connector import ConnectorError
 from tandem.kv.connectors.tcp_frames import BadFrame
 from tandem.kv.connectors.tcp_link import Way, connected
 from tandem.kv.connectors.tcp_stream import Stream
 from tandem.kv.tiers import pool_frames as frames
+from tandem.kv.tiers.block_tags import TAG_BYTES, BlockTags
 from tandem.kv.tiers.contract import Row
-from tandem.kv.tiers.memory import RowCopies
 from tandem.kv.tiers.pool_frames import Verb, Verdict
 
 # Frames under way: while the bytes of one travel, those of another are read or checked.
@@ -45,14 +42,15 @@ class Came:
 class PoolLink:
     """Used from one thread, but `end`. `put` and `get` raise `ConnectorError` when the process
     cannot be reached, does not keep to the protocol, is silent for too long, or takes longer than
-    `call_s` for all."""
+    `call_s` for all. Blocks are tagged here and looked at here, but where rows are `tagged` they
+    hold their tags already."""
 
     def __init__(
         self,
         way: Way,
-        block_format: BlockFormat,
-        transfer: Transfer,
+        tags: BlockTags,
         *,
+        tagged: bool,
         now_ns: Callable[[], int],
         call_s: float,
     ) -> None:
@@ -60,8 +58,9 @@ class PoolLink:
         self._now_ns = now_ns
         self._call_ns = round(call_s * NS_PER_S)
         self._deadline_ns = 0
-        self._format = block_format
-        self._copies = RowCopies(transfer, block_format.block_bytes)
+        self._tags = tags
+        self._tagged = tagged
+        self._format = tags.stored
         self._stream: Stream | None = None
         self._ended = ""
 
@@ -126,9 +125,8 @@ class PoolLink:
                 rows.append(row)
         under_way: deque[Cargo] = deque()
         for frame in self._frames(Cargo(names, rows)):
-            checksums = self._copies.checksums(frame.rows).astype("<u8", copy=False)
             head = frames.data_frame(self._format, len(frame.names))
-            self._send(stream, head, checksums.data.cast("B"), *(row.data for row in frame.rows))
+            self._send(stream, head, *_pieces(frame, self._tags, tagged=self._tagged))
             under_way.append(frame)
             if len(under_way) == _WINDOW:
                 held += self._kept(stream, under_way.popleft())
@@ -144,14 +142,17 @@ class PoolLink:
     def _receive(self, stream: Stream, frame: Cargo) -> Came:
         """The answer to one GET, checked."""
         count = self._reply(stream, len(frame.names))
-        silence_s = self._way.limits.silence_s
-        claimed = np.empty(count, dtype="<u8")
-        pieces = [row.data for row in frame.rows[:count]]
-        if count:
-            stream.receive([claimed.data.cast("B"), *pieces], silence_s)
-        bad = np.flatnonzero(self._copies.checksums(frame.rows[:count]) != claimed)
-        if len(bad):
-            return Came(int(bad[0]), (frame.names[bad[0]].digest,))
+        names, rows = frame.names[:count], frame.rows[:count]
+        tags = [memoryview(bytearray(0 if self._tagged else TAG_BYTES)) for _ in rows]
+        pairs = zip(rows, tags, strict=True)
+        pieces = [piece for row, tag in pairs for piece in (row.data, tag)]
+        stream.receive(pieces, self._way.limits.silence_s)
+        if self._tagged:
+            bad = self._tags.stored_misfits(names, rows)
+        else:
+            bad = self._tags.misfits(names, rows, tags)
+        if bad:
+            return Came(bad[0], (names[bad[0]].digest,))
         return Came(count)
 
     def _verdicts(self, stream: Stream, count: int) -> tuple[Verdict, ...]:
@@ -188,3 +189,11 @@ class PoolLink:
         except ConnectorError as error:
             self.close()
             raise ConnectorError(f"{self._way.peer}: {error}") from error
+
+
+def _pieces(frame: Cargo, tags: BlockTags, *, tagged: bool) -> list[bytes | memoryview]:
+    """The blocks of a frame, each with its tag behind it."""
+    if tagged:
+        return [row.data for row in frame.rows]
+    pairs = zip(frame.rows, tags.of(frame.names, frame.rows), strict=True)
+    return [piece for row, tag in pairs for piece in (row.data, tag)]

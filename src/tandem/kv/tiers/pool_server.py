@@ -11,17 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tandem.facts.kv_tiers import BlockFormat, BlockName
-from tandem.kernels.transfer.contract import Transfer
+from tandem.facts.kv_tiers import BlockName
 from tandem.kv.connectors.tcp_door import TcpDoor, TcpLimits
 from tandem.kv.connectors.tcp_frames import BadFrame, Credentials
 from tandem.kv.connectors.tcp_stream import Stream, StreamEnded
 from tandem.kv.tiers import pool_frames as frames
+from tandem.kv.tiers.block_tags import BlockTags
 from tandem.kv.tiers.contract import Row
-from tandem.kv.tiers.memory import RowCopies, Rows, allocated_rows
+from tandem.kv.tiers.memory import Rows, allocated_rows
 from tandem.kv.tiers.pool_frames import Head, Status, Verb, Verdict
 
 # More than there are cores only wait for each other.
@@ -31,8 +28,8 @@ SERVER_LIMITS: Final = TcpLimits(connect_s=2.0, silence_s=5.0, idle_s=600.0)
 
 
 class PoolDesk(Protocol):
-    """Decides, and keeps the bytes. Called from many threads; calls wait for the bytes. Raises
-    `ConnectorError` when the process ends."""
+    """Decides, and keeps the bytes: rows are blocks with their tags behind them. Called from many
+    threads; calls wait for the bytes. Raises `ConnectorError` when the process ends."""
 
     def offer(self, names: Sequence[BlockName]) -> Sequence[Verdict]:
         """WANTED ones are on their way from now on: until `keep` or `forgo`."""
@@ -55,11 +52,10 @@ class PoolDesk(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PoolTerms:
-    """`format` is the one of all blocks here; `entropy(n)` gives n bytes that nobody can guess."""
+    """`tags` are those of all blocks here; `entropy(n)` gives n bytes that nobody can guess."""
 
-    format: BlockFormat
+    tags: BlockTags
     credentials: Credentials
-    transfer: Transfer
     entropy: Callable[[int], bytes]
     limits: TcpLimits = SERVER_LIMITS
     buffers: int = BUFFERS
@@ -68,20 +64,28 @@ class PoolTerms:
 class PoolServer:
     """Listens from its making on, at `port`."""
 
-    def __init__(self, listening: socket.socket, terms: PoolTerms, desk: PoolDesk) -> None:
+    def __init__(
+        self,
+        listening: socket.socket,
+        terms: PoolTerms,
+        desk: PoolDesk,
+        failed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`failed` is told when nobody can be served any more."""
         self._terms = terms
         self._desk = desk
         self._buffers: queue.LifoQueue[Rows] = queue.LifoQueue()
-        block_bytes = terms.format.block_bytes
+        self._format = terms.tags.stored
+        block_bytes = self._format.block_bytes
         for _ in range(terms.buffers):
             self._buffers.put(allocated_rows(frames.batch_blocks(block_bytes), block_bytes))
-        self._copies = RowCopies(terms.transfer, block_bytes)
         self._door = TcpDoor(
             listening,
             terms.credentials,
             self._serve,
             entropy=terms.entropy,
             limits=terms.limits,
+            failed=failed,
         )
         self.port = self._door.port
 
@@ -110,7 +114,7 @@ class PoolServer:
         body = bytearray(head.names_bytes)
         stream.receive([memoryview(body)], silence_s)
         names = frames.parse_names(head, bytes(body)) if head.names_bytes else ()
-        if head.format != self._terms.format:
+        if head.format != self._format:
             stream.send([memoryview(frames.reply(0, Status.OTHER_FORMAT))], silence_s)
             raise BadFrame("blocks of another format")
         match head.verb:
@@ -137,8 +141,6 @@ class PoolServer:
         if head.count > len(wanted):
             raise BadFrame("blocks that nobody wants")
         silence_s = self._terms.limits.silence_s
-        claimed = np.empty(head.count, dtype="<u8")
-        stream.receive([claimed.data.cast("B")], silence_s)
         buffer = self._take_buffer()
         try:
             rows = buffer[: head.count]
@@ -146,15 +148,14 @@ class PoolServer:
             names = wanted[: head.count]
             # From here on they are the desk's.
             del wanted[: head.count]
-            verdicts = self._keep(names, list(rows), claimed)
+            verdicts = self._keep(names, list(rows))
         finally:
             self._buffers.put(buffer)
         self._tell(stream, verdicts)
 
-    def _keep(
-        self, names: list[BlockName], rows: list[Row], claimed: NDArray[np.uint64]
-    ) -> Sequence[Verdict]:
-        whole = (self._copies.checksums(rows) == claimed).tolist()
+    def _keep(self, names: list[BlockName], rows: list[Row]) -> Sequence[Verdict]:
+        spoilt = set(self._terms.tags.stored_misfits(names, rows))
+        whole = [index not in spoilt for index in range(len(names))]
         if all(whole):
             return self._desk.keep(names, rows)
         self._desk.forgo([name for name, good in zip(names, whole, strict=True) if not good])
@@ -168,11 +169,8 @@ class PoolServer:
         try:
             rows = buffer[: len(names)]
             count = self._desk.read(names, list(rows))
-            checksums = self._copies.checksums(list(rows[:count]))
-            pieces = [memoryview(frames.reply(count))]
-            if count:
-                pieces.append(checksums.astype("<u8", copy=False).data.cast("B"))
-                pieces += (row.data for row in rows[:count])
+            # Whoever reads them looks at their tags.
+            pieces = [memoryview(frames.reply(count)), *(row.data for row in rows[:count])]
             stream.send(pieces, self._terms.limits.silence_s)
         finally:
             self._buffers.put(buffer)

@@ -1,7 +1,8 @@
 """Blocks on a Redis or Valkey server, found again after a restart.
 
 A block is one value: its header, then its bytes. The server may drop what it likes; that is then
-missing.
+missing. Whoever else can write to it is not believed: headers, and what they say of the bytes, can
+only be made with the secret of the cluster, and name the block.
 """
 
 import re
@@ -14,6 +15,7 @@ import numpy as np
 from tandem.facts.kv_tiers import BlockFormat, BlockName
 from tandem.kernels.transfer.contract import Transfer
 from tandem.kv.tiers.block_header import HEADER_BYTES, BlockHeader, HeaderCodec
+from tandem.kv.tiers.block_tags import BlockTags
 from tandem.kv.tiers.contract import Found, Kept, Row
 from tandem.kv.tiers.memory import RowCopies
 from tandem.kv.tiers.redis_link import SCAN_KEYS, RedisConfig, RedisLink
@@ -31,17 +33,23 @@ class RedisStore:
         format: BlockFormat,
         transfer: Transfer,
         now_ns: Callable[[], int],
+        *,
+        secret: bytes,
     ) -> None:
-        """`now_ns` is a monotonic clock. Does not look whether the server is there. Raises
-        `InvalidConfiguration` without the client library, or for a URL that is none."""
+        """What was stored with another `secret` is not there. `now_ns` is a monotonic clock. Does
+        not look whether the server is there. Raises `InvalidConfiguration` without the client
+        library, or for a URL that is none."""
         self._link = RedisLink(config, now_ns)
         self._config = config
-        self._codec = HeaderCodec(format)
+        self._tags = BlockTags(secret, format, transfer)
+        self._codec = HeaderCodec(format, self._tags.derived(b"headers"))
         self._copies = RowCopies(transfer, format.block_bytes)
         self._value_bytes = HEADER_BYTES + format.block_bytes
         self._trip_blocks = max(1, config.trip_bytes // self._value_bytes)
         owner = f"{config.owner}:" if config.owner else ""
-        self._prefix = f"tandem:{format.root.hex()}-{format.block_bytes}:{owner}".encode()
+        # Other secrets, and other ways of tagging, have other roots.
+        tagged = self._tags.stored.root.hex()
+        self._prefix = f"tandem:2:{tagged}-{format.block_bytes}:{owner}".encode()
         self._sequence = 0
         # Not held any more, or perhaps never, while the server did not answer; in order.
         self._owed: dict[bytes, None] = {}
@@ -132,9 +140,9 @@ class RedisStore:
     def _set(self, names: Sequence[BlockName], rows: Sequence[Row]) -> list[str]:
         """Store some blocks in one round trip: why not, for each of them."""
         values = []
-        for name, row, checksum in zip(names, rows, self._copies.checksums(rows), strict=True):
+        for name, row, checksum in zip(names, rows, self._checks(names, rows), strict=True):
             self._sequence += 1
-            header = self._codec.packed(BlockHeader(name, int(checksum), self._sequence))
+            header = self._codec.packed(BlockHeader(name, checksum, self._sequence))
             values.append((self._key(name.digest), b"".join((header, row.data))))
             self._owed.pop(name.digest, None)
         refused = self._link.store(values)
@@ -161,12 +169,18 @@ class RedisStore:
                 break
             sources.append(np.frombuffer(value, dtype=np.uint8)[HEADER_BYTES:])
             expected.append(header.checksum)
-        checksums = self._copies.copy(sources, rows[: len(sources)])
-        unlike = np.flatnonzero(checksums != np.array(expected, dtype=np.uint64)).tolist()
+        came = rows[: len(sources)]
+        self._copies.copy(sources, came)
+        checks = zip(self._checks(names[: len(came)], came), expected, strict=True)
+        unlike = [index for index, (check, wanted) in enumerate(checks) if check != wanted]
         if unlike:
             missing, spoilt = (), tuple(dict.fromkeys(names[index].digest for index in unlike))
         self.forget(spoilt)
         return Found(unlike[0] if unlike else len(sources), spoilt, missing)
+
+    def _checks(self, names: Sequence[BlockName], rows: Sequence[Row]) -> list[int]:
+        """In place of checksums, which anybody could make: the beginnings of tags."""
+        return [int.from_bytes(tag[:8], "little") for tag in self._tags.of(names, rows)]
 
     def _key(self, digest: bytes) -> bytes:
         return self._prefix + digest.hex().encode()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
+from tandem.facts.backoff import longest
 from tandem.facts.errors import InvalidConfiguration
 from tandem.kv.tiers.breaker import NS_PER_S, Breaker
 
@@ -29,9 +30,9 @@ class RedisConfig:
     again at the start, and it is looked for them for `listing_s`.
 
     A round trip carries about `trip_bytes`: the client library grows slow when it has to collect
-    much more. A server that cannot be reached in `connect_s`, or is
-    silent for `silence_s`, is left alone for `retry_s`, and longer each time up to
-    `most_retry_s`. One call goes on for `call_s` at most, plus a round trip."""
+    much more. A server that cannot be reached in `connect_s`, or is silent for `silence_s`, is
+    left alone for `retry_s`, and longer each time up to `most_retry_s`, spread by `chance`
+    (`facts.backoff`). One call goes on for `call_s` at most, plus a round trip."""
 
     url: str = field(repr=False)
     capacity_blocks: int
@@ -43,6 +44,7 @@ class RedisConfig:
     listing_s: float = 10.0
     retry_s: float = 1.0
     most_retry_s: float = 30.0
+    chance: Callable[[], float] = longest
 
 
 class RedisLink:
@@ -54,7 +56,7 @@ class RedisLink:
         client library, or for a URL that is none."""
         self._client, self._errors = _client(config)
         self._now_ns = now_ns
-        self._breaker = Breaker(config.retry_s, config.most_retry_s)
+        self._breaker = Breaker(config.retry_s, config.most_retry_s, chance=config.chance)
 
     @property
     def problem(self) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from tandem.facts.backoff import longest, spread
 from tandem.facts.cluster_messages import ToGateway
 from tandem.facts.node_messages import GatewayConnected, GatewayGone, GatewaySaid
 from tandem.live.channels.limits import ChannelLimits, Outbox
@@ -46,12 +47,15 @@ class NodeChannel:
         tell: Callable[[ChannelNews], None],
         refused: Callable[[str], None],
         limits: ChannelLimits | None = None,
+        chance: Callable[[], float] = longest,
     ) -> None:
+        """`chance` spreads the waits before it is tried again (`facts.backoff`)."""
         self.gateway = gateway
         self.malformed = Malformed()
         self._identity, self._keys = identity, keys
         self._tell, self._refused = tell, refused
         self._limits = limits or ChannelLimits()
+        self._chance = chance
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._connection: _Connection | None = None
         self._serial = 0
@@ -140,7 +144,8 @@ class NodeChannel:
         limits = self._limits
         delay_s = min(limits.reconnect_s * 2.0 ** min(self._failures, 16), limits.reconnect_most_s)
         self._failures += 1
-        self._after(delay_s, self._connect)
+        # All workers lose a gateway at the same instant.
+        self._after(spread(delay_s, self._chance()), self._connect)
 
     def _after(self, delay_s: float, then: Callable[[], None]) -> None:
         if self._timer:

@@ -7,16 +7,20 @@ import asyncio
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import msgspec
+
+from tandem.kv.threads import SupervisedThread, no_harm
 
 # Of the output that nobody has fetched yet, this much is kept: the last.
 KEPT_BYTES = 1 << 20
 PIECE_BYTES = 1 << 16
 # After its end a process's output is waited for so long: its children may hold the other end.
 LAST_WORDS_S = 1.0
+# Told as the status of a process that cannot be watched any more.
+UNWATCHED = 1
 # Ray sets it for its own workers; a process of ours says how many threads it wants.
 UNSET = ("-u", "OMP_NUM_THREADS")
 
@@ -96,7 +100,7 @@ class NodeProcess:
                 os.close(descriptor)
         self._process = process
         loop = asyncio.get_running_loop()
-        _in_background(lambda: _watch(process, output, loop))
+        _watching(process, output, loop).start()
         return process.pid
 
     async def follow(self, seen_bytes: int) -> Followed:
@@ -128,10 +132,29 @@ def _with_parent(setup: bytes) -> bytes:
     return msgspec.json.encode({**content, "parent": os.getpid()})
 
 
+def _watching(
+    process: "subprocess.Popen[bytes]", output: Output, loop: asyncio.AbstractEventLoop
+) -> SupervisedThread:
+    """One that fails tells the end of a process that nobody would hear of otherwise."""
+
+    def failed(failure: Exception) -> None:
+        del failure
+        process.kill()
+        # A closed loop raises it: then nobody asks.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(output.end, UNWATCHED)
+
+    return SupervisedThread(
+        f"watch of {process.pid}", lambda: _watch(process, output, loop), failed
+    )
+
+
 def _watch(
     process: "subprocess.Popen[bytes]", output: Output, loop: asyncio.AbstractEventLoop
 ) -> None:
-    reading = _in_background(lambda: _read(process, output, loop))
+    # Without its output the process goes on.
+    reading = SupervisedThread("output", lambda: _read(process, output, loop), no_harm)
+    reading.start()
     code = process.wait()
     reading.join(LAST_WORDS_S)
     loop.call_soon_threadsafe(output.end, code)
@@ -144,9 +167,3 @@ def _read(
     descriptor = process.stdout.fileno()
     while piece := os.read(descriptor, PIECE_BYTES):
         loop.call_soon_threadsafe(output.add, piece)
-
-
-def _in_background(work: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread

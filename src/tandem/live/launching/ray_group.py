@@ -4,7 +4,6 @@ bundle for each, and the actors in it. Needs `ray`."""
 import asyncio
 import logging
 import socket
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from tandem.facts.errors import InvalidConfiguration, TandemError
+from tandem.kv.threads import SupervisedThread
 from tandem.live.launching.ray_actor import NodeProcess
 from tandem.live.launching.ray_places import Machine, told, unreachable, why_unplaced
 
@@ -123,14 +123,16 @@ async def _within(patience_s: float, address: str) -> None:
         if not connected.done():
             connected.set_result(problem)
 
-    def connect() -> None:
-        problem = _connect(address)
+    def soon(problem: str) -> None:
         # Nobody waits any more where the loop is closed.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(tell, problem)
 
+    def failed(failure: Exception) -> None:
+        soon(str(failure).strip().partition("\n")[0] or type(failure).__name__)
+
     # Ray would ask for minutes, and nobody could end with a thread that must be waited for.
-    threading.Thread(target=connect, daemon=True).start()
+    SupervisedThread("connection to Ray", lambda: soon(_connect(address)), failed).start()
     try:
         async with asyncio.timeout(patience_s):
             problem = await connected

@@ -3,6 +3,8 @@ reads no clock."""
 
 from dataclasses import dataclass
 
+from tandem.facts.backoff import spread
+
 # With this exit status a process says that it was told to leave in order to be started anew.
 AGAIN = 75
 
@@ -27,13 +29,14 @@ class Restarts:
         self.config = config
         self._in_a_row: dict[str, int] = {}
 
-    def delay_s(self, name: str, status: int, ran_s: float) -> float | None:
+    def delay_s(self, name: str, status: int, ran_s: float, *, chance: float = 1.0) -> float | None:
         """How long to wait before the process starts again that ended with this status after
-        `ran_s`; None to give it up."""
+        `ran_s`, spread by `chance`; None to give it up."""
         if status in self.config.hopeless:
             return None
         count = 0 if ran_s >= self.config.steady_s else self._in_a_row.get(name, 0)
         if count >= self.config.most_in_a_row:
             return None
         self._in_a_row[name] = count + 1
-        return min(self.config.longest_delay_s, self.config.first_delay_s * 2.0**count)
+        delay_s = min(self.config.longest_delay_s, self.config.first_delay_s * 2.0**count)
+        return spread(delay_s, chance)

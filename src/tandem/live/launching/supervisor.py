@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from tandem.facts.backoff import longest
 from tandem.live.clock import NS_PER_S, now_ns
 from tandem.live.launching.launcher import Ended, Launcher, Program, tail
 from tandem.live.launching.restarts import AGAIN, RestartConfig, Restarts
@@ -49,7 +50,11 @@ class Supervisor:
         launcher: Launcher,
         heard: Callable[[Notice], None],
         restarts: RestartConfig | None = None,
+        *,
+        chance: Callable[[], float] = longest,
     ) -> None:
+        """`chance` spreads restarts (`facts.backoff`)."""
+        self._chance = chance
         self._launcher = launcher
         self._heard = heard
         self._restarts = Restarts(restarts or RestartConfig())
@@ -151,7 +156,7 @@ class Supervisor:
         delay_s = 0.0 if again else None
         # What was lost with its machine has no reason of its own.
         if not again and (kept.confirmed or ended.lost):
-            delay_s = self._restarts.delay_s(ended.name, ended.code, ran_s)
+            delay_s = self._restarts.delay_s(ended.name, ended.code, ran_s, chance=self._chance())
         if delay_s is None:
             kept.ends = True
             log = kept.program.log
@@ -159,7 +164,7 @@ class Supervisor:
             self._failures.put_nowait(ProcessFailed(ended.name, ended.how, words))
             return
         how = "has left" if again else ended.how
-        self._heard(Notice(ended.name, f"{how} and starts again in {delay_s:g} s"))
+        self._heard(Notice(ended.name, f"{how} and starts again in {delay_s:.2g} s"))
         task = asyncio.create_task(self._start_again(kept, delay_s))
         self._waits.add(task)
         task.add_done_callback(self._waits.discard)

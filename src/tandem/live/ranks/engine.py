@@ -9,7 +9,8 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from tandem.facts.steps import StepPlan, StepResult
-from tandem.live.engine_thread import PendingStep, PlanRunner, supervised
+from tandem.kv.threads import SupervisedThread
+from tandem.live.engine_thread import PendingStep, PlanRunner
 from tandem.live.ranks.ranks import Ranks
 from tandem.wire.rank_messages import TokensLanded
 
@@ -91,7 +92,7 @@ class PipelineThread:
         self._on_failure = on_failure
         self._work: SimpleQueue[StepPlan | StepResult | None] = SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = supervised("engine", self._run, self._tell_failure)
+        self._thread = SupervisedThread("engine", self._run, self._tell_failure)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

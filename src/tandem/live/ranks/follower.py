@@ -18,7 +18,7 @@ from tandem.facts.node_messages import (
     StartMove,
 )
 from tandem.facts.steps import StepPlan
-from tandem.live.engine_thread import supervised
+from tandem.kv.threads import SupervisedThread
 from tandem.live.node import Mover
 from tandem.live.ranks.engine import StageEngine
 from tandem.live.ranks.link import RankLink, RankLost
@@ -64,7 +64,7 @@ class Follower:
         self._mover = mover
         self._draws = draws
         self._work: SimpleQueue[StepPlan | TokensLanded | None] = SimpleQueue()
-        self._thread = supervised("engine", self._compute, self._tell_failure)
+        self._thread = SupervisedThread("engine", self._compute, self._tell_failure)
 
     def run(self) -> str:
         """Until the link ends; why it did."""

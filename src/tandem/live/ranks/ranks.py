@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from tandem.kv.threads import SupervisedThread
 from tandem.live.clock import NS_PER_S, now_ns
-from tandem.live.engine_thread import supervised
 from tandem.live.ranks.link import RankLink, RankLost
 from tandem.wire.rank_messages import Ping, Pong, RankBegins, RankFailed, ToFollower, ToLeader
 
@@ -54,12 +54,12 @@ class Ranks:
         self._failed = failed
         for rank in self._followers:
             work = partial(self._listen, rank, heard)
-            supervised(f"link to rank {rank}", work, self._tell_failure).start()
+            SupervisedThread(f"link to rank {rank}", work, self._tell_failure).start()
 
     def watch(self) -> None:
         """Begin to ask whether everybody lives; they have to be ready to answer."""
         self._heard_ns = dict.fromkeys(self._followers, now_ns())
-        supervised("watch over the ranks", self._watch, self._tell_failure).start()
+        SupervisedThread("watch over the ranks", self._watch, self._tell_failure).start()
 
     def tell(self, message: ToFollower, ranks: Collection[int] | None = None) -> None:
         """All of them, or these. Raises `RankLost`."""

@@ -44,6 +44,7 @@ from tandem.facts.gateway_messages import (
     WorkerSaid,
 )
 from tandem.facts.kv_tiers import BlockFormat
+from tandem.machines.audit import first_broken_law, invariant
 from tandem.machines.entrance import RouterConfig
 from tandem.machines.fleet import Capacity
 from tandem.machines.gateway.attention import attend_drains, renewals
@@ -55,7 +56,6 @@ from tandem.machines.gateway.prices import Prices
 from tandem.machines.gateway.routing import Routing
 from tandem.machines.gateway.shared_pool import SharedPool
 from tandem.machines.gateway.status import pool_node_status, worker_status
-from tandem.machines.node.audit import first_broken_law
 from tandem.machines.router import RouterMachine
 
 Effects = list[GatewayEffect]
@@ -161,10 +161,12 @@ class GatewayMachine:
         self.router.audit()
         self.routing.transfers.audit()
         standings = self.router.entrance.fleet.standings
-        assert set(standings) == {member.name for member in self.members}
+        names = {member.name for member in self.members}
+        invariant(set(standings) == names, "the fleet is made of the members")
         for member in self.members:
-            assert standings[member.name].accepting == member.accepting
-            assert standings[member.name].role is member.role
+            standing = standings[member.name]
+            agreed = standing.accepting == member.accepting and standing.role is member.role
+            invariant(agreed, f"fleet and members agree on {member.name}")
 
     def _take(self, event: GatewayEvent, now_ns: int, effects: Effects) -> None:
         match event:

@@ -1,8 +1,6 @@
 """The shared pool as a gateway deals with it: its processes come, report what they hold, fall
 silent and go, and workers and siblings hear of it."""
 
-from collections.abc import Iterator
-
 from tandem.facts.cluster_messages import (
     Audited,
     Goodbye,
@@ -45,50 +43,48 @@ class SharedPool:
             return f"{worker} is already known as a process of the shared pool"
         return ""
 
-    def let_in(
-        self, peer: str, hello: PoolHello, welcome: Welcome, now_ns: int
-    ) -> Iterator[GatewayEffect]:
+    def let_in(self, peer: str, hello: PoolHello, welcome: Welcome, now_ns: int) -> Effects:
         """A process presents itself."""
+        effects: Effects = []
         known, older = self.nodes.of_peer(peer), self.nodes.of_name(hello.worker)
         problem = self.nodes.objection(hello)
         if self._members.of_name(hello.worker) or self._members.of_peer(peer):
             problem = problem or f"{hello.worker} is already known as a worker"
         if problem:
             if known is not None:
-                yield from self.lose(known, problem, now_ns)
-            yield SendToWorker(peer, Unwelcome(problem))
-            return
+                effects += self.lose(known, problem, now_ns)
+            return [*effects, SendToWorker(peer, Unwelcome(problem))]
         again = known is not None and known.hello == hello
         if known is not None and again:
             # What it holds is told anew; for workers it was never gone.
-            yield from self._lose_content(known, now_ns)
+            effects += self._lose_content(known, now_ns)
         elif known is not None:
-            yield from self.lose(known, "its process presents itself anew", now_ns)
+            effects += self.lose(known, "its process presents itself anew", now_ns)
         if not again and older is not None and older is not known:
             reason = "another process has taken its name"
             self.nodes.outdated(older)
-            yield Fence(older.peer, reason)
-            yield from self.lose(older, reason, now_ns)
+            effects.append(Fence(older.peer, reason))
+            effects += self.lose(older, reason, now_ns)
         node = PoolNode(peer, hello)
         self.nodes.add(node)
         self._heartbeats.heard(peer, now_ns)
-        yield SendToWorker(peer, welcome)
-        for other in self.nodes.others(node):
-            yield SendToWorker(peer, _introduction(other))
+        effects.append(SendToWorker(peer, welcome))
+        effects += [SendToWorker(peer, _introduction(each)) for each in self.nodes.others(node)]
         if not again:
-            yield from self._tell_others(node, _introduction(node))
+            effects += self._tell_others(node, _introduction(node))
+        return effects
 
-    def introductions(self, peer: str) -> Iterator[SendToWorker]:
+    def introductions(self, peer: str) -> Effects:
         """What a worker that has just joined is to know."""
-        return (SendToWorker(peer, _introduction(node)) for node in self.nodes)
+        return [SendToWorker(peer, _introduction(node)) for node in self.nodes]
 
-    def signs_of_life(self) -> Iterator[SendToWorker]:
+    def signs_of_life(self) -> Effects:
         """The gateway is there, and wants nothing in particular."""
-        return (SendToWorker(node.peer, LeasesRenewed(())) for node in self.nodes)
+        return [SendToWorker(node.peer, LeasesRenewed(())) for node in self.nodes]
 
     def hear(
         self, node: PoolNode, message: ToGateway, inquiries: Inquiries, now_ns: int
-    ) -> Iterator[GatewayEffect]:
+    ) -> Effects:
         """A process that is known says something."""
         match message:
             case BlocksReported(tier=Tier.REMOTE) | BlocksListed(tier=Tier.REMOTE):
@@ -96,32 +92,31 @@ class SharedPool:
             case TiersReported(_, tiers):
                 node.tiers = tiers
             case Audited():
-                yield from inquiries.answered(message)
+                return inquiries.answered(message)
             case Goodbye():
-                yield from self.lose(node, "", now_ns)
-                yield from inquiries.gone(node.name)
+                return self.lose(node, "", now_ns) + inquiries.gone(node.name)
             case _:
                 # Nothing else is for a process of the pool to say.
                 pass
+        return []
 
-    def lose(self, node: PoolNode, reason: str, now_ns: int) -> Iterator[GatewayEffect]:
+    def lose(self, node: PoolNode, reason: str, now_ns: int) -> Effects:
         """It is gone, for a `reason` or (empty) because it was to leave."""
-        yield from self._lose_content(node, now_ns)
+        effects = self._lose_content(node, now_ns)
         if reason:
             self._members.lost.append((node.name, reason))
-        yield from self._tell_others(node, PoolNodeGone(node.name, node.hello.incarnation))
+        gone = PoolNodeGone(node.name, node.hello.incarnation)
+        return effects + self._tell_others(node, gone)
 
-    def _lose_content(self, node: PoolNode, now_ns: int) -> Iterator[GatewayEffect]:
+    def _lose_content(self, node: PoolNode, now_ns: int) -> Effects:
         self.nodes.remove(node)
         self._heartbeats.forget(node.peer)
         self._routing.add(PoolNodeLost(node.name))
-        yield from self._routing.flush(now_ns)
+        return self._routing.flush(now_ns)
 
-    def _tell_others(self, node: PoolNode, news: ToWorker) -> Iterator[SendToWorker]:
-        for member in self._members:
-            yield SendToWorker(member.peer, news)
-        for other in self.nodes.others(node):
-            yield SendToWorker(other.peer, news)
+    def _tell_others(self, node: PoolNode, news: ToWorker) -> Effects:
+        hearers = [*self._members, *self.nodes.others(node)]
+        return [SendToWorker(hearer.peer, news) for hearer in hearers]
 
 
 def _introduction(node: PoolNode) -> PoolNodeJoined:

@@ -13,6 +13,7 @@ from tandem.facts.messages import (
     RequestsAborted,
     WorkerEvent,
 )
+from tandem.machines.audit import invariant
 from tandem.machines.gateway.members import Member
 from tandem.machines.router import RouterMachine
 
@@ -137,9 +138,10 @@ class Transfers:
 
     def audit(self) -> None:
         """Assert that only what is under way is remembered."""
-        assert len(self._moving) == self._router.handover.moving
+        moving = self._router.handover.moving
+        invariant(len(self._moving) == moving, "transfers under way are those of the router")
         for book in (self._computed, self._wanted):
             for worker, request_id in book:
                 passage = self._router.passage_of(request_id)
-                assert passage is not None
-                assert passage.needs(worker)
+                needed = passage is not None and passage.needs(worker)
+                invariant(needed, "KV is remembered of requests that need the worker")

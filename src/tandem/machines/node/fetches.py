@@ -8,6 +8,7 @@ from tandem.facts.fleet import Tier
 from tandem.facts.kv_export import MoveReport
 from tandem.facts.kv_tiers import BlockName
 from tandem.facts.node_messages import BlocksFetched, FetchBlocks
+from tandem.machines.audit import invariant
 from tandem.machines.tiers.gain import Gain
 from tandem.machines.tiers.keeper import TierKeeper
 from tandem.machines.tiers.shared import SharedContent
@@ -110,10 +111,12 @@ class Fetches:
 
     def audit(self) -> None:
         """Assert that whoever waits has something to wait for."""
-        assert self._stopped <= self._under_way.keys()
+        stopped = self._stopped <= self._under_way.keys()
+        invariant(stopped, "only fetches under way are being stopped")
         rising = self._keeper.rising
         for wanted in self._waiting.values():
-            assert any(name.digest in rising for name in wanted.names)
+            some = any(name.digest in rising for name in wanted.names)
+            invariant(some, "a fetch that waits has a block on its way up")
 
     def ids(self) -> set[int]:
         """Of all that have not ended."""

@@ -4,13 +4,13 @@ Only this process writes to its memory. So it alone knows when blocks are quiet:
 says or fails to say, no block goes back to the pool while a move may still write to it.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tandem.facts.cluster_messages import FetchKv
 from tandem.facts.kv_export import MoveKv
 from tandem.facts.messages import ImportBlocks, ImportDone
 from tandem.facts.node_messages import EndFetch, EndMove
+from tandem.machines.audit import invariant
 
 Order = MoveKv | FetchKv
 End = EndMove | EndFetch
@@ -100,12 +100,12 @@ class Imports:
         self._imports[order.request_id].moves.add(move_id)
         return move_id
 
-    def stop(self, gateway: str, transfer_id: int) -> Iterator[End]:
+    def stop(self, gateway: str, transfer_id: int) -> list[End]:
         """Nobody waits for this move any more: stops it if it was not stopped before."""
         move_id = self._move_ids.get((gateway, transfer_id))
-        return iter(()) if move_id is None else self._stopping((move_id,))
+        return [] if move_id is None else self._stopping((move_id,))
 
-    def disown(self, gateway: str) -> Iterator[End]:
+    def disown(self, gateway: str) -> list[End]:
         """The gateway is gone, or has begun anew: its moves are nobody's, and stopped."""
         mine = [move_id for move_id, move in self.moving.items() if move.gateway == gateway]
         for move_id in mine:
@@ -114,12 +114,12 @@ class Imports:
             move.gateway = ""
         return self._stopping(tuple(mine))
 
-    def conclude(self, outcome: ImportDone) -> Iterator[End]:
+    def conclude(self, outcome: ImportDone) -> list[End]:
         """This is how the import ends, once nobody writes to its blocks; the last word counts.
         Stops its moves. Unknown requests are ignored."""
         entry = self._imports.get(outcome.request_id)
         if entry is None:
-            return iter(())
+            return []
         entry.outcome = outcome
         self._ended[outcome.request_id] = None
         return self._stopping(tuple(sorted(entry.moves)))
@@ -156,14 +156,17 @@ class Imports:
     def audit(self) -> None:
         """Assert that every move writes to blocks that are still reserved for it."""
         by_import = {move_id for entry in self._imports.values() for move_id in entry.moves}
-        assert by_import == self.moving.keys()
-        assert set(self._move_ids.values()) <= by_import
-        # What has an outcome and is quiet would have been taken.
-        assert all(entry.outcome is None or entry.moves for entry in self._imports.values())
+        invariant(by_import == self.moving.keys(), "every move writes for one import")
+        invariant(set(self._move_ids.values()) <= by_import, "transfers name moves under way")
+        taken = all(entry.outcome is None or entry.moves for entry in self._imports.values())
+        invariant(taken, "imports that have ended and are quiet have been taken")
 
-    def _stopping(self, move_ids: tuple[int, ...]) -> Iterator[End]:
+    def _stopping(self, move_ids: tuple[int, ...]) -> list[End]:
+        ends: list[End] = []
         for move_id in move_ids:
             move = self.moving[move_id]
             if not move.stopped:
                 move.stopped = True
-                yield EndMove(move_id) if isinstance(move.order, MoveKv) else EndFetch(move_id)
+                is_move = isinstance(move.order, MoveKv)
+                ends.append(EndMove(move_id) if is_move else EndFetch(move_id))
+        return ends

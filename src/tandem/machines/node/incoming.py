@@ -14,6 +14,7 @@ from tandem.facts.node_messages import (
     SendToGateway,
     StartMove,
 )
+from tandem.machines.audit import invariant
 from tandem.machines.node.fetches import Wanted
 from tandem.machines.node.imports import End, Imports, Order
 from tandem.machines.node.tiers import TierEvent, WorkerTiers
@@ -72,7 +73,8 @@ class Incoming:
                 for move_id, move in self.imports.moving.items()
                 if isinstance(move.order, FetchKv)
             }
-            assert self._tiers.fetches.ids() == fetching
+            fetches = self._tiers.fetches.ids()
+            invariant(fetches == fetching, "every fetch writes for an import")
 
     def _fetch(self, move_id: int, order: FetchKv, now_ns: int) -> Effects:
         assert self._tiers is not None

@@ -59,8 +59,8 @@ from tandem.facts.node_messages import (
     NodeEvent,
     SendToGateway,
 )
+from tandem.machines.audit import first_broken_law
 from tandem.machines.load import load_of
-from tandem.machines.node.audit import first_broken_law
 from tandem.machines.node.duty import Duty
 from tandem.machines.node.links import Link, Links
 from tandem.machines.node.peers import Peers
@@ -206,9 +206,9 @@ class NodeMachine:
             case PinBlocks() | PoolNodeJoined() | PoolNodeGone() if self.tiers is not None:
                 return self.tiers.obey(gateway, message, now_ns)
             case PeerJoined():
-                return list(self.peers.joined(gateway, message))
+                return self.peers.joined(gateway, message)
             case PeerLost(worker, incarnation):
-                return list(self.peers.lost(worker, incarnation))
+                return self.peers.lost(worker, incarnation)
             case Drain():
                 self.duty.drain_for(message)
                 return self._tell_standing(begun=True)
@@ -251,7 +251,7 @@ class NodeMachine:
         link = self.links.of(gateway)
         if link is not None:
             link.welcome = link.hello_ns = link.told = None
-        effects = self.work.forget(gateway, now_ns) + list(self.peers.gateway_gone(gateway))
+        effects = self.work.forget(gateway, now_ns) + self.peers.gateway_gone(gateway)
         return effects + ([] if self.tiers is None else self.tiers.gateway_gone(gateway))
 
     def _keep_time(self, now_ns: int) -> Effects:

@@ -1,9 +1,7 @@
 """Which other workers this one may read KV from, as its gateways tell it."""
 
-from collections.abc import Iterator
-
 from tandem.facts.cluster_messages import PeerJoined
-from tandem.facts.node_messages import ConnectPeer, ForgetPeer
+from tandem.facts.node_messages import ConnectPeer, ForgetPeer, NodeEffect
 
 
 class Peers:
@@ -16,20 +14,24 @@ class Peers:
     def __contains__(self, peer: tuple[str, str]) -> bool:
         return peer in self._told_by
 
-    def joined(self, gateway: str, message: PeerJoined) -> Iterator[ConnectPeer]:
+    def joined(self, gateway: str, message: PeerJoined) -> list[NodeEffect]:
         peer = message.worker, message.incarnation
         known = peer in self._told_by
         self._told_by.setdefault(peer, {})[gateway] = None
-        if not known:
-            yield ConnectPeer(message.worker, message.incarnation, message.export)
+        if known:
+            return []
+        return [ConnectPeer(message.worker, message.incarnation, message.export)]
 
-    def lost(self, worker: str, incarnation: str) -> Iterator[ForgetPeer]:
-        if self._told_by.pop((worker, incarnation), None) is not None:
-            yield ForgetPeer(worker, incarnation)
+    def lost(self, worker: str, incarnation: str) -> list[NodeEffect]:
+        if self._told_by.pop((worker, incarnation), None) is None:
+            return []
+        return [ForgetPeer(worker, incarnation)]
 
-    def gateway_gone(self, gateway: str) -> Iterator[ForgetPeer]:
+    def gateway_gone(self, gateway: str) -> list[NodeEffect]:
         """This gateway speaks for nobody any more."""
+        effects: list[NodeEffect] = []
         for worker, incarnation in list(self._told_by):
             told_by = self._told_by[worker, incarnation]
             if told_by.pop(gateway, 0) is None and not told_by:
-                yield from self.lost(worker, incarnation)
+                effects += self.lost(worker, incarnation)
+        return effects

@@ -1,7 +1,5 @@
 """Which processes of the shared pool a worker, or another of them, may use, as gateways tell it."""
 
-from collections.abc import Iterator
-
 from tandem.facts.cluster_messages import PoolNodeJoined
 from tandem.facts.node_messages import ConnectPoolNode, ForgetPoolNode
 
@@ -22,7 +20,7 @@ class PoolNodes:
     def names(self) -> tuple[str, ...]:
         return tuple(self._starts)
 
-    def joined(self, gateway: str, message: PoolNodeJoined) -> Iterator[Effect]:
+    def joined(self, gateway: str, message: PoolNodeJoined) -> list[Effect]:
         """A gateway knows this start of it, and so none before it."""
         starts = self._starts.setdefault(message.node, {})
         before = next(reversed(starts), None)
@@ -32,39 +30,46 @@ class PoolNodes:
             if not starts[start]:
                 del starts[start]
         starts[message] = told_by | {gateway: None}
-        yield from _instead(before, message)
+        return _instead(before, message)
 
-    def gone(self, gateway: str, node: str, incarnation: str) -> Iterator[Effect]:
+    def gone(self, gateway: str, node: str, incarnation: str) -> list[Effect]:
         """A gateway has lost this start of it."""
+        effects: list[Effect] = []
         starts = self._starts.get(node, {})
         for start in list(starts):
             if start.incarnation == incarnation:
-                yield from self._unsay(gateway, start)
+                effects += self._unsay(gateway, start)
+        return effects
 
-    def gateway_gone(self, gateway: str) -> Iterator[Effect]:
+    def gateway_gone(self, gateway: str) -> list[Effect]:
         """This gateway speaks for nobody any more."""
+        effects: list[Effect] = []
         for starts in list(self._starts.values()):
             for start in list(starts):
-                yield from self._unsay(gateway, start)
+                effects += self._unsay(gateway, start)
+        return effects
 
-    def _unsay(self, gateway: str, start: PoolNodeJoined) -> Iterator[Effect]:
+    def _unsay(self, gateway: str, start: PoolNodeJoined) -> list[Effect]:
         starts = self._starts[start.node]
         before = next(reversed(starts))
         told_by = starts[start]
         told_by.pop(gateway, None)
         if told_by:
-            return
+            return []
         del starts[start]
         if not starts:
             del self._starts[start.node]
-        if start == before:
-            yield from _instead(before, next(reversed(starts), None))
+        if start != before:
+            return []
+        return _instead(before, next(reversed(starts), None))
 
 
-def _instead(before: PoolNodeJoined | None, after: PoolNodeJoined | None) -> Iterator[Effect]:
+def _instead(before: PoolNodeJoined | None, after: PoolNodeJoined | None) -> list[Effect]:
+    effects: list[Effect] = []
     if before == after:
-        return
+        return effects
     if before is not None:
-        yield ForgetPoolNode(before.node, before.incarnation)
+        effects.append(ForgetPoolNode(before.node, before.incarnation))
     if after is not None:
-        yield ConnectPoolNode(after.node, after.incarnation, after.address)
+        effects.append(ConnectPoolNode(after.node, after.incarnation, after.address))
+    return effects

@@ -34,6 +34,7 @@ from tandem.facts.node_messages import (
     NodeEffect,
     SendToGateway,
 )
+from tandem.machines.audit import invariant
 from tandem.machines.node.duty import Duty
 from tandem.machines.node.fetches import Ended, Fetches, Wanted
 from tandem.machines.node.links import Links
@@ -162,7 +163,7 @@ class WorkerTiers:
         self.keeper.audit()
         self.writing.audit()
         self.fetches.audit()
-        assert not self._ended
+        invariant(not self._ended, "fetches that are over have been taken")
 
     def _kept(self, event: BlocksKept, now_ns: int) -> Effects:
         between = self.keeper.owns_copy(event.copy_id)

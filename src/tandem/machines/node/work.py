@@ -16,6 +16,7 @@ from tandem.facts.messages import (
     WorkerEvent,
 )
 from tandem.facts.node_messages import MoveFinished, NodeEffect
+from tandem.machines.audit import invariant
 from tandem.machines.node.imports import Order
 from tandem.machines.node.incoming import Incoming
 from tandem.machines.node.links import Links
@@ -122,12 +123,15 @@ class Work:
 
     def audit(self) -> None:
         """Assert that every request has an owner, and every import its books."""
-        assert self._arrived is None
+        invariant(self._arrived is None, "requests that arrived have been put to the worker")
         self.machine.audit()
         held = self.machine.residents.held.keys()
-        assert self.leases.request_ids == self.machine.unfinished.keys() | held
-        assert self.outlet.publications.request_ids <= self.leases.request_ids
-        assert self.incoming.imports.request_ids <= self.machine.residents.importing.keys()
+        leased, importing = self.leases.request_ids, self.machine.residents.importing.keys()
+        invariant(leased == self.machine.unfinished.keys() | held, "every request has a lease")
+        published = self.outlet.publications.request_ids
+        invariant(published <= leased, "blocks are published for requests with a lease")
+        imports = self.incoming.imports.request_ids
+        invariant(imports <= importing, "KV is imported for sequences that wait for it")
         self.incoming.audit()
 
     def _tell(self, event: WorkerEvent, now_ns: int) -> Effects:

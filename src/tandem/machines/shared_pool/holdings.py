@@ -13,6 +13,7 @@ from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockName
 from tandem.facts.node_messages import BlocksFetched, BlocksKept, CopyBlocks, ForgetBlocks
 from tandem.facts.pool_node_messages import AnswerOffer, BlocksOffered, FetchHeld
+from tandem.machines.audit import invariant
 from tandem.machines.shared_pool.places import Places
 from tandem.machines.tiers.config import TiersConfig
 from tandem.machines.tiers.keeper import TierKeeper
@@ -112,7 +113,7 @@ class Holdings:
         self.keeper.audit()
         shelves = self.keeper.shelves.by_tier.values()
         counts = Counter(digest for shelf in shelves for digest in shelf.store.listing())
-        assert counts == self.places.counts
+        invariant(counts == self.places.counts, "what was told is what the tiers hold")
 
     def _count(self, tier: Tier, *, fetched: int = 0, missed: int = 0, spoilt: int = 0) -> None:
         counts = self.keeper.shelves.by_tier[tier].counts

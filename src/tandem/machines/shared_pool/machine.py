@@ -49,7 +49,7 @@ from tandem.facts.pool_node_messages import (
     ReplicaEnded,
     SendReplica,
 )
-from tandem.machines.node.audit import first_broken_law
+from tandem.machines.audit import first_broken_law
 from tandem.machines.node.links import Links
 from tandem.machines.node.pool_nodes import PoolNodes
 from tandem.machines.shared_pool.heat import Heat, HeatConfig

@@ -21,7 +21,7 @@ class Places:
 
     def changed(self, changes: BlockChanges) -> BlockChanges | None:
         """What a change of one tier means for the whole; None when nothing."""
-        removed = tuple(self._removed(changes.removed))
+        removed = self._removed(changes.removed)
         pairs = zip(changes.stored, changes.stored_parents, strict=True)
         new = [(digest, parent) for digest, parent in pairs if self._is_new(digest)]
         if not removed and not new:
@@ -30,12 +30,14 @@ class Places:
         stored, parents = tuple(digest for digest, _ in new), tuple(parent for _, parent in new)
         return BlockChanges(self._reports - 1, removed, stored, parents)
 
-    def _removed(self, digests: Iterable[bytes]) -> Iterable[bytes]:
+    def _removed(self, digests: Iterable[bytes]) -> tuple[bytes, ...]:
+        removed: list[bytes] = []
         for digest in digests:
             self.counts[digest] -= 1
             if not self.counts[digest]:
                 del self.counts[digest]
-                yield digest
+                removed.append(digest)
+        return tuple(removed)
 
     def _is_new(self, digest: bytes) -> bool:
         self.counts[digest] = self.counts.get(digest, 0) + 1

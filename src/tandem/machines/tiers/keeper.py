@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockName
 from tandem.facts.node_messages import BlocksKept, CopyBlocks
+from tandem.machines.audit import invariant
 from tandem.machines.tiers.config import TiersConfig
 from tandem.machines.tiers.shelves import Effects, Shelves
 
@@ -110,9 +111,11 @@ class TierKeeper:
         leaving = {name.digest for name in self._going_down}
         leaving |= {name.digest for copy in under_way for name in copy.names}
         host = self.shelves.by_tier.get(Tier.HOST)
-        assert leaving == (host.leaving.keys() if host is not None else set())
+        expected = host.leaving.keys() if host is not None else set()
+        invariant(leaving == expected, "what leaves the memory is being copied to the disk")
         rising = [copy for copy in self._copies.values() if not _goes_down(copy)]
-        assert self.rising.keys() == {name.digest for copy in rising for name in copy.names}
+        copied = {name.digest for copy in rising for name in copy.names}
+        invariant(self.rising.keys() == copied, "what rises is being copied into memory")
 
     def _copy(self, source: Tier, target: Tier, names: tuple[BlockName, ...]) -> CopyBlocks:
         copy = CopyBlocks(next(self._copy_ids), source, target, names)

@@ -11,6 +11,7 @@ from tandem.facts.blocks import BlockChanges
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockName, TierFigures
 from tandem.facts.node_messages import CopyBlocks, ForgetBlocks
+from tandem.machines.audit import invariant
 from tandem.machines.tiers.config import TiersConfig
 from tandem.machines.tiers.hierarchy import Hierarchy, Move
 from tandem.machines.tiers.shelf import Shelf
@@ -124,10 +125,12 @@ class Shelves:
     def audit(self) -> None:
         """Assert that every block somewhere has a name, and that nothing else has."""
         somewhere = {digest for shelf in self.by_tier.values() for digest in shelf.digests()}
-        assert somewhere == self._names.keys()
+        invariant(somewhere == self._names.keys(), "blocks that lie somewhere have names")
         for shelf in self.by_tier.values():
-            assert shelf.store.blocks <= shelf.store.capacity_blocks
-            assert not any(shelf.store.has_or_expects(digest) for digest in shelf.leaving)
+            fits = shelf.store.blocks <= shelf.store.capacity_blocks
+            invariant(fits, "a tier holds no more than its capacity")
+            gone = not any(shelf.store.has_or_expects(digest) for digest in shelf.leaving)
+            invariant(gone, "what leaves a tier is not counted there any more")
 
     def _tenant_of(self, digest: bytes) -> str:
         return self._names[digest].tenant

@@ -19,6 +19,7 @@ from tandem.facts.node_messages import (
     KeepStaged,
     StageBlocks,
 )
+from tandem.machines.audit import invariant
 from tandem.machines.tiers.gain import Gain
 from tandem.machines.tiers.keeper import TierKeeper
 from tandem.machines.tiers.shared import SharedContent
@@ -114,9 +115,11 @@ class WriteThrough:
 
     def audit(self) -> None:
         """Assert that no more is under way than may be."""
-        assert len(self._stagings) <= self._keeper.limits.stagings
-        assert len(self._waiting) <= self._keeper.limits.queued_blocks
-        assert not self._waiting or len(self._stagings) == self._keeper.limits.stagings
+        limits, staged = self._keeper.limits, len(self._stagings)
+        invariant(staged <= limits.stagings, "no more copies are staged than may be")
+        invariant(len(self._waiting) <= limits.queued_blocks, "no more blocks wait than may")
+        full = staged == limits.stagings
+        invariant(not self._waiting or full, "blocks wait only while all places are taken")
 
     def _whole(self, row: Sealed) -> bool:
         return self._generations[row.block] == row.generation

@@ -1,0 +1,22 @@
+"""How long to wait before trying again: many who failed at one instant do not come back at one."""
+
+import math
+
+
+def spread(wait_s: float, chance: float) -> float:
+    """From half of `wait_s` to all of it. `chance` in [0, 1] is drawn for each try; 1 is the
+    longest wait."""
+    return wait_s * (0.5 + 0.5 * chance)
+
+
+def longest() -> float:
+    """The chance of those who have none: they wait as long as may be."""
+    return 1.0
+
+
+def retry_after(wait_s: float, chance: float) -> str:
+    """What a client is told, in whole seconds: no less than it is to wait, and up to a quarter
+    more, or a second."""
+    least_s = max(1, math.ceil(wait_s))
+    most_s = max(1, least_s // 4)
+    return str(least_s + min(most_s, int(chance * (most_s + 1))))

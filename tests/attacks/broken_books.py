@@ -1,0 +1,155 @@
+"""Machines whose books somebody has broken, and what an operator's audit says of each: run by
+`test_audits.py` under `python -O`, so nothing in here rests on `assert` either."""
+
+import json
+import sys
+
+from tandem.facts.cluster_messages import PROTOCOL, Audit, PoolHello
+from tandem.facts.fleet import Tier
+from tandem.facts.fleet_messages import BlocksListed
+from tandem.facts.gateway_messages import AuditAsked, AuditEnded
+from tandem.facts.kv_tiers import BlockFormat, BlockName
+from tandem.facts.messages import ImportBlocks, RequestsArrived
+from tandem.facts.node_messages import GatewayConnected, GatewaySaid
+from tandem.facts.pool_node_messages import BlocksOffered, BlocksReceived
+from tandem.machines.shared_pool.heat import HeatConfig
+from tandem.machines.shared_pool.machine import PoolNodeConfig, PoolNodeMachine
+from tandem.machines.tiers.config import TiersConfig
+from tandem.policy.eviction.registry import make_eviction
+from tests.machines.cluster_parts import (
+    WELCOME,
+    GatewayUnderTest,
+    NodeUnderTest,
+    hello,
+    of_kind,
+    request,
+    said,
+)
+from tests.machines.test_node_tiers import compute, worker_with, write_through
+
+BLOCK = BlockName(b"d" * 16, bytes(16), b"d" * 16)
+
+
+def busy_node():
+    node = NodeUnderTest("g")
+    node.hears("g", RequestsArrived((request("r"), request("s"))))
+    return node
+
+
+def node_with_tiers():
+    node = worker_with("g")
+    write_through(node, compute(node))
+    return node
+
+
+def pool_node():
+    config = PoolNodeConfig(
+        PoolHello(PROTOCOL, "1", "pool-0", "one", "h:1", BlockFormat(bytes(16), 8), 9),
+        TiersConfig({Tier.HOST: 4}, lambda blocks: make_eviction("lru", blocks)),
+        HeatConfig(),
+    )
+    machine = PoolNodeMachine(config, 0)
+    machine.handle(GatewayConnected("g"), 1)
+    machine.handle(GatewaySaid("g", WELCOME), 2)
+    machine.handle(BlocksOffered(1, (BLOCK,)), 3)
+    machine.handle(BlocksReceived((BLOCK,), (BLOCK.digest,)), 4)
+    return machine
+
+
+def gateway():
+    gate = GatewayUnderTest(hello("w"))
+    gate.says(BlocksListed("w", Tier.DEVICE, (b"a" * 16, b"b" * 16), 0))
+    gate.submit("r")
+    return gate
+
+
+def node_says(machine):
+    (answer,) = said(machine.handle(GatewaySaid("g", Audit()), 10**6), "g")[-1:]
+    return answer.problem
+
+
+def gateway_says(gate):
+    """The gateway's own books; its workers have nothing to say here."""
+    effects = gate.machine.handle(AuditAsked(1), gate.now_ns + 1)
+    ended = of_kind(effects, AuditEnded)
+    if not ended:
+        ended = of_kind(gate.machine.handle(AuditAsked(2), gate.now_ns + 10**12), AuditEnded)
+    return ended[0].problem.removeprefix("no answer from w")
+
+
+def work(node):
+    return node.machine.work
+
+
+def residents(node):
+    return work(node).machine.residents
+
+
+def keeper(node):
+    return node.machine.tiers.keeper
+
+
+def staged_too_much(node):
+    node.machine.tiers.writing._waiting.extend([object()] * 10**5)
+
+
+# What is broken: (how it is made, who answers, what is done to it).
+NODES = {
+    "a block without an owner": lambda n: residents(n).pool._free.popitem(),
+    "a block with an owner too many": lambda n: residents(n).pool._owners.__setitem__(0, 9),
+    "a hash of nothing": lambda n: residents(n).pool._block_of.__setitem__(b"x" * 16, 29),
+    "a slot lost": lambda n: residents(n).free_slots.pop(),
+    "a block filled by nobody": lambda n: residents(n)._filling.__setitem__(b"x", object()),
+    "a request forgotten": lambda n: work(n).machine.unfinished.popitem(),
+    "a lease too few": lambda n: work(n).leases.end("r"),
+    "an import of nobody": lambda n: work(n).incoming.imports.begin(ImportBlocks("x", 0, 4, (1,))),
+    "a move of no import": lambda n: work(n).incoming.imports.moving.__setitem__(7, object()),
+}
+TIERS = {
+    "a block without a name": lambda n: keeper(n).shelves._names.popitem(),
+    "a name of nothing": lambda n: keeper(n).shelves._names.__setitem__(b"x" * 16, BLOCK),
+    "a block that rises by itself": lambda n: keeper(n).rising.__setitem__(b"x" * 16, None),
+    "too much that waits": staged_too_much,
+    "a fetch stopped that is none": lambda n: n.machine.tiers.fetches._stopped.add(9),
+    "a fetch not taken": lambda n: n.machine.tiers._ended.append(object()),
+}
+POOLS = {
+    "a block told of and lost": lambda m: m.holdings.keeper.shelves.drop(
+        Tier.HOST, (BLOCK.digest,)
+    ),
+    "a block counted twice": lambda m: m.holdings.places.counts.__setitem__(BLOCK.digest, 2),
+}
+GATEWAYS = {
+    "a request under another name": lambda g: g.machine.router._by_wire.popitem(),
+    "a request that nobody counts": lambda g: g.machine.router.passages.popitem(),
+    "a member that the fleet lost": lambda g: g.machine.router.entrance.fleet.standings.clear(),
+    "a transfer of nobody": lambda g: g.machine.router.handover._transfers.__setitem__(7, ()),
+    "KV remembered of nobody": lambda g: g.machine.routing.transfers._computed.__setitem__(
+        ("w", "x"), 1
+    ),
+    "a prefix of nobody": lambda g: g.machine.router.entrance.index._runs._run_of.popitem(),
+    "a class that gives no place back": lambda g: g.machine.router.entrance.line.in_use.update(
+        {"x": 3}
+    ),
+}
+
+
+def main():
+    found = {}
+    groups = [
+        (NODES, busy_node, lambda node: node_says(node.machine)),
+        (TIERS, node_with_tiers, lambda node: node_says(node.machine)),
+        (POOLS, pool_node, node_says),
+        (GATEWAYS, gateway, gateway_says),
+    ]
+    for breaks, make, ask in groups:
+        found[f"nothing of a {make.__name__}"] = ask(make())
+        for name, harm in breaks.items():
+            books = make()
+            harm(books)
+            found[name] = ask(books)
+    json.dump({"optimised": sys.flags.optimize, "found": found}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
