@@ -41,7 +41,7 @@ def test_a_profile_becomes_a_time_model(tmp_path):
 
 def test_only_steps_that_fit_are_timed_and_each_runs():
     options = ServeOptions(threads=1, max_num_seqs=4, kv_cache_memory="2MiB", max_model_len=256)
-    engine, plan = load_engine(BUNDLED / "tandem-mini", "tandem-mini", options)
+    engine, plan = load_engine(BUNDLED / "tandem-mini", options)
     grid = Grid(chunks=(8, 300), batches=(1, 4, 5), contexts=(0, 100, 255), repeats=1)
     shapes = grid.shapes(plan)
     assert max(shape.tokens for shape in shapes) == 8

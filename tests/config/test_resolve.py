@@ -24,7 +24,7 @@ SPEC = ModelSpec(
     tied_embeddings=True,
     weight_dtype="bfloat16",
 )
-MODEL = ModelFacts(SPEC, "llama", "main")
+MODEL = ModelFacts(SPEC)
 LAPTOP = MachineFacts(
     cores=8, free_memory_bytes=16 * GIB, gpu_total_bytes=0, gpu_free_bytes=0, api_keys=()
 )
@@ -61,10 +61,11 @@ def test_the_kv_of_another_layout_or_model_has_another_root():
         resolved().worker.root.hash(""),
         resolved(block_size=32).worker.root.hash(""),
         resolved(kv_cache_dtype="bfloat16").worker.root.hash(""),
-        resolve(read_options(None, {}), replace(MODEL, revision="v2"), LAPTOP).worker.root.hash(""),
+        resolved().of_model("content", "native/1").worker.root.hash(""),
+        resolved().of_model("content", "native/2").worker.root.hash(""),
         resolved().worker.root.hash("tenant"),
     }
-    assert len(roots) == 5
+    assert len(roots) == 6
 
 
 @pytest.mark.parametrize(

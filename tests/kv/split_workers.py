@@ -63,7 +63,8 @@ class SplitWorker:
                 shards.append(
                     KvShard(len(shards), stage * each_stage, each_stage, head, each_rank, ())
                 )
-        return KvExport("m", "1", self.geometry, split.blocks, tuple(shards), split.copies)
+        shared = (split.blocks, tuple(shards), split.copies)
+        return KvExport("m", "1", self.geometry, *shared, identity="a model")
 
     @cached_property
     def layouts(self) -> list[RegionLayout]:

@@ -17,7 +17,7 @@ from tandem.facts.kv_tiers import BlockFormat
 from tandem.kernels.transfer.choose import choose_transfer
 from tandem.kv.tiers.contract import Found, Kept
 from tandem.kv.tiers.disk import DiskConfig, DiskStore
-from tandem.kv.tiers.disk_file import SUPERBLOCK_BYTES, DiskLayout
+from tandem.kv.tiers.disk_file import MAGIC, SUPERBLOCK_BYTES, DiskLayout
 from tests.kv.tier_blocks import FORMAT, contents, digests, name, names, rows, whole
 
 CAPACITY = 8
@@ -105,19 +105,19 @@ def test_of_what_lies_there_the_newest_fits_the_capacity(path):
 @pytest.mark.parametrize("other", [BlockFormat(b"x" * 16, 3_000), BlockFormat(FORMAT.root, 4_096)])
 def test_a_file_of_another_format_is_begun_anew(filled, other):
     with opened(filled, format=other) as store:
-        assert "another format" in store.notes[0]
+        assert "begun anew" in store.notes[0]
         assert store.listing() == ()
         assert store.get(names(1), rows(1, other.block_bytes)).blocks == 0
     with opened(filled) as store:
         assert held(store) == []
 
 
-def test_a_file_that_is_something_else_is_begun_anew(path):
+def test_a_file_that_is_something_else_is_left_as_it_is(path):
     path.parent.mkdir()
     path.write_bytes(b"Dear diary, " * 1000)
-    with opened(path) as store:
-        assert "something else" in store.notes[0]
-        assert store.put(names(2), contents(names(2))) == Kept(digests(names(2)))
+    with pytest.raises(InvalidConfiguration, match=r"holds something else.*move it away"):
+        opened(path)
+    assert path.read_bytes() == b"Dear diary, " * 1000
 
 
 def test_one_process_at_a_time(filled):
@@ -166,6 +166,11 @@ def test_no_flipped_bit_comes_out(filled, while_open):
         with filled.open("r+b") as file:
             file.seek(place)
             file.write(bytes([truth[place] ^ 1 << place % 8]))
+        if place < len(MAGIC) and not while_open:
+            # Nobody can know whose file that is.
+            with pytest.raises(InvalidConfiguration, match="holds something else"):
+                opened(filled)
+            continue
         with closing(store or opened(filled).thing) as store:
             kept = held(store)  # compares every byte
             assert set(kept) <= set(range(6))

@@ -240,9 +240,15 @@ class Alive:
         os.close(self._descriptor)
 
 
-def children_of(process_id: int) -> list[int]:
+def ranks_of(process_id: int) -> list[int]:
+    """The processes of a worker's other ranks: it may start a compiler, too."""
     text = Path(f"/proc/{process_id}/task/{process_id}/children").read_text()
-    return [int(word) for word in text.split()]
+    children = {int(word): Path(f"/proc/{word}/cmdline") for word in text.split()}
+    return [
+        child
+        for child, command in children.items()
+        if command.exists() and b"follower_process" in command.read_bytes()
+    ]
 
 
 class LoopThread:

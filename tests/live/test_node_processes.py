@@ -23,16 +23,14 @@ from tandem.policy.dispatch.contract import Transfer
 from tandem.wire.curve import make_keys
 from tests.live.gateway_side import (
     KEYS,
-    MODEL,
     OPTIONS,
     PATIENCE_S,
-    REVISION,
     Alive,
     GatewaySide,
     LoopThread,
     Workers,
-    children_of,
     gateway_config,
+    ranks_of,
 )
 
 
@@ -86,7 +84,6 @@ class Cluster:
 
     async def _open(self, listen: str) -> tuple[GatewaySide, str]:
         root = plan_model(None, OPTIONS).plan.worker.root
-        assert (root.model, root.revision) == (MODEL, REVISION)
         side = GatewaySide(gateway_config(root, Transfer.PUSH))
         return side, side.open(listen)
 
@@ -179,7 +176,7 @@ def test_one_dead_rank_ends_its_worker_and_others_take_over(cluster, loop, answe
     side, process = cluster.side, cluster.workers.processes["heads"]
     loop.run(side.undrain("d0"))
     loop.run(side.undrain("p0"))
-    (rank,) = children_of(process.pid)
+    (rank,) = ranks_of(process.pid)
 
     async def kill_meanwhile() -> dict[str, list[int]]:
         asking = asyncio.ensure_future(ask_all(side, "/rank"))
@@ -194,7 +191,7 @@ def test_one_dead_rank_ends_its_worker_and_others_take_over(cluster, loop, answe
 
 def test_no_rank_outlives_its_worker(cluster, loop):
     process = cluster.workers.processes["layers"]
-    ranks = [Alive(rank) for rank in children_of(process.pid)]
+    ranks = [Alive(rank) for rank in ranks_of(process.pid)]
     process.kill()
     for rank in ranks:
         rank.wait_for_end()
@@ -243,7 +240,7 @@ def test_a_stranger_is_not_let_in_and_ends(cluster, loop):
 def test_a_worker_whose_rank_dies_early_ends_soon(cluster):
     process = cluster.workers.start("early", "both", tensor_parallel=2)
     deadline_ns = now_ns() + int(PATIENCE_S * 1e9)
-    while not (ranks := children_of(process.pid)):
+    while not (ranks := ranks_of(process.pid)):
         assert now_ns() < deadline_ns
         assert process.poll() is None
     os.kill(ranks[0], signal.SIGKILL)

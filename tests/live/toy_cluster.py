@@ -40,7 +40,14 @@ from tests.machines.ledger_engine import VOCABULARY, LedgerEngine
 BLOCK_SIZE, BLOCKS, SEQUENCES, CONTEXT_TOKENS = 4, 256, 4, 200
 MODEL, REVISION = "toy", "r"
 ROOT = CacheRoot(MODEL, REVISION, b"toy")
-EXPORT = KvExport(MODEL, REVISION, KvGeometry(1, 1, 1, BLOCK_SIZE, "float32"), BLOCKS, ())
+EXPORT = KvExport(
+    MODEL,
+    REVISION,
+    KvGeometry(1, 1, 1, BLOCK_SIZE, "float32"),
+    BLOCKS,
+    (),
+    identity=ROOT.identity,
+)
 WELCOME = Welcome("g0", 20_000_000, 2_000_000_000, 4_000_000_000)
 COST = WorkerCost(
     FittedStepTime(fixed_s=0.01, token_s=1e-3),

@@ -43,7 +43,7 @@ def hello(name: str, role: Role = Role.BOTH, *, block_size: int = 4, **changes) 
         role=role,
         accepting=True,
         root=ROOT,
-        export=KvExport("model", "revision", geometry, 100, ()),
+        export=KvExport("model", "revision", geometry, 100, (), identity=ROOT.identity),
         max_sequences=4,
         context_tokens=64,
     )

@@ -217,7 +217,14 @@ class NodeCluster:
             role=role,
             accepting=True,
             root=config.root,
-            export=KvExport("model", "revision", geometry, config.block_count, ()),
+            export=KvExport(
+                "model",
+                "revision",
+                geometry,
+                config.block_count,
+                (),
+                identity=config.root.identity,
+            ),
             max_sequences=config.max_sequences,
             context_tokens=config.context_tokens,
         )

@@ -41,7 +41,7 @@ def assemble(model: str | None, options: ServeOptions) -> Server:
     dummy = options.load_format == "dummy"
     speaks = not dummy or (planned.directory / "tokenizer.json").exists()
     text = TextModel.load(planned.directory if speaks else BUNDLED_MODEL)
-    kernels, reason = pick_kernels(planned, options)
+    kernels, reason = pick_kernels(planned)
     decoder = load_model(planned, options, kernels)
     kv = KvStore(plan.layout, plan.worker.block_count, plan.device)
     engine = Engine(decoder, kv, plan.slots, threads=plan.threads)

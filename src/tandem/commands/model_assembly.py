@@ -5,14 +5,17 @@ from pathlib import Path
 
 import torch
 
+from tandem.config.environment import cache_directory
 from tandem.config.hardware import BUNDLED_MODEL
 from tandem.config.machine import MachineFacts, machine_facts
 from tandem.config.options import ServeOptions
 from tandem.config.resolve import ModelFacts, ServerPlan, resolve
 from tandem.facts.model import ModelSpec
+from tandem.kernels.arithmetic import arithmetic_of
 from tandem.kernels.faces import Kernels, choose_kernels
 from tandem.kernels.native.pages import return_freed_memory
 from tandem.models.configuration import read_model_spec
+from tandem.models.content import Weights, checkpoint_weights, content_of, dummy_weights
 from tandem.models.decoder import Decoder
 from tandem.models.load import LoadPlan, find_model, load_decoder
 from tandem.models.weights import WeightForm
@@ -21,19 +24,21 @@ from tandem.models.weights import WeightForm
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
     """A model that was found and every size of its server; nothing large is in memory yet. `spec`
-    already has the context of the plan."""
+    already has the context of the plan, whose root names these `weights` and `kernels` (chosen for
+    the `reason`)."""
 
     name: str
     directory: Path
     spec: ModelSpec
     plan: ServerPlan
     machine: MachineFacts
+    weights: Weights
+    kernels: Kernels
+    reason: str
 
     @property
     def compute(self) -> torch.dtype:
-        """On a CPU weights are only stored in fewer bits; on a GPU they are also computed with."""
-        on_cpu = self.plan.device.type == "cpu"
-        return torch.float32 if on_cpu else _torch_dtype(self.plan.storage)
+        return _compute(self.plan)
 
 
 def plan_model(model: str | None, options: ServeOptions) -> PlannedModel:
@@ -42,16 +47,22 @@ def plan_model(model: str | None, options: ServeOptions) -> PlannedModel:
     directory = BUNDLED_MODEL if model is None else find_model(model, options.revision)
     name = BUNDLED_MODEL.name if model is None else model
     spec = read_model_spec(directory)
-    plan = resolve(options, ModelFacts(spec, str(name), options.revision), machine)
+    plan = resolve(options, ModelFacts(spec), machine)
+    weights = _weights(directory, options, plan.threads)
+    kernels, reason = choose_kernels(plan.device, _compute(plan), options.native_kernels)
+    plan = plan.of_model(
+        content_of(spec, plan.storage, weights),
+        arithmetic_of(kernels, plan.device, _compute(plan)),
+    )
     spec = replace(spec, context_tokens=plan.worker.context_tokens)
-    return PlannedModel(str(name), directory, spec, plan, machine)
+    return PlannedModel(str(name), directory, spec, plan, machine, weights, kernels, reason)
 
 
-def pick_kernels(planned: PlannedModel, options: ServeOptions) -> tuple[Kernels, str]:
+def pick_kernels(planned: PlannedModel) -> tuple[Kernels, str]:
     """The kernels for the plan's device, and why these. Threads of this process are set to the
     plan's: loading packs the weights in the thread that calls it, not in the engine's."""
     torch.set_num_threads(planned.plan.threads)
-    return choose_kernels(planned.plan.device, planned.compute, options.native_kernels)
+    return planned.kernels, planned.reason
 
 
 def load_model(planned: PlannedModel, options: ServeOptions, kernels: Kernels) -> Decoder:
@@ -67,7 +78,20 @@ def load_plan(planned: PlannedModel, options: ServeOptions) -> LoadPlan:
         WeightForm(planned.plan.storage, planned.compute, planned.plan.device),
         "dummy" if options.load_format == "dummy" else "safetensors",
         options.seed,
+        planned.weights,
     )
+
+
+def _weights(directory: Path, options: ServeOptions, threads: int) -> Weights:
+    """What the model's weights are known by. Raises `InvalidConfiguration`."""
+    if options.load_format == "dummy":
+        return dummy_weights(options.seed)
+    return checkpoint_weights(directory, cache_directory() / "digests", threads)
+
+
+def _compute(plan: ServerPlan) -> torch.dtype:
+    """On a CPU weights are only stored in fewer bits; on a GPU they are also computed with."""
+    return torch.float32 if plan.device.type == "cpu" else _torch_dtype(plan.storage)
 
 
 def _torch_dtype(storage: str) -> torch.dtype:

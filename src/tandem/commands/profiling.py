@@ -70,7 +70,7 @@ def profile(
     path, console = report
     directory = BUNDLED_MODEL if model is None else find_model(model, options.revision)
     name = BUNDLED_MODEL.name if model is None else model
-    engine, plan = load_engine(directory, name, options)
+    engine, plan = load_engine(directory, options)
     shapes = grid.shapes(plan)
     if not shapes:
         raise InvalidConfiguration(
@@ -98,11 +98,11 @@ def profile(
     )
 
 
-def load_engine(directory: Path, name: str, options: ServeOptions) -> tuple[Engine, ServerPlan]:
+def load_engine(directory: Path, options: ServeOptions) -> tuple[Engine, ServerPlan]:
     """An engine as a server would have it. Its KV cache is cleared: attention to memory that was
     never written may meet numbers that are slow to compute with."""
     spec = read_model_spec(directory)
-    plan = resolve(options, ModelFacts(spec, name, options.revision), machine_facts())
+    plan = resolve(options, ModelFacts(spec), machine_facts())
     spec = replace(spec, context_tokens=plan.worker.context_tokens)
     torch.set_num_threads(plan.threads)
     compute = torch.float32 if plan.device.type == "cpu" else getattr(torch, plan.storage)

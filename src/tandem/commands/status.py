@@ -108,7 +108,8 @@ def _figures(
         figures = msgspec.to_builtins(worker)
         # How to reach its memory is nobody's business here.
         del figures["export"]
-        workers.append({**figures, "pid": pids.get(worker.worker)})
+        identity = worker.export.identity
+        workers.append({**figures, "identity": identity, "pid": pids.get(worker.worker)})
     nodes = [
         {**msgspec.to_builtins(node), "pid": pids.get(node.node)} for node in pool_nodes_of(told)
     ]

@@ -52,7 +52,8 @@ class TiersSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True):
     """One worker process. `gateways` are endpoints as `tcp://127.0.0.1:9000`; `connectors` by
-    preference; `wire_dtype` None moves KV as the source stores it. `tensor_parallel` x
+    preference; `wire_dtype` None moves KV as the source stores it, and `kv_precisions` are all
+    those that workers of the cluster store it in (empty: this worker's). `tensor_parallel` x
     `pipeline_parallel` ranks, the first of which leads and starts the others. `parent` is the
     process that starts it, and without which it does not live on."""
 
@@ -66,6 +67,7 @@ class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True):
     health: HealthSetup
     connectors: tuple[str, ...] = ("shm", "tcp")
     wire_dtype: str | None = None
+    kv_precisions: tuple[str, ...] = ()
     checksums: bool = True
     tensor_parallel: int = 1
     pipeline_parallel: int = 1

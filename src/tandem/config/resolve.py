@@ -1,6 +1,6 @@
 """From wishes to numbers: what the options, the model and the machine together make of a server."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -31,6 +31,11 @@ class ServerPlan:
     worker: WorkerConfig
     slots: SlotShape
 
+    def of_model(self, content: str, arithmetic: str) -> "ServerPlan":
+        """The same, whose KV is that of this model (`CacheRoot`)."""
+        root = CacheRoot(content, arithmetic, self.layout.describe())
+        return replace(self, worker=replace(self.worker, root=root))
+
     @property
     def kv_bytes(self) -> int:
         return self.layout.block_bytes * self.worker.block_count
@@ -38,11 +43,9 @@ class ServerPlan:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The model to be served: its shape, and the name and revision that its KV belongs to."""
+    """The model to be served: its shape."""
 
     spec: ModelSpec
-    identity: str
-    revision: str
 
 
 def resolve(options: ServeOptions, model: ModelFacts, machine: MachineFacts) -> ServerPlan:
@@ -82,7 +85,8 @@ def resolve(options: ServeOptions, model: ModelFacts, machine: MachineFacts) -> 
         batching=TokenBudgetBatching(
             options.max_num_batched_tokens, options.long_prefill_token_threshold
         ),
-        root=CacheRoot(model.identity, model.revision, layout.describe()),
+        # Nobody's: what the weights hold and what computes with them is not looked at in here.
+        root=CacheRoot("", "", layout.describe()),
         steps_in_flight=options.steps_in_flight,
         prefix_caching=options.enable_prefix_caching,
         max_waiting=options.max_num_queued_reqs,

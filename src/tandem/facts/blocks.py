@@ -16,18 +16,32 @@ HASH_BYTES = 16
 class CacheRoot:
     """Everything beside the tokens that decides a block's bytes.
 
-    `layout` is the canonical description of shape and precision of the KV blocks.
+    `model` is a digest of the model's content (configuration, weights, and the precision that holds
+    them), never its name. `arithmetic` says how it is computed: kernels and their version, device,
+    precision. `layout` is the canonical description of shape and precision of the KV blocks.
     """
 
     model: str
-    revision: str
+    arithmetic: str
     layout: bytes
     adapter: str = ""
+
+    @property
+    def identity(self) -> str:
+        """Of the numbers, however they are laid out: workers that differ in it never take each
+        other's KV. Empty where it is not known, which is like nothing else."""
+        if not self.model:
+            return ""
+        digest = blake2b(digest_size=HASH_BYTES)
+        for part in (self.model, self.arithmetic, self.adapter):
+            encoded = part.encode()
+            digest.update(len(encoded).to_bytes(8, "little") + encoded)
+        return digest.hexdigest()
 
     def hash(self, cache_salt: str) -> bytes:
         """The parent of the first block of every prompt under this salt."""
         digest = blake2b(digest_size=HASH_BYTES)
-        for part in (self.model, self.revision, self.adapter, cache_salt):
+        for part in (self.model, self.arithmetic, self.adapter, cache_salt):
             # The length stands before the text, so that no two lists of parts look alike.
             encoded = part.encode()
             digest.update(len(encoded).to_bytes(8, "little") + encoded)

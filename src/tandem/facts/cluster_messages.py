@@ -33,7 +33,7 @@ from tandem.facts.messages import (
 )
 
 # Goes up whenever a message changes its meaning or its fields.
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,8 +51,9 @@ class EncodedCopies:
 
 @dataclass(frozen=True, slots=True)
 class KvExport:
-    """Everything another worker must know to read this one's KV. Two workers whose `model`,
-    `revision` or geometry beyond block size and dtype differ never exchange KV."""
+    """Everything another worker must know to read this one's KV. `model` and `revision` are names;
+    `identity` is that of the numbers (`CacheRoot.identity`). Two workers that differ in one of
+    these, or in geometry beyond block size and dtype, never exchange KV."""
 
     model: str
     revision: str
@@ -60,6 +61,7 @@ class KvExport:
     block_count: int
     shards: tuple[KvShard, ...]
     encoded: EncodedCopies | None = None
+    identity: str = ""
 
 
 @dataclass(frozen=True, slots=True)

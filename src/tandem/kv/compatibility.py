@@ -26,6 +26,12 @@ def objection(mine: KvExport, theirs: KvExport, wire: str | None = None) -> str 
             f"it serves {theirs.model!r} at revision {theirs.revision!r}, "
             f"not {mine.model!r} at revision {mine.revision!r}"
         )
+    if not theirs.identity or theirs.identity != mine.identity:
+        return (
+            f"it computes other numbers (identity {theirs.identity[:8] or 'unknown'}, not "
+            f"{mine.identity[:8] or 'unknown'}): other weights, another configuration, precision "
+            "or arithmetic"
+        )
     if wire is not None and not is_wire_dtype(wire):
         return f"no codec for KV as {wire!r} on the way"
     problem = _strange_geometry(mine.geometry, theirs.geometry) or _strange_extent(theirs)

@@ -32,8 +32,8 @@ ASK_AGAIN_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """`capacities` prices every worker that may ever join. With `explains` every decision is told,
-    not only acted on."""
+    """`capacities` prices every worker that may ever join. Blocks are named under `root` until
+    another one is adopted. With `explains` every decision is told, not only acted on."""
 
     block_size: int
     root: CacheRoot
@@ -60,10 +60,12 @@ class Choice:
 
 
 class Entrance:
-    """Owns what decisions are made from: the fleet's standings, the prefix index, the line."""
+    """Owns what decisions are made from: the fleet's standings, the prefix index, the line. `root`
+    is that under which prompts are looked up now."""
 
     def __init__(self, config: RouterConfig) -> None:
         self.config = config
+        self.root = config.root
         self.fleet = Fleet(config.capacities)
         self.index = PrefixIndex(config.block_size)
         self.line = WaitingLine(config.line, config.classes)
@@ -209,7 +211,7 @@ class Entrance:
     def _look(self, passage: Passage, now_ns: int) -> RequestView:
         """The request as policies see it now: with the tokens so far, and who holds its prefix."""
         config, request = self.config, passage.submission.request
-        root = config.root.hash(request.cache_salt)
+        root = self.root.hash(request.cache_salt)
         extend_chain(passage.chain, root, passage.tokens(), config.block_size)
         found = self.index.match(passage.chain, now_ns)
         passage.look(found.hits, found.remote_tokens)

@@ -140,6 +140,15 @@ class SafetensorsWeights:
         )
 
 
+def weight_files(directory: Path) -> tuple[Path, ...]:
+    """All files that weights are read from, and what says which tensor lies where; in order. Raises
+    `InvalidConfiguration` where there are none."""
+    files = set(_find_files(directory).values())
+    if (directory / INDEX_NAME).is_file():
+        files.add(directory / INDEX_NAME)
+    return tuple(sorted(files))
+
+
 def open_safetensors(path: Path) -> Any:
     """A mapped file. Raises `InvalidConfiguration` when it is missing, cut short or not one."""
     try:

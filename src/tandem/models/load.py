@@ -11,6 +11,7 @@ from tandem.facts.model import ModelSpec
 from tandem.kernels.collectives.contract import ALONE, Collectives
 from tandem.kernels.faces import Kernels
 from tandem.models.checkpoint import DummyWeights, SafetensorsWeights
+from tandem.models.content import Weights
 from tandem.models.decoder import Decoder
 from tandem.models.parallel import WHOLE, Place, local_spec
 from tandem.models.parameters import all_parts, decoder_parts
@@ -29,12 +30,14 @@ EMBEDDING_AS_HEAD = frozenset({"lm_head.weight"})
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
     """What to read and how to hold it. `dummy` takes random weights from `seed` and needs no file
-    but config.json."""
+    but config.json. Where it is known what the files hold (`weights`), it is seen to that this is
+    what was read."""
 
     directory: Path
     form: WeightForm
     load_format: LoadFormat = "safetensors"
     seed: int = 0
+    weights: Weights | None = None
 
 
 def find_model(name: str, revision: str | None = None) -> Path:
@@ -75,7 +78,7 @@ def load_decoder(
     first.
 
     Raises `InvalidConfiguration` before reading any weight if the checkpoint does not fit `spec`,
-    or `spec` cannot be cut for `place`.
+    or `spec` cannot be cut for `place`; and after it if the files changed meanwhile.
     """
     share = local_spec(spec, place)
     weights = _read(spec, plan, kernels, place)
@@ -89,4 +92,7 @@ def _read(spec: ModelSpec, plan: LoadPlan, kernels: Kernels, place: Place) -> De
     ignored = EMBEDDING_AS_HEAD if spec.tied_embeddings else frozenset()
     with SafetensorsWeights(plan.directory) as checkpoint:
         checkpoint.check(all_parts(decoder_parts(spec)), ignored)
-        return assemble_weights(spec, checkpoint, plan.form, kernels.pack, place=place)
+        weights = assemble_weights(spec, checkpoint, plan.form, kernels.pack, place=place)
+    if plan.weights is not None:
+        plan.weights.check_unchanged()
+    return weights

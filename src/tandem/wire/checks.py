@@ -33,6 +33,7 @@ from tandem.wire.errors import BadMessage
 
 TOKEN_LIMIT = 1 << 32
 COUNT_LIMIT = 1 << 48
+IDENTITY_LIMIT = 64
 REPEATS_LIMIT = 1 << 20
 SECONDS_LIMIT = 1e9
 
@@ -134,6 +135,7 @@ def _hello(hello: Hello) -> None:
     _counts((*sizes, export.block_count, hello.max_sequences, hello.context_tokens))
     _need(min(*sizes, export.block_count, hello.max_sequences) > 0, "has a size of 0")
     _need(bool(hello.worker and hello.incarnation), "has no name")
+    _need(len(export.identity) <= IDENTITY_LIMIT, "has an identity that is none")
     for shard in export.shards:
         _counts((shard.rank, shard.first_layer, shard.layers, shard.first_head, shard.heads))
 

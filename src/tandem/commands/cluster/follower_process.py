@@ -8,7 +8,7 @@ import msgspec
 from tandem.commands.cluster.follower_setup import PATIENCE_S, FollowerSetup
 from tandem.commands.cluster.process_log import log_of_process
 from tandem.commands.cluster.worker_rank import load_rank, plan_worker, world_of
-from tandem.facts.errors import TandemError
+from tandem.facts.errors import InvalidConfiguration, TandemError
 from tandem.kernels.collectives.distributed import connect, disconnect
 from tandem.kv.mover_config import MoverCalls
 from tandem.live.clock import now_ns
@@ -47,6 +47,11 @@ def _follow(setup: FollowerSetup, link: FollowerLink) -> str:
     startup = StartUp(f"{setup.worker.worker} rank {setup.rank}")
     startup.so_far("import")
     planned = plan_worker(setup.worker)
+    if planned.export.identity != setup.identity:
+        raise InvalidConfiguration(
+            "the first rank computes other numbers: weights or configuration changed while the "
+            "ranks were starting"
+        )
     place = planned.places[setup.rank]
     with startup.phase("meeting the other ranks"):
         groups = connect(world_of(planned, place.rank, setup.meeting_place))

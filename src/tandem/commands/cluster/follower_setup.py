@@ -15,11 +15,12 @@ PATIENCE_S = 10.0
 
 class FollowerSetup(msgspec.Struct, frozen=True, kw_only=True):
     """One rank but the first of the worker in `worker`, whose options already have the sizes that
-    the leader chose. All ranks meet at `meeting_place`. `agent` begins the
-    names of the worker's processes; `parent` is the leader's."""
+    the leader chose, and whose KV has that `identity`. All ranks meet at `meeting_place`. `agent`
+    begins the names of the worker's processes; `parent` is the leader's."""
 
     worker: WorkerSetup
     rank: int
     agent: str
     meeting_place: str
+    identity: str
     parent: int = msgspec.field(default_factory=os.getpid)

@@ -102,6 +102,7 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
     form = kv_form(cluster, setup.model, directory)
     config = GatewayConfig(
         gateway=setup.gateway,
+        # Under this root there is no block: the workers will say by which theirs are named.
         router=router_config(cluster, form.root, form.layout.block_size, {}),
         capacity_of=capacity_of(cluster),
         welcome=_welcome(setup),

@@ -1,7 +1,8 @@
-"""In which form a cluster keeps KV: what gateways look prompts up by, and what the shared pool
-takes.
+"""In which form a cluster keeps KV, as far as the cluster file and the model's configuration say
+it: the blocks' size, and what the shared pool goes by.
 
-Gateways read this too, so nothing in here may import torch.
+What the weights hold and what computes with them, only workers know: it stands in the names of
+their blocks. Launchers and gateways read this, so nothing in here may import torch.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from tandem.models.configuration import read_model_spec
 
 @dataclass(frozen=True, slots=True)
 class KvForm:
-    """Blocks of this layout, named under this root."""
+    """Blocks of this layout, in the pool of this `root`: the cluster's name for what it serves,
+    under which no worker names a block."""
 
     root: CacheRoot
     layout: KvLayout
@@ -37,13 +39,19 @@ def block_format(root: CacheRoot, layout: KvLayout) -> BlockFormat:
 
 def kv_form(cluster: Cluster, model: str | None, directory: Path) -> KvForm:
     """As the workers that compute prompts store KV. A worker that stores it otherwise serves all
-    the same, but is not found by its cache. `model` is as `tandem serve` takes it, and lies in
-    `directory`. Raises `InvalidConfiguration`."""
+    the same, without the shared pool where its blocks have another size. `model` is as `tandem
+    serve` takes it, and lies in `directory`. Raises `InvalidConfiguration`."""
     pool = next(pool for pool in cluster.pools if pool.role.prefills)
     options = worker_options(cluster, pool)
     layout = _layout(read_model_spec(directory), options, is_cpu=on_cpu(pool))
     name = model or BUNDLED_MODEL.name
     return KvForm(CacheRoot(name, options.revision, layout.describe()), layout)
+
+
+def kv_precisions(cluster: Cluster) -> tuple[str, ...]:
+    """All that workers of the cluster store KV in. Raises `InvalidConfiguration`."""
+    found = {_kv_dtype(worker_options(cluster, p), is_cpu=on_cpu(p)) for p in cluster.pools}
+    return tuple(sorted(found))
 
 
 def _layout(spec: ModelSpec, options: ServeOptions, *, is_cpu: bool) -> KvLayout:

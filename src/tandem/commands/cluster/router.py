@@ -20,8 +20,8 @@ from tandem.machines.fleet import Capacity
 def router_config(
     cluster: Cluster, root: CacheRoot, block_size: int, capacities: Mapping[str, Capacity]
 ) -> RouterConfig:
-    """Of a gateway that knows prompts by blocks of `block_size` under `root`; `capacities` may grow
-    while workers join. Raises `InvalidConfiguration`."""
+    """Of a gateway that knows prompts by blocks of `block_size`, under `root` until workers come
+    that have one; `capacities` may grow while workers join. Raises `InvalidConfiguration`."""
     policies = router_policies(as_served(cluster))
     return RouterConfig(
         block_size=block_size,

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from tandem.commands.cluster.kept_secret import secret_of
-from tandem.commands.cluster.kv_form import kv_form
+from tandem.commands.cluster.kv_form import kv_form, kv_precisions
 from tandem.config.cluster import Cluster, PoolConfig
 from tandem.config.cluster_live import (
     LIVE_REPORT_INTERVAL_S,
@@ -111,6 +111,7 @@ class Setups:
             health=_health(self.cluster),
             connectors=connectors(self.cluster),
             wire_dtype=transport.wire_dtype,
+            kv_precisions=kv_precisions(self.cluster),
             checksums=transport.checksums,
             tensor_parallel=pool.tensor_parallel,
             pipeline_parallel=pool.pipeline_parallel,
@@ -145,7 +146,7 @@ class Setups:
         )
 
     def block_format(self) -> BlockFormat:
-        """Of the blocks that workers share. Raises `InvalidConfiguration`."""
+        """Of the shared pool. Raises `InvalidConfiguration`."""
         return kv_form(self.cluster, self.model, self.checkpoint).block_format
 
     def environment(self, pool: PoolConfig, index: int) -> Mapping[str, str]:

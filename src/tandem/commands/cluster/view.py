@@ -103,7 +103,22 @@ def status_shown(url: str, told: Sequence[ClusterStatus]) -> Group:
     came_back = [f"\n[dim]died and came back: {', '.join(again)}[/dim]"] if again else []
     tiers = tiers_table(workers, nodes)
     below: list[RenderableType] = ["", tiers] if tiers is not None else []
-    return Group("\n".join(lines) + "\n", workers_table(workers, gone), *below, *came_back)
+    table = workers_table(workers, gone)
+    return Group("\n".join(lines) + "\n", table, *_unlike(workers), *below, *came_back)
+
+
+def _unlike(workers: Sequence[WorkerStatus]) -> list[RenderableType]:
+    """Who computes other numbers than the others, if anybody does."""
+    of_identity: dict[str, list[str]] = {}
+    for worker in workers:
+        of_identity.setdefault(worker.export.identity, []).append(worker.worker)
+    if len(of_identity) < 2:
+        return []
+    shown = "; ".join(f"{key[:8]}: {', '.join(names)}" for key, names in of_identity.items())
+    return [
+        f"\n[yellow]no KV moves between workers of other weights, precision or arithmetic ({shown})"
+        "[/yellow]"
+    ]
 
 
 def print_audit(console: Console, workers: Sequence[Audited], problems: Sequence[str]) -> None:

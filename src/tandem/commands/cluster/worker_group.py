@@ -183,7 +183,11 @@ def _start_followers(planned: PlannedWorker, agent: str, meeting: str) -> dict[i
     }
     for rank, follower in followers.items():
         setup = FollowerSetup(
-            worker=_with_sizes(planned), rank=rank, agent=agent, meeting_place=meeting
+            worker=_with_sizes(planned),
+            rank=rank,
+            agent=agent,
+            meeting_place=meeting,
+            identity=planned.export.identity,
         )
         follower.begin(msgspec.json.encode(setup))
     return followers

@@ -1,7 +1,7 @@
 """Loads one rank of a worker: its share of the weights, its KV memory, its engine and mover."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, cast, get_args
 
 import torch
@@ -79,7 +79,8 @@ class Rank:
 
 def plan_worker(setup: WorkerSetup) -> PlannedWorker:
     """Raises `InvalidConfiguration`."""
-    model = plan_model(setup.model, setup.options)
+    with StartUp(setup.worker).phase("model"):
+        model = _as_moved(plan_model(setup.model, setup.options), setup)
     layout, spec = model.plan.layout, model.spec
     all_places = places(setup.tensor_parallel, setup.pipeline_parallel, setup.sequence_parallel)
     if model.plan.device.type != "cpu" and len(all_places) > 1:
@@ -88,8 +89,8 @@ def plan_worker(setup: WorkerSetup) -> PlannedWorker:
             "version; set both to 1, or serve.device to cpu"
         )
     export = KvExport(
-        model.plan.worker.root.model,
-        model.plan.worker.root.revision,
+        model.name,
+        setup.options.revision,
         KvGeometry(
             layout.layers, layout.kv_heads, layout.head_dim, layout.block_size, layout.dtype
         ),
@@ -100,8 +101,20 @@ def plan_worker(setup: WorkerSetup) -> PlannedWorker:
             for share in (kv_share(spec, place),)
         ),
         encoded_copies(layout.dtype, model.plan.worker.block_count, wire_dtype(setup)),
+        model.plan.worker.root.identity,
     )
     return PlannedWorker(setup, model, all_places, export)
+
+
+def _as_moved(model: PlannedModel, setup: WorkerSetup) -> PlannedModel:
+    """KV that may have come from workers that store it otherwise, or in another precision on the
+    way, is not what this worker computes itself: the identity names all that it may have been."""
+    root = model.plan.worker.root
+    precisions = {model.plan.layout.dtype, *setup.kv_precisions}
+    if setup.wire_dtype is not None:
+        precisions.add(setup.wire_dtype)
+    through = f"{root.arithmetic}, KV through {' '.join(sorted(precisions))}"
+    return replace(model, plan=model.plan.of_model(root.model, through))
 
 
 def world_of(planned: PlannedWorker, rank: int, meeting_place: str) -> World:
@@ -139,7 +152,7 @@ def load_rank(
     setup, model, plan = planned.setup, planned.model, planned.model.plan
     startup = StartUp(f"{setup.worker} rank {place.rank}")
     with startup.phase("kernels"):
-        kernels, reason = pick_kernels(model, setup.options)
+        kernels, reason = pick_kernels(model)
         torch.set_num_threads(threads_of_rank(planned))
     with startup.phase("weights"):
         load = load_plan(model, setup.options)

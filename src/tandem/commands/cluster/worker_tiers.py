@@ -65,7 +65,8 @@ def make_tiers(planned: PlannedWorker, store: KvStore, inbox: Inbox) -> WorkerTi
     stores = _stores(planned, config, own, transfer)
     if Tier.DISK in stores:
         config = replace(config, found=stores[Tier.DISK].listing())
-    pool = _pool_client(planned, own, transfer) if config.remote else None
+    pooled = BlockFormat(setup.root, setup.block_bytes)
+    pool = _pool_client(planned, pooled, transfer) if config.remote else None
     if pool is not None:
         stores[Tier.REMOTE] = pool
     engine = TierEngine(
@@ -94,9 +95,10 @@ def _config(planned: PlannedWorker, setup: TiersSetup, own: BlockFormat) -> Tier
                 f"tiers.{tier}: a block takes {own.block_bytes:,} bytes; choose a larger capacity"
             )
     remote = setup.remote
-    if remote and own != BlockFormat(setup.root, setup.block_bytes):
+    # The pool keeps blocks of any content apart by their names, as long as they have one size.
+    if remote and own.block_bytes != setup.block_bytes:
         logger.warning(
-            "worker %s keeps KV in another form than the shared pool, and does without it",
+            "worker %s has blocks of another size than the shared pool, and does without it",
             planned.setup.worker,
         )
         remote = False
@@ -133,8 +135,8 @@ def _stores(
     return stores
 
 
-def _pool_client(planned: PlannedWorker, own: BlockFormat, transfer: Transfer) -> PoolClient:
+def _pool_client(planned: PlannedWorker, pooled: BlockFormat, transfer: Transfer) -> PoolClient:
     setup = planned.setup
     secrets = transfer_secret(setup), block_secret(setup)
-    terms = PoolClientTerms(own, *secrets, transfer, random_bytes, now_ns, chance=fresh_chance)
+    terms = PoolClientTerms(pooled, *secrets, transfer, random_bytes, now_ns, chance=fresh_chance)
     return PoolClient(terms)

@@ -9,12 +9,13 @@ their new place first, then the superblock names it.
 import errno
 import fcntl
 import os
+import stat
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.kv_tiers import BlockFormat
@@ -141,12 +142,10 @@ class OpenedFile:
 
 def open_file(path: Path, format: BlockFormat, slots: int) -> OpenedFile:
     """Make the file and its folder, or find again what it holds. Raises `InvalidConfiguration`
-    where there can be no such file, or another process has it."""
+    where there can be no such file, where something else or somebody else's lies there, which is
+    left as it is, or where another process has it."""
     try:
-        # Prompts can be read from KV: it is nobody else's business.
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        descriptor = os.open(path, flags, 0o600)
+        descriptor = _own_file(path)
     except OSError as error:
         raise InvalidConfiguration(f"tiers.disk: {path}: {error.strerror}") from error
     try:
@@ -158,6 +157,59 @@ def open_file(path: Path, format: BlockFormat, slots: int) -> OpenedFile:
     except InvalidConfiguration:
         os.close(descriptor)
         raise
+
+
+def _own_file(path: Path) -> int:
+    """The file, open. Prompts can be read from KV: it is nobody else's business, and nobody else's
+    file is taken for it. Raises `OSError` and `InvalidConfiguration`."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if path.parent.is_symlink():
+            _refuse(path.parent, "is a symbolic link", "name the folder that it leads to")
+        raise error
+    try:
+        # A volume may belong to the system's administrator.
+        if os.fstat(folder).st_uid not in (os.geteuid(), 0):
+            _refuse(path.parent, "belongs to another user", "name a folder of your own")
+        # A pipe must not make anybody wait, nor a device do anything.
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            found = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return os.open(path.name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+        _check_own(path, found)
+        descriptor = os.open(path.name, flags, dir_fd=folder)
+    finally:
+        os.close(folder)
+    try:
+        # It may be another one by now.
+        _check_own(path, os.fstat(descriptor))
+        os.fchmod(descriptor, 0o600)
+    except (OSError, InvalidConfiguration):
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_own(path: Path, found: os.stat_result) -> None:
+    """Raises `InvalidConfiguration` unless it is a file of this user's that has no second name."""
+    remedy = "move it away, or name another folder"
+    if stat.S_ISLNK(found.st_mode):
+        _refuse(path, "is a symbolic link", remedy)
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(found.st_mode):
+        _refuse(path, "is no regular file", remedy)
+    if found.st_uid != os.geteuid():
+        _refuse(path, "belongs to another user", remedy)
+    if found.st_nlink != 1:
+        _refuse(path, f"has {found.st_nlink} names (hard links)", remedy)
+
+
+def _refuse(path: Path, problem: str, remedy: str) -> NoReturn:
+    raise InvalidConfiguration(f"tiers.disk: {path} {problem}, and is left as it is; {remedy}")
 
 
 def _lock(descriptor: int, path: Path) -> None:
@@ -194,16 +246,22 @@ def _prepared(descriptor: int, path: Path, format: BlockFormat, slots: int) -> O
 def _found(
     descriptor: int, path: Path, format: BlockFormat
 ) -> tuple[dict[int, BlockHeader], list[str]]:
-    """What the file holds by now, by slot. One with other contents is emptied."""
+    """What the file holds by now, by slot. One with blocks of another format is emptied. Raises
+    `InvalidConfiguration` where it is no file of blocks at all."""
     length = os.fstat(descriptor).st_size
     if length == 0:
         return {}, []
     raw, codec = _superblock(descriptor), HeaderCodec(format)
+    # The begin of the word: a file that was cut short.
+    if not raw.startswith(MAGIC) and not MAGIC.startswith(raw):
+        _refuse(path, "holds something else than KV blocks", "move it away, or name another folder")
     layout = _layout_of(raw, format, codec)
     if layout is None:
         os.ftruncate(descriptor, 0)
-        what = "blocks of another format" if raw.startswith(MAGIC) else "something else"
-        return {}, [f"{path} held {what}, and was begun anew"]
+        return {}, [
+            f"{path} held blocks of other weights, another configuration or another layout, and "
+            "was begun anew"
+        ]
     return DiskFile(descriptor, layout, codec).headers(), []
 
 

@@ -250,6 +250,7 @@ class GatewayMachine:
             if not again:
                 effects.append(SendToWorker(other.peer, _introduction(member)))
         effects += self.pool.introductions(peer)
+        effects += self.routing.adopt_root(member, now_ns)
         self.routing.add(WorkerJoined(hello.worker, hello.role))
         if not hello.accepting:
             self.routing.add(WorkerDrained(hello.worker))
@@ -277,6 +278,7 @@ class GatewayMachine:
         effects = self.routing.flush(now_ns)
         self.members.remove(member)
         self.heartbeats.forget(member.peer)
+        effects += self.routing.adopt_root(None, now_ns)
         self.routing.lost(member.name)
         effects += self.routing.flush(now_ns)
         return effects + self.inquiries.gone(member.name)

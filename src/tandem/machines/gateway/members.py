@@ -4,7 +4,7 @@ A worker is known by its name; the transport knows its process as a peer. A name
 newest start.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -93,6 +93,12 @@ class Member:
         """Whether its blocks have the names by which this router looks for them."""
         return self.hello.root == root and self.block_size == block_size
 
+    def reads(self, source: "Member") -> bool:
+        """Whether KV of that worker is as its own: computed with the same weights, in the same
+        way."""
+        mine = self.hello.export.identity
+        return bool(mine) and mine == source.hello.export.identity
+
     def stand(self, standing: Standing) -> RoleTaken | WorkerDrained:
         """It says in which role it takes requests, or that it takes none any more. Gives what that
         means for a router."""
@@ -130,6 +136,18 @@ class Members:
 
     def others(self, member: Member) -> list[Member]:
         return [each for each in self if each is not member]
+
+    def common_root(self, block_size: int, now: CacheRoot) -> CacheRoot:
+        """Under which most of those that compute prompts name their blocks of that size; of equally
+        many, the root of `now`. Where nobody does, that as well."""
+        alike = [each for each in self if each.block_size == block_size]
+        roots = Counter(
+            each.hello.root for each in [each for each in alike if each.role.prefills] or alike
+        )
+        most = max(roots.values(), default=0)
+        if roots[now] == most:
+            return now
+        return next(root for root, count in roots.items() if count == most)
 
     def add(self, member: Member) -> None:
         assert member.name not in self._by_name

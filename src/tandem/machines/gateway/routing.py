@@ -76,9 +76,9 @@ class Routing:
                 if drawn.emission is not None:
                     effects.append(Deliver(drawn.emission))
             case BlocksReported() | BlocksListed():
-                config = self.router.config
+                root, block_size = self.router.entrance.root, self.router.config.block_size
                 # Of the shared pool its own processes tell.
-                if event.tier is Tier.REMOTE or not member.indexed(config.root, config.block_size):
+                if event.tier is Tier.REMOTE or not member.indexed(root, block_size):
                     return []
             case KvReported():
                 effects = self.flush(now_ns)
@@ -102,6 +102,26 @@ class Routing:
         if read_from is not None:
             read_from.deeds.sent_bytes += report.moved_bytes
         self.add(TransferEnded(message.transfer_id, report.arrived, report.tokens))
+
+    def adopt_root(self, newcomer: Member | None, now_ns: int) -> Effects:
+        """Somebody has come or gone: prompts are looked up under the root that most have, for a
+        gateway knows no weights. Where that is another one than before, what others hold is
+        forgotten, and whoever holds blocks of it lists them; a `newcomer` does so by itself."""
+        entrance, block_size = self.router.entrance, self.router.config.block_size
+        root = self._members.common_root(block_size, entrance.root)
+        if root == entrance.root:
+            return []
+        effects = self.flush(now_ns)
+        entrance.root = root
+        for passage in self.router.passages.values():
+            passage.chain = []
+        for member in self._members:
+            if not member.indexed(root, block_size):
+                entrance.index.forget_worker(member.name)
+            elif member is not newcomer:
+                tiers = (tier for tier in Tier if tier is not Tier.REMOTE)
+                effects += (SendToWorker(member.peer, ListBlocks(tier)) for tier in tiers)
+        return effects
 
     def reprice(self, worker: str, capacity: Capacity) -> None:
         """What a worker's work costs has changed."""
@@ -150,12 +170,12 @@ class Routing:
         order: MoveKv | FetchKv | None = None
         if target is not None and not start.source:
             order = self.transfers.fetch(start, target)
-        elif target is not None and source is not None:
+        elif target is not None and source is not None and target.reads(source):
             order = self.transfers.order(start, source, target)
         if target is not None and order is not None:
             effects.append(SendToWorker(target.peer, order))
             return
-        # Nobody knows where to read: what is missing is computed.
+        # Nobody knows where to read, or it is KV of other numbers: what is missing is computed.
         self.add(TransferEnded(start.transfer_id, arrived=False))
 
     def _pin(self, passage: Passage, effects: Effects) -> None:

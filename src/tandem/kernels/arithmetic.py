@@ -1,0 +1,95 @@
+"""Which numbers a face of the kernels computes, in one line of text: workers whose lines differ
+never take each other's KV, and KV that was kept under another line is never read.
+
+The native face is built on the machine where it runs, and other registers or another compiler give
+other last bits; so it is asked: its operations run once over fixed numbers, and a digest of what
+they give stands in the line. The torch face does not give the same bits in every company, so asking
+it would prove nothing: its line names torch and the processor.
+"""
+
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+from tandem.kernels.attention.contract import AttentionBatch
+from tandem.kernels.faces import Kernels
+from tandem.kernels.linear.contract import Storage
+from tandem.kernels.rotary.contract import QueryKeyValue, RotaryTable, TokenPlaces
+
+# Raise this whenever the KV of any model could come out with other bits than before: a change to
+# what a kernel computes, or in which order it adds; to what decoder, rotary table, quantisation or
+# dummy weights compute; to the bytes of a KV block. Speed, threads and batching never change a bit
+# and need no new number. `tests/kernels/test_arithmetic.py` pins what the kernels gave under this
+# number on the processors that it knows.
+ARITHMETIC_VERSION = 1
+
+STORAGES: tuple[Storage, ...] = ("float32", "bfloat16", "float16", "int8")
+TOKENS, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 19, 4, 2, 24, 8
+FEATURES, OUTPUTS = 88, 70
+
+
+def arithmetic_of(kernels: Kernels, device: torch.device, compute: torch.dtype) -> str:
+    """What the numbers of a model depend on beside its content: the line for these kernels on this
+    device, with activations in `compute`."""
+    precision = str(compute).removeprefix("torch.")
+    # The rotary table, and whatever has no kernel, is torch's in every face.
+    words = [f"{kernels.name}/{ARITHMETIC_VERSION}", precision, f"torch {torch.__version__}"]
+    if kernels.name == "native":
+        words.append(fingerprint(kernels))
+    elif device.type == "cpu":
+        words.append(f"cpu {torch.backends.cpu.get_cpu_capability()}")
+    else:
+        words.append(f"{device.type} {torch.cuda.get_device_name(device)}")
+    return ", ".join(words)
+
+
+def fingerprint(kernels: Kernels) -> str:
+    """A digest of what each operation gives for numbers that are always the same; float32, on the
+    CPU."""
+    digest = blake2b(digest_size=12)
+    for result in _results(kernels):
+        digest.update(result.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _results(kernels: Kernels) -> list[Tensor]:
+    x_TC, weight_NC = _numbers(TOKENS, FEATURES), _numbers(OUTPUTS, FEATURES)
+    norm_C, bias_N = _numbers(FEATURES) + 1.5, _numbers(OUTPUTS)
+    results = [
+        kernels.linear(x_TC, kernels.pack(weight_NC, bias_N, storage)) for storage in STORAGES
+    ]
+    results.append(kernels.rms_norm(x_TC, norm_C, 1e-6))
+    results += kernels.add_rms_norm(x_TC, 3 * _numbers(TOKENS, FEATURES), norm_C, 1e-6)
+    results.append(kernels.silu_mul(8 * x_TC))
+    return [*results, *_attended(kernels)]
+
+
+def _attended(kernels: Kernels) -> list[Tensor]:
+    """One sequence of `TOKENS`: its KV as stored, then attention of all its tokens."""
+    heads = QueryKeyValue(
+        _numbers(TOKENS, HEADS, HEAD_DIM),
+        _numbers(TOKENS, KV_HEADS, HEAD_DIM) * 1.25,
+        _numbers(TOKENS, KV_HEADS, HEAD_DIM) * 0.75,
+    )
+    blocks = -(-TOKENS // BLOCK_SIZE)
+    kv_B2KSD = torch.zeros(blocks, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
+    cos_PR = _numbers(TOKENS, HEAD_DIM // 2)
+    places = TokenPlaces(torch.arange(TOKENS), torch.arange(TOKENS))
+    kernels.rotate_and_store(heads, kv_B2KSD, RotaryTable(cos_PR, 1 - cos_PR * cos_PR), places)
+    batch = AttentionBatch(
+        torch.tensor([0, TOKENS], dtype=torch.int32),
+        torch.tensor([TOKENS], dtype=torch.int32),
+        torch.arange(blocks, dtype=torch.int32)[None],
+    )
+    out_THD = kernels.paged_attention(heads.q, kv_B2KSD, batch, scale=HEAD_DIM**-0.5)
+    return [kv_B2KSD, out_THD]
+
+
+def _numbers(*shape: int) -> Tensor:
+    """Numbers between -1 and 1 with long mantissas, the same on every machine: no generator is
+    asked, whose next version might draw others."""
+    count = torch.Size(shape).numel()
+    # A multiplicative hash; the product of two such numbers fits 64 bits.
+    bits = (torch.arange(1, count + 1) * 2_654_435_761) % (1 << 24)
+    return (bits.to(torch.float32) * 2.0**-23 - 1.0).reshape(shape)
