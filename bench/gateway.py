@@ -38,6 +38,7 @@ from tandem.config.processes import (
 )
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
+from tandem.live.channels.admitted import Admitted, AdmittedKeys, PeerRole
 from tandem.live.channels.gateway_channel import GatewayChannel
 from tandem.live.channels.sockets import GatewayKeys
 from tandem.live.gateway.gateway import Gateway
@@ -96,7 +97,8 @@ async def worker(folder: Path, endpoints: list[str], step_s: float) -> AsyncIter
 async def gateway_inside(folder: Path) -> AsyncIterator[tuple[Gateway, str]]:
     assembled = assemble_gateway(setup_in(folder, "g0"))
     gateway = Gateway(assembled.card, GatewayMachine(assembled.config), assembled.terms)
-    keys = GatewayKeys(KeyPair(*GATEWAY_PAIR), WORKER_PAIR.public)
+    admitted = AdmittedKeys([Admitted(PeerRole.WORKER, WORKER_PAIR.public)])
+    keys = GatewayKeys(KeyPair(*GATEWAY_PAIR), admitted)
     channel = GatewayChannel("tcp://127.0.0.1:0", keys, gateway.hear)
     endpoint = channel.open()
     await gateway.start(channel)

@@ -108,7 +108,7 @@ def in_the_twin(profile: Path, requests: list[Served], threads: int) -> list[Ser
 
 def server_config(threads: int) -> WorkerConfig:
     """What `tandem serve` decides by with these options here."""
-    facts = ModelFacts(read_model_spec(BUNDLED_MODEL), BUNDLED_MODEL.name, "main")
+    facts = ModelFacts(read_model_spec(BUNDLED_MODEL))
     return resolve(ServeOptions(threads=threads), facts, machine_facts()).worker
 
 

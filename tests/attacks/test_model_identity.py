@@ -118,7 +118,9 @@ def test_redis_keeps_both_apart(workers, tmp_path):
         for number, each in enumerate(pairs):
             config = RedisConfig(server.url, 64, owner=f"pool-{number}")
             pooled = BlockFormat(bytes(16), format_of(each.before).block_bytes)
-            store = RedisStore(config, pooled, choose_transfer(), time.monotonic_ns)
+            store = RedisStore(
+                config, pooled, choose_transfer(), time.monotonic_ns, secret=b"the cluster's"
+            )
             with closing(store):
                 fill(store, each.before)
                 assert finds_nothing(store, each.after)

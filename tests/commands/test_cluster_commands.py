@@ -169,7 +169,9 @@ def test_secrets_are_in_no_output_and_their_owners_alone(cluster, answer):
     for log in cluster.state.glob("*.log"):
         shown += log.read_text()
     setup = json.loads((cluster.state / "gateway-0.setup.json").read_text())
-    for secret in (setup["keys"]["gateway_secret"], setup["keys"]["worker_secret"]):
+    assert not setup["keys"]["worker_secret"]
+    secrets = (keys["worker_secret"], keys["operator_secret"], keys["transfer_secret"])
+    for secret in (setup["keys"]["gateway_secret"], *secrets):
         assert secret
         assert secret not in shown
     for file in cluster.state.iterdir():

@@ -67,7 +67,7 @@ def test_workers_share_the_machine():
 
 def test_no_memory_is_told_before_anything_starts():
     made = setups(free_bytes=0)
-    with pytest.raises(InvalidConfiguration, match="pool p: no memory is left for the KV cache"):
+    with pytest.raises(InvalidConfiguration, match="the model does not fit into memory"):
         made.worker(made.cluster.pools[0], "p-0", ())
 
 

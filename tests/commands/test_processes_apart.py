@@ -16,7 +16,7 @@ import openai
 import pytest
 from typer.testing import CliRunner
 
-from tandem.commands.cluster.key_files import read_keys
+from tandem.commands.cluster.key_files import read_gateway_keys, read_worker_keys
 from tandem.commands.cluster.single import gateway_endpoints, listen_endpoint, process_name
 from tandem.commands.main import app
 from tandem.facts.errors import InvalidConfiguration
@@ -148,23 +148,25 @@ def test_keys_are_their_owners_and_new_ones_replace_none(tmp_path):
     assert told_by("keys", folder).exit_code == 0
     for file in folder.iterdir():
         assert not file.stat().st_mode & 0o077
-    gateway, worker = read_keys(folder / "gateway.json", of_gateway=True), folder / "worker.json"
-    assert gateway.gateway_secret
-    assert not read_keys(worker).gateway_secret
+    gateway, worker = folder / "gateway.json", folder / "worker.json"
+    assert not read_gateway_keys(gateway).worker_secret
+    assert not read_worker_keys(worker).gateway_secret
     with pytest.raises(InvalidConfiguration, match="is for workers; a gateway needs"):
-        read_keys(worker, of_gateway=True)
+        read_gateway_keys(worker)
+    with pytest.raises(InvalidConfiguration, match="is for gateways; a worker needs"):
+        read_worker_keys(gateway)
     again = told_by("keys", folder)
     assert (again.exit_code, "is there already" in again.stderr) == (2, True)
     (folder / "other").write_text("{}")
     for name in ("other", "nothing"):
         with pytest.raises(InvalidConfiguration, match=f"--keys .*{name}"):
-            read_keys(folder / name)
+            read_worker_keys(folder / name)
 
 
 def test_keys_that_are_spoilt_or_of_another_set_are_no_keys(tmp_path):
     assert told_by("keys", tmp_path / "a").exit_code == told_by("keys", tmp_path / "b").exit_code
     whole, other = (
-        json.loads((tmp_path / folder / "gateway.json").read_text()) for folder in ("a", "b")
+        json.loads((tmp_path / folder / "worker.json").read_text()) for folder in ("a", "b")
     )
     spoilt = tmp_path / "spoilt.json"
     for change in (
@@ -172,12 +174,11 @@ def test_keys_that_are_spoilt_or_of_another_set_are_no_keys(tmp_path):
         {"worker_secret": whole["worker_secret"][:-1]},
         {"worker_public": '"' * 40},
         {"worker_secret": "é" * 40},
-        {"gateway_public": other["gateway_public"]},
         {"worker_secret": other["worker_secret"]},
     ):
         spoilt.write_text(json.dumps(whole | change))
         with pytest.raises(InvalidConfiguration, match="spoilt, or not made together"):
-            read_keys(spoilt)
+            read_worker_keys(spoilt)
 
 
 def test_who_is_not_taken_in_gives_up(tmp_path):

@@ -86,7 +86,7 @@ def test_the_commands_are_ours_and_the_check_asks_the_port_they_open():
     assert f":{values['port']}/health" in check
     assert rest_of("EXPOSE", FINAL) == [str(values["port"])]
     assert rest_of("ENTRYPOINT", FINAL) == ['["tandem"]']
-    assert PROJECT["scripts"]["tandem"] == "tandem.commands.main:app"
+    assert PROJECT["scripts"]["tandem"] == "tandem.__main__:main"
 
 
 @pytest.mark.parametrize("name", ["XDG_CACHE_HOME", "HF_HOME"])

@@ -189,17 +189,18 @@ def test_the_shared_pool_has_as_many_pods_as_its_file_says_and_room_for_its_shar
 
 
 def test_secrets_are_mounted_by_those_alone_who_need_them():
-    secrets = {}
+    secrets: dict[str, set[str]] = {}
     for process in PROCESSES:
         for volume in next(pod_templates(process))["spec"]["volumes"]:
             if "secret" in volume:
-                secrets[process["metadata"]["name"]] = volume["secret"]["secretName"]
+                names = secrets.setdefault(process["metadata"]["name"], set())
+                names.add(volume["secret"]["secretName"])
                 assert not volume["secret"]["defaultMode"] & 0o007
     assert secrets == {
-        "tandem-gateway": "tandem-gateway-keys",
-        "tandem-prefill": "tandem-worker-keys",
-        "tandem-decode": "tandem-worker-keys",
-        "tandem-pool": "tandem-worker-keys",
+        "tandem-gateway": {"tandem-gateway-keys", "tandem-tenant-keys"},
+        "tandem-prefill": {"tandem-worker-keys"},
+        "tandem-decode": {"tandem-worker-keys"},
+        "tandem-pool": {"tandem-worker-keys"},
     }
 
 

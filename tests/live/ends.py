@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
+from tandem.live.channels.admitted import Admitted, AdmittedKeys, PeerRole
 from tandem.live.channels.gateway_channel import GatewayChannel
 from tandem.live.channels.limits import ChannelLimits
 from tandem.live.channels.node_channel import NodeChannel
@@ -11,7 +12,9 @@ from tandem.wire.curve import make_keys
 
 PATIENCE_S = 20.0
 GATEWAY_PAIR, WORKER_PAIR = make_keys()
-GATEWAY_KEYS = GatewayKeys(GATEWAY_PAIR, WORKER_PAIR.public)
+# One pair plays both parts here.
+ADMITTED = AdmittedKeys([Admitted(role, WORKER_PAIR.public) for role in PeerRole])
+GATEWAY_KEYS = GatewayKeys(GATEWAY_PAIR, ADMITTED)
 NODE_KEYS = NodeKeys(WORKER_PAIR, GATEWAY_PAIR.public)
 
 

@@ -37,6 +37,7 @@ from tandem.facts.gateway_messages import (
 )
 from tandem.facts.kv_export import MoveReport
 from tandem.facts.request import Request
+from tandem.live.channels.admitted import Admitted, AdmittedKeys, PeerRole
 from tandem.live.channels.gateway_channel import GatewayChannel
 from tandem.live.channels.sockets import GatewayKeys
 from tandem.live.clock import now_ns
@@ -66,6 +67,7 @@ COST = WorkerCost(
     network=LinkCost(1e9),
 )
 GATEWAY_PAIR, WORKER_PAIR = make_keys()
+WORKER = Admitted(PeerRole.WORKER, WORKER_PAIR.public)
 KEYS = CurveKeys(
     gateway_public=GATEWAY_PAIR.public,
     worker_public=WORKER_PAIR.public,
@@ -115,7 +117,7 @@ class GatewaySide:
         self._operations = 0
 
     def open(self, listen: str = "tcp://127.0.0.1:0") -> str:
-        keys = GatewayKeys(GATEWAY_PAIR, WORKER_PAIR.public)
+        keys = GatewayKeys(GATEWAY_PAIR, AdmittedKeys([WORKER]))
         self._channel = GatewayChannel(listen, keys, self._take)
         return self._channel.open()
 

@@ -30,6 +30,7 @@ from tandem.facts.gateway_messages import PeerGone, WorkerSaid
 from tandem.kernels.transfer.choose import choose_transfer
 from tandem.kv.connectors.tcp_door import TcpLimits
 from tandem.kv.tiers.pool_client import PoolClient, PoolClientTerms
+from tandem.live.channels.admitted import Admitted, AdmittedKeys, PeerRole
 from tandem.live.channels.gateway_channel import ChannelNews, GatewayChannel
 from tandem.live.channels.sockets import GatewayKeys
 from tandem.live.clock import now_ns
@@ -39,6 +40,7 @@ from tests.live.gateway_side import LoopThread
 
 PATIENCE_S = 60.0
 GATEWAY_PAIR, WORKER_PAIR = make_keys()
+WORKER = Admitted(PeerRole.WORKER, WORKER_PAIR.public)
 KEYS = CurveKeys(
     gateway_public=GATEWAY_PAIR.public,
     worker_public=WORKER_PAIR.public,
@@ -71,7 +73,7 @@ class PoolSide:
         self.endpoint = self._loop.run(self._open())
 
     async def _open(self) -> str:
-        keys = GatewayKeys(GATEWAY_PAIR, WORKER_PAIR.public)
+        keys = GatewayKeys(GATEWAY_PAIR, AdmittedKeys([WORKER]))
         self._channel = GatewayChannel("tcp://127.0.0.1:0", keys, self._hear)
         return self._channel.open()
 

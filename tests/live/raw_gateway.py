@@ -7,7 +7,7 @@ import zmq
 
 from tandem.facts.cluster_messages import Audit, Audited, Hello, Welcome
 from tandem.live.channels.limits import ChannelLimits
-from tandem.live.channels.sockets import GatewayKeys, gateway_socket
+from tandem.live.channels.sockets import gateway_socket
 from tandem.live.clock import now_ns
 from tandem.wire.codec import TO_GATEWAY, TO_WORKER
 from tandem.wire.curve import KeyPair
@@ -21,7 +21,7 @@ class RawGateway:
 
     def __init__(self, own: KeyPair, workers: str) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = gateway_socket(self._context, GatewayKeys(own, workers), ChannelLimits())
+        self._socket = gateway_socket(self._context, own, ChannelLimits())
         self._socket.rcvtimeo = PATIENCE_MS
         self._socket.sndtimeo = PATIENCE_MS
         self._socket.bind("tcp://127.0.0.1:*")

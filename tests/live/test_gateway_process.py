@@ -40,6 +40,7 @@ KEYS = CurveKeys(
     gateway_secret=GATEWAY_PAIR.secret,
     worker_public=WORKER_PAIR.public,
     worker_secret=WORKER_PAIR.secret,
+    operator_public=WORKER_PAIR.public,
 )
 START = """
 import sys

@@ -1,4 +1,4 @@
-"""The two impure facts of a call: randomness and the wall clock. Nothing else in `api` asks."""
+"""The impure facts of a call: randomness and the clocks. Nothing else in `api` asks."""
 
 import secrets
 import time
@@ -21,3 +21,8 @@ def fresh_id(prefix: str) -> str:
 
 def unix_time_s() -> int:
     return int(time.time())
+
+
+def monotonic_s() -> float:
+    """For intervals."""
+    return time.monotonic()

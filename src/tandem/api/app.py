@@ -13,6 +13,7 @@ from tandem.api.completions import completion_routes
 from tandem.api.config import ApiConfig
 from tandem.api.door import VERSION, FrontDoor
 from tandem.api.guard import REQUEST_ID_HEADER, ApiKeys, OwnPages, RequestIds
+from tandem.api.key_ring import KeyRing
 from tandem.api.probes import probe_routes
 from tandem.api.reference import reference_routes
 from tandem.api.refusal import Refusal, Refused, refusal_of
@@ -28,18 +29,19 @@ _CLIENT_CLOSED_REQUEST = 499
 
 
 def build_app(generator: Generator, text: TextModel, config: ApiConfig) -> FastAPI:
-    """The OpenAI-shaped HTTP application over `generator`; an ASGI server runs it."""
+    """The OpenAI-shaped HTTP application over `generator`; an ASGI server runs it. Raises
+    `InvalidConfiguration` for a file of keys that has none."""
     door = FrontDoor(generator, text, config)
     app = FastAPI(
         title="Tandem", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False
     )
     for routes in (chat_routes, completion_routes, token_routes, probe_routes):
         app.include_router(routes(door))
-    app.openapi = schema_maker(app, has_keys=bool(config.api_keys or config.tenants))  # type: ignore[method-assign]
+    app.openapi = schema_maker(app, has_keys=config.has_keys)  # type: ignore[method-assign]
     app.include_router(reference_routes(app.openapi))
     # The layer added last is the outermost: an answer without a key has an id and CORS headers too.
-    if config.api_keys or config.tenants:
-        app.add_middleware(ApiKeys, keys=config.api_keys, tenants=config.tenants)
+    if config.has_keys:
+        app.add_middleware(ApiKeys, ring=KeyRing(config))
     app.add_middleware(
         OwnPages, allowed_origins=config.allowed_origins, allowed_hosts=config.allowed_hosts
     )

@@ -34,10 +34,20 @@ class ConnectionLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyFile:
+    """A file with API keys, one a line, which is read again when it changes; they are those of
+    `tenant`, or of nobody in particular."""
+
+    path: str
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ApiConfig:
     """Limits and access of the HTTP server.
 
-    No `api_keys` means open to everyone; `tenants` says whose some of them are, by key.
+    No `api_keys` means open to everyone; `tenants` says whose some of them are, by key; more of
+    both stand in `key_files`.
     `max_choices` bounds the sequences that one call starts
     (prompts times n). `allowed_origins` are the web pages that may call from a browser.
     `allowed_hosts` are the names that the Host header may have, besides addresses in numbers;
@@ -46,6 +56,7 @@ class ApiConfig:
 
     api_keys: tuple[str, ...] = ()
     tenants: Mapping[str, str] = field(default_factory=dict)
+    key_files: tuple[KeyFile, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
@@ -59,5 +70,15 @@ class ApiConfig:
             if getattr(self, name) <= 0:
                 raise InvalidConfiguration(f"api.{name} must be positive")
         for key in (*self.api_keys, *self.tenants):
-            if not key or not key.isascii() or key != key.strip():
-                raise InvalidConfiguration("api.api_keys must be plain ASCII without blank edges")
+            check_key(key)
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether a call needs one."""
+        return bool(self.api_keys or self.tenants or self.key_files)
+
+
+def check_key(key: str) -> None:
+    """Raises `InvalidConfiguration` for what could not be sent in a header."""
+    if not key or not key.isascii() or key != key.strip():
+        raise InvalidConfiguration("api.api_keys must be plain ASCII without blank edges")

@@ -60,6 +60,7 @@ def assemble(model: str | None, options: ServeOptions) -> Server:
         f"kernels: {reason}",
         f"KV cache: {plan.kv_bytes / (1 << 20):.0f} MiB, {plan.worker.block_count} blocks of "
         f"{plan.worker.block_size} tokens in {plan.layout.dtype}; context {card.context_tokens}",
+        *plan.cuts,
     )
     worker = LocalWorker(card, WorkerMachine(plan.worker), engine)
     api = api_config(options, planned.machine.api_keys)

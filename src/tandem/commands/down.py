@@ -1,7 +1,6 @@
 """`tandem down`: stops a running cluster."""
 
 import asyncio
-import os
 import signal
 from contextlib import suppress
 from dataclasses import dataclass
@@ -46,11 +45,10 @@ def down_command(which: WhichCluster, options: DownOptions) -> None:
     record, console = cluster.record, terminal()
     if options.kill:
         # The kernel ends what a supervisor started together with it.
-        _send(record.supervisor, signal.SIGKILL)
-        for process in record.processes.values():
-            _send(process, signal.SIGKILL)
+        for process in [record.supervisor, *record.processes.values()]:
+            process.send(signal.SIGKILL)
     else:
-        _send(record.supervisor, signal.SIGTERM)
+        record.supervisor.send(signal.SIGTERM)
     everybody = [record.supervisor, *record.processes.values()]
     if not asyncio.run(_ended(everybody, options.timeout_s)):
         raise StillRunning(
@@ -61,15 +59,6 @@ def down_command(which: WhichCluster, options: DownOptions) -> None:
         asyncio.run(_claim(cluster.directory))
         cluster.directory.clear()
     console.print(f"cluster {record.name} is stopped")
-
-
-def _send(process: ProcessRecord, number: signal.Signals) -> None:
-    if process.alive:
-        try:
-            os.kill(process.pid, number)
-        except ProcessLookupError:
-            # It ended between the two lines.
-            return
 
 
 async def _claim(directory: StateDirectory) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 import tandem
 from tandem.commands.cluster.before_start import exposure_of
-from tandem.commands.cluster.key_files import read_keys
+from tandem.commands.cluster.key_files import admitted_beside, read_gateway_keys
 from tandem.commands.cluster.places import state_directory
 from tandem.commands.cluster.run import ProcessesFailed
 from tandem.commands.cluster.setups import Setups, gateway_program, write_cluster
@@ -24,6 +24,7 @@ from tandem.config.cluster_live import LiveFile, read_live_cluster
 from tandem.config.processes import GatewayListening, GatewaySetup
 from tandem.live.launching.launcher import LocalLauncher
 from tandem.live.launching.state_directory import ClusterRecord, ProcessRecord, StateDirectory
+from tandem.wire.curve import make_pair
 
 POLL_S = 0.05
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
@@ -68,7 +69,16 @@ def gateway_command(
     if options.listen is not None:
         settings.append(f"listen={options.listen}")
     file = read_live_cluster(cluster, settings)
-    keys = read_keys(options.keys, of_gateway=True)
+    keys = read_gateway_keys(options.keys)
+    admitted = admitted_beside(options.keys)
+    # For who may read its state directory: `tandem status` and others beside it.
+    operator = make_pair()
+    keys = msgspec.structs.replace(
+        keys,
+        operator_public=operator.public,
+        operator_secret=operator.secret,
+        transfer_secret="",
+    )
     name = process_name(options.name)
     endpoint = listen_endpoint(file.cluster.listen)
     setups = Setups(file.cluster, keys, alone=True)
@@ -78,7 +88,9 @@ def gateway_command(
     directory.claim()
     try:
         write_cluster(file, setups, directory)
-        setup = msgspec.structs.replace(setups.gateway(0, directory.path, endpoint), gateway=name)
+        setup = msgspec.structs.replace(
+            setups.gateway(0, directory.path, endpoint), gateway=name, admitted=str(admitted)
+        )
         asyncio.run(_run(file, setup, directory, terminal()))
     finally:
         directory.clear()

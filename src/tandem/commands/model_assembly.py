@@ -1,5 +1,6 @@
 """What every process that runs a model begins with: finds the model, fixes all sizes, loads it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from tandem.kernels.native.pages import return_freed_memory
 from tandem.models.configuration import read_model_spec
 from tandem.models.content import Weights, checkpoint_weights, content_of, dummy_weights
 from tandem.models.decoder import Decoder
+from tandem.models.footprint import header_shapes
 from tandem.models.load import LoadPlan, find_model, load_decoder
+from tandem.models.parallel import WHOLE, Place
 from tandem.models.weights import WeightForm
 
 
@@ -41,13 +44,17 @@ class PlannedModel:
         return _compute(self.plan)
 
 
-def plan_model(model: str | None, options: ServeOptions) -> PlannedModel:
-    """`model` as `tandem serve` takes it. Raises `InvalidConfiguration`."""
+def plan_model(
+    model: str | None, options: ServeOptions, ranks: Sequence[Place] = (WHOLE,)
+) -> PlannedModel:
+    """`model` as `tandem serve` takes it; `ranks` as `resolve` takes them. Raises
+    `InvalidConfiguration`."""
     machine = machine_facts()
     directory = BUNDLED_MODEL if model is None else find_model(model, options.revision)
     name = BUNDLED_MODEL.name if model is None else model
     spec = read_model_spec(directory)
-    plan = resolve(options, ModelFacts(spec), machine)
+    shapes = {} if options.load_format == "dummy" else header_shapes(directory)
+    plan = resolve(options, ModelFacts(spec, shapes), machine, ranks)
     weights = _weights(directory, options, plan.threads)
     kernels, reason = choose_kernels(plan.device, _compute(plan), options.native_kernels)
     plan = plan.of_model(

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tandem.api.key_ring import read_key_file
 from tandem.commands.cluster.view import terminal
 from tandem.commands.flags import ConfigFile, with_flags
 from tandem.commands.serve_cluster import Caches, Shape, serve_cluster
@@ -92,6 +93,7 @@ def serve_command(
     starts whatever a cluster file describes.
     """
     options = read_options(config, flags)
+    exposure = _exposure_of(options)
     shape = Shape(
         prefill,
         decode,
@@ -106,9 +108,17 @@ def serve_command(
     if shape.wanted:
         serve_cluster(model, options, shape, console)
         return
-    has_keys = bool(options.api_key or host_facts().api_keys)
-    if warning := check_exposure(options, has_keys=has_keys):
-        console.print(f"[yellow]{warning}[/yellow]", soft_wrap=True)
+    if exposure:
+        console.print(f"[yellow]{exposure}[/yellow]", soft_wrap=True)
     console.print(f"[bold]Tandem[/bold] is loading {model or 'the bundled model'} …")
     # torch takes seconds to import; the other commands should not wait for it.
     importlib.import_module("tandem.commands.serving").serve(model, options, console)
+
+
+def _exposure_of(options: ServeOptions) -> str:
+    """A warning about who can use the server, or nothing: better known before a model is loaded.
+    Raises `InvalidConfiguration` for key files without keys, and where everybody could use it and
+    nobody asked for that."""
+    in_files = [read_key_file(file) for file in options.api_key_file]
+    has_keys = bool(options.api_key or in_files or host_facts().api_keys)
+    return check_exposure(options, has_keys=has_keys)

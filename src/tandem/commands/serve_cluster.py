@@ -99,8 +99,10 @@ def serve_cluster(model: str | None, options: ServeOptions, shape: Shape, consol
     file = cluster_file(model, options, shape)
     directory = state_directory(file.cluster.name, None)
     sweep(directory.path.parent, OWN_NAME)
-    check_before_start(file, directory)
+    cuts = check_before_start(file, directory)
     console.print(f"[bold]Tandem[/bold] is starting {model or 'the bundled model'} …")
+    for cut in cuts:
+        console.print(f"  [dim]{cut}[/dim]", soft_wrap=True)
     run_cluster(file, directory, Screen(console, CTRL_C), RunLimits())
 
 

@@ -30,7 +30,7 @@ async def _serve(server: Server, listener: socket.socket, log_level: str, consol
         for note in server.notes:
             console.print(f"  [dim]{note}[/dim]", soft_wrap=True)
         name = server.worker.card.names[0]
-        greeting = Greeting(name, url, bool(server.api.api_keys))
+        greeting = Greeting(name, url, server.api.has_keys)
         console.print(str(greeting), soft_wrap=True)
         await http.serve(sockets=[listener])
 

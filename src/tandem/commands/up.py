@@ -1,7 +1,10 @@
 """`tandem up`: a whole cluster from a cluster file, in this terminal or in the background."""
 
 import asyncio
+import json
 import subprocess
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -61,15 +64,19 @@ def up_command(
     options: UpOptions,
 ) -> None:
     """Start a cluster on this machine: gateways and workers, each in a process of its own."""
-    file = read_live_cluster(cluster, options.settings or ())
+    # There may be keys in them, and everybody could read the words of the process.
+    settings = json.load(sys.stdin) if options.in_background else options.settings or ()
+    file = read_live_cluster(cluster, settings)
     directory = state_directory(file.cluster.name, options.state_dir)
     console = terminal()
-    check_before_start(file, directory)
+    cuts = check_before_start(file, directory)
     if options.detach:
         _detach(cluster, options, directory, console)
         return
     what = file.cluster.model
     console.print(f"[bold]Tandem[/bold] is starting cluster {file.cluster.name} with {what} …")
+    for cut in cuts:
+        console.print(f"  [dim]{cut}[/dim]", soft_wrap=True)
     stops = "`tandem down` stops the cluster." if options.in_background else CTRL_C
     limits = RunLimits(start_s=options.start_timeout_s)
     run_cluster(file, directory, Screen(console, stops), limits)
@@ -83,16 +90,18 @@ def _detach(cluster: str, options: UpOptions, directory: StateDirectory, console
         raise ClusterRunning(f"a cluster runs in {directory.path} already")
     command = [*TANDEM, "up", cluster, "--in-background", "--state-dir", str(directory.path)]
     command += ["--start-timeout-s", str(options.start_timeout_s)]
-    command += [word for setting in options.settings or () for word in ("--set", setting)]
     log = directory.write_private(SUPERVISOR_LOG, b"")
     with log.open("ab") as output:
         supervisor = subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        assert supervisor.stdin is not None
+        with suppress(BrokenPipeError), supervisor.stdin as told_settings:
+            told_settings.write(json.dumps(options.settings or []).encode())
     with log.open(errors="replace") as told:
         try:
             ready = asyncio.run(_until_ready(supervisor, directory))

@@ -4,18 +4,23 @@ listen there at all."""
 import ipaddress
 from collections.abc import Mapping
 
-from tandem.api.config import ApiConfig, ConnectionLimits
+from tandem.api.config import ApiConfig, ConnectionLimits, KeyFile
 from tandem.config.options import ServeOptions
 from tandem.facts.errors import InvalidConfiguration
 
 
 def api_config(
-    options: ServeOptions, api_keys: tuple[str, ...], tenants: Mapping[str, str] | None = None
+    options: ServeOptions,
+    api_keys: tuple[str, ...],
+    tenants: Mapping[str, str] | None = None,
+    tenant_files: tuple[KeyFile, ...] = (),
 ) -> ApiConfig:
-    """`api_keys` count where the options name none; `tenants` are by key."""
+    """`api_keys` count where the options name none; `tenants` are by key, and more of their keys
+    stand in `tenant_files`."""
     return ApiConfig(
         api_keys=options.api_key or api_keys,
         tenants=tenants or {},
+        key_files=(*map(KeyFile, options.api_key_file), *tenant_files),
         allowed_origins=options.allowed_origins,
         allowed_hosts=_allowed_hosts(options),
         max_body_bytes=options.max_body_mib << 20,

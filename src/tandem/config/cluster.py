@@ -153,12 +153,15 @@ class DiskTierConfig(TierConfig):
 class RemoteTierConfig(TierConfig):
     """Live, `nodes` processes share the capacity. What several ask for lies on up to `replicas` of
     them. What does not fit into their memory goes to their `disk` or, under the URL `redis`, to a
-    Redis or Valkey server, at most `redis_capacity_bytes` of it."""
+    Redis or Valkey server, at most `redis_capacity_bytes` of it, with the password that stands in
+    a file, or in a variable of the environment, rather than in the URL."""
 
     nodes: Positive = 1
     replicas: Positive = 2
     disk: DiskTierConfig | None = None
     redis: str | None = None
+    redis_password_file: str | None = None
+    redis_password_env: str | None = None
     redis_capacity_bytes: float = 0.0
 
 
@@ -266,13 +269,21 @@ class ClassConfig:
 @dataclass(frozen=True, slots=True)
 class TenantConfig:
     """Who asks: the class of requests that name none, the weight of a fair share, and the share of
-    each slower tier that its KV may take. A live cluster knows them by their `api_keys`."""
+    each slower tier that its KV may take. A live cluster knows them by their `api_keys`, which may
+    also stand in a file that is read again when it changes, or in a variable of the environment,
+    one a line."""
 
     name: str
     service_class: str = ""
     weight: Annotated[float, Meta(gt=0)] = 1.0
     api_keys: tuple[str, ...] = ()
+    api_keys_file: str | None = None
+    api_keys_env: str | None = None
     kv_share: Share = 1.0
+
+    @property
+    def has_keys(self) -> bool:
+        return bool(self.api_keys or self.api_keys_file or self.api_keys_env)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@ lie, and the part of each worker and of each process of the shared pool."""
 
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from tandem.config.cluster import Cluster
+from tandem.config.cluster import Cluster, RemoteTierConfig
 from tandem.config.environment import cache_directory
 from tandem.config.processes import TiersSetup
 from tandem.facts.kv_tiers import BlockFormat
@@ -56,6 +57,7 @@ def refused_tiers(cluster: Cluster) -> Iterator[tuple[str, str]]:
             "tiers.remote: no URL of a server; expected redis://[user:password@]host:port/db, "
             "rediss://... or unix://...",
         )
+    yield from _refused_password(tiers.remote)
     if tiers.remote.redis is not None and tiers.remote.redis_capacity_bytes <= 0:
         yield (
             "tiers.remote.redis",
@@ -63,6 +65,20 @@ def refused_tiers(cluster: Cluster) -> Iterator[tuple[str, str]]:
         )
     if tiers.remote.disk is not None:
         yield from _refused_folder("tiers.remote.disk", tiers.remote.disk.path)
+
+
+def _refused_password(remote: RemoteTierConfig) -> Iterator[tuple[str, str]]:
+    """It stands in one place, which somebody uses."""
+    key = "redis_password_file" if remote.redis_password_file else "redis_password_env"
+    said = [remote.redis_password_file, remote.redis_password_env]
+    if not any(said):
+        return
+    if all(said):
+        yield f"tiers.remote.{key}", "tiers.remote: name a file or a variable for the password"
+    if remote.redis is None:
+        yield f"tiers.remote.{key}", f"tiers.remote: {key} is for a server, and redis names none"
+    elif urlsplit(remote.redis).password:
+        yield f"tiers.remote.{key}", "tiers.remote: there is a password in the URL, too"
 
 
 def refused_sizes(cluster: Cluster, block_bytes: int) -> Iterator[tuple[str, str]]:

@@ -1,8 +1,15 @@
 """The one place that reads the environment variables and asks the system what this machine has."""
 
 import os
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from tandem.facts.errors import InvalidConfiguration
+
+# As version 1 of control groups writes it.
+_NO_LIMIT = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +34,43 @@ def may_have_gpu() -> bool:
 def runtime_directory() -> Path:
     """Where this user's processes keep files while they run."""
     given = os.environ.get("XDG_RUNTIME_DIR", "")
-    if given and Path(given).is_dir() and os.access(given, os.W_OK):
+    # One of another user, as `su` leaves it behind, is not for this one's files.
+    if given and Path(given).is_dir() and Path(given).stat().st_uid == os.geteuid():
         return Path(given) / "tandem"
-    return Path(f"/tmp/tandem-{os.getuid()}")
+    return Path(f"/tmp/tandem-{os.geteuid()}")
 
 
 def cache_directory() -> Path:
     """Where this user's processes keep files that are of use to the next start."""
     given = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(given) if given else Path.home() / ".cache") / "tandem"
+
+
+def secret_lines(variable: str) -> tuple[str, ...]:
+    """What stands in this variable, one a line. Raises `InvalidConfiguration` when nothing does."""
+    lines = [line.strip() for line in os.environ.get(variable, "").splitlines()]
+    if not any(lines):
+        raise InvalidConfiguration(f"the variable {variable} of the environment is not set")
+    return tuple(line for line in lines if line)
+
+
+def secret_line(variable: str | None) -> str:
+    """The first line of the same; empty where no variable is named."""
+    return secret_lines(variable)[0] if variable else ""
+
+
+def replace_process(command: list[str], **private: str) -> None:
+    """Begin this process anew with these words, and variables that only it takes up
+    (`taken_variable`). Comes back only where the system does not let it."""
+    variables = {f"{name}_{os.getpid()}": value for name, value in private.items()}
+    sys.stdout.flush()
+    with suppress(OSError):
+        os.execve(sys.executable, command, {**os.environ, **variables})
+
+
+def taken_variable(name: str) -> str:
+    """What this very process left itself under that name, and does not pass on; empty for none."""
+    return os.environ.pop(f"{name}_{os.getpid()}", "")
 
 
 def child_environment(**changed: str) -> dict[str, str]:
@@ -47,27 +82,81 @@ def _cores() -> int:
     """Cores this process may run on; a container's quota of processor time counts as well."""
     allowed = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if allowed else os.cpu_count() or 1
-    quota = _control_group("cpu.max")
-    return min(cores, max(1, quota[0] // quota[1])) if quota else cores
+    quotas = [_numbers(group / "cpu.max") for group in control_groups()]
+    return min([cores, *(max(1, quota[0] // quota[1]) for quota in quotas if len(quota) == 2)])
 
 
 def _free_memory_bytes() -> int:
-    """Free memory, or the control group's limit when that is smaller (a container)."""
+    """Free memory, or what a control group's limit leaves when that is less (a container)."""
     free_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 free_bytes = int(line.split()[1]) * 1024
-    limit_bytes, used_bytes = _control_group("memory.max"), _control_group("memory.current")
-    if limit_bytes:
-        spare_bytes = limit_bytes[0] - (used_bytes[0] if used_bytes else 0)
-        free_bytes = min(free_bytes, max(0, spare_bytes))
-    return free_bytes
+    return min([free_bytes, *map(spare_bytes, control_groups())])
 
 
-def _control_group(name: str) -> list[int]:
-    """The numbers of a file of this process's control group; none without such a limit."""
-    file = Path("/sys/fs/cgroup") / name
-    words = file.read_text().split() if file.exists() else []
+def control_groups(
+    membership: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")
+) -> list[Path]:
+    """The folders of the control groups that this process is in, its own and all above it: each may
+    have a limit. Of version 2, and of version 1 those for memory."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        lines = []
+    groups: dict[Path, None] = {}
+    for line in lines:
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0":
+            root = mounted
+        elif "memory" in controllers.split(","):
+            root = mounted / "memory"
+        else:
+            continue
+        own = root / path.strip("/")
+        # In a container the path may be the host's, of which the container sees its own part only.
+        for group in (own, *own.parents):
+            if group.is_dir():
+                groups[group] = None
+            if group == root:
+                break
+    return list(groups)
+
+
+def spare_bytes(group: Path) -> int:
+    """What the group's limit leaves. Pages of files count as free: they are given back when memory
+    is wanted, as those of a checkpoint that was just read."""
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        limit_bytes, used_bytes = _numbers(group / limit), _numbers(group / used)
+        if limit_bytes:
+            spare = limit_bytes[0] - sum(used_bytes[:1]) + _file_bytes(group / "memory.stat")
+            return max(0, min(spare, limit_bytes[0]))
+    return _NO_LIMIT
+
+
+def _file_bytes(stat: Path) -> int:
+    try:
+        lines = [line.split() for line in stat.read_text().splitlines()]
+    except OSError:
+        return 0
+    figures = {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdigit()}
+    # In version 1 the figures of a group alone leave out those below it.
+    return sum(
+        figures.get(f"total_{name}", figures.get(name, 0))
+        for name in ("active_file", "inactive_file")
+    )
+
+
+def _numbers(file: Path) -> list[int]:
+    """The numbers in a file of a control group; none without such a limit."""
+    try:
+        words = file.read_text().split()
+    except OSError:
+        return []
     return [int(word) for word in words] if all(word.isdigit() for word in words) else []

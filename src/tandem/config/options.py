@@ -93,7 +93,15 @@ class ServeOptions(
     ] = 8000
     api_key: Annotated[
         tuple[str, ...],
-        _say("Key that clients must send; repeat for several (also TANDEM_API_KEY).", "Server"),
+        _say(
+            "Key that clients must send; repeat for several (also TANDEM_API_KEY). Better in a "
+            "file.",
+            "Server",
+        ),
+    ] = ()
+    api_key_file: Annotated[
+        tuple[str, ...],
+        _say("File of such keys, one a line, read again when it changes; repeat.", "Server"),
     ] = ()
     allowed_origins: Annotated[
         tuple[str, ...], _say("Web origin that may call; repeat for several.", "Server")
@@ -143,6 +151,7 @@ OF_GATEWAYS = (
     "host",
     "port",
     "api-key",
+    "api-key-file",
     "allowed-origins",
     "allowed-hosts",
     "allow-unauthenticated",

@@ -15,14 +15,31 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class CurveKeys(msgspec.Struct, frozen=True):
-    """Keys of one cluster, Z85: the gateways' pair, and the pair that workers and operators share.
-    A worker needs no `gateway_secret`. `kv_secret` is what KV in the shared pool is tagged with."""
+    """Keys of one cluster, Z85, of which each process has those that it needs: the gateways' pair,
+    the pair of one worker (or process of the shared pool), that of an operator, what workers prove
+    to each other when KV moves (`transfer_secret`), and what KV in the shared pool is tagged with
+    (`kv_secret`)."""
 
     gateway_public: str
-    worker_public: str
-    worker_secret: str
+    worker_public: str = ""
+    worker_secret: str = ""
     gateway_secret: str = ""
+    operator_public: str = ""
+    operator_secret: str = ""
+    transfer_secret: str = ""
     kv_secret: str = ""
+
+    def of_worker(self) -> "CurveKeys":
+        """What a worker needs."""
+        return msgspec.structs.replace(
+            self, gateway_secret="", operator_public="", operator_secret=""
+        )
+
+    def of_gateway(self) -> "CurveKeys":
+        """What a gateway needs, which knows others by their public keys."""
+        return msgspec.structs.replace(
+            self, worker_secret="", operator_secret="", transfer_secret="", kv_secret=""
+        )
 
 
 class HealthSetup(msgspec.Struct, frozen=True):
@@ -80,8 +97,9 @@ class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True):
 class PoolNodeSetup(msgspec.Struct, frozen=True, kw_only=True):
     """One process of the shared pool, which keeps `capacity_bytes` of blocks in memory. What does
     not fit goes to a file in the folder `disk`, at most `disk_bytes` of it, or to the server at the
-    URL `redis`, at most `redis_bytes`. All blocks have the format of `root` (the hash of the cache
-    root without a salt) and `block_bytes`. `listen` is where workers reach it, an address or
+    URL `redis`, at most `redis_bytes`; its password is `redis_password`, or what stands in
+    `redis_password_file` at each connection. All blocks have the format of `root` (the hash of the
+    cache root without a salt) and `block_bytes`. `listen` is where workers reach it, an address or
     address:port; empty for the address that faces the first gateway. `quotas` are the shares of
     tenants; `gateways`, `keys` and `parent` as of a worker."""
 
@@ -97,6 +115,8 @@ class PoolNodeSetup(msgspec.Struct, frozen=True, kw_only=True):
     disk_bytes: int = 0
     redis: str | None = None
     redis_bytes: int = 0
+    redis_password: str = ""
+    redis_password_file: str | None = None
     replicas: int = 2
     eviction: str = "lru"
     quotas: dict[str, float] = {}
@@ -107,8 +127,8 @@ class PoolNodeSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 class GatewaySetup(msgspec.Struct, frozen=True, kw_only=True):
     """One gateway process. `cluster_file` is the resolved cluster; `listen` the endpoint for
-    workers and operators (port 0: any free one, then told in `state_directory`); `parent` as of a
-    worker."""
+    workers and operators (port 0: any free one, then told in `state_directory`); who may come in
+    stands in `keys`, and in the file `admitted` if there is one; `parent` as of a worker."""
 
     gateway: str
     cluster_file: str
@@ -118,6 +138,7 @@ class GatewaySetup(msgspec.Struct, frozen=True, kw_only=True):
     keys: CurveKeys
     health: HealthSetup
     state_directory: str
+    admitted: str = ""
     parent: int = msgspec.field(default_factory=os.getpid)
 
 
@@ -138,5 +159,7 @@ def read_setup(kind: type[T], file: Path) -> T:
 
 def write_setup(setup: msgspec.Struct, file: Path) -> None:
     """Write it so that only its owner can read it."""
-    file.touch(mode=0o600)
-    file.write_bytes(msgspec.json.encode(setup))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(file, flags, 0o600), "wb") as opened:
+        os.fchmod(opened.fileno(), 0o600)
+        opened.write(msgspec.json.encode(setup))

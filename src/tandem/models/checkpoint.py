@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.models.config_file import read_fields
-from tandem.models.parameters import TensorPart
+from tandem.models.parameters import SLAB_ROWS, TensorPart
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -25,9 +25,6 @@ FLOATS = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 DERIVED_SUFFIX = ".rotary_emb.inv_freq"
 NAMES_SHOWN = 4
 
-
-# Rows that are read or drawn at once: memory beside the weights stays small.
-SLAB_ROWS = 1024
 EVERY = slice(None)
 
 

@@ -18,8 +18,9 @@ from tandem.kernels.attention.contract import AttentionBatch
 from tandem.kernels.collectives.contract import ALONE, Collectives
 from tandem.kernels.faces import Kernels
 from tandem.kernels.rotary.contract import QueryKeyValue, TokenPlaces
-from tandem.models.parallel import WHOLE, Place, Seam, equal_share
+from tandem.models.parallel import WHOLE, Place, equal_share
 from tandem.models.rope import rotary_table
+from tandem.models.seam import Seam
 from tandem.models.weights import DecoderWeights, LayerWeights
 
 

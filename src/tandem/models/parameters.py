@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from tandem.facts.model import ModelSpec
 
+# Rows that are read or drawn at once: memory beside the weights stays small.
+SLAB_ROWS = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class TensorPart:

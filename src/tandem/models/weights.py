@@ -11,9 +11,15 @@ from torch import Tensor
 
 from tandem.facts.model import ModelSpec
 from tandem.kernels.linear.contract import Pack, PackedLinear, Storage
-from tandem.models.checkpoint import SLAB_ROWS, WeightSource
+from tandem.models.checkpoint import WeightSource
 from tandem.models.parallel import WHOLE, Place, cut, layers_of
-from tandem.models.parameters import LayerParts, LinearParts, TensorPart, decoder_parts
+from tandem.models.parameters import (
+    SLAB_ROWS,
+    LayerParts,
+    LinearParts,
+    TensorPart,
+    decoder_parts,
+)
 
 FLOAT_STORAGE: dict[Storage, torch.dtype] = {
     "float64": torch.float64,

@@ -22,8 +22,8 @@ class KeyPair(NamedTuple):
 
 
 def make_keys() -> tuple[KeyPair, KeyPair]:
-    """Fresh pairs of a cluster: the gateways', and the one of its workers and operators."""
-    return _pair(), _pair()
+    """Two fresh pairs: the gateways' of a cluster, and one of those who come to them."""
+    return make_pair(), make_pair()
 
 
 def is_public(key: str) -> bool:
@@ -41,6 +41,7 @@ def belong_together(pair: KeyPair) -> bool:
     return zmq.curve_public(pair.secret.encode()) == pair.public.encode()
 
 
-def _pair() -> KeyPair:
+def make_pair() -> KeyPair:
+    """A fresh one."""
     public, secret = zmq.curve_keypair()
     return KeyPair(public.decode(), secret.decode())

@@ -4,6 +4,7 @@ import ipaddress
 from contextlib import suppress
 from dataclasses import replace
 
+from tandem.commands.cluster.client_keys import check_client_keys, has_client_keys
 from tandem.commands.cluster.launchers import check_launcher
 from tandem.commands.cluster.policies import router_policies
 from tandem.commands.cluster.router import capacity_of
@@ -21,8 +22,9 @@ from tandem.models.configuration import read_model_spec
 from tandem.models.division import refused_division
 
 
-def check_before_start(file: LiveFile, directory: StateDirectory) -> None:
-    """Fetches the model if it is not here. Raises `InvalidConfiguration` or `ClusterRunning`."""
+def check_before_start(file: LiveFile, directory: StateDirectory) -> tuple[str, ...]:
+    """What of the wishes is cut, for a person, a line each. Fetches the model if it is not here.
+    Raises `InvalidConfiguration` or `ClusterRunning`."""
     # Whose directory it is comes out when it is claimed.
     with suppress(PermissionError):
         if directory.claimed:
@@ -30,6 +32,7 @@ def check_before_start(file: LiveFile, directory: StateDirectory) -> None:
     for place, problem in refused_placement(file.cluster):
         raise mistake(node_at(file.tree, place), problem)
     check_launcher(file.cluster)
+    check_client_keys(file.cluster)
     router_policies(as_served(file.cluster))
     setups = Setups(file.cluster)
     exposure_of(file.cluster, setups.host.api_keys)
@@ -49,15 +52,16 @@ def check_before_start(file: LiveFile, directory: StateDirectory) -> None:
             f"tiers: all together want {wanted_bytes / 2**30:,.1f} GiB of memory, and "
             f"{free_bytes / 2**30:,.1f} GiB are free here; give them less",
         )
+    cuts = setups.checked_memory()
     _try_addresses(file.cluster)
+    return cuts
 
 
 def exposure_of(cluster: Cluster, api_keys: tuple[str, ...]) -> str:
     """A warning about who can use the cluster, or nothing; `api_keys` where its file names none.
     Raises `InvalidConfiguration` where everybody could and nobody asked for that."""
     options = gateway_options(cluster, api_keys)
-    tenants = any(tenant.api_keys for tenant in cluster.tenants)
-    return check_exposure(options, has_keys=bool(options.api_key) or tenants)
+    return check_exposure(options, has_keys=has_client_keys(cluster, options))
 
 
 def _try_addresses(cluster: Cluster) -> None:

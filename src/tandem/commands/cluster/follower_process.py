@@ -46,7 +46,7 @@ def _follow(setup: FollowerSetup, link: FollowerLink) -> str:
     agent = f"{setup.agent}/rank{setup.rank}"
     startup = StartUp(f"{setup.worker.worker} rank {setup.rank}")
     startup.so_far("import")
-    planned = plan_worker(setup.worker)
+    planned = plan_worker(setup.worker, leads=False)
     if planned.export.identity != setup.identity:
         raise InvalidConfiguration(
             "the first rank computes other numbers: weights or configuration changed while the "

@@ -14,6 +14,7 @@ import uvloop
 import zmq
 
 from tandem.api.config import ApiConfig
+from tandem.commands.cluster.client_keys import tenant_key_files, tenant_keys
 from tandem.commands.cluster.kv_form import kv_form
 from tandem.commands.cluster.process_log import log_of_process
 from tandem.commands.cluster.router import capacity_of, router_config
@@ -32,6 +33,7 @@ from tandem.config.processes import GatewayListening, GatewaySetup
 from tandem.facts.cluster_messages import Welcome
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.serving import ModelCard
+from tandem.live.channels.admitted import Admitted, AdmittedKeys, PeerRole
 from tandem.live.channels.gateway_channel import GatewayChannel
 from tandem.live.channels.sockets import GatewayKeys
 from tandem.live.clock import NS_PER_S, wall_clock_s
@@ -110,9 +112,8 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
         revision=options.revision,
         block_format=form.block_format if cluster.tiers.remote is not None else None,
     )
-    tenants = {key: tenant.name for tenant in cluster.tenants for key in tenant.api_keys}
-    api = api_config(options, (), tenants)
-    if warning := check_exposure(options, has_keys=bool(api.api_keys or api.tenants)):
+    api = api_config(options, (), tenant_keys(cluster), tenant_key_files(cluster))
+    if warning := check_exposure(options, has_keys=api.has_keys):
         logger.warning("%s: %s", setup.gateway, warning)
     # A start within the same second has another process id.
     incarnation = f"{wall_clock_s():x}-{os.getpid():x}"
@@ -130,7 +131,7 @@ async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.soc
     """Whether it failed."""
     gateway = Gateway(assembled.card, GatewayMachine(assembled.config), assembled.terms)
     keys = GatewayKeys(
-        KeyPair(setup.keys.gateway_public, setup.keys.gateway_secret), setup.keys.worker_public
+        KeyPair(setup.keys.gateway_public, setup.keys.gateway_secret), _admitted(setup)
     )
     channel = GatewayChannel(setup.listen, keys, gateway.hear)
     try:
@@ -154,6 +155,16 @@ async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.soc
     await gateway.stop()
     await ended
     return gateway.failed
+
+
+def _admitted(setup: GatewaySetup) -> AdmittedKeys:
+    """Who may come in. Raises `InvalidConfiguration`."""
+    named = {
+        PeerRole.WORKER: setup.keys.worker_public,
+        PeerRole.OPERATOR: setup.keys.operator_public,
+    }
+    fixed = [Admitted(role, public) for role, public in named.items() if public]
+    return AdmittedKeys(fixed, Path(setup.admitted) if setup.admitted else None)
 
 
 def _heed_signals(gateway: Gateway, http: HttpServer) -> None:

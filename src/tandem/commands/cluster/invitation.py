@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from tandem.commands.cluster.key_files import read_keys
+from tandem.commands.cluster.key_files import read_worker_keys
 from tandem.commands.cluster.places import WhichCluster, find_running
 from tandem.commands.cluster.setups import CLUSTER_FILE, Setups
 from tandem.commands.cluster.single import gateway_endpoints
@@ -53,7 +53,7 @@ class Invitation:
         return not self.processes
 
     def setups(self) -> Setups:
-        return Setups(self.cluster, self.keys, alone=self.is_alone)
+        return Setups(self.cluster, self.keys, alone=self.is_alone, joins=True)
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def invitation(which: WhichCluster, outside: FromOutside) -> Iterator[Invitation
     with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
         yield Invitation(
             read_live_cluster(str(outside.file)).cluster,
-            read_keys(outside.keys),
+            read_worker_keys(outside.keys),
             gateway_endpoints(outside.gateway),
             StateDirectory(Path(folder)),
         )
@@ -81,6 +81,11 @@ def _of_running(which: WhichCluster) -> Invitation:
     running = find_running(which, elsewhere=True)
     record = running.record
     described = read_live_cluster(str(running.directory.path / CLUSTER_FILE)).cluster
+    if not running.keys.worker_secret:
+        raise InvalidConfiguration(
+            "the directory of a gateway alone has an operator's keys; give --file, --keys and "
+            "--gateway"
+        )
     return Invitation(
         # The model has the name that everybody in there knows it by.
         replace(described, model=record.model or "tandem-mini"),

@@ -43,7 +43,7 @@ def kv_form(cluster: Cluster, model: str | None, directory: Path) -> KvForm:
     serve` takes it, and lies in `directory`. Raises `InvalidConfiguration`."""
     pool = next(pool for pool in cluster.pools if pool.role.prefills)
     options = worker_options(cluster, pool)
-    layout = _layout(read_model_spec(directory), options, is_cpu=on_cpu(pool))
+    layout = layout_of(read_model_spec(directory), options, is_cpu=on_cpu(pool))
     name = model or BUNDLED_MODEL.name
     return KvForm(CacheRoot(name, options.revision, layout.describe()), layout)
 
@@ -54,7 +54,8 @@ def kv_precisions(cluster: Cluster) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _layout(spec: ModelSpec, options: ServeOptions, *, is_cpu: bool) -> KvLayout:
+def layout_of(spec: ModelSpec, options: ServeOptions, *, is_cpu: bool) -> KvLayout:
+    """Of the blocks of a worker with these options."""
     return KvLayout(
         layers=spec.layers,
         kv_heads=spec.attention.kv_heads,

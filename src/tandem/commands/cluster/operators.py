@@ -30,7 +30,11 @@ class Operators:
     def __init__(
         self, endpoints: Sequence[str], keys: CurveKeys, timeout_s: float = PATIENCE_S
     ) -> None:
-        own = NodeKeys(KeyPair(keys.worker_public, keys.worker_secret), keys.gateway_public)
+        pair = KeyPair(keys.operator_public, keys.operator_secret)
+        if not keys.operator_secret:
+            # A worker's may ask, which is all that one needs that joins.
+            pair = KeyPair(keys.worker_public, keys.worker_secret)
+        own = NodeKeys(pair, keys.gateway_public)
         self._lines = [(endpoint, own, timeout_s) for endpoint in endpoints]
 
     async def statuses(self) -> list[ClusterStatus]:

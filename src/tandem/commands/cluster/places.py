@@ -12,6 +12,7 @@ from tandem.commands.cluster.setups import KEYS_FILE
 from tandem.config.environment import runtime_directory
 from tandem.config.processes import CurveKeys
 from tandem.facts.errors import InvalidConfiguration, TandemError
+from tandem.live.launching.private_directory import read_private
 from tandem.live.launching.state_directory import ClusterRecord, StateDirectory, running_clusters
 
 
@@ -51,7 +52,7 @@ class RunningCluster:
         """What operators and workers have."""
         try:
             return msgspec.json.decode(
-                (self.directory.path / KEYS_FILE).read_bytes(), type=CurveKeys
+                read_private(self.directory.path / KEYS_FILE), type=CurveKeys
             )
         except OSError as error:
             raise NoCluster(

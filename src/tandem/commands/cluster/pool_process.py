@@ -5,7 +5,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -184,6 +184,7 @@ def _stores(
             setup.redis,
             tiers.capacities[Tier.DISK],
             owner=setup.node,
+            password=password_of(setup),
             connect_s=REDIS_CONNECT_S,
             silence_s=REDIS_SILENCE_S,
             call_s=REDIS_SILENCE_S,
@@ -192,6 +193,15 @@ def _stores(
         secret = block_secret(setup)
         stores[Tier.DISK] = RedisStore(redis, block_format, transfer, now_ns, secret=secret)
     return stores
+
+
+def password_of(setup: PoolNodeSetup) -> Callable[[], str] | None:
+    """Of the server; None where the URL has it, or it needs none. A file is read at every
+    connection, so that the password can be changed."""
+    if setup.redis_password_file is not None:
+        file = Path(setup.redis_password_file)
+        return lambda: file.read_text().strip()
+    return (lambda: setup.redis_password) if setup.redis_password else None
 
 
 def _with_found(tiers: TiersConfig, stores: Mapping[Tier, BlockStore]) -> TiersConfig:

@@ -17,6 +17,7 @@ from tandem.commands.cluster.setups import (
     gateway_program,
     pool_node_program,
     worker_program,
+    write_admitted,
     write_cluster,
 )
 from tandem.config.cluster_live import LiveFile
@@ -153,6 +154,7 @@ class ClusterRun:
                 environment = self.setups.environment(pool, workers)
                 workers += 1
                 programs.append(worker_program(setup, self.directory, environment))
+        write_admitted(self.setups, self.directory)
         # On other machines a start takes a second or two.
         await asyncio.gather(*(self._supervisor.start(program) for program in programs))
         names = [program.name for program in programs]

@@ -5,12 +5,21 @@ import importlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
 
 from tandem.commands.cluster.kept_secret import secret_of
 from tandem.commands.cluster.kv_form import kv_form, kv_precisions
+from tandem.commands.cluster.memory import (
+    ModelFiles,
+    need_beside_all_kv,
+    need_beside_kv,
+    read_model_files,
+    refused_together,
+    worker_kv,
+)
 from tandem.config.cluster import Cluster, PoolConfig
 from tandem.config.cluster_live import (
     LIVE_REPORT_INTERVAL_S,
@@ -25,13 +34,12 @@ from tandem.config.cluster_placement import on_ray, placed_options
 from tandem.config.cluster_tiers import (
     disk_folder,
     has_tiers,
-    memory_bytes,
     tenant_shares,
     worker_tiers,
 )
-from tandem.config.environment import child_environment, host_facts
+from tandem.config.environment import child_environment, host_facts, secret_line
 from tandem.config.hardware import BUNDLED_MODEL
-from tandem.config.options import ServeOptions
+from tandem.config.options import ServeOptions, parse_bytes
 from tandem.config.processes import (
     CurveKeys,
     GatewaySetup,
@@ -40,22 +48,23 @@ from tandem.config.processes import (
     WorkerSetup,
     write_setup,
 )
-from tandem.config.shares import (
-    checkpoint_bytes,
-    cpu_pool_bytes,
-    gpu_pool_bytes,
-    threads_of_each,
-)
+from tandem.config.shares import cpu_pool_bytes, gpu_pool_bytes, threads_of_each
+from tandem.config.storage import storage_of
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.kv_tiers import BlockFormat
+from tandem.live.channels.admitted import Admitted, PeerRole
 from tandem.live.launching.launcher import Program
 from tandem.live.launching.state_directory import StateDirectory
-from tandem.wire.curve import make_keys
+from tandem.models.footprint import weight_bytes
+from tandem.models.parallel import places
+from tandem.wire.curve import KeyPair, make_pair
 
 TANDEM = (sys.executable, "-m", "tandem")
 CLUSTER_FILE = "cluster.yaml"
 KEYS_FILE = "keys.json"
 KV_SECRET_FILE = "kv.secret"
+ADMITTED_FILE = "admitted"
+ADMITTED_HEAD = "# Who may come to the gateways; a line that is gone is a key that is revoked.\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +76,18 @@ class Gpus:
 
 
 class Setups:
-    """The set-ups of one cluster's processes. `keys` are everybody's, fresh ones unless given;
-    `checkpoint` is the folder of the model. Where each process is `alone` on its machine, none
-    shares its cores, memory or GPUs with another."""
+    """The set-ups of one cluster's processes. `keys` are fresh ones unless given, and then each
+    worker has a pair of its own, which `admitted` names for the gateways; `checkpoint` is the
+    folder of the model. Where each process is `alone` on its machine, none shares its cores, memory
+    or GPUs with another; one that `joins` finds the others running."""
 
     def __init__(
-        self, cluster: Cluster, keys: CurveKeys | None = None, *, alone: bool = False
+        self,
+        cluster: Cluster,
+        keys: CurveKeys | None = None,
+        *,
+        alone: bool = False,
+        joins: bool = False,
     ) -> None:
         self.cluster = cluster
         self.model = live_model(cluster.model)
@@ -80,8 +95,14 @@ class Setups:
         self.host = host_facts()
         # Ray sets aside what each worker needs, wherever that is.
         self.alone = alone or on_ray(cluster)
+        self.joins = joins
         self.gpus = Gpus() if self.alone else _gpus(cluster)
         self.keys = keys or fresh_keys(kept_secret(cluster))
+        self.admitted: dict[str, Admitted] = {}
+        if keys is None:
+            self._admit(PeerRole.OPERATOR, "operator", self.keys.operator_public)
+            self._admit(PeerRole.WORKER, "joined", self.keys.worker_public)
+        self._pairs: dict[str, KeyPair] | None = {} if keys is None else None
         self._has_tiers = has_tiers(cluster)
 
     def gateway(self, index: int, directory: Path, listen: str) -> GatewaySetup:
@@ -92,9 +113,10 @@ class Setups:
             model=self.model,
             options=gateway_options(self.cluster, self.host.api_keys),
             listen=listen,
-            keys=self.keys,
+            keys=self.keys.of_gateway(),
             health=_health(self.cluster),
             state_directory=str(directory),
+            admitted=str(directory / ADMITTED_FILE) if self.admitted else "",
         )
 
     def worker(self, pool: PoolConfig, name: str, gateways: tuple[str, ...]) -> WorkerSetup:
@@ -107,7 +129,7 @@ class Setups:
             model=self.model,
             options=self._shared(worker_options(self.cluster, pool), pool),
             gateways=gateways,
-            keys=without_gateway_secret(self.keys),
+            keys=self._keys_of(name),
             health=_health(self.cluster),
             connectors=connectors(self.cluster),
             wire_dtype=transport.wire_dtype,
@@ -129,7 +151,7 @@ class Setups:
         return PoolNodeSetup(
             node=name,
             gateways=gateways,
-            keys=without_gateway_secret(self.keys),
+            keys=self._keys_of(name),
             health=_health(self.cluster),
             root=block_format.root,
             block_bytes=block_format.block_bytes,
@@ -138,6 +160,8 @@ class Setups:
             disk_bytes=int(remote.disk.capacity_bytes / remote.nodes) if remote.disk else 0,
             redis=remote.redis,
             redis_bytes=int(remote.redis_capacity_bytes / remote.nodes),
+            redis_password=secret_line(remote.redis_password_env),
+            redis_password_file=remote.redis_password_file,
             replicas=remote.replicas,
             eviction=self.cluster.policies.eviction.name,
             quotas=tenant_shares(self.cluster),
@@ -158,6 +182,18 @@ class Setups:
         seen = sorted({(first + rank) % self.gpus.count for rank in range(pool.devices)})
         return process_environment(CUDA_VISIBLE_DEVICES=",".join(map(str, seen)))
 
+    def _keys_of(self, name: str) -> CurveKeys:
+        """The keys that were given, or a pair of that process's own."""
+        keys = self.keys.of_worker()
+        if self._pairs is None:
+            return keys
+        pair = self._pairs.setdefault(name, make_pair())
+        self._admit(PeerRole.WORKER, name, pair.public)
+        return msgspec.structs.replace(keys, worker_public=pair.public, worker_secret=pair.secret)
+
+    def _admit(self, role: PeerRole, name: str, public: str) -> None:
+        self.admitted[name] = Admitted(role, public, name)
+
     def _shared(self, options: ServeOptions, pool: PoolConfig) -> ServeOptions:
         """The options with this worker's part of what all of them share."""
         if self.alone:
@@ -172,21 +208,42 @@ class Setups:
                 changed["kv_cache_memory"] = str(pool_bytes)
         return msgspec.structs.replace(options, **changed)
 
+    @cached_property
+    def model_files(self) -> ModelFiles:
+        """Raises `InvalidConfiguration`."""
+        return read_model_files(self.cluster, self.checkpoint)
+
+    def checked_memory(self) -> tuple[str, ...]:
+        """What of the wishes is cut, for a person, a line each. Raises `InvalidConfiguration` when
+        everything together does not fit into this machine."""
+        if self.alone:
+            return ()
+        cuts: list[str] = []
+        kv: dict[str, int] = {}
+        for pool in self.cluster.pools:
+            options = self.worker(pool, pool.name, ()).options
+            if options.kv_cache_memory != "auto":
+                sizes, kv_bytes = worker_kv(self.model_files, pool, options)
+                cuts += [f"each worker of pool {pool.name}: {cut}" for cut in sizes.cuts]
+                kv[pool.name] = kv_bytes if on_cpu(pool) else 0
+        free_bytes = self.host.free_memory_bytes
+        if problem := refused_together(self.cluster, self.model_files, kv, free_bytes):
+            raise InvalidConfiguration(problem)
+        return tuple(cuts)
+
     def _pool_bytes(self, options: ServeOptions, pool: PoolConfig) -> int | None:
         """None for a worker that has its GPUs for itself: it knows best what they hold."""
-        weight_bytes = checkpoint_bytes(self.checkpoint)
         alike = [each for each in self.cluster.pools if on_cpu(each) == on_cpu(pool)]
         if on_cpu(pool):
-            workers = sum(each.count for each in alike)
-            free_bytes = max(0, self.host.free_memory_bytes - memory_bytes(self.cluster))
-            pool_bytes = cpu_pool_bytes(free_bytes, weight_bytes, workers)
+            pool_bytes = self._cpu_pool_bytes(options, pool, alike)
         else:
             ranks = sum(each.count * each.devices for each in alike)
             sharing = -(-ranks // self.gpus.count)
             if sharing == 1:
                 return None
             usable_bytes = int(options.gpu_memory_utilization * self.gpus.total_bytes)
-            pool_bytes = gpu_pool_bytes(usable_bytes, weight_bytes // pool.devices, sharing)
+            weights = self._gpu_weight_bytes(options, pool)
+            pool_bytes = gpu_pool_bytes(usable_bytes, weights // pool.devices, sharing)
             pool_bytes *= pool.devices
         if not pool_bytes:
             raise InvalidConfiguration(
@@ -195,13 +252,45 @@ class Setups:
             )
         return pool_bytes
 
+    def _cpu_pool_bytes(
+        self, options: ServeOptions, pool: PoolConfig, alike: list[PoolConfig]
+    ) -> int:
+        """Raises `InvalidConfiguration` when the model is too large."""
+        free_bytes, workers = self.host.free_memory_bytes, sum(each.count for each in alike)
+        if self.joins:
+            own = need_beside_kv(self.model_files, pool, options).without_kv
+            return cpu_pool_bytes(free_bytes, own, workers)
+        if problem := refused_together(self.cluster, self.model_files, {}, free_bytes):
+            raise InvalidConfiguration(problem)
+        beside = need_beside_all_kv(self.cluster, self.model_files).without_kv
+        for each in alike:
+            said = worker_options(self.cluster, each).kv_cache_memory
+            if said != "auto":
+                workers -= each.count
+                beside += parse_bytes(said, "kv-cache-memory") * each.count
+        return cpu_pool_bytes(free_bytes, beside, workers)
+
+    def _gpu_weight_bytes(self, options: ServeOptions, pool: PoolConfig) -> int:
+        storage = storage_of(options, self.model_files.spec, is_cpu=False)
+        ranks = places(pool.tensor_parallel, pool.pipeline_parallel)
+        spec, shapes = self.model_files.spec, self.model_files.shapes
+        return weight_bytes(spec, shapes, ranks, storage=storage, compute_bytes=2).held
+
 
 def write_cluster(file: LiveFile, setups: Setups, directory: StateDirectory) -> None:
     """What gateways and later commands read: the resolved cluster, and an operator's keys."""
     text = file.text(str(setups.checkpoint))
     directory.write_private(CLUSTER_FILE, text.encode())
-    keys = without_gateway_secret(setups.keys)
+    keys = msgspec.structs.replace(setups.keys, gateway_secret="")
     directory.write_private(KEYS_FILE, msgspec.json.encode(keys))
+    write_admitted(setups, directory)
+
+
+def write_admitted(setups: Setups, directory: StateDirectory) -> None:
+    """Who may come to the gateways, of those whose set-ups were made; gateways read it again."""
+    if setups.admitted:
+        lines = "".join(f"{line}\n" for line in setups.admitted.values())
+        directory.write_private(ADMITTED_FILE, f"{ADMITTED_HEAD}{lines}".encode())
 
 
 def gateway_program(setup: GatewaySetup, directory: StateDirectory) -> Program:
@@ -237,10 +326,6 @@ def process_environment(**changed: str) -> Mapping[str, str]:
     return child_environment(TYPER_STANDARD_TRACEBACK="1", **changed)
 
 
-def without_gateway_secret(keys: CurveKeys) -> CurveKeys:
-    return msgspec.structs.replace(keys, gateway_secret="")
-
-
 def find_checkpoint(model: str | None, cluster: Cluster) -> Path:
     """The folder of the model, fetched from the hub where it is not here. Raises
     `InvalidConfiguration`."""
@@ -266,13 +351,18 @@ def kept_secret(cluster: Cluster) -> str:
 
 
 def fresh_keys(kv_secret: str = "") -> CurveKeys:
-    gateways, workers = make_keys()
+    """Of a whole cluster: its gateways, one worker and one operator."""
+    gateways, worker, operator = make_pair(), make_pair(), make_pair()
     return CurveKeys(
         gateway_public=gateways.public,
-        worker_public=workers.public,
-        worker_secret=workers.secret,
+        worker_public=worker.public,
+        worker_secret=worker.secret,
         gateway_secret=gateways.secret,
-        kv_secret=kv_secret or make_keys()[0].secret,
+        kv_secret=kv_secret or make_pair().secret,
+        operator_public=operator.public,
+        operator_secret=operator.secret,
+        # As good a secret as any.
+        transfer_secret=make_pair().secret,
     )
 
 

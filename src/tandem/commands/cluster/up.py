@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tandem.commands.cluster.client_keys import has_client_keys
 from tandem.commands.cluster.launchers import make_launcher
 from tandem.commands.cluster.run import ClusterRun, RunLimits, View
 from tandem.commands.cluster.view import members_table
@@ -49,8 +50,7 @@ class Screen:
         options = run.gateways[0].options
         name = Path(run.setups.model).name if run.setups.model else "tandem-mini"
         name = next(iter(options.served_model_name), name)
-        tenants = run.file.cluster.tenants
-        closed = bool(options.api_key) or any(tenant.api_keys for tenant in tenants)
+        closed = has_client_keys(run.file.cluster, options)
         greeting = Greeting(name, run.url, closed, self._stops)
         if warning := check_exposure(options, has_keys=closed):
             self._console.print(f"[yellow]{warning}[/yellow]", soft_wrap=True)

@@ -36,16 +36,15 @@ def make_connectors(setup: WorkerSetup, agent: str) -> Sequence[Connector]:
 
 
 def transfer_secret(setup: WorkerSetup | PoolNodeSetup) -> bytes:
-    """What the processes of a cluster prove to each other: made of the key that they share, and of
-    no use for anything else."""
-    return blake2b(b"tandem kv transfer", key=setup.keys.worker_secret.encode()).digest()
+    """What the processes of a cluster prove to each other: made of the secret that they share, and
+    of no use for anything else."""
+    return blake2b(b"tandem kv transfer", key=setup.keys.transfer_secret.encode()).digest()
 
 
 def block_secret(setup: WorkerSetup | PoolNodeSetup) -> bytes:
     """What blocks in the shared pool are tagged with: outlives the cluster where what is tagged
     does."""
-    secret = setup.keys.kv_secret or setup.keys.worker_secret
-    return blake2b(b"tandem kv blocks", key=secret.encode()).digest()
+    return blake2b(b"tandem kv blocks", key=setup.keys.kv_secret.encode()).digest()
 
 
 def random_bytes(count: int) -> bytes:

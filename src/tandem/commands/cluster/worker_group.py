@@ -1,5 +1,6 @@
 """Puts a worker together: one rank in this process, or the first of several that it leads."""
 
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -36,6 +37,8 @@ from tandem.live.ranks.process_group import meeting_place
 from tandem.live.ranks.ranks import Follower, Ranks
 from tandem.live.ranks.start import start_follower
 from tandem.machines.worker import WorkerConfig
+
+logger = logging.getLogger(__name__)
 
 # So long the ranks may take to load, and to end.
 LOADING_S = 1800.0
@@ -128,6 +131,8 @@ def start_worker(setup: WorkerSetup, inbox: Inbox, agent: str) -> Worker:
     """Load everything, in this process and in those of the other ranks. `agent` is a name that no
     other process has. Raises `InvalidConfiguration`, or `RankLost` when a rank cannot start."""
     planned = plan_worker(setup)
+    for cut in planned.model.plan.cuts:
+        logger.warning("worker %s: %s", setup.worker, cut)
     if len(planned.places) > 1:
         return _lead(planned, inbox, agent)
     calls = MoverCalls(

@@ -77,12 +77,14 @@ class Rank:
             self.memory.close()
 
 
-def plan_worker(setup: WorkerSetup) -> PlannedWorker:
-    """Raises `InvalidConfiguration`."""
-    with StartUp(setup.worker).phase("model"):
-        model = _as_moved(plan_model(setup.model, setup.options), setup)
-    layout, spec = model.plan.layout, model.spec
+def plan_worker(setup: WorkerSetup, *, leads: bool = True) -> PlannedWorker:
+    """Whoever `leads` looks whether all ranks fit into memory together. Raises
+    `InvalidConfiguration`."""
     all_places = places(setup.tensor_parallel, setup.pipeline_parallel, setup.sequence_parallel)
+    with StartUp(setup.worker).phase("model"):
+        planned = plan_model(setup.model, setup.options, all_places if leads else ())
+        model = _as_moved(planned, setup)
+    layout, spec = model.plan.layout, model.spec
     if model.plan.device.type != "cpu" and len(all_places) > 1:
         raise InvalidConfiguration(
             "tensor_parallel and pipeline_parallel: the ranks of a worker run on CPUs in this "

@@ -1,7 +1,8 @@
 """Turns the C++ sources of the room into one shared library, once for each compiler and CPU.
 
 Owns the cache directory's layout. Any number of processes may ask at the same time: a file lock
-lets one build, and a rename publishes the finished file.
+lets one build, and a rename publishes the finished file. What somebody else may have written is
+never loaded: code from a library runs as this user.
 """
 
 import fcntl
@@ -9,6 +10,7 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -22,6 +24,7 @@ COMMON_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fno-math-errno", "-ffp-contract=
 # Tried in turn: the first that compiles wins. Without OpenMP the kernels run on one thread.
 FLAG_SETS = (("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp"), ("-march=native",), ())
 COMPILE_SECONDS = 300
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 @dataclass(frozen=True)
@@ -43,13 +46,49 @@ def build(cache_directory: Path, compilers: Sequence[str] = COMPILERS) -> Path |
         return BuildFailure(f"no C++ compiler on PATH (tried {', '.join(compilers)})")
     try:
         library = cache_directory / f"kernels-{build_key(compiler)}.so"
-        if library.exists():
+        cache_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if problem := refused_directory(cache_directory):
+            return BuildFailure(problem)
+        if is_own(library):
             return library
-        cache_directory.mkdir(parents=True, exist_ok=True)
         with file_lock(cache_directory / "kernels.lock"):
-            return library if library.exists() else compile_library(compiler, library)
+            # One that somebody else may have written is replaced.
+            return library if is_own(library) else compile_library(compiler, library)
     except (OSError, subprocess.SubprocessError) as error:
         return BuildFailure(f"building native kernels failed: {error}")
+
+
+def refused_directory(cache_directory: Path) -> str:
+    """Why nothing in this directory can be believed; empty if it can. One of this user's own that
+    others may write to is closed to them."""
+    descriptor = os.open(cache_directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid not in (os.geteuid(), 0):
+            return (
+                f"the kernel cache {cache_directory} belongs to another user (uid {found.st_uid}); "
+                "set XDG_CACHE_HOME to a folder of your own"
+            )
+        if found.st_mode & OTHERS_WRITE and found.st_uid == os.geteuid():
+            os.fchmod(descriptor, stat.S_IMODE(found.st_mode) & ~OTHERS_WRITE)
+        elif found.st_mode & OTHERS_WRITE:
+            return (
+                f"the kernel cache {cache_directory} may be written to by others (mode "
+                f"{stat.S_IMODE(found.st_mode):o}); set XDG_CACHE_HOME to a folder of your own"
+            )
+        return ""
+    finally:
+        os.close(descriptor)
+
+
+def is_own(library: Path) -> bool:
+    """Whether it is there, and only this user or root can have written it."""
+    try:
+        found = library.lstat()
+    except FileNotFoundError:
+        return False
+    owned = found.st_uid in (os.geteuid(), 0) and not found.st_mode & OTHERS_WRITE
+    return stat.S_ISREG(found.st_mode) and owned
 
 
 def sources() -> list[Path]:
@@ -91,6 +130,7 @@ def compile_library(compiler: str, library: Path) -> Path | BuildFailure:
             finished = Path(work) / library.name
             complaint = compile_and_link([compiler, *COMMON_FLAGS, *flags], finished)
             if not complaint:
+                finished.chmod(0o755)
                 finished.replace(library)
                 return library
     return BuildFailure(f"{compiler} failed: {complaint}")

@@ -27,7 +27,8 @@ Answer = TypeVar("Answer")
 class RedisConfig:
     """`url` as redis://[user:password@]host:port/db, or rediss:// for TLS. Stores of one `owner`
     share their blocks, so each process should have its own. At most `capacity_blocks` are found
-    again at the start, and it is looked for them for `listing_s`.
+    again at the start, and it is looked for them for `listing_s`. `password` is asked at every
+    connection, in place of one in the URL; it may raise `OSError`.
 
     A round trip carries about `trip_bytes`: the client library grows slow when it has to collect
     much more. A server that cannot be reached in `connect_s`, or is silent for `silence_s`, is
@@ -37,6 +38,7 @@ class RedisConfig:
     url: str = field(repr=False)
     capacity_blocks: int
     owner: str = ""
+    password: Callable[[], str] | None = field(default=None, repr=False)
     trip_bytes: int = 1 << 18
     connect_s: float = 1.0
     silence_s: float = 2.0
@@ -170,12 +172,36 @@ def _client(config: RedisConfig) -> tuple[Any, Any]:
         # A connection that the server closed meanwhile is no trouble: one try more, over another.
         retry=retry.Retry(backoff.NoBackoff(), 1, (errors.ConnectionError,)),
     )
+    if config.password is not None:
+        kwargs = pool.connection_kwargs
+        # The library takes either these or somebody to ask.
+        kwargs.pop("password", None)
+        kwargs["credential_provider"] = _Credentials(
+            kwargs.pop("username", None), config.password, errors.AuthenticationError
+        )
     try:
         # Options in the URL are looked at by the connections: one that is never used.
         pool.connection_class(**pool.connection_kwargs)
     except (TypeError, ValueError, errors.RedisError):
         raise InvalidConfiguration(f"{problem}; options as redis-py has them") from None
     return library.Redis(connection_pool=pool), errors
+
+
+class _Credentials:
+    """As the client library asks for them (`redis.credentials.CredentialProvider`)."""
+
+    def __init__(
+        self, username: str | None, password: Callable[[], str], refused: type[Exception]
+    ) -> None:
+        self._username, self._password, self._refused = username, password, refused
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        """Raises what the library takes for a failed login."""
+        try:
+            password = self._password()
+        except OSError as error:
+            raise self._refused(f"its password cannot be read: {error.strerror}") from error
+        return (self._username, password) if self._username else (password,)
 
 
 def _line(error: object) -> str:

@@ -14,11 +14,12 @@ from zmq.utils.monitor import parse_monitor_message
 
 from tandem.facts.cluster_messages import ToWorker, Unwelcome
 from tandem.facts.gateway_messages import PeerGone, WorkerSaid
-from tandem.facts.operator_messages import Answer, OperatorMessage
+from tandem.facts.operator_messages import Answer, Done, OperatorMessage
 from tandem.live.channels.key_guard import KeyGuard
 from tandem.live.channels.limits import ChannelLimits, Outbox
 from tandem.live.channels.malformed import Malformed
 from tandem.live.channels.pump import SocketPump
+from tandem.live.channels.senders import Senders
 from tandem.live.channels.sockets import (
     OPERATOR_PREFIX,
     GatewayKeys,
@@ -33,6 +34,7 @@ RETRY_S = 0.001
 # After a connection broke, whose it was is tried out so much later: libzmq says that one broke, and
 # forgets its peer a little after.
 PROBES_S = (0.01, 0.2)
+REVOKED = "its key was revoked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,8 @@ class GatewayChannel:
         self._listen, self._keys, self._tell = listen, keys, tell
         self._limits = limits or ChannelLimits()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = gateway_socket(self._context, keys, self._limits)
+        self._socket = gateway_socket(self._context, keys.own, self._limits)
+        self._senders = Senders(keys.admitted, lambda peer: self._lose(peer, REVOKED))
         self._pumps: list[SocketPump] = []
         self._guard: KeyGuard | None = None
         self._monitor: zmq.Socket[bytes] | None = None
@@ -71,10 +74,14 @@ class GatewayChannel:
     def open(self) -> str:
         """Listen; gives the endpoint with its port. Call it on the event loop. Raises
         `zmq.ZMQError` when the address cannot be had."""
-        self._guard = KeyGuard(self._context, self._keys.workers)
+        self._guard = KeyGuard(self._context, self._keys.admitted)
         self._socket.bind(self._listen)
         self._monitor = self._socket.get_monitor_socket(zmq.Event.DISCONNECTED)
-        self._pumps = [SocketPump(self._socket, self._read), SocketPump(self._monitor, self._watch)]
+        self._pumps = [
+            SocketPump(self._socket, self._read, receive=self._senders.receive),
+            SocketPump(self._monitor, self._watch),
+        ]
+        self._senders.watch()
         endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(endpoint, bytes)
         return endpoint.decode()
@@ -90,6 +97,7 @@ class GatewayChannel:
     def drop(self, peer: str) -> None:
         """Send it nothing of what still waits."""
         self._peers.pop(peer, None)
+        self._senders.forget(peer)
 
     async def close(self, linger_s: float) -> None:
         """Tell no news from now on; what was sent may still leave for so long."""
@@ -100,6 +108,7 @@ class GatewayChannel:
         self._tell = lambda _: None
         while any(map(len, self._peers.values())) and loop.time() < deadline_s:
             await asyncio.sleep(RETRY_S)
+        self._senders.close()
         if self._retry:
             self._retry.cancel()
         for pump in self._pumps:
@@ -139,6 +148,11 @@ class GatewayChannel:
         return True
 
     def _lose(self, peer: str, reason: str) -> None:
+        if reason == REVOKED and not peer.startswith(OPERATOR_PREFIX):
+            # An honest one ends, hearing why; of another nothing is heard any more.
+            self._put(peer, TO_WORKER.encode(Unwelcome(f"{peer}: {reason}")))
+            if peer not in self._peers:
+                return  # it was not there any more, and that was told
         self.drop(peer)
         if not peer.startswith(OPERATOR_PREFIX):
             self._tell(PeerGone(peer, reason))
@@ -159,6 +173,11 @@ class GatewayChannel:
         news: ChannelNews
         try:
             peer, body = frames[0].decode(), b"".join(frames[1:])
+            if refusal := self._senders.refused(peer, body):
+                if isinstance(refusal, Done):
+                    self._peers.setdefault(peer, Outbox(self._limits))
+                    self.answer(peer, refusal)
+                return
             if peer.startswith(OPERATOR_PREFIX):
                 news = OperatorSaid(peer, OPERATOR.decode(body))
             else:

@@ -5,6 +5,7 @@ import logging
 import zmq
 from zmq.utils import z85
 
+from tandem.live.channels.admitted import AdmittedKeys
 from tandem.live.channels.pump import SocketPump
 
 logger = logging.getLogger(__name__)
@@ -12,14 +13,16 @@ logger = logging.getLogger(__name__)
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 ZAP_VERSION = b"1.0"
 CURVE_REQUEST_FRAMES = 7
+KEY_BYTES = 32
 
 
 class KeyGuard:
-    """Answers for every connection to a socket of `context`: the Z85 key `known` may come in. Open
-    it before that socket is bound."""
+    """Answers for every connection to a socket of `context`: those with an `admitted` key may come
+    in, and messages that come over them carry it as `User-Id`. Open it before that socket is
+    bound."""
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", known: str) -> None:
-        self._known = z85.decode(known.encode())
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", admitted: AdmittedKeys) -> None:
+        self._known = admitted
         self._socket = context.socket(zmq.REP)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(ZAP_ENDPOINT)
@@ -35,14 +38,16 @@ class KeyGuard:
             len(frames) == CURVE_REQUEST_FRAMES
             and frames[0] == ZAP_VERSION
             and frames[5] == b"CURVE"
+            and len(frames[6]) == KEY_BYTES
             # The key has proved itself before libzmq asks; a public key is no secret to compare.
-            and frames[6] == self._known
+            and self._known.admits(z85.encode(frames[6]).decode())
         )
+        user = z85.encode(frames[6]) if admitted else b""
         status, text = (b"200", b"OK") if admitted else (b"400", b"not a key of this cluster")
         if not admitted:
             self.refused += 1
             address = frames[3].decode(errors="replace") if len(frames) > 3 else "?"
             logger.warning("refused a connection from %s: not a key of this cluster", address)
         number = frames[1] if len(frames) > 1 else b""
-        self._socket.send_multipart([ZAP_VERSION, number, status, text, b"", b""])
+        self._socket.send_multipart([ZAP_VERSION, number, status, text, user, b""])
         self._pump.look()

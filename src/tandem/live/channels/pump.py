@@ -16,17 +16,21 @@ TURN_MESSAGES = 128
 
 class SocketPump:
     """Reads `socket` from the running loop until `close`. `read` gets each message's frames;
-    `write` is called when the socket may take messages again, and on each `look`."""
+    `write` is called when the socket may take messages again, and on each `look`. `receive` takes
+    the next message without waiting, where it is not simply its frames."""
 
     def __init__(
         self,
         socket: "zmq.Socket[bytes]",
         read: Callable[[list[bytes]], None],
         write: Callable[[], None] | None = None,
+        *,
+        receive: Callable[["zmq.Socket[bytes]"], list[bytes]] | None = None,
     ) -> None:
         self._socket = socket
         self._read = read
         self._write = write
+        self._receive = receive or _frames
         self._loop = asyncio.get_running_loop()
         self._turn: asyncio.Handle | None = None
         self._closed = False
@@ -67,7 +71,7 @@ class SocketPump:
         """Whether there may be more."""
         for _ in range(TURN_MESSAGES):
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                frames = self._receive(self._socket)
             except zmq.Again:
                 return False
             self._read(frames)
@@ -77,3 +81,7 @@ class SocketPump:
 
     def _events(self) -> int:
         return int(self._socket.getsockopt(zmq.EVENTS))
+
+
+def _frames(socket: "zmq.Socket[bytes]") -> list[bytes]:
+    return socket.recv_multipart(zmq.NOBLOCK)

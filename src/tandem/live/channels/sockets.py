@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import zmq
 
+from tandem.live.channels.admitted import AdmittedKeys
 from tandem.live.channels.limits import ChannelLimits
 from tandem.wire.codec import MESSAGE_LIMIT_BYTES
 from tandem.wire.curve import KeyPair
@@ -14,25 +15,25 @@ OPERATOR_PREFIX = "operator/"
 
 
 class GatewayKeys(NamedTuple):
-    """The gateway's own pair, and the public key of whoever may connect."""
+    """The gateway's own pair, and the public keys of those who may connect."""
 
     own: KeyPair
-    workers: str
+    admitted: AdmittedKeys
 
 
 class NodeKeys(NamedTuple):
-    """The pair of the cluster's workers, and the public key that gateways prove to have."""
+    """The pair of a worker or an operator, and the public key that gateways prove to have."""
 
     own: KeyPair
     gateways: str
 
 
 def gateway_socket(
-    context: "zmq.Context[zmq.Socket[bytes]]", keys: GatewayKeys, limits: ChannelLimits
+    context: "zmq.Context[zmq.Socket[bytes]]", own: KeyPair, limits: ChannelLimits
 ) -> "zmq.Socket[bytes]":
     """Unbound."""
     socket = context.socket(zmq.ROUTER)
-    _configure(socket, keys.own, limits)
+    _configure(socket, own, limits)
     socket.curve_server = True
     socket.zap_domain = ZAP_DOMAIN
     # Sending to a peer that has gone is an error, not silence.

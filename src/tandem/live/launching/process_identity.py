@@ -2,6 +2,7 @@
 start tells them apart."""
 
 import os
+import signal
 from pathlib import Path
 
 
@@ -21,6 +22,30 @@ def started_ticks(pid: int) -> int:
 def alive(pid: int, ticks: int) -> bool:
     """Whether the process that began at `ticks` still runs."""
     return ticks > 0 and started_ticks(pid) == ticks
+
+
+def send_signal(pid: int, ticks: int, number: signal.Signals) -> bool:
+    """A signal for the process that began at `ticks`, if it still runs and is this user's; whether
+    it was sent. The number cannot come to mean another process in between."""
+    if not hasattr(os, "pidfd_open"):
+        if alive(pid, ticks):
+            os.kill(pid, number)
+            return True
+        return False
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        # What is asked now is asked of the process that the descriptor stands for.
+        if not alive(pid, ticks) or Path(f"/proc/{pid}").stat().st_uid != os.geteuid():
+            return False
+        signal.pidfd_send_signal(descriptor, number)
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def _answers(pid: int) -> bool:

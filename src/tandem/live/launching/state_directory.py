@@ -7,6 +7,7 @@ its process. Knows nothing of what the files of others mean.
 import fcntl
 import os
 import shutil
+import signal
 import stat
 from pathlib import Path
 from typing import BinaryIO
@@ -14,7 +15,15 @@ from typing import BinaryIO
 import msgspec
 
 from tandem.facts.errors import InvalidConfiguration, TandemError
-from tandem.live.launching.process_identity import alive, started_ticks
+from tandem.live.launching.private_directory import (
+    NotPrivate,
+    check_parents,
+    names_in,
+    opened_private,
+    read_private,
+    write_private,
+)
+from tandem.live.launching.process_identity import alive, send_signal, started_ticks
 
 LOCK = "supervisor.lock"
 RECORD = "cluster.json"
@@ -51,6 +60,10 @@ class ProcessRecord(msgspec.Struct, frozen=True):
     def alive(self) -> bool:
         return alive(self.pid, self.started_ticks)
 
+    def send(self, number: signal.Signals) -> bool:
+        """A signal, if it is still this very process and this user's; whether it was sent."""
+        return not self.host and send_signal(self.pid, self.started_ticks, number)
+
 
 class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A running cluster for whoever asks: `gateways` are endpoints for operators, by name; it is
@@ -76,6 +89,7 @@ class StateDirectory:
     def prepare(self) -> None:
         """Have the directory. Raises `InvalidConfiguration` when it is somebody else's or holds
         other things."""
+        check_parents(self.path)
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path.mkdir(mode=0o700, exist_ok=True)
         self._check_owner()
@@ -84,7 +98,9 @@ class StateDirectory:
                 f"{self.path} holds files that are no cluster's; choose another --state-dir"
             )
         self.path.chmod(0o700)
-        self._lock_file.touch(mode=0o600)
+        with opened_private(self.path) as directory:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            os.close(os.open(LOCK, flags, 0o600, dir_fd=directory))
 
     def claim(self) -> None:
         """Take the directory, and drop what a dead supervisor left. Raises `ClusterRunning`, or
@@ -133,18 +149,17 @@ class StateDirectory:
         (self.path / "cluster.json.new").replace(self.path / RECORD)
 
     def read(self) -> ClusterRecord | None:
-        """What the last supervisor told, None where there is nothing or nothing readable."""
+        """What the last supervisor told, None where there is nothing or nothing readable. Raises
+        `InvalidConfiguration` when somebody else may have told it."""
         try:
-            return msgspec.json.decode((self.path / RECORD).read_bytes(), type=ClusterRecord)
+            return msgspec.json.decode(read_private(self.path / RECORD), type=ClusterRecord)
         except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
             return None
 
     def write_private(self, name: str, content: bytes) -> Path:
         """A file that only its owner reads."""
         file = self.path / name
-        file.touch(mode=0o600)
-        file.chmod(0o600)
-        file.write_bytes(content)
+        write_private(file, content)
         return file
 
     def log_file(self, process: str) -> Path:
@@ -160,27 +175,29 @@ class StateDirectory:
         return self.path / LOCK
 
     def _check_owner(self) -> None:
-        found, parent = self.path.lstat(), self.path.parent.stat()
-        ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-        # Whoever owns the folder above could put another one in its place.
-        if not ours or parent.st_uid not in (os.getuid(), 0):
-            raise InvalidConfiguration(
+        found = self.path.lstat()
+        # What lies in one that others could write to may be theirs, even if it is closed now.
+        open_to_others = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and any(self.path.iterdir())
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or open_to_others:
+            raise NotPrivate(
                 f"{self.path} is not this user's own directory; choose another --state-dir"
             )
 
 
 def running_clusters(parent: Path) -> list[StateDirectory]:
-    """Those in `parent` whose supervisor lives, by name."""
-    if not parent.is_dir():
-        return []
-    found = [StateDirectory(path) for path in sorted(parent.iterdir()) if path.is_dir()]
+    """Those in `parent` whose supervisor lives, by name. Raises `InvalidConfiguration` when it is
+    somebody else's."""
+    paths = [parent / name for name in names_in(parent)]
+    found = [StateDirectory(path) for path in paths if path.is_dir()]
     return [directory for directory in found if directory.claimed]
 
 
 def sweep(parent: Path, prefix: str) -> None:
     """Removes what dead supervisors left in directories of `parent` whose name begins so."""
-    for path in sorted(parent.glob(f"{prefix}*")):
-        directory = StateDirectory(path)
+    for name in names_in(parent):
+        if not name.startswith(prefix):
+            continue
+        directory = StateDirectory(parent / name)
         if directory.read() is None or directory.claimed:
             continue
         try:

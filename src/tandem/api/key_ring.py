@@ -1,0 +1,123 @@
+"""Whose key is it? The API keys that may come in, some of them in files that are read again when
+they change, so that a key is replaced without a restart.
+
+Owns what was read last. A file that cannot be read, or holds nothing, leaves its last keys valid:
+an operator's slip must not lock everybody out, nor open the door.
+"""
+
+import hashlib
+import hmac
+import logging
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.api.ambient import monotonic_s
+from tandem.api.config import ApiConfig, check_key
+from tandem.facts.errors import InvalidConfiguration
+
+logger = logging.getLogger(__name__)
+
+# Between two looks at the files, in which nothing of them is asked of the system.
+LOOK_S = 1.0
+LARGEST_BYTES = 1 << 20
+
+# What tells a file from the one it was: Kubernetes swaps a link above it, others rename or write.
+Signature = tuple[int, int, int, int]
+
+
+@dataclass(slots=True)
+class _Read:
+    """A file as it was read last; `tried` is what was looked at since, well or badly, as it was
+    before it was read: what comes in between is found at the next look."""
+
+    tried: Signature | None
+    keys: tuple[str, ...]
+
+
+class KeyRing:
+    """Reads all files at once; raises `InvalidConfiguration` for one without keys, or for a key
+    that two tenants have."""
+
+    def __init__(self, config: ApiConfig) -> None:
+        self._fixed = dict.fromkeys(config.api_keys, "") | dict(config.tenants)
+        self._read = {
+            file: _Read(_signature(file.path), read_key_file(file.path))
+            for file in config.key_files
+        }
+        self._owners = self._all_owners()
+        self._next_look_s = monotonic_s() + LOOK_S
+
+    def owner_of(self, key: bytes) -> str | None:
+        """The tenant whose key it is, empty for a key of nobody's in particular; None for one that
+        may not come in."""
+        if self._read and monotonic_s() >= self._next_look_s:
+            self._next_look_s = monotonic_s() + LOOK_S
+            self._look()
+        # Digests of equal length, and every key compared: the time tells nothing about them.
+        digest = _digest(key)
+        found = [owner for known, owner in self._owners if hmac.compare_digest(digest, known)]
+        return found[0] if found else None
+
+    def _look(self) -> None:
+        changed = False
+        for file, read in self._read.items():
+            signature = _signature(file.path)
+            if signature == read.tried:
+                continue
+            read.tried = signature
+            before = read.keys
+            try:
+                read.keys = read_key_file(file.path)
+                self._owners = self._all_owners()
+                changed |= read.keys != before
+            except InvalidConfiguration as problem:
+                read.keys = before
+                logger.warning("%s; the keys that it held stay valid", problem)
+        if changed:
+            logger.warning("API keys were read anew: %d are valid now", len(self._owners))
+
+    def _all_owners(self) -> list[tuple[bytes, str]]:
+        owners = dict(self._fixed)
+        for file, read in self._read.items():
+            for key in read.keys:
+                if owners.setdefault(key, file.tenant) != file.tenant:
+                    raise InvalidConfiguration(
+                        f"{file.path}: one of its keys is already that of another tenant"
+                    )
+        return [(_digest(key.encode()), owner) for key, owner in owners.items()]
+
+
+def read_key_file(path: str) -> tuple[str, ...]:
+    """One key a line; blank lines, and those that begin with #, do not count. Raises
+    `InvalidConfiguration` when there is no key, or when everybody could put one there."""
+    try:
+        with Path(path).open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            content = file.read(LARGEST_BYTES + 1).decode("ascii")
+    except OSError as error:
+        raise InvalidConfiguration(f"key file {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidConfiguration(f"key file {path}: keys must be plain ASCII") from error
+    if mode & stat.S_IWOTH:
+        raise InvalidConfiguration(f"key file {path}: everybody may write to it (mode {mode:o})")
+    lines = [line.strip() for line in content.splitlines()]
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys or len(content) > LARGEST_BYTES:
+        raise InvalidConfiguration(f"key file {path}: expected one key a line")
+    for key in keys:
+        check_key(key)
+    return tuple(dict.fromkeys(keys))
+
+
+def _signature(path: str) -> Signature | None:
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,102 @@
+"""Which public keys may come in, and as what: workers, operators. From the gateway's set-up, and
+from a file that is read again when it changes: a key is added or revoked without a restart.
+
+A line of the file is `worker KEY NAME` or `operator KEY NAME`; others begin with #.
+"""
+
+import logging
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from tandem.facts.errors import InvalidConfiguration
+from tandem.wire.curve import is_public
+
+logger = logging.getLogger(__name__)
+
+
+class PeerRole(StrEnum):
+    """What a key is for. Workers are also the processes of the shared pool."""
+
+    WORKER = "worker"
+    OPERATOR = "operator"
+
+
+class Admitted(NamedTuple):
+    """One line: `name` is for people."""
+
+    role: PeerRole
+    public: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.public} {self.name}".rstrip()
+
+
+class AdmittedKeys:
+    """`fixed` come in whatever the file says. Raises `InvalidConfiguration` for a file that cannot
+    be read."""
+
+    def __init__(self, fixed: Iterable[Admitted] = (), file: Path | None = None) -> None:
+        self._fixed = frozenset((line.role, line.public) for line in fixed)
+        self._file = file
+        self._seen = _signature(file)
+        self._known = self._fixed | (frozenset() if file is None else _read(file))
+
+    def may(self, public: str, role: PeerRole) -> bool:
+        """Whether the key is for that, as far as the file was read."""
+        return (role, public) in self._known
+
+    def admits(self, public: str) -> bool:
+        """Whether the key may come in at all. What is new in the file counts at once."""
+        if not self._knows(public):
+            self.look()
+        return self._knows(public)
+
+    def look(self) -> bool:
+        """Read the file if it has changed; whether it has. One that cannot be read, or holds no
+        key, leaves the last ones valid."""
+        signature = _signature(self._file)
+        if self._file is None or signature == self._seen:
+            return False
+        self._seen = signature
+        try:
+            self._known = self._fixed | _read(self._file)
+        except InvalidConfiguration as problem:
+            logger.error("%s; the keys that it held stay valid", problem)
+            return False
+        logger.warning("%s was read anew: %d keys may come in", self._file, len(self._known))
+        return True
+
+    def _knows(self, public: str) -> bool:
+        return any(self.may(public, role) for role in PeerRole)
+
+
+def _read(file: Path) -> frozenset[tuple[PeerRole, str]]:
+    try:
+        lines = file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfiguration(f"{file}, the keys that may come in: {error}") from error
+    known = set()
+    for line in lines:
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) < 2 or words[0] not in set(PeerRole) or not is_public(words[1]):
+            raise InvalidConfiguration(
+                f"{file}, the keys that may come in: expected `worker KEY NAME` or `operator KEY "
+                f"NAME`, got {words[0][:20]!r} ..."
+            )
+        known.add((PeerRole(words[0]), words[1]))
+    if not known:
+        raise InvalidConfiguration(f"{file}, the keys that may come in: it holds none")
+    return frozenset(known)
+
+
+def _signature(file: Path | None) -> tuple[int, int, int, int] | None:
+    try:
+        found = file.stat() if file else None
+    except OSError:
+        return None
+    return found and (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size)

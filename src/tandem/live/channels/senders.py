@@ -1,0 +1,79 @@
+"""Who says it? Which key each peer of a gateway's socket has proved to have, and what that key is
+for.
+
+A peer chooses its name itself, but not the key that its connection came in with.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import zmq
+
+from tandem.facts.operator_messages import AskStatus, Done, Question
+from tandem.live.channels.admitted import AdmittedKeys, PeerRole
+from tandem.live.channels.sockets import OPERATOR_PREFIX
+from tandem.wire.codec import OPERATOR
+
+# What ZeroMQ calls the one whom the guard has let in.
+USER_ID = "User-Id"
+# So soon a key that was revoked is noticed.
+REVIEW_S = 1.0
+NO_OPERATOR = "this key is a worker's: it may ask for the status, and change nothing"
+
+
+class Senders:
+    """From `watch` to `close` `leave` is told, on the event loop, of peers whose key is revoked."""
+
+    def __init__(self, admitted: AdmittedKeys, leave: Callable[[str], None]) -> None:
+        self._admitted = admitted
+        self._leave = leave
+        self._keys: dict[str, str] = {}
+        self._sender: zmq.Frame | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self) -> None:
+        """Look at the keys from now on."""
+        self._timer = asyncio.get_running_loop().call_later(REVIEW_S, self.review)
+
+    def close(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+
+    def receive(self, socket: "zmq.Socket[bytes]") -> list[bytes]:
+        """The frames of the next message. Raises `zmq.Again` when there is none."""
+        self._sender = socket.recv(zmq.NOBLOCK, copy=False)
+        rest = socket.recv_multipart(zmq.NOBLOCK) if self._sender.more else []
+        return [self._sender.bytes, *rest]
+
+    def refused(self, peer: str, body: bytes) -> Done | bool:
+        """Whether `peer`, which sent what was received last, must not say this; for an operator the
+        answer that it gets instead. Raises `BadMessage`."""
+        operates = peer.startswith(OPERATOR_PREFIX)
+        if self._may(peer, PeerRole.OPERATOR if operates else PeerRole.WORKER):
+            return False
+        if operates and self._may(peer, PeerRole.WORKER):
+            question = OPERATOR.decode(body)
+            # One that joins must know which names are taken, and whether it is in.
+            if isinstance(question, AskStatus):
+                return False
+            if isinstance(question, Question):
+                return Done(question.question, NO_OPERATOR)
+        self.forget(peer)
+        return True
+
+    def forget(self, peer: str) -> None:
+        self._keys.pop(peer, None)
+
+    def review(self) -> None:
+        """Have those leave whose key is no longer known."""
+        self.watch()
+        if self._admitted.look():
+            for peer, key in list(self._keys.items()):
+                if not self._admitted.admits(key):
+                    self._leave(peer)
+
+    def _may(self, peer: str, role: PeerRole) -> bool:
+        if peer not in self._keys:
+            assert self._sender is not None
+            self._keys[peer] = str(self._sender.get(USER_ID))
+        return self._admitted.may(self._keys[peer], role)

@@ -1,0 +1,116 @@
+"""Files in a directory that belongs to one user: nothing in it is read or written unless the system
+says that nobody else can have put it there.
+
+Directories under a shared one, such as `/tmp/tandem-1000`, may have been made by anybody. All goes
+through a descriptor of the directory that was looked at, so that none can take its place later.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tandem.facts.errors import InvalidConfiguration
+
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class NotPrivate(InvalidConfiguration):
+    """Somebody else may have put what lies there."""
+
+
+def why_not_private(found: os.stat_result) -> str:
+    """Why what these facts are of could be somebody else's; empty if it cannot."""
+    if found.st_uid not in (os.geteuid(), 0):
+        return f"belongs to another user (uid {found.st_uid})"
+    if found.st_mode & OTHERS_WRITE:
+        return f"may be written to by others (mode {stat.S_IMODE(found.st_mode):o})"
+    return ""
+
+
+def check_parents(path: Path) -> None:
+    """Raises `NotPrivate` when folders above `path`, or links on the way to it, are neither this
+    user's nor root's, or this user's and open to everybody: somebody else could put another one
+    there. Root is believed to know what it opens (a volume of a container, say)."""
+    own = os.geteuid()
+    for parent in path.absolute().parents:
+        with suppress(FileNotFoundError):
+            found = parent.lstat()
+            is_open = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_IWOTH
+            if found.st_uid == 0 or (
+                found.st_uid == own and not (is_open and not found.st_mode & stat.S_ISVTX)
+            ):
+                continue
+            raise NotPrivate(
+                f"{path} is not this user's own directory: {parent} {why_not_private(found)}; "
+                "choose another --state-dir"
+            )
+
+
+def names_in(path: Path) -> list[str]:
+    """What lies in the directory, in order; nothing if there is none. Raises `NotPrivate`."""
+    try:
+        with opened_private(path) as directory, os.scandir(directory) as entries:
+            return sorted(entry.name for entry in entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+@contextmanager
+def opened_private(path: Path) -> Iterator[int]:
+    """A descriptor of the directory. Raises `NotPrivate`, or `FileNotFoundError` and
+    `NotADirectoryError` where there is none."""
+    check_parents(path)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except NotADirectoryError:
+        if path.is_symlink():
+            raise NotPrivate(
+                f"{path} is not this user's own directory but a link; choose another --state-dir"
+            ) from None
+        raise
+    try:
+        if problem := why_not_private(os.fstat(descriptor)):
+            raise NotPrivate(
+                f"{path} is not this user's own directory: it {problem}; choose another --state-dir"
+            )
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def read_private(path: Path) -> bytes:
+    """A file in such a directory. Raises as `opened_private`."""
+    # Of what is no file (a pipe that nobody writes to) nothing is waited for.
+    flags = os.O_RDONLY | os.O_NONBLOCK
+    with (
+        opened_private(path.parent) as directory,
+        os.fdopen(_opened(path, flags, directory), "rb") as file,
+    ):
+        found = os.fstat(file.fileno())
+        problem = why_not_private(found)
+        if problem or not stat.S_ISREG(found.st_mode):
+            raise NotPrivate(f"{path} {problem or 'is no file'}")
+        return file.read()
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """A file that only its owner reads, whatever was there. Raises as `opened_private`."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with (
+        opened_private(path.parent) as directory,
+        os.fdopen(_opened(path, flags, directory), "wb") as file,
+    ):
+        os.fchmod(file.fileno(), 0o600)
+        file.write(content)
+
+
+def _opened(path: Path, flags: int, directory: int) -> int:
+    try:
+        return os.open(path.name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NotPrivate(f"{path} is a link, and was not followed") from error
+        raise

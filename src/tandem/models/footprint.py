@@ -1,0 +1,148 @@
+"""How much memory a model's weights take, before any of them is read: from the headers of its
+files, for the precision they are stored in once they are loaded.
+
+Follows `weights.assemble_weights` matrix by matrix. Knows sizes only, so it needs no torch.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.model import ModelSpec
+from tandem.models.parallel import Place, cut, layers_of
+from tandem.models.parameters import (
+    SLAB_ROWS,
+    DecoderParts,
+    LayerParts,
+    TensorPart,
+    decoder_parts,
+)
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+STORAGE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+# The native kernels fill rows up to whole panels.
+PANEL_ROWS = 64
+FLOAT32_BYTES = 4
+# A slab as it is read, converted to fp32, and what quantising or drawing makes of it on the way.
+SLAB_COPIES = 3
+# The format's own limit of a header.
+HEADER_LIMIT_BYTES = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class WeightBytes:
+    """Of one rank, or of several together: what the loaded weights hold, and the most that is in
+    use while they are read, converted and packed."""
+
+    held: int = 0
+    peak: int = 0
+
+    def __add__(self, other: "WeightBytes") -> "WeightBytes":
+        """Of both where they load at the same time."""
+        return WeightBytes(self.held + other.held, self.peak + other.peak)
+
+
+def weight_bytes(
+    spec: ModelSpec, shapes: Shapes, ranks: Iterable[Place], *, storage: str, compute_bytes: int
+) -> WeightBytes:
+    """Of these ranks of a worker. `shapes` are those of the checkpoint's headers, empty for weights
+    that are made up; `storage` is that of the matrices, `compute_bytes` the width of the others."""
+    parts = decoder_parts(spec)
+    together = WeightBytes()
+    for place in ranks:
+        together += _Loading(shapes, storage, compute_bytes, place).load(parts)
+    return together
+
+
+class _Loading:
+    """Adds up one rank's weights in the order in which they are loaded."""
+
+    def __init__(self, shapes: Shapes, storage: str, compute_bytes: int, place: Place) -> None:
+        self._shapes, self._storage, self._place = shapes, storage, place
+        self._compute_bytes = compute_bytes
+        self._held = self._peak = 0
+
+    def load(self, parts: DecoderParts) -> WeightBytes:
+        storage_bytes = STORAGE_BYTES[self._storage]
+        if self._place.is_last:
+            self._linear((parts.head or parts.embedding,), ())
+        shared = self._place.is_last and parts.head is None and self._storage != "int8"
+        if self._place.is_first and not shared:
+            # Rows are looked up in 16 bits where the matrices have eight.
+            self._plain(parts.embedding, max(storage_bytes, 2))
+        for layer in layers_of(parts, self._place):
+            self._layer(layer)
+        if self._place.is_last:
+            self._plain(parts.final_norm, self._compute_bytes)
+        return WeightBytes(self._held, self._peak)
+
+    def _layer(self, layer: LayerParts) -> None:
+        for vector in (
+            layer.attention_norm,
+            layer.query_norm,
+            layer.key_norm,
+            layer.feed_forward_norm,
+        ):
+            if vector is not None:
+                self._plain(vector, self._compute_bytes)
+        for linear in (layer.qkv, layer.attention_output, layer.gate_up, layer.down):
+            self._linear(linear.weights, linear.biases)
+
+    def _plain(self, part: TensorPart, element_bytes: int) -> None:
+        shape = self._cut(part)
+        self._hold(math.prod(shape) * element_bytes, 0, shape[-1])
+
+    def _linear(self, weights: Sequence[TensorPart], biases: Sequence[TensorPart]) -> None:
+        shapes = [self._cut(part) for part in weights]
+        rows, columns = sum(shape[0] for shape in shapes), shapes[0][-1]
+        quantised = self._storage == "int8"
+        unpacked_bytes = FLOAT32_BYTES if quantised else STORAGE_BYTES[self._storage]
+        packed = -(-rows // PANEL_ROWS) * PANEL_ROWS * columns * STORAGE_BYTES[self._storage]
+        packed += rows * FLOAT32_BYTES if quantised else 0
+        packed += sum(self._cut(part)[0] for part in biases) * self._compute_bytes
+        self._hold(packed, rows * columns * unpacked_bytes, columns)
+
+    def _hold(self, held: int, beside: int, columns: int) -> None:
+        """So much stays; `beside` is there only while it is made."""
+        self._held += held
+        slab = min(SLAB_ROWS * columns, held) * FLOAT32_BYTES * SLAB_COPIES
+        self._peak = max(self._peak, self._held + beside + slab)
+
+    def _cut(self, part: TensorPart) -> tuple[int, ...]:
+        found = self._shapes.get(part.name, part.shape)
+        # One that has other axes is refused, with its name, when the checkpoint is read.
+        whole = replace(part, shape=found) if len(found) == len(part.shape) else part
+        return cut(whole, self._place).shape
+
+
+def header_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor in a checkpoint's folder, by name. Reads headers only. Raises
+    `InvalidConfiguration` for a file that is no safetensors file."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        for name, entry in _header(path).items():
+            if name != "__metadata__":
+                shapes[name] = tuple(entry["shape"])
+    return shapes
+
+
+def _header(path: Path) -> dict[str, dict[str, list[int]]]:
+    try:
+        with path.open("rb") as file:
+            header_bytes = int.from_bytes(file.read(8), "little")
+            if header_bytes > HEADER_LIMIT_BYTES:
+                raise ValueError(f"a header of {header_bytes:,} bytes")
+            header = json.loads(file.read(header_bytes))
+        sizes = (each for entry in header.values() for each in entry.get("shape", ()))
+        if not all(isinstance(size, int) and size >= 0 for size in sizes):
+            raise ValueError("a shape that is none")
+    except (OSError, ValueError, AttributeError, TypeError) as problem:
+        raise InvalidConfiguration(
+            f"{path} cannot be read as safetensors: {problem}; fetch it again"
+        ) from problem
+    found: dict[str, dict[str, list[int]]] = header
+    return found

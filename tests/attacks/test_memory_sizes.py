@@ -1,0 +1,200 @@
+"""A model or a KV cache that the machine has no room for is refused with the numbers before
+anything is loaded, and a size that is cut says so."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tandem.commands.cluster.memory import need_beside_kv
+from tandem.commands.cluster.setups import Setups
+from tandem.commands.model_assembly import plan_model
+from tandem.config.cluster_live import checked, worker_options
+from tandem.config.cluster_tree import parse
+from tandem.config.environment import HostFacts, control_groups, spare_bytes
+from tandem.config.hardware import BUNDLED_MODEL
+from tandem.config.machine import MachineFacts
+from tandem.config.options import read_options
+from tandem.config.resolve import ModelFacts, resolve
+from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.model import AttentionSpec, ModelSpec, RopeSpec
+from tandem.kernels.faces import choose_kernels
+from tandem.models.checkpoint import SafetensorsWeights
+from tandem.models.configuration import read_model_spec
+from tandem.models.footprint import header_shapes, weight_bytes
+from tandem.models.parallel import WHOLE, places
+from tandem.models.weights import WeightForm, assemble_weights
+
+GIB = 1 << 30
+EIGHT_BILLION = ModelSpec(
+    architecture="LlamaForCausalLM",
+    layers=32,
+    hidden_features=4096,
+    feed_forward_features=14336,
+    vocabulary_tokens=128_256,
+    context_tokens=8192,
+    rms_eps=1e-5,
+    attention=AttentionSpec(32, 8, 128, 0.088, (None,) * 32),
+    rope=RopeSpec(),
+    weight_dtype="bfloat16",
+)
+MODEL = ModelFacts(EIGHT_BILLION)
+SMALL = MachineFacts(8, 12 * GIB, 0, 0, ())
+
+
+def resolved(machine=SMALL, **flags):
+    return resolve(read_options(None, flags), MODEL, machine)
+
+
+@pytest.mark.parametrize("flags", [{}, {"kv_cache_memory": "64MiB"}, {"max_model_len": 512}])
+def test_a_model_that_is_too_large_is_to_blame_whatever_is_said_of_the_kv_cache(flags):
+    with pytest.raises(InvalidConfiguration, match="the model does not fit into memory") as refusal:
+        resolved(**flags)
+    told = str(refusal.value)
+    assert "weights 15.0 GiB" in told
+    assert "12.0 GiB are free" in told
+    assert "raise --kv-cache-memory" not in told
+
+
+def test_the_same_model_in_narrower_weights_fits():
+    assert resolved(quantization="int8", max_model_len=512).storage == "int8"
+
+
+def test_a_kv_cache_that_is_too_large_is_to_blame_where_the_model_fits():
+    machine = replace(SMALL, free_memory_bytes=17 * GIB)
+    with pytest.raises(InvalidConfiguration, match="the KV cache does not fit into memory") as said:
+        resolved(machine, kv_cache_memory="8GiB")
+    assert "lower kv-cache-memory to" in str(said.value)
+    assert resolved(machine, kv_cache_memory="256MiB", max_num_seqs=8).kv_bytes <= GIB // 4
+
+
+def test_a_gpu_has_memory_of_its_own():
+    gpu = replace(SMALL, gpu_total_bytes=16 * GIB, gpu_free_bytes=14 * GIB)
+    with pytest.raises(InvalidConfiguration, match="the model does not fit into memory"):
+        resolved(gpu, kv_cache_memory="64MiB")
+    large = replace(gpu, gpu_total_bytes=24 * GIB, gpu_free_bytes=23 * GIB)
+    with pytest.raises(InvalidConfiguration, match="the KV cache does not fit"):
+        resolved(large, kv_cache_memory="16GiB")
+    assert resolved(large).kv_bytes < 8 * GIB
+
+
+def test_made_up_weights_count_as_others_do(tmp_path: Path):
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {
+                "model_type": "llama",
+                "architectures": ["LlamaForCausalLM"],
+                "hidden_size": 16384,
+                "intermediate_size": 65536,
+                "num_hidden_layers": 200,
+                "num_attention_heads": 128,
+                "num_key_value_heads": 8,
+                "vocab_size": 32000,
+                "max_position_embeddings": 2048,
+                "rms_norm_eps": 1e-5,
+                "torch_dtype": "bfloat16",
+            }
+        )
+    )
+    options = read_options(
+        None, {"load-format": "dummy", "kv-cache-memory": "1GiB", "device": "cpu"}
+    )
+    with pytest.raises(InvalidConfiguration, match="the model does not fit into memory"):
+        plan_model(str(tmp_path), options)
+
+
+@pytest.mark.parametrize("storage", ["bfloat16", "float32", "int8"])
+def test_the_figure_is_what_loading_takes(storage):
+    """To the byte, of the matrices as the kernels keep them."""
+    spec, cpu = read_model_spec(BUNDLED_MODEL), torch.device("cpu")
+    shapes = header_shapes(BUNDLED_MODEL)
+    kernels, _ = choose_kernels(cpu, torch.float32, allow_native=True)
+    form = WeightForm(storage, torch.float32, cpu)
+    for place in (WHOLE, *places(2, 2)):
+        with SafetensorsWeights(BUNDLED_MODEL) as checkpoint:
+            held = assemble_weights(spec, checkpoint, form, kernels.pack, place=place)
+        figure = weight_bytes(spec, shapes, [place], storage=storage, compute_bytes=4)
+        each = 2 * (spec.hidden_features + spec.attention.head_dim)
+        vectors = 4 * (len(held.layers) + 1) * each
+        scales = 4 * spec.vocabulary_tokens * 12
+        assert held.bytes <= figure.held <= held.bytes + vectors + (storage == "int8") * scales
+        assert figure.held < figure.peak
+
+
+def test_the_headers_are_believed_not_the_configuration():
+    spec = read_model_spec(BUNDLED_MODEL)
+    small = replace(spec, hidden_features=8)
+    shapes = header_shapes(BUNDLED_MODEL)
+    wide = {"storage": "float32", "compute_bytes": 4}
+    assert weight_bytes(small, shapes, [WHOLE], **wide) == weight_bytes(
+        spec, shapes, [WHOLE], **wide
+    )
+
+
+CLUSTER = """\
+model: tandem-mini
+block_size: 16
+serve: {port: 0, max-num-seqs: 8, kv-cache-memory: KV}
+pools:
+  - {name: w, role: both, device: cpu, count: COUNT, tensor_parallel: 2}
+"""
+
+
+def setups(kv: str, count: int, free_bytes: int) -> Setups:
+    text = CLUSTER.replace("KV", kv).replace("COUNT", str(count))
+    made = Setups(checked(parse(text, "c.yaml"), Path()).cluster)
+    made.host = HostFacts(4, free_bytes, ())
+    return made
+
+
+def test_workers_of_one_machine_are_counted_together():
+    alone = setups("16MiB", 1, 3 * GIB)
+    assert not alone.checked_memory()
+    need = need_beside_kv(
+        alone.model_files,
+        alone.cluster.pools[0],
+        worker_options(alone.cluster, alone.cluster.pools[0]),
+    )
+    assert need.without_kv < 3 * GIB
+    with pytest.raises(InvalidConfiguration, match=r"the model does not fit .* fewer workers"):
+        setups("16MiB", 8, 3 * GIB).checked_memory()
+
+
+def test_sizes_that_are_cut_say_so():
+    (cut,) = setups("500GiB", 1, 8 * GIB).checked_memory()
+    assert cut.startswith("each worker of pool w: KV cache cut to ")
+    assert "500.0 GiB" in cut
+    options = read_options(None, {"kv-cache-memory": "500GiB", "device": "cpu"})
+    assert "KV cache cut to" in plan_model(None, options).plan.cuts[0]
+    options = read_options(None, {"kv-cache-memory": "1MiB", "device": "cpu"})
+    plan = plan_model(None, options).plan
+    assert plan.cuts[0].startswith(f"context cut to {plan.worker.context_tokens} of ")
+    assert not plan_model(None, read_options(None, {"device": "cpu"})).plan.cuts
+
+
+@pytest.mark.parametrize(
+    ("line", "folder", "limit", "used"),
+    [
+        ("0::/box/inner", "box", "memory.max", "memory.current"),
+        (
+            "4:cpu,memory:/box/inner",
+            "memory/box",
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+        ),
+    ],
+)
+def test_a_limit_of_any_group_above_counts_less_the_pages_of_files(
+    tmp_path, line, folder, limit, used
+):
+    (tmp_path / "cgroup").write_text(f"{line}\n")
+    group = tmp_path / "sys" / folder
+    (group / "inner").mkdir(parents=True)
+    (group / limit).write_text(f"{8 * GIB}\n")
+    (group / used).write_text(f"{6 * GIB}\n")
+    (group / "memory.stat").write_text(f"anon 1\ninactive_file {3 * GIB}\nactive_file {GIB}\n")
+    groups = control_groups(tmp_path / "cgroup", tmp_path / "sys")
+    assert group in groups
+    assert min(map(spare_bytes, groups)) == 6 * GIB
