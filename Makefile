@@ -2,22 +2,32 @@
 PYTHON ?= python3
 MODEL ?=
 ARGS ?=
-# Files of tests that run at the same time: most of them wait for processes most of the time.
+# Files of tests that run at the same time, in their order: the long ones, which start clusters, have
+# few tests and would come last otherwise.
 TEST_PROCESSES ?= 2
 BIN := .venv/bin
 
-.PHONY: serve test chaos lint format bench clean
+.PHONY: serve test chaos laws fuzz lint format bench constraints clean
 
 serve: .venv/installed
 	$(BIN)/tandem serve $(MODEL) $(ARGS)
 
 test: .venv/installed-test
 	.ci/servers
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 chaos: .venv/installed-test
 	.ci/servers
 	$(BIN)/python -m tests.chaos $(ARGS)
+
+# The laws that are tried with seeds, with all of them.
+laws: .venv/installed-test
+	TANDEM_SEEDS=all $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal \
+		tests/machines tests/twin $(ARGS)
+
+# Against a server of the bundled model: make fuzz ARGS="--minutes 1 --seed 7".
+fuzz: .venv/installed-test
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .
@@ -33,15 +43,23 @@ format: .venv/installed-test
 bench: .venv/installed-test
 	$(BIN)/python bench/engine.py $(ARGS)
 
+# The newest of everything, and what it is and may be used under; `make test` says whether it works.
+constraints: .venv/installed-test
+	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager \
+		--editable '.[test,lint]'
+	$(BIN)/python -m tests.supply
+
 # torch comes by the range in pyproject.toml: pip takes the build that suits the machine (CUDA
-# where the registry offers it, the CPU build where only that is there).
-.venv/installed: pyproject.toml
+# where the registry offers it, the CPU build where only that is there). Nothing is newer than what
+# the tests ran on.
+.venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
 	touch $@
 
 .venv/installed-test: .venv/installed
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test,lint]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable '.[test,lint]'
 	touch $@
 
 clean:

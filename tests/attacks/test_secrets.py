@@ -20,7 +20,7 @@ from tandem.commands.cluster.pool_process import password_of
 from tandem.commands.cluster.setups import Setups, gateway_program, pool_node_program
 from tandem.commands.hidden_words import without_secrets
 from tandem.config.api_options import api_config
-from tandem.config.cluster_live import checked
+from tandem.config.cluster_live import checked, gateway_options
 from tandem.config.cluster_tree import parse
 from tandem.facts.errors import InvalidConfiguration
 from tandem.kv.tiers.redis_link import RedisConfig, RedisLink

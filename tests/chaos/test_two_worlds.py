@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from tandem.commands.cluster.operators import Operators
+from tandem.commands.cluster.places import WhichCluster, find_running
 from tandem.cost.fitted import FittedStepTime
 from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.fleet import Role
@@ -54,6 +56,7 @@ def body(index: int) -> dict:
 
 async def live(running: ClusterProcess, hands: Hands) -> Felt:
     """Asks one gateway after the other, as the kernel has it; kills once everybody has begun."""
+    await everybody_knows_everybody(running, hands)
     before = takeovers(running)
     gathered = [Gathered(1) for _ in range(STREAMS)]
     order: list[int] = []
@@ -79,6 +82,15 @@ async def live(running: ClusterProcess, hands: Hands) -> Felt:
     said = [each.said() for each in gathered]
     whole = sum(each.output_tokens == ANSWER_TOKENS for each in said)
     return Felt(takeovers(running) - before, whole, paused_streams(after))
+
+
+async def everybody_knows_everybody(running: ClusterProcess, hands: Hands) -> None:
+    """Whoever was started anew has told both gateways; the worker that dies has its share."""
+    cluster = find_running(WhichCluster(state_dir=running.state))
+    operators = Operators(cluster.endpoints, cluster.keys)
+    async with asyncio.timeout(60):
+        while any(told.members != hands.workers for told in await operators.statuses()):
+            await asyncio.sleep(0.05)
 
 
 def takeovers(running: ClusterProcess) -> int:

@@ -137,7 +137,8 @@ def apart(tmp_path_factory, request):
         cluster.pool = undo.enter_context(cluster.worker("--shared-pool", *own))
         cluster.first_gateway = undo.enter_context(cluster.gateway())
         until(lambda: answer_of(cluster.http_port, "/ready") == 200)
-        until(lambda: answer_of(cluster.pool_port, "/ready") == 200)
+        for port in (cluster.health_port, cluster.pool_port):
+            until(lambda port=port: answer_of(port, "/ready") == 200)
         yield cluster
     if request.session.testsfailed:
         print(cluster.logs)

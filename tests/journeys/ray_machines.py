@@ -1,13 +1,14 @@
 """A real Ray cluster whose machines are all on this one, each with an address of its own."""
 
-import os
 import shutil
 import signal
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from pytest import MonkeyPatch
 from ray.cluster_utils import Cluster
 
 # A machine that is gone is noticed within some seconds; one that is only slow is not given up.
@@ -56,17 +57,22 @@ class RayMachines:
 @contextmanager
 def ray_machines(resources: Mapping[int, Mapping[str, float]]) -> Iterator[RayMachines]:
     """Until the block ends."""
-    # Sockets lie in there, whose paths may not be long.
-    # Ray would tell its makers.
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     handler = signal.getsignal(signal.SIGTERM)
+    # Sockets lie in there, whose paths may not be long.
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
-    machines = RayMachines(folder)
-    try:
-        machines.start(resources)
-        yield machines
-    finally:
-        machines.close()
-        shutil.rmtree(folder, ignore_errors=True)
-        # Ray took it.
-        signal.signal(signal.SIGTERM, handler)
+    # Ray writes the cluster's address into its default folder, which it makes only where that is
+    # the cluster's own: on a machine that never ran Ray it is missing.
+    (Path(folder) / "ray").mkdir()
+    with MonkeyPatch.context() as environment:
+        environment.setenv("RAY_TMPDIR", folder)
+        # Ray would tell its makers.
+        environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        machines = RayMachines(folder)
+        try:
+            machines.start(resources)
+            yield machines
+        finally:
+            machines.close()
+            shutil.rmtree(folder, ignore_errors=True)
+            # Ray took it.
+            signal.signal(signal.SIGTERM, handler)

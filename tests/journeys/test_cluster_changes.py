@@ -10,7 +10,6 @@ import pytest
 
 from tests.journeys.clusters import cluster
 from tests.journeys.questions import QUESTIONS
-from tests.journeys.serving import serving
 
 TEXT = """
 model: tandem-mini
@@ -27,10 +26,8 @@ ASKED = ("greedy", "short", "sampled", "streamed", "stop string", "logprobs", "t
 
 
 @pytest.fixture(scope="module")
-def expected():
-    with serving("--max-num-seqs", "16", "--threads", "1") as server:
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-        return {name: QUESTIONS[name](client) for name in ASKED}
+def expected(one_process):
+    return {name: QUESTIONS[name](one_process) for name in ASKED}
 
 
 def test_nobody_notices(expected, tmp_path):

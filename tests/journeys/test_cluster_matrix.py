@@ -1,11 +1,9 @@
 """Whatever the shape of the cluster, the answers are those of one process, and nothing is left."""
 
-import openai
 import pytest
 
 from tests.journeys.clusters import cluster
 from tests.journeys.questions import QUESTIONS, ask_everything
-from tests.journeys.serving import serving
 
 # `exact`: each number comes out of the same additions as in one process. Where a matrix is cut over
 # ranks the sums are added in another order, and log-probabilities differ in their last digits.
@@ -86,10 +84,8 @@ policies: {dispatch: remote, transfer: pull}
 
 
 @pytest.fixture(scope="module")
-def expected():
-    with serving("--max-num-seqs", "16", "--threads", "1") as server:
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-        yield ask_everything(client)
+def expected(one_process):
+    return ask_everything(one_process)
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -6,12 +6,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
-import openai
 import pytest
 
 from tests.journeys.clusters import cluster
 from tests.journeys.questions import QUESTIONS, STORY
-from tests.journeys.serving import run_tandem, serving
+from tests.journeys.serving import run_tandem
 
 pytest.importorskip("ray")
 from tests.journeys.ray_machines import ray_machines
@@ -46,11 +45,9 @@ def machines():
 
 
 @pytest.fixture(scope="module")
-def expected():
-    with serving("--max-num-seqs", "16", "--threads", "1") as server:
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-        answers = {name: QUESTIONS[name](client) for name in ASKED}
-        return answers, [story(client, seed) for seed in range(STORIES)]
+def expected(one_process):
+    answers = {name: QUESTIONS[name](one_process) for name in ASKED}
+    return answers, [story(one_process, seed) for seed in range(STORIES)]
 
 
 def story(client, seed, on_piece=lambda: None):

@@ -137,7 +137,9 @@ def test_bad_requests_are_refused_and_disturb_nobody(client):
 
 
 def test_the_terminal_commands_talk_to_it(server):
-    completed = run_tandem("complete", "Hello", "--url", server.url, "--max-tokens", "5")
+    completed = run_tandem(
+        "complete", "Hello", "--url", server.url, "--max-tokens", "5", own_process=True
+    )
     assert completed.returncode == 0, completed.stderr
     assert completed.stdout.strip()
     chatted = run_tandem("chat", "--url", server.url, stdin="Hello!\n")

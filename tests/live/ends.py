@@ -18,6 +18,16 @@ GATEWAY_KEYS = GatewayKeys(GATEWAY_PAIR, ADMITTED)
 NODE_KEYS = NodeKeys(WORKER_PAIR, GATEWAY_PAIR.public)
 
 
+# Of the test that runs: what it leaves open when it fails would keep the process from ending.
+_opened: list[GatewayChannel | NodeChannel] = []
+
+
+async def close_ends() -> None:
+    """All that are still open."""
+    while _opened:
+        await _opened.pop().close(0.0)
+
+
 class News:
     """All that was told, in order."""
 
@@ -50,6 +60,7 @@ def gateway_end(
 ) -> tuple[GatewayChannel, str]:
     """An open channel, and where it listens."""
     channel = GatewayChannel(listen, GATEWAY_KEYS, news, limits)
+    _opened.append(channel)
     return channel, channel.open()
 
 
@@ -63,5 +74,6 @@ def node_end(
 ) -> NodeChannel:
     """An open channel; a refusal is told as its text."""
     channel = NodeChannel(endpoint, name, keys, tell=news, refused=news, limits=limits)
+    _opened.append(channel)
     channel.open()
     return channel

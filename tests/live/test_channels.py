@@ -32,6 +32,7 @@ from tests.live.ends import (
     PATIENCE_S,
     WORKER_PAIR,
     News,
+    close_ends,
     gateway_end,
     node_end,
 )
@@ -49,8 +50,11 @@ def run(scenario) -> None:
 
     async def bounded() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, each: failures.append(each))
-        async with asyncio.timeout(PATIENCE_S):
-            await scenario()
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await scenario()
+        finally:
+            await close_ends()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(bounded())

@@ -12,8 +12,9 @@ from tests.machines.ledger_engine import answer
 from tests.machines.node_cluster import NodeCluster
 from tests.machines.test_router_laws import request, worker
 from tests.machines.world import CONTEXT_TOKENS
+from tests.seeds import seeds
 
-CHUNKS, SEEDS = 10, 100
+CHUNKS, SEEDS = seeds(3, 10), 100
 
 
 def fleet(chance: Random) -> dict[str, WorkerConfig]:

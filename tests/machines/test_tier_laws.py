@@ -8,8 +8,9 @@ from tandem.facts.fleet import Tier
 from tests.machines.test_node_laws import check
 from tests.machines.test_router_laws import request, worker
 from tests.machines.tier_cluster import TierCluster
+from tests.seeds import seeds
 
-SEEDS = 120
+SEEDS = seeds(60, 120)
 
 
 def run(seed: int) -> TierCluster:

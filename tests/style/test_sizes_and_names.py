@@ -27,48 +27,60 @@ OWNERS = {
 }
 
 
-def each(nodes_of):
-    cases = [(module, node) for module in modules() for node in nodes_of(module)]
-    return pytest.mark.parametrize(
-        ("module", "node"), cases, ids=[f"{module.name}:{node.name}" for module, node in cases]
-    )
+def nodes(nodes_of):
+    return [(module, node) for module in modules() for node in nodes_of(module)]
 
 
-@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
-def test_files_are_short_and_say_what_they_are(module):
-    assert module.lines <= FILE_LINES or module.name in EXCEPTIONS
-    assert module.path.stem not in EMPTY_FILE_NAMES
-    assert len(module.path.relative_to(PACKAGE).parts) <= 3
-    if module.tree.body:
-        assert ast.get_docstring(module.tree), f"{module.name} does not say what it is for"
+def test_files_are_short_and_say_what_they_are():
+    offenders = []
+    for module in modules():
+        if module.lines > FILE_LINES and module.name not in EXCEPTIONS:
+            offenders.append(f"{module.name}: {module.lines} lines")
+        if module.path.stem in EMPTY_FILE_NAMES:
+            offenders.append(f"{module.name}: an empty name")
+        if len(module.path.relative_to(PACKAGE).parts) > 3:
+            offenders.append(f"{module.name}: too deep")
+        if module.tree.body and not ast.get_docstring(module.tree):
+            offenders.append(f"{module.name} does not say what it is for")
+    assert not offenders
 
 
-@each(lambda module: module.functions())
-def test_functions_are_short_and_take_few_parameters(module, node):
-    lines = (node.end_lineno or 0) - node.lineno + 1
-    assert lines <= FUNCTION_LINES
-    arguments = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
-    count = len([a for a in arguments if a.arg not in ("self", "cls")])
-    # A command's parameters are its flags; a dataclass-like struct is built by keywords.
-    limit = 40 if module.room == "commands" else PARAMETERS + len(node.args.kwonlyargs)
-    assert count <= limit, f"{count} parameters"
+def test_functions_are_short_and_take_few_parameters():
+    offenders = []
+    for module, node in nodes(lambda module: module.functions()):
+        lines = (node.end_lineno or 0) - node.lineno + 1
+        if lines > FUNCTION_LINES:
+            offenders.append(f"{module.name}:{node.name}: {lines} lines")
+        arguments = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
+        count = len([a for a in arguments if a.arg not in ("self", "cls")])
+        # A command's parameters are its flags; a dataclass-like struct is built by keywords.
+        limit = 40 if module.room == "commands" else PARAMETERS + len(node.args.kwonlyargs)
+        if count > limit:
+            offenders.append(f"{module.name}:{node.name}: {count} parameters")
+    assert not offenders
 
 
-@each(lambda module: module.classes())
-def test_classes_are_narrow(module, node):
-    methods = [n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
-    assert len(methods) <= MEMBERS
-    assert not EMPTY_CLASS_NAMES.search(node.name)
-    attributes = {
-        target.attr
-        for method in methods
-        for target in ast.walk(method)
-        if isinstance(target, ast.Attribute)
-        and isinstance(target.ctx, ast.Store)
-        and isinstance(target.value, ast.Name)
-        and target.value.id == "self"
-    }
-    assert len(attributes) <= MEMBERS, sorted(attributes)
+def test_classes_are_narrow():
+    offenders = []
+    for module, node in nodes(lambda module: module.classes()):
+        name = f"{module.name}:{node.name}"
+        methods = [n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+        if len(methods) > MEMBERS:
+            offenders.append(f"{name}: {len(methods)} methods")
+        if EMPTY_CLASS_NAMES.search(node.name):
+            offenders.append(f"{name}: an empty name")
+        attributes = {
+            target.attr
+            for method in methods
+            for target in ast.walk(method)
+            if isinstance(target, ast.Attribute)
+            and isinstance(target.ctx, ast.Store)
+            and isinstance(target.value, ast.Name)
+            and target.value.id == "self"
+        }
+        if len(attributes) > MEMBERS:
+            offenders.append(f"{name}: {len(attributes)} attributes, {sorted(attributes)}")
+    assert not offenders
 
 
 def test_one_supervisor_catches_everything():

@@ -13,11 +13,12 @@ import pytest
 from tandem.facts.trace import TraceRow
 from tandem.twin.record import Ending, RequestRecord, RunRecord
 from tandem.twin.simulation import simulate
+from tests.seeds import seeds
 from tests.style.source import ROOT
 from tests.twin.random_runs import Draw, audit, written
 
 EXPLORES = os.environ.get("HYPOTHESIS_PROFILE") == "explore"
-FAULT_SEEDS = 4000 if EXPLORES else 1000
+FAULT_SEEDS = 4000 if EXPLORES else seeds(300, 1000)
 DUEL_SEEDS = 1000 if EXPLORES else 60
 SHIFT_S = 64.0
 

@@ -1,4 +1,7 @@
-"""The commands that a launcher runs: one process of a cluster each, from the file it wrote."""
+"""The commands that a launcher runs: one process of a cluster each, from the file it wrote.
+
+`python -m tandem.commands.processes` has them alone: no process imports what only other verbs need.
+"""
 
 import importlib
 from pathlib import Path
@@ -28,3 +31,12 @@ def pool_process_command(file: SetupFile) -> None:
     """Run one process of the shared pool of a cluster."""
     setup = read_setup(PoolNodeSetup, file)
     importlib.import_module("tandem.commands.cluster.pool_process").run_pool_node(setup)
+
+
+app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
+app.command("gateway-process")(gateway_process_command)
+app.command("worker-process")(worker_process_command)
+app.command("pool-process")(pool_process_command)
+
+if __name__ == "__main__":
+    app()

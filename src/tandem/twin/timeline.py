@@ -8,9 +8,12 @@ from tandem.twin.world import World
 
 def sample(world: World, now_ns: int) -> Sample:
     """A look at every worker and every request on its way."""
-    stages = dict.fromkeys(Stage, 0)
+    in_line = computing = decoding = 0
     for passage in world.router.passages.values():
-        stages[passage.stage] += 1
+        stage = passage.stage
+        in_line += stage is Stage.LINE
+        computing += stage is Stage.PREFILLING
+        decoding += stage is Stage.MOVING or stage is Stage.DECODING
     queued_prefill_tokens = used_blocks = total_blocks = prefilling = waiting = 0
     for member in world.members.up.values():
         load = member.worker.load(now_ns)
@@ -21,9 +24,9 @@ def sample(world: World, now_ns: int) -> Sample:
         prefilling += member.role is Role.PREFILL
     return Sample(
         now_ns=now_ns,
-        waiting_requests=stages[Stage.LINE] + waiting,
-        prefilling_requests=max(0, stages[Stage.PREFILLING] - waiting),
-        decoding_requests=stages[Stage.MOVING] + stages[Stage.DECODING],
+        waiting_requests=in_line + waiting,
+        prefilling_requests=max(0, computing - waiting),
+        decoding_requests=decoding,
         queued_prefill_tokens=queued_prefill_tokens,
         kv_used=used_blocks / total_blocks if total_blocks else 0.0,
         prefill_workers=prefilling,

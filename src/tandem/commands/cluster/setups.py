@@ -60,6 +60,7 @@ from tandem.models.parallel import places
 from tandem.wire.curve import KeyPair, make_pair
 
 TANDEM = (sys.executable, "-m", "tandem")
+PROCESS = (sys.executable, "-m", "tandem.commands.processes")
 CLUSTER_FILE = "cluster.yaml"
 KEYS_FILE = "keys.json"
 KV_SECRET_FILE = "kv.secret"
@@ -297,7 +298,7 @@ def gateway_program(setup: GatewaySetup, directory: StateDirectory) -> Program:
     """The process of a gateway, after its set-up is written."""
     file = directory.path / f"{setup.gateway}.setup.json"
     write_setup(setup, file)
-    command = (*TANDEM, "gateway-process", str(file))
+    command = (*PROCESS, "gateway-process", str(file))
     log = directory.log_file(setup.gateway)
     return Program(setup.gateway, command, process_environment(), log, file)
 
@@ -308,7 +309,7 @@ def worker_program(
     """The process of a worker, after its set-up is written."""
     file = directory.path / f"{setup.worker}.setup.json"
     write_setup(setup, file)
-    command = (*TANDEM, "worker-process", str(file))
+    command = (*PROCESS, "worker-process", str(file))
     log = directory.log_file(setup.worker)
     return Program(setup.worker, command, environment, log, file)
 
@@ -317,7 +318,7 @@ def pool_node_program(setup: PoolNodeSetup, directory: StateDirectory) -> Progra
     """A process of the shared pool, after its set-up is written."""
     file = directory.path / f"{setup.node}.setup.json"
     write_setup(setup, file)
-    command = (*TANDEM, "pool-process", str(file))
+    command = (*PROCESS, "pool-process", str(file))
     return Program(setup.node, command, process_environment(), directory.log_file(setup.node), file)
 
 
