@@ -148,9 +148,12 @@ def test_a_key_says_whose_request_it_is_and_tenants_share_no_cache(generator, te
         "",
     ]
     assert all(caller.headers["x-tier"] == "gold" for caller in generator.callers[-6:])
-    salts = [request.cache_salt for request in generator.requests[-6:]]
-    assert len(set(salts)) == 6
-    assert salts[4:] == ["", "mine"]
+    assert len({request.salt for request in generator.requests[-6:]}) == 6
+    assert [each.cache_salt for each in generator.requests[-6:]] == ["", "mine"] * 3
+    # Whose share of the waiting places it is: the tenant's, or the key's where it has none.
+    accounts = [caller.account for caller in generator.callers[-6:]]
+    assert accounts[:4] == ["red", "red", "blue", "blue"]
+    assert accounts[4] == accounts[5] and "spare" not in accounts[4]
 
 
 def test_headers_say_which_session_goes_on_and_how_long_to_keep_it(http, generator):

@@ -1,6 +1,9 @@
 """Who runs first, who waits, who gives way."""
 
+from dataclasses import replace
+
 from tandem.facts.blocks import CacheRoot
+from tandem.facts.errors import Overloaded
 from tandem.facts.messages import RequestsAborted, RequestsArrived
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
@@ -156,3 +159,35 @@ def test_a_token_id_outside_the_vocabulary_is_refused_wherever_it_stands():
     )
     assert at.refused.keys() == {"prompt", "stop", "bias", "negative"}
     at.drain()
+
+
+def of(account: str, name: str, **options) -> Request:
+    return replace(
+        request(name, prompt=(1, 2, len(name), ord(name[-1]) % 8), **options), account=account
+    )
+
+
+def test_a_full_queue_takes_the_newest_of_whoever_has_most():
+    at = world(max_sequences=1, max_waiting=3)
+    at.tell(RequestsArrived((of("a", "a0", max_tokens=3),)))
+    at.tell(RequestsArrived(tuple(of("a", f"a{number}", max_tokens=3) for number in (1, 2, 3))))
+    at.tell(RequestsArrived((of("a", "a4"), of("b", "b0", max_tokens=3), of("b", "b1"))))
+    # The third of "b" would only turn the two round.
+    assert at.refused.keys() == {"a4", "a3"} | {"b1"}
+    assert all(isinstance(error, Overloaded) for error in at.refused.values())
+    at.drain()
+    assert list(at.finished) == ["a0", "b0", "a1", "a2"]
+
+
+def test_whoever_was_begun_is_not_turned_away_for_a_newcomer():
+    at = world(max_sequences=1, max_waiting=1)
+    at.tell(RequestsArrived((of("a", "a0"),)))
+    at.land()
+    at.tell(RequestsArrived((replace(of("a", "urgent"), priority=-1),)))
+    at.land()
+    # What ran waits now, with tokens that its client has.
+    assert [each.request.request_id for each in at.machine.planner.waiting] == ["a0"]
+    at.tell(RequestsArrived((of("b", "b0"),)))
+    assert at.refused.keys() == {"b0"}
+    at.drain()
+    assert at.finished.keys() == {"a0", "urgent"}

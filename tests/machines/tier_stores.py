@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from tandem.facts.blocks import CacheRoot, extend_chain
+from tandem.facts.blocks import CacheRoot, extend_chain, salt_of
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockName
 from tandem.facts.node_messages import (
@@ -28,7 +28,7 @@ from tests.machines.ledger_engine import NONSENSE, LedgerEngine
 
 Keys = list[bytes]
 ROOT = CacheRoot("model", "revision", b"layout")
-ROOTS = [ROOT.hash(salt) for salt in ("", "tenant")]
+ROOTS = [ROOT.hash(salt_of("", salt)) for salt in ("", "tenant")]
 
 
 def digests_of(keys: Keys) -> list[bytes]:

@@ -174,4 +174,5 @@ def requests(draw) -> Request:
         ),
         priority=draw(st.integers(0, 2)),
         cache_salt=draw(st.sampled_from(["", "tenant"])),
+        account=draw(st.sampled_from(["", "tenant"])),
     )

@@ -5,22 +5,47 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.service_level import AS_THEY_WISH, ClientPriorities
 from tandem.policy.qos.classes import UNNAMED, Classes, ServiceClass, to_preempt
 
 GOLD = ServiceClass("gold", priority=0, reserved=0.5, headers={"X-Tier": "gold"}, deadline_s=2.5)
 SILVER = ServiceClass("silver", priority=1, reserved=0.25, headers={"x-tier": "silver"})
 BATCH = ServiceClass("batch", priority=9, headers={"X-Tier": "batch", "X-Batch": "yes"})
-CLASSES = Classes((GOLD, SILVER, BATCH), tenants={"acme": "silver"})
+CLASSES = Classes((GOLD, SILVER, BATCH), tenants={"acme": "silver"}, may_use={"acme": ("batch",)})
 COUNTS = st.integers(0, 12)
 
 
-def test_a_header_names_the_class_then_the_tenant_then_nobody():
-    assert CLASSES.classify({"x-TIER": "gold"}, "acme") is GOLD
-    assert CLASSES.classify({"X-Tier": "silver", "X-Batch": "yes"}, "") is SILVER
+def test_a_header_chooses_among_what_the_tenant_may_use():
     assert CLASSES.classify({"x-batch": "yes"}, "acme") is BATCH
-    assert CLASSES.classify({"X-Tier": "Gold"}, "acme") is SILVER
+    assert CLASSES.classify({"X-Tier": "silver", "X-Batch": "yes"}, "acme") is SILVER
+    assert CLASSES.classify({"x-TIER": "gold"}, "acme") is SILVER
+    assert CLASSES.classify({}, "acme") is SILVER
     assert CLASSES.classify({}, "stranger") is UNNAMED
+
+
+def test_where_tenants_are_told_apart_a_caller_without_one_chooses_nothing():
+    assert CLASSES.classify({"X-Tier": "gold"}, "") is UNNAMED
+    # A tenant without a class of its own is told apart all the same.
+    only_named = Classes((GOLD,), may_use={"acme": ()})
+    assert only_named.classify({"X-Tier": "gold"}, "acme") is UNNAMED
+    assert only_named.classify({"X-Tier": "gold"}, "") is UNNAMED
+
+
+def test_without_tenants_a_header_names_the_class():
+    headers_alone = Classes((GOLD, SILVER, BATCH))
+    assert headers_alone.classify({"X-Tier": "silver", "X-Batch": "yes"}, "") is SILVER
+    assert headers_alone.classify({"X-Tier": "Gold"}, "") is UNNAMED
     assert Classes().classify({"X-Tier": "gold"}, "acme") is UNNAMED
+
+
+@given(st.integers(), st.integers(-(2**31), 2**31 - 1))
+def test_a_client_never_makes_itself_more_urgent(wish, priority):
+    assert UNNAMED.priority_of(wish) >= 0
+    mine = ServiceClass("a", priority=priority)
+    assert priority <= mine.priority_of(wish) < 2**31
+    bounded = ServiceClass("a", client_priorities=ClientPriorities(-2, 3))
+    assert bounded.priority_of(wish) == min(max(wish, -2), 3)
+    assert AS_THEY_WISH.applied(0, priority) == priority
 
 
 def test_a_deadline_is_counted_from_the_arrival():
@@ -86,6 +111,10 @@ def test_a_class_that_comes_back_gets_its_slots_from_the_least_urgent():
         (lambda: Classes((ServiceClass(""),)), "class name '' is empty or there twice; rename"),
         (
             lambda: Classes((GOLD,), {"acme": "god"}),
+            "tenant acme has class god; choose one of gold",
+        ),
+        (
+            lambda: Classes((GOLD,), may_use={"acme": ("god",)}),
             "tenant acme has class god; choose one of gold",
         ),
         (

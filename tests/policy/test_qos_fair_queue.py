@@ -1,4 +1,5 @@
-"""Laws of the fair queue: reserves, ageing, priorities, shares of tenants, deadlines, arrival."""
+"""Laws of the fair queue: reserves, priorities of classes, shares of tenants, age, and the order
+that a tenant's own requests have."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -39,6 +40,10 @@ REQUESTS = st.tuples(
 ).map(lambda drawn: {"name": drawn[0], "tenant": drawn[1], "deadline_ns": drawn[2], "p": drawn[3]})
 
 
+def level(request):
+    return CLASSES.named(request.service_class).priority
+
+
 @dataclass
 class SlowQueue:
     """The obvious twin: a list, searched whole each time."""
@@ -51,27 +56,28 @@ class SlowQueue:
     def counter(self, tenant, priority):
         return self.counters.get((tenant, priority), 0.0)
 
-    def push(self, request, priorities):
-        here = [each for each in self.waiting if each.priority == request.priority]
+    def push(self, request):
+        priority = level(request)
+        here = [each for each in self.waiting if level(each) == priority]
         if all(each.tenant != request.tenant for each in here):
             if here:
-                level = min(self.counter(each.tenant, each.priority) for each in here)
+                least = min(self.counter(each.tenant, priority) for each in here)
             else:
-                last = self.last_left.get(request.priority, request.tenant)
-                level = self.counter(last, request.priority)
-            key = (request.tenant, request.priority)
-            self.counters[key] = max(self.counter(*key), level)
+                last = self.last_left.get(priority, request.tenant)
+                least = self.counter(last, priority)
+            key = (request.tenant, priority)
+            self.counters[key] = max(self.counter(*key), least)
         self.waiting.append(request)
 
-    def charge(self, tenant, tokens, priorities):
-        for priority in priorities:
+    def charge(self, tenant, tokens):
+        for priority in (0, 1, 9):
             self.counters[tenant, priority] = self.counter(tenant, priority) + tokens
 
     def take(self, request):
         self.waiting.remove(request)
-        left = [(each.tenant, each.priority) for each in self.waiting]
-        if (request.tenant, request.priority) not in left:
-            self.last_left[request.priority] = request.tenant
+        left = [(each.tenant, level(each)) for each in self.waiting]
+        if (request.tenant, level(request)) not in left:
+            self.last_left[level(request)] = request.tenant
         return request
 
     def next(self, in_use, capacity, now_ns):
@@ -83,16 +89,25 @@ class SlowQueue:
             if CLASSES.below_reserve(each.service_class, in_use, capacity)
         ]
         entitled = below or self.waiting
-        oldest = min(entitled, key=lambda each: (each.arrival_ns, each.serial))
-        if now_ns - oldest.arrival_ns > self.max_wait_ns:
-            return self.take(oldest)
-        urgent = min(each.priority for each in entitled)
-        entitled = [each for each in entitled if each.priority == urgent]
-        least = min((self.counter(e.tenant, urgent), e.tenant, e.service_class) for e in entitled)
-        own = [e for e in entitled if (e.tenant, e.service_class) == least[1:]]
+        overdue = [each for each in entitled if now_ns - each.arrival_ns > self.max_wait_ns]
+        urgent = min(map(level, entitled))
+        fresh = [each for each in entitled if level(each) == urgent and each not in overdue]
+        _, tenant = min((self.counter(e.tenant, level(e)), e.tenant) for e in overdue + fresh)
         never = 2**63
-        due = min(own, key=lambda e: (never if e.deadline_ns is None else e.deadline_ns, e.serial))
-        return self.take(due)
+        own = [each for each in overdue if each.tenant == tenant]
+        if own:
+            return self.take(min(own, key=lambda each: (each.arrival_ns, each.serial)))
+        own = [each for each in fresh if each.tenant == tenant]
+        return self.take(
+            min(
+                own,
+                key=lambda e: (
+                    e.priority,
+                    never if e.deadline_ns is None else e.deadline_ns,
+                    e.serial,
+                ),
+            )
+        )
 
 
 ACTIONS = st.lists(
@@ -110,7 +125,6 @@ ACTIONS = st.lists(
 def test_the_queue_is_its_slow_twin(actions, max_wait_ns):
     fast = FairQueue(CLASSES, max_wait_s=max_wait_ns / SECOND)
     slow = SlowQueue(max_wait_ns)
-    priorities = range(4)
     for now_ns, action in enumerate(actions):
         if isinstance(action, dict):
             request = asks(
@@ -121,13 +135,13 @@ def test_the_queue_is_its_slow_twin(actions, max_wait_ns):
                 priority=action["p"],
             )
             fast.push(request)
-            slow.push(request, priorities)
+            slow.push(request)
         elif action[0] == "next":
             in_use = dict(zip(("gold", "silver", "batch"), action[1:], strict=True))
             assert fast.next(in_use, 12, now_ns) == slow.next(in_use, 12, now_ns)
         elif action[0] == "charge":
             fast.charge(action[1], action[2], 2 * action[2])
-            slow.charge(action[1], 5.0 * action[2], priorities)
+            slow.charge(action[1], 5.0 * action[2])
         elif slow.waiting:
             gone = slow.waiting[action[1] % len(slow.waiting)]
             assert gone.request_id in fast
@@ -176,7 +190,7 @@ def test_an_unused_reserve_is_lent_and_comes_back_with_the_next_free_slot():
     assert queue.next(in_use, 4, late_ns).request_id == "r4"
 
 
-def test_the_order_is_priority_then_service_then_deadline_then_arrival():
+def test_the_order_is_service_then_own_priority_then_deadline_then_arrival():
     queue = FairQueue(Classes())
     queue.push(asks(0, tenant="ada", priority=1))
     queue.push(asks(1, tenant="ada", priority=0))
@@ -187,6 +201,46 @@ def test_the_order_is_priority_then_service_then_deadline_then_arrival():
     taken = [queue.next({}, 1, 10).request_id for _ in range(5)]
     assert taken == ["r4", "r3", "r2", "r1", "r0"]
     assert queue.next({}, 1, 10) is None
+
+
+def test_no_priority_of_its_own_takes_a_tenant_before_another():
+    queue = FairQueue(Classes())
+    for serial in range(0, 40, 2):
+        queue.push(asks(serial, tenant="greedy", priority=-(2**31) + serial))
+        queue.push(asks(serial + 1, tenant="modest", priority=7))
+    taken = []
+    for _ in range(10):
+        taken.append(queue.next({}, 1, 100).tenant)
+        queue.charge(taken[-1], 10, 0)
+    assert taken == ["greedy", "modest"] * 5
+
+
+def test_an_old_backlog_takes_no_more_than_its_tenants_share():
+    queue = FairQueue(Classes(), max_wait_s=30)
+    for serial in range(1000):
+        queue.push(asks(serial, tenant="flood", arrival_ns=0))
+    queue.charge(queue.next({}, 1, 60 * SECOND).tenant, 10, 0)
+    # Everything of the flood is overdue, and a newcomer is second all the same.
+    queue.push(asks(2000, tenant="new", arrival_ns=60 * SECOND))
+    taken = []
+    for _ in range(4):
+        taken.append(queue.next({}, 1, 61 * SECOND).tenant)
+        queue.charge(taken[-1], 10, 0)
+    assert taken[:2] in (["flood", "new"], ["new", "flood"])
+
+
+@given(st.lists(st.tuples(st.integers(-(2**31), 2**31 - 1), st.booleans()), max_size=60))
+def test_what_is_remembered_does_not_grow_with_what_clients_choose(wishes):
+    queue = FairQueue(CLASSES)
+    for serial, (priority, stays) in enumerate(wishes):
+        queue.push(asks(serial, ("", "batch")[serial % 2], "ab"[serial % 3 % 2], priority=priority))
+        if not stays:
+            taken = queue.next({}, 1, serial)
+            queue.charge(taken.tenant, 1, 1)
+    while queue.next({}, 1, 0):
+        pass
+    # Two tenants, two priorities of classes.
+    assert queue.remembered <= 2 + 2 * 2 + 2
 
 
 SIZES = st.tuples(st.integers(1, 100), st.integers(0, 50))

@@ -68,6 +68,7 @@ requests = st.builds(
     priority=st.integers(-(1 << 31), 1 << 31),
     cache_salt=names,
     tenant=names,
+    account=names,
 )
 
 

@@ -202,7 +202,9 @@ def test_what_the_dataclass_refuses_is_a_bad_message():
 
 
 def test_a_form_with_half_a_token_is_refused():
-    folded = RequestsForm((RequestForm("a", b"\1\2\3", Request("a", ()).sampling, b"", 0, "", ""),))
+    folded = RequestsForm(
+        (RequestForm("a", b"\1\2\3", Request("a", ()).sampling, b"", 0, "", "", ""),)
+    )
     number = TO_WORKER.encode(RequestsArrived(()))[1]
     plain = Codec(*([type(None)] * number), RequestsForm)
     with pytest.raises(BadMessage):

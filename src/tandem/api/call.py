@@ -91,7 +91,7 @@ def plan_call(body: SamplingFields, plan: Plan, door: FrontDoor) -> Call:
                     prompt_tokens=prompt,
                     sampling=_for_choice(sampling, choice),
                     priority=body.priority or 0,
-                    cache_salt=_cache_salt(plan.caller.tenant, body.cache_salt or ""),
+                    cache_salt=body.cache_salt or "",
                     tenant=plan.caller.tenant,
                 )
             )
@@ -176,11 +176,6 @@ async def _whole(call: Call, writer: Writer, door: FrontDoor) -> bytes:
             meter.count(delta)
             transcripts[delta.choice].add(delta)
     return writer.answer(transcripts, meter.usage())
-
-
-def _cache_salt(tenant: str, salt: str) -> str:
-    """Tenants never share cached prefixes, whatever salts they choose."""
-    return f"{len(tenant)}:{tenant}{salt}" if tenant else salt
 
 
 def _meter(call: Call) -> UsageMeter:

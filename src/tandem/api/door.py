@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from tandem.api.ambient import fresh_chance
 from tandem.api.config import ApiConfig
-from tandem.api.guard import TENANT
+from tandem.api.guard import KEY, TENANT
 from tandem.api.refusal import Refusal, Refused
 from tandem.facts.backoff import retry_after
 from tandem.facts.errors import EngineFailed
@@ -44,7 +44,8 @@ class FrontDoor:
         if pin_s is None:
             problem = f"{PIN_HEADER} must be a number of seconds, such as 120"
             raise Refused(Refusal(400, problem, "invalid_value", PIN_HEADER))
-        return Caller(request.scope.get(TENANT, ""), headers, session, pin_s)
+        scope = request.scope
+        return Caller(scope.get(TENANT, ""), headers, session, pin_s, scope.get(KEY, ""))
 
     def check_model(self, model: str | None) -> None:
         """Raises `Refused` with 404 for a model not served here; no model means the only one."""

@@ -8,7 +8,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tandem.api.ambient import fresh_id
-from tandem.api.key_ring import KeyRing
+from tandem.api.key_ring import KeyRing, digest_of
 from tandem.api.refusal import Refusal
 
 REQUEST_ID_HEADER = "X-Request-Id"
@@ -22,6 +22,8 @@ _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _SHOWN_CHARS = 64
 _HOST_CHARS = 262
 _REMEMBERED_HOSTS = 64
+# And which key that was: a digest, which no tenant is called.
+KEY = "tandem.key"
 _KEY_MISSING = "no API key; send it as 'Authorization: Bearer KEY'"
 
 
@@ -124,6 +126,7 @@ class ApiKeys:
         owner = self._ring.owner_of(sent) if scheme.lower() == "bearer" else None
         if owner is not None:
             scope[TENANT] = owner
+            scope[KEY] = f"key {digest_of(sent).hex()}"
             await self._app(scope, receive, send)
             return
         message = "the API key is not valid" if key else _KEY_MISSING

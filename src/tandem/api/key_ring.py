@@ -56,7 +56,7 @@ class KeyRing:
             self._next_look_s = monotonic_s() + LOOK_S
             self._look()
         # Digests of equal length, and every key compared: the time tells nothing about them.
-        digest = _digest(key)
+        digest = digest_of(key)
         found = [owner for known, owner in self._owners if hmac.compare_digest(digest, known)]
         return found[0] if found else None
 
@@ -86,7 +86,7 @@ class KeyRing:
                     raise InvalidConfiguration(
                         f"{file.path}: one of its keys is already that of another tenant"
                     )
-        return [(_digest(key.encode()), owner) for key, owner in owners.items()]
+        return [(digest_of(key.encode()), owner) for key, owner in owners.items()]
 
 
 def read_key_file(path: str) -> tuple[str, ...]:
@@ -119,5 +119,5 @@ def _signature(path: str) -> Signature | None:
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _digest(key: bytes) -> bytes:
+def digest_of(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()

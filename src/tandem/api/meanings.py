@@ -38,7 +38,7 @@ _FIELDS: Mapping[str, str] = {
     "n": "Answers to each prompt. Default: 1.",
     "stream": "Answers as server-sent events. Default: false.",
     "stream_options": "What the stream carries beside the answer; needs stream.",
-    "priority": "Smaller runs sooner. Default: 0.",
+    "priority": "Larger runs later; below 0 only where the operator allows it. Default: 0.",
     "cache_salt": "Requests share cached prefixes only under the same salt.",
     "return_token_ids": "Adds the token ids of prompt and answer.",
     "echo": "Puts the prompt before the answer. Not together with logprobs.",

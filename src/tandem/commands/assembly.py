@@ -14,6 +14,7 @@ from tandem.config.hardware import BUNDLED_MODEL
 from tandem.config.options import ServeOptions
 from tandem.config.resolve import ServerPlan
 from tandem.engine.engine import Engine
+from tandem.facts.service_level import AS_THEY_WISH, LOWER_ONLY
 from tandem.facts.serving import ModelCard
 from tandem.kv.store import KvStore
 from tandem.live.clock import wall_clock_s
@@ -62,7 +63,8 @@ def assemble(model: str | None, options: ServeOptions) -> Server:
         f"{plan.worker.block_size} tokens in {plan.layout.dtype}; context {card.context_tokens}",
         *plan.cuts,
     )
-    worker = LocalWorker(card, WorkerMachine(plan.worker), engine)
+    priorities = AS_THEY_WISH if options.allow_client_priority else LOWER_ONLY
+    worker = LocalWorker(card, WorkerMachine(plan.worker), engine, priorities)
     api = api_config(options, planned.machine.api_keys)
     return Server(worker, text, plan, api, notes)
 

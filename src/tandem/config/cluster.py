@@ -20,7 +20,7 @@ from tandem.config.cluster_tree import RefusedAt, nearest, override, parse
 from tandem.config.options import OF_GATEWAYS, ServeOptions
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Role
-from tandem.facts.service_level import ServiceLevel
+from tandem.facts.service_level import LEAST_URGENT, ServiceLevel
 from tandem.forecast.choose import NAMES as FORECASTS
 from tandem.policy.admission.registry import ADMISSIONS
 from tandem.policy.dispatch.contract import FirstToken, Transfer
@@ -43,6 +43,8 @@ Workers = Annotated[int, Meta(ge=1, le=100_000)]
 MOST_FAULTS_PER_HOUR = 100_000
 MOST_PORT = 65535
 Share = Annotated[float, Meta(ge=0, le=1)]
+PriorityShift = Annotated[int, Meta(ge=0, le=LEAST_URGENT)]
+MOST_NAME_BYTES = 128
 # "auto" is bfloat16 to the simulator, and live what `tandem serve` would choose.
 PRECISIONS = ("auto", "float32", "bfloat16", "float16", "fp8", "int8", "fp4", "int4")
 Precision = Annotated[str, Known("precision", PRECISIONS)]
@@ -168,14 +170,16 @@ class RemoteTierConfig(TierConfig):
 @dataclass(frozen=True, slots=True)
 class TierConfigs:
     """A tier that is not named does not exist. What a session's request left in one is kept for
-    `pin_sessions_s` after its answer, in up to half of the tier: an agent's tool may take so
-    long. A live cluster's clients may ask for up to `longest_pin_s` themselves."""
+    `pin_sessions_s` after its answer: an agent's tool may take so long. A live cluster's clients
+    may ask for up to `longest_pin_s` themselves, where neither their tenant nor their class says
+    otherwise. All that is kept so is at most `pin_share` of a tier."""
 
     host: TierConfig | None = None
     disk: DiskTierConfig | None = None
     remote: RemoteTierConfig | None = None
     pin_sessions_s: float = 0.0
-    longest_pin_s: float = 3600.0
+    longest_pin_s: float = 0.0
+    pin_share: Annotated[float, Meta(ge=0, le=0.9)] = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +257,10 @@ class QueueConfig:
 @dataclass(frozen=True, slots=True)
 class ClassConfig:
     """A service class: smaller `priority` is more urgent, `reserved` is its share of the capacity,
-    and requests with these `headers` belong to it."""
+    and requests with these `headers` belong to it, where their tenant may use it. One class may be
+    the `default` of whoever belongs to none. The `priority` of a request may make it so much more
+    or less urgent than its class (`client_may_raise`, `client_may_lower`), and its client may ask
+    for its KV to be kept for up to `longest_pin_s`."""
 
     name: str
     priority: int = 0
@@ -261,6 +268,10 @@ class ClassConfig:
     slo: ServiceLevel = field(default_factory=ServiceLevel)
     deadline_s: float | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    default: bool = False
+    client_may_raise: PriorityShift = 0
+    client_may_lower: PriorityShift = LEAST_URGENT
+    longest_pin_s: float | None = None
 
     def __post_init__(self) -> None:
         _refuse_zero(self.slo)
@@ -268,10 +279,11 @@ class ClassConfig:
 
 @dataclass(frozen=True, slots=True)
 class TenantConfig:
-    """Who asks: the class of requests that name none, the weight of a fair share, and the share of
-    each slower tier that its KV may take. A live cluster knows them by their `api_keys`, which may
-    also stand in a file that is read again when it changes, or in a variable of the environment,
-    one a line."""
+    """Who asks: the class of requests that name none, those that headers `may_use` beside it, the
+    weight of a fair share, and the share of each slower tier that its KV may take, and that may be
+    kept for it (`pin_share`). Its clients may ask for `longest_pin_s` at most (None: as their class
+    says). A live cluster knows tenants by their `api_keys`, which may also stand in a file that is
+    read again when it changes, or in a variable of the environment, one a line."""
 
     name: str
     service_class: str = ""
@@ -280,6 +292,9 @@ class TenantConfig:
     api_keys_file: str | None = None
     api_keys_env: str | None = None
     kv_share: Share = 1.0
+    may_use: tuple[str, ...] = ()
+    longest_pin_s: float | None = None
+    pin_share: Share = 1.0
 
     @property
     def has_keys(self) -> bool:
@@ -402,15 +417,28 @@ def _caller_refusals(cluster: Cluster) -> Iterator[tuple[str, str]]:
     classes = [entry.name for entry in cluster.classes]
     heard: set[str] = set()
     for index, tenant in enumerate(cluster.tenants):
+        if not 0 < len(tenant.name.encode()) <= MOST_NAME_BYTES:
+            # Without a name it would be what callers without a tenant are.
+            problem = f"a tenant's name has 1 to {MOST_NAME_BYTES} bytes"
+            yield f"tenants.{index}.name", problem
         if tenant.service_class and tenant.service_class not in classes:
             yield (
                 f"tenants.{index}.service_class",
                 f"tenant {tenant.name}: unknown service_class {tenant.service_class}"
                 f"{nearest(tenant.service_class, classes)}",
             )
+        for name in tenant.may_use:
+            if name not in classes:
+                yield (
+                    f"tenants.{index}.may_use",
+                    f"tenant {tenant.name}: unknown class {name} in may_use"
+                    f"{nearest(name, classes)}",
+                )
         if heard & set(tenant.api_keys) or len(set(tenant.api_keys)) < len(tenant.api_keys):
             yield f"tenants.{index}.api_keys", "tenants: one of the api_keys stands there twice"
         heard |= set(tenant.api_keys)
+    if sum(entry.default for entry in cluster.classes) > 1:
+        yield "classes", "only one class can be the default"
     if sum(entry.reserved for entry in cluster.classes) > 1:
         yield "classes", "the classes' reserved shares must not exceed 1 in all"
 

@@ -133,12 +133,20 @@ def worker_tiers(cluster: Cluster, block_format: BlockFormat) -> TiersSetup:
         block_bytes=block_format.block_bytes,
         eviction=cluster.policies.eviction.name,
         quotas=tenant_shares(cluster),
+        pin_share=tiers.pin_share,
+        pin_shares=tenant_pin_shares(cluster),
     )
 
 
 def tenant_shares(cluster: Cluster) -> dict[str, float]:
     """Of each slower tier, for those who may not have all of it."""
     return {tenant.name: tenant.kv_share for tenant in cluster.tenants if tenant.kv_share < 1}
+
+
+def tenant_pin_shares(cluster: Cluster) -> dict[str, float]:
+    """Of each slower tier, for those who may not have as much kept as all together."""
+    most = cluster.tiers.pin_share
+    return {each.name: each.pin_share for each in cluster.tenants if each.pin_share < most}
 
 
 def disk_folder(cluster: Cluster, path: str | None) -> Path:

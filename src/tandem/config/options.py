@@ -103,6 +103,10 @@ class ServeOptions(
         tuple[str, ...],
         _say("File of such keys, one a line, read again when it changes; repeat.", "Server"),
     ] = ()
+    allow_client_priority: Annotated[
+        bool,
+        _say("Clients may put their requests before those of others (priority).", "Switches"),
+    ] = False
     allowed_origins: Annotated[
         tuple[str, ...], _say("Web origin that may call; repeat for several.", "Server")
     ] = ()
@@ -161,6 +165,7 @@ OF_GATEWAYS = (
     "max-head-fields",
     "head-timeout-s",
     "max-body-mib",
+    "allow-client-priority",
 )
 
 

@@ -55,7 +55,7 @@ class TiersSetup(msgspec.Struct, frozen=True, kw_only=True):
     """Room for a worker's KV beyond its device; 0 bytes where there is no such tier. The file on
     the disk lies in the folder `disk`. With `remote` there is a shared pool, for blocks of the
     format `root` (the hash of the cache root without a salt) and `block_bytes`. `quotas` are the
-    shares of tenants."""
+    shares of tenants, `pin_share` and `pin_shares` what may be pinned together and by tenant."""
 
     host_bytes: int = 0
     disk_bytes: int = 0
@@ -65,6 +65,8 @@ class TiersSetup(msgspec.Struct, frozen=True, kw_only=True):
     block_bytes: int = 0
     eviction: str = "lru"
     quotas: dict[str, float] = {}
+    pin_share: float = 0.5
+    pin_shares: dict[str, float] = {}
 
 
 class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,8 +102,8 @@ class PoolNodeSetup(msgspec.Struct, frozen=True, kw_only=True):
     URL `redis`, at most `redis_bytes`; its password is `redis_password`, or what stands in
     `redis_password_file` at each connection. All blocks have the format of `root` (the hash of the
     cache root without a salt) and `block_bytes`. `listen` is where workers reach it, an address or
-    address:port; empty for the address that faces the first gateway. `quotas` are the shares of
-    tenants; `gateways`, `keys` and `parent` as of a worker."""
+    address:port; empty for the address that faces the first gateway. `quotas`, `pin_share`
+    and `pin_shares` as of a worker's tiers; `gateways`, `keys` and `parent` as of a worker."""
 
     node: str
     gateways: tuple[str, ...]
@@ -120,6 +122,8 @@ class PoolNodeSetup(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int = 2
     eviction: str = "lru"
     quotas: dict[str, float] = {}
+    pin_share: float = 0.5
+    pin_shares: dict[str, float] = {}
     native_kernels: bool = True
     log_level: str = "warning"
     parent: int = msgspec.field(default_factory=os.getpid)

@@ -8,8 +8,23 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import NewType
 
 HASH_BYTES = 16
+
+# Whose blocks these are, as a chain's root takes it: made by `salt_of` and by nothing else.
+Salt = NewType("Salt", str)
+
+
+def salt_of(tenant: str, cache_salt: str) -> Salt:
+    """What keeps the cached prefixes of this tenant (empty: of callers without one) under this salt
+    apart from all others: no two pairs have one salt, whatever clients write."""
+    # The length is there for callers without a tenant too: without it, what they write could be
+    # the prefix of somebody's name. Only nobody and nothing is written as nothing.
+    return Salt(f"{len(tenant)}:{tenant}{cache_salt}" if tenant or cache_salt else "")
+
+
+NO_SALT = salt_of("", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +53,10 @@ class CacheRoot:
             digest.update(len(encoded).to_bytes(8, "little") + encoded)
         return digest.hexdigest()
 
-    def hash(self, cache_salt: str) -> bytes:
+    def hash(self, salt: Salt) -> bytes:
         """The parent of the first block of every prompt under this salt."""
         digest = blake2b(digest_size=HASH_BYTES)
-        for part in (self.model, self.arithmetic, self.adapter, cache_salt):
+        for part in (self.model, self.arithmetic, self.adapter, salt):
             # The length stands before the text, so that no two lists of parts look alike.
             encoded = part.encode()
             digest.update(len(encoded).to_bytes(8, "little") + encoded)

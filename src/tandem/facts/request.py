@@ -4,6 +4,7 @@ from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from tandem.facts.blocks import Salt, salt_of
 from tandem.facts.sampling import SamplingParameters
 
 
@@ -13,9 +14,10 @@ class Request:
 
     `prompt_tokens` are the client's: a tuple or, where they are very many, an array of "I".
     `output_tokens` are those already generated elsewhere (empty unless the request is resumed).
-    Smaller `priority` runs sooner. `cache_salt` separates the prefix caches of tenants, and
-    `tenant` is whose quota its KV counts to. Several answers to one prompt are several requests
-    whose seeds differ.
+    Smaller `priority` runs sooner. `tenant` is whose KV this is: nobody else finds it, and it
+    counts to that quota; `cache_salt` is the client's own way to part its prefixes. `account` is
+    whose share of waiting places and turns it takes: the tenant, or the API key that belongs to
+    none. Several answers to one prompt are several requests whose seeds differ.
     """
 
     request_id: str
@@ -25,6 +27,12 @@ class Request:
     priority: int = 0
     cache_salt: str = ""
     tenant: str = ""
+    account: str = ""
+
+    @property
+    def salt(self) -> Salt:
+        """Of the root of its blocks."""
+        return salt_of(self.tenant, self.cache_salt)
 
 
 class FinishReason(StrEnum):

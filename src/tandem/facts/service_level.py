@@ -1,4 +1,5 @@
-"""What a client was promised: upper bounds, in seconds, that a good answer keeps."""
+"""What a client was promised: upper bounds, in seconds, that a good answer keeps; and what it may
+make of its own urgency."""
 
 from dataclasses import dataclass
 
@@ -28,6 +29,29 @@ class ServiceLevel:
     def __str__(self) -> str:
         bounds = (("TTFT", self.ttft_s), ("TPOT", self.tpot_s), ("E2E", self.e2e_s))
         return ", ".join(f"{name} <= {_told(bound)}" for name, bound in bounds if bound is not None)
+
+
+# Priorities beyond these are no 32-bit numbers.
+MOST_URGENT, LEAST_URGENT = -(2**31), 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ClientPriorities:
+    """What a client's own `priority` may add to that of its class; smaller is more urgent. By
+    default it may make its requests less urgent, and never goes before anybody by its own word."""
+
+    lowest: int = 0
+    highest: int = LEAST_URGENT
+
+    def applied(self, priority: int, wish: int) -> int:
+        """The priority of a request whose class has this one."""
+        allowed = min(max(wish, self.lowest), self.highest)
+        return min(max(priority + allowed, MOST_URGENT), LEAST_URGENT)
+
+
+LOWER_ONLY = ClientPriorities()
+# For servers whose clients trust each other.
+AS_THEY_WISH = ClientPriorities(MOST_URGENT, LEAST_URGENT)
 
 
 def _told(bound_s: float) -> str:

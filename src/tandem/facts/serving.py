@@ -24,15 +24,22 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks. `tenant` is whose API key it is, empty where keys name nobody. `headers` are the
-    caller's own claims: whoever sells terms of service by them strips them from those who did not
-    pay. Calls of one `session` go on from each other; what this one leaves in the cache is to be
-    kept for `pin_s` after its answer."""
+    """Who asks. `tenant` is whose API key it is, empty where keys name nobody; `key` tells the key
+    itself from others (never its text). `headers` are the caller's own claims, and choose only
+    among what its tenant may use. Calls of one `session` go on from each other; what this one
+    leaves in the cache is to be kept for `pin_s` after its answer."""
 
     tenant: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     session: str = ""
     pin_s: float = 0.0
+    key: str = ""
+
+    @property
+    def account(self) -> str:
+        """Whose share of waiting places and turns this caller's requests take. Callers without a
+        key are one."""
+        return self.tenant or self.key
 
 
 ANYBODY = Caller()

@@ -6,6 +6,7 @@ Performs the machine's effects and nothing more; all deciding is in the machine.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from functools import partial
 
 from tandem.facts.errors import EngineFailed, InvalidRequest
@@ -20,6 +21,7 @@ from tandem.facts.messages import (
     WorkerEvent,
 )
 from tandem.facts.request import FinishReason, Request, TokenOutput
+from tandem.facts.service_level import LOWER_ONLY, ClientPriorities
 from tandem.facts.serving import ANYBODY, Caller, ModelCard
 from tandem.facts.steps import StepResult
 from tandem.live.clock import now_ns
@@ -33,15 +35,22 @@ logger = logging.getLogger(__name__)
 
 class LocalWorker:
     """The `Generator` port over one engine in this process. Use it from one event loop, between
-    `start` and `stop`."""
+    `start` and `stop`. Clients may choose their priority within `priorities`."""
 
-    def __init__(self, card: ModelCard, machine: WorkerMachine, engine: PlanRunner) -> None:
+    def __init__(
+        self,
+        card: ModelCard,
+        machine: WorkerMachine,
+        engine: PlanRunner,
+        priorities: ClientPriorities = LOWER_ONLY,
+    ) -> None:
         self.card = card
         self.machine = machine
         self.metrics = WorkerMetrics(card.names[0], machine)
         self._engine_thread = EngineThread(
             engine, self._take_result, partial(self._died, "the engine failed")
         )
+        self._priorities = priorities
         self._mailboxes = Mailboxes()
         self._arrived: list[Request] = []
         self._aborted: list[str] = []
@@ -87,12 +96,14 @@ class LocalWorker:
     async def generate(
         self, request: Request, caller: Caller = ANYBODY
     ) -> AsyncGenerator[TokenOutput, None]:
-        """See the port `Generator`. Before one engine all callers are alike."""
-        del caller
+        """See the port `Generator`. Before one engine all callers are of one class, and take turns
+        by account."""
         if self._closed_because:
             raise EngineFailed(self._closed_because)
         if request.request_id in self._mailboxes:
             raise InvalidRequest("request_id", f"{request.request_id!r} is already running")
+        priority = self._priorities.applied(0, request.priority)
+        request = replace(request, priority=priority, account=caller.account)
         mailbox = self._mailboxes.open(request.request_id)
         self._arrived.append(request)
         self._news.set()

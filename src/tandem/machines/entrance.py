@@ -98,7 +98,7 @@ class Entrance:
 
     def judge(self, passage: Passage, now_ns: int) -> tuple[Verdict, Choice | None]:
         """Whether a new request comes in, and where it would go at once (None: it must wait)."""
-        workers = self.line.before(self.fleet.views())
+        workers = self.line.before(self.fleet.views(), passage.view.tenant)
         view = self._look(passage, now_ns)
         route = self.config.routing.choose(view, workers, now_ns)
         verdict = self.config.admission.judge(view, route, workers, now_ns)
@@ -211,7 +211,7 @@ class Entrance:
     def _look(self, passage: Passage, now_ns: int) -> RequestView:
         """The request as policies see it now: with the tokens so far, and who holds its prefix."""
         config, request = self.config, passage.submission.request
-        root = self.root.hash(request.cache_salt)
+        root = self.root.hash(request.salt)
         extend_chain(passage.chain, root, passage.tokens(), config.block_size)
         found = self.index.match(passage.chain, now_ns)
         passage.look(found.hits, found.remote_tokens)

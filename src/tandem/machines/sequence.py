@@ -105,6 +105,13 @@ class Sequence:
         return coming_tokens - self.stay.scheduled
 
     @property
+    def untouched(self) -> bool:
+        """Whether nothing was computed, moved or said for it yet: refusing it wastes nothing."""
+        known_tokens = len(self.request.prompt_tokens)
+        never_ran = self.found.cached_tokens < 0 and not self.import_tokens
+        return never_ran and len(self.tokens) == known_tokens
+
+    @property
     def draws_next(self) -> bool:
         """Whether the tokens scheduled so far end where the next token is to be drawn."""
         return self.stay.scheduled == len(self.tokens) + self.unseen

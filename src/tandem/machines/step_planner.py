@@ -131,7 +131,7 @@ class StepPlanner:
 
     def _admit(self, builder: PlanBuilder, sequence: Sequence, cached: list[int]) -> None:
         self.settled = False
-        self.waiting.remove(sequence)
+        self.waiting.admit(sequence)
         if sequence.found.cached_tokens < 0:
             # A sequence that was preempted finds its own blocks: that is no hit.
             self.prefix_query_tokens += len(sequence.tokens)

@@ -30,7 +30,8 @@ class WaitingLine:
         self.in_use: dict[str, int] = {}
         self._classes = classes
         self._queue = FairQueue(classes, config.weights, config.max_wait_s)
-        self._waiting_tokens = 0
+        # Of each tenant that waits: uncached prompt tokens, and requests.
+        self._waiting: dict[str, tuple[int, int]] = {}
         self._tenants: dict[str, None] = {}
 
     def __len__(self) -> int:
@@ -53,10 +54,10 @@ class WaitingLine:
     def wait(self, passage: Passage) -> None:
         self._tenants[passage.view.tenant] = None
         self._queue.push(passage.view)
-        self._waiting_tokens += _uncached_tokens(passage.view)
+        self._count(passage.view, 1)
 
     def wait_no_more(self, passage: Passage) -> None:
-        self._waiting_tokens -= _uncached_tokens(self._queue.remove(passage.request_id))
+        self._count(self._queue.remove(passage.request_id), -1)
 
     def first(self, now_ns: int) -> str | None:
         """Who goes next, by request id; None when nobody may."""
@@ -91,13 +92,22 @@ class WaitingLine:
             return {}
         return to_preempt(self._classes, self._queue.waiting(), self.in_use, capacity)
 
-    def before(self, workers: Sequence[WorkerView]) -> list[WorkerView]:
-        """The workers as whoever comes last finds them: those in line will be there first."""
+    def before(self, workers: Sequence[WorkerView], tenant: str) -> list[WorkerView]:
+        """The workers as whoever of this tenant comes last finds them: those in line will be there
+        first, of each other tenant as much as of its own."""
         prefilling = sum(1 for view in workers if view.accepting and view.role.prefills)
         if not len(self) or not prefilling:
             return list(workers)
-        share_tokens = self._waiting_tokens // prefilling
-        share_requests = len(self) // prefilling
+        # One more: its own request comes after one of everybody.
+        own_tokens, own_requests = self._waiting.get(tenant, (0, 0))
+        ahead_tokens, ahead_requests = own_tokens, own_requests
+        for name, (tokens, requests) in self._waiting.items():
+            if name != tenant:
+                turns = min(requests, own_requests + 1)
+                ahead_requests += turns
+                ahead_tokens += tokens * turns // requests
+        share_tokens = ahead_tokens // prefilling
+        share_requests = ahead_requests // prefilling
         return [
             replace(
                 view,
@@ -108,6 +118,16 @@ class WaitingLine:
             else view
             for view in workers
         ]
+
+    def _count(self, view: RequestView, requests: int) -> None:
+        """So many requests more of this view wait."""
+        tokens, waiting = self._waiting.get(view.tenant, (0, 0))
+        self._waiting[view.tenant] = (
+            tokens + requests * _uncached_tokens(view),
+            waiting + requests,
+        )
+        if not waiting + requests:
+            del self._waiting[view.tenant]
 
 
 def _uncached_tokens(view: RequestView) -> int:

@@ -90,7 +90,6 @@ class WorkerMachine:
         )
         self.unfinished: dict[str, Sequence] = {}
         self._flights: deque[PlanBuilder] = deque()
-        self._arrivals = 0
         self._steps = 0
         # Something happened since the last plan that the next one may answer.
         self._unplanned = False
@@ -107,19 +106,20 @@ class WorkerMachine:
 
     def handle(self, event: WorkerEvent, now_ns: int) -> list[WorkerEffect]:
         """Take one event; the effects are to be performed in order."""
+        del now_ns  # Every machine is told; this one goes by the order of events alone.
         effects: list[WorkerEffect] = []
         self._unplanned = self._unplanned or not isinstance(event, StepDone)
         match event:
             case RequestsArrived(requests):
                 for request in requests:
-                    self._arrive(request, now_ns, effects)
+                    self._arrive(request, effects)
             case PrefillsArrived(requests, import_tokens):
                 for request, tokens in zip(requests, import_tokens, strict=True):
-                    if sequence := self._arrive(request, now_ns, effects, tokens):
+                    if sequence := self._arrive(request, effects, tokens):
                         sequence.hand_over()
             case ImportsArrived(requests, import_tokens):
                 for request, tokens in zip(requests, import_tokens, strict=True):
-                    self._arrive(request, now_ns, effects, tokens)
+                    self._arrive(request, effects, tokens)
             case ImportDone():
                 self._import_done(event)
             case CopiesRequested(request_ids):
@@ -160,14 +160,13 @@ class WorkerMachine:
         invariant(len(self.unfinished) == in_work, "unfinished requests run, import or wait")
 
     def _arrive(
-        self, request: Request, now_ns: int, effects: list[WorkerEffect], import_tokens: int = 0
+        self, request: Request, effects: list[WorkerEffect], import_tokens: int = 0
     ) -> Sequence | None:
-        if error := self._objection(request):
+        if error := self._objection(request) or self._make_way(request, effects):
             effects.append(Refuse(request.request_id, error))
             return None
-        rank = (request.priority, now_ns, self._arrivals)
-        self._arrivals += 1
-        root = self.config.root.hash(request.cache_salt)
+        rank = self.planner.waiting.rank_of(request)
+        root = self.config.root.hash(request.salt)
         sequence = Sequence(request, rank, root, self.config.context_tokens)
         sequence.import_tokens = min(import_tokens, len(sequence.tokens))
         if self.config.prefix_caching:
@@ -186,9 +185,11 @@ class WorkerMachine:
             return PromptTooLong(known_tokens, self.config.context_tokens)
         if len(request.output_tokens) >= request.sampling.max_tokens:
             return InvalidRequest("output_tokens", "already reach max_tokens")
-        if not self._speakable(request.prompt_tokens) or not self._speakable(request.output_tokens):
-            return InvalidRequest("prompt", "holds a token id outside the vocabulary")
         vocabulary = range(self.config.vocabulary_tokens)
+        if not all(
+            _speakable(each, vocabulary) for each in (request.prompt_tokens, request.output_tokens)
+        ):
+            return InvalidRequest("prompt", "holds a token id outside the vocabulary")
         if any(token not in vocabulary for token, _ in request.sampling.logit_bias):
             return InvalidRequest("logit_bias", "names a token id outside the vocabulary")
         if any(token not in vocabulary for token in request.sampling.stop_token_ids):
@@ -199,13 +200,21 @@ class WorkerMachine:
             for taken in (self.unfinished, residents.importing, residents.held)
         ):
             return InvalidRequest("request_id", f"{request.request_id!r} is already running")
-        if len(self.planner.waiting) >= self.config.max_waiting:
-            return Overloaded(f"{len(self.planner.waiting)} requests are waiting already", 1.0)
         return None
 
-    def _speakable(self, tokens: Iterable[int]) -> bool:
-        ids = np.asarray(tokens)
-        return not ids.size or bool(ids.min() >= 0 and ids.max() < self.config.vocabulary_tokens)
+    def _make_way(self, request: Request, effects: list[WorkerEffect]) -> TandemError | None:
+        """Where all places of those who wait are taken, the account that has most gives up its
+        newest, so that nobody keeps the others out."""
+        waiting = self.planner.waiting
+        if len(waiting) < self.config.max_waiting:
+            return None
+        loser = waiting.gives_way(request)
+        if loser is None:
+            return Overloaded(f"{len(waiting)} requests are waiting already", 1.0)
+        self._end(loser, effects)
+        error = Overloaded(f"{len(waiting) + 1} requests wait, most of them yours", 1.0)
+        effects.append(Refuse(loser.request.request_id, error))
+        return None
 
     def _end(self, sequence: Sequence, effects: list[WorkerEffect]) -> None:
         request_id = sequence.request.request_id
@@ -305,3 +314,8 @@ class WorkerMachine:
         The ids of the plans in flight grow by `steps`."""
         self._steps += steps
         repeat(self._flights, steps, tokens)
+
+
+def _speakable(tokens: Iterable[int], vocabulary: range) -> bool:
+    ids = np.asarray(tokens)
+    return not ids.size or bool(ids.min() >= 0 and ids.max() < len(vocabulary))

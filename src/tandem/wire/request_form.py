@@ -25,6 +25,7 @@ class RequestForm(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     priority: int
     cache_salt: str
     tenant: str
+    account: str
 
 
 class RequestsForm(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -48,6 +49,7 @@ def _fold(request: Request) -> RequestForm:
         request.priority,
         request.cache_salt,
         request.tenant,
+        request.account,
     )
 
 
@@ -60,6 +62,7 @@ def _unfold(form: RequestForm) -> Request:
         form.priority,
         form.cache_salt,
         form.tenant,
+        form.account,
     )
 
 

@@ -27,7 +27,6 @@ from tandem.commands.front_door import (
 )
 from tandem.config.api_options import api_config, check_exposure
 from tandem.config.cluster import read_cluster
-from tandem.config.cluster_tiers import has_tiers
 from tandem.config.hardware import BUNDLED_MODEL
 from tandem.config.processes import GatewayListening, GatewaySetup
 from tandem.facts.cluster_messages import Welcome
@@ -122,7 +121,12 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
         options.max_num_queued_reqs,
         cluster.slo,
         pin_sessions_s=cluster.tiers.pin_sessions_s,
-        longest_pin_s=cluster.tiers.longest_pin_s if has_tiers(cluster) else 0.0,
+        longest_pin_s=cluster.tiers.longest_pin_s,
+        longest_pins_s={
+            tenant.name: tenant.longest_pin_s
+            for tenant in cluster.tenants
+            if tenant.longest_pin_s is not None
+        },
     )
     return Assembled(card, text, config, api, terms)
 

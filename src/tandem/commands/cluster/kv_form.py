@@ -12,7 +12,7 @@ from tandem.config.cluster import Cluster
 from tandem.config.cluster_live import on_cpu, worker_options
 from tandem.config.hardware import BUNDLED_MODEL
 from tandem.config.options import ServeOptions
-from tandem.facts.blocks import CacheRoot
+from tandem.facts.blocks import NO_SALT, CacheRoot
 from tandem.facts.kv_tiers import BlockFormat
 from tandem.facts.model import ModelSpec
 from tandem.kv.layout import KvDtype, KvLayout
@@ -34,7 +34,7 @@ class KvForm:
 
 def block_format(root: CacheRoot, layout: KvLayout) -> BlockFormat:
     """What tells the bytes of these blocks from all others."""
-    return BlockFormat(root.hash(""), layout.block_bytes)
+    return BlockFormat(root.hash(NO_SALT), layout.block_bytes)
 
 
 def kv_form(cluster: Cluster, model: str | None, directory: Path) -> KvForm:

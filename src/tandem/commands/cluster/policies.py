@@ -2,7 +2,7 @@
 the twin and for a live gateway."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from tandem.config.cluster import Cluster, PoolConfig
@@ -10,12 +10,13 @@ from tandem.config.cluster_build import Choice
 from tandem.config.cluster_parameters import parameters
 from tandem.config.cluster_tree import nearest
 from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.service_level import AS_THEY_WISH, LOWER_ONLY, ClientPriorities
 from tandem.machines.waiting_line import LineConfig
 from tandem.policy.admission.contract import Admission
 from tandem.policy.admission.registry import ADMISSIONS
 from tandem.policy.dispatch.contract import Dispatching
 from tandem.policy.dispatch.registry import DISPATCHES
-from tandem.policy.qos.classes import Classes, ServiceClass
+from tandem.policy.qos.classes import UNNAMED, Classes, ServiceClass
 from tandem.policy.routing.contract import Routing
 from tandem.policy.routing.registry import ROUTINGS
 
@@ -99,8 +100,17 @@ def _classes(cluster: Cluster) -> Classes:
             promise=cluster.slo if entry.slo.empty else entry.slo,
             headers=entry.headers,
             deadline_s=entry.deadline_s,
+            client_priorities=ClientPriorities(-entry.client_may_raise, entry.client_may_lower),
+            longest_pin_s=entry.longest_pin_s,
         )
         for entry in cluster.classes
     )
     tenants = {each.name: each.service_class for each in cluster.tenants if each.service_class}
-    return Classes(classes, tenants)
+    trusted = bool(cluster.serve.get("allow-client-priority", False))
+    return Classes(
+        classes,
+        tenants,
+        may_use={each.name: each.may_use for each in cluster.tenants},
+        default=next((entry.name for entry in cluster.classes if entry.default), ""),
+        unnamed=replace(UNNAMED, client_priorities=AS_THEY_WISH if trusted else LOWER_ONLY),
+    )

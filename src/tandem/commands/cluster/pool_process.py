@@ -159,7 +159,12 @@ def tiers_of(setup: PoolNodeSetup) -> TiersConfig:
     # Of what clients bring at once, each buffer may be about to be written.
     limits = TierLimits(stagings=BUFFERS, copies=COPIES, copy_blocks=max(1, together))
     return TiersConfig(
-        capacities, partial(make_eviction, setup.eviction), quotas=setup.quotas, limits=limits
+        capacities,
+        partial(make_eviction, setup.eviction),
+        quotas=setup.quotas,
+        pin_share=setup.pin_share,
+        pin_shares=setup.pin_shares,
+        limits=limits,
     )
 
 

@@ -34,6 +34,7 @@ from tandem.config.cluster_placement import on_ray, placed_options
 from tandem.config.cluster_tiers import (
     disk_folder,
     has_tiers,
+    tenant_pin_shares,
     tenant_shares,
     worker_tiers,
 )
@@ -166,6 +167,8 @@ class Setups:
             replicas=remote.replicas,
             eviction=self.cluster.policies.eviction.name,
             quotas=tenant_shares(self.cluster),
+            pin_share=self.cluster.tiers.pin_share,
+            pin_shares=tenant_pin_shares(self.cluster),
             native_kernels=options.native_kernels,
             log_level=options.log_level,
         )

@@ -110,6 +110,8 @@ def _config(planned: PlannedWorker, setup: TiersSetup, own: BlockFormat) -> Tier
         partial(make_eviction, setup.eviction),
         remote=remote,
         quotas=setup.quotas,
+        pin_share=setup.pin_share,
+        pin_shares=setup.pin_shares,
         limits=replace(limits, copy_blocks=max(1, together)),
     )
 

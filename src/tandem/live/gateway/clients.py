@@ -9,37 +9,46 @@ from tandem.facts.request import FinishReason, Request
 from tandem.live.clock import now_ns
 from tandem.live.gateway.demand import Demand
 from tandem.live.mailbox import Mailbox, Mailboxes
+from tandem.machines.waiting_places import WaitingPlaces
 from tandem.observe.cluster_metrics import GatewayMetrics
 
 
 class Clients:
-    """`max_waiting` of them may wait for their first token."""
+    """`max_waiting` of them may wait for their first token, of each account its share."""
 
     def __init__(self, metrics: GatewayMetrics, max_waiting: int) -> None:
         self.metrics = metrics
         self.demand = Demand()
         self._mailboxes = Mailboxes()
-        self._max_waiting = max_waiting
+        self._places = WaitingPlaces(max_waiting)
 
-    def arrived(self, request: Request) -> Mailbox:
-        """One more. Raises `InvalidRequest` for an id that is taken, `Overloaded` when too many
-        wait."""
+    def arrived(self, request: Request) -> tuple[Mailbox, str | None]:
+        """One more, and the id of another one that gave way to it: that one was refused, and nobody
+        need work for it any more. Raises `InvalidRequest` for an id that is taken, `Overloaded`
+        when too many wait."""
         request_id, demand = request.request_id, self.demand
         if request_id in self._mailboxes:
             own_id = request_id.rpartition("/")[2]
             raise InvalidRequest("request_id", f"{own_id!r} is already running")
-        if demand.waiting >= self._max_waiting:
+        waiting, retry_s = len(self._places), demand.retry_after_s()
+        entry = self._places.enter(request_id, request.account)
+        if not entry.admitted:
             self.metrics.refused(request_id)
-            raise Overloaded(f"{demand.waiting} requests wait already", demand.retry_after_s())
+            raise Overloaded(f"{waiting} requests wait already", retry_s)
+        if entry.gives_way is not None:
+            self.metrics.refused(entry.gives_way)
+            error = Overloaded(f"{waiting + 1} requests wait, most of them yours", retry_s)
+            self._mailboxes.fail(entry.gives_way, error)
         demand.arrived(request_id)
         self.metrics.arrived(request, now_ns())
-        return self._mailboxes.open(request_id)
+        return self._mailboxes.open(request_id), entry.gives_way
 
     def left(self, request_id: str, *, finished: bool) -> bool:
         """The reader reads no more, having got all of its answer or not. Gives whether the workers
         should be told."""
         # Whoever left before taking the last word was served all the same.
         cut_short = not self._mailboxes.close(request_id)
+        self._places.leave(request_id)
         self.demand.left(request_id, finished=finished)
         if cut_short:
             self.metrics.ended(request_id, FinishReason.ABORT, now_ns())
@@ -52,12 +61,14 @@ class Clients:
     def deliver(self, emission: EmitTokens, instant_ns: int) -> None:
         self._mailboxes.deliver(emission)
         for request_id in emission.request_ids:
+            self._places.leave(request_id)
             self.demand.got_token(request_id, instant_ns)
         self.metrics.emitted(emission, instant_ns)
 
     def reject(self, effect: Reject) -> None:
         """Refused for now, or, when no waiting helps, for what the request is."""
         self.metrics.refused(effect.request_id)
+        self._places.leave(effect.request_id)
         error: TandemError
         if effect.retry_after_s:
             error = Overloaded(effect.reason, effect.retry_after_s)

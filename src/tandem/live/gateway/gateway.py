@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field, replace
 
 from tandem.facts.errors import EngineFailed, PromptTooLong
@@ -29,21 +29,26 @@ class GatewayTerms:
     """`incarnation` tells this start of the process from all others: with the gateway's name it
     makes request ids unique among all gateways. `max_waiting` requests may wait for their first
     token; `promise` is what every request gets promised. What a session's request leaves in slower
-    tiers is kept for `pin_sessions_s`, and what a client asks to be kept for up to `longest_pin_s`.
-    Last words may take `farewell_s`."""
+    tiers is kept for `pin_sessions_s`, and what a client asks to be kept for up to `longest_pin_s`,
+    unless its tenant (`longest_pins_s`) or its class has a bound of its own. Last words may take
+    `farewell_s`."""
 
     incarnation: str
     max_waiting: int = 4096
     promise: ServiceLevel = field(default_factory=ServiceLevel)
     pin_sessions_s: float = 0.0
     longest_pin_s: float = 0.0
+    longest_pins_s: Mapping[str, float] = field(default_factory=dict)
     farewell_s: float = 1.0
     comeback_s: float = 15.0
 
-    def pin_s(self, caller: Caller) -> float:
-        """How long to keep what a request of this caller leaves."""
+    def pin_s(self, caller: Caller, of_class_s: float | None = None) -> float:
+        """How long to keep what a request of this caller leaves, where its class may ask for up to
+        `of_class_s` (None: the class says nothing)."""
         session_s = self.pin_sessions_s if caller.session else 0.0
-        return max(session_s, min(caller.pin_s, self.longest_pin_s))
+        longest_s = self.longest_pin_s if of_class_s is None else of_class_s
+        longest_s = self.longest_pins_s.get(caller.tenant, longest_s)
+        return max(session_s, min(caller.pin_s, longest_s))
 
 
 class Gateway:
@@ -134,21 +139,23 @@ class Gateway:
             raise PromptTooLong(prompt_tokens, context_tokens)
         request_id = self._prefix + request.request_id
         service = self.machine.config.router.classes.classify(caller.headers, caller.tenant)
-        # Nobody leaves a class behind by wishing for a priority.
-        priority = service.priority if service.name else request.priority
-        request = replace(request, request_id=request_id, priority=priority)
-        mailbox = self._clients.arrived(request)
+        # What a client wishes for shifts its priority only as far as its class lets it.
+        priority = service.priority_of(request.priority)
+        request = replace(request, request_id=request_id, priority=priority, account=caller.account)
+        mailbox, gives_way = self._clients.arrived(request)
+        if gives_way is not None:
+            self._loop.tell(RequestWithdrawn(gives_way))
         expected = self._clients.demand.expected_tokens(request.sampling.max_tokens)
         self._loop.tell(
             RequestSubmitted(
                 request,
                 expected,
-                tenant=caller.tenant,
+                tenant=caller.account,
                 service_class=service.name,
                 session=caller.session,
                 promise=self._terms.promise if service.promise.empty else service.promise,
                 deadline_ns=service.deadline_ns(now_ns()),
-                pin_ns=round(self._terms.pin_s(caller) * NS_PER_S),
+                pin_ns=round(self._terms.pin_s(caller, service.longest_pin_s) * NS_PER_S),
             )
         )
         finished = False

@@ -22,6 +22,6 @@ def pin_of(passage: Passage, router: RouterMachine) -> PinBlocks:
     """What is to be kept of a request that ends. The router must know all its tokens but the last,
     which has no KV."""
     config, submission = router.config, passage.submission
-    root = router.entrance.root.hash(submission.request.cache_salt)
+    root = router.entrance.root.hash(submission.request.salt)
     extend_chain(passage.chain, root, passage.tokens(), config.block_size)
     return PinBlocks(tuple(passage.chain), submission.pin_ns, passage.view.priority)

@@ -44,8 +44,8 @@ class TiersConfig:
     """`capacities` in blocks, of HOST and DISK, where they exist; a store has room for
     `limits.slack_blocks` more. `eviction` makes the order of a tier from its capacity. `found` is
     what the disk holds at the start, the one stored longest ago first. `remote`: processes of the
-    shared pool may join. At most `pin_share` of a tier is pinned, and a tenant in `quotas` has at
-    most that share of each."""
+    shared pool may join. A tenant in `quotas` has at most that share of each tier. At most
+    `pin_share` of a tier is pinned, and of a tenant in `pin_shares` at most that share of it."""
 
     capacities: Mapping[Tier, int]
     eviction: Callable[[int], Eviction[bytes]] = least_recently_used
@@ -53,6 +53,7 @@ class TiersConfig:
     remote: bool = False
     pin_share: float = 0.5
     quotas: Mapping[str, float] = field(default_factory=dict)
+    pin_shares: Mapping[str, float] = field(default_factory=dict)
     limits: TierLimits = field(default_factory=TierLimits)
 
     def __post_init__(self) -> None:

@@ -8,10 +8,12 @@ from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import TierFigures
 from tandem.machines.tiers.config import TiersConfig
 from tandem.machines.tiers.store import TierStore
-from tandem.policy.eviction.pinned import Pin, Pinned
+from tandem.policy.eviction.pinned import Pin, PinBounds, Pinned
 from tandem.policy.eviction.quota import Quota
+from tandem.policy.qos.holders import Holders
 
-# Pins of blocks that are still on their way: so many, the oldest forgotten first.
+# Pins of blocks that are still on their way: so many; the oldest of the tenant that has most is
+# forgotten first.
 PROMISED_PINS = 4096
 
 
@@ -34,7 +36,9 @@ class Shelf:
         capacity = config.capacities[tier]
 
         def order_of(blocks: int) -> Pinned[bytes]:
-            return Pinned(config.eviction(blocks), int(blocks * config.pin_share))
+            each = {name: int(share * blocks) for name, share in config.pin_shares.items()}
+            bounds = PinBounds(int(blocks * config.pin_share), each)
+            return Pinned(config.eviction(blocks), bounds)
 
         quotas = {name: int(share * capacity) for name, share in config.quotas.items()}
         self.tier = tier
@@ -43,7 +47,9 @@ class Shelf:
         self.leaving: dict[bytes, None] = {}
         self.counts = Counts()
         self._next_number = 0
+        self._tenant_of = tenant_of
         self._promised: dict[bytes, Pin] = {}
+        self._promised_to: Holders[bytes] = Holders()
 
     def has(self, digest: bytes) -> bool:
         """Whether the store has, or is about to have, this block."""
@@ -60,19 +66,25 @@ class Shelf:
             if self.store.resident(digest):
                 self._order.pin(digest, pin, now_ns)
             else:
-                self._promised.pop(digest, None)
+                tenant = self._tenant_of(digest)
                 self._promised[digest] = pin
-        while len(self._promised) > PROMISED_PINS:
-            del self._promised[next(iter(self._promised))]
+                self._promised_to.add(digest, tenant)
+                if len(self._promised) > PROMISED_PINS:
+                    most = self._promised_to.gives_way(tenant) or tenant
+                    self._take_promise(self._promised_to.oldest(most))
 
     def keep_promises(self, digests: Iterable[bytes], now_ns: int) -> None:
         """These have come."""
         if not self._promised:
             return
         for digest in digests:
-            pin = self._promised.pop(digest, None)
+            pin = self._take_promise(digest)
             if pin is not None and self.store.resident(digest):
                 self._order.pin(digest, pin, now_ns)
+
+    def _take_promise(self, digest: bytes) -> Pin | None:
+        self._promised_to.discard(digest)
+        return self._promised.pop(digest, None)
 
     def report(
         self, removed: tuple[bytes, ...], added: tuple[bytes, ...], parents: tuple[bytes, ...]

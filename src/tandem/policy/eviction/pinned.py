@@ -1,50 +1,70 @@
 """Which blocks were promised to stay for a while, and which of the others goes?"""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Generic
 
 from tandem.policy.eviction.contract import Eviction, Key
 from tandem.policy.eviction.keyed_heap import KeyedHeap
+from tandem.policy.qos.holders import Holders
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A promise to keep a block while `now_ns < until_ns`. Smaller `priority` is more urgent."""
+    """A promise to keep a block while `now_ns < until_ns`, made to `owner`. Smaller `priority` is
+    more urgent."""
 
     until_ns: int
     priority: int = 0
+    owner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PinBounds:
+    """At most `together` keys are pinned, and of each owner named in `each` at most so many."""
+
+    together: int
+    each: Mapping[str, int] = field(default_factory=dict)
 
 
 class Pinned(Generic[Key]):
     """Another eviction order, with pins on top: a pinned key is no victim while its pin is valid.
 
-    At most `max_pinned` keys are pinned, so that a cache always has something to give up; a more
-    urgent pin pushes out the least urgent, oldest one. A pin ends by running out, by being pushed
-    out, by `unpin` or by the key's removal; but for the last, the key then falls back into the
-    wrapped order as if it were inserted now. O(log n) on top of the wrapped order.
+    At most so many keys are pinned as the bounds say, so that a cache always has something to give
+    up. Where all places are taken, a more urgent pin pushes out the least urgent, oldest one; of
+    equally urgent ones the owner that has most gives up its oldest, down to equal shares: nobody
+    keeps the others out, however often it renews its pins. A pin ends by running out, by being
+    pushed out, by `unpin` or by the key's removal; but for the last, the key then falls back into
+    the wrapped order as if it were inserted now. O(log n) on top of the wrapped order, and linear
+    in the owners where places are short.
     """
 
-    def __init__(self, inner: Eviction[Key], max_pinned: int) -> None:
+    def __init__(self, inner: Eviction[Key], bounds: PinBounds | int) -> None:
         self._inner = inner
-        self._max_pinned = max_pinned
+        self._bounds = bounds if isinstance(bounds, PinBounds) else PinBounds(bounds)
+        self._holders: Holders[Key] = Holders()
         self._ends: KeyedHeap[Key] = KeyedHeap()
         self._urgency: KeyedHeap[Key] = KeyedHeap()
 
     def pin(self, key: Key, pin: Pin, now_ns: int) -> bool:
         """Pin a resident, or change its pin. False when it has run out already, or when no place is
-        left and every pin is at least as urgent."""
+        left for its owner and nobody has to give way to it."""
         self._end_pins(now_ns)
         if pin.until_ns <= now_ns:
             return False
         if key not in self._ends:
-            if len(self._ends) >= self._max_pinned:
-                least = self._urgency.first()
-                if least is None or self._urgency.rank(least) >= -pin.priority:
+            most = self._bounds.each.get(pin.owner)
+            if most is not None and self._holders.count(pin.owner) >= most:
+                return False
+            if len(self._ends) >= self._bounds.together:
+                loser = self._gives_way(pin)
+                if loser is None:
                     return False
-                self.unpin(least, now_ns)
+                self.unpin(loser, now_ns)
             self._inner.remove(key)
         self._ends.place(key, pin.until_ns)
         self._urgency.place(key, -pin.priority)
+        self._holders.add(key, pin.owner)
         return True
 
     def unpin(self, key: Key, now_ns: int) -> None:
@@ -72,7 +92,21 @@ class Pinned(Generic[Key]):
         self._end_pins(now_ns)
         return self._inner.victim(now_ns)
 
+    def _gives_way(self, pin: Pin) -> Key | None:
+        """The key whose pin ends for this one."""
+        least = self._urgency.first()
+        if least is None:
+            return None
+        if self._urgency.rank(least) < -pin.priority:
+            return least
+        owner = self._holders.gives_way(pin.owner)
+        if owner is None:
+            return None
+        oldest = self._holders.oldest(owner)
+        return oldest if self._urgency.rank(oldest) <= -pin.priority else None
+
     def _forget(self, key: Key) -> None:
+        self._holders.discard(key)
         self._ends.discard(key)
         self._urgency.discard(key)
 

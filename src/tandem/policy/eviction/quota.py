@@ -1,6 +1,7 @@
 """Whose block goes when tenants share a cache: whoever has more than its share gives up its own."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Generic
 
 from tandem.policy.eviction.contract import Key
@@ -65,11 +66,17 @@ class Quota(Generic[Key]):
         return None
 
     def pin(self, key: Key, pin: Pin, now_ns: int) -> bool:
-        """As `Pinned.pin`: where its tenant has a quota, there must be a place within that too."""
-        own = self._own.get(self._tenant_of(key))
+        """As `Pinned.pin`, for the key's tenant: where that has a quota, there must be a place
+        within it too."""
+        tenant = self._tenant_of(key)
+        pin, own = replace(pin, owner=tenant), self._own.get(tenant)
         if own is not None and not own.pin(key, pin, now_ns):
             return False
-        return self._common.pin(key, pin, now_ns)
+        if self._common.pin(key, pin, now_ns):
+            return True
+        if own is not None:
+            own.unpin(key, now_ns)
+        return False
 
     def keys(self, tenant: str) -> int:
         """How many keys a tenant with a quota has."""

@@ -5,14 +5,16 @@ from dataclasses import dataclass, field
 from math import floor
 
 from tandem.facts.errors import InvalidConfiguration
-from tandem.facts.service_level import ServiceLevel
+from tandem.facts.service_level import LOWER_ONLY, ClientPriorities, ServiceLevel
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceClass:
     """Terms of service. Smaller `priority` is more urgent; `reserved` is the share of the capacity
     that is the class's own whenever it wants it. A request whose headers hold any of `headers`
-    belongs here. `deadline_s` is when the first token is due after the arrival."""
+    belongs here, if its tenant may use the class. `deadline_s` is when the first token is due after
+    the arrival. A client may shift its priority within `client_priorities`, and ask for its KV to
+    be kept for up to `longest_pin_s` (None: as everywhere)."""
 
     name: str
     priority: int = 0
@@ -20,6 +22,8 @@ class ServiceClass:
     promise: ServiceLevel = field(default_factory=ServiceLevel)
     headers: Mapping[str, str] = field(default_factory=dict)
     deadline_s: float | None = None
+    client_priorities: ClientPriorities = LOWER_ONLY
+    longest_pin_s: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.reserved <= 1:
@@ -34,6 +38,10 @@ class ServiceClass:
     def deadline_ns(self, arrival_ns: int) -> int | None:
         return None if self.deadline_s is None else arrival_ns + round(self.deadline_s * 1e9)
 
+    def priority_of(self, wish: int) -> int:
+        """Of a request of this class whose client wishes for this priority (0: for none)."""
+        return self.client_priorities.applied(self.priority, wish)
+
 
 UNNAMED = ServiceClass("")
 
@@ -41,14 +49,22 @@ UNNAMED = ServiceClass("")
 @dataclass(frozen=True, slots=True)
 class Classes:
     """All classes, in the order in which headers are tried; `tenants` gives the class of requests
-    whose headers name none. Whoever fits nowhere is in `UNNAMED`, a class with no promise.
+    whose headers name none. Whoever fits nowhere is in the class called `default`, or where there
+    is none in `unnamed`, a class with no promise.
 
-    Reserves are whole slots, rounded down, so that together they never exceed the capacity. Headers
-    are the caller's claim: a gateway that sells classes strips them from those who did not pay.
+    Headers are the caller's claim, and the tenant outranks them: they choose among its own class
+    and those that `may_use` gives it. Where tenants are told apart, a caller without one chooses
+    nothing; where there are none, headers are all there is, and whoever is before the gateway
+    strips them from those who did not pay.
+
+    Reserves are whole slots, rounded down, so that together they never exceed the capacity.
     """
 
     classes: tuple[ServiceClass, ...] = ()
     tenants: Mapping[str, str] = field(default_factory=dict)
+    may_use: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    default: str = ""
+    unnamed: ServiceClass = UNNAMED
 
     def __post_init__(self) -> None:
         names = [each.name for each in self.classes]
@@ -57,7 +73,8 @@ class Classes:
                 raise InvalidConfiguration(
                     f"class name {name!r} is empty or there twice; rename it"
                 )
-        for tenant, name in sorted(self.tenants.items()):
+        used = [(tenant, name) for tenant, more in self.may_use.items() for name in more]
+        for tenant, name in sorted([*self.tenants.items(), *used]):
             if name not in names:
                 raise InvalidConfiguration(
                     f"tenant {tenant} has class {name}; choose one of {', '.join(names)}"
@@ -76,15 +93,20 @@ class Classes:
             )
 
     def classify(self, headers: Mapping[str, str], tenant: str) -> ServiceClass:
-        """The first class that a header names (header names in any case), else the tenant's."""
+        """The first class that a header names (header names in any case) and that the tenant may
+        use, else the tenant's."""
         given = {name.lower(): value for name, value in headers.items()}
+        own = self.tenants.get(tenant, self.default)
         for each in self.classes:
+            usable = each.name == own or each.name in self.may_use.get(tenant, ())
+            if not usable and (self.tenants or self.may_use):
+                continue
             if any(given.get(name.lower()) == value for name, value in each.headers.items()):
                 return each
-        return self.named(self.tenants.get(tenant, ""))
+        return self.named(own)
 
     def named(self, name: str) -> ServiceClass:
-        return next((each for each in self.classes if each.name == name), UNNAMED)
+        return next((each for each in self.classes if each.name == name), self.unnamed)
 
     def reserved_slots(self, name: str, capacity: int) -> int:
         return floor(self.named(name).reserved * capacity + 1e-9)

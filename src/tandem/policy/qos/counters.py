@@ -13,7 +13,9 @@ INPUT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
 
 
 class TokenCounters:
-    """Counters of tenants at each priority, in weighted tokens; they only grow.
+    """Counters of tenants at each priority, in weighted tokens; they only grow. Priorities are
+    those of classes, never what a client chose: there are no more counters than tenants times
+    classes.
 
     Service counts at every priority alike, lifts only where the tenant came back: a lift among
     urgent requests is no reason to wait longer among the others.
@@ -33,6 +35,9 @@ class TokenCounters:
         self._service: dict[str, float] = {}
         self._lifts: dict[tuple[int, str], float] = {}
         self._last_left: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._service) + len(self._lifts) + len(self._last_left)
 
     def of(self, tenant: str, priority: int) -> float:
         return self._service.get(tenant, 0.0) + self._lifts.get((priority, tenant), 0.0)

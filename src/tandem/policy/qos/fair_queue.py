@@ -1,10 +1,11 @@
 """Who is served next when all may not be served at once.
 
-Reserves come first, then whoever waited too long, then priority, then the tenant that got least,
-then the earliest deadline, then the order of arrival.
+Reserves come first, then the priority of the class, then the tenant that got least; within a tenant
+the client's own priority, the earliest deadline and the order of arrival. Who waited too long waits
+for its tenant's turn alone. Nothing that a client chooses goes before another tenant.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tandem.facts.errors import InvalidConfiguration
@@ -16,17 +17,47 @@ from tandem.policy.views import RequestView
 _NEVER_NS = 2**63 - 1
 
 Arrival = tuple[int, int]
-Due = tuple[int, int, int]
+# The client's priority, deadline, arrival, serial.
+Due = tuple[int, int, int, int]
 Served = tuple[float, str]
 
 
 @dataclass(slots=True)
 class Lane:
-    """The waiting requests of one class at one priority: `tenants` by service, each one's
-    `requests` by deadline."""
+    """Waiting requests of one class, those that waited too long or all others: `tenants` by
+    service, each one's `requests` in the order in which they go."""
 
     tenants: Ordered[Served, str] = field(default_factory=Ordered)
     requests: dict[str, Ordered[Due, str]] = field(default_factory=dict)
+
+    def add(self, request: RequestView, due: Due, served: float) -> None:
+        tenant = request.tenant
+        if tenant not in self.requests:
+            self.requests[tenant] = Ordered()
+            self.tenants.put(tenant, (served, tenant))
+        self.requests[tenant].put(request.request_id, due)
+
+    def remove(self, request: RequestView) -> None:
+        requests = self.requests[request.tenant]
+        requests.remove(request.request_id)
+        if not len(requests):
+            del self.requests[request.tenant]
+            self.tenants.remove(request.tenant)
+
+
+@dataclass(slots=True)
+class ClassQueue:
+    """All that waits of one class, of this `priority`: `arrivals` are of the `fresh` ones."""
+
+    priority: int
+    fresh: Lane = field(default_factory=Lane)
+    overdue: Lane = field(default_factory=Lane)
+    arrivals: Ordered[Arrival, str] = field(default_factory=Ordered)
+    waiting: int = 0
+
+    @property
+    def lanes(self) -> tuple[Lane, Lane]:
+        return self.fresh, self.overdue
 
 
 class FairQueue:
@@ -38,8 +69,10 @@ class FairQueue:
     priority, so that nobody saves up credit. Charge the prompt when a request is taken and the
     output as it grows: late charges make the shares uneven by what is not charged yet.
 
-    Whoever waits longer than `max_wait_s` goes before everybody who is not below a reserve. Each
-    operation is O(log n) in requests and tenants, and linear in the few classes.
+    What waits longer than `max_wait_s` counts as if its class were of the highest priority that
+    waits, and goes before whatever else its tenant has; other tenants keep their shares, however
+    much of somebody's backlog is old. Each operation is O(log n) in requests and tenants, and
+    linear in the few classes. What is remembered beside the requests is by class and tenant.
     """
 
     def __init__(
@@ -56,9 +89,7 @@ class FairQueue:
             raise InvalidConfiguration(f"max_wait_s is {max_wait_s:g}; choose 0 or more")
         self._max_wait_ns = round(max_wait_s * 1e9)
         self._requests: dict[str, RequestView] = {}
-        self._arrivals: dict[str, Ordered[Arrival, str]] = {}
-        self._priorities: dict[str, Ordered[tuple[int], int]] = {}
-        self._lanes: dict[tuple[str, int], Lane] = {}
+        self._queues: dict[str, ClassQueue] = {}
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -66,9 +97,14 @@ class FairQueue:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
+    @property
+    def remembered(self) -> int:
+        """Figures kept of tenants beside the requests that wait."""
+        return len(self._counters)
+
     def waiting(self) -> dict[str, int]:
         """Requests that wait, by class."""
-        return {name: len(arrivals) for name, arrivals in self._arrivals.items() if len(arrivals)}
+        return {name: queue.waiting for name, queue in self._queues.items()}
 
     def charge(self, tenant: str, input_tokens: int, output_tokens: int) -> None:
         """Count service that the tenant got."""
@@ -77,38 +113,36 @@ class FairQueue:
     def push(self, request: RequestView) -> None:
         """Add a request whose id is not waiting."""
         assert request.request_id not in self._requests
-        name, priority, tenant = request.service_class, request.priority, request.tenant
-        arrivals = self._arrivals.setdefault(name, Ordered())
-        arrivals.put(request.request_id, (request.arrival_ns, request.serial))
-        lane = self._lanes.setdefault((name, priority), Lane())
-        if not len(lane.tenants):
-            self._priorities.setdefault(name, Ordered()).put(priority, (priority,))
-        if tenant not in lane.requests:
-            if not self._waits(tenant, priority):
-                least = [self._least_served(each, priority) for each in self._at(priority)]
-                self._counters.lift(tenant, priority, [served for served, _ in least])
-            lane.requests[tenant] = Ordered()
-            lane.tenants.put(tenant, (self._counters.of(tenant, priority), tenant))
+        name, tenant = request.service_class, request.tenant
+        if name not in self._queues:
+            self._queues[name] = ClassQueue(self._classes.named(name).priority)
+        queue = self._queues[name]
+        priority = queue.priority
+        if not self._waits(tenant, priority):
+            waiting = [lane for lane in self._lanes_at(priority) if len(lane.tenants)]
+            least = [self._least_served(lane, priority) for lane in waiting]
+            self._counters.lift(tenant, priority, [served for served, _ in least])
         deadline_ns = _NEVER_NS if request.deadline_ns is None else request.deadline_ns
-        due = (deadline_ns, request.arrival_ns, request.serial)
-        lane.requests[tenant].put(request.request_id, due)
+        due = (request.priority, deadline_ns, request.arrival_ns, request.serial)
+        queue.fresh.add(request, due, self._counters.of(tenant, priority))
+        queue.arrivals.put(request.request_id, (request.arrival_ns, request.serial))
+        queue.waiting += 1
         self._requests[request.request_id] = request
 
     def remove(self, request_id: str) -> RequestView:
         """Take out a request that waits, when its client left say."""
         request = self._requests.pop(request_id)
-        name, priority, tenant = request.service_class, request.priority, request.tenant
-        self._arrivals[name].remove(request_id)
-        lane = self._lanes[name, priority]
-        lane.requests[tenant].remove(request_id)
-        if not len(lane.requests[tenant]):
-            del lane.requests[tenant]
-            lane.tenants.remove(tenant)
-            if not self._waits(tenant, priority):
-                self._counters.left(tenant, priority)
-        if not len(lane.tenants):
-            del self._lanes[name, priority]
-            self._priorities[name].remove(priority)
+        queue = self._queues[request.service_class]
+        if request_id in queue.arrivals:
+            queue.arrivals.remove(request_id)
+            queue.fresh.remove(request)
+        else:
+            queue.overdue.remove(request)
+        queue.waiting -= 1
+        if not queue.waiting:
+            del self._queues[request.service_class]
+        if not self._waits(request.tenant, queue.priority):
+            self._counters.left(request.tenant, queue.priority)
         return request
 
     def next(self, in_use: Mapping[str, int], capacity: int, now_ns: int) -> RequestView | None:
@@ -121,31 +155,43 @@ class FairQueue:
         running requests by class."""
         if not self._requests or sum(in_use.values()) >= capacity:
             return None
-        waiting = [name for name, arrivals in self._arrivals.items() if len(arrivals)]
-        below = [n for n in waiting if self._classes.below_reserve(n, in_use, capacity)]
-        entitled = below or waiting
-        chosen = self._overdue(entitled, now_ns) or self._fairest(entitled)
-        return self._requests[chosen]
+        below = [n for n in self._queues if self._classes.below_reserve(n, in_use, capacity)]
+        entitled = [self._queues[name] for name in below or self._queues]
+        for queue in entitled:
+            self._age(queue, now_ns)
+        return self._requests[self._fairest(entitled)]
 
-    def _overdue(self, names: list[str], now_ns: int) -> str:
-        """The oldest request of these classes if it waited too long, else nothing."""
-        firsts = [self._arrivals[name].first() for name in names]
-        (arrival_ns, _), oldest = min(first for first in firsts if first)
-        return oldest if now_ns - arrival_ns > self._max_wait_ns else ""
+    def _age(self, queue: ClassQueue, now_ns: int) -> None:
+        """Those that wait too long by now go by their age from here on."""
+        while oldest := queue.arrivals.first():
+            (arrival_ns, serial), request_id = oldest
+            if now_ns - arrival_ns <= self._max_wait_ns:
+                return
+            request = self._requests[request_id]
+            queue.arrivals.remove(request_id)
+            queue.fresh.remove(request)
+            served = self._counters.of(request.tenant, queue.priority)
+            queue.overdue.add(request, (0, 0, arrival_ns, serial), served)
 
-    def _fairest(self, names: list[str]) -> str:
-        tops = [self._priorities[name].first() for name in names]
-        (priority,), _ = min(top for top in tops if top)
-        least: tuple[Served, str] | None = None
-        for name in names:
-            if (name, priority) in self._lanes:
-                served = self._least_served(self._lanes[name, priority], priority)
-                least = min(least, (served, name)) if least else (served, name)
-        assert least
-        (_, tenant), name = least
-        first = self._lanes[name, priority].requests[tenant].first()
-        assert first
-        return first[1]
+    def _fairest(self, queues: list[ClassQueue]) -> str:
+        """The tenant that got least of those who have something urgent or overdue; of what it has
+        there, what is overdue, the oldest first."""
+        urgent = min(queue.priority for queue in queues)
+        fresh = [queue.fresh for queue in queues if queue.priority == urgent]
+        overdue = [queue.overdue for queue in queues]
+        least = [
+            self._least_served(lane, queue.priority)
+            for queue in queues
+            for lane in queue.lanes
+            if len(lane.tenants) and (lane is queue.overdue or queue.priority == urgent)
+        ]
+        _, tenant = min(least)
+        for lanes in (overdue, fresh):
+            own = [lane.requests[tenant] for lane in lanes if tenant in lane.requests]
+            firsts = [first for requests in own if (first := requests.first())]
+            if firsts:
+                return min(firsts)[1]
+        raise AssertionError(f"tenant {tenant} waits nowhere")
 
     def _least_served(self, lane: Lane, priority: int) -> Served:
         """Counters only grow, so a lane learns of a charge when the tenant comes to its top."""
@@ -159,10 +205,10 @@ class FairQueue:
             lane.tenants.put(tenant, served)
 
     def _waits(self, tenant: str, priority: int) -> bool:
-        """Whether the tenant has a request at this priority in any class."""
-        return any(tenant in lane.requests for lane in self._at(priority))
+        """Whether the tenant has a request in any class of this priority."""
+        return any(tenant in lane.requests for lane in self._lanes_at(priority))
 
-    def _at(self, priority: int) -> list[Lane]:
-        """The lanes of all classes at this priority in which somebody waits."""
-        found = (self._lanes.get((name, priority)) for name in self._arrivals)
-        return [lane for lane in found if lane and len(lane.tenants)]
+    def _lanes_at(self, priority: int) -> Iterator[Lane]:
+        for queue in self._queues.values():
+            if queue.priority == priority:
+                yield from queue.lanes
