@@ -13,6 +13,7 @@ from tandem.api.completions import completion_routes
 from tandem.api.config import ApiConfig
 from tandem.api.door import VERSION, FrontDoor
 from tandem.api.guard import REQUEST_ID_HEADER, ApiKeys, OwnPages, RequestIds
+from tandem.api.intake import Intake
 from tandem.api.key_ring import KeyRing
 from tandem.api.probes import probe_routes
 from tandem.api.reference import reference_routes
@@ -31,7 +32,8 @@ _CLIENT_CLOSED_REQUEST = 499
 def build_app(generator: Generator, text: TextModel, config: ApiConfig) -> FastAPI:
     """The OpenAI-shaped HTTP application over `generator`; an ASGI server runs it. Raises
     `InvalidConfiguration` for a file of keys that has none."""
-    door = FrontDoor(generator, text, config)
+    intake = Intake(config, generator.card.context_tokens)
+    door = FrontDoor(generator, text, config, intake)
     app = FastAPI(
         title="Tandem", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False
     )

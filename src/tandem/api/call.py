@@ -12,9 +12,9 @@ from starlette.responses import Response
 from tandem.api.ambient import fresh_id, unix_time_s
 from tandem.api.answers import Usage
 from tandem.api.bodies import SamplingFields
-from tandem.api.choice import ChoiceDelta, ChoiceReader, Presentation
+from tandem.api.choice import NO_STOPS, ChoiceDelta, ChoiceReader, Presentation
 from tandem.api.door import FrontDoor
-from tandem.api.parameters import fitted, stop_strings
+from tandem.api.parameters import fitted
 from tandem.api.prompts import Tokens
 from tandem.api.sse import DONE, EventStream, while_connected
 from tandem.api.streams import choice_deltas, merged
@@ -24,6 +24,7 @@ from tandem.facts.errors import InvalidRequest
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.serving import ANYBODY, Caller, ModelCard
+from tandem.text.aho_corasick import AhoCorasick
 from tandem.text.tools import ToolFormat
 
 StreamUsage = Usage | UnsetType | None
@@ -72,6 +73,7 @@ class Plan:
     sampling: SamplingParameters
     tool_format: ToolFormat | None = None
     caller: Caller = ANYBODY
+    stops: AhoCorasick = NO_STOPS
 
 
 def plan_call(body: SamplingFields, plan: Plan, door: FrontDoor) -> Call:
@@ -117,7 +119,7 @@ def check_choices(body: SamplingFields, prompts: int, door: FrontDoor) -> None:
 
 def _presentation(body: SamplingFields, plan: Plan, card: ModelCard) -> Presentation:
     return Presentation(
-        stops=stop_strings(body),
+        stops=plan.stops,
         include_stop=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
         tool_format=plan.tool_format,

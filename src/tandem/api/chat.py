@@ -27,13 +27,14 @@ from tandem.api.call import Call, Plan, StreamUsage, check_choices, plan_call, r
 from tandem.api.choice import ChoiceDelta
 from tandem.api.door import SYSTEM_FINGERPRINT, FrontDoor
 from tandem.api.logprobs import Shown, chat_logprobs
-from tandem.api.parameters import Wish, sampling_parameters
-from tandem.api.prompts import chat_prompt
+from tandem.api.parameters import Wish, sampling_parameters, stop_strings
+from tandem.api.prompts import Tokens, chat_prompt
 from tandem.api.reading import read_body
 from tandem.api.schema import described
 from tandem.api.sse import event
 from tandem.api.transcript import Transcript
 from tandem.facts.errors import InvalidRequest
+from tandem.text.aho_corasick import AhoCorasick
 from tandem.text.spelling import Spelling
 from tandem.text.tools import ToolCall
 
@@ -45,16 +46,28 @@ def chat_routes(door: FrontDoor) -> APIRouter:
     @router.post("/v1/chat/completions", **described(ChatBody, ChatAnswer, ChatChunk))
     async def create_chat_completion(request: Request) -> Response:
         """Continues a conversation: messages in, the assistant's message or tool calls out."""
-        body = await read_body(request, ChatBody, door.config)
-        door.admit(body.model)
-        check_choices(body, 1, door)
-        tools = _tools(body)
-        wish = _wish(body, door.generator.card.context_tokens)
-        sampling = sampling_parameters(body, wish, door.text.defaults, door.generator.card)
-        prompt = await chat_prompt(body, tools, door.text)
+        with door.intake.holding() as held:
+            body = await read_body(request, ChatBody, door.config, held)
+            door.admit(body.model)
+            check_choices(body, 1, door)
+            tools = _tools(body)
+            card, specials = door.generator.card, door.config.parse_special_tokens
+            wish = _wish(body, card.context_tokens)
+            sampling = sampling_parameters(body, wish, door.text.defaults, card)
+            stops = stop_strings(body)
+
+            def read() -> tuple[Tokens, AhoCorasick]:
+                prompt = chat_prompt(
+                    body, tools, door.text, card.context_tokens, parse_special_tokens=specials
+                )
+                return prompt, AhoCorasick(stops)
+
+            prompt, automaton = await door.intake.run(request, held.count, read)
         tool_format = door.text.tool_format if tools else None
+        # What was read is not kept beside the prompt while the answer is written.
+        body.messages, body.tools, body.chat_template_kwargs, body.stop = [], None, None, None
         caller = door.caller_of(request)
-        plan = Plan("chatcmpl-", [prompt], sampling, tool_format, caller)
+        plan = Plan("chatcmpl-", [prompt], sampling, tool_format, caller, automaton)
         call = plan_call(body, plan, door)
         writer = ChatWriter(call, door.text.spelling, with_logprobs=bool(body.logprobs))
         return await respond(call, writer, door, request)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from tandem.api.answers import Finish
 from tandem.facts.request import FinishReason, TokenLogprobs, TokenOutput
+from tandem.text.aho_corasick import AhoCorasick
 from tandem.text.model import TextModel
 from tandem.text.stop import StopMatcher
 from tandem.text.tools import ToolCall, ToolFormat, tool_parser
@@ -20,11 +21,14 @@ _FINISHES: dict[FinishReason | None, Finish | None] = {
 }
 
 
+NO_STOPS = AhoCorasick()
+
+
 @dataclass(frozen=True, slots=True)
 class Presentation:
     """How tokens are shown to this client. `tool_format` is None when no tools are on offer."""
 
-    stops: tuple[str, ...] = ()
+    stops: AhoCorasick = NO_STOPS
     include_stop: bool = False
     skip_special_tokens: bool = True
     tool_format: ToolFormat | None = None
@@ -90,7 +94,7 @@ class ChoiceReader:
 
     def _text_of(self, tokens: tuple[int, ...]) -> tuple[str, int]:
         """Certain text, and how many tokens were read before a stop string ended it."""
-        if not self._presentation.stops:
+        if not self._presentation.stops.strings:
             return self._detokenizer.add(tokens), len(tokens)
         parts = []
         for place, token in enumerate(tokens):

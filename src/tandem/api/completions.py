@@ -14,13 +14,14 @@ from tandem.api.call import Call, Plan, StreamUsage, check_choices, plan_call, r
 from tandem.api.choice import ChoiceDelta
 from tandem.api.door import SYSTEM_FINGERPRINT, FrontDoor
 from tandem.api.logprobs import Shown, completion_logprobs, token_text
-from tandem.api.parameters import Wish, sampling_parameters
-from tandem.api.prompts import completion_prompts, prompt_count
+from tandem.api.parameters import Wish, sampling_parameters, stop_strings
+from tandem.api.prompts import Tokens, completion_prompts, prompt_count
 from tandem.api.reading import read_body
 from tandem.api.schema import described
 from tandem.api.sse import event
 from tandem.api.transcript import Transcript
 from tandem.facts.errors import InvalidRequest
+from tandem.text.aho_corasick import AhoCorasick
 from tandem.text.spelling import Spelling
 
 _DEFAULT_MAX_TOKENS = 16
@@ -33,17 +34,28 @@ def completion_routes(door: FrontDoor) -> APIRouter:
     @router.post("/v1/completions", **described(CompletionBody, CompletionAnswer, CompletionAnswer))
     async def create_completion(request: Request) -> Response:
         """Continues plain text or token ids, without a chat template."""
-        body = await read_body(request, CompletionBody, door.config)
-        door.admit(body.model)
-        _check(body)
-        check_choices(body, prompt_count(body.prompt), door)
-        card = door.generator.card
-        wish = Wish(body.max_tokens or _DEFAULT_MAX_TOKENS, body.logprobs)
-        sampling = sampling_parameters(body, wish, door.text.defaults, card)
-        prompts = await completion_prompts(body, door.text, card)
+        with door.intake.holding() as held:
+            body = await read_body(request, CompletionBody, door.config, held)
+            door.admit(body.model)
+            _check(body)
+            check_choices(body, prompt_count(body.prompt), door)
+            card = door.generator.card
+            wish = Wish(body.max_tokens or _DEFAULT_MAX_TOKENS, body.logprobs)
+            sampling = sampling_parameters(body, wish, door.text.defaults, card)
+            stops = stop_strings(body)
+
+            def read() -> tuple[list[Tokens], list[str], AhoCorasick]:
+                prompts = completion_prompts(body, door.text, card)
+                return prompts, _echoes(body, prompts, door), AhoCorasick(stops)
+
+            prompts, echoes, automaton = await door.intake.run(request, held.count, read)
+        # What was read is not kept beside the prompts while the answer is written.
+        body.prompt, body.stop = "", None
         caller = door.caller_of(request)
-        call = plan_call(body, Plan("cmpl-", prompts, sampling, caller=caller), door)
-        writer = CompletionWriter(call, door.text.spelling, _echoes(body, call, door))
+        plan = Plan("cmpl-", prompts, sampling, caller=caller, stops=automaton)
+        call = plan_call(body, plan, door)
+        echoes = [echoes[c // call.choices_per_prompt] for c in range(len(call.requests))]
+        writer = CompletionWriter(call, door.text.spelling, echoes)
         return await respond(call, writer, door, request)
 
     return router
@@ -126,11 +138,11 @@ def _check(body: CompletionBody) -> None:
         raise InvalidRequest("echo", "cannot be combined with logprobs: prompts have none here")
 
 
-def _echoes(body: CompletionBody, call: Call, door: FrontDoor) -> list[str]:
+def _echoes(body: CompletionBody, prompts: Sequence[Tokens], door: FrontDoor) -> list[str]:
+    """What opens the text of each prompt's choices."""
     if not body.echo:
-        return [""] * len(call.requests)
-    skips = body.skip_special_tokens is not False
-    texts = [door.text.tokenizer.decode(p, skip_special_tokens=skips) for p in call.prompts]
+        return [""] * len(prompts)
     if isinstance(body.prompt, str):
-        texts = [body.prompt]
-    return [texts[choice // call.choices_per_prompt] for choice in range(len(call.requests))]
+        return [body.prompt]
+    skips = body.skip_special_tokens is not False
+    return [door.text.tokenizer.decode(p, skip_special_tokens=skips) for p in prompts]

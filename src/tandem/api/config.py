@@ -52,6 +52,8 @@ class ApiConfig:
     (prompts times n). `allowed_origins` are the web pages that may call from a browser.
     `allowed_hosts` are the names that the Host header may have, besides addresses in numbers;
     none means any name.
+    `max_body_bytes` None derives the largest body from the context. With `parse_special_tokens` a
+    client's text in a chat may spell special tokens, as in version 0.4.
     """
 
     api_keys: tuple[str, ...] = ()
@@ -60,14 +62,16 @@ class ApiConfig:
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
-    max_body_bytes: int = 32 << 20
+    max_body_bytes: int | None = None
     max_nesting: int = 64
     max_choices: int = 64
     body_timeout_s: float = 60.0
+    parse_special_tokens: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_body_bytes", "max_nesting", "max_choices", "body_timeout_s"):
-            if getattr(self, name) <= 0:
+            value = getattr(self, name)
+            if value is not None and value <= 0:
                 raise InvalidConfiguration(f"api.{name} must be positive")
         for key in (*self.api_keys, *self.tenants):
             check_key(key)
@@ -76,6 +80,11 @@ class ApiConfig:
     def has_keys(self) -> bool:
         """Whether a call needs one."""
         return bool(self.api_keys or self.tenants or self.key_files)
+
+    def body_bytes(self, context_tokens: int) -> int:
+        """The largest body: as declared, else room for a full context of escaped text or of token
+        ids, and for tools beside it."""
+        return self.max_body_bytes or (1 << 20) + 16 * context_tokens
 
 
 def check_key(key: str) -> None:

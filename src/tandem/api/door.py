@@ -9,6 +9,7 @@ from starlette.requests import Request
 from tandem.api.ambient import fresh_chance
 from tandem.api.config import ApiConfig
 from tandem.api.guard import KEY, TENANT
+from tandem.api.intake import Intake
 from tandem.api.refusal import Refusal, Refused
 from tandem.facts.backoff import retry_after
 from tandem.facts.errors import EngineFailed
@@ -31,6 +32,7 @@ class FrontDoor:
     generator: Generator
     text: TextModel
     config: ApiConfig
+    intake: Intake
 
     def caller_of(self, request: Request) -> Caller:
         """Who sent this, as far as their key and headers say. Raises `Refused` with 400 for a

@@ -1,12 +1,18 @@
 """How does a client want its tokens drawn? Body fields over the model's defaults."""
 
+from collections.abc import Sized
 from dataclasses import dataclass, replace
 
 from tandem.api.ambient import fresh_seed
 from tandem.api.bodies import SamplingFields
 from tandem.api.prompts import check_tokens
 from tandem.facts.errors import InvalidRequest, PromptTooLong
-from tandem.facts.sampling import SEED_LIMIT, SamplingParameters
+from tandem.facts.sampling import (
+    LOGIT_BIAS_LIMIT,
+    SEED_LIMIT,
+    STOP_TOKENS_LIMIT,
+    SamplingParameters,
+)
 from tandem.facts.serving import ModelCard
 from tandem.text.model import SamplingDefaults
 
@@ -86,13 +92,21 @@ def _seed(seed: int | None) -> int:
 
 def _stop_token_ids(body: SamplingFields, card: ModelCard) -> tuple[int, ...]:
     wanted = body.stop_token_ids or []
+    _check_length("stop_token_ids", wanted, STOP_TOKENS_LIMIT)
     check_tokens("stop_token_ids", wanted, card)
     ends = () if body.ignore_eos else card.end_token_ids
     return tuple(dict.fromkeys([*ends, *wanted]))
 
 
+def _check_length(field: str, entries: Sized, limit: int) -> None:
+    """Before anything is done with each of them."""
+    if len(entries) > limit:
+        raise InvalidRequest(field, f"has more than {limit} entries")
+
+
 def _logit_bias(body: SamplingFields, card: ModelCard) -> tuple[tuple[int, float], ...]:
     bias = []
+    _check_length("logit_bias", body.logit_bias or {}, LOGIT_BIAS_LIMIT)
     for key, value in (body.logit_bias or {}).items():
         if not (key.isascii() and key.isdecimal() and len(key) < 12):
             raise InvalidRequest("logit_bias", f"needs token ids as keys, got {key[:32]!r}")

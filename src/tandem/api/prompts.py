@@ -1,9 +1,9 @@
-"""Which token ids does a call ask to continue? Templates and tokenises, off the loop when large."""
+"""Which token ids does a call ask to continue? Templates and tokenises: pure work, which whoever
+calls it runs off the event loop where the body was large."""
 
-import asyncio
-import json
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from array import array
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -16,69 +16,84 @@ from tandem.api.bodies import (
     TokenizeBody,
     Tool,
 )
-from tandem.facts.errors import InvalidRequest
+from tandem.api.reading import decode_json
+from tandem.facts.errors import InvalidRequest, PromptTooLong
 from tandem.facts.serving import ModelCard
 from tandem.text.chat import ChatOptions
 from tandem.text.model import TextModel
+from tandem.text.shielding import pieces, unused_mark
 
-Result = TypeVar("Result")
-Tokens = tuple[int, ...]
+Tokens: TypeAlias = "tuple[int, ...] | array[int]"
 
-# About a millisecond of tokenising; shorter work is not worth a thread.
-LARGE_PROMPT_CHARS = 8 << 10
+# More ids than this are kept as four bytes each, not as objects.
+_MANY_TOKENS = 256
 
 
-async def completion_prompts(
-    body: CompletionBody, text: TextModel, card: ModelCard
-) -> list[Tokens]:
+def completion_prompts(body: CompletionBody, text: TextModel, card: ModelCard) -> list[Tokens]:
     """Each prompt of a completion call, in order. Raises `InvalidRequest`."""
     specials = body.add_special_tokens is not False
-    prompts = _prompt_list(body.prompt)
 
     def read(prompt: str | list[int]) -> Tokens:
         if isinstance(prompt, str):
-            return text.tokenizer.encode(prompt, add_special_tokens=specials)
+            return _kept(
+                text.tokenizer.encode_within(
+                    prompt, card.context_tokens, add_special_tokens=specials
+                )
+            )
+        if len(prompt) >= card.context_tokens:
+            raise PromptTooLong(len(prompt), card.context_tokens)
         check_tokens("prompt", prompt, card)
-        return tuple(prompt)
+        return _kept(prompt)
 
-    chars = sum(len(prompt) for prompt in prompts)
-    return await _off_loop_if_large(chars, lambda: [read(prompt) for prompt in prompts])
+    return [read(prompt) for prompt in _prompt_list(body.prompt)]
 
 
 def prompt_count(prompt: str | list[Any]) -> int:
     """How many prompts a completion call holds, known without reading them."""
-    return len(_prompt_list(prompt))
+    if isinstance(prompt, str) or (prompt and type(prompt[0]) is int):
+        return 1
+    return max(1, len(prompt))
 
 
-async def chat_prompt(
-    body: ChatBody | TokenizeBody, tools: Sequence[Tool], text: TextModel
+def chat_prompt(
+    body: ChatBody | TokenizeBody,
+    tools: Sequence[Tool],
+    text: TextModel,
+    limit_tokens: int,
+    *,
+    parse_special_tokens: bool = False,
 ) -> Tokens:
-    """The prompt of a conversation. Raises `InvalidRequest`."""
-    if text.chat is None:
+    """The prompt of a conversation. Raises `InvalidRequest`, and `PromptTooLong` for what has
+    certainly more than `limit_tokens`."""
+    template, shield = text.chat, text.tokenizer.shield
+    if template is None:
         raise InvalidRequest("messages", "need a chat template, which this model does not have")
-    if tools and not (text.chat.uses_tools and text.tool_format):
+    if tools and not (template.uses_tools and text.tool_format):
         raise InvalidRequest("tools", "are not supported by the chat template of this model")
-    template = text.chat
-    options = ChatOptions(
-        add_generation_prompt=_wants_generation_prompt(body),
-        continue_final_message=bool(body.continue_final_message),
-        arguments=body.chat_template_kwargs or {},
-    )
-    messages = [_message(message) for message in body.messages or ()]
-    offered = [msgspec.to_builtins(tool) for tool in tools]
+    # Each message costs a token at least, whatever the template makes of it.
+    if len(body.messages or ()) > limit_tokens:
+        raise PromptTooLong(len(body.messages or ()), limit_tokens, exact=False)
+    messages: Any = [_message(message) for message in body.messages or ()]
+    offered: Any = [msgspec.to_builtins(tool) for tool in tools]
+    arguments: Any = body.chat_template_kwargs or {}
+    if parse_special_tokens or not shield.touches(messages, offered, arguments):
+        prompt = template.render(messages, offered, _options(body, arguments))
+        return _kept(text.tokenizer.encode_within(prompt, limit_tokens, add_special_tokens=False))
+    mark = unused_mark(messages, offered, arguments)
+    messages, offered = shield.marked(messages, mark), shield.marked(offered, mark)
+    options = _options(body, shield.marked(arguments, mark))
+    tokens: list[int] = []
+    for piece in pieces(template.render(messages, offered, options), mark):
+        tokens += text.tokenizer.encode_within(piece, limit_tokens, add_special_tokens=False)
+        if len(tokens) > 2 * limit_tokens:
+            raise PromptTooLong(len(tokens), limit_tokens, exact=False)
+    return _kept(tokens)
 
-    def render() -> Tokens:
-        prompt = template.render(messages, offered, options)
-        return text.tokenizer.encode(prompt, add_special_tokens=False)
 
-    return await _off_loop_if_large(sum(len(m["content"]) for m in messages), render)
-
-
-async def encode(prompt: str, text: TextModel, *, add_special_tokens: bool) -> Tokens:
-    """Tokenises plain text."""
-    return await _off_loop_if_large(
-        len(prompt), lambda: text.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
-    )
+def encode(prompt: str, text: TextModel, limit_tokens: int, *, add_special_tokens: bool) -> Tokens:
+    """Tokenises plain text. Raises `PromptTooLong` for what certainly has more than
+    `limit_tokens`."""
+    return text.tokenizer.encode_within(prompt, limit_tokens, add_special_tokens=add_special_tokens)
 
 
 def check_tokens(field: str, tokens: Sequence[int], card: ModelCard) -> None:
@@ -88,10 +103,16 @@ def check_tokens(field: str, tokens: Sequence[int], card: ModelCard) -> None:
         raise InvalidRequest(field, problem)
 
 
-async def _off_loop_if_large(chars: int, work: Callable[[], Result]) -> Result:
-    if chars > LARGE_PROMPT_CHARS:
-        return await asyncio.to_thread(work)
-    return work()
+def _kept(tokens: Sequence[int]) -> Tokens:
+    return array("I", tokens) if len(tokens) > _MANY_TOKENS else tuple(tokens)
+
+
+def _options(body: ChatBody | TokenizeBody, arguments: dict[str, Any]) -> ChatOptions:
+    return ChatOptions(
+        add_generation_prompt=_wants_generation_prompt(body),
+        continue_final_message=bool(body.continue_final_message),
+        arguments=arguments,
+    )
 
 
 def _prompt_list(prompt: str | list[Any]) -> list[str | list[int]]:
@@ -140,8 +161,8 @@ def _made_call(call: MadeToolCall) -> dict[str, Any]:
     arguments: object = call.function.arguments
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError) as error:
+            arguments = decode_json((arguments or "{}").encode())
+        except ValueError as error:
             raise InvalidRequest("messages", "have tool call arguments that are no JSON") from error
     if not isinstance(arguments, dict):
         raise InvalidRequest("messages", "have tool call arguments that are no JSON object")

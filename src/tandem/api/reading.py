@@ -4,47 +4,46 @@ Size, nesting, encoding and duplicate keys are checked before any of it means so
 """
 
 import asyncio
-import json
-import math
 import re
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 from starlette.requests import ClientDisconnect, Request
 
 from tandem.api.config import ApiConfig
 from tandem.api.fields import own_fields
+from tandem.api.intake import LARGE_BYTES, HeldBytes
+from tandem.api.json_marks import JsonMarks, count_marks
 from tandem.api.refusal import Refusal, Refused
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
-# Work on more bytes than this leaves the event loop for a thread.
-LARGE_BODY_BYTES = 64 << 10
-
+# Decoding holds the interpreter until it is done: more than this takes too long for the event
+# loop. A prompt of token ids has as many marks as tokens.
+MOST_MARKS = 192 << 10
+_BIG = "body_too_large"
 # Beyond it a float no longer tells neighbouring integers apart.
 _EXACT_INTEGERS = 2.0**53
 # Possessive, and satisfied by a missing end quote: linear time on any input.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-_NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
-_STEPS = np.zeros(256, np.int8)
-_STEPS[list(b"[{")] = 1
-_STEPS[list(b"]}")] = -1
 
 
-async def read_body(request: Request, body_type: type[Body], config: ApiConfig) -> Body:
-    """Raises `Refused`: 408 too slow, 413 too large, 415 not JSON, 400 anything wrong inside."""
+async def read_body(
+    request: Request, body_type: type[Body], config: ApiConfig, held: HeldBytes
+) -> Body:
+    """The body, whose bytes are taken from `held`. Raises `Refused`: 408 too slow, 413 too large,
+    415 not JSON, 400 anything wrong inside, 429 and 503 where too much else is being read."""
     _check_media_type(request)
     try:
         async with asyncio.timeout(config.body_timeout_s):
-            data = await _collect(request, config.max_body_bytes)
+            data = await _collect(request, held)
     except TimeoutError as error:
         raise Refused(Refusal(408, "the body did not arrive in time", "body_timeout")) from error
     except ClientDisconnect as error:
         raise Refused(Refusal(400, "the body broke off", "incomplete_body")) from error
-    if len(data) > LARGE_BODY_BYTES:
-        return await asyncio.to_thread(parse_body, data, body_type, config.max_nesting)
-    return parse_body(data, body_type, config.max_nesting)
+    return await held.intake.run(
+        request, len(data), lambda: parse_body(data, body_type, config.max_nesting)
+    )
 
 
 def _check_media_type(request: Request) -> None:
@@ -60,24 +59,29 @@ def _check_media_type(request: Request) -> None:
         raise Refused(Refusal(415, problem, "unsupported_content_encoding"))
 
 
-async def _collect(request: Request, max_bytes: int) -> bytes:
+async def _collect(request: Request, held: HeldBytes) -> bytes:
+    max_bytes = held.intake.body_bytes
     declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared[:20]) > max_bytes:
-        raise _too_large(max_bytes)
+    if declared.isdecimal():
+        declared_bytes = int(declared.lstrip("0")[:20] or "0")
+        if declared_bytes > max_bytes:
+            raise _too_large(max_bytes)
+        # Nothing of it is read where it has no room. What arrives is counted, not what is declared:
+        # a slow sender keeps no place for what has not come.
+        held.intake.check(declared_bytes)
     parts, received_bytes = [], 0
     async for part in request.stream():
         received_bytes += len(part)
         if received_bytes > max_bytes:
             raise _too_large(max_bytes)
+        held.take(len(part))
         parts.append(part)
     return b"".join(parts)
 
 
 def parse_body(data: bytes, body_type: type[Body], max_nesting: int) -> Body:
-    """The body in `data`. Raises `Refused` with status 400 naming what is wrong."""
-    if nesting(data) > max_nesting:
-        raise Refused(Refusal(400, f"nested deeper than {max_nesting} levels", "invalid_json"))
-    document = _load(data)
+    """The body in `data`. Raises `Refused` with status 400 naming what is wrong, or 413."""
+    document = _load(data, max_nesting)
     if not isinstance(document, dict):
         raise Refused(Refusal(400, "the body must be a JSON object", "invalid_json"))
     try:
@@ -89,55 +93,71 @@ def parse_body(data: bytes, body_type: type[Body], max_nesting: int) -> Body:
         raise Refused(Refusal(400, message, "invalid_value", param)) from error
 
 
-def nesting(data: bytes) -> int:
-    """How deep arrays and objects of a JSON text are nested, without recursion."""
-    brackets = _STRING.sub(b"", data).translate(None, _NOT_BRACKETS)
-    if not brackets:
-        return 0
-    steps = _STEPS[np.frombuffer(brackets, np.uint8)]
-    return int(np.cumsum(steps, dtype=np.int64).max())
-
-
-def _load(data: bytes) -> object:
+def decode_json(data: bytes) -> object:
+    """What a JSON text says, as `msgspec` reads it; of keys that appear twice the last counts.
+    Raises `ValueError`, also for what would take too long."""
+    if len(data) > LARGE_BYTES and count_marks(data).all > MOST_MARKS:
+        raise ValueError(f"it has more than {MOST_MARKS} values and keys")
     try:
-        text = data.decode("utf-8")
-        document: object = json.loads(
-            text,
-            object_pairs_hook=_unique_keys,
-            parse_constant=_refuse_constant,
-            parse_float=_number,
-        )
-        if "\\ud" in text or "\\uD" in text:
-            # An escaped surrogate without its other half is no text in any encoding.
-            json.dumps(document, ensure_ascii=False).encode("utf-8")
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _load(data: bytes, max_nesting: int) -> object:
+    marks = _marks_of(data)
+    if marks.all > MOST_MARKS:
+        problem = f"the body has {marks.all} JSON values and keys, more than {MOST_MARKS}"
+        raise Refused(Refusal(400, problem, "invalid_value"))
+    try:
+        document: object = msgspec.json.decode(data)
+        keys = _settle(document, max_nesting)
+    except RecursionError as error:
+        raise _too_deep(max_nesting) from error
     except UnicodeError as error:
         raise Refused(Refusal(400, "the body is not valid UTF-8 text", "invalid_json")) from error
-    except ValueError as error:
+    except msgspec.DecodeError as error:
         problem = f"the body is not valid JSON: {str(error)[:200]}"
         raise Refused(Refusal(400, problem, "invalid_json")) from error
+    if keys != marks.colons:
+        problem = "the body is not valid JSON: a key appears twice in one object"
+        raise Refused(Refusal(400, problem, "invalid_json"))
     return document
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    document: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in document:
-            raise ValueError(f"the key {name[:64]!r} appears twice")
-        document[name] = value
-    return document
+def _marks_of(data: bytes) -> JsonMarks:
+    if len(data) > LARGE_BYTES:
+        return count_marks(data)
+    plain = _STRING.sub(b"", data)
+    return JsonMarks(plain.count(b":"), plain.count(b",") + plain.count(b"[") + plain.count(b"{"))
 
 
-def _number(digits: str) -> float:
-    value = float(digits)
-    if not math.isfinite(value):
-        raise ValueError("a number is too large")
-    # In JSON 16.0 is a whole number too, and some clients write every number so.
-    return int(value) if value.is_integer() and abs(value) < _EXACT_INTEGERS else value
+def _settle(document: object, max_nesting: int) -> int:
+    """Makes whole numbers of floats that are some, and counts the keys of all objects."""
+    keys = depth = 0
+    level: list[Any] = [document] if isinstance(document, dict | list) else []
+    while level:
+        depth += 1
+        if depth > max_nesting:
+            raise _too_deep(max_nesting)
+        below: list[Any] = []
+        for each in level:
+            items = each.items() if isinstance(each, dict) else enumerate(each)
+            keys += len(each) if isinstance(each, dict) else 0
+            for place, value in items:
+                kind = type(value)
+                if kind is dict or kind is list:
+                    below.append(value)
+                # In JSON 16.0 is a whole number too, and some clients write every number so.
+                elif kind is float and value.is_integer() and abs(value) < _EXACT_INTEGERS:
+                    each[place] = int(value)
+        level = below
+    return keys
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+def _too_deep(max_nesting: int) -> Refused:
+    return Refused(Refusal(400, f"nested deeper than {max_nesting} levels", "invalid_json"))
 
 
 def _too_large(max_bytes: int) -> Refused:
-    return Refused(Refusal(413, f"the body exceeds {max_bytes} bytes", "body_too_large"))
+    return Refused(Refusal(413, f"the body exceeds {max_bytes} bytes", _BIG))

@@ -13,6 +13,8 @@ from tandem.api.reading import read_body
 from tandem.api.schema import described
 from tandem.facts.errors import InvalidRequest
 
+_COUNTED_TOKENS = 64 << 10
+
 
 def token_routes(door: FrontDoor) -> APIRouter:
     """Both token endpoints over `door`. They work before the engine is ready."""
@@ -21,32 +23,20 @@ def token_routes(door: FrontDoor) -> APIRouter:
     @router.post("/tokenize", **described(TokenizeBody, TokenizeAnswer))
     async def tokenize(request: Request) -> Response:
         """The token ids of a text, or of a conversation under the chat template."""
-        body = await read_body(request, TokenizeBody, door.config)
-        door.check_model(body.model)
-        if (body.prompt is None) == (body.messages is None):
-            raise InvalidRequest("prompt", "or messages must be given, and not both")
-        if body.prompt is not None:
-            specials = body.add_special_tokens is not False
-            tokens = await encode(body.prompt, door.text, add_special_tokens=specials)
-        else:
-            tokens = await chat_prompt(body, body.tools or [], door.text)
-        answer = TokenizeAnswer(
-            tokens=list(tokens),
-            count=len(tokens),
-            max_model_len=door.generator.card.context_tokens,
-        )
-        if body.return_token_strs:
-            answer.token_strs = [door.text.tokenizer.token_name(token) for token in tokens]
-        return json_response(answer)
+        with door.intake.holding() as held:
+            body = await read_body(request, TokenizeBody, door.config, held)
+            door.check_model(body.model)
+            if (body.prompt is None) == (body.messages is None):
+                raise InvalidRequest("prompt", "or messages must be given, and not both")
+            return await door.intake.run(request, held.count, lambda: _tokenized(body, door))
 
     @router.post("/detokenize", **described(DetokenizeBody, DetokenizeAnswer))
     async def detokenize(request: Request) -> Response:
         """The text of token ids, special tokens included."""
-        body = await read_body(request, DetokenizeBody, door.config)
-        door.check_model(body.model)
-        check_tokens("tokens", body.tokens, door.generator.card)
-        text = door.text.tokenizer.decode(body.tokens, skip_special_tokens=False)
-        return json_response(DetokenizeAnswer(prompt=text))
+        with door.intake.holding() as held:
+            body = await read_body(request, DetokenizeBody, door.config, held)
+            door.check_model(body.model)
+            return await door.intake.run(request, held.count, lambda: _detokenized(body, door))
 
     return router
 
@@ -54,3 +44,26 @@ def token_routes(door: FrontDoor) -> APIRouter:
 def json_response(answer: msgspec.Struct, status: int = 200) -> Response:
     """A plain JSON answer."""
     return Response(msgspec.json.encode(answer), status, media_type="application/json")
+
+
+def _tokenized(body: TokenizeBody, door: FrontDoor) -> Response:
+    text, context_tokens = door.text, door.generator.card.context_tokens
+    # Texts longer than the context may be counted too, to a degree.
+    limit_tokens = max(_COUNTED_TOKENS, 2 * context_tokens)
+    if body.prompt is not None:
+        specials = body.add_special_tokens is not False
+        tokens = encode(body.prompt, text, limit_tokens, add_special_tokens=specials)
+    else:
+        parses = door.config.parse_special_tokens
+        tools = body.tools or []
+        tokens = chat_prompt(body, tools, text, limit_tokens, parse_special_tokens=parses)
+    answer = TokenizeAnswer(tokens=list(tokens), count=len(tokens), max_model_len=context_tokens)
+    if body.return_token_strs:
+        answer.token_strs = [text.tokenizer.token_name(token) for token in tokens]
+    return json_response(answer)
+
+
+def _detokenized(body: DetokenizeBody, door: FrontDoor) -> Response:
+    check_tokens("tokens", body.tokens, door.generator.card)
+    text = door.text.tokenizer.decode(body.tokens, skip_special_tokens=False)
+    return json_response(DetokenizeAnswer(prompt=text))

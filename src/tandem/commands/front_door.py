@@ -1,6 +1,7 @@
 """The HTTP server around whatever generates: a listening socket, the application, and how long its
 end may take. Gateways load no model, so nothing in here may import torch."""
 
+import gc
 import resource
 import socket
 from collections.abc import Iterator
@@ -67,6 +68,9 @@ def http_server_over(
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most_files != resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
+    # What the process is made of lives as long as it does: the collector need not go through it,
+    # with all threads waiting, whenever a large request has made many objects.
+    gc.freeze()
     return bounded_server(build_app(generator, text, api), api.connections, log_level)
 
 

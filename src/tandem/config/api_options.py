@@ -23,7 +23,8 @@ def api_config(
         key_files=(*map(KeyFile, options.api_key_file), *tenant_files),
         allowed_origins=options.allowed_origins,
         allowed_hosts=_allowed_hosts(options),
-        max_body_bytes=options.max_body_mib << 20,
+        max_body_bytes=options.max_body_mib << 20 or None,
+        parse_special_tokens=options.parse_special_tokens,
         connections=ConnectionLimits(
             head_bytes=options.max_head_kib << 10,
             head_fields=options.max_head_fields,

@@ -144,8 +144,13 @@ class ServeOptions(
         float, Meta(gt=0, le=3600), _say("Seconds that a request head may take.", "Server")
     ] = 10.0
     max_body_mib: Annotated[
-        int, Positive, Meta(le=1024), _say("Largest request body in MiB.", "Server")
-    ] = 32
+        int,
+        Meta(ge=0, le=1024),
+        _say("Largest request body in MiB; 0: by the context, 1 MiB + 16 B a token.", "Server"),
+    ] = 0
+    parse_special_tokens: Annotated[
+        bool, _say("Let chat clients' text spell special tokens, such as <|im_end|>.", "Switches")
+    ] = False
     log_level: Annotated[LogLevel, _say("How much the server tells.", "Server")] = "warning"
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1), _say("Seed of dummy weights.", "Server")] = 0
 
@@ -166,6 +171,7 @@ OF_GATEWAYS = (
     "head-timeout-s",
     "max-body-mib",
     "allow-client-priority",
+    "parse-special-tokens",
 )
 
 

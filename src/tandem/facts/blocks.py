@@ -72,9 +72,36 @@ def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
 def extend_chain(chain: list[bytes], root: bytes, tokens: Sequence[int], block_size: int) -> None:
     """Append to `chain` the hashes of all full blocks of `tokens` that it does not hold yet."""
     parent = chain[-1] if chain else root
-    for start in range(len(chain) * block_size, len(tokens) - block_size + 1, block_size):
-        parent = block_hash(parent, tokens[start : start + block_size])
+    first, end = len(chain) * block_size, len(tokens) // block_size * block_size
+    if first >= end:
+        return
+    # Packed once: one block at a time costs more than its hash.
+    packed = array("I", tokens[first:end]).tobytes()
+    block_bytes = block_size * array("I").itemsize
+    for start in range(0, len(packed), block_bytes):
+        block = packed[start : start + block_bytes]
+        parent = blake2b(parent + block, digest_size=HASH_BYTES).digest()
         chain.append(parent)
+
+
+class PromptChains:
+    """Hashes of the blocks of the newest prompt: its n choices, which come one after the other,
+    have them computed once."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._root = b""
+        self._tokens: Sequence[int] = ()
+        self._chain: list[bytes] = []
+
+    def chain(self, root: bytes, tokens: Sequence[int]) -> list[bytes]:
+        """Of all full blocks of `tokens`, which never change; the caller's own list."""
+        known = self._tokens
+        same = known is tokens or (len(known) == len(tokens) and known == tokens)
+        if not same or root != self._root:
+            self._root, self._tokens, self._chain = root, tokens, []
+            extend_chain(self._chain, root, tokens, self._block_size)
+        return self._chain.copy()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,14 @@ class InvalidRequest(TandemError):
 
 
 class PromptTooLong(InvalidRequest):
-    """Prompt (and at least one new token) do not fit into the context."""
+    """Prompt (and at least one new token) do not fit into the context. Without `exact` the prompt
+    has at least `prompt_tokens`: it was refused before they were all counted."""
 
-    def __init__(self, prompt_tokens: int, context_tokens: int) -> None:
+    def __init__(self, prompt_tokens: int, context_tokens: int, *, exact: bool = True) -> None:
+        at_least = "" if exact else "at least "
         super().__init__(
             "prompt",
-            f"has {prompt_tokens} tokens; the context holds {context_tokens}, "
+            f"has {at_least}{prompt_tokens} tokens; the context holds {context_tokens}, "
             "and at least one must stay free for the answer",
         )
 

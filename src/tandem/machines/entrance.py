@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tandem.facts.blocks import CacheRoot, extend_chain
+from tandem.facts.blocks import CacheRoot, PromptChains, extend_chain
 from tandem.facts.fleet import Tier
 from tandem.facts.fleet_messages import (
     AskForBlocks,
@@ -70,6 +70,7 @@ class Entrance:
         self.index = PrefixIndex(config.block_size)
         self.line = WaitingLine(config.line, config.classes)
         self._predictor = Predictor()
+        self._chains = PromptChains(config.block_size)
         # A listing is long: it is asked for once a gap, and again only if it does not come.
         self._asked_ns: dict[tuple[str, Tier], int] = {}
 
@@ -212,6 +213,8 @@ class Entrance:
         """The request as policies see it now: with the tokens so far, and who holds its prefix."""
         config, request = self.config, passage.submission.request
         root = self.root.hash(request.salt)
+        if not passage.chain:
+            passage.chain = self._chains.chain(root, request.prompt_tokens)
         extend_chain(passage.chain, root, passage.tokens(), config.block_size)
         found = self.index.match(passage.chain, now_ns)
         passage.look(found.hits, found.remote_tokens)

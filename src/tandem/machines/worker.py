@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tandem.facts.blocks import CacheRoot
+from tandem.facts.blocks import CacheRoot, PromptChains
 from tandem.facts.errors import InvalidRequest, Overloaded, PromptTooLong, TandemError
 from tandem.facts.messages import (
     CancelImport,
@@ -90,6 +90,7 @@ class WorkerMachine:
         )
         self.unfinished: dict[str, Sequence] = {}
         self._flights: deque[PlanBuilder] = deque()
+        self._chains = PromptChains(config.block_size)
         self._steps = 0
         # Something happened since the last plan that the next one may answer.
         self._unplanned = False
@@ -170,6 +171,7 @@ class WorkerMachine:
         sequence = Sequence(request, rank, root, self.config.context_tokens)
         sequence.import_tokens = min(import_tokens, len(sequence.tokens))
         if self.config.prefix_caching:
+            sequence.chain = self._chains.chain(root, request.prompt_tokens)
             chain = sequence.reusable_chain(self.config.block_size)
             cached = self.residents.pool.cached_prefix(chain)
             sequence.likely_cached_tokens = len(cached) * self.config.block_size

@@ -21,6 +21,7 @@ from tandem.facts.errors import InvalidConfiguration, InvalidRequest
 Message = Mapping[str, Any]
 
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_LARGE_VALUES = 4096
 _JSON_LAYOUT = frozenset({"indent", "separators", "sort_keys"})
 # What a template can raise on odd messages: None + "x", a missing key, deep recursion.
 _TEMPLATE_FAILURES = (
@@ -164,7 +165,23 @@ def _tojson(value: object, ensure_ascii: bool = False, **layout: Any) -> str:
     foreign = sorted(layout.keys() - _JSON_LAYOUT)
     if foreign:
         raise TypeError(f"tojson takes no {foreign[0]!r}")
+    if _is_large(value):
+        # In Python, which lets other threads run; one call into C would hold them until its end.
+        return "".join(json.JSONEncoder(ensure_ascii=ensure_ascii, **layout).iterencode(value))
     return json.dumps(value, ensure_ascii=ensure_ascii, **layout)
+
+
+def _is_large(value: object) -> bool:
+    stack, seen = [value], 0
+    while stack and seen <= _LARGE_VALUES:
+        each = stack.pop()
+        if isinstance(each, dict):
+            stack += each.values()
+            seen += len(each)
+        elif isinstance(each, list | tuple):
+            stack += each
+            seen += len(each)
+    return seen > _LARGE_VALUES
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -3,12 +3,16 @@
 Owns the tokenizer of a checkpoint directory and what the checkpoint says of its special tokens.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
+from tandem.facts.errors import PromptTooLong
 from tandem.text.files import TokenizerFiles, read_tokenizer_files
+from tandem.text.shielding import Shield
 
 _SPECIAL_TOKEN_KEYS = (
     "bos_token",
@@ -19,13 +23,23 @@ _SPECIAL_TOKEN_KEYS = (
     "cls_token",
     "mask_token",
 )
+# A text that needs more bytes a token than this to fit is counted piece by piece first. A cut costs
+# tokens, but never as many as the piece has: twice the limit is certainly too long.
+_USUAL_BYTES = 3
+_PIECE_CHARS = 32 << 10
+_CUTS_COST = 2
+_MANY_TOKENS = 1024
+# Normalizers that make no text shorter, so that a bound in bytes stays one.
+_LENGTHENING = frozenset({"Prepend", "ByteLevel"})
 
 
 class Tokenizer:
     """Text to token ids and back.
 
     `special_tokens` maps names such as `bos_token` to their text, as chat templates want them.
-    `end_token_ids` are all ids that end an answer; `special_token_ids` those that are no text.
+    `end_token_ids` are all ids that end an answer; `special_token_ids` those that are no text;
+    `shield` keeps clients from spelling them. No token stands for more than `longest_token_bytes`
+    of a text; 0 where that is not known.
     """
 
     def __init__(self, core: tokenizers.Tokenizer, files: TokenizerFiles) -> None:
@@ -34,9 +48,10 @@ class Tokenizer:
         core.no_padding()
         self.core = core
         self.special_tokens = _special_tokens(files.tokenizer_config)
-        self.special_token_ids = frozenset(
-            token_id for token_id, token in core.get_added_tokens_decoder().items() if token.special
-        )
+        added = core.get_added_tokens_decoder()
+        self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
+        self.shield = Shield([token.content for token in added.values() if token.special])
+        self.longest_token_bytes = _longest_token_bytes(core)
         self.vocabulary_tokens: int = core.get_vocab_size(with_added_tokens=True)
         self.end_token_ids = self._end_token_ids(files)
         self._bos_id = self.token_id(self.special_tokens.get("bos_token"))
@@ -52,6 +67,31 @@ class Tokenizer:
         files = read_tokenizer_files(directory)
         return cls(tokenizers.Tokenizer.from_str(files.tokenizer_json), files)
 
+    def encode_within(
+        self, text: str, limit_tokens: int, *, add_special_tokens: bool
+    ) -> tuple[int, ...]:
+        """As `encode`, at a cost that the limit bounds, not the text. Raises `PromptTooLong` for
+        what certainly has more than `limit_tokens`; a little more may pass."""
+        # A character has one to four bytes: only a text that may be too long is counted in bytes.
+        text_bytes = len(text)
+        if text_bytes * 4 > limit_tokens * _USUAL_BYTES:
+            text_bytes = len(text.encode(errors="replace"))
+        longest = self.longest_token_bytes
+        if longest and text_bytes > limit_tokens * longest:
+            raise PromptTooLong(text_bytes // longest, limit_tokens, exact=False)
+        if len(text) > _PIECE_CHARS and text_bytes > limit_tokens * _USUAL_BYTES:
+            self._check_pieces(text, limit_tokens)
+        return self.encode(text, add_special_tokens=add_special_tokens)
+
+    def _check_pieces(self, text: str, limit_tokens: int) -> None:
+        counted_tokens = 0
+        for start in range(0, len(text), _PIECE_CHARS):
+            piece = text[start : start + _PIECE_CHARS]
+            counted = self.core.encode_batch_fast([piece], add_special_tokens=False)
+            counted_tokens += len(counted[0])
+            if counted_tokens > _CUTS_COST * limit_tokens:
+                raise PromptTooLong(counted_tokens // _CUTS_COST, limit_tokens, exact=False)
+
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Token ids of `text`, with the checkpoint's leading and trailing specials if asked."""
         # Of the library's calls only those for batches let other threads run meanwhile.
@@ -65,7 +105,14 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `token_ids` as a whole; ids that the vocabulary lacks have none."""
-        text: str = self.core.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        ids = list(token_ids)
+        if len(ids) > _MANY_TOKENS:
+            # As with `encode`: only the call for batches lets other threads run.
+            texts: list[str] = self.core.decode_batch(
+                [ids], skip_special_tokens=skip_special_tokens
+            )
+            return texts[0]
+        text: str = self.core.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def token_id(self, token: str | None) -> int | None:
@@ -85,6 +132,32 @@ class Tokenizer:
         ids = declared if isinstance(declared, list) else [declared]
         named = self.token_id(self.special_tokens.get("eos_token"))
         return tuple(dict.fromkeys(i for i in [*ids, named] if isinstance(i, int)))
+
+
+def _longest_token_bytes(core: tokenizers.Tokenizer) -> int:
+    """Bytes of text that one token stands for at most, 0 where nothing bounds them: one unknown
+    token may stand for any text, and some normalizers and added tokens swallow blank space."""
+    model = core.model
+    spells_all = getattr(model, "byte_fallback", False) or not getattr(model, "unk_token", None)
+    added = core.get_added_tokens_decoder().values()
+    swallows = any(token.lstrip or token.rstrip for token in added)
+    if not spells_all or swallows or not _lengthens(core.normalizer):
+        return 0
+    names = core.get_vocab(with_added_tokens=True)
+    return max((len(name.encode(errors="replace")) for name in names), default=0)
+
+
+def _lengthens(normalizer: Any) -> bool:
+    if normalizer is None:
+        return True
+    state = json.loads(normalizer.__getstate__())
+    parts = state["normalizers"] if state["type"] == "Sequence" else [state]
+    return all(part["type"] in _LENGTHENING or _lengthening_replace(part) for part in parts)
+
+
+def _lengthening_replace(part: Mapping[str, Any]) -> bool:
+    replaced = part.get("pattern", {}).get("String") if part["type"] == "Replace" else None
+    return replaced is not None and len(part["content"].encode()) >= len(replaced.encode())
 
 
 def _special_tokens(tokenizer_config: Mapping[str, object]) -> dict[str, str]:

@@ -1,0 +1,28 @@
+"""The front door of a gateway of the bundled model in a process of its own, over a script in place
+of workers: `python -m tests.attacks.front_door_process` prints its port and serves."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import tandem
+from tandem.api.config import ApiConfig
+from tandem.commands.front_door import http_server_over, listen
+from tandem.text.model import TextModel
+from tests.api.scripted_generator import ScriptedGenerator
+
+CONTEXT_TOKENS = 4096
+
+
+def main() -> None:
+    text = TextModel.load(Path(tandem.__file__).parent / "bundled" / "tandem-mini")
+    generator = ScriptedGenerator(text)
+    generator._card = replace(generator.card, context_tokens=CONTEXT_TOKENS)
+    with listen("127.0.0.1", 0) as listener:
+        server = http_server_over(generator, text, ApiConfig(), "critical")
+        print(listener.getsockname()[1], flush=True)
+        asyncio.run(server.serve(sockets=[listener]))
+
+
+if __name__ == "__main__":
+    main()

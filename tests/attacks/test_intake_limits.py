@@ -1,0 +1,219 @@
+"""Clients send prompts that can never fit, fill the server with bodies, and leave: what is read is
+bounded, in tokens, in bytes and in calls that wait."""
+
+import asyncio
+import threading
+import time
+from array import array
+from pathlib import Path
+
+import pytest
+from starlette.types import ASGIApp, Message
+
+import tandem
+from tandem.api.app import build_app
+from tandem.api.config import ApiConfig
+from tandem.api.intake import QUEUED_CALLS, THREADS, Intake
+from tandem.api.refusal import Refused
+from tandem.api.sse import ClientGone
+from tandem.facts.blocks import PromptChains
+from tandem.facts.errors import PromptTooLong
+from tandem.text.aho_corasick import AhoCorasick
+from tandem.text.model import TextModel
+from tandem.text.tools import HermesParser
+from tests.api.scripted_generator import ScriptedGenerator
+
+LARGE = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def text() -> TextModel:
+    return TextModel.load(Path(tandem.__file__).parent / "bundled" / "tandem-mini")
+
+
+def test_a_prompt_that_cannot_fit_is_not_tokenised(text):
+    for prompt in ("a" * (8 << 20), " " * (8 << 20), "the cat sat " * (1 << 20)):
+        begun_s = time.thread_time()
+        with pytest.raises(PromptTooLong, match="at least"):
+            text.tokenizer.encode_within(prompt, 4096, add_special_tokens=False)
+        assert time.thread_time() - begun_s < 0.25
+
+
+def test_without_a_bound_it_is_counted_piece_by_piece(text, monkeypatch):
+    tokenizer = text.tokenizer
+    monkeypatch.setattr(tokenizer, "longest_token_bytes", 0)
+    prompt = "the cat " * (1 << 20)
+    with pytest.raises(PromptTooLong, match="at least"):
+        tokenizer.encode_within(prompt, 4096, add_special_tokens=False)
+    fits = "the cat " * 2000
+    exact = tokenizer.encode(fits, add_special_tokens=False)
+    assert tokenizer.encode_within(fits, len(exact), add_special_tokens=False) == exact
+
+
+def test_the_bound_refuses_nothing_that_fits(text):
+    longest = max(
+        range(text.tokenizer.vocabulary_tokens), key=lambda i: len(text.spelling.bytes_of(i))
+    )
+    prompt = text.spelling.bytes_of(longest).decode() * 64
+    tokens = text.tokenizer.encode(prompt, add_special_tokens=False)
+    within = text.tokenizer.encode_within(prompt, len(tokens), add_special_tokens=False)
+    assert within == tokens
+
+
+class Connection:
+    """A client's side of a call, as the intake sees it: gone once told so."""
+
+    def __init__(self) -> None:
+        self._gone = asyncio.Event()
+
+    def leave(self) -> None:
+        self._gone.set()
+
+    async def receive(self) -> dict[str, str]:
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+
+def test_who_leaves_the_queue_costs_nothing_and_too_many_are_refused():
+    async def attack() -> None:
+        intake, hold, done = Intake(ApiConfig(), 4096), threading.Event(), []
+        holding = [
+            asyncio.create_task(intake.run(Connection(), LARGE, hold.wait)) for _ in range(THREADS)
+        ]
+        await asyncio.sleep(0)
+        clients = [Connection() for _ in range(QUEUED_CALLS)]
+        waiting = [
+            asyncio.create_task(intake.run(client, LARGE, lambda: done.append(1)))
+            for client in clients
+        ]
+        while intake.queued_calls < QUEUED_CALLS:
+            await asyncio.sleep(0)
+        with pytest.raises(Refused) as refused:
+            await intake.run(Connection(), LARGE, lambda: done.append(1))
+        assert refused.value.refusal.status == 429
+        assert "Retry-After" in refused.value.refusal.headers
+        for client in clients[1:]:
+            client.leave()
+        results = await asyncio.gather(*waiting[1:], return_exceptions=True)
+        assert all(isinstance(result, ClientGone) for result in results)
+        hold.set()
+        await asyncio.gather(*holding, waiting[0])
+        assert done == [1]
+        assert intake.queued_calls == 0
+
+    asyncio.run(attack())
+
+
+class Upload:
+    """One call at the application: a body that declares `declared` bytes, brings `chunk`, and then
+    nothing until it is told to leave."""
+
+    def __init__(self, chunk: bytes, declared: int) -> None:
+        self.status = 0
+        self.reads = 0
+        self._chunk = chunk
+        self._declared = declared
+        self._gone = asyncio.Event()
+
+    async def call(self, app: ASGIApp) -> None:
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(self._declared).encode()),
+        ]
+        path = "/v1/completions"
+        scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
+        await app(scope | {"query_string": b"", "root_path": ""}, self._receive, self._send)
+
+    def leave(self) -> None:
+        self._gone.set()
+
+    async def _receive(self) -> Message:
+        self.reads += 1
+        if self.reads > 1:
+            await self._gone.wait()
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": self._chunk, "more_body": True}
+
+    async def _send(self, message: Message) -> None:
+        self.status = message.get("status", self.status)
+
+
+def test_bodies_of_all_connections_are_bounded_together(text):
+    size = 8 << 20
+
+    async def attack() -> None:
+        app = build_app(ScriptedGenerator(text), text, ApiConfig(max_body_bytes=size))
+        # What is declared alone takes no place from others.
+        boasts = [Upload(b"", size) for _ in range(32)]
+        slow = [Upload(b" " * (size - 1), size) for _ in range(8)]
+        uploading = [asyncio.create_task(each.call(app)) for each in (*boasts, *slow)]
+        while any(each.reads < 2 for each in (*boasts, *slow)):
+            await asyncio.sleep(0)
+        late = Upload(b" " * 1000, 1000)
+        await late.call(app)
+        assert late.status == 503
+        assert late.reads == 0, "nothing is read where it has no room"
+        for each in (*boasts, *slow):
+            each.leave()
+        await asyncio.gather(*uploading)
+        after = Upload(b" " * 1000, 1000)
+        after.leave()
+        await after.call(app)
+        assert after.status == 400
+
+    asyncio.run(attack())
+
+
+class CountingAutomaton(AhoCorasick):
+    steps = 0
+
+    def step(self, node: int, char: str) -> int:
+        CountingAutomaton.steps += 1
+        return super().step(node, char)
+
+
+def test_stop_strings_cost_one_step_a_character():
+    stops = CountingAutomaton(["a" * 1000 + chr(0x4E00 + i) for i in range(64)])
+    CountingAutomaton.steps, node = 0, 0
+    begun_s = time.thread_time()
+    for char in "a" * 20_000:
+        node = stops.step(node, char)
+    assert CountingAutomaton.steps == 20_000
+    # Naively it is 64 million comparisons of strings.
+    assert time.thread_time() - begun_s < 0.5
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["</tool_call>", "<tool_call>", '<tool_call>\\"</tool_call>', ',"</tool_call>', "x" * 12],
+)
+def test_the_tool_parser_is_linear(part):
+    def cpu_s(parts: int) -> float:
+        answer = '<tool_call>{"name": "f", "arguments": {"x": "' + part * parts
+        parser, begun_s = HermesParser(), time.thread_time()
+        for start in range(0, len(answer), 8):
+            parser.feed(answer[start : start + 8])
+        parser.finish()
+        return time.thread_time() - begun_s
+
+    cpu_s(500)
+    # Ten times the text: a quadratic parser takes a hundred times as long.
+    assert cpu_s(5000) < 40 * max(cpu_s(500), 1e-3)
+
+
+def test_choices_of_one_prompt_are_hashed_once(monkeypatch):
+    hashed = []
+    monkeypatch.setattr(
+        "tandem.facts.blocks.extend_chain",
+        lambda chain, *_: hashed.append(chain) or chain.append(b"h"),
+    )
+    chains, prompt = PromptChains(16), array("I", range(131_072))
+    found = [chains.chain(b"root", prompt) for _ in range(64)]
+    # Over the wire each choice brings an equal prompt of its own.
+    found += [chains.chain(b"root", array("I", prompt)) for _ in range(4)]
+    assert len(hashed) == 1
+    assert all(chain == [b"h"] for chain in found)
+    assert found[0] is not found[1]
+    chains.chain(b"other", prompt)
+    chains.chain(b"other", prompt[:-1])
+    assert len(hashed) == 3
