@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tandem.kernels.errors import KernelArgumentError
 from tandem.kernels.faces import Kernels
-from tandem.kernels.sampling.contract import SamplingRows
+from tandem.kernels.sampling.contract import NO_TOKEN, SamplingRows
 from tandem.kernels.sampling.philox import gumbel, philox
 
 # Random123's published vectors for philox4x32-10: counter, key, output.
@@ -128,11 +128,55 @@ def test_frequencies_follow_the_filtered_distribution(
 @pytest.mark.parametrize("face", FACES)
 def test_greedy_and_ties_take_the_lowest_id(face: str, request: pytest.FixtureRequest) -> None:
     kernels: Kernels = request.getfixturevalue(face)
-    logits = torch.tensor([[1.0, 5.0, 5.0], [2.0, 2.0, 2.0], [-torch.inf] * 3])
-    assert kernels.sample(logits, rows_of(3, temperature=0.0)).tolist() == [1, 0, 0]
-    assert kernels.sample(logits, rows_of(3, top_k=1)).tolist() == [1, 0, 0]
-    assert kernels.sample(logits, rows_of(3, top_p=0.0)).tolist() == [1, 0, 0]
-    assert kernels.sample(logits, rows_of(3, min_p=1.5)).tolist() == [1, 0, 0]
+    logits = torch.tensor([[1.0, 5.0, 5.0], [2.0, 2.0, 2.0]])
+    assert kernels.sample(logits, rows_of(2, temperature=0.0)).tolist() == [1, 0]
+    assert kernels.sample(logits, rows_of(2, top_k=1)).tolist() == [1, 0]
+    assert kernels.sample(logits, rows_of(2, top_p=0.0)).tolist() == [1, 0]
+    assert kernels.sample(logits, rows_of(2, min_p=1.5)).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"temperature": 0.0},
+        {},
+        {"temperature": 1e-38},
+        {"top_k": 7},
+        {"top_p": 0.5},
+        {"min_p": 0.3},
+        {"min_p": 2.0},
+        {"top_k": 3000, "top_p": 0.9},
+    ],
+)
+@pytest.mark.parametrize("vocabulary", [1, 61, 5003])
+def test_a_row_without_numbers_draws_no_token_and_changes_no_other(
+    face: str, parameters: dict[str, float], vocabulary: int, request: pytest.FixtureRequest
+) -> None:
+    kernels: Kernels = request.getfixturevalue(face)
+    sound = torch.randn(12, vocabulary, generator=torch.Generator().manual_seed(vocabulary))
+    logits, places = sound.clone(), torch.tensor([0, vocabulary // 2, vocabulary - 1])
+    broken = torch.tensor([1, 3, 5, 7, 9, 11])
+    logits[broken[:3], places] = torch.nan
+    logits[broken[3]] = -torch.inf
+    logits[broken[4], places[1]] = torch.inf
+    logits[broken[5]] = torch.nan
+    rows = rows_of(12, **parameters)
+    expected = kernels.sample(sound, rows)
+    expected[broken] = NO_TOKEN
+    found = kernels.sample(logits, rows)
+    assert torch.equal(found, expected)
+
+    top_n = min(5, vocabulary)
+    scored = kernels.token_logprobs(logits, found, top_n)
+    assert scored.logprob[broken].isnan().all()
+    assert scored.rank[broken].tolist() == [0] * 6
+    assert not scored.top_ids[broken].any()
+    assert scored.top_logprobs[broken].isnan().all()
+    kept = found != NO_TOKEN
+    alone = kernels.token_logprobs(sound[kept], found[kept], top_n)
+    for name, value in vars(alone).items():
+        assert torch.equal(getattr(scored, name)[kept], value)
 
 
 @pytest.mark.parametrize("face", FACES)

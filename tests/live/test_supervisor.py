@@ -202,6 +202,13 @@ def test_delays_grow_and_a_steady_run_begins_anew():
     assert book.delay_s("b", 2, 100) is None
 
 
+def test_restarts_of_many_are_spread_and_never_later_than_said():
+    book = Restarts(RestartConfig(1.0, 8.0))
+    delays_s = [book.delay_s(str(chance), 1, 0.1, chance=chance) for chance in (1.0, 0.5, 0.0)]
+    assert delays_s == pytest.approx([1, 0.75, 0.5])
+    assert book.last_resort_s(chance=0.5) == pytest.approx(6)
+
+
 def test_a_process_is_known_by_its_number_and_its_start():
     ticks = started_ticks(os.getpid())
     assert alive(os.getpid(), ticks)

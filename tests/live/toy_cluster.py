@@ -16,7 +16,7 @@ from tandem.facts.kv_export import KvExport, KvGeometry, MoveKv, MoveReport
 from tandem.facts.node_messages import BlocksPublished, Leave, MoveFinished
 from tandem.facts.request import FinishReason, Request
 from tandem.facts.sampling import SamplingParameters
-from tandem.facts.serving import ModelCard
+from tandem.facts.serving import ANYBODY, Caller, ModelCard
 from tandem.facts.steps import StepPlan, StepResult
 from tandem.live.channels.gateway_channel import GatewayChannel
 from tandem.live.channels.inbox import Inbox
@@ -231,9 +231,9 @@ def request(name: str, prompt=(1, 2, 3), **sampling) -> Request:
     return Request(name, tuple(prompt), SamplingParameters(**({"max_tokens": 8} | sampling)))
 
 
-async def read(gateway: Gateway, wanted: Request) -> list[int]:
+async def read(gateway: Gateway, wanted: Request, caller: Caller = ANYBODY) -> list[int]:
     tokens: list[int] = []
-    async for output in gateway.generate(wanted):
+    async for output in gateway.generate(wanted, caller):
         tokens += output.tokens
     assert output.finish_reason in (FinishReason.LENGTH, FinishReason.STOP)
     return tokens

@@ -32,6 +32,7 @@ from tandem.facts.kv_export import KvExport, KvGeometry, MoveKv, MoveReport
 from tandem.facts.kv_tiers import BlockFormat
 from tandem.facts.messages import (
     CopiesRequested,
+    FailRequest,
     HandoversRequested,
     ImportDone,
     PrefillsArrived,
@@ -326,6 +327,8 @@ class NodeCluster:
                     client = gate.clients[request_id]
                     assert not client.output, reason
                     client.endings.append("rejected")
+                case FailRequest(request_id):
+                    gate.clients[request_id].endings.append("failed")
                 case Fence(peer):
                     self._fence(gate, peer)
                 case OperationEnded(operation_id, problem):

@@ -37,6 +37,7 @@ from tandem.facts.messages import (
     CancelImport,
     CopiesRequested,
     EmitTokens,
+    FailRequest,
     HandoversRequested,
     ImportBlocks,
     ImportDone,
@@ -166,6 +167,8 @@ class Cluster:
                 case Reject(request_id, reason):
                     assert not self.clients[request_id].output, reason
                     self.clients[request_id].endings.append("rejected")
+                case FailRequest(request_id):
+                    self.clients[request_id].endings.append("failed")
                 case AskForBlocks(name, tier):
                     assert tier is Tier.DEVICE
                     if name in self.seats:

@@ -137,6 +137,15 @@ def test_load_is_reported_every_interval():
         assert len(of_kind(said(node.pass_time(450 * MS), gateway), LoadReported)) in (4, 5)
 
 
+def test_who_takes_up_a_request_that_died_elsewhere_says_at_once_that_it_lives():
+    node = NodeUnderTest("g", "h")
+    assert not of_kind(said(node.hears("g", arrivals("r")), "g"), LoadReported)
+    effects = node.hears("g", arrivals("s~1"))
+    (report,) = of_kind(said(effects, "g"), LoadReported)
+    assert (report.heard, report.waiting_requests) == (2, 1)
+    assert not of_kind(said(effects, "h"), LoadReported)
+
+
 def test_each_gateway_hears_of_its_own_requests_only():
     node = NodeUnderTest("g", "h")
     node.handle(

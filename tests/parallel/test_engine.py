@@ -22,9 +22,17 @@ from tandem.facts.steps import StepPlan, StepResult
 from tandem.kv.layout import KvLayout
 from tandem.models.decoder import Decoder
 from tandem.models.load import LoadPlan, load_decoder
-from tandem.models.parallel import kv_share, places
+from tandem.models.parallel import equal_share, kv_share, places
 from tandem.models.weights import WeightForm
-from tests.engine.tiny import CONTEXT_TOKENS, CPU, Arithmetic, Bench, Shape, store_of
+from tests.engine.tiny import (
+    CONTEXT_TOKENS,
+    CPU,
+    VOCABULARY,
+    Arithmetic,
+    Bench,
+    Shape,
+    store_of,
+)
 from tests.engine.tiny import tiny_spec as spec_of_two_layers
 from tests.parallel.ranks import Layout, Ranks, Seat, kernels_for
 
@@ -171,6 +179,49 @@ def same_logprobs(found: StepResult, expected: StepResult) -> None:
             assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-5)
             assert mine.rank == theirs.rank
             assert [token for token, _ in mine.top] == [token for token, _ in theirs.top]
+
+
+NAN_TOKEN = 60
+
+
+def poison(engine: Engine) -> None:
+    """From here on the model has no numbers after this token."""
+    decoder = engine.decoder
+    first, rows = equal_share(VOCABULARY, decoder.place)
+    if decoder.place.is_first and first <= NAN_TOKEN < first + rows:
+        assert decoder.weights.embedding is not None
+        decoder.weights.embedding[NAN_TOKEN - first] = torch.nan
+
+
+def follow_poisoned(seat: Seat, shape: Shape, journal: Journal) -> list[StepResult]:
+    engine = engine_of(seat, shape)
+    poison(engine)
+    engine.adopt_thread()
+    results = []
+    for entry in journal:
+        if isinstance(entry, StepPlan):
+            results.append(engine.launch(entry).result())
+        elif not engine.draws:
+            engine.take_landed(entry.step_id, entry.tokens)
+    return results
+
+
+@pytest.mark.parametrize("layout", [Layout(2, 2, sequence_parallel=True), Layout(4)], ids=str)
+def test_all_ranks_see_which_rows_have_no_numbers(ranks: Ranks, layout):
+    shape = replace(SHAPE, pipeline_stages=layout.stages, steps_in_flight=int(layout.stages == 1))
+    bench = Chronicle(shape)
+    poison(bench.engine)
+    sampling = SamplingParameters(temperature=0.0, max_tokens=6)
+    for name, prompt in (("good", range(1, 20)), ("bad", [*range(20, 30), NAN_TOKEN, *range(9)])):
+        bench.ask(Request(name, tuple(prompt), sampling))
+    bench.drain()
+    assert bench.finished.keys() == {"good"}
+    landed = {entry.step_id: entry for entry in bench.journal if isinstance(entry, StepResult)}
+    assert any(result.failed_rows for result in landed.values())
+    for results in ranks.run(layout, follow_poisoned, shape, bench.journal)[-layout.tensor_ranks :]:
+        for result in results:
+            assert result.failed_rows == landed[result.step_id].failed_rows
+            assert result.tokens == landed[result.step_id].tokens
 
 
 @pytest.mark.parametrize("layout", [Layout(2, 2), Layout(4)], ids=str)

@@ -12,8 +12,10 @@ from tandem.facts.backoff import retry_after
 from tandem.facts.errors import (
     EngineFailed,
     InvalidRequest,
+    NotReady,
     Overloaded,
     PromptTooLong,
+    RequestFailed,
     TandemError,
 )
 
@@ -72,6 +74,13 @@ def refusal_of(error: TandemError) -> Refusal:
     if isinstance(error, Overloaded):
         headers = {"Retry-After": retry_after(error.retry_after_s, fresh_chance())}
         return Refusal(429, str(error), "overloaded", headers=headers)
+    if isinstance(error, NotReady):
+        headers = {"Retry-After": retry_after(1.0, fresh_chance())}
+        return Refusal(503, str(error), "not_ready", headers=headers)
+    if isinstance(error, RequestFailed):
+        # Clients' libraries try a 500 again by themselves, unless they are told not to.
+        headers = {"X-Should-Retry": "false"}
+        return Refusal(500, str(error), "request_failed", headers=headers)
     if isinstance(error, EngineFailed):
         return Refusal(503, str(error) or "the engine failed", "engine_failed")
     return Refusal(500, "internal error", "internal_error")

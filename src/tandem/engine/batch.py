@@ -1,6 +1,6 @@
 """Lays the rows of a plan end to end: which tokens, at which positions, into which KV slots.
 
-Axes: N rows of the plan, R of them sampling, T packed tokens.
+Axes: N rows of the plan, T packed tokens.
 """
 
 import numpy as np
@@ -27,7 +27,8 @@ def token_batch(plan: StepPlan, slots: Slots) -> TokenBatch:
         positions_T = np.arange(query_start[-1], dtype=np.int32) + first_T
     blocks_T = slots.block_table[slots_T, positions_T // block_size].astype(np.int64)
     kv_slots_T = blocks_T * block_size + positions_T % block_size
-    wanted_R = query_start[1:][plan.samples] - 1
+    # The last token of a row has seen all that the row computed: it tells whether that is sound.
+    wanted_N = query_start[1:] - 1
     used_blocks = -(-int(ends_N.max()) // block_size)
     device = slots.device
 
@@ -44,5 +45,5 @@ def token_batch(plan: StepPlan, slots: Slots) -> TokenBatch:
             context_lengths=on_device(ends_N.astype(np.int32)),
             block_table=on_device(slots.block_table[plan.slots, :used_blocks]),
         ),
-        wanted=on_device(wanted_R.astype(np.int64)),
+        wanted=on_device(wanted_N.astype(np.int64)),
     )

@@ -17,24 +17,28 @@ from tandem.engine.slots import Slots, SlotShape
 from tandem.engine.undrawn import UndrawnSteps
 from tandem.facts.steps import StepPlan, StepResult
 from tandem.kernels.collectives.contract import ALONE, Collectives
+from tandem.kernels.sampling.contract import NO_TOKEN
 from tandem.kv.store import KvStore
 from tandem.models.decoder import Decoder, TokenBatch
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step whose work is on its way on the device; without tokens where none are drawn."""
+    """A step whose work is on its way on the device; without tokens where none are drawn.
+    `sound` [N] says which rows came to numbers; None where that is seen elsewhere."""
 
     step_id: int
-    tokens: Tensor | None
-    logprobs: PendingLogprobs | None
+    tokens: Tensor | None = None
+    logprobs: PendingLogprobs | None = None
+    sound: Tensor | None = None
 
     def result(self) -> StepResult:
         """Wait for the device and bring the tokens home."""
-        if self.tokens is None:
-            return StepResult(self.step_id, ())
+        tokens = () if self.tokens is None else tuple(self.tokens.tolist())
         logprobs = self.logprobs.collect() if self.logprobs else ()
-        return StepResult(self.step_id, tuple(self.tokens.tolist()), logprobs)
+        sound = [] if self.sound is None else self.sound.tolist()
+        failed_rows = tuple(row for row, each in enumerate(sound) if not each)
+        return StepResult(self.step_id, tokens, logprobs, failed_rows)
 
 
 class Engine:
@@ -89,19 +93,31 @@ class Engine:
         self._next_step_id += 1
         self.slots.apply(plan)
         self.kv.withdraw(self.slots.blocks_to_write(plan))
-        hidden_RC = self._forward(token_batch(plan, self.slots))
+        hidden_NC = self._forward(token_batch(plan, self.slots))
         sampling = np.flatnonzero(plan.samples)
         row_slots = plan.slots[sampling]
         positions = (plan.starts + plan.counts)[sampling]
         if not self.draws:
             self._undrawn.follow(plan, row_slots, positions)
-            return LaunchedStep(plan.step_id, None, None)
+            return LaunchedStep(plan.step_id)
+        # A sum is finite only if all its terms are, and costs a twentieth of looking at each.
+        wide = torch.promote_types(hidden_NC.dtype, torch.float32)
+        sound_N = torch.isfinite(hidden_NC.sum(dim=1, dtype=wide))
         if not len(sampling):
-            return LaunchedStep(plan.step_id, None, None)
-        logits_RV = self.decoder.logits(hidden_RC)
-        tokens_R, logprobs = self._sampler.draw(logits_RV, row_slots, positions)
+            return LaunchedStep(plan.step_id, sound=sound_N)
+        if len(sampling) == len(plan.samples):
+            tokens_R, logprobs = self._sampler.draw(
+                self.decoder.logits(hidden_NC), row_slots, positions
+            )
+            sound_N &= tokens_R != NO_TOKEN
+        else:
+            rows_R = torch.from_numpy(sampling).to(hidden_NC.device)
+            tokens_R, logprobs = self._sampler.draw(
+                self.decoder.logits(hidden_NC[rows_R]), row_slots, positions
+            )
+            sound_N[rows_R] &= tokens_R != NO_TOKEN
         self._remember(row_slots, positions, tokens_R)
-        return LaunchedStep(plan.step_id, tokens_R, logprobs)
+        return LaunchedStep(plan.step_id, tokens_R, logprobs, sound_N)
 
     def take_landed(self, step_id: int, tokens: Sequence[int]) -> None:
         """What the last stage drew in a step that was launched here too. To be told before the
@@ -115,7 +131,7 @@ class Engine:
         return self.launch(plan).result()
 
     def _forward(self, batch: TokenBatch) -> Tensor:
-        """hidden_RC of the wanted rows; before the last stage, what the next one goes on from."""
+        """hidden_NC of the rows' last tokens; before the last stage, what the next goes on from."""
         place, received_XC = self.decoder.place, None
         if not place.is_first:
             received_XC = self.decoder.space_for(len(batch.token_ids))
@@ -129,4 +145,5 @@ class Engine:
         device = self.slots.device
         index = torch.from_numpy(row_slots.astype(np.int64)).to(device)
         place = torch.from_numpy(positions.astype(np.int64)).to(device)
-        self.slots.tokens[index, place] = tokens_R.to(torch.int32)
+        # A step that goes on from a row without a token is under way already: any token will do.
+        self.slots.tokens[index, place] = tokens_R.clamp(min=0).to(torch.int32)

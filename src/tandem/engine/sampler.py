@@ -27,7 +27,8 @@ class Sampler:
     def draw(
         self, logits_RV: Tensor, row_slots: np.ndarray, positions: np.ndarray
     ) -> tuple[Tensor, "PendingLogprobs | None"]:
-        """The tokens (int64 [R], on the device) at `positions` of the sequences in `row_slots`.
+        """The tokens (int64 [R], on the device) at `positions` of the sequences in `row_slots`;
+        `NO_TOKEN` where the model's numbers are not finite.
 
         `logits_RV` is fp32 and is overwritten where parameters adjust it.
         """
@@ -54,6 +55,7 @@ class Sampler:
 
     def _adjust(self, logits_V: Tensor, slot: int, position: int) -> None:
         sampling = self._slots.sampling[slot]
+        peak = logits_V.amax()
         prompt_tokens = int(self._slots.prompt_tokens[slot])
         if sampling.penalised:
             self._penalise(logits_V, slot, position)
@@ -64,7 +66,10 @@ class Sampler:
             logits_V.index_add_(0, index, bias)
         if position - prompt_tokens < sampling.min_tokens and sampling.stop_token_ids:
             banned = torch.tensor(sampling.stop_token_ids, device=logits_V.device)
-            logits_V[banned] = -torch.inf
+            # Not infinite: who bans all there is still gets a token.
+            logits_V[banned] = torch.finfo(logits_V.dtype).min
+        # A ban may hide a NaN: a row that held one keeps one. Without a look from the host.
+        logits_V[0] += peak - peak
 
     def _penalise(self, logits_V: Tensor, slot: int, position: int) -> None:
         """Repetition counts prompt and answer (Keskar et al., CTRL); presence and frequency count

@@ -15,6 +15,7 @@ from tandem.facts.fleet_messages import (
     ImportReported,
     KvReported,
     LoadReported,
+    RequestBroken,
     RequestRefused,
     RequestsLost,
     TokensReported,
@@ -134,6 +135,7 @@ ToGateway = (
     | Goodbye
     | PoolHello
     | TiersReported
+    | RequestBroken
 )
 
 

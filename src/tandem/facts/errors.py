@@ -39,5 +39,13 @@ class Overloaded(TandemError):
         self.retry_after_s = retry_after_s
 
 
+class NotReady(TandemError):
+    """Nobody can run requests just now; soon there may be somebody again."""
+
+
+class RequestFailed(TandemError):
+    """This one request cannot be answered, and asking again will not help; others are served."""
+
+
 class EngineFailed(TandemError):
     """The engine died under this request; the server is not ready any more."""

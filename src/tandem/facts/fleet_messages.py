@@ -4,7 +4,13 @@ from dataclasses import dataclass, field
 
 from tandem.facts.blocks import BlockChanges
 from tandem.facts.fleet import Role, Tier
-from tandem.facts.messages import EmitTokens, ImportBlocks, KvComputed, WorkerEvent
+from tandem.facts.messages import (
+    EmitTokens,
+    FailRequest,
+    ImportBlocks,
+    KvComputed,
+    WorkerEvent,
+)
 from tandem.facts.request import Request
 from tandem.facts.service_level import ServiceLevel
 
@@ -41,9 +47,11 @@ class WorkerJoined:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """A worker is dead, with all KV it had; its requests go on elsewhere."""
+    """A worker is gone, with all KV it had; its requests go on elsewhere. `died`: nobody sent it
+    away, so that one of them may be what it died of."""
 
     worker: str
+    died: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +176,15 @@ class RequestRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestBroken:
+    """A worker cannot go on with this request, and no other could; `reason` is for its client."""
+
+    worker: str
+    request_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class RequestsLost:
     """A worker had to give these requests up, though it lives: they go on elsewhere."""
 
@@ -193,6 +210,7 @@ RouterEvent = (
     | ImportCancelled
     | TransferEnded
     | RequestRefused
+    | RequestBroken
     | RequestsLost
 )
 
@@ -254,4 +272,4 @@ class AskForBlocks:
     tier: Tier
 
 
-RouterEffect = Tell | StartTransfer | CancelTransfer | Reject | Explain | AskForBlocks
+RouterEffect = Tell | StartTransfer | CancelTransfer | Reject | FailRequest | Explain | AskForBlocks

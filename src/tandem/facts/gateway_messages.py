@@ -13,7 +13,7 @@ from tandem.facts.fleet_messages import (
 )
 from tandem.facts.kv_export import KvExport
 from tandem.facts.kv_tiers import TierFigures
-from tandem.facts.messages import EmitTokens
+from tandem.facts.messages import EmitTokens, FailRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,9 @@ class AuditEnded:
     problem: str = ""
 
 
-GatewayEffect = SendToWorker | Deliver | Reject | Explain | Fence | OperationEnded | AuditEnded
+GatewayEffect = (
+    SendToWorker | Deliver | Reject | FailRequest | Explain | Fence | OperationEnded | AuditEnded
+)
 
 
 @dataclass(frozen=True, slots=True)

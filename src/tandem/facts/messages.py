@@ -129,6 +129,15 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
+class FailRequest:
+    """This request was accepted and cannot be answered; `reason` is one clear line for its
+    client. All others go on."""
+
+    request_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReportBlocks:
     """Tell whoever routes by cache content."""
 
@@ -181,6 +190,7 @@ WorkerEffect = (
     RunStep
     | EmitTokens
     | Refuse
+    | FailRequest
     | BlocksSealed
     | ReportBlocks
     | ImportBlocks

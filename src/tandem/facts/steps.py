@@ -59,9 +59,11 @@ class StepResult:
     """The tokens drawn by the sampling rows of plan `step_id`, in the order of its rows.
 
     `logprobs` is parallel to `tokens` with None where none were asked for, or empty when no row
-    asked.
+    asked. Nothing that `failed_rows` (of all rows of the plan) computed may be used, neither KV nor
+    token: the model's numbers were not finite there.
     """
 
     step_id: int
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs | None, ...] = ()
+    failed_rows: tuple[int, ...] = ()

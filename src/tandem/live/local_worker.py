@@ -9,9 +9,10 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 from functools import partial
 
-from tandem.facts.errors import EngineFailed, InvalidRequest
+from tandem.facts.errors import EngineFailed, InvalidRequest, RequestFailed
 from tandem.facts.messages import (
     EmitTokens,
+    FailRequest,
     Refuse,
     ReportBlocks,
     RequestsAborted,
@@ -152,6 +153,9 @@ class LocalWorker:
                 case Refuse(request_id, error):
                     self.metrics.refused(request_id)
                     self._mailboxes.fail(request_id, error)
+                case FailRequest(request_id, reason):
+                    self.metrics.ended(request_id, FinishReason.ABORT, instant_ns)
+                    self._mailboxes.fail(request_id, RequestFailed(reason))
                 case ReportBlocks():
                     pass  # one worker, no router: nobody routes by its cache
 

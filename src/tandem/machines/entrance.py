@@ -18,6 +18,7 @@ from tandem.machines.audit import invariant
 from tandem.machines.fleet import Capacity, Fleet
 from tandem.machines.passage import Passage, Stage
 from tandem.machines.prefix_index import PrefixIndex
+from tandem.machines.suspects import Suspects, Witnesses
 from tandem.machines.waiting_line import LineConfig, WaitingLine
 from tandem.policy.admission.contract import Admission, Verdict
 from tandem.policy.dispatch.contract import Dispatch, Dispatching, FirstToken
@@ -60,8 +61,8 @@ class Choice:
 
 
 class Entrance:
-    """Owns what decisions are made from: the fleet's standings, the prefix index, the line. `root`
-    is that under which prompts are looked up now."""
+    """Owns what decisions are made from: the fleet's standings, the prefix index, the line, and
+    the suspects, who wait beside it. `root` is that under which prompts are looked up now."""
 
     def __init__(self, config: RouterConfig) -> None:
         self.config = config
@@ -69,6 +70,8 @@ class Entrance:
         self.fleet = Fleet(config.capacities)
         self.index = PrefixIndex(config.block_size)
         self.line = WaitingLine(config.line, config.classes)
+        self.suspects = Suspects(self.line)
+        self.witnesses = Witnesses()
         self._predictor = Predictor()
         self._chains = PromptChains(config.block_size)
         # A listing is long: it is asked for once a gap, and again only if it does not come.
@@ -86,6 +89,7 @@ class Entrance:
         match event:
             case LoadReported():
                 self.fleet.report(event, now_ns)
+                self.witnesses.heard(event.worker, event.heard)
             case BlocksReported(worker, tier, changes):
                 in_order = self.index.apply(worker, tier, changes)
                 asked_ns = self._asked_ns.get((worker, tier))
@@ -107,25 +111,33 @@ class Entrance:
             return verdict, None
         free = self._with_room(workers)
         if len(free) < len(workers):
-            route = self.config.routing.choose(view, free, now_ns)
-        return verdict, self._dispatch(view, route, free, now_ns) if route else None
+            route = None
+        return verdict, self._choose(view, free, now_ns, route)
 
     def next(self, passages: Mapping[str, Passage], now_ns: int) -> tuple[Passage, Choice] | None:
-        """Take the next request out of the line, if there is one and room for it."""
-        if not len(self.line) or not self.has_room():
+        """Take the next request out of the line, if there is one and room for it. Suspects that
+        may start stood in line before."""
+        if not self.suspects.all_waiting or not self.has_room():
+            return None
+        if suspect := self.suspects.first:
+            taken, view = self.suspects.workers(), self._look(suspect, now_ns)
+            apart = [each for each in self.fleet.views() if each.worker not in taken]
+            if choice := self._choose(view, self._with_room(apart), now_ns):
+                self.suspects.starts(suspect)
+                return suspect, choice
+        if not len(self.line):
             return None
         request_id = self.line.first(now_ns)
         if request_id is None:
             return None
         passage = passages[request_id]
         view = self._look(passage, now_ns)
-        workers = self._with_room(self.fleet.views())
-        route = self.config.routing.choose(view, workers, now_ns)
-        if route is None:
+        choice = self._choose(view, self._with_room(self.fleet.views()), now_ns)
+        if choice is None:
             # Nobody can take anybody now; a worker that joins or frees up asks again.
             return None
         self.line.wait_no_more(passage)
-        return passage, self._dispatch(view, route, workers, now_ns)
+        return passage, choice
 
     def start(self, passage: Passage, choice: Choice, now_ns: int) -> int:
         """Count the request in where it goes. Gives up to which token its KV is pulled from slower
@@ -142,6 +154,7 @@ class Entrance:
         kept_tokens = max(view.hit(prefill).device_tokens, pulled_tokens)
         known_tokens = view.prompt_tokens
         self.line.enter(passage)
+        self.witnesses.sent(passage, prefill, self.fleet.standings[prefill].told)
         self.fleet.send(prefill, max(1, known_tokens - kept_tokens), known_tokens)
         self.fleet.standings[prefill].prefilling.add(passage.wire_id)
         self.index.expect(prefill, passage.chain, now_ns)
@@ -175,6 +188,7 @@ class Entrance:
         """The request is at no worker any more."""
         self.prompt_done(passage)
         self.expect_no_more(passage)
+        self.suspects.leaves(passage)
         self.line.leave(passage)
 
     def has_room(self) -> bool:
@@ -208,6 +222,7 @@ class Entrance:
             decodes = len(expected), sum(expected)
             invariant(counted_decodes == decodes, f"the decodes expected at {worker} will come")
         self.index.audit()
+        self.suspects.audit(on_their_way)
 
     def _look(self, passage: Passage, now_ns: int) -> RequestView:
         """The request as policies see it now: with the tokens so far, and who holds its prefix."""
@@ -230,7 +245,11 @@ class Entrance:
             if not view.role.prefills or len(standings[view.worker].prefilling) < depth
         ]
 
-    def _dispatch(
-        self, view: RequestView, route: Route, workers: list[WorkerView], now_ns: int
-    ) -> Choice:
+    def _choose(
+        self, view: RequestView, workers: list[WorkerView], now_ns: int, route: Route | None = None
+    ) -> Choice | None:
+        """By the `route` that is known already, if it is; None when these workers cannot."""
+        route = route or self.config.routing.choose(view, workers, now_ns)
+        if route is None:
+            return None
         return Choice(route, self.config.dispatching.decide(view, route, workers, now_ns), workers)

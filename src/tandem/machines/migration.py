@@ -107,14 +107,16 @@ def to_migrate(
     event: MigrationsRequested, on_their_way: Collection[Passage], fleet: Fleet
 ) -> list[Passage]:
     """The largest that decode at the source and fit into the tokens asked for, each counted; none
-    where the target takes no decodes."""
+    where the target takes no decodes, and no suspects, whom another might meet there."""
     target = fleet.standings.get(event.target)
     if event.source == event.target or not target or not target.decodes_more:
         return []
     decoding = [
         passage
         for passage in on_their_way
-        if passage.stage is Stage.DECODING and passage.decode == event.source
+        if passage.stage is Stage.DECODING
+        and passage.decode == event.source
+        and not passage.deaths.suspect
     ]
     decoding.sort(key=lambda passage: (-passage.known_tokens, passage.request_id))
     chosen, tokens = [], 0

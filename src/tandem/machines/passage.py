@@ -9,6 +9,7 @@ from enum import Enum
 from tandem.facts.fleet import Tier
 from tandem.facts.fleet_messages import RequestSubmitted
 from tandem.facts.request import FinishReason, Request
+from tandem.machines.deaths import Deaths
 from tandem.policy.dispatch.contract import FirstToken, Transfer
 from tandem.policy.views import RequestView, TierHits
 
@@ -77,13 +78,18 @@ class Names:
         self.wire, self.copy = self.copy, ""
 
 
+def taken_up_again(wire_id: str) -> bool:
+    """Whether workers know a request by this name whose first worker died."""
+    return "~" in wire_id
+
+
 @dataclass(slots=True)
 class Passage:
     """A submitted request, known to workers by its `names`. `output` are the tokens drawn so far,
     whoever drew them; `sent_output` of them the worker that goes on was told. The decode worker
     knows of it once it is `announced`; `expected_tokens` count to that worker's load until their KV
     is there. What slower tiers had of it reaches up to `pulled_tokens`. `copy_failed` says that it
-    was to go on elsewhere, and that this came to nothing."""
+    was to go on elsewhere, and that this came to nothing. `deaths` are those of its workers."""
 
     submission: RequestSubmitted
     view: RequestView
@@ -104,6 +110,7 @@ class Passage:
     charged_output: int = 0
     output: "array[int]" = field(default_factory=lambda: array("I"))
     imports: dict[str, Import] = field(default_factory=dict)
+    deaths: Deaths = field(default_factory=Deaths)
 
     @classmethod
     def of(cls, event: RequestSubmitted, serial: int, now_ns: int) -> "Passage":
@@ -159,6 +166,17 @@ class Passage:
         if self.stage is Stage.DECODING:
             return worker == self.decode
         return worker in (self.prefill, self.decode)
+
+    def is_at(self, worker: str) -> bool:
+        """Whether this worker has a part of it, so that it may be what the worker dies of."""
+        match self.stage:
+            case Stage.LINE:
+                return False
+            case Stage.DECODING:
+                return worker == self.decode
+            case Stage.COPYING:
+                return worker == self.prefill
+        return worker == self.prefill or (self.announced and worker == self.decode)
 
     def takes_token(self, reason: FinishReason | None, first_token: FirstToken) -> bool:
         """Whether a token that was just drawn for it counts: one that the decode worker draws

@@ -11,7 +11,7 @@ def call_back(passage: Passage, entrance: Entrance, handover: Handover) -> list[
     """Nobody need go on with this request where it is now: it leaves the line, or its workers are
     told and its transfers stopped."""
     if passage.stage is Stage.LINE:
-        entrance.line.wait_no_more(passage)
+        entrance.suspects.wait_no_more(passage)
         return []
     effects: list[RouterEffect] = []
     for worker in list(passage.imports):

@@ -18,6 +18,7 @@ from tandem.facts.fleet_messages import (
     MigrationsRequested,
     PoolNodeLost,
     Reject,
+    RequestBroken,
     RequestRefused,
     RequestsLost,
     RequestSubmitted,
@@ -33,6 +34,7 @@ from tandem.facts.fleet_messages import (
     WorkerLost,
 )
 from tandem.facts.messages import (
+    FailRequest,
     HoldsReleased,
     ImportsArrived,
     PrefillsArrived,
@@ -40,6 +42,7 @@ from tandem.facts.messages import (
     WorkerEvent,
 )
 from tandem.machines.audit import invariant
+from tandem.machines.deaths import blame, reason_of
 from tandem.machines.entrance import Choice, Entrance, RouterConfig
 from tandem.machines.handover import Handover
 from tandem.machines.migration import Migrations
@@ -102,6 +105,11 @@ class RouterMachine:
                         effects += call_back(passage, self.entrance, self.handover)
                         self._forget(passage)
                         effects.append(Reject(passage.request_id, reason, retry_after_s))
+                case RequestBroken(_, wire_id, reason):
+                    if broken := self._by_wire.get(wire_id):
+                        effects += call_back(broken, self.entrance, self.handover)
+                        self._forget(broken)
+                        effects.append(FailRequest(broken.request_id, reason))
                 case _:
                     self._change_fleet(event, now_ns, effects)
             news = True
@@ -120,7 +128,7 @@ class RouterMachine:
         by_wire = {name: each for each in on_their_way for name in each.names.all}
         invariant(self._by_wire == by_wire, "workers know requests by the names they were given")
         waiting = len(self.passages) - len(on_their_way)
-        invariant(len(self.entrance.line) == waiting, "a request waits or is on its way")
+        invariant(self.entrance.suspects.all_waiting == waiting, "a request waits or is on its way")
         self.entrance.audit(on_their_way)
         self.handover.audit(on_their_way)
 
@@ -134,11 +142,20 @@ class RouterMachine:
                 effects += self.migrations.target_drains(worker)
             case RoleTaken(worker, role) if worker in fleet.standings:
                 fleet.take_role(worker, role)
-            case WorkerLost(worker):
+            case WorkerLost(worker, died):
                 fleet.lose(worker)
+                self.entrance.witnesses.lost(worker)
                 self.entrance.index.forget_worker(worker)
+                if died:
+                    there = [each for each in self.passages.values() if each.is_at(worker)]
+                    blame(there, worker, now_ns)
                 for passage in list(self.passages.values()):
-                    if passage.needs(worker):
+                    if passage.deaths.enough:
+                        effects += call_back(passage, self.entrance, self.handover)
+                        self._forget(passage)
+                        reason = reason_of(passage.deaths)
+                        effects.append(FailRequest(passage.request_id, reason))
+                    elif passage.needs(worker):
                         self._begin_again(passage, effects, lost=worker)
             case PoolNodeLost(node):
                 self.entrance.index.forget_worker(node)
@@ -198,7 +215,8 @@ class RouterMachine:
         effects.append(Tell(passage.prefill, event))
 
     def _take_tokens(self, event: TokensReported, effects: Effects) -> bool:
-        """Whether a prompt or an answer ended, so that somebody else may go."""
+        """Whether a prompt or an answer ended, or a suspect was cleared, so that somebody else may
+        go."""
         emission, ended = event.emission, False
         for index, wire_id in enumerate(emission.request_ids):
             passage = self._by_wire.get(wire_id)
@@ -213,6 +231,9 @@ class RouterMachine:
             if not taken:
                 continue
             passage.output.extend((emission.tokens[index],) * event.repeats)
+            if passage.deaths.clears(passage.known_tokens):
+                self.entrance.suspects.leaves(passage)
+                ended = True
             if len(passage.output) - passage.charged_output >= CHARGED_TOKENS:
                 self.entrance.line.charge(passage, CHARGED_TOKENS)
             if reason is not None:
@@ -267,6 +288,8 @@ class RouterMachine:
             passage.announced = True
             wanted_tokens = tokens if held else passage.known_tokens
             request = passage.request(passage.decode)
+            told = self.entrance.fleet.standings[passage.decode].told
+            self.entrance.witnesses.sent(passage, passage.decode, told)
             effects.append(Tell(passage.decode, ImportsArrived((request,), (wanted_tokens,))))
         effects += self.handover.push_on(passage)
 
@@ -282,7 +305,7 @@ class RouterMachine:
             del self._by_wire[name]
         self.entrance.leave(passage)
         passage.restart()
-        self.entrance.line.wait(passage)
+        self.entrance.suspects.wait(passage)
 
     def _forget(self, passage: Passage) -> None:
         del self.passages[passage.request_id]

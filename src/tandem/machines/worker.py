@@ -15,6 +15,7 @@ from tandem.facts.errors import InvalidRequest, Overloaded, PromptTooLong, Tande
 from tandem.facts.messages import (
     CancelImport,
     CopiesRequested,
+    FailRequest,
     HandoversRequested,
     HoldsReleased,
     ImportDone,
@@ -40,6 +41,8 @@ from tandem.machines.sequence import Phase, Sequence
 from tandem.machines.steady import repeat, repeating_steps
 from tandem.machines.step_planner import StepPlanner
 from tandem.policy.batching import TokenBudgetBatching
+
+NO_NUMBERS = "the model's numbers are not finite (NaN) for this request, so it has no next token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,13 +273,20 @@ class WorkerMachine:
         effects: list[WorkerEffect] = []
         computed: list[Sequence] = []
         drawn = 0
-        for sequence, computed_tokens, draws in builder.rows:
+        failed_rows = frozenset(result.failed_rows)
+        for row, (sequence, computed_tokens, draws) in enumerate(builder.rows):
             sequence.flights -= 1
             token_index = drawn
             if draws:
                 drawn += 1
                 sequence.unseen -= 1
             if sequence.phase is Phase.ENDED:
+                continue
+            if row in failed_rows:
+                # What this step wrote is not confirmed, so it never gets into the prefix cache;
+                # what earlier steps wrote was sound then.
+                self._end(sequence, effects)
+                effects.append(FailRequest(sequence.request.request_id, NO_NUMBERS))
                 continue
             # A sequence preempted since has given its blocks away, but its token is as good as
             # any: it was drawn from KV that was whole when the step ran.

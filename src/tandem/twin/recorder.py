@@ -76,7 +76,7 @@ class Recorder:
                 self.end(record, Ending.FAILED, now_ns)
 
     def turned_away(self, request_id: str, reason: str, now_ns: int) -> None:
-        """Nobody was there to take it."""
+        """Nobody takes it, or takes it up again."""
         record = self.of(request_id)
         record.reason = reason
         self.end(record, Ending.FAILED, now_ns)

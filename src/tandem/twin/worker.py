@@ -13,7 +13,9 @@ from tandem.facts.blocks import CacheRoot
 from tandem.facts.fleet_messages import LoadReported
 from tandem.facts.messages import EmitTokens, RunStep, StepDone, WorkerEffect, WorkerEvent
 from tandem.facts.steps import StepPlan, StepResult
+from tandem.machines.deaths import CLEARING_TOKENS
 from tandem.machines.load import load_of
+from tandem.machines.passage import taken_up_again
 from tandem.machines.worker import WorkerConfig, WorkerMachine
 from tandem.twin.scenario import Scenario, WorkerKind
 from tandem.twin.step_recorder import StepRecorder
@@ -168,6 +170,9 @@ class SimulatedWorker:
         # A first token is news that others decide by: it is told when it is there.
         if any(flight.opens for flight in self._flights):
             return
+        # So are the tokens by which a request is cleared of the deaths of its workers.
+        if any(self._may_be_cleared(each) for each in self._flights[0].request_ids):
+            return
         steps = min(LEAP_STEPS, self.machine.steady_steps())
         if steps < LEAST_LEAP_STEPS:
             return
@@ -181,6 +186,14 @@ class SimulatedWorker:
             landing_ns += _nanoseconds(decode_seconds(sequences, context_tokens))
             self._leap.append(landing_ns)
         self._leap_steps = steps
+
+    def _may_be_cleared(self, request_id: str) -> bool:
+        sequence = self.machine.unfinished.get(request_id)
+        if sequence is None or not taken_up_again(request_id):
+            return False
+        request = sequence.request
+        known_tokens = len(request.prompt_tokens) + len(request.output_tokens)
+        return len(sequence.tokens) - known_tokens < CLEARING_TOKENS
 
     def _perform(self, effects: list[WorkerEffect], now_ns: int) -> list[SimulatedEffect]:
         self._load = None

@@ -26,6 +26,7 @@ from tandem.facts.fleet_messages import (
 from tandem.facts.messages import (
     CancelImport,
     EmitTokens,
+    FailRequest,
     ImportBlocks,
     ImportsArrived,
     KvComputed,
@@ -182,6 +183,8 @@ class World:
                     self.transport.cancel(transfer_id, now_ns)
                 case Reject(request_id, reason, retry_after_s):
                     self.recorder.rejected(request_id, reason, retry_after_s, now_ns)
+                case FailRequest(request_id, reason):
+                    self.recorder.turned_away(request_id, reason, now_ns)
                 case Explain(request_id, kind, text, figures):
                     self.decide(Decision(now_ns, request_id, kind, text, figures))
                 case AskForBlocks(name, Tier.DEVICE) if name in self.members.up:

@@ -1,7 +1,7 @@
 """Runs a whole cluster from this machine: brings its processes up, looks after them, ends them."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from tandem.config.cluster_live import LiveFile
 from tandem.config.cluster_tiers import pool_nodes
 from tandem.config.processes import GatewayListening, GatewaySetup
 from tandem.facts.errors import InvalidConfiguration, TandemError
+from tandem.facts.fleet import Role
 from tandem.facts.gateway_messages import ClusterStatus
 from tandem.live.clock import NS_PER_S, now_ns
 from tandem.live.launching.launcher import Launcher, LocalLauncher, Program
@@ -52,7 +53,7 @@ class RunLimits:
 
 
 class ProcessesFailed(TandemError):
-    """A cluster could not be started, or not be kept running."""
+    """A cluster could not be started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +84,19 @@ class ClusterRun:
         self.setups = Setups(file.cluster)
         self.gateways: list[GatewaySetup] = []
         self.url = ""
+        self._roles: dict[str, Role] = {}
         self._ready = False
         self._view = view
         self._launcher = launcher or LocalLauncher()
-        self._supervisor = Supervisor(self._launcher, view.notice, chance=fresh_chance)
+        self._supervisor = Supervisor(
+            self._launcher, view.notice, indispensable=self._indispensable, chance=fresh_chance
+        )
         self._operators = Operators([], self.setups.keys)
         self._asking: asyncio.Future[list[ClusterStatus]] | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set and everything has ended. Raises `InvalidConfiguration` or
-        `ProcessesFailed` when it could not start, or no gateway can be kept running."""
+        `ProcessesFailed` when it could not start."""
         write_cluster(self.file, self.setups, self.directory)
         self._record()
         try:
@@ -151,6 +155,7 @@ class ClusterRun:
         for pool in self.file.cluster.pools:
             for index in range(pool.count):
                 setup = self.setups.worker(pool, f"{pool.name}-{index}", tuple(endpoints))
+                self._roles[f"{pool.name}-{index}"] = pool.role
                 environment = self.setups.environment(pool, workers)
                 workers += 1
                 programs.append(worker_program(setup, self.directory, environment))
@@ -205,19 +210,22 @@ class ClusterRun:
             await asyncio.sleep(self.limits.poll_s)
 
     async def _look_after(self) -> None:
-        """Raises `ProcessesFailed` when no gateway is left."""
+        """Until it is cancelled."""
         watching = asyncio.create_task(self._watch())
         try:
-            left = {setup.gateway for setup in self.gateways}
-            while left:
+            while True:
                 failure = await self._supervisor.failed()
-                left.discard(failure.name)
                 self._view.notice(Notice(failure.name, f"{failure.how} and is given up"))
-            raise ProcessesFailed("no gateway can be kept running; the cluster ends")
         finally:
             watching.cancel()
             with suppress(asyncio.CancelledError):
                 await watching
+
+    def _indispensable(self, name: str, others: Collection[str]) -> bool:
+        """See `indispensable`. While the cluster starts nobody is: who fails then is shown to its
+        user."""
+        gateways = {setup.gateway for setup in self.gateways}
+        return self._ready and indispensable(name, others, gateways, self._roles)
 
     async def _watch(self) -> None:
         """Tell everybody who runs, and have killed who hangs."""
@@ -278,6 +286,22 @@ class ClusterRun:
                 processes=processes,
             )
         )
+
+
+def indispensable(
+    name: str, others: Collection[str], gateways: Collection[str], roles: Mapping[str, Role]
+) -> bool:
+    """Whether a process is the last gateway, or the last worker of a phase, beside those `others`
+    that are not given up; by the roles that workers started with."""
+    if name in gateways:
+        return not any(each in gateways for each in others)
+    role = roles.get(name)
+    if role is None:
+        return False
+    left = [roles[each] for each in others if each in roles]
+    prefills = not role.prefills or any(each.prefills for each in left)
+    decodes = not role.decodes or any(each.decodes for each in left)
+    return not (prefills and decodes)
 
 
 def _at_port(setup: GatewaySetup, http_port: int) -> GatewaySetup:

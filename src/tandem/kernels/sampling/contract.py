@@ -9,6 +9,9 @@ prefix: min_p (t - max >= log(min_p)), top_k (k tokens), top_p (renormalised ove
 token stays while the mass before it is below top_p). Masses are exp(t - max) rounded down to
 2^-40, so their sums are exact in any order. Ties go to the lower id everywhere.
 
+A row whose logits hold a NaN, or whose largest is not finite, draws `NO_TOKEN`: there is nothing to
+choose from, and an arbitrary id would pass for an answer.
+
 Axes: R rows, V vocabulary, N requested alternatives.
 """
 
@@ -23,6 +26,8 @@ from tandem.kernels.errors import KernelArgumentError
 MASS_BITS = 40
 # g lies in [-2.86, 17.33]: a token further than this below the maximum cannot win.
 NOISE_SPAN = 20.3
+# What a row draws from which nothing can be drawn.
+NO_TOKEN = -1
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,8 @@ class SamplingRows:
 class TokenLogprobs:
     """log softmax of the raw logits: logprob and rank [R], top_ids and top_logprobs [R, N].
 
-    Rank 1 is the most likely token; ties go to the lower id.
+    Rank 1 is the most likely token; ties go to the lower id. Rows without a token, or from which
+    none can be drawn, have NaN, rank 0 and ids 0.
     """
 
     logprob: Tensor
@@ -56,7 +62,7 @@ class TokenLogprobs:
 
 class Sample(Protocol):
     def __call__(self, logits_RV: Tensor, rows: SamplingRows) -> Tensor:
-        """tokens_R, int64."""
+        """tokens_R, int64; `NO_TOKEN` where none can be drawn."""
         ...
 
 

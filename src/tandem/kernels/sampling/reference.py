@@ -5,6 +5,7 @@ from torch import Tensor
 
 from tandem.kernels.sampling.contract import (
     MASS_BITS,
+    NO_TOKEN,
     SamplingRows,
     TokenLogprobs,
     check_sample,
@@ -27,7 +28,13 @@ def sample(logits_RV: Tensor, rows: SamplingRows) -> Tensor:
         place_V < kept_R[:, None], tempered_RV.to(torch.float64) + noise_RV, -torch.inf
     )
     best_R1 = score_RV.amax(dim=1, keepdim=True)
-    return torch.where(score_RV == best_R1, ids_RV, logits_RV.shape[1]).amin(dim=1)
+    drawn_R = torch.where(score_RV == best_R1, ids_RV, logits_RV.shape[1]).amin(dim=1)
+    return torch.where(can_draw(logits_RV), drawn_R, NO_TOKEN)
+
+
+def can_draw(logits_RV: Tensor) -> Tensor:
+    """Which rows a token can be drawn from: the largest of a row with a NaN is NaN."""
+    return torch.isfinite(logits_RV.amax(dim=1))
 
 
 def kept_prefix(tempered_RV: Tensor, rows: SamplingRows) -> Tensor:
@@ -52,14 +59,17 @@ def kept_prefix(tempered_RV: Tensor, rows: SamplingRows) -> Tensor:
 def token_logprobs(logits_RV: Tensor, tokens_R: Tensor, top_n: int) -> TokenLogprobs:
     check_score(logits_RV, tokens_R, top_n)
     wide_RV = logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
+    scored_R = can_draw(wide_RV) & (tokens_R != NO_TOKEN)
+    # Whatever is computed for the other rows is not used, but has to be possible.
+    tokens_R = torch.where(scored_R, tokens_R, 0)
     logprob_RV = torch.log_softmax(wide_RV, dim=1)
     own_R1 = wide_RV.gather(1, tokens_R[:, None])
     id_V = torch.arange(logits_RV.shape[1], device=logits_RV.device)
     ahead_RV = (wide_RV > own_R1) | ((wide_RV == own_R1) & (id_V < tokens_R[:, None]))
     ids_RV = torch.sort(wide_RV, dim=1, descending=True, stable=True).indices[:, :top_n]
     return TokenLogprobs(
-        logprob=logprob_RV.gather(1, tokens_R[:, None])[:, 0],
-        rank=ahead_RV.sum(dim=1) + 1,
-        top_ids=ids_RV,
-        top_logprobs=logprob_RV.gather(1, ids_RV),
+        logprob=torch.where(scored_R, logprob_RV.gather(1, tokens_R[:, None])[:, 0], torch.nan),
+        rank=torch.where(scored_R, ahead_RV.sum(dim=1) + 1, 0),
+        top_ids=torch.where(scored_R[:, None], ids_RV, 0),
+        top_logprobs=torch.where(scored_R[:, None], logprob_RV.gather(1, ids_RV), torch.nan),
     )

@@ -22,6 +22,7 @@ constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 constexpr int64_t kBuckets = 2048;
 constexpr float kBucketsANat = 64.0f;
 constexpr size_t kShortList = 1024;
+constexpr int64_t kNoToken = -1;
 
 struct Candidate {
   float t;
@@ -61,11 +62,19 @@ Floats load_logits(const Row& row, int64_t first) {
   return load(lanes);
 }
 
+// The largest logit; NaN when any is. A row without a finite one draws no token. A maximum forgets
+// a NaN, a sum keeps it; minus infinity it may become, for want of plus infinity no NaN.
 float largest(const Row& row) {
-  Floats peaks[4];
+  Floats peaks[4], sums[4] = {};
   for (Floats& peak : peaks) peak = splat(kMinusInfinity);
   for (int64_t i = 0; i < row.vocabulary; i += 4 * kLanes)
-    for (int v = 0; v < 4; ++v) peaks[v] = maximum(load_logits(row, i + v * kLanes), peaks[v]);
+    for (int v = 0; v < 4; ++v) {
+      const Floats logits = load_logits(row, i + v * kLanes);
+      sums[v] += logits;
+      peaks[v] = maximum(logits, peaks[v]);
+    }
+  const Floats sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  if (any(sum != sum)) return std::numeric_limits<float>::quiet_NaN();
   return max_of(maximum(maximum(peaks[0], peaks[1]), maximum(peaks[2], peaks[3])));
 }
 
@@ -286,8 +295,8 @@ struct Filters {
   float top_p, min_p;
 };
 
-int64_t draw(const Row& row, const Filters& filters, std::vector<Candidate>* list) {
-  const float t_max = largest(row) / row.temperature;
+int64_t draw(const Row& row, float peak, const Filters& filters, std::vector<Candidate>* list) {
+  const float t_max = peak / row.temperature;
   if (!std::isfinite(t_max) || filters.min_p > 1.0f) return first_of(row, t_max);
   Candidate last{kMinusInfinity, std::numeric_limits<int32_t>::max()};
   if (filters.min_p > 0.0f) last.t = min_p_floor(t_max, filters.min_p);
@@ -340,11 +349,14 @@ extern "C" void tandem_sample(const float* logits, int64_t stride, int64_t rows,
       row.key[part] = (uint32_t)((uint64_t)seed[r] >> (32 * part));
       row.place[part] = (uint32_t)((uint64_t)position[r] >> (32 * part));
     }
-    if (row.temperature <= 0.0f) {
+    const float peak = largest(row);
+    if (!std::isfinite(peak)) {
+      tokens[r] = kNoToken;
+    } else if (row.temperature <= 0.0f) {
       row.temperature = 1.0f;
-      tokens[r] = first_of(row, largest(row));
+      tokens[r] = first_of(row, peak);
     } else {
-      tokens[r] = draw(row, Filters{top_k[r], top_p[r], min_p[r]}, &list);
+      tokens[r] = draw(row, peak, Filters{top_k[r], top_p[r], min_p[r]}, &list);
     }
   }
 }
@@ -358,6 +370,13 @@ extern "C" void tandem_token_logprobs(const float* logits, int64_t stride, int64
     static thread_local std::vector<Candidate> list;
     const Row row{logits + r * stride, vocabulary, 1.0f, {}, {}};
     const float peak = largest(row);
+    if (tokens[r] == kNoToken || !std::isfinite(peak)) {
+      const float nan = std::numeric_limits<float>::quiet_NaN();
+      logprob[r] = nan, rank[r] = 0;
+      std::fill_n(top_ids + r * top_n, top_n, 0);
+      std::fill_n(top_logprobs + r * top_n, top_n, nan);
+      continue;
+    }
     const double shift = (double)peak + std::log(exp_sum(row, peak));
     logprob[r] = (float)((double)row.logits[tokens[r]] - shift);
     rank[r] = rank_of(row, tokens[r]);

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from tandem.facts.errors import InvalidRequest, Overloaded, TandemError
+from tandem.facts.errors import InvalidRequest, Overloaded, RequestFailed, TandemError
 from tandem.facts.fleet_messages import Reject
-from tandem.facts.messages import EmitTokens
+from tandem.facts.messages import EmitTokens, FailRequest
 from tandem.facts.request import FinishReason, Request
 from tandem.live.clock import now_ns
 from tandem.live.gateway.demand import Demand
@@ -76,6 +76,11 @@ class Clients:
             # The reason may itself begin with the field.
             error = InvalidRequest("prompt", effect.reason.removeprefix("prompt "))
         self._mailboxes.fail(effect.request_id, error)
+
+    def fail(self, effect: FailRequest, instant_ns: int) -> None:
+        """It ends without its answer."""
+        self.metrics.ended(effect.request_id, FinishReason.ABORT, instant_ns)
+        self._mailboxes.fail(effect.request_id, RequestFailed(effect.reason))
 
     def fail_all(self, error: TandemError) -> None:
         self._mailboxes.fail_all(error)

@@ -5,7 +5,7 @@ import logging
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field, replace
 
-from tandem.facts.errors import EngineFailed, PromptTooLong
+from tandem.facts.errors import EngineFailed, NotReady, PromptTooLong
 from tandem.facts.fleet_messages import RequestSubmitted, RequestWithdrawn
 from tandem.facts.request import FinishReason, Request, TokenOutput
 from tandem.facts.service_level import ServiceLevel
@@ -15,13 +15,11 @@ from tandem.live.clock import NS_PER_S, now_ns
 from tandem.live.gateway.clients import Clients
 from tandem.live.gateway.loop import Channel, GatewayLoop
 from tandem.live.gateway.presence import Presence
+from tandem.live.mailbox import Mailbox
 from tandem.machines.gateway.machine import GatewayMachine
 from tandem.observe.cluster_metrics import GatewayMetrics
 
 logger = logging.getLogger(__name__)
-
-# So often it is looked whether a worker has come back.
-POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +58,12 @@ class Gateway:
         self._card, self._terms = card, terms
         self._prefix = f"{machine.config.gateway}.{terms.incarnation}/"
         self._clients = Clients(self.metrics, terms.max_waiting)
-        self._loop = GatewayLoop(machine, self._clients)
+        self._presence = Presence(machine.members, terms.comeback_s)
+        self._loop = GatewayLoop(machine, self._clients, self._presence.members_changed)
         self._channel: Channel | None = None
         self._task: asyncio.Task[None] | None = None
         self._failed = False
         self._closed_because: str | None = None
-        self._presence = Presence(machine.members, terms.comeback_s)
 
     @property
     def card(self) -> ModelCard:
@@ -130,13 +128,9 @@ class Gateway:
         self, request: Request, caller: Caller = ANYBODY
     ) -> AsyncGenerator[TokenOutput, None]:
         """See the port `Generator`."""
-        while self.ready and not self._presence.complete:
-            await asyncio.sleep(POLL_S)
         if self._closed_because:
             raise EngineFailed(self._closed_because)
-        prompt_tokens, context_tokens = len(request.prompt_tokens), self.card.context_tokens
-        if prompt_tokens >= context_tokens:
-            raise PromptTooLong(prompt_tokens, context_tokens)
+        _check_length(request, self.card)
         request_id = self._prefix + request.request_id
         service = self.machine.config.router.classes.classify(caller.headers, caller.tenant)
         # What a client wishes for shifts its priority only as far as its class lets it.
@@ -145,21 +139,23 @@ class Gateway:
         mailbox, gives_way = self._clients.arrived(request)
         if gives_way is not None:
             self._loop.tell(RequestWithdrawn(gives_way))
-        expected = self._clients.demand.expected_tokens(request.sampling.max_tokens)
-        self._loop.tell(
-            RequestSubmitted(
-                request,
-                expected,
-                tenant=caller.account,
-                service_class=service.name,
-                session=caller.session,
-                promise=self._terms.promise if service.promise.empty else service.promise,
-                deadline_ns=service.deadline_ns(now_ns()),
-                pin_ns=round(self._terms.pin_s(caller, service.longest_pin_s) * NS_PER_S),
-            )
-        )
         finished = False
         try:
+            if not self._presence.complete:
+                await self._until_somebody_is_back(request, mailbox)
+            expected = self._clients.demand.expected_tokens(request.sampling.max_tokens)
+            self._loop.tell(
+                RequestSubmitted(
+                    request,
+                    expected,
+                    tenant=caller.account,
+                    service_class=service.name,
+                    session=caller.session,
+                    promise=self._terms.promise if service.promise.empty else service.promise,
+                    deadline_ns=service.deadline_ns(now_ns()),
+                    pin_ns=round(self._terms.pin_s(caller, service.longest_pin_s) * NS_PER_S),
+                )
+            )
             while not finished:
                 output = await mailbox.take()
                 finished = output.finish_reason is not None
@@ -167,6 +163,24 @@ class Gateway:
         finally:
             if self._clients.left(request_id, finished=finished):
                 self._loop.tell(RequestWithdrawn(request_id))
+
+    async def _until_somebody_is_back(self, request: Request, mailbox: Mailbox) -> None:
+        """A phase has no worker. The request is counted among those who wait, and comes before the
+        machine together with them. Raises `TandemError`."""
+        comes_back = asyncio.ensure_future(self._presence.comes_back())
+        # Nobody answers it yet: what it hears of is that it has to give way, or that all ends.
+        refused = asyncio.ensure_future(mailbox.take())
+        try:
+            await asyncio.wait({comes_back, refused}, return_when=asyncio.FIRST_COMPLETED)
+            if refused.done():
+                refused.result()
+            if not comes_back.result():
+                raise NotReady("no worker has come back that could run this request")
+        finally:
+            comes_back.cancel()
+            refused.cancel()
+            await asyncio.gather(comes_back, refused, return_exceptions=True)
+        _check_length(request, self.card)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (failure := task.exception()):
@@ -180,3 +194,10 @@ class Gateway:
             for request_id in self._clients.demand.open_ids:
                 self._loop.tell(RequestWithdrawn(request_id))
         self._clients.fail_all(EngineFailed(self._closed_because))
+
+
+def _check_length(request: Request, card: ModelCard) -> None:
+    """Raises `PromptTooLong`."""
+    prompt_tokens = len(request.prompt_tokens)
+    if prompt_tokens >= card.context_tokens:
+        raise PromptTooLong(prompt_tokens, card.context_tokens)

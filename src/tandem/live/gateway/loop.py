@@ -3,6 +3,7 @@ and performs its effects on the channel and for the clients."""
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 from tandem.facts.cluster_messages import Hello, ToWorker, Welcome
@@ -19,7 +20,7 @@ from tandem.facts.gateway_messages import (
     TimePassed,
     WorkerSaid,
 )
-from tandem.facts.messages import ImportsArrived, PrefillsArrived, RequestsArrived
+from tandem.facts.messages import FailRequest, ImportsArrived, PrefillsArrived, RequestsArrived
 from tandem.facts.operator_messages import Answer, AskStatus
 from tandem.live.channels.gateway_channel import OperatorSaid
 from tandem.live.clock import NS_PER_S, now_ns
@@ -43,11 +44,15 @@ class Channel(Protocol):
 
 
 class GatewayLoop:
-    """`tell` it on the event loop that `run` runs on."""
+    """`tell` it on the event loop that `run` runs on. `settled` is called whenever the machine has
+    heard something."""
 
-    def __init__(self, machine: GatewayMachine, clients: Clients) -> None:
+    def __init__(
+        self, machine: GatewayMachine, clients: Clients, settled: Callable[[], None]
+    ) -> None:
         self.machine = machine
         self._clients = clients
+        self._settled = settled
         self._questions = Questions()
         self._events: list[GatewayEvent | OperatorSaid] = []
         self._news = asyncio.Event()
@@ -87,6 +92,7 @@ class GatewayLoop:
                 events.append(asked)
         for effect in self.machine.handle_together(events, instant_ns):
             self._perform(effect, channel, instant_ns)
+        self._settled()
         for peer, question in curious:
             status = self.machine.status(instant_ns)
             channel.answer(peer, self._questions.status(question, status))
@@ -103,6 +109,9 @@ class GatewayLoop:
                     self._greeted(peer)
             case Reject():
                 self._clients.reject(effect)
+            case FailRequest(request_id, reason):
+                logger.error("request %s is given up: %s", request_id, reason)
+                self._clients.fail(effect, instant_ns)
             case Fence(peer, reason):
                 logger.error("worker %s counts as dead: %s", peer, reason)
                 self._clients.metrics.lost()

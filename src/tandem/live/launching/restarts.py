@@ -12,8 +12,9 @@ AGAIN = 75
 @dataclass(frozen=True, slots=True)
 class RestartConfig:
     """The first restart comes after `first_delay_s`, every next one after twice as long, but never
-    more than `longest_delay_s`. After `most_in_a_row` it is given up; who ran for `steady_s` begins
-    anew. With one of the exit statuses `hopeless` a process says that a new start mends nothing."""
+    more than `longest_delay_s`; all are spread, so that many do not start together. After
+    `most_in_a_row` it is given up; who ran for `steady_s` begins anew. With one of
+    the exit statuses `hopeless` a process says that a new start mends nothing."""
 
     first_delay_s: float = 0.5
     longest_delay_s: float = 30.0
@@ -40,3 +41,7 @@ class Restarts:
         self._in_a_row[name] = count + 1
         delay_s = min(self.config.longest_delay_s, self.config.first_delay_s * 2.0**count)
         return spread(delay_s, chance)
+
+    def last_resort_s(self, *, chance: float = 1.0) -> float:
+        """How long to wait with one that would be given up if anybody else did its work."""
+        return spread(self.config.longest_delay_s, chance)

@@ -5,7 +5,7 @@ Knows a process by its name and its program, not what it is for.
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from tandem.facts.backoff import longest
@@ -43,7 +43,8 @@ class Notice:
 
 
 class Supervisor:
-    """`heard` gets every notice. Used from one event loop."""
+    """`heard` gets every notice. Whom the cluster cannot do without (`indispensable`, given the
+    name and those that are kept besides) is started again for ever. Used from one event loop."""
 
     def __init__(
         self,
@@ -51,6 +52,7 @@ class Supervisor:
         heard: Callable[[Notice], None],
         restarts: RestartConfig | None = None,
         *,
+        indispensable: Callable[[str, Collection[str]], bool] | None = None,
         chance: Callable[[], float] = longest,
     ) -> None:
         """`chance` spreads restarts (`facts.backoff`)."""
@@ -58,6 +60,7 @@ class Supervisor:
         self._launcher = launcher
         self._heard = heard
         self._restarts = Restarts(restarts or RestartConfig())
+        self._indispensable = indispensable
         self._kept: dict[str, _Kept] = {}
         self._failures: asyncio.Queue[ProcessFailed] = asyncio.Queue()
         self._changed = asyncio.Event()
@@ -157,6 +160,12 @@ class Supervisor:
         # What was lost with its machine has no reason of its own.
         if not again and (kept.confirmed or ended.lost):
             delay_s = self._restarts.delay_s(ended.name, ended.code, ran_s, chance=self._chance())
+        why = ""
+        if delay_s is None and kept.confirmed:
+            others = [name for name, each in self._kept.items() if not each.ends and each != kept]
+            if self._indispensable and self._indispensable(ended.name, others):
+                delay_s = self._restarts.last_resort_s(chance=self._chance())
+                why = ": it keeps failing, but nobody else does its work"
         if delay_s is None:
             kept.ends = True
             log = kept.program.log
@@ -164,7 +173,7 @@ class Supervisor:
             self._failures.put_nowait(ProcessFailed(ended.name, ended.how, words))
             return
         how = "has left" if again else ended.how
-        self._heard(Notice(ended.name, f"{how} and starts again in {delay_s:.2g} s"))
+        self._heard(Notice(ended.name, f"{how} and starts again in {delay_s:.2g} s{why}"))
         task = asyncio.create_task(self._start_again(kept, delay_s))
         self._waits.add(task)
         task.add_done_callback(self._waits.discard)

@@ -134,7 +134,7 @@ class GatewayMachine:
 
     def status(self, now_ns: int) -> ClusterStatus:
         """All that is known at this instant."""
-        waiting = len(self.router.entrance.line)
+        waiting = self.router.entrance.suspects.all_waiting
         started_ns = now_ns if self._started_ns is None else self._started_ns
         return ClusterStatus(
             gateway=self.config.gateway,
@@ -209,7 +209,7 @@ class GatewayMachine:
             case Audited():
                 effects += self.inquiries.answered(message)
             case Goodbye():
-                self._lose(member, "", now_ns, effects)
+                self._lose(member, "", now_ns, effects, died=False)
             case TiersReported(worker, tiers):
                 member.tiers = tiers
                 if capacity := self.prices.reported(worker, tiers):
@@ -224,7 +224,7 @@ class GatewayMachine:
         problem = self.members.objection(hello) or self.pool.clash(peer, hello.worker)
         if problem:
             if known is not None:
-                self._lose(known, problem, now_ns, effects)
+                self._lose(known, problem, now_ns, effects, died=False)
             effects.append(SendToWorker(peer, Unwelcome(problem)))
             return
         member = Member.of(peer, hello)
@@ -232,7 +232,7 @@ class GatewayMachine:
         if known is not None and again:
             # The same process has forgotten everything: only what it was asked for is lost.
             member.deeds = known.deeds
-            effects += self._lose_work(known, now_ns)
+            effects += self._lose_work(known, now_ns, died=False)
         elif known is not None:
             self._lose(known, "its process presents itself anew", now_ns, effects)
         older = self.members.of_name(hello.worker)
@@ -264,22 +264,24 @@ class GatewayMachine:
         elif member := self.members.of_peer(peer):
             self._lose(member, reason, now_ns, effects)
 
-    def _lose(self, member: Member, reason: str, now_ns: int, effects: Effects) -> None:
+    def _lose(
+        self, member: Member, reason: str, now_ns: int, effects: Effects, *, died: bool = True
+    ) -> None:
         """The worker is gone, for a `reason` or (empty) because it was to leave."""
-        effects += self._lose_work(member, now_ns)
+        effects += self._lose_work(member, now_ns, died=died)
         if reason:
             self.members.lost.append((member.name, reason))
         lost = PeerLost(member.name, member.hello.incarnation)
         effects += (SendToWorker(other.peer, lost) for other in self.members)
         effects += self.drains.gone(member.name, reason)
 
-    def _lose_work(self, member: Member, now_ns: int) -> Effects:
+    def _lose_work(self, member: Member, now_ns: int, *, died: bool) -> Effects:
         """All that it did is void."""
         effects = self.routing.flush(now_ns)
         self.members.remove(member)
         self.heartbeats.forget(member.peer)
         effects += self.routing.adopt_root(None, now_ns)
-        self.routing.lost(member.name)
+        self.routing.lost(member.name, died=died)
         effects += self.routing.flush(now_ns)
         return effects + self.inquiries.gone(member.name)
 

@@ -127,10 +127,10 @@ class Routing:
         """What a worker's work costs has changed."""
         self.router.entrance.fleet.reprice(worker, capacity)
 
-    def lost(self, worker: str) -> None:
+    def lost(self, worker: str, *, died: bool) -> None:
         """A worker is gone, with all that it held."""
         self.transfers.forget_worker(worker)
-        self.add(WorkerLost(worker))
+        self.add(WorkerLost(worker, died))
 
     def flush(self, now_ns: int) -> Effects:
         """The router hears what has gathered."""

@@ -30,6 +30,12 @@ class Link:
     def report_due_ns(self) -> int | None:
         return None if self.welcome is None else self.reported_ns + self.welcome.report_interval_ns
 
+    def report_at(self, instant_ns: int) -> None:
+        """The next report is due then at the latest."""
+        if self.welcome is not None:
+            due_since_ns = instant_ns - self.welcome.report_interval_ns
+            self.reported_ns = min(self.reported_ns, due_since_ns)
+
     def due_ns(self) -> int | None:
         """When something is to be said or concluded here if nothing comes."""
         if self.welcome is not None:

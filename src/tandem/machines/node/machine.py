@@ -66,6 +66,7 @@ from tandem.machines.node.links import Link, Links
 from tandem.machines.node.peers import Peers
 from tandem.machines.node.tiers import WorkerTiers
 from tandem.machines.node.work import Work
+from tandem.machines.passage import taken_up_again
 from tandem.machines.tiers.config import TiersConfig
 from tandem.machines.worker import WorkerMachine
 
@@ -174,6 +175,9 @@ class NodeMachine:
             case RequestsArrived() | PrefillsArrived() | ImportsArrived():
                 link.heard_events += 1
                 end_ns = now_ns + link.welcome.lease_ns
+                if any(taken_up_again(each.request_id) for each in message.requests):
+                    # Should this worker die of it, the gateway knows that it lived when it came.
+                    link.report_at(now_ns)
                 return self.work.arrive(gateway, message, end_ns, now_ns)
             case LeasesRenewed(request_ids):
                 self.work.leases.renew(gateway, request_ids, now_ns + link.welcome.lease_ns)

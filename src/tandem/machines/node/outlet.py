@@ -10,11 +10,13 @@ from tandem.facts.fleet_messages import (
     BlocksReported,
     ImportReported,
     KvReported,
+    RequestBroken,
     RequestRefused,
     TokensReported,
 )
 from tandem.facts.messages import (
     EmitTokens,
+    FailRequest,
     ImportBlocks,
     KvComputed,
     Refuse,
@@ -61,6 +63,9 @@ class Outlet:
                     again_s = error.retry_after_s if isinstance(error, Overloaded) else 0.0
                     refused = RequestRefused(self.worker, request_id, str(error), again_s)
                     self._say(request_id, refused, effects)
+                case FailRequest(request_id, reason):
+                    broken = RequestBroken(self.worker, request_id, reason)
+                    self._say(request_id, broken, effects)
         return effects
 
     def published(self, publication_id: int) -> Effects:

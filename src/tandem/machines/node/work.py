@@ -3,6 +3,7 @@
 from tandem.facts.messages import (
     CancelImport,
     CopiesRequested,
+    FailRequest,
     HandoversRequested,
     HoldsReleased,
     ImportBlocks,
@@ -146,7 +147,7 @@ class Work:
                 case CancelImport(request_id):
                     # Only this process writes to the blocks: it need not ask anybody to stop.
                     effects += self.incoming.conclude(ImportDone(request_id, 0))
-                case Refuse(request_id):
+                case Refuse(request_id) | FailRequest(request_id):
                     self._settle((request_id,))
                 case KvComputed(request_ids, (0,)):
                     # Lost: it has ended here, unless it was only copied.

@@ -1,0 +1,239 @@
+"""A request whose numbers come to NaN ends alone: no token for it, no change for others, nothing of
+it in the prefix cache."""
+
+import asyncio
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from tandem.api.refusal import refusal_of
+from tandem.facts.errors import RequestFailed
+from tandem.facts.fleet import Role
+from tandem.facts.messages import FailRequest
+from tandem.facts.request import Request
+from tandem.facts.sampling import SamplingParameters
+from tandem.facts.steps import StepPlan, StepResult
+from tandem.kernels.faces import choose_kernels, reference_kernels
+from tandem.machines.worker import NO_NUMBERS
+from tests.engine.tiny import CPU, VOCABULARY, Arithmetic, Bench, Shape, tiny_decoder
+from tests.live import test_local_worker as local
+from tests.live.ends import PATIENCE_S
+from tests.live.toy_cluster import (
+    CONTEXT_TOKENS,
+    ToyWorker,
+    make_gateway,
+    read,
+    request,
+    serving,
+    until,
+    working,
+)
+from tests.machines.ledger_engine import LedgerEngine, answer
+
+# What follows this token in the tiny model has no numbers.
+NAN_TOKEN = VOCABULARY - 1
+# As in the laws of the engine: exact whatever shares a step.
+ARITHMETICS = [
+    Arithmetic(reference_kernels(), "float64"),
+    Arithmetic(choose_kernels(CPU, torch.float32, allow_native=True)[0], "float32"),
+]
+SAMPLINGS = [
+    SamplingParameters(temperature=0.0, max_tokens=9),
+    SamplingParameters(temperature=1.0, seed=5, max_tokens=9, top_logprobs=3),
+    SamplingParameters(temperature=1.3, seed=6, max_tokens=9, top_k=7, top_p=0.8, min_p=0.01),
+    SamplingParameters(
+        temperature=0.7, seed=7, max_tokens=9, repetition_penalty=1.3, frequency_penalty=0.5,
+        min_tokens=4, stop_token_ids=(3, NAN_TOKEN), logit_bias=((5, 2.0),), top_logprobs=0,
+    ),
+]  # fmt: skip
+PROMPT = tuple(range(1, 22))
+BAD_PROMPT = (*PROMPT[:10], NAN_TOKEN, *PROMPT[11:])
+SHAPES = [Shape(), Shape(chunk_tokens=3), Shape(steps_in_flight=0, max_batched_tokens=9)]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Tiny shapes need no second one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class NanBench(Bench):
+    """Keeps what has failed."""
+
+    def __init__(self, arithmetic: Arithmetic, shape: Shape) -> None:
+        decoder = tiny_decoder(arithmetic)
+        assert decoder.weights.embedding is not None
+        decoder.weights.embedding[NAN_TOKEN] = torch.nan
+        super().__init__(decoder, arithmetic, shape)
+        self.failed: dict[str, str] = {}
+        handle = self.machine.handle
+
+        def keeping(event, now_ns):
+            effects = handle(event, now_ns)
+            self.failed |= {e.request_id: e.reason for e in effects if isinstance(e, FailRequest)}
+            return effects
+
+        self.machine.handle = keeping
+
+    def cached_blocks(self) -> list[int]:
+        return [b for b, d in enumerate(self.machine.residents.pool._hash_of) if d is not None]
+
+
+def neighbours() -> list[Request]:
+    return [
+        Request(f"good {i}", PROMPT[: 5 + 5 * i], sampling) for i, sampling in enumerate(SAMPLINGS)
+    ]
+
+
+def without_nan(wanted: list[Request]) -> list[Request]:
+    """What the neighbours may say never goes on from the token."""
+    ban = ((NAN_TOKEN, -100.0),)
+    return [
+        replace(one, sampling=replace(one.sampling, logit_bias=one.sampling.logit_bias + ban))
+        for one in wanted
+    ]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("arithmetic", ARITHMETICS, ids=lambda each: each.kernels.name)
+def test_a_prompt_without_numbers_ends_alone(arithmetic, shape):
+    wanted = without_nan(neighbours())
+    alone, beside = NanBench(arithmetic, shape), NanBench(arithmetic, shape)
+    alone.ask(*wanted)
+    alone.drain()
+    bad = [Request(f"bad {i}", BAD_PROMPT, sampling) for i, sampling in enumerate(SAMPLINGS)]
+    beside.ask(*(one for two in zip(bad, wanted, strict=True) for one in two))
+    beside.drain()
+    assert beside.failed == dict.fromkeys((one.request_id for one in bad), NO_NUMBERS)
+    assert beside.answers == alone.answers
+    if arithmetic.kernels.batch_invariant:
+        assert beside.logprobs == alone.logprobs
+    # Whoever comes later finds no block of it, and computes the same in what it left.
+    cached = beside.cached_blocks()
+    assert cached
+    assert torch.isfinite(beside.engine.kv.pool_BL2KSD[cached]).all()
+    beside.ask(*(replace(one, request_id=f"again {one.request_id}") for one in wanted))
+    beside.drain()
+    for one in wanted:
+        assert beside.answers[f"again {one.request_id}"] == alone.answers[one.request_id]
+    beside.ask(replace(bad[0], request_id="worse"))
+    beside.drain()
+    assert "worse" in beside.failed
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS, ids=lambda each: each.kernels.name)
+def test_an_answer_without_numbers_ends_where_they_end(arithmetic):
+    bench = NanBench(arithmetic, Shape())
+    draws = SamplingParameters(temperature=0.0, max_tokens=9, logit_bias=((NAN_TOKEN, 100.0),))
+    bench.ask(Request("bad", PROMPT, draws), *without_nan(neighbours()))
+    bench.drain()
+    assert bench.answers["bad"] == [NAN_TOKEN]
+    assert bench.failed.keys() == {"bad"}
+    assert bench.finished.keys() == {"good 0", "good 1", "good 2", "good 3"}
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS, ids=lambda each: each.kernels.name)
+def test_a_head_without_numbers_lets_nobody_say_anything(arithmetic):
+    bench = NanBench(arithmetic, Shape())
+    decoder = bench.engine.decoder
+    logits = decoder.logits
+
+    def broken(hidden_RC):
+        logits_RV = logits(hidden_RC)
+        logits_RV[:, 7] = torch.nan
+        return logits_RV
+
+    decoder.logits = broken
+    # Not even who bans the token that has none.
+    banned = replace(SAMPLINGS[3], stop_token_ids=(7,))
+    bench.ask(*neighbours(), Request("banned", PROMPT, banned))
+    bench.drain()
+    assert len(bench.failed) == 5
+    assert not bench.answers
+
+
+@dataclass
+class NumberlessLedger(LedgerEngine):
+    """Comes to no numbers wherever a sequence has this token."""
+
+    def __init__(self, ledger: LedgerEngine, token: int) -> None:
+        super().__init__(ledger.block_size, len(ledger.kv), len(ledger.tables))
+        self.token = token
+
+    def run(self, plan: StepPlan) -> StepResult:
+        failed = tuple(row for row, slot in enumerate(plan.slots) if self._lacks(plan, int(slot)))
+        return replace(super().run(plan), failed_rows=failed)
+
+    def _lacks(self, plan: StepPlan, slot: int) -> bool:
+        placed = [list(each.tokens) for each in plan.placements if each.slot == slot]
+        return self.token in (placed[-1] if placed else self.tokens[slot])
+
+
+def test_a_single_process_serves_on():
+    async def main() -> None:
+        engine = local.GatedEngine()
+        engine.gate.set()
+        engine.ledger = NumberlessLedger(engine.ledger, token=10)
+        worker = local.make_worker(engine)
+        await worker.start()
+        bad = asyncio.create_task(local.read(worker, local.request("bad", (1, 10, 3))))
+        good = local.request("good", (4, 5), max_tokens=3)
+        said = await local.read(worker, good)
+        assert said == answer(good.prompt_tokens, good.sampling, local.CONTEXT_TOKENS)
+        with pytest.raises(RequestFailed, match="NaN"):
+            await bad
+        assert worker.ready
+        assert local.drained(worker)
+        await worker.stop()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
+@pytest.mark.parametrize("roles", [(Role.BOTH,), (Role.PREFILL, Role.DECODE)])
+@pytest.mark.parametrize("prompt", [(1, 10, 3), (1, 2, 3)])
+def test_a_cluster_serves_on(roles, prompt):
+    ledgers: dict[str, LedgerEngine] = {}
+    workers = [ToyWorker(f"w{index}", role, ledgers) for index, role in enumerate(roles)]
+    for worker in workers:
+        numberless = NumberlessLedger(worker.engine.ledger, token=10)
+        worker.engine.ledger = ledgers[worker.hello.worker] = numberless
+        worker.node._mover._own = numberless
+
+    async def main() -> None:
+        gateway = make_gateway()
+        async with serving(gateway) as endpoint, working(*workers, at=endpoint):
+            await until(lambda: gateway.ready)
+            seeds = range(40)
+            whole = {
+                seed: answer(prompt, request("", seed=seed).sampling, CONTEXT_TOKENS)
+                for seed in seeds
+            }
+            for seed in seeds:
+                said: list[int] = []
+                stream = gateway.generate(request(f"r{seed}", prompt, seed=seed))
+                end = 0 if 10 in prompt else whole[seed].index(10) + 1 if 10 in whole[seed] else 8
+                if end < 8:
+                    with pytest.raises(RequestFailed, match="NaN"):
+                        async for output in stream:
+                            said += output.tokens
+                else:
+                    async for output in stream:
+                        said += output.tokens
+                assert said == whole[seed][:end]
+            await until(lambda: all(worker.drained for worker in workers))
+            assert not gateway.machine.router.passages
+            assert len(list(gateway.machine.members)) == len(workers)
+            assert await read(gateway, request("last", (4, 5), max_tokens=1))
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
+def test_the_client_hears_an_error_that_is_not_worth_a_retry():
+    refusal = refusal_of(RequestFailed(NO_NUMBERS))
+    assert (refusal.status, refusal.code) == (500, "request_failed")
+    assert refusal.message == NO_NUMBERS
+    assert refusal.headers == {"X-Should-Retry": "false"}

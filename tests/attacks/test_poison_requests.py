@@ -1,0 +1,391 @@
+"""Requests at which workers die: they end after deaths of their own, and nobody else does."""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from random import Random
+
+import pytest
+
+from tandem.facts.errors import RequestFailed
+from tandem.facts.fleet import Role
+from tandem.facts.fleet_messages import (
+    KvReported,
+    LoadReported,
+    RequestWithdrawn,
+    Tell,
+    TokensReported,
+    WorkerJoined,
+    WorkerLost,
+)
+from tandem.facts.messages import EmitTokens, FailRequest, KvComputed, PrefillsArrived
+from tandem.facts.sampling import SamplingParameters
+from tandem.facts.steps import StepPlan, StepResult
+from tandem.machines.deaths import CLEARING_TOKENS, COINCIDENCE_NS, MOST_DEATHS
+from tandem.machines.load import load_of
+from tandem.machines.router import RouterMachine
+from tests.live.ends import PATIENCE_S
+from tests.live.toy_cluster import (
+    CONTEXT_TOKENS,
+    ToyWorker,
+    make_gateway,
+    read,
+    request,
+    serving,
+    until,
+)
+from tests.machines.ledger_engine import LedgerEngine, answer
+from tests.machines.router_cluster import Cluster
+from tests.machines.test_router import drew, router, submit
+from tests.machines.test_router_laws import CONTEXT_TOKENS as TEST_CONTEXT_TOKENS
+from tests.machines.test_router_laws import fleet
+from tests.machines.test_router_laws import request as any_request
+
+# A request kills a worker alone or with neighbours: with them, two deaths only raise suspicion.
+MOST_OWN_DEATHS = 4
+
+
+class WorkerDied(Exception):
+    """What the engine made of it."""
+
+
+@dataclass
+class MortalLedger(LedgerEngine):
+    """Dies of a step that computes more than `fatal[name]` tokens of such a request; the name is
+    the client's, without the attempts."""
+
+    fatal: dict[str, int]
+
+    def __init__(self, engine: LedgerEngine, fatal: dict[str, int]) -> None:
+        super().__init__(engine.block_size, len(engine.kv), len(engine.tables))
+        self.fatal = fatal
+        self._names: dict[int, str] = {}
+        self.killer = ""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        for placement in plan.placements:
+            name = placement.request_id.rpartition("/")[2].partition("~")[0]
+            self._names[placement.slot] = name
+        for slot, start, count in zip(plan.slots, plan.starts, plan.counts, strict=True):
+            name = self._names[int(slot)]
+            if start + count > self.fatal.get(name, start + count):
+                self.killer = name
+                raise WorkerDied(name)
+        return super().run(plan)
+
+
+class PoisonedCluster(Cluster):
+    """Some requests are `fatal`; chance kills others' workers besides, once every `kill_every`
+    turns or so (0: never). The dead come back."""
+
+    def __init__(self, chance: Random, fatal: dict[str, int], kill_every: int = 0) -> None:
+        super().__init__(fleet(chance), chance)
+        self.fatal, self.kill_every = fatal, kill_every
+        self.deaths: Counter[str] = Counter()
+        for name in self.configs:
+            self.join(name, self.role())
+
+    def join(self, name: str, role: Role) -> None:
+        super().join(name, role)
+        world = self.seats[name].world
+        world.engine = MortalLedger(world.engine, self.fatal)
+
+    def deliver(self, name: str) -> None:
+        arrived = getattr(self.seats[name].inbox[0], "requests", ())
+        super().deliver(name)
+        if any("~" in one.request_id for one in arrived):
+            # As a node does.
+            self.speak_at_once(name)
+
+    def speak_at_once(self, name: str) -> None:
+        self.hear(load_of(name, self.seats[name].world.machine))
+
+    def land(self, name: str) -> None:
+        world = self.seats[name].world
+        try:
+            super().land(name)
+        except WorkerDied:
+            self.deaths[world.engine.killer] += 1
+            self.crash(name)
+
+    def routine(self) -> list[tuple]:
+        choices = super().routine()
+        absent = [n for n in self.configs if n not in self.seats and n not in self.mourned]
+        return choices + [(self.join, name, self.role()) for name in absent]
+
+    def mischief(self) -> list[tuple]:
+        kills = self.kill_every and not self.chance.randrange(self.kill_every)
+        living = [(self.crash, name) for name in self.seats] if kills else []
+        return living or [(self.report_load, name) for name in self.seats] or self.routine()
+
+
+def played(seed: int, poisons: int, kill_every: int = 0) -> PoisonedCluster:
+    chance = Random(seed)
+    fatal: dict[str, int] = {}
+    cluster = PoisonedCluster(chance, fatal, kill_every)
+    innocents = [any_request(chance, f"r{index}") for index in range(chance.randint(1, 12))]
+    wanted = innocents + [any_request(chance, f"poison{index}") for index in range(poisons)]
+    chance.shuffle(wanted)
+    for one in wanted:
+        if one.request_id.startswith("poison"):
+            one = replace(one, sampling=SamplingParameters(max_tokens=20))
+            most = min(len(one.prompt_tokens) + 19, TEST_CONTEXT_TOKENS - 1)
+            fatal[one.request_id] = chance.randint(0, most - 1)
+        cluster.submit(one)
+        for _ in range(chance.randrange(25)):
+            cluster.turn()
+    cluster.settle()
+    return cluster
+
+
+def failed(cluster: PoisonedCluster) -> set[str]:
+    """Who ended without an answer. Everybody else got their own, whole."""
+    ended: set[str] = set()
+    for name, client in cluster.clients.items():
+        expected = answer(
+            client.request.prompt_tokens, client.request.sampling, TEST_CONTEXT_TOKENS
+        )
+        match client.endings:
+            case ["failed"]:
+                ended.add(name)
+                assert client.output == expected[: len(client.output)]
+            case ["finished"]:
+                assert client.output == expected
+            case _:
+                assert client.endings == ["rejected"], client.endings
+    return ended
+
+
+def poisons_of(cluster: PoisonedCluster) -> set[str]:
+    """Those that a worker took: some are refused for their length."""
+    return {each for each in cluster.fatal if cluster.clients[each].endings != ["rejected"]}
+
+
+def test_a_request_that_kills_workers_ends_and_no_other_does():
+    deaths: Counter[int] = Counter()
+    for seed in range(80):
+        cluster = played(seed, poisons=1)
+        assert failed(cluster) == poisons_of(cluster), seed
+        deaths[cluster.deaths["poison0"]] += bool(poisons_of(cluster))
+    assert set(deaths.elements()) == {2, 3, MOST_OWN_DEATHS}
+
+
+def test_several_at_once_are_told_apart():
+    wronged, served = 0, 0
+    for seed in range(50):
+        cluster = played(seed, poisons=3)
+        ended = failed(cluster)
+        assert poisons_of(cluster) <= ended, seed
+        # What a dead worker had drawn may be heard later, so that one is cleared once too often.
+        assert max(cluster.deaths.values(), default=0) <= MOST_OWN_DEATHS + 1, cluster.deaths
+        wronged += len(ended - cluster.fatal.keys())
+        served += len(cluster.clients) - 3
+    # The first deaths of one may be put down to an innocent suspect of another's.
+    assert wronged <= served // 100
+
+
+@pytest.mark.parametrize("poisons", [0, 1])
+def test_who_kills_workers_by_hand_ends_hardly_anybody(poisons):
+    killed, wronged = 0, 0
+    for seed in range(40):
+        cluster = played(seed, poisons, kill_every=8)
+        ended = failed(cluster)
+        assert poisons_of(cluster) <= ended, seed
+        killed += cluster.seen["crashes"] - cluster.deaths.total()
+        wronged += len(ended - cluster.fatal.keys())
+    assert killed > 50
+    # Somebody dies every few events here, and no answer has more than twenty tokens.
+    assert wronged <= killed // 20
+
+
+def starts(effects: list) -> list[tuple[str, str]]:
+    """Which worker is to begin which request."""
+    return [
+        (effect.worker, one.request_id.partition("~")[0])
+        for effect in effects
+        if isinstance(effect, Tell) and hasattr(effect.event, "requests")
+        for one in effect.event.requests
+    ]
+
+
+def lives(machine: RouterMachine, worker: str) -> None:
+    """It says so."""
+    machine.handle(LoadReported(worker, 0, 0, 0, 0, 100), 1)
+
+
+def die(machine: RouterMachine, worker: str, role: Role = Role.BOTH) -> list:
+    """It dies, not before it has heard everything, and is back at once."""
+    lives(machine, worker)
+    return machine.handle_together((WorkerLost(worker), WorkerJoined(worker, role)), 1)
+
+
+def test_a_worker_dies_of_a_lonely_request_twice():
+    machine = router(Role.BOTH)
+    submit(machine, "r")
+    assert starts(die(machine, "w0")) == [("w0", "r")]
+    effects = die(machine, "w0")
+    assert [type(effect) for effect in effects] == [FailRequest]
+    assert effects[0].request_id == "r"
+    assert "2 workers died" in effects[0].reason
+    machine.audit()
+    assert not machine.passages
+
+
+def test_workers_that_died_together_say_nothing_of_a_request():
+    machine = router(*(Role.BOTH,) * 4)
+    submit(machine, "r")
+    for index in range(4):
+        # Nobody has heard of the next one since the request was sent there.
+        machine.handle(WorkerLost(machine.passages["r"].decode), index)
+    assert machine.passages["r"].deaths.own == 1
+    assert machine.passages["r"].deaths.total == 4
+    # Long after, it says something again.
+    machine.handle(WorkerJoined("w0", Role.BOTH), 5)
+    machine.handle(WorkerLost("w0"), 5 + COINCIDENCE_NS)
+    assert "r" not in machine.passages
+
+
+def test_suspects_of_one_worker_run_one_by_one_and_are_cleared():
+    machine = router(Role.BOTH)
+    for name in "abc":
+        submit(machine, name)
+    assert len(starts(die(machine, "w0"))) == 3
+    ((worker, first),) = starts(die(machine, "w0"))
+    assert (worker, first) == ("w0", "a")
+    # Whoever is no suspect waits for nobody.
+    assert starts(submit(machine, "new")) == [("w0", "new")]
+    for _ in range(CLEARING_TOKENS - 1):
+        assert not machine.handle(drew("w0", "a~2"), 1)
+        machine.audit()
+    assert starts(machine.handle(drew("w0", "a~2"), 1)) == [("w0", "b")]
+    # The only suspect there is held to be the one.
+    again = die(machine, "w0")
+    assert {name for _, name in starts(again)} == {"a", "new", "c"}
+    machine.audit()
+    assert {each.request_id: each.deaths.own for each in machine.passages.values()} == {
+        "a": 0, "b": 1, "c": 0, "new": 0,
+    }  # fmt: skip
+
+
+def test_a_suspect_who_leaves_makes_way_for_the_next():
+    machine = router(Role.BOTH)
+    for name in "abc":
+        submit(machine, name)
+    die(machine, "w0")
+    die(machine, "w0")
+    machine.handle(RequestWithdrawn("b"), 1)
+    machine.audit()
+    assert starts(machine.handle(RequestWithdrawn("a"), 1)) == [("w0", "c")]
+    machine.audit()
+
+
+def test_only_who_was_there_is_held_to_have_been():
+    machine = router(Role.PREFILL, Role.DECODE, Role.DECODE)
+    submit(machine, "r")
+    decode = machine.passages["r"].decode
+    # The prompt is not computed yet, so its next worker has never heard of it.
+    machine.handle(WorkerLost(decode), 1)
+    machine.handle(WorkerJoined(decode, Role.DECODE), 1)
+    assert machine.passages["r"].deaths.total == 0
+    lives(machine, "w0")
+    machine.handle(WorkerLost("w0"), 1)
+    assert machine.passages["r"].deaths.total == 1
+    # Who waits in the gateway dies of nothing, and who sends a worker away kills nobody.
+    machine.handle(WorkerLost(decode), 1)
+    machine.handle(WorkerJoined("w0", Role.PREFILL), 1)
+    machine.handle(WorkerLost("w0", died=False), 1)
+    assert machine.passages["r"].deaths.total == 1
+
+
+def test_a_hand_over_counts_for_both_its_workers():
+    machine = router(Role.PREFILL, Role.DECODE)
+    submit(machine, "r")
+    machine.handle(drew("w0", "r"), 1)
+    computed = KvComputed(("r",), (5,), ((0, 1),), (True,), ((0, 0),))
+    machine.handle(KvReported("w0", computed), 1)
+    machine.handle(WorkerLost("w1"), 1)
+    assert machine.passages["r"].deaths.own == 1
+    effects = machine.handle(WorkerJoined("w1", Role.DECODE), 1)
+    assert isinstance(effects[0].event, PrefillsArrived)
+    lives(machine, "w0")
+    effects = machine.handle(WorkerLost("w0"), 1)
+    assert isinstance(effects[-1], FailRequest)
+
+
+def test_one_that_gets_on_a_little_each_time_ends_all_the_same():
+    machine = router(Role.BOTH)
+    submit(machine, "r")
+    for death in range(MOST_DEATHS):
+        assert "r" in machine.passages
+        wire_id = machine.passages["r"].wire_id
+        many = EmitTokens((wire_id,), (7,), (None,), (False,), (0,))
+        machine.handle(TokensReported("w0", many, repeats=CLEARING_TOKENS + 1), 1)
+        assert machine.passages["r"].deaths.total == death
+        assert machine.passages["r"].deaths.own == 0
+        die(machine, "w0")
+    assert "r" not in machine.passages
+
+
+@dataclass
+class Undertaker:
+    """Keeps toy workers running under an engine that dies of some requests; counts the deaths."""
+
+    fatal: dict[str, int]
+    ledgers: dict[str, LedgerEngine] = field(default_factory=dict)
+    starts: int = 0
+    deaths: int = 0
+
+    async def keep(self, name: str, role: Role, endpoint: str) -> None:
+        """Until it is cancelled."""
+        while True:
+            worker = ToyWorker(name, role, self.ledgers)
+            mortal = MortalLedger(worker.engine.ledger, self.fatal)
+            worker.engine.ledger = self.ledgers[name] = mortal
+            worker.node._mover._own = mortal
+            self.starts += 1
+            worker.hello = replace(worker.hello, incarnation=str(self.starts))
+            worker.node.machine.hello = worker.hello
+            worker.start(endpoint)
+            assert worker.task is not None
+            try:
+                with pytest.raises(WorkerDied):
+                    await worker.task
+                self.deaths += 1
+            finally:
+                # Its last words may still leave, as a dying process's do.
+                for channel in worker._channels.values():
+                    await channel.close(0.2)
+                await asyncio.to_thread(worker._steps.stop, PATIENCE_S)
+
+
+@pytest.mark.parametrize("roles", [(Role.BOTH,), (Role.PREFILL, Role.DECODE, Role.DECODE)])
+def test_answers_beside_one_that_kills_real_workers_are_whole(roles):
+    keeper = Undertaker({"poison": 12})
+
+    async def main() -> None:
+        gateway = make_gateway()
+        async with asyncio.timeout(PATIENCE_S), serving(gateway) as endpoint:
+            tasks = [
+                asyncio.create_task(keeper.keep(f"w{index}", role, endpoint))
+                for index, role in enumerate(roles)
+            ]
+            await until(lambda: gateway.ready)
+            wanted = [request(f"r{i}", (1, 2, 3, i), seed=i, max_tokens=60) for i in range(3)]
+            others = [asyncio.create_task(read(gateway, one)) for one in wanted]
+            tokens = []
+            with pytest.raises(RequestFailed, match="workers died"):
+                async for output in gateway.generate(request("poison", (1, 2, 3), max_tokens=60)):
+                    tokens += output.tokens
+            whole = answer((1, 2, 3), request("", max_tokens=60).sampling, CONTEXT_TOKENS)
+            assert tokens == whole[: len(tokens)]
+            for one, other in zip(wanted, others, strict=True):
+                assert await other == answer(one.prompt_tokens, one.sampling, CONTEXT_TOKENS)
+            assert 2 <= keeper.deaths <= MOST_OWN_DEATHS
+            after = request("after")
+            assert await read(gateway, after) == answer((1, 2, 3), after.sampling, CONTEXT_TOKENS)
+            assert not gateway.machine.router.passages
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(main())
