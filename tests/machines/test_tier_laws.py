@@ -10,7 +10,7 @@ from tests.machines.test_router_laws import request, worker
 from tests.machines.tier_cluster import TierCluster
 from tests.seeds import seeds
 
-SEEDS = seeds(60, 120)
+SEEDS = seeds(80, 120)
 
 
 def run(seed: int) -> TierCluster:
