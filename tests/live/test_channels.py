@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import uvloop
@@ -247,6 +248,33 @@ def test_a_gateway_that_does_not_read_is_gone():
         await at_gateway.until(lambda: WorkerSaid("w0/a/2", load(1)) in at_gateway.told)
         await node.close(0.0)
         await gateway.close(0.0)
+
+    run(scenario)
+
+
+def test_a_peer_that_has_gone_swallows_no_news_of_another():
+    async def scenario():
+        at_gateway, at_node = News(), News()
+        gateway, endpoint = gateway_end(at_gateway)
+        node = node_end(endpoint, at_node)
+        await at_node.first(GatewayConnected)
+        node.send(load(1))
+        await at_gateway.first(WorkerSaid)
+        # One that left without a trace, as far as the channel knows.
+        gateway._peers["w1/a/1"] = Outbox(ChannelLimits())
+        while gateway._pumps[0]._turn is not None:
+            await asyncio.sleep(0)
+        # The loop does not look while the next message comes, and whoever sends takes its news.
+        node.send(load(2))
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not gateway._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            assert time.monotonic() < deadline_s
+        gateway.send("w1/a/1", Audit())
+        await at_gateway.first(WorkerSaid, 2)
+        assert at_gateway.told[1:] == [
+            PeerGone("w1/a/1", "the connection broke"),
+            WorkerSaid("w0/a/1", load(2)),
+        ]
 
     run(scenario)
 

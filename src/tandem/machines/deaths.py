@@ -15,7 +15,10 @@ found with few deaths, and how the others get through:
    gateway. Others share workers with suspects as with anybody.
 4. A death is a request's own if it was the only suspect there, or the only request at all. After
    two of its own in a row a request ends, with an error.
-5. Where a request comes to a worker because another died, and this one dies within
+5. Whoever was there besides at the first of these is a suspect from then on: it may have been the
+   one as well, and the only suspect an innocent one. So the two never go on together, and no
+   neighbour lends a suspect its second death.
+6. Where a request comes to a worker because another died, and this one dies within
    `COINCIDENCE_NS`, not heard since: then both may have died together, by one hand or with their
    machine, before the request came. That says nothing about the request. A worker that takes such
    a request up therefore says at once that it lives.
@@ -24,9 +27,11 @@ So a request that kills its workers ends after two deaths if it is alone, and af
 among others. Of these the first two made no difference between it and its neighbours; they are
 suspects now, run apart from it for a few tokens each, and are cleared. A neighbour is never given
 up for one such request: it would have to be the only suspect at a death twice, and from the second
-death on the guilty one is a suspect, too. Whoever kills workers by hand has to hit the same request
-four times (two, if it is alone) within a few tokens to end it; `MOST_DEATHS`, counting all, bounds
-what a request can do that dies at ever later positions, or before its worker can say a word.
+death on the guilty one is a suspect, too. With several of them about, two that are no suspects yet
+would have to meet it one after the other. Whoever kills workers by hand has to hit the same request
+four times (three, if the first was beside a suspect; two, if it is alone) within a few tokens to
+end it; `MOST_DEATHS`, counting all, bounds what a request can do that dies at ever later positions,
+or before its worker can say a word.
 
 Each gateway judges its own requests: with several of them a death may be explained in each.
 """
@@ -45,19 +50,21 @@ COINCIDENCE_NS = 2_000_000_000
 @dataclass(slots=True)
 class Deaths:
     """Of workers that one request was at: in all, in a row since it last got ahead, and how many of
-    those were its own. It is ahead again once `clear_at` tokens of it are known. The last one was
-    at `last_ns`; `heard` are the workers that have spoken since it was sent to them after that."""
+    those were its own; whether it was `beside` another at the first of that one's own. It is ahead
+    again once `clear_at` tokens of it are known. The last one was at `last_ns`; `heard` are the
+    workers that have spoken since it was sent to them after that."""
 
     total: int = 0
     in_a_row: int = 0
     own: int = 0
+    beside: bool = False
     clear_at: int = 0
     last_ns: int = 0
     heard: set[str] = field(default_factory=set)
 
     @property
     def suspect(self) -> bool:
-        return self.in_a_row >= SUSPECT_DEATHS
+        return self.beside or self.in_a_row >= SUSPECT_DEATHS
 
     @property
     def enough(self) -> bool:
@@ -69,9 +76,11 @@ class Deaths:
             return True
         return now_ns - self.last_ns >= COINCIDENCE_NS
 
-    def add(self, worker: str, known_tokens: int, now_ns: int) -> None:
+    def add(self, worker: str, known_tokens: int, now_ns: int, *, beside: bool = False) -> None:
         """One more, when so many tokens of the request were known."""
-        self.in_a_row += self.telling(worker, now_ns)
+        telling = self.telling(worker, now_ns)
+        self.in_a_row += telling
+        self.beside = self.beside or (beside and telling)
         self.total += 1
         self.clear_at = max(self.clear_at, known_tokens + CLEARING_TOKENS)
         self.last_ns = now_ns
@@ -84,6 +93,7 @@ class Deaths:
             return False
         was_suspect = self.suspect
         self.in_a_row = self.own = 0
+        self.beside = False
         return was_suspect
 
 
@@ -100,10 +110,14 @@ def blame(present: Sequence[Mortal], worker: str, now_ns: int) -> None:
     """A worker died with these in it."""
     suspects = [each for each in present if each.deaths.suspect]
     candidates = suspects or present
-    if len(candidates) == 1:
-        candidates[0].deaths.own += candidates[0].deaths.telling(worker, now_ns)
+    accused = candidates[0] if len(candidates) == 1 else None
+    undecided = False
+    if accused is not None and accused.deaths.telling(worker, now_ns):
+        accused.deaths.own += 1
+        undecided = not accused.deaths.enough
     for each in present:
-        each.deaths.add(worker, each.known_tokens, now_ns)
+        beside = undecided and each is not accused
+        each.deaths.add(worker, each.known_tokens, now_ns, beside=beside)
 
 
 def reason_of(deaths: Deaths) -> str:

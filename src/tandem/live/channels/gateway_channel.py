@@ -144,7 +144,9 @@ class GatewayChannel:
                 raise
             self._lose(peer, "the connection broke")
             return False
-        self._pumps[0].look()
+        finally:
+            # What could not be sent may have swallowed news of others all the same.
+            self._pumps[0].look()
         return True
 
     def _lose(self, peer: str, reason: str) -> None:

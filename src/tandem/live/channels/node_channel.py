@@ -206,7 +206,9 @@ class _Connection:
             self._socket.send(data, zmq.NOBLOCK)
         except zmq.Again:
             return False
-        self._pump.look()
+        finally:
+            # What could not be sent may have swallowed news all the same.
+            self._pump.look()
         return True
 
     def _flush(self) -> None:
