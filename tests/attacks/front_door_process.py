@@ -9,14 +9,17 @@ import tandem
 from tandem.api.config import ApiConfig
 from tandem.commands.front_door import http_server_over, listen
 from tandem.text.model import TextModel
-from tests.api.scripted_generator import ScriptedGenerator
+from tests.attacks.long_answers import LongWinded
 
 CONTEXT_TOKENS = 4096
 
 
 def main() -> None:
     text = TextModel.load(Path(tandem.__file__).parent / "bundled" / "tandem-mini")
-    generator = ScriptedGenerator(text)
+    generator = LongWinded(text)
+    # As when the workers are far ahead of the front door.
+    generator.tokens_per_output = 32
+    generator.different_alternatives = 2
     generator._card = replace(generator.card, context_tokens=CONTEXT_TOKENS)
     with listen("127.0.0.1", 0) as listener:
         server = http_server_over(generator, text, ApiConfig(), "critical")

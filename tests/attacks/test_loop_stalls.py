@@ -1,4 +1,5 @@
-"""A client sends the heaviest bodies of each kind: the event loop serves others meanwhile."""
+"""A client sends the heaviest bodies of each kind, or asks for the heaviest answers: the event loop
+serves others meanwhile."""
 
 import gc
 import http.client
@@ -12,9 +13,9 @@ import tandem
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
 from tandem.text.model import TextModel
-from tests.api.scripted_generator import ScriptedGenerator
 from tests.api.server import serving
 from tests.attacks.heavy_bodies import heavy_bodies
+from tests.attacks.long_answers import LongWinded, long_answers
 from tests.attacks.loop_stalls import StallMeter
 
 # 20 ms is what a quiet machine keeps; tokenising anything of these on the loop takes seconds.
@@ -25,6 +26,8 @@ KINDS = (
     *("text, special tokens", "text, words", "tiny messages", "many tools", "tool of many keys"),
     *("many calls", "arguments, objects", "stop strings", "logit bias", "mixed prompt"),
     *("tokenize messages", "detokenize", "n=64 over ids", "echoed text and ids", "quotes"),
+    *("20 alternatives", "20 alternatives, completion", "no alternatives, n=64"),
+    *("prompt repeated", "prompt repeated, streamed"),
 )
 
 
@@ -32,18 +35,19 @@ KINDS = (
 def server() -> Iterator[tuple[StallMeter, int, dict]]:
     context_tokens = 32_768
     text = TextModel.load(Path(tandem.__file__).parent / "bundled" / "tandem-mini")
-    generator = ScriptedGenerator(text)
+    generator = LongWinded(text)
+    generator.tokens_per_output = 32
     generator._card = replace(generator.card, context_tokens=context_tokens)
     meter = StallMeter(build_app(generator, text, ApiConfig()))
     # As the server does at its start: the collector need not go through what was made before.
     gc.freeze()
     with serving(meter) as port:
-        yield meter, port, heavy_bodies(context_tokens)
+        yield meter, port, heavy_bodies(context_tokens) | long_answers(context_tokens // 2)
     gc.unfreeze()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_body_holds_the_loop(server, kind):
+def test_nothing_holds_the_loop(server, kind):
     meter, port, bodies = server
     path, body = bodies[kind]
     stalls_s = []

@@ -12,6 +12,7 @@ import pytest
 
 from tests.attacks.front_door_process import CONTEXT_TOKENS
 from tests.attacks.heavy_bodies import CHAT, COMPLETE, heavy_bodies
+from tests.attacks.long_answers import long_answers
 
 CEILING_BYTES = 1 << 30
 AT_ONCE = 12
@@ -20,6 +21,7 @@ KINDS = (
     *("tiny messages", "many calls", "tool of many keys"),
     *("template arguments", "tokenize token_strs"),
 )
+ANSWERS = ("text and ids, n=64", "no alternatives, n=64", "prompt repeated", "names of tokens")
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +51,18 @@ def post(port: int, path: str, body: bytes) -> int:
         return 413
     finally:
         connection.close()
+
+
+def test_answers_stay_under_the_ceiling(server):
+    port, pid = server
+    heavy = long_answers(CONTEXT_TOKENS)
+    attacks = [heavy[kind] for kind in ANSWERS] + [heavy["as much as is kept"]] * 4
+    with ThreadPoolExecutor(len(attacks)) as clients:
+        statuses = list(clients.map(lambda attack: post(port, *attack), attacks))
+    # Each is allowed; together they are too much for some of those that keep most.
+    assert statuses[: len(ANSWERS)] == [200] * len(ANSWERS)
+    assert set(statuses[len(ANSWERS) :]) == {200, 503}
+    assert peak_bytes(pid) < CEILING_BYTES, peak_bytes(pid)
 
 
 def test_memory_stays_under_the_ceiling(server):

@@ -8,6 +8,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tandem.api.answer_budget import AnswerBudget
 from tandem.api.chat import chat_routes
 from tandem.api.completions import completion_routes
 from tandem.api.config import ApiConfig
@@ -33,7 +34,7 @@ def build_app(generator: Generator, text: TextModel, config: ApiConfig) -> FastA
     """The OpenAI-shaped HTTP application over `generator`; an ASGI server runs it. Raises
     `InvalidConfiguration` for a file of keys that has none."""
     intake = Intake(config, generator.card.context_tokens)
-    door = FrontDoor(generator, text, config, intake)
+    door = FrontDoor(generator, text, config, intake, AnswerBudget(config.answer_bytes))
     app = FastAPI(
         title="Tandem", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False
     )

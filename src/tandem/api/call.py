@@ -1,25 +1,27 @@
 """One generating call from its plan to its last byte, whichever of the two forms it answers in."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from msgspec import UNSET, UnsetType
-from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from tandem.api.ambient import fresh_id, unix_time_s
+from tandem.api.answer_budget import HeldAnswer
 from tandem.api.answers import Usage
 from tandem.api.bodies import SamplingFields
 from tandem.api.choice import NO_STOPS, ChoiceDelta, ChoiceReader, Presentation
 from tandem.api.door import FrontDoor
 from tandem.api.parameters import fitted
 from tandem.api.prompts import Tokens
-from tandem.api.sse import DONE, EventStream, while_connected
+from tandem.api.sse import DONE, EventStream
 from tandem.api.streams import choice_deltas, merged
 from tandem.api.transcript import Transcript
 from tandem.api.usage import UsageMeter
+from tandem.api.whole_answer import TURN_BYTES, WholeAnswer
 from tandem.facts.errors import InvalidRequest
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
@@ -28,6 +30,11 @@ from tandem.text.aho_corasick import AhoCorasick
 from tandem.text.tools import ToolFormat
 
 StreamUsage = Usage | UnsetType | None
+
+# After so many tokens and alternatives of all choices, a few milliseconds of work, the loop goes
+# round. Mostly it has long done so: each step of the engine brings some.
+_TURN_VALUES = 1 << 10
+_LARGE_EVENT_BYTES = 128 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,27 @@ class Writer(Protocol):
 
     def usage_event(self, usage: Usage) -> bytes: ...
 
-    def answer(self, transcripts: Sequence[Transcript], usage: Usage) -> bytes: ...
+    @property
+    def logprobs_lists(self) -> int:
+        """How many parallel lists log-probabilities are."""
+        ...
+
+    @property
+    def shared_bytes(self) -> int:
+        """What the pieces of several choices have in common, in memory once."""
+        ...
+
+    def logprobs(self, delta: ChoiceDelta) -> Sequence[bytes]:
+        """What the delta adds to each of the lists, as JSON without brackets."""
+        ...
+
+    def choice(self, transcript: Transcript) -> list[bytes]:
+        """A choice of an answer that does not stream, in pieces."""
+        ...
+
+    def frame(self, usage: Usage) -> tuple[bytes, bytes]:
+        """What stands before the choices of that answer, and after them."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +155,11 @@ def _presentation(body: SamplingFields, plan: Plan, card: ModelCard) -> Presenta
     )
 
 
-async def respond(
-    call: Call, writer: Writer, door: FrontDoor, http_request: HttpRequest
-) -> Response:
+def respond(call: Call, writer: Writer, door: FrontDoor) -> Response:
     """Runs the call while the client listens, and answers as a stream or at once."""
     if call.body.stream:
         return EventStream(_events(call, writer, door))
-    content = await while_connected(http_request.receive, _whole(call, writer, door))
-    return Response(content, media_type="application/json")
+    return WholeAnswer(door.answers, lambda held: _whole(call, writer, door, held))
 
 
 async def _deltas(call: Call, door: FrontDoor) -> AsyncGenerator[ChoiceDelta, None]:
@@ -148,9 +172,15 @@ async def _deltas(call: Call, door: FrontDoor) -> AsyncGenerator[ChoiceDelta, No
         )
         for choice, request in enumerate(call.requests)
     ]
+    alternatives = call.requests[0].sampling.top_logprobs or 0
+    values = 0
     async with aclosing(merged(streams)) as deltas:
         async for delta in deltas:
             yield delta
+            values += len(delta.tokens) + len(delta.shown) * (1 + alternatives)
+            if values > _TURN_VALUES:
+                values = 0
+                await asyncio.sleep(0)
 
 
 async def _events(call: Call, writer: Writer, door: FrontDoor) -> AsyncGenerator[bytes, None]:
@@ -165,19 +195,42 @@ async def _events(call: Call, writer: Writer, door: FrontDoor) -> AsyncGenerator
             data = writer.event(delta, meter.usage() if continuous else usage)
             if data is not None:
                 yield data
+                if len(data) > _LARGE_EVENT_BYTES:
+                    await asyncio.sleep(0)
     if includes_usage:
         yield writer.usage_event(meter.usage())
     yield DONE
 
 
-async def _whole(call: Call, writer: Writer, door: FrontDoor) -> bytes:
+async def _whole(call: Call, writer: Writer, door: FrontDoor, held: HeldAnswer) -> list[bytes]:
+    """The answer in pieces."""
     meter = _meter(call)
-    transcripts = [Transcript(choice) for choice in range(len(call.requests))]
+    held.grow(writer.shared_bytes)
+    transcripts = [
+        Transcript(
+            choice, logprobs_lists=writer.logprobs_lists, keeps_tokens=call.returns_token_ids
+        )
+        for choice in range(len(call.requests))
+    ]
     async with aclosing(_deltas(call, door)) as deltas:
         async for delta in deltas:
             meter.count(delta)
-            transcripts[delta.choice].add(delta)
-    return writer.answer(transcripts, meter.usage())
+            logprobs = writer.logprobs(delta) if delta.shown else ()
+            held.grow(transcripts[delta.choice].add(delta, logprobs))
+    head, tail = writer.frame(meter.usage())
+    pieces = [head]
+    encoded_bytes = 0
+    for transcript in transcripts:
+        if transcript.choice:
+            pieces.append(b",")
+        written = writer.choice(transcript)
+        pieces += written
+        encoded_bytes += sum(map(len, written))
+        if encoded_bytes > TURN_BYTES:
+            encoded_bytes = 0
+            await asyncio.sleep(0)
+    pieces.append(tail)
+    return pieces
 
 
 def _meter(call: Call) -> UsageMeter:

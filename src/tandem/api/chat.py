@@ -26,13 +26,14 @@ from tandem.api.bodies import ChatBody, Tool
 from tandem.api.call import Call, Plan, StreamUsage, check_choices, plan_call, respond
 from tandem.api.choice import ChoiceDelta
 from tandem.api.door import SYSTEM_FINGERPRINT, FrontDoor
-from tandem.api.logprobs import Shown, chat_logprobs
+from tandem.api.logprobs import CHAT_LISTS, Shown, TokenJson, chat_items, chat_logprobs
 from tandem.api.parameters import Wish, sampling_parameters, stop_strings
 from tandem.api.prompts import Tokens, chat_prompt
 from tandem.api.reading import read_body
 from tandem.api.schema import described
 from tandem.api.sse import event
 from tandem.api.transcript import Transcript
+from tandem.api.whole_answer import ID_BYTES, parted
 from tandem.facts.errors import InvalidRequest
 from tandem.text.aho_corasick import AhoCorasick
 from tandem.text.spelling import Spelling
@@ -42,6 +43,7 @@ from tandem.text.tools import ToolCall
 def chat_routes(door: FrontDoor) -> APIRouter:
     """The chat endpoint over `door`."""
     router = APIRouter(tags=["Generating"])
+    token_json = TokenJson(door.text.spelling)
 
     @router.post("/v1/chat/completions", **described(ChatBody, ChatAnswer, ChatChunk))
     async def create_chat_completion(request: Request) -> Response:
@@ -54,6 +56,9 @@ def chat_routes(door: FrontDoor) -> APIRouter:
             card, specials = door.generator.card, door.config.parse_special_tokens
             wish = _wish(body, card.context_tokens)
             sampling = sampling_parameters(body, wish, door.text.defaults, card)
+            if not body.stream:
+                asked_tokens = body.max_completion_tokens or body.max_tokens
+                door.answers.check(asked_tokens, sampling, body.n or 1)
             stops = stop_strings(body)
 
             def read() -> tuple[Tokens, AhoCorasick]:
@@ -69,8 +74,8 @@ def chat_routes(door: FrontDoor) -> APIRouter:
         caller = door.caller_of(request)
         plan = Plan("chatcmpl-", [prompt], sampling, tool_format, caller, automaton)
         call = plan_call(body, plan, door)
-        writer = ChatWriter(call, door.text.spelling, with_logprobs=bool(body.logprobs))
-        return await respond(call, writer, door, request)
+        writer = ChatWriter(call, door.text.spelling, token_json, with_logprobs=bool(body.logprobs))
+        return respond(call, writer, door)
 
     return router
 
@@ -78,9 +83,12 @@ def chat_routes(door: FrontDoor) -> APIRouter:
 class ChatWriter:
     """Writes deltas and answers in the chat form."""
 
-    def __init__(self, call: Call, spelling: Spelling, *, with_logprobs: bool) -> None:
+    def __init__(
+        self, call: Call, spelling: Spelling, token_json: TokenJson, *, with_logprobs: bool
+    ) -> None:
         self._call = call
         self._spelling = spelling
+        self._token_json = token_json
         self._with_logprobs = with_logprobs
         self._begun: set[int] = set()
         self._called_tools = [0] * len(call.requests)
@@ -105,30 +113,50 @@ class ChatWriter:
     def usage_event(self, usage: Usage) -> bytes:
         return event(self._chunk([], usage, tells_prompt=False))
 
-    def answer(self, transcripts: Sequence[Transcript], usage: Usage) -> bytes:
+    @property
+    def logprobs_lists(self) -> int:
+        return len(CHAT_LISTS)
+
+    @property
+    def shared_bytes(self) -> int:
+        return ID_BYTES * len(self._call.prompts[0]) if self._call.returns_token_ids else 0
+
+    def logprobs(self, delta: ChoiceDelta) -> Sequence[bytes]:
+        return chat_items(delta.shown, self._token_json) if self._with_logprobs else ()
+
+    def choice(self, transcript: Transcript) -> list[bytes]:
+        choice = ChatChoice(
+            index=transcript.choice,
+            message=_message(transcript),
+            logprobs=None,
+            finish_reason=transcript.finish_reason,
+            stop_reason=transcript.stop_reason,
+            token_ids=list(transcript.tokens) if self._call.returns_token_ids else UNSET,
+        )
+        rest = msgspec.json.encode(choice)
+        pieces: list[bytes] = []
+        if text := transcript.text.pieces():
+            before, rest = parted(rest, b"content", b'"')
+            pieces += [before, b'"', *text]
+        if self._with_logprobs:
+            before, rest = parted(rest, b"logprobs", b"null")
+            (content,) = transcript.logprobs
+            pieces += [before, b'{"content":', *content.pieces(), b"}"]
+        return [*pieces, rest]
+
+    def frame(self, usage: Usage) -> tuple[bytes, bytes]:
         call = self._call
-        returns_ids = call.returns_token_ids
-        choices = [
-            ChatChoice(
-                index=transcript.choice,
-                message=_message(transcript),
-                logprobs=self._logprobs(transcript.shown),
-                finish_reason=transcript.finish_reason,
-                stop_reason=transcript.stop_reason,
-                token_ids=transcript.tokens if returns_ids else UNSET,
-            )
-            for transcript in transcripts
-        ]
         answer = ChatAnswer(
             id=call.answer_id,
             created=call.created_s,
             model=call.model,
-            choices=choices,
+            choices=[],
             usage=usage,
             system_fingerprint=SYSTEM_FINGERPRINT,
-            prompt_token_ids=list(call.prompts[0]) if returns_ids else UNSET,
+            prompt_token_ids=list(call.prompts[0]) if call.returns_token_ids else UNSET,
         )
-        return msgspec.json.encode(answer)
+        before, after = parted(msgspec.json.encode(answer), b"choices", b"[]")
+        return before + b"[", b"]" + after
 
     def _chunk(
         self, choices: list[ChatChunkChoice], usage: StreamUsage, *, tells_prompt: bool
@@ -165,13 +193,13 @@ class ChatWriter:
 
 
 def _message(transcript: Transcript) -> AnswerMessage:
+    """Without its text, which is JSON already."""
     calls = [
         AnswerToolCall(id=fresh_id("call_"), function=_function(call))
         for call in transcript.tool_calls
     ]
-    text = transcript.text
     # Beside calls, no content is null; an empty answer is an empty text.
-    content = text if text or not calls else None
+    content = "" if transcript.text.pieces() or not calls else None
     return AnswerMessage(content=content, tool_calls=calls or UNSET)
 
 

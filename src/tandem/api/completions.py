@@ -13,13 +13,20 @@ from tandem.api.bodies import CompletionBody
 from tandem.api.call import Call, Plan, StreamUsage, check_choices, plan_call, respond
 from tandem.api.choice import ChoiceDelta
 from tandem.api.door import SYSTEM_FINGERPRINT, FrontDoor
-from tandem.api.logprobs import Shown, completion_logprobs, token_text
+from tandem.api.logprobs import (
+    COMPLETION_LISTS,
+    Shown,
+    completion_items,
+    completion_logprobs,
+    token_text,
+)
 from tandem.api.parameters import Wish, sampling_parameters, stop_strings
 from tandem.api.prompts import Tokens, completion_prompts, prompt_count
 from tandem.api.reading import read_body
 from tandem.api.schema import described
 from tandem.api.sse import event
 from tandem.api.transcript import Transcript
+from tandem.api.whole_answer import CHAR_BYTES, ID_BYTES, parted
 from tandem.facts.errors import InvalidRequest
 from tandem.text.aho_corasick import AhoCorasick
 from tandem.text.spelling import Spelling
@@ -38,10 +45,13 @@ def completion_routes(door: FrontDoor) -> APIRouter:
             body = await read_body(request, CompletionBody, door.config, held)
             door.admit(body.model)
             _check(body)
-            check_choices(body, prompt_count(body.prompt), door)
+            prompt_number = prompt_count(body.prompt)
+            check_choices(body, prompt_number, door)
             card = door.generator.card
             wish = Wish(body.max_tokens or _DEFAULT_MAX_TOKENS, body.logprobs)
             sampling = sampling_parameters(body, wish, door.text.defaults, card)
+            if not body.stream:
+                door.answers.check(wish.max_tokens, sampling, prompt_number * (body.n or 1))
             stops = stop_strings(body)
 
             def read() -> tuple[list[Tokens], list[str], AhoCorasick]:
@@ -56,7 +66,7 @@ def completion_routes(door: FrontDoor) -> APIRouter:
         call = plan_call(body, plan, door)
         echoes = [echoes[c // call.choices_per_prompt] for c in range(len(call.requests))]
         writer = CompletionWriter(call, door.text.spelling, echoes)
-        return await respond(call, writer, door, request)
+        return respond(call, writer, door)
 
     return router
 
@@ -70,6 +80,8 @@ class CompletionWriter:
         self._echoes = echoes
         self._begun: set[int] = set()
         self._offset_chars = [len(echo) for echo in echoes]
+        self._prompt_jsons: dict[int, bytes] = {}
+        self._echo_jsons: dict[int, bytes] = {}
 
     def event(self, delta: ChoiceDelta, usage: StreamUsage) -> bytes | None:
         call, index = self._call, delta.choice
@@ -94,23 +106,48 @@ class CompletionWriter:
     def usage_event(self, usage: Usage) -> bytes:
         return event(self._answer([], usage))
 
-    def answer(self, transcripts: Sequence[Transcript], usage: Usage) -> bytes:
-        returns_ids = self._call.returns_token_ids
-        choices = [
-            CompletionChoice(
-                index=transcript.choice,
-                text=self._echoes[transcript.choice] + transcript.text,
-                logprobs=self._logprobs(transcript.choice, transcript.shown),
-                finish_reason=transcript.finish_reason,
-                stop_reason=transcript.stop_reason,
-                token_ids=transcript.tokens if returns_ids else UNSET,
-                prompt_token_ids=(
-                    list(self._call.prompt_of(transcript.choice)) if returns_ids else UNSET
-                ),
-            )
-            for transcript in transcripts
-        ]
-        return msgspec.json.encode(self._answer(choices, usage))
+    @property
+    def logprobs_lists(self) -> int:
+        return len(COMPLETION_LISTS)
+
+    @property
+    def shared_bytes(self) -> int:
+        ids = sum(map(len, self._call.prompts)) if self._call.returns_token_ids else 0
+        echoes = sum(map(len, self._echoes[:: self._call.choices_per_prompt]))
+        return ID_BYTES * ids + CHAR_BYTES * echoes
+
+    def logprobs(self, delta: ChoiceDelta) -> Sequence[bytes]:
+        begin_chars = self._offset_of(delta.choice, delta.shown)
+        return completion_items(delta.shown, self._spelling, begin_chars)
+
+    def choice(self, transcript: Transcript) -> list[bytes]:
+        returns_ids, index = self._call.returns_token_ids, transcript.choice
+        choice = CompletionChoice(
+            index=index,
+            text="",
+            logprobs=None,
+            finish_reason=transcript.finish_reason,
+            stop_reason=transcript.stop_reason,
+            token_ids=list(transcript.tokens) if returns_ids else UNSET,
+        )
+        before, rest = parted(msgspec.json.encode(choice), b"text", b'"')
+        pieces = [before, b'"', self._echo(index), *transcript.text.pieces()]
+        if transcript.has_logprobs:
+            before, rest = parted(rest, b"logprobs", b"null")
+            pieces.append(before)
+            for opening, name, entries in zip(
+                b"{,,,", COMPLETION_LISTS, transcript.logprobs, strict=True
+            ):
+                pieces += [b'%c"%s":' % (opening, name.encode()), *entries.pieces()]
+            pieces.append(b"}")
+        if returns_ids:
+            # The last field of a choice.
+            return [*pieces, rest[:-1], b',"prompt_token_ids":', self._prompt_ids(index), b"}"]
+        return [*pieces, rest]
+
+    def frame(self, usage: Usage) -> tuple[bytes, bytes]:
+        before, after = parted(msgspec.json.encode(self._answer([], usage)), b"choices", b"[]")
+        return before + b"[", b"]" + after
 
     def _answer(self, choices: list[CompletionChoice], usage: StreamUsage) -> CompletionAnswer:
         return CompletionAnswer(
@@ -125,10 +162,29 @@ class CompletionWriter:
     def _logprobs(self, index: int, shown: Shown) -> CompletionLogprobs | None:
         if not shown:
             return None
+        return completion_logprobs(shown, self._spelling, self._offset_of(index, shown))
+
+    def _offset_of(self, index: int, shown: Shown) -> int:
+        """Where these begin in the text of the choice, in characters; the next begin after them."""
         begin_chars = self._offset_chars[index]
         for token, _ in shown:
             self._offset_chars[index] += len(token_text(token, self._spelling))
-        return completion_logprobs(shown, self._spelling, begin_chars)
+        return begin_chars
+
+    def _prompt_ids(self, index: int) -> bytes:
+        """As JSON, once for all choices of a prompt."""
+        prompt = index // self._call.choices_per_prompt
+        if prompt not in self._prompt_jsons:
+            ids = list(self._call.prompt_of(index))
+            self._prompt_jsons[prompt] = msgspec.json.encode(ids)
+        return self._prompt_jsons[prompt]
+
+    def _echo(self, index: int) -> bytes:
+        """As JSON without quotes, once for all choices of a prompt."""
+        prompt = index // self._call.choices_per_prompt
+        if prompt not in self._echo_jsons:
+            self._echo_jsons[prompt] = msgspec.json.encode(self._echoes[index])[1:-1]
+        return self._echo_jsons[prompt]
 
 
 def _check(body: CompletionBody) -> None:

@@ -52,8 +52,9 @@ class ApiConfig:
     (prompts times n). `allowed_origins` are the web pages that may call from a browser.
     `allowed_hosts` are the names that the Host header may have, besides addresses in numbers;
     none means any name.
-    `max_body_bytes` None derives the largest body from the context. With `parse_special_tokens` a
-    client's text in a chat may spell special tokens, as in version 0.4.
+    `max_body_bytes` None derives the largest body from the context. `answer_bytes` are what the
+    answers of all calls that do not stream may hold; one call, half of it. With
+    `parse_special_tokens` a client's text in a chat may spell special tokens, as in version 0.4.
     """
 
     api_keys: tuple[str, ...] = ()
@@ -63,13 +64,20 @@ class ApiConfig:
     allowed_hosts: tuple[str, ...] = ()
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     max_body_bytes: int | None = None
+    answer_bytes: int = 256 << 20
     max_nesting: int = 64
     max_choices: int = 64
     body_timeout_s: float = 60.0
     parse_special_tokens: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_body_bytes", "max_nesting", "max_choices", "body_timeout_s"):
+        for name in (
+            "max_body_bytes",
+            "answer_bytes",
+            "max_nesting",
+            "max_choices",
+            "body_timeout_s",
+        ):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise InvalidConfiguration(f"api.{name} must be positive")

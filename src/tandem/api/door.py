@@ -7,6 +7,7 @@ from importlib.metadata import version
 from starlette.requests import Request
 
 from tandem.api.ambient import fresh_chance
+from tandem.api.answer_budget import AnswerBudget
 from tandem.api.config import ApiConfig
 from tandem.api.guard import KEY, TENANT
 from tandem.api.intake import Intake
@@ -33,6 +34,7 @@ class FrontDoor:
     text: TextModel
     config: ApiConfig
     intake: Intake
+    answers: AnswerBudget
 
     def caller_of(self, request: Request) -> Caller:
         """Who sent this, as far as their key and headers say. Raises `Refused` with 400 for a

@@ -2,11 +2,22 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from tandem.api.answers import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 from tandem.facts.request import TokenLogprobs
 from tandem.text.spelling import Spelling
 
 Shown = Sequence[tuple[int, TokenLogprobs]]
+
+# Each form as parallel lists, for answers that are written while they grow.
+CHAT_LISTS = ("content",)
+COMPLETION_LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+
+# About 10 MB.
+_KEPT_TOKENS = 32 << 10
+
+_encoder = msgspec.json.Encoder()
 
 # JSON knows no infinity; this is what clients of other servers see in its place.
 _LEAST_LOGPROB = -9999.0
@@ -43,6 +54,49 @@ def completion_logprobs(shown: Shown, spelling: Spelling, offset_chars: int) -> 
     return result
 
 
+class TokenJson:
+    """What a token's log-probability stands between in the chat form, as JSON; kept for tokens seen
+    lately, because alternatives are many and mostly the same."""
+
+    def __init__(self, spelling: Spelling) -> None:
+        self._spelling = spelling
+        self._kept: dict[int, tuple[bytes, bytes]] = {}
+
+    def around(self, token: int) -> tuple[bytes, bytes]:
+        """What stands before the number and after it."""
+        if token in self._kept:
+            return self._kept[token]
+        if len(self._kept) >= _KEPT_TOKENS:
+            self._kept.clear()
+        before, _, after = _encoder.encode(_top(token, 0.0, self._spelling)).partition(b":0.0,")
+        self._kept[token] = (before + b":", b"," + after)
+        return self._kept[token]
+
+
+def chat_items(shown: Shown, tokens: TokenJson) -> list[bytes]:
+    """What `shown` adds to each of `CHAT_LISTS`, without brackets: what `chat_logprobs` says, in a
+    fraction of the time."""
+    entries = []
+    for token, chosen in shown:
+        values = [chosen.logprob, *[value for _, value in chosen.top]]
+        finite = [value if not value < _LEAST_LOGPROB else _LEAST_LOGPROB for value in values]
+        own, *others = _items(finite).split(b",")
+        top = []
+        for (other, _), value in zip(chosen.top, others, strict=True):
+            before, after = tokens.around(other)
+            top.append(before + value + after)
+        before, after = tokens.around(token)
+        opening = before + own + after[:-1] + b',"top_logprobs":['
+        entries.append(opening + b",".join(top) + b"]}")
+    return [b",".join(entries)]
+
+
+def completion_items(shown: Shown, spelling: Spelling, offset_chars: int) -> list[bytes]:
+    """What `shown` adds to each of `COMPLETION_LISTS`, without brackets."""
+    added = completion_logprobs(shown, spelling, offset_chars)
+    return [_items(getattr(added, name)) for name in COMPLETION_LISTS]
+
+
 def token_text(token: int, spelling: Spelling) -> str:
     """One token on its own; part of a character shows as U+FFFD."""
     return spelling.bytes_of(token).decode("utf-8", "replace")
@@ -54,6 +108,10 @@ def _top(token: int, logprob: float, spelling: Spelling) -> TopLogprob:
         logprob=_finite(logprob),
         bytes=list(spelling.bytes_of(token)),
     )
+
+
+def _items(values: Sequence[object]) -> bytes:
+    return _encoder.encode(values)[1:-1]
 
 
 def _finite(logprob: float) -> float:

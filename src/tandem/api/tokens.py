@@ -5,12 +5,14 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tandem.api.answer_budget import HeldAnswer
 from tandem.api.answers import DetokenizeAnswer, TokenizeAnswer
 from tandem.api.bodies import DetokenizeBody, TokenizeBody
 from tandem.api.door import FrontDoor
 from tandem.api.prompts import chat_prompt, check_tokens, encode
 from tandem.api.reading import read_body
 from tandem.api.schema import described
+from tandem.api.whole_answer import CHUNK_BYTES, WholeAnswer
 from tandem.facts.errors import InvalidRequest
 
 _COUNTED_TOKENS = 64 << 10
@@ -28,7 +30,8 @@ def token_routes(door: FrontDoor) -> APIRouter:
             door.check_model(body.model)
             if (body.prompt is None) == (body.messages is None):
                 raise InvalidRequest("prompt", "or messages must be given, and not both")
-            return await door.intake.run(request, held.count, lambda: _tokenized(body, door))
+            content = await door.intake.run(request, held.count, lambda: _tokenized(body, door))
+        return _ready(content, door)
 
     @router.post("/detokenize", **described(DetokenizeBody, DetokenizeAnswer))
     async def detokenize(request: Request) -> Response:
@@ -36,7 +39,8 @@ def token_routes(door: FrontDoor) -> APIRouter:
         with door.intake.holding() as held:
             body = await read_body(request, DetokenizeBody, door.config, held)
             door.check_model(body.model)
-            return await door.intake.run(request, held.count, lambda: _detokenized(body, door))
+            content = await door.intake.run(request, held.count, lambda: _detokenized(body, door))
+        return _ready(content, door)
 
     return router
 
@@ -46,7 +50,17 @@ def json_response(answer: msgspec.Struct, status: int = 200) -> Response:
     return Response(msgspec.json.encode(answer), status, media_type="application/json")
 
 
-def _tokenized(body: TokenizeBody, door: FrontDoor) -> Response:
+def _ready(content: bytes, door: FrontDoor) -> Response:
+    """`content` as it is, counted until the client has it."""
+
+    async def make(held: HeldAnswer) -> list[bytes]:
+        held.grow(len(content))
+        return [content[at : at + CHUNK_BYTES] for at in range(0, len(content), CHUNK_BYTES)]
+
+    return WholeAnswer(door.answers, make)
+
+
+def _tokenized(body: TokenizeBody, door: FrontDoor) -> bytes:
     text, context_tokens = door.text, door.generator.card.context_tokens
     # Texts longer than the context may be counted too, to a degree.
     limit_tokens = max(_COUNTED_TOKENS, 2 * context_tokens)
@@ -60,10 +74,10 @@ def _tokenized(body: TokenizeBody, door: FrontDoor) -> Response:
     answer = TokenizeAnswer(tokens=list(tokens), count=len(tokens), max_model_len=context_tokens)
     if body.return_token_strs:
         answer.token_strs = [text.tokenizer.token_name(token) for token in tokens]
-    return json_response(answer)
+    return msgspec.json.encode(answer)
 
 
-def _detokenized(body: DetokenizeBody, door: FrontDoor) -> Response:
+def _detokenized(body: DetokenizeBody, door: FrontDoor) -> bytes:
     check_tokens("tokens", body.tokens, door.generator.card)
     text = door.text.tokenizer.decode(body.tokens, skip_special_tokens=False)
-    return json_response(DetokenizeAnswer(prompt=text))
+    return msgspec.json.encode(DetokenizeAnswer(prompt=text))

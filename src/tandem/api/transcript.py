@@ -1,31 +1,55 @@
 """The whole of one choice, gathered from its deltas, for clients that do not stream."""
 
+from array import array
+from collections.abc import Sequence
+
 from tandem.api.answers import Finish
 from tandem.api.choice import ChoiceDelta
-from tandem.facts.request import TokenLogprobs
+from tandem.api.whole_answer import JsonList, JsonText
 from tandem.text.tools import ToolCall
+
+# Of a tool call: its objects; of a character: itself, and as JSON.
+_CALL_BYTES = 256
+_CHAR_BYTES = 10
+# Four as a number, up to eight as JSON.
+_TOKEN_BYTES = 12
+# Of an entry in a list of JSON: an object until it is joined with others.
+_ENTRY_BYTES = 40
 
 
 class Transcript:
-    """Grows by deltas; complete once `finish_reason` is set."""
+    """Grows by deltas; complete once `finish_reason` is set. Text and log-probabilities are kept as
+    JSON, the latter in `logprobs_lists` parallel lists; token ids where the client wants them."""
 
-    def __init__(self, choice: int) -> None:
+    def __init__(self, choice: int, *, logprobs_lists: int, keeps_tokens: bool) -> None:
         self.choice = choice
+        self.text = JsonText()
         self.tool_calls: list[ToolCall] = []
-        self.tokens: list[int] = []
-        self.shown: list[tuple[int, TokenLogprobs]] = []
+        self.tokens = array("I")
+        self.logprobs = [JsonList() for _ in range(logprobs_lists)]
+        self.has_logprobs = False
         self.finish_reason: Finish | None = None
         self.stop_reason: str | int | None = None
-        self._texts: list[str] = []
+        self._keeps_tokens = keeps_tokens
 
-    def add(self, delta: ChoiceDelta) -> None:
-        self._texts.append(delta.text)
-        self.tool_calls += delta.tool_calls
-        self.tokens += delta.tokens
-        self.shown += delta.shown
+    def add(self, delta: ChoiceDelta, logprobs: Sequence[bytes] = ()) -> int:
+        """`logprobs` has items for each of the lists, or is empty. Gives how many bytes more are
+        kept, about."""
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
-
-    @property
-    def text(self) -> str:
-        return "".join(self._texts)
+        more_bytes = self.text.add(delta.text)
+        if delta.tool_calls:
+            self.tool_calls += delta.tool_calls
+            more_bytes += sum(
+                _CALL_BYTES + _CHAR_BYTES * (len(call.name) + len(call.arguments))
+                for call in delta.tool_calls
+            )
+        if self._keeps_tokens:
+            self.tokens.extend(delta.tokens)
+            more_bytes += _TOKEN_BYTES * len(delta.tokens)
+        if logprobs:
+            self.has_logprobs = True
+            for entries, items in zip(self.logprobs, logprobs, strict=True):
+                entries.add(items)
+                more_bytes += _ENTRY_BYTES + len(items)
+        return more_bytes

@@ -24,6 +24,7 @@ def api_config(
         allowed_origins=options.allowed_origins,
         allowed_hosts=_allowed_hosts(options),
         max_body_bytes=options.max_body_mib << 20 or None,
+        answer_bytes=options.max_answers_mib << 20,
         parse_special_tokens=options.parse_special_tokens,
         connections=ConnectionLimits(
             head_bytes=options.max_head_kib << 10,

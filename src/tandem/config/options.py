@@ -148,6 +148,12 @@ class ServeOptions(
         Meta(ge=0, le=1024),
         _say("Largest request body in MiB; 0: by the context, 1 MiB + 16 B a token.", "Server"),
     ] = 0
+    max_answers_mib: Annotated[
+        int,
+        Positive,
+        Meta(le=1 << 20),
+        _say("MiB of all answers that do not stream together; half of it for one.", "Server"),
+    ] = 256
     parse_special_tokens: Annotated[
         bool, _say("Let chat clients' text spell special tokens, such as <|im_end|>.", "Switches")
     ] = False
@@ -170,6 +176,7 @@ OF_GATEWAYS = (
     "max-head-fields",
     "head-timeout-s",
     "max-body-mib",
+    "max-answers-mib",
     "allow-client-priority",
     "parse-special-tokens",
 )

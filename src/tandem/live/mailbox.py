@@ -1,20 +1,35 @@
 """Tokens of one request between the worker and whoever reads them.
 
-A reader who falls behind gets several tokens at once; what waits is bounded by the request's
-max_tokens.
+A reader who falls behind gets several tokens at once, though never so many that reading them takes
+long. What waits for all readers together is bounded: beyond that, the one for whom most waits gets
+no more.
 """
 
 import asyncio
+from typing import Final
 
-from tandem.facts.errors import TandemError
+from tandem.facts.errors import Overloaded, TandemError
 from tandem.facts.messages import EmitTokens
 from tandem.facts.request import FinishReason, TokenLogprobs, TokenOutput
 
+# A token is one value, its log-probability and each alternative one more, of about 130 bytes.
+MOST_WAITING_VALUES: Final = 1 << 20
+MOST_TAKEN_VALUES: Final = 1 << 10
 
-class Mailbox:
-    """One reader, one writer, one event loop."""
+
+class Backlog:
+    """What waits in all mailboxes together."""
 
     def __init__(self) -> None:
+        self.values = 0
+
+
+class Mailbox:
+    """One reader, one writer, one event loop. `backlog` is shared with others."""
+
+    def __init__(self, backlog: Backlog | None = None) -> None:
+        self.waiting_values = 0
+        self._backlog = backlog or Backlog()
         self._arrived = asyncio.Event()
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
@@ -22,20 +37,26 @@ class Mailbox:
         self._stopped_by_token = False
         self._cached_tokens = 0
         self._error: TandemError | None = None
+        self._given_up = False
 
     @property
     def closed(self) -> bool:
         """Whether the worker has said its last word on this request."""
-        return self._reason is not None or self._error is not None
+        return self._reason is not None or (self._error is not None and not self._given_up)
 
     def put(self, effect: EmitTokens, index: int) -> None:
         """Entry `index` of the effect belongs to this request."""
+        if self._given_up:
+            return
+        values = 1
         self._tokens.append(effect.tokens[index])
         if effect.logprobs and (logprobs := effect.logprobs[index]):
             self._logprobs.append(logprobs)
+            values += 1 + len(logprobs.top)
         self._reason = effect.finish_reasons[index]
         self._stopped_by_token = effect.stopped_by_token[index]
         self._cached_tokens = effect.cached_tokens[index]
+        self._count(values)
         self._arrived.set()
 
     def fail(self, error: TandemError) -> None:
@@ -44,12 +65,23 @@ class Mailbox:
             self._error = error
             self._arrived.set()
 
+    def give_up(self, error: TandemError) -> None:
+        """Throw away what waits here, and all that follows."""
+        self._given_up = True
+        self._error = error
+        self._tokens, self._logprobs = [], []
+        self._count(-self.waiting_values)
+        self._arrived.set()
+
     async def take(self) -> TokenOutput:
-        """All tokens since the last call, at least one. Raises what `fail` was given."""
+        """The tokens since the last call, at least one; the rest next time if they are very many.
+        Raises what `fail` was given."""
         await self._arrived.wait()
         self._arrived.clear()
         if self._error and not self._tokens:
             raise self._error
+        if self.waiting_values > MOST_TAKEN_VALUES and len(self._tokens) > 1:
+            return self._part()
         if self._error:
             # What was drawn before the failure is handed out first.
             self._arrived.set()
@@ -61,32 +93,65 @@ class Mailbox:
             self._cached_tokens,
         )
         self._tokens, self._logprobs = [], []
+        self._count(-self.waiting_values)
         return output
+
+    def closing(self) -> None:
+        """Nobody reads any more."""
+        self._count(-self.waiting_values)
+
+    def _part(self) -> TokenOutput:
+        values_per_token = -(-self.waiting_values // len(self._tokens))
+        # One stays, to carry the reason to end.
+        count = min(len(self._tokens) - 1, max(1, MOST_TAKEN_VALUES // values_per_token))
+        tokens, logprobs = tuple(self._tokens[:count]), tuple(self._logprobs[:count])
+        del self._tokens[:count]
+        del self._logprobs[:count]
+        self._count(-count - sum(1 + len(each.top) for each in logprobs))
+        self._arrived.set()
+        return TokenOutput(tokens, logprobs, cached_tokens=self._cached_tokens)
+
+    def _count(self, values: int) -> None:
+        self.waiting_values += values
+        self._backlog.values += values
 
 
 class Mailboxes:
     """The open mailboxes by request id."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_waiting_values: int = MOST_WAITING_VALUES) -> None:
+        self._most_waiting_values = most_waiting_values
+        self._backlog = Backlog()
         self._open: dict[str, Mailbox] = {}
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._open
 
+    @property
+    def waiting_values(self) -> int:
+        """Of all of them together."""
+        return self._backlog.values
+
     def open(self, request_id: str) -> Mailbox:
         assert request_id not in self._open
-        mailbox = self._open[request_id] = Mailbox()
+        mailbox = self._open[request_id] = Mailbox(self._backlog)
         return mailbox
 
     def close(self, request_id: str) -> bool:
         """Whether the last word on the request was said."""
-        return self._open.pop(request_id).closed
+        mailbox = self._open.pop(request_id)
+        mailbox.closing()
+        return mailbox.closed
 
     def deliver(self, effect: EmitTokens) -> None:
         """Each token to its reader; tokens of readers who left are dropped."""
         for index, request_id in enumerate(effect.request_ids):
             if mailbox := self._open.get(request_id):
                 mailbox.put(effect, index)
+        while self._backlog.values > self._most_waiting_values:
+            slowest = max(self._open.values(), key=lambda each: each.waiting_values)
+            problem = "the client reads too slowly, and what waits for it fills the server"
+            slowest.give_up(Overloaded(problem, 1.0))
 
     def fail(self, request_id: str, error: TandemError) -> None:
         if mailbox := self._open.get(request_id):
