@@ -394,3 +394,17 @@ def test_turns_remember_nobody_who_is_behind():
         turns.taken(turns.next_of(f"key {number}") + 1)
     assert len(turns) <= 200
     assert [turns.next_of("a") for _ in range(3)] == [turns.next_of("b") for _ in range(3)]
+
+
+def test_who_names_a_session_gets_no_more_than_its_tenant_or_class_may_have():
+    caller = Caller("acme", session="forged", pin_s=3600.0)
+    terms = GatewayTerms("i", pin_sessions_s=60.0)
+    assert terms.pin_s(caller) == 60
+    assert terms.pin_s(caller, 0.0) == 0
+    assert terms.pin_s(caller, 20.0) == 20
+    bounded = GatewayTerms("i", pin_sessions_s=60.0, longest_pins_s={"acme": 0.0})
+    assert bounded.pin_s(caller) == bounded.pin_s(caller, 600.0) == 0
+    assert bounded.pin_s(Caller("other", session="s")) == 60
+    wide = GatewayTerms("i", pin_sessions_s=60.0, longest_pins_s={"acme": 600.0})
+    assert wide.pin_s(caller) == 600
+    assert wide.pin_s(Caller("acme", session="s")) == 60

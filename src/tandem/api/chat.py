@@ -63,7 +63,12 @@ def chat_routes(door: FrontDoor) -> APIRouter:
 
             def read() -> tuple[Tokens, AhoCorasick]:
                 prompt = chat_prompt(
-                    body, tools, door.text, card.context_tokens, parse_special_tokens=specials
+                    body,
+                    tools,
+                    door.text,
+                    card.context_tokens,
+                    parse_special_tokens=specials,
+                    max_nesting=door.config.max_nesting,
                 )
                 return prompt, AhoCorasick(stops)
 

@@ -16,12 +16,12 @@ from tandem.api.bodies import (
     TokenizeBody,
     Tool,
 )
-from tandem.api.reading import decode_json
+from tandem.api.reading import decode_json, nested_deeper
 from tandem.facts.errors import InvalidRequest, PromptTooLong
 from tandem.facts.serving import ModelCard
 from tandem.text.chat import ChatOptions
 from tandem.text.model import TextModel
-from tandem.text.shielding import pieces, unused_mark
+from tandem.text.shielding import unused_mark
 
 Tokens: TypeAlias = "tuple[int, ...] | array[int]"
 
@@ -62,10 +62,11 @@ def chat_prompt(
     limit_tokens: int,
     *,
     parse_special_tokens: bool = False,
+    max_nesting: int = 64,
 ) -> Tokens:
     """The prompt of a conversation. Raises `InvalidRequest`, and `PromptTooLong` for what has
     certainly more than `limit_tokens`."""
-    template, shield = text.chat, text.tokenizer.shield
+    template, client_text = text.chat, text.client_text
     if template is None:
         raise InvalidRequest("messages", "need a chat template, which this model does not have")
     if tools and not (template.uses_tools and text.tool_format):
@@ -73,17 +74,18 @@ def chat_prompt(
     # Each message costs a token at least, whatever the template makes of it.
     if len(body.messages or ()) > limit_tokens:
         raise PromptTooLong(len(body.messages or ()), limit_tokens, exact=False)
-    messages: Any = [_message(message) for message in body.messages or ()]
+    messages: Any = [_message(message, max_nesting) for message in body.messages or ()]
     offered: Any = [msgspec.to_builtins(tool) for tool in tools]
     arguments: Any = body.chat_template_kwargs or {}
-    if parse_special_tokens or not shield.touches(messages, offered, arguments):
+    if parse_special_tokens or not client_text.touches(messages, offered, arguments):
         prompt = template.render(messages, offered, _options(body, arguments))
         return _kept(text.tokenizer.encode_within(prompt, limit_tokens, add_special_tokens=False))
     mark = unused_mark(messages, offered, arguments)
-    messages, offered = shield.marked(messages, mark), shield.marked(offered, mark)
+    shield, messages = client_text.other, client_text.marked_messages(messages, mark)
     options = _options(body, shield.marked(arguments, mark))
+    prompt = template.render(messages, shield.marked(offered, mark), options)
     tokens: list[int] = []
-    for piece in pieces(template.render(messages, offered, options), mark):
+    for piece in shield.pieces(prompt, mark):
         tokens += text.tokenizer.encode_within(piece, limit_tokens, add_special_tokens=False)
         if len(tokens) > 2 * limit_tokens:
             raise PromptTooLong(len(tokens), limit_tokens, exact=False)
@@ -133,7 +135,7 @@ def _wants_generation_prompt(body: ChatBody | TokenizeBody) -> bool:
     return body.add_generation_prompt
 
 
-def _message(message: ChatMessage) -> dict[str, Any]:
+def _message(message: ChatMessage, max_nesting: int) -> dict[str, Any]:
     """The message as templates expect it: text content, call arguments as objects."""
     # Templates know no developers, which OpenAI's newer models have in place of the system.
     role = "system" if message.role == "developer" else message.role
@@ -143,7 +145,7 @@ def _message(message: ChatMessage) -> dict[str, Any]:
         if value is not None:
             result[name] = value
     if message.tool_calls:
-        result["tool_calls"] = [_made_call(call) for call in message.tool_calls]
+        result["tool_calls"] = [_made_call(call, max_nesting) for call in message.tool_calls]
     return result
 
 
@@ -157,13 +159,16 @@ def _content(content: str | list[ContentPart] | None) -> str:
     return "\n".join(part.text or "" for part in content)
 
 
-def _made_call(call: MadeToolCall) -> dict[str, Any]:
+def _made_call(call: MadeToolCall, max_nesting: int) -> dict[str, Any]:
     arguments: object = call.function.arguments
     if isinstance(arguments, str):
         try:
             arguments = decode_json((arguments or "{}").encode())
         except ValueError as error:
             raise InvalidRequest("messages", "have tool call arguments that are no JSON") from error
+        if nested_deeper(arguments, max_nesting):
+            problem = f"have tool call arguments nested deeper than {max_nesting} levels"
+            raise InvalidRequest("messages", problem)
     if not isinstance(arguments, dict):
         raise InvalidRequest("messages", "have tool call arguments that are no JSON object")
     function = {"name": call.function.name, "arguments": arguments}

@@ -104,6 +104,15 @@ def decode_json(data: bytes) -> object:
         raise ValueError(str(error)) from error
 
 
+def nested_deeper(document: object, max_nesting: int) -> bool:
+    """Whether lists and objects stand in each other more than `max_nesting` levels deep."""
+    level: list[Any] = [document] if isinstance(document, dict | list) else []
+    for _ in range(max_nesting):
+        values = (v for each in level for v in (each.values() if isinstance(each, dict) else each))
+        level = [value for value in values if isinstance(value, dict | list)]
+    return bool(level)
+
+
 def _load(data: bytes, max_nesting: int) -> object:
     marks = _marks_of(data)
     if marks.all > MOST_MARKS:

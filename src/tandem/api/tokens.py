@@ -68,9 +68,14 @@ def _tokenized(body: TokenizeBody, door: FrontDoor) -> bytes:
         specials = body.add_special_tokens is not False
         tokens = encode(body.prompt, text, limit_tokens, add_special_tokens=specials)
     else:
-        parses = door.config.parse_special_tokens
-        tools = body.tools or []
-        tokens = chat_prompt(body, tools, text, limit_tokens, parse_special_tokens=parses)
+        tokens = chat_prompt(
+            body,
+            body.tools or [],
+            text,
+            limit_tokens,
+            parse_special_tokens=door.config.parse_special_tokens,
+            max_nesting=door.config.max_nesting,
+        )
     answer = TokenizeAnswer(tokens=list(tokens), count=len(tokens), max_model_len=context_tokens)
     if body.return_token_strs:
         answer.token_strs = [text.tokenizer.token_name(token) for token in tokens]

@@ -4,7 +4,7 @@ Templates come from the checkpoint only, never from a client.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NoReturn
@@ -22,6 +22,7 @@ Message = Mapping[str, Any]
 
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _LARGE_VALUES = 4096
+_CUTTING = frozenset({"replace", "split", "rsplit", "partition", "rpartition"})
 _JSON_LAYOUT = frozenset({"indent", "separators", "sort_keys"})
 # What a template can raise on odd messages: None + "x", a missing key, deep recursion.
 _TEMPLATE_FAILURES = (
@@ -63,7 +64,8 @@ class TemplateRefusal(jinja2.TemplateError):
 class ChatTemplate:
     """The chat templates of one checkpoint, compiled once.
 
-    Raises `InvalidConfiguration` when a template does not parse.
+    `cuts` are the strings that they look for in what clients wrote, to take them out or to cut
+    there. Raises `InvalidConfiguration` when a template does not parse.
     """
 
     def __init__(
@@ -76,14 +78,13 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         try:
             self._templates = {n: environment.from_string(text) for n, text in sources.items()}
-            names = [
-                jinja2.meta.find_undeclared_variables(environment.parse(source))
-                for source in sources.values()
-            ]
+            parsed = [environment.parse(source) for source in sources.values()]
+            names = [jinja2.meta.find_undeclared_variables(each) for each in parsed]
         except jinja2.TemplateError as error:
             raise InvalidConfiguration(f"the chat template does not parse: {error}") from error
         if "default" not in self._templates:
             raise InvalidConfiguration("the checkpoint has no default chat template")
+        self.cuts = frozenset(cut for each in parsed for cut in _cuts(each))
         self.uses_tools = any("tools" in variables for variables in names)
 
     def render(
@@ -142,6 +143,17 @@ class ChatTemplate:
             )
         keeps_spaces = text.startswith(_CONTINUE_MARK, place)
         return text[:place] if keeps_spaces else text[:place].rstrip()
+
+
+def _cuts(parsed: jinja2.nodes.Template) -> Iterator[str]:
+    """The first arguments of `replace`, as method and as filter, of `split` and the like."""
+    called = [(call.node, call.args) for call in parsed.find_all(jinja2.nodes.Call)]
+    named = [(node.attr, args) for node, args in called if isinstance(node, jinja2.nodes.Getattr)]
+    named += [(each.name, each.args) for each in parsed.find_all(jinja2.nodes.Filter)]
+    for name, args in named:
+        cut = args[0] if name in _CUTTING and args else None
+        if isinstance(cut, jinja2.nodes.Const) and isinstance(cut.value, str):
+            yield cut.value
 
 
 def _environment(now: Callable[[], datetime]) -> jinja2.Environment:

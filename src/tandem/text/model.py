@@ -6,6 +6,7 @@ from pathlib import Path
 from tandem.facts.errors import InvalidConfiguration, InvalidRequest
 from tandem.facts.sampling import SamplingParameters
 from tandem.text.chat import ChatTemplate
+from tandem.text.client_text import ClientText, client_text
 from tandem.text.detokenize import Detokenizer, detokenizer
 from tandem.text.files import read_chat_templates, read_json
 from tandem.text.spelling import Spelling
@@ -29,7 +30,7 @@ class TextModel:
     """Tokenizer, chat template, recommended sampling and tool-call format of one checkpoint.
 
     `chat` is None for a checkpoint without a template; `tool_format` None where the template does
-    not show which calls the model writes.
+    not show which calls the model writes. `client_text` keeps what clients of a chat write text.
     """
 
     tokenizer: Tokenizer
@@ -37,18 +38,21 @@ class TextModel:
     chat: ChatTemplate | None
     defaults: SamplingDefaults
     tool_format: ToolFormat | None
+    client_text: ClientText
 
     @classmethod
     def load(cls, directory: Path) -> "TextModel":
         """Reads a checkpoint directory. Raises `InvalidConfiguration` naming file and problem."""
         tokenizer = Tokenizer.load(directory)
         templates = read_chat_templates(directory)
+        chat = ChatTemplate(templates, tokenizer.special_tokens) if templates else None
         return cls(
             tokenizer=tokenizer,
             spelling=Spelling(tokenizer),
-            chat=ChatTemplate(templates, tokenizer.special_tokens) if templates else None,
+            chat=chat,
             defaults=_defaults(directory / "generation_config.json"),
             tool_format=_tool_format("".join(templates.values())),
+            client_text=client_text(tokenizer, templates, chat.cuts if chat else ()),
         )
 
     def detokenizer(self, *, skip_special_tokens: bool, for_tools: bool = False) -> Detokenizer:

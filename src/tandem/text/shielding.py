@@ -1,11 +1,15 @@
-"""Clients' text is text: what spells a special token in it never becomes one.
+"""Clients' text is text: what spells a token of the template in it never becomes one.
 
-A chat template mixes its own special tokens with what clients wrote. Before it runs, a mark is put
-inside of every such spelling in the clients' strings: one private character that occurs in none of
-them. The prompt is then cut at the marks, and its pieces are tokenised one by one, so that no piece
-holds a spelling that is not the template's. Text without such spellings is not touched at all.
+A chat template mixes its own tokens with what clients wrote. Before it runs, marks are put into the
+clients' strings: one private character that occurs in none of them. A mark stands inside of every
+spelling of such a token, and where a string, or a part of it that the template may cut out, could
+be one side of a spelling whose other side stands elsewhere. What the template made of that shows
+which marks cut a spelling. The prompt is cut there, and its pieces are tokenised one by one, so
+that no piece holds a spelling that is not the template's. All other marks are taken out: text
+without such spellings is tokenised as if it had never been marked.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,52 +19,133 @@ from tandem.text.aho_corasick import AhoCorasick
 # Private characters, which no font and no tokenizer gives a meaning.
 _MARKS = range(0xF0000, 0xF0100)
 _PREFIX_CHARS = 2
+# So often may a template take out what it made by taking out.
+_NESTED_CUTS = 4
 
 
 class Shield:
-    """Marks the spellings of `special_texts`. One character alone cannot be cut, and stays."""
+    """Marks the spellings of `texts`, and what may become one where the template joins strings or
+    takes out one of `cuts`. One character alone cannot be cut, and stays."""
 
-    def __init__(self, special_texts: Sequence[str]) -> None:
-        texts = [text for text in special_texts if len(text) > 1]
-        self._automaton = AhoCorasick(texts)
+    def __init__(self, texts: Iterable[str], cuts: Iterable[str] = ()) -> None:
+        texts = [text for text in dict.fromkeys(texts) if len(text) > 1]
+        cuts = sorted(dict.fromkeys(cut for cut in cuts if cut), key=len, reverse=True)
+        self._forward = AhoCorasick(texts)
+        self._backward = AhoCorasick([text[::-1] for text in texts])
+        self._longest = max(map(len, texts), default=0)
         # Most texts hold none of these, which is quickly known.
-        self._prefixes = tuple(dict.fromkeys(text[:_PREFIX_CHARS] for text in texts))
+        self._prefix = _one_of(text[:_PREFIX_CHARS] for text in texts)
+        self._first, self._last = _one_of(t[0] for t in texts), _one_of(t[-1] for t in texts)
+        self._cut = _one_of(cuts)
 
     def touches(self, *values: object) -> bool:
-        """Whether any string in these values, however deep, spells a special token."""
-        return any(self._spells(text) for text in _strings(values))
+        """Whether any string in these values, however deep, needs a mark."""
+        return any(self._places(text) for text in _strings(values))
 
     def marked(self, value: Any, mark: str) -> Any:
-        """`value` with `mark` inside of every such spelling; keys of objects are strings too."""
+        """`value` with `mark` at every such place; keys of objects are strings too. As deep as the
+        value is nested, the work is recursive."""
         match value:
             case str():
-                return self._mark(value, mark) if self._spells(value) else value
+                return _cut_at(value, self._places(value), mark)
             case Mapping():
                 return {self.marked(k, mark): self.marked(v, mark) for k, v in value.items()}
             case list() | tuple():
                 return [self.marked(each, mark) for each in value]
         return value
 
-    def _spells(self, text: str) -> bool:
-        if not any(prefix in text for prefix in self._prefixes):
-            return False
-        automaton, node = self._automaton, 0
-        for char in text:
-            node = automaton.step(node, char)
-            if automaton.matched(node):
-                return True
-        return False
+    def pieces(self, prompt: str, mark: str) -> list[str]:
+        """A rendered prompt, cut where a mark stands inside of a spelling; templates may have
+        written the mark as JSON does."""
+        escaped = mark.encode("utf-16-be").hex()
+        parts = prompt.replace(f"\\u{escaped[:4]}\\u{escaped[4:]}", mark).split(mark)
+        prompt = "".join(parts)
+        spellings = iter(self._spellings(prompt))
+        begin = end = 0
+        pieces, piece_begin, place = [], 0, 0
+        for part in parts[:-1]:
+            place += len(part)
+            while end <= place and (spelling := next(spellings, None)):
+                begin, end = spelling
+            if begin < place < end:
+                pieces.append(prompt[piece_begin:place])
+                piece_begin = place
+        return [piece for piece in (*pieces, prompt[piece_begin:]) if piece]
 
-    def _mark(self, text: str, mark: str) -> str:
-        automaton, node = self._automaton, 0
-        parts, begin = [], 0
-        for place, char in enumerate(text):
-            node = automaton.step(node, char)
-            if automaton.matched(node):
-                # Before its last character: that cuts all spellings that end here.
-                parts.append(text[begin:place])
-                begin = place
-        return mark.join((*parts, text[begin:]))
+    def _spellings(self, text: str) -> list[tuple[int, int]]:
+        """Where spellings begin and end, in order. What overlaps is one."""
+        spellings: list[tuple[int, int]] = []
+        matches = ((last + 1 - chars, last + 1) for last, chars in self._matches(text))
+        for begin, end in sorted(matches):
+            if spellings and begin < spellings[-1][1]:
+                begin, end = spellings[-1][0], max(end, spellings.pop()[1])
+            spellings.append((begin, end))
+        return spellings
+
+    def _matches(self, text: str) -> Iterator[tuple[int, int]]:
+        """The place of the last character of each spelling, and how many characters it has."""
+        if self._prefix is None:
+            return
+        forward = self._forward
+        found = self._prefix.search(text)
+        while found:
+            node, at = 0, found.start()
+            while at < len(text):
+                node = forward.step(node, text[at])
+                if not node:
+                    break
+                if spelling := forward.matched(node):
+                    yield at, len(spelling)
+                at += 1
+            found = self._prefix.search(text, at)
+
+    def _places(self, text: str) -> list[int]:
+        """Before which characters a mark belongs, in order."""
+        # Before its last character: that cuts all spellings that end there.
+        places = {last for last, _ in self._matches(text)}
+        begin = 0
+        cuts = [cut.span() for cut in self._cut.finditer(text)] if self._cut else []
+        for cut_begin, cut_end in cuts:
+            places.update(self._edges(text, begin, cut_begin))
+            begin = cut_end
+        places.update(self._edges(text, begin, len(text)))
+        if cuts and self._hides(text):
+            places.update(place for cut in cuts for place in cut)
+        return sorted(places)
+
+    def _hides(self, text: str) -> bool:
+        """Whether a spelling stands there once all cuts are taken out, also those that only appear
+        when others are."""
+        taken = 1
+        for _ in range(_NESTED_CUTS):
+            if taken and self._cut:
+                text, taken = self._cut.subn("", text)
+        return any(True for _ in self._matches(text))
+
+    def _edges(self, text: str, begin: int, end: int) -> Iterator[int]:
+        """The ends of text[begin:end], which templates may strip of blank space, where they are
+        one side of a spelling."""
+        if self._first is None or self._last is None:
+            return
+        part = text[begin:end].rstrip()
+        end = begin + len(part)
+        part = part.lstrip()
+        begin = end - len(part)
+        head, tail = part[: self._longest], part[-self._longest :]
+        if self._last.search(head) and _is_side(self._backward, head[::-1]):
+            yield begin
+        if self._first.search(tail) and _is_side(self._forward, tail):
+            yield end
+
+
+def _is_side(automaton: AhoCorasick, text: str) -> bool:
+    """Whether `text` ends with the beginning of a string. Letters and digits alone do not count:
+    templates compare and look up words, which a mark would change."""
+    node = 0
+    for char in text:
+        node = automaton.step(node, char)
+    chars = automaton.held_chars(node)
+    return chars > 0 and not text[-chars:].isalnum()
 
 
 def unused_mark(*values: object) -> str:
@@ -72,11 +157,16 @@ def unused_mark(*values: object) -> str:
     raise InvalidRequest("messages", "hold every private character of Unicode's plane 15")
 
 
-def pieces(prompt: str, mark: str) -> list[str]:
-    """A rendered prompt, cut where a mark stands; templates may have written it as JSON does."""
-    escaped = mark.encode("utf-16-be").hex()
-    prompt = prompt.replace(f"\\u{escaped[:4]}\\u{escaped[4:]}", mark)
-    return [piece for piece in prompt.split(mark) if piece]
+def _one_of(strings: Iterable[str]) -> re.Pattern[str] | None:
+    alternatives = "|".join(map(re.escape, dict.fromkeys(strings)))
+    return re.compile(alternatives) if alternatives else None
+
+
+def _cut_at(text: str, places: Sequence[int], mark: str) -> str:
+    if not places:
+        return text
+    bounds = [0, *places, len(text)]
+    return mark.join(text[bounds[i] : bounds[i + 1]] for i in range(len(bounds) - 1))
 
 
 def _strings(values: Iterable[object]) -> Iterator[str]:

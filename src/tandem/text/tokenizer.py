@@ -4,7 +4,7 @@ Owns the tokenizer of a checkpoint directory and what the checkpoint says of its
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import tokenizers
 
 from tandem.facts.errors import PromptTooLong
 from tandem.text.files import TokenizerFiles, read_tokenizer_files
-from tandem.text.shielding import Shield
 
 _SPECIAL_TOKEN_KEYS = (
     "bos_token",
@@ -31,15 +30,30 @@ _CUTS_COST = 2
 _MANY_TOKENS = 1024
 # Normalizers that make no text shorter, so that a bound in bytes stays one.
 _LENGTHENING = frozenset({"Prepend", "ByteLevel"})
+# Normalizers that make the same of a text's parts as of the whole.
+_LOCAL = frozenset(
+    {
+        "BertNormalizer",
+        "ByteLevel",
+        "Lowercase",
+        "NFC",
+        "NFD",
+        "NFKC",
+        "NFKD",
+        "Nmt",
+        "Precompiled",
+        "Replace",
+        "StripAccents",
+    }
+)
 
 
 class Tokenizer:
     """Text to token ids and back.
 
     `special_tokens` maps names such as `bos_token` to their text, as chat templates want them.
-    `end_token_ids` are all ids that end an answer; `special_token_ids` those that are no text;
-    `shield` keeps clients from spelling them. No token stands for more than `longest_token_bytes`
-    of a text; 0 where that is not known.
+    `end_token_ids` are all ids that end an answer; `special_token_ids` those that are no text.
+    No token stands for more than `longest_token_bytes` of a text; 0 where that is not known.
     """
 
     def __init__(self, core: tokenizers.Tokenizer, files: TokenizerFiles) -> None:
@@ -50,7 +64,6 @@ class Tokenizer:
         self.special_tokens = _special_tokens(files.tokenizer_config)
         added = core.get_added_tokens_decoder()
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
-        self.shield = Shield([token.content for token in added.values() if token.special])
         self.longest_token_bytes = _longest_token_bytes(core)
         self.vocabulary_tokens: int = core.get_vocab_size(with_added_tokens=True)
         self.end_token_ids = self._end_token_ids(files)
@@ -115,6 +128,29 @@ class Tokenizer:
         text: str = self.core.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
+    def added_tokens(self) -> list[str]:
+        """The texts of all added tokens, special or not."""
+        return [token.content for token in self.core.get_added_tokens_decoder().values()]
+
+    def find_as_written(self, texts: Collection[str]) -> list[str]:
+        """From now on the added tokens with these texts are found in a text before its normalizer
+        could make it one of them (of full-width letters, of capitals). Returns the spellings of
+        those that are still found behind a normalizer: changing them would change other ids."""
+        normalizer, still = self.core.normalizer, []
+        if normalizer is None:
+            return []
+        is_local = all(part["type"] in _LOCAL for part in _normalizer_parts(normalizer))
+        for token in self.core.get_added_tokens_decoder().values():
+            if not token.normalized or token.content not in texts:
+                continue
+            if not is_local or token.lstrip or token.rstrip or token.single_word:
+                still.append(normalizer.normalize_str(token.content))
+                continue
+            found = tokenizers.AddedToken(token.content, normalized=False, special=token.special)
+            add = self.core.add_special_tokens if token.special else self.core.add_tokens
+            add([found])
+        return still
+
     def token_id(self, token: str | None) -> int | None:
         """Id of one token by its exact text, or None."""
         if token is None:
@@ -150,9 +186,13 @@ def _longest_token_bytes(core: tokenizers.Tokenizer) -> int:
 def _lengthens(normalizer: Any) -> bool:
     if normalizer is None:
         return True
-    state = json.loads(normalizer.__getstate__())
-    parts = state["normalizers"] if state["type"] == "Sequence" else [state]
+    parts = _normalizer_parts(normalizer)
     return all(part["type"] in _LENGTHENING or _lengthening_replace(part) for part in parts)
+
+
+def _normalizer_parts(normalizer: Any) -> list[dict[str, Any]]:
+    state: dict[str, Any] = json.loads(normalizer.__getstate__())
+    return state["normalizers"] if state["type"] == "Sequence" else [state]
 
 
 def _lengthening_replace(part: Mapping[str, Any]) -> bool:

@@ -265,9 +265,9 @@ def _parse_calls(text: str) -> Sequence[ToolCall]:
     while at < len(text):
         try:
             document, at = decoder.raw_decode(text, at)
+            call = _call_of(document)
         except (ValueError, RecursionError):
             return ()
-        call = _call_of(document)
         if call is None:
             return ()
         calls.append(call)

@@ -28,8 +28,8 @@ class GatewayTerms:
     makes request ids unique among all gateways. `max_waiting` requests may wait for their first
     token; `promise` is what every request gets promised. What a session's request leaves in slower
     tiers is kept for `pin_sessions_s`, and what a client asks to be kept for up to `longest_pin_s`,
-    unless its tenant (`longest_pins_s`) or its class has a bound of its own. Last words may take
-    `farewell_s`."""
+    unless its tenant (`longest_pins_s`) or its class has a bound of its own, which holds for its
+    sessions as well. Last words may take `farewell_s`."""
 
     incarnation: str
     max_waiting: int = 4096
@@ -44,9 +44,11 @@ class GatewayTerms:
         """How long to keep what a request of this caller leaves, where its class may ask for up to
         `of_class_s` (None: the class says nothing)."""
         session_s = self.pin_sessions_s if caller.session else 0.0
-        longest_s = self.longest_pin_s if of_class_s is None else of_class_s
-        longest_s = self.longest_pins_s.get(caller.tenant, longest_s)
-        return max(session_s, min(caller.pin_s, longest_s))
+        bound_s = self.longest_pins_s.get(caller.tenant, of_class_s)
+        if bound_s is None:
+            return max(session_s, min(caller.pin_s, self.longest_pin_s))
+        # Whoever names a session asks for something too.
+        return min(max(session_s, caller.pin_s), bound_s)
 
 
 class Gateway:
