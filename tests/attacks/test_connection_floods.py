@@ -9,6 +9,7 @@ from tandem.api.connection_table import (
     ConnectionTable,
     Place,
     Room,
+    UnfinishedHeads,
     client_network,
 )
 
@@ -123,3 +124,21 @@ def test_a_client_of_ipv6_has_one_share_for_all_its_addresses():
     assert client_network("2001:db8::1") == client_network("2001:db8::ffff:1")
     assert client_network("2001:db8:0:1::1") != client_network("2001:db8::1")
     assert client_network("::ffff:192.0.2.7") == client_network("192.0.2.7") == "192.0.2.7"
+
+
+def test_unfinished_heads_are_bounded_in_sum_and_the_oldest_goes():
+    heads: UnfinishedHeads[int] = UnfinishedHeads(1 << 20, 4 << 10)
+    there: set[int] = set()
+    for number in range(8192):
+        # Small ones cost nobody a place.
+        assert heads.holds(-1 - number, 4 << 10) == []
+        for count in (30 << 10, 60 << 10):
+            there.add(number)
+            cut = heads.holds(number, count)
+            assert cut == sorted(there)[: len(cut)]
+            there -= set(cut)
+        assert heads.held_bytes <= 1 << 20
+    assert len(there) == (1 << 20) // (60 << 10)
+    for number in there:
+        heads.holds(number, 0)
+    assert heads.held_bytes == 0

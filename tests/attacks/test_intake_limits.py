@@ -149,7 +149,7 @@ def test_bodies_of_all_connections_are_bounded_together(text):
         uploading = [asyncio.create_task(each.call(app)) for each in (*boasts, *slow)]
         while any(each.reads < 2 for each in (*boasts, *slow)):
             await asyncio.sleep(0)
-        late = Upload(b" " * 1000, 1000)
+        late = Upload(b" " * 10_000, 10_000)
         await late.call(app)
         assert late.status == 503
         assert late.reads == 0, "nothing is read where it has no room"

@@ -4,6 +4,7 @@ hardly HTTP. All of it before anybody looks at a key."""
 import asyncio
 import gzip
 import json
+import resource
 import socket
 from contextlib import ExitStack, suppress
 
@@ -12,6 +13,7 @@ import pytest
 
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig, ConnectionLimits
+from tandem.api.connection import MOST_CONNECTIONS, ConnectionGate
 from tandem.commands.cluster.member_health import MemberHealth, serve_health
 from tandem.text.model import TextModel
 from tests.api.scripted_generator import Script, ScriptedGenerator
@@ -232,6 +234,80 @@ def test_other_protocols_are_not_spoken(port):
     upgrade = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13")
     key = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
     assert ask(port, head("/health", *upgrade, key)).status == 200
+
+
+UPGRADE = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAEAAEAA")
+
+
+@pytest.mark.parametrize("declared", [True, False], ids=["body", "no body"])
+@pytest.mark.parametrize("at_once", [True, False], ids=["one packet", "two"])
+def test_what_follows_an_upgrade_is_no_request(port, declared, at_once):
+    smuggled = head("/v1/models", "Authorization: Bearer key")
+    length = (f"Content-Length: {len(smuggled)}",) if declared else ()
+    first = head(CHAT_PATH, JSON, *UPGRADE, *length, method="POST")
+    with connected(port) as connection:
+        if at_once:
+            connection.sendall(first + smuggled)
+            told = read_answer(connection)
+        else:
+            connection.sendall(first)
+            told = read_answer(connection)
+            with suppress(ConnectionError):
+                connection.sendall(smuggled)
+        assert (told.status, told.headers["connection"]) == (401, "close")
+        assert read_answer(connection).status == 0
+
+
+@pytest.mark.parametrize("framing", ["length", "chunks"])
+def test_a_body_with_an_upgrade_is_read(port_with, framing):
+    body, ours = json.dumps(CHAT).encode(), "Authorization: Bearer key"
+    if framing == "length":
+        declared = f"Content-Length: {len(body)}"
+    else:
+        declared, body = "Transfer-Encoding: chunked", b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    call = head(CHAT_PATH, JSON, ours, *UPGRADE, declared, method="POST")
+    port = port_with()
+    smuggled = head("/v1/models", ours)
+    for pieces in ([call + body + smuggled], [call, body[:9], body[9:]], [*map(bytes, zip(call))]):
+        with connected(port) as connection:
+            for piece in pieces:
+                connection.sendall(piece)
+            if len(pieces) > 3:
+                connection.sendall(body)
+            told = read_answer(connection)
+            assert (told.status, told.headers["connection"]) == (200, "close")
+            assert read_answer(connection).status == 0
+
+
+def test_trailers_are_no_headers(port):
+    # A proxy that checks headers does not see them.
+    call = head(CHAT_PATH, JSON, "Transfer-Encoding: chunked", method="POST")
+    body = json.dumps(CHAT).encode()
+    end = b"0\r\nAuthorization: Bearer key\r\nX-Tier: gold\r\n\r\n"
+    assert ask(port, call + b"%x\r\n%s\r\n" % (len(body), body) + end).status == 401
+
+
+def test_unfinished_heads_of_all_connections_are_bounded(port_with, monkeypatch):
+    monkeypatch.setattr("tandem.api.connection.UNFINISHED_BYTES", 256 << 10)
+    port = port_with(head_timeout_s=1000.0)
+    unfinished = b"GET /health HTTP/1.1\r\nX: " + b"v" * (60 << 10)
+    with ExitStack() as undo:
+        flood = [undo.enter_context(connected(port)) for _ in range(8)]
+        small = undo.enter_context(connected(port))
+        small.sendall(head("/health")[:-2])
+        for connection in flood:
+            connection.sendall(unfinished)
+        for connection in flood[:4]:
+            assert is_closed(connection)
+        for connection in (small, *flood[4:]):
+            connection.sendall(b"\r\n" if connection is small else b"\r\n\r\n")
+        assert read_answer(small).status == 200
+
+
+def test_many_files_do_not_mean_as_many_connections(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (524_288, 524_288))
+    assert ConnectionGate(ConnectionLimits())._room().normal == MOST_CONNECTIONS
+    assert ConnectionGate(ConnectionLimits(connections=100_000))._room().normal == 100_000
 
 
 def test_after_a_fault_of_ours_a_pooled_connection_is_not_reset(port_with, generator):

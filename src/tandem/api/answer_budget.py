@@ -8,7 +8,9 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tandem.api.ambient import fresh_chance
 from tandem.api.refusal import Refusal, Refused
+from tandem.facts.backoff import retry_after
 from tandem.facts.errors import InvalidRequest
 from tandem.facts.sampling import SamplingParameters
 
@@ -16,7 +18,6 @@ from tandem.facts.sampling import SamplingParameters
 _STEP_BYTES = 16 << 10
 # What an alternative takes at least, nearly always.
 _ALTERNATIVE_BYTES = 32
-_RETRY = {"Retry-After": "1"}
 
 
 class HeldAnswer:
@@ -99,4 +100,5 @@ def _too_large(most_bytes: int) -> InvalidRequest:
 
 def _overloaded() -> Refused:
     problem = "the answers of all calls fill the server, this one most of all; stream it, or retry"
-    return Refused(Refusal(503, problem, "overloaded", headers=_RETRY))
+    headers = {"Retry-After": retry_after(1.0, fresh_chance())}
+    return Refused(Refusal(503, problem, "overloaded", headers=headers))

@@ -48,7 +48,7 @@ def chat_routes(door: FrontDoor) -> APIRouter:
     @router.post("/v1/chat/completions", **described(ChatBody, ChatAnswer, ChatChunk))
     async def create_chat_completion(request: Request) -> Response:
         """Continues a conversation: messages in, the assistant's message or tool calls out."""
-        with door.intake.holding() as held:
+        with door.holding(request) as held:
             body = await read_body(request, ChatBody, door.config, held)
             door.admit(body.model)
             check_choices(body, 1, door)
@@ -72,7 +72,7 @@ def chat_routes(door: FrontDoor) -> APIRouter:
                 )
                 return prompt, AhoCorasick(stops)
 
-            prompt, automaton = await door.intake.run(request, held.count, read)
+            prompt, automaton = await door.intake.run(request, held.count, read, held.account)
         tool_format = door.text.tool_format if tools else None
         # What was read is not kept beside the prompt while the answer is written.
         body.messages, body.tools, body.chat_template_kwargs, body.stop = [], None, None, None

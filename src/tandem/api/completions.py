@@ -41,7 +41,7 @@ def completion_routes(door: FrontDoor) -> APIRouter:
     @router.post("/v1/completions", **described(CompletionBody, CompletionAnswer, CompletionAnswer))
     async def create_completion(request: Request) -> Response:
         """Continues plain text or token ids, without a chat template."""
-        with door.intake.holding() as held:
+        with door.holding(request) as held:
             body = await read_body(request, CompletionBody, door.config, held)
             door.admit(body.model)
             _check(body)
@@ -58,7 +58,9 @@ def completion_routes(door: FrontDoor) -> APIRouter:
                 prompts = completion_prompts(body, door.text, card)
                 return prompts, _echoes(body, prompts, door), AhoCorasick(stops)
 
-            prompts, echoes, automaton = await door.intake.run(request, held.count, read)
+            prompts, echoes, automaton = await door.intake.run(
+                request, held.count, read, held.account
+            )
         # What was read is not kept beside the prompts while the answer is written.
         body.prompt, body.stop = "", None
         caller = door.caller_of(request)

@@ -12,9 +12,9 @@ class ConnectionLimits:
 
     A request head has at most `head_bytes` and `head_fields`, and is complete `head_timeout_s`
     after the connection was made or its last answer ended. `connections` at the same time, 0: as
-    many as the process may have files, less a reserve; `connections_per_address` of them from one
-    client address, 0: a quarter. Where there are no more, one that has owed its head for
-    `gives_way_s` gives way to a newcomer.
+    many as the process may have files, less a reserve, and 8,192 at most;
+    `connections_per_address` of them from one client address, 0: a quarter. Where there are no
+    more, one that has owed its head for `gives_way_s` gives way to a newcomer.
     """
 
     head_bytes: int = 64 << 10

@@ -1,5 +1,6 @@
 """One HTTP connection, bounded before anybody looks at a key: bytes, fields and time of a request
-head, how many connections there are and of whom; and what is no HTTP is refused in OpenAI's shape.
+head, how many connections there are and of whom, and what all unfinished heads hold; and what is
+no HTTP is refused in OpenAI's shape.
 
 The server is uvicorn's, which has none of these limits.
 """
@@ -9,6 +10,7 @@ import resource
 from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
+from types import SimpleNamespace
 from typing import Any, Final, cast
 
 import httptools
@@ -17,7 +19,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from tandem.api.ambient import fresh_chance, fresh_id
 from tandem.api.config import ConnectionLimits
-from tandem.api.connection_table import ConnectionTable, Place, Room, client_network
+from tandem.api.connection_table import (
+    ConnectionTable,
+    Place,
+    Room,
+    UnfinishedHeads,
+    client_network,
+)
 from tandem.api.guard import REQUEST_ID_HEADER, RequestIds
 from tandem.api.refusal import Refusal
 from tandem.facts.backoff import retry_after
@@ -27,6 +35,11 @@ from tandem.facts.backoff import retry_after
 KEPT_FILES: Final = 256
 RESERVE: Final = 64
 UNBOUNDED: Final = 1 << 30
+# Where nobody says how many connections there may be. Each may cost some memory.
+MOST_CONNECTIONS: Final = 8192
+# What unfinished heads may hold in all, but for those of up to so many bytes.
+UNFINISHED_BYTES: Final = 64 << 20
+SMALL_HEAD_BYTES: Final = 4 << 10
 # What is answered where there is no place for anything else.
 PROBE_PATHS: Final = frozenset({"/health", "/ready", "/metrics"})
 # Requests that may wait behind the one that is being answered, on one connection. A packet holds
@@ -49,6 +62,9 @@ class ConnectionGate:
         self.limits = limits
         self._table: ConnectionTable[BoundedConnection] = ConnectionTable(
             limits.head_timeout_s, limits.gives_way_s
+        )
+        self._heads: UnfinishedHeads[BoundedConnection] = UnfinishedHeads(
+            UNFINISHED_BYTES, SMALL_HEAD_BYTES
         )
         self._timer: asyncio.TimerHandle | None = None
 
@@ -75,7 +91,13 @@ class ConnectionGate:
         if self._timer is None:
             self._watch(connection.loop)
 
+    def holds(self, connection: "BoundedConnection", unparsed_bytes: int) -> None:
+        """In its parser. Where all hold too much, who has held much for longest goes."""
+        for other in self._heads.holds(connection, unparsed_bytes):
+            other.cut()
+
     def left(self, connection: "BoundedConnection") -> None:
+        self._heads.holds(connection, 0)
         self._table.left(connection)
 
     def _room(self) -> Room:
@@ -84,7 +106,7 @@ class ConnectionGate:
         if files == resource.RLIM_INFINITY:
             files = UNBOUNDED
         kept = min(KEPT_FILES, files // 4)
-        most = self.limits.connections or UNBOUNDED
+        most = self.limits.connections or MOST_CONNECTIONS
         normal = max(1, min(most, files - kept))
         per_address = self.limits.connections_per_address or max(1, normal // 4)
         return Room(normal, min(normal, per_address), min(RESERVE, kept // 2))
@@ -116,6 +138,9 @@ class BoundedConnection(HttpToolsProtocol):
         # a body, an end. It keeps them (a header, a trailer) or not (blanks around a chunk).
         self._unparsed_bytes = 0
         self._reads_head = True
+        self._fields = 0
+        # The request asked for another protocol: it is answered as it is, and is the last.
+        self._is_last = False
         self._refusal: Refusal | None = None
         self._refused = False
         self._discarded_bytes = 0
@@ -144,29 +169,34 @@ class BoundedConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         limit = self._limits.head_bytes
-        while data and not self._refused:
+        while data and not (self._refused or (self._is_last and self._reads_head)):
             part, data = data[: limit - self._unparsed_bytes], data[limit - self._unparsed_bytes :]
             self._unparsed_bytes += len(part)
             self._unset_keepalive_if_required()
             try:
                 self.parser.feed_data(part)
-            except httptools.HttpParserUpgrade:
-                pass  # Other protocols are not spoken here; the request is answered as it is.
+            except httptools.HttpParserUpgrade as upgrade:
+                # The parser gave up before the body, which is of the old protocol still.
+                data = _framing(self.headers) + part[upgrade.args[0] :] + data
+                self.parser = _body_parser(self)
             except httptools.HttpParserError:
                 self._refuse(self._refusal or _NOT_HTTP)
             if self._unparsed_bytes >= limit and not self._refused:
                 self._refuse(_too_large(f"{limit} bytes"))
-        if self._refused:
+        self._gate.holds(self, self._unparsed_bytes)
+        if data:
             self._discarded_bytes += len(data)
             if self._discarded_bytes > LINGER_BYTES:
                 self.transport.abort()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # Trailers of a body come here, too.
-        if len(self.headers) >= self._limits.head_fields:
+        if self._fields >= self._limits.head_fields:
             self._refusal = _too_large(f"{self._limits.head_fields} fields")
             raise ValueError(self._refusal.message)
-        super().on_header(name, value)
+        self._fields += 1
+        # Trailers of a body come here, too. No proxy has looked at them, and nobody needs them.
+        if self._reads_head:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
@@ -175,7 +205,8 @@ class BoundedConnection(HttpToolsProtocol):
         self._gate.head_completed(self)
         if not self.pipeline:
             self._answering = self.cycle
-        if self._only_probes:
+        self._is_last = self.parser.should_upgrade()
+        if self._only_probes or self._is_last:
             self.cycle.keep_alive = False
         if len(self.pipeline) > PIPELINED:
             raise ValueError("too many requests before an answer")
@@ -186,7 +217,10 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._unparsed_bytes = 0
+        if self.parser.should_upgrade():
+            return  # Only its head is; see `_body_parser`.
         self._reads_head = True
+        self._fields = 0
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -243,6 +277,23 @@ class BoundedConnection(HttpToolsProtocol):
         self.transport.write(_raw(refusal))
         self.transport.write_eof()
         self.loop.call_later(LINGER_S, self.transport.abort)
+
+
+def _body_parser(connection: BoundedConnection) -> httptools.HttpRequestParser:
+    """For the body of a request that asks for another protocol, after `_framing`. Parsers stop at
+    the head of such a one; what came next would be a new request to them, whoever wrote it."""
+    return httptools.HttpRequestParser(
+        SimpleNamespace(
+            on_body=connection.on_body, on_message_complete=connection.on_message_complete
+        )
+    )
+
+
+def _framing(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """A head that says no more than how long a body is."""
+    said = (b"content-length", b"transfer-encoding")
+    lines = [name + b": " + value for name, value in headers if name in said]
+    return b"\r\n".join([b"POST / HTTP/1.1", *lines, b"", b""])
 
 
 def _tell_nobody_reads(cycles: Sequence[RequestResponseCycle | None]) -> None:

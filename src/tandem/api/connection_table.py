@@ -155,6 +155,33 @@ class ConnectionTable(Generic[Connection]):
         return Place.RESERVE, evicted
 
 
+class UnfinishedHeads(Generic[Connection]):
+    """The bytes that parsers keep of heads which are not complete. Heads of up to `small_bytes`
+    are bounded by the number of connections; the larger ones together by `most_bytes`."""
+
+    def __init__(self, most_bytes: int, small_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._small_bytes = small_bytes
+        self.held_bytes = 0
+        # Who has been here longest is first.
+        self._large: dict[Connection, int] = {}
+
+    def holds(self, connection: Connection, count: int) -> list[Connection]:
+        """So many bytes now. Gives those that have to be closed for it, which are forgotten."""
+        self.held_bytes -= self._large.get(connection, 0)
+        if count <= self._small_bytes:
+            self._large.pop(connection, None)
+            return []
+        self._large[connection] = count
+        self.held_bytes += count
+        cut = []
+        while self.held_bytes > self._most_bytes:
+            longest = next(iter(self._large))
+            self.held_bytes -= self._large.pop(longest)
+            cut.append(longest)
+        return cut
+
+
 def client_network(host: str) -> str:
     """What a client's address counts as: itself, or its network in IPv6."""
     if ":" not in host:

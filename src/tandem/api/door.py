@@ -1,6 +1,7 @@
 """What every call needs: the generator behind the door, its text model and the limits."""
 
 import math
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -9,8 +10,8 @@ from starlette.requests import Request
 from tandem.api.ambient import fresh_chance
 from tandem.api.answer_budget import AnswerBudget
 from tandem.api.config import ApiConfig
-from tandem.api.guard import KEY, TENANT
-from tandem.api.intake import Intake
+from tandem.api.guard import KEY, TENANT, account_of
+from tandem.api.intake import HeldBytes, Intake
 from tandem.api.refusal import Refusal, Refused
 from tandem.facts.backoff import retry_after
 from tandem.facts.errors import EngineFailed
@@ -50,6 +51,10 @@ class FrontDoor:
             raise Refused(Refusal(400, problem, "invalid_value", PIN_HEADER))
         scope = request.scope
         return Caller(scope.get(TENANT, ""), headers, session, pin_s, scope.get(KEY, ""))
+
+    def holding(self, request: Request) -> AbstractContextManager[HeldBytes]:
+        """What the body of this call holds while it is read, of its account's share."""
+        return self.intake.holding(account_of(request.scope), gives_way=True)
 
     def check_model(self, model: str | None) -> None:
         """Raises `Refused` with 404 for a model not served here; no model means the only one."""

@@ -8,6 +8,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tandem.api.ambient import fresh_id
+from tandem.api.connection_table import client_network
 from tandem.api.key_ring import KeyRing, digest_of
 from tandem.api.refusal import Refusal
 
@@ -133,6 +134,13 @@ class ApiKeys:
         headers = {"WWW-Authenticate": "Bearer"}
         refusal = Refusal(401, message, "invalid_api_key", headers=headers)
         await refusal.response()(scope, receive, send)
+
+
+def account_of(scope: Scope) -> str:
+    """Whose share of the front door a call takes: its tenant's, its key's, or its client's."""
+    client = scope.get("client")
+    own = scope.get(TENANT) or scope.get(KEY)
+    return own or f"address {client_network(client[0]) if client else ''}"
 
 
 def _without_port(host: str) -> str:

@@ -42,7 +42,10 @@ async def read_body(
     except ClientDisconnect as error:
         raise Refused(Refusal(400, "the body broke off", "incomplete_body")) from error
     return await held.intake.run(
-        request, len(data), lambda: parse_body(data, body_type, config.max_nesting)
+        request,
+        len(data),
+        lambda: parse_body(data, body_type, config.max_nesting),
+        held.account,
     )
 
 
@@ -68,7 +71,7 @@ async def _collect(request: Request, held: HeldBytes) -> bytes:
             raise _too_large(max_bytes)
         # Nothing of it is read where it has no room. What arrives is counted, not what is declared:
         # a slow sender keeps no place for what has not come.
-        held.intake.check(declared_bytes)
+        held.intake.check(declared_bytes, held.account)
     parts, received_bytes = [], 0
     async for part in request.stream():
         received_bytes += len(part)

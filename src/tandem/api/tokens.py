@@ -1,5 +1,7 @@
 """POST /tokenize and /detokenize: what the tokenizer makes of a text, and back."""
 
+from functools import partial
+
 import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -25,21 +27,23 @@ def token_routes(door: FrontDoor) -> APIRouter:
     @router.post("/tokenize", **described(TokenizeBody, TokenizeAnswer))
     async def tokenize(request: Request) -> Response:
         """The token ids of a text, or of a conversation under the chat template."""
-        with door.intake.holding() as held:
+        with door.holding(request) as held:
             body = await read_body(request, TokenizeBody, door.config, held)
             door.check_model(body.model)
             if (body.prompt is None) == (body.messages is None):
                 raise InvalidRequest("prompt", "or messages must be given, and not both")
-            content = await door.intake.run(request, held.count, lambda: _tokenized(body, door))
+            work = partial(_tokenized, body, door)
+            content = await door.intake.run(request, held.count, work, held.account)
         return _ready(content, door)
 
     @router.post("/detokenize", **described(DetokenizeBody, DetokenizeAnswer))
     async def detokenize(request: Request) -> Response:
         """The text of token ids, special tokens included."""
-        with door.intake.holding() as held:
+        with door.holding(request) as held:
             body = await read_body(request, DetokenizeBody, door.config, held)
             door.check_model(body.model)
-            content = await door.intake.run(request, held.count, lambda: _detokenized(body, door))
+            work = partial(_detokenized, body, door)
+            content = await door.intake.run(request, held.count, work, held.account)
         return _ready(content, door)
 
     return router

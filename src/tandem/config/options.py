@@ -124,7 +124,10 @@ class ServeOptions(
     max_connections: Annotated[
         int,
         Meta(ge=0),
-        _say("Connections at the same time; 0: as many as the process may have files.", "Server"),
+        _say(
+            "Connections at the same time; 0: 8,192, or as many as the process may have files.",
+            "Server",
+        ),
     ] = 0
     max_connections_per_address: Annotated[
         int,
