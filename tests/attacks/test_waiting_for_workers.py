@@ -7,6 +7,7 @@ import pytest
 
 from tandem.facts.errors import EngineFailed, NotReady, Overloaded
 from tandem.facts.fleet import Role
+from tandem.facts.fleet_messages import RequestSubmitted, RequestWithdrawn
 from tandem.facts.serving import Caller
 from tests.live.ends import PATIENCE_S
 from tests.live.toy_cluster import (
@@ -94,6 +95,41 @@ def test_who_gives_way_while_nobody_is_there_hears_so_at_once():
             ):
                 assert await task == answer(one.prompt_tokens, one.sampling, CONTEXT_TOKENS)
         await until(lambda: not gateway.machine.router.passages)
+
+    bereaved(scenario, max_waiting=3)
+
+
+@pytest.mark.parametrize("turns_later", range(8))
+def test_who_gives_way_as_somebody_comes_back_is_not_computed_for_nobody(turns_later):
+    async def scenario(gateway, endpoint, ledgers):
+        told: list = []
+        # Nobody has come back in truth: the machine need not hear.
+        gateway._loop.tell = told.append
+        tasks = [
+            asyncio.create_task(read(gateway, request(f"r{i}"), Caller("many"))) for i in range(3)
+        ]
+        # Each has begun to wait.
+        for _ in range(3):
+            await asyncio.sleep(0)
+        presence = gateway._presence
+        presence._news.set()
+        presence._news = asyncio.Event()
+        for _ in range(turns_later):
+            await asyncio.sleep(0)
+        tasks.append(asyncio.create_task(read(gateway, request("newcomer"), Caller("few"))))
+        with pytest.raises(Overloaded, match="most of them yours"):
+            await tasks[2]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        words = [
+            type(each)
+            for each in told
+            if getattr(each, "request_id", "").endswith("r2")
+            or (isinstance(each, RequestSubmitted) and each.request.request_id.endswith("r2"))
+        ]
+        withdrawn = words.index(RequestWithdrawn)
+        assert RequestSubmitted not in words[withdrawn:]
 
     bereaved(scenario, max_waiting=3)
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from array import array
 
 import pytest
 import uvloop
@@ -22,10 +23,14 @@ from tandem.facts.cluster_messages import (
 )
 from tandem.facts.fleet_messages import LoadReported
 from tandem.facts.gateway_messages import PeerGone, WorkerSaid
+from tandem.facts.messages import RequestsArrived
 from tandem.facts.node_messages import GatewayConnected, GatewayGone, GatewaySaid
+from tandem.facts.operator_messages import AskStatus, Done
+from tandem.facts.request import Request
+from tandem.live.channels.gateway_channel import OperatorSaid
 from tandem.live.channels.limits import ChannelLimits, Outbox
 from tandem.live.channels.sockets import NodeKeys, node_socket
-from tandem.wire.codec import TO_GATEWAY, TO_WORKER
+from tandem.wire.codec import OPERATOR, TO_GATEWAY, TO_WORKER
 from tandem.wire.curve import make_keys
 from tests.live.ends import (
     GATEWAY_PAIR,
@@ -189,12 +194,12 @@ def test_a_gateway_that_comes_late_or_again_is_found():
     run(scenario)
 
 
-def test_a_peer_that_does_not_read_is_gone_and_what_waits_is_bounded():
-    """The transport takes what its pipes and the kernel hold, the outbox its bound, and that is
-    all, whatever is sent."""
-    limits = ChannelLimits(outbox_messages=1000, outbox_bytes=4 << 20, high_water=8)
+def test_a_worker_that_reads_nothing_is_gone_after_the_silence_and_not_before():
+    """However much is sent to it; the transport takes what its pipes and the kernel hold."""
+    limits = ChannelLimits(unread_s=0.3, outbox_messages=10, outbox_bytes=1 << 20, high_water=8)
 
     async def scenario():
+        loop = asyncio.get_running_loop()
         at_gateway, at_node = News(), News()
         gateway, endpoint = gateway_end(at_gateway, limits=limits)
         context = zmq.Context()
@@ -202,14 +207,12 @@ def test_a_peer_that_does_not_read_is_gone_and_what_waits_is_bounded():
         hung.connect(endpoint)
         hung.send(TO_GATEWAY.encode(Goodbye("hung")))
         await at_gateway.first(WorkerSaid)
-        bulk = Unwelcome("x" * (1 << 20))
-        sent = 0
-        while not at_gateway.of(PeerGone):
+        bulk, began_s = Unwelcome("x" * (1 << 20)), loop.time()
+        for _ in range(200):
             gateway.send("hung/a/1", bulk)
-            sent += 1
-            assert sent < 200
-            await asyncio.sleep(0)
-        assert at_gateway.of(PeerGone) == [PeerGone("hung/a/1", "it does not read")]
+        assert not at_gateway.of(PeerGone)
+        assert await at_gateway.first(PeerGone) == PeerGone("hung/a/1", "it does not read")
+        assert loop.time() - began_s >= limits.unread_s
         # Others are served all the while, and the hung one may come back to be told so.
         good = node_end(endpoint, at_node)
         await at_node.first(GatewayConnected)
@@ -226,6 +229,79 @@ def test_a_peer_that_does_not_read_is_gone_and_what_waits_is_bounded():
         hung.close(0)
         context.term()
         await good.close(0.0)
+        await gateway.close(0.0)
+
+    run(scenario)
+
+
+def test_a_gateway_that_was_itself_held_up_takes_nobody_for_hung():
+    limits = ChannelLimits(unread_s=0.2, high_water=8)
+
+    async def scenario():
+        at_gateway, at_node = News(), News()
+        gateway, endpoint = gateway_end(at_gateway, limits=limits)
+        node = node_end(endpoint, at_node)
+        await at_node.first(GatewayConnected)
+        node.send(load(1))
+        peer = (await at_gateway.first(WorkerSaid)).peer
+        for number in range(200):
+            gateway.send(peer, PeerLost("x" * (1 << 18), str(number)))
+        assert len(gateway._peers[peer])
+        time.sleep(3 * limits.unread_s)  # neither end of this process gets a turn
+        await at_node.first(GatewaySaid, 200)
+        assert not at_gateway.of(PeerGone)
+        await node.close(0.0)
+        await gateway.close(0.0)
+
+    run(scenario)
+
+
+def test_an_honest_burst_larger_than_the_outbox_arrives_whole_and_in_order():
+    """What there is no room for waits as it is: only what is under way has become bytes."""
+    limits = ChannelLimits(outbox_messages=10, outbox_bytes=1 << 20, high_water=8)
+    burst = 160
+
+    async def scenario():
+        at_gateway, at_node = News(), News()
+        gateway, endpoint = gateway_end(at_gateway, limits=limits)
+        node = node_end(endpoint, at_node)
+        await at_node.first(GatewayConnected)
+        node.send(load(1))
+        peer = (await at_gateway.first(WorkerSaid)).peer
+        prompt = array("I", bytes(4 << 17))
+        for number in range(burst):
+            gateway.send(peer, RequestsArrived((Request(str(number), prompt),)))
+        assert len(gateway._peers[peer]) > limits.outbox_messages
+        assert not any(isinstance(each, bytes) for each in gateway._peers[peer]._waiting)
+        gateway.send(peer, Audit())
+        await at_node.first(GatewaySaid, burst + 1)
+        *requests, last = [news.message for news in at_node.of(GatewaySaid)]
+        assert [each.requests[0].request_id for each in requests] == list(map(str, range(burst)))
+        assert last == Audit()
+        assert not at_gateway.of(PeerGone)
+        assert not len(gateway._peers[peer])
+        await node.close(0.0)
+        await gateway.close(0.0)
+
+    run(scenario)
+
+
+def test_an_operator_that_reads_no_answers_costs_a_bound():
+    limits = ChannelLimits(outbox_messages=20, outbox_bytes=1 << 20, high_water=8)
+
+    async def scenario():
+        at_gateway = News()
+        gateway, endpoint = gateway_end(at_gateway, limits=limits)
+        context = zmq.Context()
+        hung = node_socket(context, NODE_KEYS, limits, b"operator/1")
+        hung.connect(endpoint)
+        hung.send(OPERATOR.encode(AskStatus(1)))
+        await at_gateway.first(OperatorSaid)
+        for number in range(200):
+            gateway.answer("operator/1", Done(number, "x" * (1 << 20)))
+        assert "operator/1" not in gateway._peers
+        hung.close(0)
+        context.term()
         await gateway.close(0.0)
 
     run(scenario)
@@ -315,6 +391,23 @@ def test_an_outbox_takes_one_message_of_any_size():
     assert not outbox.add(b"3")
     outbox.clear()
     assert outbox.add(bytes(10))
+
+
+def test_a_message_becomes_bytes_once_when_its_turn_comes():
+    outbox, encoded = Outbox(ChannelLimits(outbox_messages=2, outbox_bytes=10)), []
+
+    def encode(data):
+        encoded.append(data)
+        return data
+
+    assert outbox.add(b"0")
+    for data in (b"1", b"2"):
+        outbox.add_later(lambda data=data: encode(data))
+    assert outbox.first == b"0" and not encoded
+    outbox.sent()
+    assert outbox.first == outbox.first == b"1" and encoded == [b"1"]
+    outbox.sent()
+    assert outbox.first == b"2" and encoded == [b"1", b"2"]
 
 
 def test_malformed_messages_are_counted_and_told_once(caplog):

@@ -1,5 +1,6 @@
 """What a gateway says to whom, rule by rule."""
 
+from array import array
 from dataclasses import replace
 
 import pytest
@@ -31,6 +32,7 @@ from tandem.facts.fleet_messages import (
     LoadReported,
     Reject,
     RequestsLost,
+    RequestSubmitted,
     RequestWithdrawn,
 )
 from tandem.facts.gateway_messages import (
@@ -55,7 +57,8 @@ from tandem.facts.messages import (
     RequestsAborted,
     RequestsArrived,
 )
-from tandem.facts.request import FinishReason
+from tandem.facts.request import FinishReason, Request
+from tandem.facts.sampling import SamplingParameters
 from tandem.machines.waiting_line import LineConfig
 from tandem.policy.dispatch.contract import FirstToken, Transfer
 from tandem.policy.dispatch.rules import AlwaysRemote
@@ -156,6 +159,30 @@ def test_nobody_speaks_in_the_name_of_another():
     gateway = GatewayUnderTest(hello("w"), hello("v"))
     gateway.handle(WorkerSaid("v/1", Goodbye("w")))
     assert gateway.machine.members.of_name("w") is not None
+
+
+def test_choices_of_one_call_go_to_a_worker_in_one_message():
+    """So that their prompt travels once, and is looked at once."""
+    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    one, another = array("I", range(100, 120)), array("I", range(200, 220))
+    submitted = [
+        RequestSubmitted(Request(f"r{number}", prompt, SamplingParameters(max_tokens=3)), 3)
+        for number, prompt in enumerate([one] * 8 + [another] * 8)
+    ]
+    effects = gateway.machine.handle_together(submitted, gateway.now_ns)
+    seen = []
+    for name in ("w0", "w1"):
+        messages = of_kind(told(effects, name), RequestsArrived)
+        prompts = [{id(each.prompt_tokens) for each in message.requests} for message in messages]
+        assert all(len(each) == 1 for each in prompts)
+        assert len(set.union(*prompts)) == len(prompts) <= 2
+        names = [int(each.request_id[1:]) for message in messages for each in message.requests]
+        assert names == sorted(names)
+        seen += names
+        # It is asked for what it hears by: the message, not the request.
+        assert gateway.machine.router.entrance.fleet.standings[name].told == len(messages)
+    assert sorted(seen) == list(range(16))
+    gateway.machine.audit()
 
 
 def test_the_silent_are_fenced_and_their_requests_go_on_elsewhere():

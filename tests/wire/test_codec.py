@@ -201,11 +201,58 @@ def test_what_the_dataclass_refuses_is_a_bad_message():
     assert isinstance(refusal.value.__cause__, InvalidRequest)
 
 
-def test_a_form_with_half_a_token_is_refused():
-    folded = RequestsForm(
-        (RequestForm("a", b"\1\2\3", Request("a", ()).sampling, b"", 0, "", "", ""),)
-    )
+def test_each_distinct_prompt_travels_once_and_is_shared_once_read():
+    first, second = array("I", range(10_000)), tuple(range(20_000, 30_000))
+    prompts = [first] * 20 + [second] * 20 + [array("I", first), first]
+    requests = tuple(Request(f"r{i}", prompt) for i, prompt in enumerate(prompts))
+    counts = (0,) * len(prompts)
+    for message in (
+        RequestsArrived(requests),
+        PrefillsArrived(requests, counts),
+        ImportsArrived(requests, counts),
+    ):
+        data = TO_WORKER.encode(message)
+        assert len(data) < 4 * (len(first) + len(second)) + 500 * len(prompts)
+        read = TO_WORKER.decode(data)
+        assert comparable(read) == comparable(message)
+        assert len({id(each.prompt_tokens) for each in read.requests}) == 2
+
+
+def plain(folded: RequestsForm) -> bytes:
+    """As a message of requests."""
     number = TO_WORKER.encode(RequestsArrived(()))[1]
-    plain = Codec(*([type(None)] * number), RequestsForm)
+    return Codec(*([type(None)] * number), RequestsForm).encode(folded)
+
+
+def folded(prompts: tuple[bytes, ...], *named: int) -> RequestsForm:
+    sampling = Request("a", ()).sampling
+    return RequestsForm(
+        prompts,
+        tuple(RequestForm(f"r{i}", n, sampling, b"", 0, "", "", "") for i, n in enumerate(named)),
+    )
+
+
+def test_a_form_with_half_a_token_is_refused():
     with pytest.raises(BadMessage):
-        TO_WORKER.decode(plain.encode(folded))
+        TO_WORKER.decode(plain(folded((b"\1\2\3",), 0)))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "named"),
+    [
+        (1, (1,)),
+        (1, (-1,)),
+        (2, (0, -1)),
+        (0, (0,)),
+        (0, (1 << 62,)),
+        # Not in the order in which they are named, and one that nobody names.
+        (2, (1, 0)),
+        (2, (0, 0)),
+        (1, ()),
+    ],
+)
+def test_requests_that_name_prompts_that_are_not_there_are_refused(prompts, named):
+    table = tuple(bytes((number, 0, 0, 0)) for number in range(prompts))
+    with pytest.raises(BadMessage, match="prompt"):
+        TO_WORKER.decode(plain(folded(table, *named)))
+    assert TO_WORKER.decode(plain(folded((bytes(4), bytes(8)), 0, 0, 1, 0)))

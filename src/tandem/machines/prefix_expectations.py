@@ -50,7 +50,7 @@ class Expectations:
         self._expire(now_ns)
         if not chain:
             return
-        expected = _Expectation(now_ns + self._lifetime_ns, worker, tuple(chain))
+        expected = _Expectation(now_ns + self._lifetime_ns, worker, self._kept(chain))
         self._in_order.append(expected)
         last, end = self._root, 0
         for node, blocks, reached in self._walk(chain):
@@ -77,6 +77,12 @@ class Expectations:
             else:
                 kept.append(expected)
         self._in_order = kept
+
+    def _kept(self, chain: Sequence[bytes]) -> tuple[bytes, ...]:
+        """The chain as it is remembered; choices of one call share it."""
+        newest = self._in_order[-1].chain if self._in_order else ()
+        same = len(newest) == len(chain) and newest[-1] == chain[-1]
+        return newest if same else tuple(chain)
 
     def _walk(self, chain: Sequence[bytes]) -> Iterator[tuple[_Node, int, int]]:
         """The nodes along the chain: how many of their blocks it shares, and where those end."""

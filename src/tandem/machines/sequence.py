@@ -1,12 +1,12 @@
 """One sequence inside a worker: its tokens, its blocks, and how far each of them is."""
 
-from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 
 from tandem.facts.blocks import extend_chain
 from tandem.facts.kv_tiers import BlockName
 from tandem.facts.request import FinishReason, Request
+from tandem.machines.known_tokens import KnownTokens
 from tandem.policy.batching import Rank
 
 
@@ -82,8 +82,7 @@ class Sequence:
         self.request = request
         self.rank = rank
         self.root = root
-        self.tokens = array("I", request.prompt_tokens)
-        self.tokens.extend(request.output_tokens)
+        self.tokens = KnownTokens(request.prompt_tokens, request.output_tokens)
         wanted_tokens = len(request.prompt_tokens) + request.sampling.max_tokens
         self.limit_tokens = self.target_tokens = min(wanted_tokens, context_tokens)
         self.hands_over = False
@@ -160,9 +159,9 @@ class Sequence:
 
     def append(self, token: int) -> tuple[FinishReason | None, bool]:
         """Take a drawn token. Says whether the sequence ends, and whether this token stops it."""
-        self.tokens.append(token)
+        self.tokens.later.append(token)
         sampling = self.request.sampling
-        drawn_tokens = len(self.tokens) - len(self.request.prompt_tokens)
+        drawn_tokens = len(self.tokens.later)
         if token in sampling.stop_token_ids and drawn_tokens > sampling.min_tokens:
             return FinishReason.STOP, True
         if len(self.tokens) >= self.limit_tokens:

@@ -94,6 +94,8 @@ class WorkerMachine:
         self.unfinished: dict[str, Sequence] = {}
         self._flights: deque[PlanBuilder] = deque()
         self._chains = PromptChains(config.block_size)
+        # The newest prompt whose tokens were found to be in the vocabulary.
+        self._spoken: Iterable[int] = ()
         self._steps = 0
         # Something happened since the last plan that the next one may answer.
         self._unplanned = False
@@ -191,10 +193,11 @@ class WorkerMachine:
         if len(request.output_tokens) >= request.sampling.max_tokens:
             return InvalidRequest("output_tokens", "already reach max_tokens")
         vocabulary = range(self.config.vocabulary_tokens)
-        if not all(
-            _speakable(each, vocabulary) for each in (request.prompt_tokens, request.output_tokens)
-        ):
+        # Choices of one call share their prompt: it is looked at once.
+        new = () if request.prompt_tokens is self._spoken else (request.prompt_tokens,)
+        if not all(_speakable(each, vocabulary) for each in (*new, request.output_tokens)):
             return InvalidRequest("prompt", "holds a token id outside the vocabulary")
+        self._spoken = request.prompt_tokens
         if any(token not in vocabulary for token, _ in request.sampling.logit_bias):
             return InvalidRequest("logit_bias", "names a token id outside the vocabulary")
         if any(token not in vocabulary for token in request.sampling.stop_token_ids):

@@ -34,6 +34,7 @@ from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.serving import ModelCard
 from tandem.live.channels.admitted import Admitted, AdmittedKeys, PeerRole
 from tandem.live.channels.gateway_channel import GatewayChannel
+from tandem.live.channels.limits import ChannelLimits
 from tandem.live.channels.sockets import GatewayKeys
 from tandem.live.clock import NS_PER_S, wall_clock_s
 from tandem.live.gateway.gateway import Gateway, GatewayTerms
@@ -137,7 +138,8 @@ async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.soc
     keys = GatewayKeys(
         KeyPair(setup.keys.gateway_public, setup.keys.gateway_secret), _admitted(setup)
     )
-    channel = GatewayChannel(setup.listen, keys, gateway.hear)
+    limits = ChannelLimits(unread_s=setup.health.heartbeat_timeout_s)
+    channel = GatewayChannel(setup.listen, keys, gateway.hear, limits)
     try:
         endpoint = channel.open()
     except zmq.ZMQError as error:

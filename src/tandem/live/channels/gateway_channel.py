@@ -1,13 +1,15 @@
 """A gateway's ways to its workers and operators, all over one socket.
 
 A peer is one connection, named `worker/incarnation/number`: a process that connects again is
-another peer. Whoever has no key of the cluster gets nothing; whoever does not read is gone, and
-never makes the gateway wait or grow.
+another peer. Whoever has no key of the cluster gets nothing. What a worker has no room for waits as
+it is, and becomes bytes when its turn comes; one that takes nothing for long is gone. An operator
+that does not read is gone as soon as too much waits for it.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -31,10 +33,16 @@ from tandem.wire.errors import BadMessage, OtherProtocol
 
 # A full pipe is tried again after so long: libzmq does not say when one of many has room.
 RETRY_S = 0.001
+# So much is sent to one peer at a time, before others get their turn.
+TURN_BYTES = 4 << 20
+# No step of waiting counts for more than this part of the time that is too long: a gateway that was
+# itself held up takes nobody for gone.
+LONGEST_STEP = 0.25
 # After a connection broke, whose it was is tried out so much later: libzmq says that one broke, and
 # forgets its peer a little after.
 PROBES_S = (0.01, 0.2)
 REVOKED = "its key was revoked"
+UNREAD = "it does not read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +78,7 @@ class GatewayChannel:
         self._monitor: zmq.Socket[bytes] | None = None
         self._peers: dict[str, Outbox] = {}
         self._retry: asyncio.TimerHandle | None = None
+        self._tried_s = 0.0
 
     def open(self) -> str:
         """Listen; gives the endpoint with its port. Call it on the event loop. Raises
@@ -87,8 +96,14 @@ class GatewayChannel:
         return endpoint.decode()
 
     def send(self, peer: str, message: ToWorker) -> None:
-        """Never waits. A peer that has gone, or whose outbox is full, is told as `PeerGone`."""
-        self._put(peer, TO_WORKER.encode(message))
+        """Never waits. A peer that has gone, or that takes nothing for too long, is told as
+        `PeerGone`."""
+        outbox = self._peers.get(peer)
+        if outbox is None:
+            return  # it has gone, and that was told
+        outbox.add_later(partial(TO_WORKER.encode, message))
+        if len(outbox) == 1:
+            self._empty(peer, outbox)
 
     def answer(self, peer: str, message: Answer) -> None:
         """Give an operator its answer, if it still waits for it."""
@@ -125,13 +140,22 @@ class GatewayChannel:
         outbox = self._peers.get(peer)
         if outbox is None:
             return  # it has gone, and that was told
-        if len(outbox) or not self._sent(peer, data):
-            if peer not in self._peers:
-                return
-            if outbox.add(data):
-                self._try_again_soon()
-            else:
-                self._lose(peer, "it does not read")
+        if not outbox.add(data):
+            self._lose(peer, UNREAD)
+        elif len(outbox) == 1:
+            self._empty(peer, outbox)
+
+    def _empty(self, peer: str, outbox: Outbox) -> None:
+        """Send what there is room for; what is left is tried again. The peer may turn out to be
+        gone."""
+        sent_bytes = 0
+        while len(outbox) and sent_bytes < TURN_BYTES and self._sent(peer, outbox.first):
+            sent_bytes += len(outbox.first)
+            outbox.sent()
+        if len(outbox) and peer in self._peers and self._retry is None:
+            loop = asyncio.get_running_loop()
+            self._tried_s = loop.time()
+            self._retry = loop.call_later(RETRY_S, self._flush)
 
     def _sent(self, peer: str, data: bytes) -> bool:
         """Whether it is on its way. The peer may turn out to be gone."""
@@ -159,17 +183,17 @@ class GatewayChannel:
         if not peer.startswith(OPERATOR_PREFIX):
             self._tell(PeerGone(peer, reason))
 
-    def _try_again_soon(self) -> None:
-        if self._retry is None:
-            self._retry = asyncio.get_running_loop().call_later(RETRY_S, self._flush)
-
     def _flush(self) -> None:
         self._retry = None
+        unread_s = self._limits.unread_s
+        step_s = min(asyncio.get_running_loop().time() - self._tried_s, LONGEST_STEP * unread_s)
         for peer, outbox in list(self._peers.items()):
-            while len(outbox) and self._sent(peer, outbox.first):
-                outbox.sent()
-        if any(map(len, self._peers.values())):
-            self._try_again_soon()
+            if not len(outbox):
+                continue
+            outbox.waited_s += step_s
+            self._empty(peer, outbox)
+            if outbox.waited_s >= unread_s and peer in self._peers:
+                self._lose(peer, UNREAD)
 
     def _read(self, frames: list[bytes]) -> None:
         news: ChannelNews

@@ -182,6 +182,9 @@ class Gateway:
             comes_back.cancel()
             refused.cancel()
             await asyncio.gather(comes_back, refused, return_exceptions=True)
+        if mailbox.closed:
+            # It had to give way in the very turn in which somebody came back.
+            await mailbox.take()
         _check_length(request, self.card)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:

@@ -10,9 +10,11 @@ from tandem.facts.fleet_messages import (
     BlocksListed,
     BlocksReported,
     CancelTransfer,
+    Explain,
     ImportReported,
     KvReported,
     LoadReported,
+    Reject,
     RouterEffect,
     RouterEvent,
     StartTransfer,
@@ -23,7 +25,14 @@ from tandem.facts.fleet_messages import (
 )
 from tandem.facts.gateway_messages import Deliver, GatewayEffect, SendToWorker
 from tandem.facts.kv_export import MoveKv
-from tandem.facts.messages import StepDone
+from tandem.facts.messages import (
+    FailRequest,
+    ImportsArrived,
+    PrefillsArrived,
+    RequestsArrived,
+    StepDone,
+    WorkerEvent,
+)
 from tandem.machines.entrance import RouterConfig
 from tandem.machines.fleet import Capacity
 from tandem.machines.gateway.members import Member, Members
@@ -35,6 +44,12 @@ from tandem.machines.passage import Passage
 from tandem.machines.router import RouterMachine
 
 Effects = list[GatewayEffect]
+Arrival = RequestsArrived | PrefillsArrived | ImportsArrived
+
+# So many requests go into one event at most, and of those that are taken up again only such as have
+# drawn no more than that: it must stay far below what a message may have.
+MOST_TOGETHER = 256
+RESUMED_TOGETHER_TOKENS = 4096
 
 
 class Routing:
@@ -143,7 +158,7 @@ class Routing:
     def _perform(self, asked: Iterable[RouterEffect]) -> Effects:
         effects: Effects = []
         told: Counter[str] = Counter()
-        for effect in asked:
+        for effect in _choices_together(asked):
             match effect:
                 case Tell(worker, event):
                     assert not isinstance(event, StepDone)
@@ -189,3 +204,56 @@ class Routing:
         member = self._members.of_name(worker) or self._nodes.of_name(worker)
         if member is not None:
             effects.append(SendToWorker(member.peer, message))
+
+
+def _choices_together(asked: Iterable[RouterEffect]) -> list[RouterEffect]:
+    """What was asked for, in the order that each worker needs. Requests that continue the very same
+    prompt and go to one worker are told it as one event: their prompt travels once, and is looked
+    at once."""
+    ordered: list[RouterEffect] = []
+    gathered: dict[str, list[Arrival]] = {}
+    for effect in asked:
+        match effect:
+            case Tell(worker, event):
+                before = gathered.get(worker)
+                if before and not _go_together(before, event):
+                    ordered.append(Tell(worker, _as_one(gathered.pop(worker))))
+                if isinstance(event, RequestsArrived | PrefillsArrived | ImportsArrived):
+                    gathered.setdefault(worker, []).append(event)
+                else:
+                    ordered.append(effect)
+            case Explain() | Reject() | FailRequest():
+                ordered.append(effect)
+            case _:
+                ordered += (Tell(worker, _as_one(each)) for worker, each in gathered.items())
+                gathered = {}
+                ordered.append(effect)
+    return ordered + [Tell(worker, _as_one(each)) for worker, each in gathered.items()]
+
+
+def _go_together(before: list[Arrival], event: WorkerEvent) -> bool:
+    if type(event) is not type(before[0]) or len(before) == MOST_TOGETHER:
+        return False
+    assert isinstance(event, RequestsArrived | PrefillsArrived | ImportsArrived)
+    return all(
+        request.prompt_tokens is before[0].requests[0].prompt_tokens
+        and len(request.output_tokens) <= RESUMED_TOGETHER_TOKENS
+        for request in event.requests
+    )
+
+
+def _as_one(events: list[Arrival]) -> Arrival:
+    if len(events) == 1:
+        return events[0]
+    requests = tuple(request for event in events for request in event.requests)
+    match events[0]:
+        case RequestsArrived():
+            return RequestsArrived(requests)
+        case PrefillsArrived() | ImportsArrived() as first:
+            import_tokens = (
+                tokens
+                for event in events
+                if not isinstance(event, RequestsArrived)
+                for tokens in event.import_tokens
+            )
+            return type(first)(requests, tuple(import_tokens))
