@@ -3,9 +3,11 @@
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from tandem.commands.cluster.gateway_process import _admitted as admitted_of
 from tandem.commands.cluster.key_files import read_worker_keys
 from tandem.commands.cluster.setups import Setups, write_cluster
 from tandem.commands.main import app
@@ -23,6 +25,7 @@ from tandem.live.gateway.operator import OperatorClient, OperatorFailed
 from tandem.live.launching.state_directory import StateDirectory
 from tandem.wire.curve import make_pair
 from tests.live.ends import PATIENCE_S, News, node_end
+from tests.machines.cluster_parts import GatewayUnderTest, hello
 
 GATEWAY, OPERATOR, ONE, OTHER = (make_pair() for _ in range(4))
 
@@ -63,7 +66,9 @@ def test_a_revoked_key_cuts_the_worker_that_has_it_and_no_other(file):
         file.write_text(lines(OTHER))
         # As a timer has it done every second.
         gateway._senders.review()
-        assert await at_gateway.first(PeerGone) == PeerGone("one/a/1", "its key was revoked")
+        # It is well: its requests are to blame for nothing.
+        gone = PeerGone("one/a/1", "its key was revoked", died=False)
+        assert await at_gateway.first(PeerGone) == gone
         told = (await at_one.first(GatewaySaid)).message
         assert isinstance(told, Unwelcome)
         assert "its key was revoked" in told.reason
@@ -82,6 +87,60 @@ def test_a_revoked_key_cuts_the_worker_that_has_it_and_no_other(file):
             await channel.close(0.0)
 
     asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
+
+
+@pytest.mark.parametrize("noticed", ["a stranger knocked", "it spoke"])
+def test_a_revoked_worker_is_gone_whoever_had_the_file_read(file, noticed):
+    async def scenario():
+        at_gateway, at_one, stranger = News(), News(), News()
+        gateway, endpoint = opened(file, at_gateway)
+        one = node_end(endpoint, at_one, name="one/a", keys=keys_of(ONE))
+        await at_one.first(GatewayConnected)
+        one.send(Goodbye("here"))
+        await at_gateway.first(WorkerSaid)
+        file.write_text(lines(OTHER))
+        late = node_end(endpoint, stranger, name="x/a", keys=keys_of(make_pair()))
+        assert "refuses this key" in await stranger.first(str)
+        if noticed == "it spoke":
+            one.send(Goodbye("still here"))
+        else:
+            gateway._senders.review()
+        gone = PeerGone("one/a/1", "its key was revoked", died=False)
+        assert await at_gateway.first(PeerGone) == gone
+        assert "its key was revoked" in (await at_one.first(GatewaySaid)).message.reason
+        assert len(at_gateway.of(WorkerSaid)) == 1
+        for channel in (one, late, gateway):
+            await channel.close(0.0)
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
+
+
+def test_a_worker_whose_key_is_an_operators_now_is_gone(file):
+    async def scenario():
+        at_gateway, news = News(), News()
+        gateway, endpoint = opened(file, at_gateway)
+        one = node_end(endpoint, news, name="one/a", keys=keys_of(ONE))
+        await news.first(GatewayConnected)
+        one.send(Goodbye("here"))
+        await at_gateway.first(WorkerSaid)
+        file.write_text(lines(OTHER, operators=(ONE,)))
+        gateway._senders.review()
+        assert (await at_gateway.first(PeerGone)).peer == "one/a/1"
+        for channel in (one, gateway):
+            await channel.close(0.0)
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
+
+
+@pytest.mark.parametrize("died", [True, False])
+def test_a_revoked_key_is_no_death_of_the_requests_that_were_there(died):
+    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    gateway.submit("r", 9)
+    passage = gateway.machine.router.passages["r"]
+    gateway.handle(PeerGone(f"{passage.prefill}/1", "gone", died=died))
+    # It goes on at the other one.
+    assert passage.names.attempt == 1
+    assert passage.deaths.total == died
 
 
 def test_a_new_key_comes_in_at_once(file):
@@ -137,16 +196,78 @@ def test_a_workers_key_cannot_act_as_an_operators_nor_the_other_way_round(file):
     asyncio.run(asyncio.wait_for(scenario(), 3 * PATIENCE_S))
 
 
-@pytest.mark.parametrize("slip", ["", "# nothing\n", "worker short w\n", "admin x y\n", None])
+@pytest.mark.parametrize("slip", ["worker short w\n", "admin x y\n", "open to all", None])
 def test_a_slip_in_the_file_leaves_the_last_keys_valid(file, slip):
     known = AdmittedKeys((), file)
-    file.unlink() if slip is None else file.write_text(slip)
+    if slip == "open to all":
+        file.write_text(lines(make_pair()))
+        file.chmod(0o666)
+    else:
+        file.unlink() if slip is None else file.write_text(slip)
     known.look()
     assert known.may(ONE.public, PeerRole.WORKER)
     assert known.may(OPERATOR.public, PeerRole.OPERATOR)
     assert not known.may(ONE.public, PeerRole.OPERATOR)
     with pytest.raises(InvalidConfiguration):
         AdmittedKeys((), file)
+
+
+@pytest.mark.parametrize("content", ["", "# nobody\n"])
+def test_the_last_key_can_be_revoked(file, caplog, content):
+    fixed = [Admitted(PeerRole.OPERATOR, OPERATOR.public)]
+    known = AdmittedKeys(fixed, file)
+    file.write_text(content)
+    assert known.look()
+    assert not known.admits(ONE.public)
+    assert known.admits(OPERATOR.public)
+    assert "names no key" in caplog.text
+    # After a restart no less.
+    again = AdmittedKeys(fixed, file)
+    assert not again.admits(ONE.public)
+    file.write_text(lines(ONE))
+    assert again.admits(ONE.public)
+
+
+def test_a_file_that_was_open_to_all_is_read_once_it_is_not(file):
+    file.chmod(0o666)
+    with pytest.raises(InvalidConfiguration, match="everybody may write to it"):
+        AdmittedKeys((), file)
+    file.chmod(0o600)
+    known = AdmittedKeys((), file)
+    file.chmod(0o666)
+    file.write_text(lines(OTHER))
+    assert not known.look()
+    file.chmod(0o600)
+    assert known.look()
+    assert not known.may(ONE.public, PeerRole.WORKER)
+
+
+@pytest.mark.parametrize("line", ["joined", "operator"])
+def test_the_keys_of_the_state_directory_are_revoked_as_others_are(tmp_path, line):
+    """Those that `tandem join` and `tandem status` find there."""
+    text = "model: tandem-mini\nblock_size: 16\nserve: {kv-cache-memory: 16MiB}\npools:\n"
+    text += "  - {name: w, role: both, device: cpu}\n"
+    live = checked(parse(text, "c.yaml"), tmp_path)
+    made, directory = Setups(live.cluster), StateDirectory(tmp_path / "state")
+    directory.claim()
+    write_cluster(live, made, directory)
+    known = admitted_of(made.gateway(0, directory.path, "tcp://127.0.0.1:0"))
+    publics = {"joined": made.keys.worker_public, "operator": made.keys.operator_public}
+    assert known.admits(publics[line])
+    file = directory.path / "admitted"
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.write_text(
+        "".join(
+            f"{each}\n" for each in file.read_text().splitlines() if not each.endswith(f" {line}")
+        )
+    )
+    known.look()
+    assert [name for name, public in publics.items() if not known.admits(public)] == [line]
+    # Who looks after the cluster does not lose sight of it.
+    assert known.may(made.supervisor_keys.operator_public, PeerRole.OPERATOR)
+    found = msgspec.json.decode((directory.path / "keys.json").read_bytes())
+    assert found["operator_public"] == made.keys.operator_public
+    assert made.supervisor_keys.operator_secret not in found.values()
 
 
 def test_every_process_of_a_cluster_has_a_key_of_its_own(tmp_path):
@@ -193,3 +314,34 @@ def test_one_more_workers_keys_are_made_beside_the_others(tmp_path):
     assert not known.admits(second.worker_public)
     assert more.stat().st_mode & 0o077 == 0
     assert CliRunner().invoke(app, ["keys", str(folder), "--worker", "gpu-7"]).exit_code != 0
+
+
+def test_a_line_is_added_to_what_stands_there_and_to_nothing_else(tmp_path):
+    folder = tmp_path / "keys"
+    assert CliRunner().invoke(app, ["keys", str(folder)]).exit_code == 0
+    admitted = folder / "admitted"
+    # As an editor may leave it.
+    admitted.write_text(f"{lines(ONE)}# the last line".rstrip("\n"))
+    assert CliRunner().invoke(app, ["keys", str(folder), "--worker", "one"]).exit_code == 0
+    keys = read_worker_keys(folder / "worker-one.json")
+    known = AdmittedKeys((), admitted)
+    assert known.may(keys.worker_public, PeerRole.WORKER)
+    assert known.may(ONE.public, PeerRole.WORKER)
+    assert admitted.stat().st_mode & 0o777 == 0o600
+    # While somebody else adds a line nothing is lost, nor begun.
+    (folder / "admitted.new").touch()
+    assert CliRunner().invoke(app, ["keys", str(folder), "--worker", "two"]).exit_code != 0
+    assert not (folder / "worker-two.json").exists()
+    (folder / "admitted.new").unlink()
+    # A list of this key alone would lock everybody else out.
+    admitted.unlink()
+    told = CliRunner().invoke(app, ["keys", str(folder), "--worker", "two"])
+    assert told.exit_code != 0
+    assert "there is no" in told.output
+    assert not admitted.exists()
+    assert not (folder / "worker-two.json").exists()
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "gateway.json",
+        "worker-one.json",
+        "worker.json",
+    ]

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from tandem.commands.cluster import pool_process
 from tandem.commands.cluster.memory import need_beside_kv
-from tandem.commands.cluster.setups import Setups
+from tandem.commands.cluster.pool_process import check_memory, tiers_of
+from tandem.commands.cluster.setups import Setups, fresh_keys
+from tandem.commands.cluster.worker_rank import plan_worker
 from tandem.commands.model_assembly import plan_model
 from tandem.config.cluster_live import checked, worker_options
 from tandem.config.cluster_tree import parse
@@ -17,8 +20,10 @@ from tandem.config.environment import HostFacts, control_groups, spare_bytes
 from tandem.config.hardware import BUNDLED_MODEL
 from tandem.config.machine import MachineFacts
 from tandem.config.options import read_options
+from tandem.config.processes import HealthSetup, PoolNodeSetup, WorkerSetup
 from tandem.config.resolve import ModelFacts, resolve
 from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.kv_tiers import BlockFormat
 from tandem.facts.model import AttentionSpec, ModelSpec, RopeSpec
 from tandem.kernels.faces import choose_kernels
 from tandem.models.checkpoint import SafetensorsWeights
@@ -160,6 +165,81 @@ def test_workers_of_one_machine_are_counted_together():
     assert need.without_kv < 3 * GIB
     with pytest.raises(InvalidConfiguration, match=r"the model does not fit .* fewer workers"):
         setups("16MiB", 8, 3 * GIB).checked_memory()
+
+
+def test_a_tier_in_memory_counts_where_a_worker_starts_alone():
+    """As `tandem join`, Kubernetes and Ray start it: nobody has counted before."""
+    cpu = {"device": "cpu", "max_model_len": 512, "quantization": "int8"}
+    machine = replace(SMALL, free_memory_bytes=20 * GIB)
+
+    def planned(host_bytes: int, **flags: object):
+        options = read_options(None, {**cpu, **flags})
+        return resolve(options, MODEL, machine, host_tier_bytes=host_bytes)
+
+    with pytest.raises(InvalidConfiguration, match=r"tiers\.host .* takes 15\.0 GiB beside"):
+        planned(15 * GIB)
+    # The automatic cache takes its share of what is left.
+    without, beside = planned(0), planned(6 * GIB)
+    assert 0 < beside.kv_bytes < without.kv_bytes
+    # And one that is named has to fit as well.
+    assert planned(0, kv_cache_memory="6GiB", max_num_seqs=256).kv_bytes > 3 * GIB
+    with pytest.raises(InvalidConfiguration, match=r"KV cache does not fit .* other memory 7"):
+        planned(7 * GIB, kv_cache_memory="6GiB", max_num_seqs=256)
+
+
+def test_a_tier_lies_in_the_memory_of_the_host_whatever_the_gpu_has():
+    gpu = MachineFacts(8, 4 * GIB, 80 * GIB, 79 * GIB, ())
+    options = read_options(None, {"device": "cuda"})
+    with pytest.raises(InvalidConfiguration, match=r"tiers\.host .* 4\.0 GiB are free"):
+        resolve(options, MODEL, gpu, host_tier_bytes=5 * GIB)
+    with_tier = resolve(options, MODEL, gpu, host_tier_bytes=3 * GIB)
+    assert with_tier.kv_bytes == resolve(options, MODEL, gpu).kv_bytes
+
+
+def joining(host: str) -> WorkerSetup:
+    """A worker of a pool that others are in already, on this machine or on one of its own."""
+    text = CLUSTER.replace("KV", "auto").replace("COUNT", "1").replace(", tensor_parallel: 2", "")
+    text += f"tiers: {{host: {{capacity: {host}}}}}\n"
+    cluster = checked(parse(text, "c.yaml"), Path()).cluster
+    made = Setups(cluster, fresh_keys(), joins=True)
+    made.host = HostFacts(4, 4 * GIB, ())
+    return made.worker(cluster.pools[0], "w-9", ())
+
+
+def test_a_worker_that_joins_leaves_room_for_its_tier(monkeypatch):
+    small, large = joining("64MiB"), joining("2GiB")
+    kv_bytes = [int(setup.options.kv_cache_memory) for setup in (small, large)]
+    assert 0 < kv_bytes[1] < kv_bytes[0] - 2**29
+    # What its process makes of it, which has to look itself.
+    monkeypatch.setattr(
+        "tandem.commands.model_assembly.machine_facts", lambda: MachineFacts(4, GIB, 0, 0, ())
+    )
+    assert plan_worker(small).model.plan.kv_bytes > 0
+    with pytest.raises(InvalidConfiguration, match=r"tiers\.host does not fit .* 2\.0 GiB"):
+        plan_worker(large)
+
+
+def test_a_process_of_the_pool_counts_what_it_is_about_to_take(monkeypatch):
+    node = PoolNodeSetup(
+        node="pool-0",
+        gateways=("tcp://127.0.0.1:1",),
+        keys=fresh_keys(),
+        health=HealthSetup(),
+        root=bytes(16),
+        block_bytes=64 << 10,
+        capacity_bytes=4 * GIB,
+    )
+    tiers, stored = tiers_of(node), BlockFormat(bytes(16), 65 << 10)
+    check_memory(node, tiers, stored, 8 * GIB)
+    # Without room for what is on its way.
+    with pytest.raises(InvalidConfiguration, match=r"pool-0: tiers\.remote .* takes 4\.1 GiB"):
+        check_memory(node, tiers, stored, 4 * GIB + GIB // 8)
+    mapped = []
+    monkeypatch.setattr(pool_process, "host_facts", lambda: HostFacts(4, 2 * GIB, ()))
+    monkeypatch.setattr(pool_process, "HostStore", lambda *_: mapped.append(1))
+    with pytest.raises(InvalidConfiguration, match=r"2\.0 GiB are free"):
+        pool_process._run(node)
+    assert not mapped
 
 
 def test_sizes_that_are_cut_say_so():

@@ -1,6 +1,8 @@
 """What a worker computes is known by its content: whatever changes the numbers behind a model's
 name, no tier and no other worker serves what was computed before."""
 
+import errno
+import fcntl
 import json
 import os
 import time
@@ -274,6 +276,16 @@ def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path):
     nowhere = tmp_path / "file" / "digests"
     read = checkpoint_weights(BUNDLED_MODEL, tmp_path, 1)
     assert checkpoint_weights(BUNDLED_MODEL, nowhere, 1) == read
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_a_file_system_without_locks_costs_time_only(tmp_path, monkeypatch, number):
+    def refused(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    read = checkpoint_weights(BUNDLED_MODEL, tmp_path / "locked", 1)
+    monkeypatch.setattr(fcntl, "flock", refused)
+    assert checkpoint_weights(BUNDLED_MODEL, tmp_path / "unlocked", 1) == read
 
 
 def test_which_tensor_lies_in_which_file_is_content(tmp_path):

@@ -1,6 +1,7 @@
 """Another user of the machine made the directory first: nothing in it is believed, no process that
 it names is signalled, no library from it is loaded."""
 
+import errno
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ from tandem.facts.errors import InvalidConfiguration
 from tandem.kernels.native import build as native
 from tandem.kernels.native.build import BuildFailure
 from tandem.kernels.native.library import NativeLibrary, load_library
+from tandem.live.launching import private_directory
 from tandem.live.launching.private_directory import read_private, write_private
 from tandem.live.launching.process_identity import send_signal, started_ticks
 from tandem.live.launching.state_directory import (
@@ -147,12 +149,113 @@ def test_down_ends_what_a_record_names_only_if_it_is_that_process(victim):
     assert victim.wait() == -signal.SIGKILL
 
 
+def forbid(monkeypatch, call: str, number: int) -> None:
+    """As an old kernel, or a sandbox, answers this call."""
+
+    def refused(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    if call == "none at all":
+        monkeypatch.delattr(os, "pidfd_open")
+    else:
+        module, name = (os, call) if call == "pidfd_open" else (signal, call)
+        monkeypatch.setattr(module, name, refused)
+
+
+FORBIDDEN = [
+    ("pidfd_open", errno.ENOSYS),
+    ("pidfd_open", errno.EPERM),
+    ("pidfd_send_signal", errno.ENOSYS),
+    ("pidfd_send_signal", errno.EPERM),
+    ("none at all", 0),
+]
+
+
+@pytest.mark.parametrize(("call", "number"), FORBIDDEN)
+def test_down_ends_it_though_the_system_has_no_descriptors_of_processes(
+    victim, monkeypatch, call, number
+):
+    forbid(monkeypatch, call, number)
+    ticks = started_ticks(victim.pid)
+    assert not send_signal(victim.pid, ticks + 1, signal.SIGKILL)
+    assert victim.poll() is None
+    assert send_signal(victim.pid, ticks, signal.SIGKILL)
+    assert victim.wait() == -signal.SIGKILL
+    assert not send_signal(victim.pid, ticks, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("words", [["down"], ["down", "--kill"]])
+def test_down_says_at_once_when_it_may_send_nothing(tmp_path, victim, monkeypatch, words):
+    state = forged(tmp_path, victim, os.geteuid())
+    forbid(monkeypatch, "pidfd_open", errno.EPERM)
+    forbid(monkeypatch, "pidfd_send_signal", errno.EPERM)
+
+    def refused(pid: int, number: int) -> None:
+        raise PermissionError(errno.EPERM, "forbidden")
+
+    monkeypatch.setattr(os, "kill", refused)
+    said = told(*words, "--state-dir", str(state), "--timeout-s", "0.1")
+    assert f"no signal may be sent to {victim.pid}" in said
+
+
 @as_root
-def test_a_process_of_another_user_is_not_signalled():
+@pytest.mark.parametrize("call", ["pidfd_open", "none at all"])
+def test_a_process_of_another_user_is_not_signalled(monkeypatch, call):
+    if call != "pidfd_open":
+        forbid(monkeypatch, call, 0)
     with subprocess.Popen(["/bin/cat"], user=STRANGER, stdin=subprocess.PIPE) as other:
         assert not send_signal(other.pid, started_ticks(other.pid), signal.SIGKILL)
         assert other.poll() is None
         other.kill()
+
+
+@pytest.fixture
+def namespace(tmp_path, monkeypatch):
+    """A user namespace that knows this user alone: whatever is root's seems to be nobody's."""
+    folder = tmp_path / "namespace"
+    folder.mkdir()
+    (folder / "uid_map").write_text("      1000       1000          1\n")
+    (folder / "overflowuid").write_text(f"{STRANGER}\n")
+    monkeypatch.setattr(private_directory, "UID_MAP", folder / "uid_map")
+    monkeypatch.setattr(private_directory, "OVERFLOW_UID", folder / "overflowuid")
+    return folder
+
+
+def claimed_in(parent: Path, mode: int) -> str:
+    """What is said of a directory in one of root's, as it looks in a namespace."""
+    os.chown(parent, STRANGER, STRANGER)
+    parent.chmod(mode)
+    try:
+        StateDirectory(parent / "mine" / "c").claim()
+    except InvalidConfiguration as refused:
+        return str(refused)
+    return ""
+
+
+@as_root
+@pytest.mark.parametrize("mode", [0o755, 0o1777])
+def test_folders_of_a_root_that_is_unknown_here_are_roots(tmp_path, namespace, mode):
+    parent = tmp_path / "run"
+    parent.mkdir()
+    assert not claimed_in(parent, mode)
+    write_private(parent / "mine" / "c" / "keys", b"secret")
+    # The directory itself has to be this user's all the same.
+    os.chown(parent / "mine" / "c", STRANGER, STRANGER)
+    with pytest.raises(InvalidConfiguration, match="not this user's own directory"):
+        read_private(parent / "mine" / "c" / "keys")
+
+
+@as_root
+@pytest.mark.parametrize("attack", ["root is known", "open to all", "in a folder open to all"])
+def test_in_a_namespace_others_are_no_root(tmp_path, namespace, attack):
+    parent = tmp_path / "shared" / "theirs"
+    parent.mkdir(parents=True)
+    if attack == "root is known":
+        (namespace / "uid_map").write_text("0 0 4294967295\n")
+    if attack == "in a folder open to all":
+        parent.parent.chmod(0o1777)
+    said = claimed_in(parent, 0o777 if attack == "open to all" else 0o755)
+    assert "not this user's own directory" in said
 
 
 @pytest.fixture

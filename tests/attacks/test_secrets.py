@@ -10,15 +10,23 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from typer.testing import CliRunner
 
 from tandem.api import key_ring
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig, KeyFile
 from tandem.api.key_ring import KeyRing, read_key_file
+from tandem.commands.cluster import kept_secret
 from tandem.commands.cluster.client_keys import check_client_keys, tenant_key_files, tenant_keys
+from tandem.commands.cluster.key_files import (
+    read_gateway_keys,
+    read_worker_keys,
+    write_fresh_keys,
+)
 from tandem.commands.cluster.pool_process import password_of
 from tandem.commands.cluster.setups import Setups, gateway_program, pool_node_program
 from tandem.commands.hidden_words import without_secrets
+from tandem.commands.main import app
 from tandem.config.api_options import api_config
 from tandem.config.cluster_live import checked, gateway_options
 from tandem.config.cluster_tree import parse
@@ -77,13 +85,13 @@ def test_a_secret_that_kubernetes_swaps_is_read_anew(tmp_path, clock):
     assert (ring.owner_of(b"key-1"), ring.owner_of(b"key-2")) == (None, "acme")
 
 
-@pytest.mark.parametrize("slip", ["gone", "empty", "no text", "open to all", "of another tenant"])
+@pytest.mark.parametrize("slip", ["gone", "no text", "open to all", "of another tenant"])
 def test_a_slip_neither_opens_the_door_nor_locks_everybody_out(tmp_path, clock, caplog, slip):
     file = tmp_path / "keys"
     file.write_text("good-key\n")
     ring = ring_of(KeyFile(str(file), "acme"), keys=("master",))
     file.unlink() if slip == "gone" else file.write_bytes(
-        {"empty": b"\n# nothing\n", "no text": b"\xff\n"}.get(slip, b"good-key\nmaster\n")
+        {"no text": b"\xff\n"}.get(slip, b"good-key\nmaster\n")
     )
     if slip == "open to all":
         file.write_text("intruder\n")
@@ -101,6 +109,71 @@ def test_a_slip_neither_opens_the_door_nor_locks_everybody_out(tmp_path, clock, 
     file.write_text("next-key\n")
     clock[0] += 2
     assert (ring.owner_of(b"good-key"), ring.owner_of(b"next-key")) == (None, "acme")
+
+
+def test_the_last_key_is_revoked_and_opens_no_door(tmp_path, generator, text, clock):
+    file = tmp_path / "keys"
+    file.write_text("last-key\n")
+    app = build_app(generator, text, ApiConfig(key_files=(KeyFile(str(file)),)))
+    with serving(app) as port, httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client:
+
+        def asked(**headers: str) -> int:
+            return client.get("/v1/models", headers=headers).status_code
+
+        assert asked(Authorization="Bearer last-key") == 200
+        file.write_text("# nobody for now\n")
+        clock[0] += 2
+        assert asked(Authorization="Bearer last-key") == 401
+        assert asked(Authorization="Bearer") == 401
+        assert asked() == 401
+        file.write_text("next-key\n")
+        clock[0] += 2
+        assert asked(Authorization="Bearer next-key") == 200
+
+
+@pytest.mark.parametrize("order", [("acme", "umbrella"), ("umbrella", "acme")])
+@pytest.mark.parametrize("seen", ["at once", "the new owner first"])
+def test_a_key_that_moves_to_another_tenant_is_not_locked_out(tmp_path, clock, order, seen):
+    for name in order:
+        (tmp_path / name).write_text(f"{name}-key\n" + "moving-key\n" * (name == "acme"))
+    ring = ring_of(*(KeyFile(str(tmp_path / name), name) for name in order))
+    assert ring.owner_of(b"moving-key") == "acme"
+    (tmp_path / "umbrella").write_text("umbrella-key\nmoving-key\n")
+    if seen == "the new owner first":
+        clock[0] += 2
+        assert ring.owner_of(b"moving-key") == "acme"
+    (tmp_path / "acme").write_text("acme-key\n")
+    clock[0] += 2
+    assert ring.owner_of(b"moving-key") == "umbrella"
+    assert (ring.owner_of(b"acme-key"), ring.owner_of(b"umbrella-key")) == ("acme", "umbrella")
+
+
+def test_a_key_is_revoked_though_another_file_is_wrong(tmp_path, clock, caplog):
+    for name in ("acme", "umbrella"):
+        (tmp_path / name).write_text(f"{name}-key\nleaked-{name}\n")
+    ring = ring_of(*(KeyFile(str(tmp_path / name), name) for name in ("acme", "umbrella")))
+    (tmp_path / "acme").write_text("acme-key\numbrella-key\n")
+    (tmp_path / "umbrella").write_text("umbrella-key\n")
+    for _ in range(3):
+        clock[0] += 2
+        assert ring.owner_of(b"leaked-umbrella") is None
+        assert ring.owner_of(b"umbrella-key") == "umbrella"
+        assert ring.owner_of(b"leaked-acme") == "acme"
+    assert caplog.text.count("stay valid") == 1
+
+
+def test_a_file_whose_rights_are_put_right_is_read(tmp_path, clock):
+    """Which changes neither its size nor the time of its last change."""
+    file = tmp_path / "keys"
+    file.write_text("old-key\n")
+    ring = ring_of(KeyFile(str(file)))
+    file.chmod(0o666)
+    file.write_text("newer-key\n")
+    clock[0] += 2
+    assert ring.owner_of(b"newer-key") is None
+    file.chmod(0o600)
+    clock[0] += 2
+    assert (ring.owner_of(b"newer-key"), ring.owner_of(b"old-key")) == ("", None)
 
 
 def test_files_are_not_looked_at_for_every_request(tmp_path, clock, monkeypatch):
@@ -224,6 +297,10 @@ def test_the_words_of_a_command_show_no_key(tmp_path):
         (["serve", "--api-key-file", "f"], ["serve", "--api-key-file", "f"]),
         (["up", "--set", "serve.api-key=[k]"], ["up", "--set", "serve.api-key=***"]),
         (["up", "--set=tenants.0.api_keys=[k]"], ["up", "--set=tenants.0.api_keys=***"]),
+        (["up", "--set", "tenants=[{name: a, api_keys: [k]}]"], ["up", "--set", "tenants=***"]),
+        (["up", "--set", "serve={api-key: [k]}"], ["up", "--set", "serve=***"]),
+        (["up", '--set=tiers.remote={redis: "redis://:k@h"}'], ["up", "--set=tiers.remote=***"]),
+        (["up", "--set", "redis_password: k"], ["up", "--set", "***"]),
         (["up", "--set", "serve.port=1"], ["up", "--set", "serve.port=1"]),
         (["serve", "--api-key"], ["serve", "--api-key"]),
     ],
@@ -251,3 +328,44 @@ def test_the_password_of_a_real_redis_is_changed_without_a_restart(tmp_path):
         assert unread.store([(b"k", b"v")]) is None
         assert "its password cannot be read" in unread.problem
         unread.close()
+
+
+def test_a_gateway_alone_keeps_no_secret_of_the_workers(tmp_path, monkeypatch):
+    """What it writes beside its socket lets nobody forge KV, nor pose as a worker."""
+    file, folder, state = tmp_path / "c.yaml", tmp_path / "keys", tmp_path / "state"
+    file.write_text(
+        CLUSTER[: CLUSTER.index("tenants:")].replace(", api-key-file: [FOLDER/masters]", "")
+    )
+    write_fresh_keys(folder)
+    kept = {}
+
+    async def run(live, setup, directory, console):
+        kept.update({path.name: path.read_text() for path in directory.path.iterdir()})
+
+    monkeypatch.setattr("tandem.commands.gateway._run", run)
+    words = ["gateway", str(file), "--keys", str(folder / "gateway.json"), "--name", "g"]
+    told = CliRunner().invoke(app, [*words, "--state-dir", str(state)])
+    assert told.exit_code == 0, told.output
+    keys = read_gateway_keys(folder / "gateway.json")
+    worker = read_worker_keys(folder / "worker.json")
+    assert "operator_secret" in kept["keys.json"]
+    for secret in (keys.gateway_secret, keys.kv_secret, keys.transfer_secret, worker.worker_secret):
+        assert len(secret) >= 40
+        assert not any(secret in text for text in kept.values())
+
+
+def test_two_first_starts_at_once_make_one_secret(tmp_path, monkeypatch):
+    file = tmp_path / "kv.secret"
+    made, others = kept_secret.make_keys, []
+
+    def make_keys():
+        if not others:
+            others.append("")
+            # At this very moment the other one does all that it does.
+            others.append(kept_secret.secret_of(file))
+        return made()
+
+    monkeypatch.setattr(kept_secret, "make_keys", make_keys)
+    assert kept_secret.secret_of(file) == others[1] != ""
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [file]

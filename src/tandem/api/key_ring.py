@@ -1,8 +1,8 @@
 """Whose key is it? The API keys that may come in, some of them in files that are read again when
 they change, so that a key is replaced without a restart.
 
-Owns what was read last. A file that cannot be read, or holds nothing, leaves its last keys valid:
-an operator's slip must not lock everybody out, nor open the door.
+Owns what was read last. A file that cannot be read leaves its last keys valid: an operator's slip
+must not lock everybody out. One that holds nothing any more revokes them, and opens no door.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.api.ambient import monotonic_s
-from tandem.api.config import ApiConfig, check_key
+from tandem.api.config import ApiConfig, KeyFile, check_key
 from tandem.facts.errors import InvalidConfiguration
 
 logger = logging.getLogger(__name__)
@@ -29,11 +29,19 @@ Signature = tuple[int, int, int, int]
 
 @dataclass(slots=True)
 class _Read:
-    """A file as it was read last; `tried` is what was looked at since, well or badly, as it was
-    before it was read: what comes in between is found at the next look."""
+    """A file as it was read last; `tried` is what was looked at since, as it was before it was
+    read: what comes in between is found at the next look. None after a `problem`, which is said
+    once: it may go without a change of the file."""
 
     tried: Signature | None
     keys: tuple[str, ...]
+    problem: str = ""
+
+    def failed(self, problem: str) -> None:
+        """Its last keys stay valid."""
+        if problem != self.problem:
+            logger.warning("%s; the keys that it held stay valid", problem)
+        self.problem, self.tried = problem, None
 
 
 class KeyRing:
@@ -61,22 +69,45 @@ class KeyRing:
         return found[0] if found else None
 
     def _look(self) -> None:
-        changed = False
+        came: dict[KeyFile, tuple[str, ...]] = {}
         for file, read in self._read.items():
             signature = _signature(file.path)
             if signature == read.tried:
                 continue
             read.tried = signature
-            before = read.keys
             try:
-                read.keys = read_key_file(file.path)
-                self._owners = self._all_owners()
-                changed |= read.keys != before
+                came[file] = _keys_in(file.path)
             except InvalidConfiguration as problem:
-                read.keys = before
-                logger.warning("%s; the keys that it held stay valid", problem)
-        if changed:
+                read.failed(str(problem))
+        if came:
+            self._take(came)
+
+    def _take(self, came: dict[KeyFile, tuple[str, ...]]) -> None:
+        """All together, since a key may have gone from one file to another; where they contradict
+        each other, those that can be had. The others are tried again."""
+        before = {file: self._read[file].keys for file in came}
+        if not self._taken(came):
+            for file, keys in came.items():
+                self._taken({file: keys})
+        if any(self._read[file].keys != keys for file, keys in before.items()):
             logger.warning("API keys were read anew: %d are valid now", len(self._owners))
+
+    def _taken(self, came: dict[KeyFile, tuple[str, ...]]) -> bool:
+        """Whether these keys are what is valid now, beside those of the other files."""
+        before = {file: self._read[file].keys for file in came}
+        for file, keys in came.items():
+            self._read[file].keys = keys
+        try:
+            self._owners = self._all_owners()
+        except InvalidConfiguration as problem:
+            for file, keys in before.items():
+                self._read[file].keys = keys
+            if len(came) == 1:
+                self._read[next(iter(came))].failed(str(problem))
+            return False
+        for file in came:
+            self._read[file].problem = ""
+        return True
 
     def _all_owners(self) -> list[tuple[bytes, str]]:
         owners = dict(self._fixed)
@@ -92,6 +123,14 @@ class KeyRing:
 def read_key_file(path: str) -> tuple[str, ...]:
     """One key a line; blank lines, and those that begin with #, do not count. Raises
     `InvalidConfiguration` when there is no key, or when everybody could put one there."""
+    keys = _keys_in(path)
+    if not keys:
+        raise InvalidConfiguration(f"key file {path}: expected one key a line")
+    return keys
+
+
+def _keys_in(path: str) -> tuple[str, ...]:
+    """The same, none among them."""
     try:
         with Path(path).open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -104,7 +143,7 @@ def read_key_file(path: str) -> tuple[str, ...]:
         raise InvalidConfiguration(f"key file {path}: everybody may write to it (mode {mode:o})")
     lines = [line.strip() for line in content.splitlines()]
     keys = [line for line in lines if line and not line.startswith("#")]
-    if not keys or len(content) > LARGEST_BYTES:
+    if len(content) > LARGEST_BYTES:
         raise InvalidConfiguration(f"key file {path}: expected one key a line")
     for key in keys:
         check_key(key)

@@ -75,9 +75,12 @@ def gateway_command(
     operator = make_pair()
     keys = msgspec.structs.replace(
         keys,
+        # Workers stand in the file, where they can be revoked.
+        worker_public="",
         operator_public=operator.public,
         operator_secret=operator.secret,
         transfer_secret="",
+        kv_secret="",
     )
     name = process_name(options.name)
     endpoint = listen_endpoint(file.cluster.listen)

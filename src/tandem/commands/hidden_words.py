@@ -14,7 +14,7 @@ from tandem.config.environment import replace_process, taken_variable
 
 HIDDEN = "***"
 _OPTIONS = ("--api-key", "--set")
-# Of what `--set` changes, that which is kept to oneself.
+# Of what `--set` changes, that which is kept to oneself: it may also stand within a value.
 _SECRET_KEYS = re.compile(r"api.?key|password|redis", re.IGNORECASE)
 
 
@@ -53,5 +53,7 @@ def without_secrets(words: Sequence[str]) -> list[str]:
 def _hidden(option: str, value: str) -> str:
     if option == "--api-key":
         return HIDDEN
+    if not _SECRET_KEYS.search(value):
+        return value
     key, equals, _ = value.partition("=")
-    return f"{key}{equals}{HIDDEN}" if _SECRET_KEYS.search(key) else value
+    return f"{key}{equals}{HIDDEN}" if equals else HIDDEN

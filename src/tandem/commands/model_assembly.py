@@ -45,16 +45,21 @@ class PlannedModel:
 
 
 def plan_model(
-    model: str | None, options: ServeOptions, ranks: Sequence[Place] = (WHOLE,)
+    model: str | None,
+    options: ServeOptions,
+    ranks: Sequence[Place] = (WHOLE,),
+    *,
+    host_tier_bytes: int = 0,
 ) -> PlannedModel:
-    """`model` as `tandem serve` takes it; `ranks` as `resolve` takes them. Raises
-    `InvalidConfiguration`."""
+    """`model` as `tandem serve` takes it; `ranks` and `host_tier_bytes` as `resolve` takes them.
+    Raises `InvalidConfiguration`."""
     machine = machine_facts()
     directory = BUNDLED_MODEL if model is None else find_model(model, options.revision)
     name = BUNDLED_MODEL.name if model is None else model
     spec = read_model_spec(directory)
     shapes = {} if options.load_format == "dummy" else header_shapes(directory)
-    plan = resolve(options, ModelFacts(spec, shapes), machine, ranks)
+    facts = ModelFacts(spec, shapes)
+    plan = resolve(options, facts, machine, ranks, host_tier_bytes=host_tier_bytes)
     weights = _weights(directory, options, plan.threads)
     kernels, reason = choose_kernels(plan.device, _compute(plan), options.native_kernels)
     plan = plan.of_model(

@@ -79,6 +79,20 @@ def refused_memory(need: MemoryNeed, free_bytes: int, *, what: str, fewer: str =
     )
 
 
+def refused_blocks(
+    option: str, blocks_bytes: int, free_bytes: int, *, beside_bytes: int, beside: str
+) -> str | None:
+    """Why memory for so many KV blocks cannot be had of `free_bytes`, `beside_bytes` of which are
+    for something else; None where it fits. The size of `option` is too large."""
+    if blocks_bytes + beside_bytes <= free_bytes:
+        return None
+    return (
+        f"{option} does not fit into memory: it takes {size(blocks_bytes)} beside "
+        f"{size(beside_bytes)} for {beside}, and {size(free_bytes)} are free; choose a smaller "
+        "capacity"
+    )
+
+
 def size(count_bytes: int) -> str:
     """For a person: `1.5 GiB`, `300 MiB`."""
     if count_bytes < GIB:

@@ -8,7 +8,7 @@ import torch
 
 from tandem.config.kv_sizes import kv_sizes
 from tandem.config.machine import MachineFacts
-from tandem.config.memory import MemoryNeed, refused_memory, working_bytes
+from tandem.config.memory import MemoryNeed, refused_blocks, refused_memory, working_bytes
 from tandem.config.options import ServeOptions, parse_bytes
 from tandem.config.shares import cpu_pool_bytes
 from tandem.config.storage import storage_of
@@ -61,9 +61,12 @@ def resolve(
     model: ModelFacts,
     machine: MachineFacts,
     ranks: Sequence[Place] = (WHOLE,),
+    *,
+    host_tier_bytes: int = 0,
 ) -> ServerPlan:
     """`ranks` are those that have yet to take memory here; none where somebody else has looked
-    whether they fit. Raises `InvalidConfiguration` with the option at fault and the remedy."""
+    whether they fit. Beside them `host_tier_bytes` of KV blocks lie in the host's memory. Raises
+    `InvalidConfiguration` with the option at fault and the remedy."""
     spec = model.spec
     if options.max_num_batched_tokens < options.max_num_seqs:
         raise InvalidConfiguration(
@@ -85,6 +88,9 @@ def resolve(
     # Before the KV cache is looked at: it is not to blame for a model that does not fit.
     if problem := refused_memory(need, free_bytes, what=what):
         raise InvalidConfiguration(problem)
+    on_cpu = device.type == "cpu"
+    _check_tier(host_tier_bytes, need.without_kv if on_cpu else 0, machine)
+    need = replace(need, other=host_tier_bytes if on_cpu else 0)
     longest_tokens = options.max_model_len or spec.context_tokens
     longest = replace(need, working=working_bytes(options, spec, longest_tokens) * len(ranks))
     pool_bytes = _pool_bytes(options, longest, device, free_bytes)
@@ -112,6 +118,17 @@ def resolve(
     slots = SlotShape(options.max_num_seqs, context_tokens, options.block_size)
     threads = options.threads or machine.cores
     return ServerPlan(device, storage, threads, layout, worker, slots, sizes.cuts)
+
+
+def _check_tier(tier_bytes: int, beside_bytes: int, machine: MachineFacts) -> None:
+    """It lies in the host's memory wherever the model does. Raises `InvalidConfiguration`."""
+    free_bytes = machine.free_memory_bytes
+    if tier_bytes and (
+        problem := refused_blocks(
+            "tiers.host", tier_bytes, free_bytes, beside_bytes=beside_bytes, beside="the model"
+        )
+    ):
+        raise InvalidConfiguration(problem)
 
 
 def _device(options: ServeOptions, machine: MachineFacts) -> torch.device:

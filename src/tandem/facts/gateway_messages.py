@@ -26,10 +26,12 @@ class WorkerSaid:
 
 @dataclass(frozen=True, slots=True)
 class PeerGone:
-    """That process has ended, or its queue is full because it does not read."""
+    """That process has ended, or its queue is full because it does not read; or, where it has not
+    `died`, it is well but may not stay."""
 
     peer: str
     reason: str
+    died: bool = True
 
 
 @dataclass(frozen=True, slots=True)

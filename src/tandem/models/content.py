@@ -206,8 +206,8 @@ def _write(record: Path, known: _Record) -> None:
 @contextmanager
 def _lock(path: Path) -> Iterator[int | None]:
     """Gives what time it was when it was got, by the clock of that file system; None where there
-    can be no such file, and then nobody waits."""
-    descriptor = None
+    can be no such file, or it cannot be locked, and then nobody waits."""
+    descriptor, got_ns = None, None
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -216,8 +216,10 @@ def _lock(path: Path) -> Iterator[int | None]:
         yield None
         return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        os.utime(descriptor)
-        yield os.fstat(descriptor).st_mtime_ns
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            os.utime(descriptor)
+            got_ns = os.fstat(descriptor).st_mtime_ns
+        yield got_ns
     finally:
         os.close(descriptor)

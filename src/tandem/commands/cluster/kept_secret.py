@@ -2,6 +2,8 @@
 
 import os
 import stat
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -16,12 +18,8 @@ def secret_of(file: Path) -> str:
     file is another user's, or readable by others, or no file at all."""
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            with os.fdopen(os.open(file, flags, 0o600), "wb") as made:
-                made.write(make_keys()[0].secret.encode())
-        except FileExistsError:
-            pass
+        if not os.path.lexists(file):
+            _make(file)
         with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as opened:
             state = os.fstat(opened.fileno())
             theirs = state.st_uid != os.geteuid() or state.st_mode & 0o077
@@ -37,3 +35,17 @@ def secret_of(file: Path) -> str:
             f"{file} holds no whole secret; remove it, and a new one is made"
         )
     return secret
+
+
+def _make(file: Path) -> None:
+    """It appears whole; of several at the same moment the first one's stays. Raises `OSError`."""
+    # For this user alone.
+    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
+    half = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as made:
+            made.write(make_keys()[0].secret.encode())
+        with suppress(FileExistsError):
+            file.hardlink_to(half)
+    finally:
+        half.unlink()

@@ -4,6 +4,8 @@ nor as an operator. Beside them stands who may come in, which gateways read agai
 An operator's keys each gateway makes itself, for who may read its state directory."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -62,9 +64,16 @@ def add_worker_keys(folder: Path, name: str) -> Path:
         kv_secret=cluster.kv_secret,
     )
     try:
-        _write_new(file, msgspec.json.encode(keys))
-        with (folder / ADMITTED_FILE).open("a") as admitted:
-            admitted.write(f"{Admitted(PeerRole.WORKER, pair.public, name)}\n")
+        with _rewritten(folder / ADMITTED_FILE) as lines:
+            lines.append(str(Admitted(PeerRole.WORKER, pair.public, name)))
+            _write_new(file, msgspec.json.encode(keys))
+    except FileNotFoundError as error:
+        raise InvalidConfiguration(f"there is no {error.filename}") from error
+    except FileExistsError as error:
+        raise InvalidConfiguration(
+            f"{error.filename} is there already; where nobody else adds keys at the moment, remove "
+            "it"
+        ) from error
     except OSError as error:
         raise InvalidConfiguration(f"cannot write {folder}: {error.strerror}") from error
     return file
@@ -104,6 +113,22 @@ def _write_new(file: Path, content: bytes) -> None:
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as opened:
         opened.write(content)
+
+
+@contextmanager
+def _rewritten(file: Path) -> Iterator[list[str]]:
+    """The lines of a file that is there, to be changed. It becomes another file at once, or stays
+    as it was where that fails. Raises `OSError`, `FileExistsError` while somebody else does so."""
+    half = file.with_name(f"{file.name}.new")
+    _write_new(half, b"")
+    try:
+        # Not for here to judge what else stands there.
+        lines = file.read_text(errors="surrogateescape").splitlines()
+        yield lines
+        half.write_text("".join(f"{line}\n" for line in lines), errors="surrogateescape")
+        half.replace(file)
+    finally:
+        half.unlink(missing_ok=True)
 
 
 def _read(file: Path) -> CurveKeys:

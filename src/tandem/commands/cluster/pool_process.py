@@ -33,6 +33,8 @@ from tandem.commands.cluster.worker_connectors import (
     random_bytes,
     transfer_secret,
 )
+from tandem.config.environment import host_facts
+from tandem.config.memory import refused_blocks
 from tandem.config.processes import PoolNodeSetup
 from tandem.facts.cluster_messages import PROTOCOL, PoolHello
 from tandem.facts.errors import EngineFailed, InvalidConfiguration
@@ -52,7 +54,7 @@ from tandem.kv.tiers.host import HostStore
 from tandem.kv.tiers.pool_client import PoolClient, PoolClientTerms
 from tandem.kv.tiers.pool_frames import batch_blocks, incarnation_proof
 from tandem.kv.tiers.pool_server import BUFFERS, PoolServer, PoolTerms
-from tandem.kv.tiers.pool_stores import PoolStores
+from tandem.kv.tiers.pool_stores import PIECE_BYTES, PIECES, PoolStores
 from tandem.kv.tiers.redis import RedisStore
 from tandem.kv.tiers.redis_link import RedisConfig
 from tandem.live.clock import now_ns
@@ -93,6 +95,7 @@ def _run(setup: PoolNodeSetup) -> Leave:
     with ExitStack() as undo:
         with startup.phase("memory"):
             tiers = tiers_of(setup)
+            check_memory(setup, tiers, tags.stored, host_facts().free_memory_bytes)
             by_tier = _stores(setup, tiers, tags.stored, transfer)
         with startup.phase("what was kept"):
             tiers = _with_found(tiers, by_tier)
@@ -166,6 +169,24 @@ def tiers_of(setup: PoolNodeSetup) -> TiersConfig:
         pin_shares=setup.pin_shares,
         limits=limits,
     )
+
+
+def check_memory(
+    setup: PoolNodeSetup, tiers: TiersConfig, stored: BlockFormat, free_bytes: int
+) -> None:
+    """Raises `InvalidConfiguration` when it does not fit into what is free here."""
+    # For clients, each buffer a batch; for what goes to another process; for what goes down.
+    batches = (BUFFERS + 1) * batch_blocks(setup.block_bytes)
+    moving = PIECES * max(1, PIECE_BYTES // stored.block_bytes)
+    besides = tiers.limits.slack_blocks + batches + moving
+    if problem := refused_blocks(
+        f"{setup.node}: tiers.remote",
+        tiers.capacities[Tier.HOST] * stored.block_bytes,
+        free_bytes,
+        beside_bytes=besides * stored.block_bytes,
+        beside="what is on its way",
+    ):
+        raise InvalidConfiguration(problem)
 
 
 def _stores(

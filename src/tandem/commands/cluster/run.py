@@ -91,7 +91,7 @@ class ClusterRun:
         self._supervisor = Supervisor(
             self._launcher, view.notice, indispensable=self._indispensable, chance=fresh_chance
         )
-        self._operators = Operators([], self.setups.keys)
+        self._operators = Operators([], self.setups.supervisor_keys)
         self._asking: asyncio.Future[list[ClusterStatus]] | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -145,7 +145,7 @@ class ClusterRun:
         for index in range(self.file.cluster.gateways):
             await self._start_gateway(index)
         endpoints = [setup.listen for setup in self.gateways]
-        self._operators = Operators(endpoints, self.setups.keys)
+        self._operators = Operators(endpoints, self.setups.supervisor_keys)
         # Whatever comes first finds the shared pool there.
         programs: list[Program] = [
             pool_node_program(self.setups.pool_node(name, tuple(endpoints)), self.directory)

@@ -101,7 +101,14 @@ class Setups:
         self.gpus = Gpus() if self.alone else _gpus(cluster)
         self.keys = keys or fresh_keys(kept_secret(cluster))
         self.admitted: dict[str, Admitted] = {}
+        # Not those that others find: a supervisor that may not ask takes gateways for dead.
+        self.supervisor_keys = self.keys
         if keys is None:
+            own = make_pair()
+            self.supervisor_keys = msgspec.structs.replace(
+                self.keys, operator_public=own.public, operator_secret=own.secret
+            )
+            self._admit(PeerRole.OPERATOR, "supervisor", own.public)
             self._admit(PeerRole.OPERATOR, "operator", self.keys.operator_public)
             self._admit(PeerRole.WORKER, "joined", self.keys.worker_public)
         self._pairs: dict[str, KeyPair] | None = {} if keys is None else None
@@ -109,13 +116,17 @@ class Setups:
 
     def gateway(self, index: int, directory: Path, listen: str) -> GatewaySetup:
         """Of gateway `index`, which workers reach at that endpoint."""
+        keys = self.keys.of_gateway()
+        if self.admitted:
+            # Whoever stands in the file comes in by the file alone, and can be revoked there.
+            keys = msgspec.structs.replace(keys, worker_public="", operator_public="")
         return GatewaySetup(
             gateway=f"gateway-{index}",
             cluster_file=str(directory / CLUSTER_FILE),
             model=self.model,
             options=gateway_options(self.cluster, self.host.api_keys),
             listen=listen,
-            keys=self.keys.of_gateway(),
+            keys=keys,
             health=_health(self.cluster),
             state_directory=str(directory),
             admitted=str(directory / ADMITTED_FILE) if self.admitted else "",
@@ -263,6 +274,8 @@ class Setups:
         free_bytes, workers = self.host.free_memory_bytes, sum(each.count for each in alike)
         if self.joins:
             own = need_beside_kv(self.model_files, pool, options).without_kv
+            host = self.cluster.tiers.host
+            own += int(host.capacity_bytes) if host else 0
             return cpu_pool_bytes(free_bytes, own, workers)
         if problem := refused_together(self.cluster, self.model_files, {}, free_bytes):
             raise InvalidConfiguration(problem)
@@ -294,7 +307,9 @@ def write_admitted(setups: Setups, directory: StateDirectory) -> None:
     """Who may come to the gateways, of those whose set-ups were made; gateways read it again."""
     if setups.admitted:
         lines = "".join(f"{line}\n" for line in setups.admitted.values())
-        directory.write_private(ADMITTED_FILE, f"{ADMITTED_HEAD}{lines}".encode())
+        # Half a file would revoke the rest.
+        half = directory.write_private(f"{ADMITTED_FILE}.new", f"{ADMITTED_HEAD}{lines}".encode())
+        half.replace(directory.path / ADMITTED_FILE)
 
 
 def gateway_program(setup: GatewaySetup, directory: StateDirectory) -> Program:

@@ -81,8 +81,14 @@ def plan_worker(setup: WorkerSetup, *, leads: bool = True) -> PlannedWorker:
     """Whoever `leads` looks whether all ranks fit into memory together. Raises
     `InvalidConfiguration`."""
     all_places = places(setup.tensor_parallel, setup.pipeline_parallel, setup.sequence_parallel)
+    host_bytes = setup.tiers.host_bytes if setup.tiers and leads else 0
     with StartUp(setup.worker).phase("model"):
-        planned = plan_model(setup.model, setup.options, all_places if leads else ())
+        planned = plan_model(
+            setup.model,
+            setup.options,
+            all_places if leads else (),
+            host_tier_bytes=host_bytes,
+        )
         model = _as_moved(planned, setup)
     layout, spec = model.plan.layout, model.spec
     if model.plan.device.type != "cpu" and len(all_places) > 1:

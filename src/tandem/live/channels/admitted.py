@@ -5,6 +5,8 @@ A line of the file is `worker KEY NAME` or `operator KEY NAME`; others begin wit
 """
 
 import logging
+import os
+import stat
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
@@ -35,10 +37,12 @@ class Admitted(NamedTuple):
 
 
 class AdmittedKeys:
-    """`fixed` come in whatever the file says. Raises `InvalidConfiguration` for a file that cannot
-    be read."""
+    """`fixed` come in whatever the file says; `version` grows with each reading of it. A file that
+    names nobody lets nobody else in. Raises `InvalidConfiguration` for a file that cannot be read,
+    or that everybody may write to."""
 
     def __init__(self, fixed: Iterable[Admitted] = (), file: Path | None = None) -> None:
+        self.version = 0
         self._fixed = frozenset((line.role, line.public) for line in fixed)
         self._file = file
         self._seen = _signature(file)
@@ -55,8 +59,8 @@ class AdmittedKeys:
         return self._knows(public)
 
     def look(self) -> bool:
-        """Read the file if it has changed; whether it has. One that cannot be read, or holds no
-        key, leaves the last ones valid."""
+        """Read the file if it has changed; whether it has. One that cannot be read leaves the last
+        keys valid; one without keys revokes all of them."""
         signature = _signature(self._file)
         if self._file is None or signature == self._seen:
             return False
@@ -66,6 +70,7 @@ class AdmittedKeys:
         except InvalidConfiguration as problem:
             logger.error("%s; the keys that it held stay valid", problem)
             return False
+        self.version += 1
         logger.warning("%s was read anew: %d keys may come in", self._file, len(self._known))
         return True
 
@@ -75,9 +80,15 @@ class AdmittedKeys:
 
 def _read(file: Path) -> frozenset[tuple[PeerRole, str]]:
     try:
-        lines = file.read_text().splitlines()
+        with file.open() as opened:
+            mode = os.fstat(opened.fileno()).st_mode
+            lines = opened.read().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfiguration(f"{file}, the keys that may come in: {error}") from error
+    if mode & stat.S_IWOTH:
+        raise InvalidConfiguration(
+            f"{file}, the keys that may come in: everybody may write to it (mode {mode:o})"
+        )
     known = set()
     for line in lines:
         words = line.split()
@@ -90,7 +101,7 @@ def _read(file: Path) -> frozenset[tuple[PeerRole, str]]:
             )
         known.add((PeerRole(words[0]), words[1]))
     if not known:
-        raise InvalidConfiguration(f"{file}, the keys that may come in: it holds none")
+        logger.warning("%s names no key: nobody whose key would stand there may come in", file)
     return frozenset(known)
 
 
@@ -99,4 +110,5 @@ def _signature(file: Path | None) -> tuple[int, int, int, int] | None:
         found = file.stat() if file else None
     except OSError:
         return None
-    return found and (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size)
+    # Of its times the one that nobody can set, and that other rights change as well.
+    return found and (found.st_dev, found.st_ino, found.st_ctime_ns, found.st_size)

@@ -181,7 +181,7 @@ class GatewayChannel:
                 return  # it was not there any more, and that was told
         self.drop(peer)
         if not peer.startswith(OPERATOR_PREFIX):
-            self._tell(PeerGone(peer, reason))
+            self._tell(PeerGone(peer, reason, died=reason != REVOKED))
 
     def _flush(self) -> None:
         self._retry = None

@@ -26,6 +26,7 @@ class Senders:
 
     def __init__(self, admitted: AdmittedKeys, leave: Callable[[str], None]) -> None:
         self._admitted = admitted
+        self._reviewed = admitted.version
         self._leave = leave
         self._keys: dict[str, str] = {}
         self._sender: zmq.Frame | None = None
@@ -58,6 +59,8 @@ class Senders:
                 return False
             if isinstance(question, Question):
                 return Done(question.question, NO_OPERATOR)
+        # Its key may have been revoked since it came in; one that never was in is nobody.
+        self._leave(peer)
         self.forget(peer)
         return True
 
@@ -65,11 +68,16 @@ class Senders:
         self._keys.pop(peer, None)
 
     def review(self) -> None:
-        """Have those leave whose key is no longer known."""
+        """Have those leave whose key is no longer for what they are."""
         self.watch()
-        if self._admitted.look():
+        self._admitted.look()
+        # Whoever knocks has the file read as well.
+        if self._admitted.version != self._reviewed:
+            self._reviewed = self._admitted.version
             for peer, key in list(self._keys.items()):
-                if not self._admitted.admits(key):
+                operates = peer.startswith(OPERATOR_PREFIX)
+                roles = PeerRole if operates else (PeerRole.WORKER,)
+                if not any(self._admitted.may(key, role) for role in roles):
                     self._leave(peer)
 
     def _may(self, peer: str, role: PeerRole) -> bool:

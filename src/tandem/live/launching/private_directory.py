@@ -14,6 +14,9 @@ from pathlib import Path
 
 from tandem.facts.errors import InvalidConfiguration
 
+# How the numbers of users here are those of the system.
+UID_MAP = Path("/proc/self/uid_map")
+OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -34,19 +37,37 @@ def check_parents(path: Path) -> None:
     """Raises `NotPrivate` when folders above `path`, or links on the way to it, are neither this
     user's nor root's, or this user's and open to everybody: somebody else could put another one
     there. Root is believed to know what it opens (a volume of a container, say)."""
-    own = os.geteuid()
+    own, stand_in = os.geteuid(), _stand_in_of_root()
     for parent in path.absolute().parents:
         with suppress(FileNotFoundError):
             found = parent.lstat()
-            is_open = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_IWOTH
-            if found.st_uid == 0 or (
-                found.st_uid == own and not (is_open and not found.st_mode & stat.S_ISVTX)
-            ):
+            replaceable = _is_open(found) and not found.st_mode & stat.S_ISVTX
+            if found.st_uid == 0 or (found.st_uid == own and not replaceable):
+                continue
+            # Any other user may look like root here, but makes things in open folders only.
+            if found.st_uid == stand_in and not replaceable and not _is_open(parent.parent.lstat()):
                 continue
             raise NotPrivate(
                 f"{path} is not this user's own directory: {parent} {why_not_private(found)}; "
                 "choose another --state-dir"
             )
+
+
+def _is_open(found: os.stat_result) -> bool:
+    """Whether everybody can make things in there."""
+    return bool(stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_IWOTH)
+
+
+def _stand_in_of_root() -> int | None:
+    """Whose things root's seem to be in a user namespace that does not know root; None where it is
+    known."""
+    try:
+        ranges = [line.split() for line in UID_MAP.read_text().splitlines()]
+        if any(int(first) == 0 for first, _, _ in ranges):
+            return None
+        return int(OVERFLOW_UID.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def names_in(path: Path) -> list[str]:

@@ -1,6 +1,7 @@
 """Is that process still the one it was? Numbers of processes are used again; the instant of their
 start tells them apart."""
 
+import errno
 import os
 import signal
 from pathlib import Path
@@ -26,26 +27,54 @@ def alive(pid: int, ticks: int) -> bool:
 
 def send_signal(pid: int, ticks: int, number: signal.Signals) -> bool:
     """A signal for the process that began at `ticks`, if it still runs and is this user's; whether
-    it was sent. The number cannot come to mean another process in between."""
-    if not hasattr(os, "pidfd_open"):
-        if alive(pid, ticks):
-            os.kill(pid, number)
-            return True
-        return False
+    it was sent. Where the system has descriptors of processes, and does not forbid them, the number
+    cannot come to mean another process in between."""
     try:
-        descriptor = os.pidfd_open(pid)
-    except OSError:
+        descriptor = _opened(pid)
+    except ProcessLookupError:
         return False
     try:
         # What is asked now is asked of the process that the descriptor stands for.
-        if not alive(pid, ticks) or Path(f"/proc/{pid}").stat().st_uid != os.geteuid():
+        if not alive(pid, ticks) or not _is_own(pid):
             return False
-        signal.pidfd_send_signal(descriptor, number)
-    except (ProcessLookupError, FileNotFoundError):
+        _send(pid, descriptor, number)
+    except (ProcessLookupError, FileNotFoundError, PermissionError):
         return False
     finally:
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
     return True
+
+
+def _opened(pid: int) -> int | None:
+    """A descriptor of the process; None where there can be none (an old kernel, a sandbox). Raises
+    `ProcessLookupError`."""
+    if not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno == errno.ESRCH:
+            raise
+        return None
+
+
+def _send(pid: int, descriptor: int | None, number: signal.Signals) -> None:
+    """Raises `ProcessLookupError` or `PermissionError`."""
+    if descriptor is not None:
+        try:
+            signal.pidfd_send_signal(descriptor, number)
+            return
+        except OSError as error:
+            if error.errno == errno.ESRCH:
+                raise
+    os.kill(pid, number)
+
+
+def _is_own(pid: int) -> bool:
+    """Elsewhere than on Linux the system is asked when the signal is sent."""
+    proc = Path("/proc")
+    return not (proc / "self").exists() or (proc / str(pid)).stat().st_uid == os.geteuid()
 
 
 def _answers(pid: int) -> bool:

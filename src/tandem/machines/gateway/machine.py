@@ -174,8 +174,8 @@ class GatewayMachine:
                 self._hear(peer, message, now_ns, effects)
             case RequestSubmitted() | RequestWithdrawn():
                 self.routing.add(event)
-            case PeerGone(peer, reason):
-                self._lose_peer(peer, reason, now_ns, effects)
+            case PeerGone(peer, reason, died):
+                self._lose_peer(peer, reason, now_ns, effects, died=died)
             case DrainAsked() | UndrainAsked() | AuditAsked():
                 effects += self._ask(event, now_ns)
 
@@ -257,12 +257,14 @@ class GatewayMachine:
         effects += self.routing.flush(now_ns)
         effects += self.drains.presented(member)
 
-    def _lose_peer(self, peer: str, reason: str, now_ns: int, effects: Effects) -> None:
+    def _lose_peer(
+        self, peer: str, reason: str, now_ns: int, effects: Effects, *, died: bool = True
+    ) -> None:
         if node := self.pool.nodes.of_peer(peer):
             effects += self.pool.lose(node, reason, now_ns)
             effects += self.inquiries.gone(node.name)
         elif member := self.members.of_peer(peer):
-            self._lose(member, reason, now_ns, effects)
+            self._lose(member, reason, now_ns, effects, died=died)
 
     def _lose(
         self, member: Member, reason: str, now_ns: int, effects: Effects, *, died: bool = True
