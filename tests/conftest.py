@@ -11,6 +11,11 @@ settings.register_profile("seeded", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "seeded"))
 
+# Threads of OpenMP wait for each other without spinning, here and in whatever tests start: where
+# several tests share the cores, spinning takes them from whoever is waited for. It is read when
+# torch is imported, which nothing has done yet.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 # A shell starts what runs in its background with Ctrl-C ignored, and so would be all processes that
 # tests start, and send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

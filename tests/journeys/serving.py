@@ -62,13 +62,7 @@ def run_tandem(
 ) -> subprocess.CompletedProcess:
     """One `tandem` command, to its end: in a process of its own, or here where it only asks."""
     if arguments[0] in ASKING and not own_process:
-        # In a thread, which has no event loop yet; one at a time, for they change where is printed.
-        with ONE_AT_A_TIME, ThreadPoolExecutor(1) as thread:
-            told = thread.submit(CliRunner().invoke, app, arguments, input=stdin).result()
-        trouble = told.exception
-        if trouble is not None and not isinstance(trouble, SystemExit):
-            raise trouble
-        return subprocess.CompletedProcess(arguments, told.exit_code, told.stdout, told.stderr)
+        return run_here(*arguments, stdin=stdin)
     return subprocess.run(
         [sys.executable, "-m", "tandem", *arguments],
         capture_output=True,
@@ -76,3 +70,14 @@ def run_tandem(
         input=stdin,
         timeout=120,
     )
+
+
+def run_here(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess:
+    """One `tandem` command, to its end, in this process: one that asks, or that is refused."""
+    # In a thread, which has no event loop yet; one at a time, for they change where is printed.
+    with ONE_AT_A_TIME, ThreadPoolExecutor(1) as thread:
+        told = thread.submit(CliRunner().invoke, app, arguments, input=stdin).result()
+    trouble = told.exception
+    if trouble is not None and not isinstance(trouble, SystemExit):
+        raise trouble
+    return subprocess.CompletedProcess(arguments, told.exit_code, told.stdout, told.stderr)

@@ -51,31 +51,22 @@ policies: {dispatch: queue}
 """,
         True,
     ),
-    "2 tensor ranks to 1, tcp": (
-        """
-pools:
-  - {name: prefill, role: prefill, device: cpu, tensor_parallel: 2}
-  - {name: decode, role: decode, device: cpu}
-transport: {connectors: [tcp]}
-policies: {dispatch: remote, transfer: push}
-""",
-        False,
-    ),
-    "1 tensor rank to 4, shared memory": (
+    "1 tensor rank to 2, shared memory": (
         """
 pools:
   - {name: prefill, role: prefill, device: cpu}
-  - {name: decode, role: decode, device: cpu, tensor_parallel: 4}
+  - {name: decode, role: decode, device: cpu, tensor_parallel: 2}
 transport: {connectors: [shm]}
 policies: {dispatch: remote, transfer: push}
 """,
         False,
     ),
-    "2 stages of 2 ranks to 1": (
+    "2 stages of 2 ranks to 1, tcp": (
         """
 pools:
   - {name: prefill, role: prefill, device: cpu, tensor_parallel: 2, pipeline_parallel: 2}
   - {name: decode, role: decode, device: cpu}
+transport: {connectors: [tcp]}
 policies: {dispatch: remote, transfer: pull}
 """,
         False,

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 
-from tests.journeys.serving import run_tandem, serving
+from tests.journeys.serving import run_here, run_tandem, serving
 
 RECALL = (
     "Please remember these facts.\n- calm otter: copper\n- quiet fox: 42\n- bright lamp: silver\n"
@@ -158,13 +158,20 @@ def test_bench_measures_it(server, tmp_path):
     assert json.loads(output.read_text())
 
 
-def test_keys_are_asked_for_and_sigterm_ends_in_order():
-    with serving("--api-key", "first", "--api-key", "second") as process:
+def test_with_keys_and_no_compiled_kernels_it_serves_the_same_until_sigterm(client):
+    keys = ("--api-key", "first", "--api-key", "second")
+    with serving("--no-native-kernels", "--max-num-seqs", "2", *keys) as process:
+        assert "plain torch" in process.greeting
         wrong = openai.OpenAI(base_url=f"{process.url}/v1", api_key="third", max_retries=0)
         with pytest.raises(openai.AuthenticationError):
             wrong.models.list()
         right = openai.OpenAI(base_url=f"{process.url}/v1", api_key="second", max_retries=0)
         assert right.models.list().data[0].id == "tandem-mini"
+        answers = [
+            ask(one, RECALL, temperature=0, max_tokens=16).choices[0].message.content
+            for one in (right, client)
+        ]
+        assert answers[0] == answers[1]
         assert process.terminate() == 0
 
 
@@ -178,28 +185,19 @@ def test_keys_are_asked_for_and_sigterm_ends_in_order():
     ],
 )
 def test_what_cannot_be_served_is_one_line(arguments, words):
-    failed = run_tandem("serve", "--port", "0", *arguments)
+    failed = run_here("serve", "--port", "0", *arguments)
     assert failed.returncode == 2
     assert words in failed.stderr
     assert len(failed.stderr.strip().splitlines()) == 1, failed.stderr
 
 
-def test_a_taken_port_is_one_line():
+def test_a_taken_port_is_one_line_and_nothing_else():
+    """Of the whole process, imports, logs and threads included."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         failed = run_tandem("serve", "--port", str(taken.getsockname()[1]))
     assert failed.returncode == 2
     assert "cannot listen" in failed.stderr
-
-
-def test_without_compiled_kernels_it_serves_the_same(client):
-    with serving("--no-native-kernels", "--max-num-seqs", "2") as process:
-        assert "plain torch" in process.greeting
-        plain = openai.OpenAI(base_url=f"{process.url}/v1", api_key="none", max_retries=0)
-        answers = [
-            ask(one, RECALL, temperature=0, max_tokens=16).choices[0].message.content
-            for one in (plain, client)
-        ]
-    assert answers[0] == answers[1]
+    assert len(failed.stderr.strip().splitlines()) == 1, failed.stderr
 
 
 def test_a_second_signal_ends_running_answers_with_an_error_that_the_client_gets():

@@ -18,7 +18,7 @@ from tests.style.source import ROOT
 from tests.twin.random_runs import Draw, audit, written
 
 EXPLORES = os.environ.get("HYPOTHESIS_PROFILE") == "explore"
-FAULT_SEEDS = 4000 if EXPLORES else seeds(300, 1000)
+FAULT_SEEDS = 4000 if EXPLORES else seeds(200, 1000)
 DUEL_SEEDS = 1000 if EXPLORES else 60
 SHIFT_S = 64.0
 

@@ -1,10 +1,9 @@
 """From the name of a model to a decoder that runs: finds the directory, checks it, reads it."""
 
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-
-from huggingface_hub import snapshot_download
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import ModelSpec
@@ -52,8 +51,10 @@ def find_model(name: str, revision: str | None = None) -> Path:
         raise InvalidConfiguration(
             f"model {name!r} is no directory; see the path for a typing slip"
         )
+    # A third of a second that no process pays which finds its model in a directory.
+    hub = importlib.import_module("huggingface_hub")
     try:
-        found = snapshot_download(
+        found = hub.snapshot_download(
             name, revision=revision, allow_patterns=HUB_FILES, ignore_patterns=HUB_DUPLICATES
         )
     except (OSError, ValueError) as problem:

@@ -75,8 +75,8 @@ class Scenario:
     A worker that answers nothing for `heartbeat_timeout_s` counts as dead, a transfer that has not
     arrived after `transfer_timeout_s` as lost. What has not ended `limit_s` after the last arrival
     has failed. `settings` are all choices in words, for the report. With `explains` every decision
-    is kept. `leaps` lets workers take decode steps at one go where nothing is to be decided; it
-    changes no result.
+    is kept. The timeline has about `timeline_points`. `leaps` lets workers take decode steps at one
+    go where nothing is to be decided; it changes no result.
     """
 
     pools: tuple[Pool, ...]
@@ -96,4 +96,5 @@ class Scenario:
     limit_s: float = 86_400.0
     settings: dict[str, str] = field(default_factory=dict)
     explains: bool = False
+    timeline_points: int = 400
     leaps: bool = True

@@ -18,8 +18,7 @@ from tandem.twin.timeline import sample
 from tandem.twin.workload import Turn, Workload
 from tandem.twin.world import World
 
-# Points of a run's timeline, about, and the least time between two.
-SAMPLES = 400
+# Between two points of a run's timeline, at least.
 LEAST_SAMPLE_NS = 1_000_000
 # Output tokens that are expected before any answer has been seen.
 FIRST_EXPECTED_OUTPUT_TOKENS = 256.0
@@ -77,7 +76,7 @@ class Simulation:
             arrival_ns = round(turn.row.arrival_s * 1e9)
             self._last_arrival_ns = max(self._last_arrival_ns, arrival_ns)
             agenda.at(arrival_ns, partial(self._arrive, turn))
-        sample_ns = max(LEAST_SAMPLE_NS, self._last_arrival_ns // SAMPLES)
+        sample_ns = max(LEAST_SAMPLE_NS, self._last_arrival_ns // self._scenario.timeline_points)
         agenda.at(0, partial(self._sample, sample_ns))
         limit_ns = round(self._scenario.limit_s * 1e9)
         told = 0
@@ -152,7 +151,7 @@ class Simulation:
     def _sample(self, every_ns: int, now_ns: int) -> None:
         samples = self._run.samples
         samples.append(sample(self.world, now_ns))
-        if len(samples) > 2 * SAMPLES:
+        if len(samples) > 2 * self._scenario.timeline_points:
             # The run takes longer than its arrivals did: half as many points are enough.
             del samples[1::2]
             every_ns *= 2
