@@ -245,12 +245,15 @@ class Alive:
 def ranks_of(process_id: int) -> list[int]:
     """The processes of a worker's other ranks: it may start a compiler, too."""
     text = Path(f"/proc/{process_id}/task/{process_id}/children").read_text()
-    children = {int(word): Path(f"/proc/{word}/cmdline") for word in text.split()}
-    return [
-        child
-        for child, command in children.items()
-        if command.exists() and b"follower_process" in command.read_bytes()
-    ]
+    return [child for child in map(int, text.split()) if b"follower_process" in _command(child)]
+
+
+def _command(process_id: int) -> bytes:
+    """Empty for one that has just ended."""
+    try:
+        return Path(f"/proc/{process_id}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
 
 
 class LoopThread:

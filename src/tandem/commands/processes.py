@@ -3,12 +3,12 @@
 `python -m tandem.commands.processes` has them alone: no process imports what only other verbs need.
 """
 
-import importlib
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from tandem.commands.heavy_imports import import_heavy
 from tandem.config.processes import GatewaySetup, PoolNodeSetup, WorkerSetup, read_setup
 
 SetupFile = Annotated[Path, typer.Argument(help="What the launcher wrote for it.")]
@@ -18,19 +18,19 @@ def gateway_process_command(file: SetupFile) -> None:
     """Run one gateway of a cluster."""
     setup = read_setup(GatewaySetup, file)
     # Neither process should wait for what only the other one imports.
-    importlib.import_module("tandem.commands.cluster.gateway_process").run_gateway(setup)
+    import_heavy("tandem.commands.cluster.gateway_process").run_gateway(setup)
 
 
 def worker_process_command(file: SetupFile) -> None:
     """Run one worker of a cluster."""
     setup = read_setup(WorkerSetup, file)
-    importlib.import_module("tandem.commands.cluster.worker_process").run_worker(setup)
+    import_heavy("tandem.commands.cluster.worker_process").run_worker(setup)
 
 
 def pool_process_command(file: SetupFile) -> None:
     """Run one process of the shared pool of a cluster."""
     setup = read_setup(PoolNodeSetup, file)
-    importlib.import_module("tandem.commands.cluster.pool_process").run_pool_node(setup)
+    import_heavy("tandem.commands.cluster.pool_process").run_pool_node(setup)
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)

@@ -1,6 +1,5 @@
 """`tandem serve`: one model behind the OpenAI API, in this process or over several workers."""
 
-import importlib
 import logging
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +9,7 @@ import typer
 from tandem.api.key_ring import read_key_file
 from tandem.commands.cluster.view import terminal
 from tandem.commands.flags import ConfigFile, with_flags
+from tandem.commands.heavy_imports import import_heavy
 from tandem.commands.serve_cluster import Caches, Shape, serve_cluster
 from tandem.config.api_options import check_exposure
 from tandem.config.environment import host_facts
@@ -112,7 +112,7 @@ def serve_command(
         console.print(f"[yellow]{exposure}[/yellow]", soft_wrap=True)
     console.print(f"[bold]Tandem[/bold] is loading {model or 'the bundled model'} …")
     # torch takes seconds to import; the other commands should not wait for it.
-    importlib.import_module("tandem.commands.serving").serve(model, options, console)
+    import_heavy("tandem.commands.serving").serve(model, options, console)
 
 
 def _exposure_of(options: ServeOptions) -> str:
