@@ -15,6 +15,7 @@ from tandem.facts.sampling import SamplingParameters
 from tandem.facts.steps import StepPlan, StepResult
 from tandem.kernels.faces import Kernels
 from tandem.models.decoder import Decoder, KvLayers, TokenBatch
+from tandem.models.parallel import WHOLE
 
 VOCABULARY_TOKENS = 2560
 STEPS = 120
@@ -37,6 +38,7 @@ class NoModel(Decoder):
     def __init__(self, kernels: Kernels, rows: int) -> None:
         self.spec = SPEC
         self.kernels = kernels
+        self.place = WHOLE
         self._hidden_RC = torch.zeros(rows, 1)
         self._logits_RV = torch.randn(rows, VOCABULARY_TOKENS)
 
