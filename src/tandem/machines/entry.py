@@ -1,6 +1,7 @@
 """Whether a waiting sequence may enter now: what it finds in the cache, and whether the rest of it
 fits beside those who are there already."""
 
+from bisect import bisect_left
 from collections.abc import Sequence as Ordered
 
 from tandem.machines.residents import Residents
@@ -9,7 +10,7 @@ from tandem.policy.batching import TokenBudgetBatching
 
 
 class Entry:
-    """Looks at `residents` and changes nothing."""
+    """Looks at `residents` and changes nothing there."""
 
     def __init__(
         self, residents: Residents, batching: TokenBudgetBatching, prefix_caching: bool
@@ -25,12 +26,17 @@ class Entry:
             return None
         if not self.prefix_caching:
             return []
+        awaited = sequence.found.awaited
+        if awaited is not None and self._fills(awaited, sequence):
+            return None
         chain = sequence.reusable_chain(self.residents.block_size)
+        if chain and self._fills(chain[-1], sequence):
+            sequence.found.awaited = chain[-1]
+            return None
         cached = self.residents.pool.cached_prefix(chain)
-        if len(cached) < len(chain):
-            filler = self.residents.filler_of(chain[len(cached)])
-            if filler is not None and not self.batching.outranks(sequence, filler):
-                return None
+        if len(cached) < len(chain) and self._fills(chain[len(cached)], sequence):
+            sequence.found.awaited = self._last_filled(chain, len(cached))
+            return None
         return cached
 
     def enters(self, sequence: Sequence, cached: Ordered[int]) -> bool:
@@ -50,6 +56,18 @@ class Entry:
             [sequence.stay.blocks for sequence in leaving], cached, self._new_blocks(urgent, cached)
         )
         return spare >= self._promised_blocks(staying)
+
+    def _fills(self, digest: bytes, sequence: Sequence) -> bool:
+        """Whether somebody whom `sequence` does not outrank is about to fill this block."""
+        filler = self.residents.filler_of(digest)
+        return filler is not None and not self.batching.outranks(sequence, filler)
+
+    def _last_filled(self, chain: Ordered[bytes], first: int) -> bytes:
+        """The last block of `chain` that somebody fills who fills the `first`: who waits for it
+        need not look at all blocks before it in each step."""
+        filling = self.residents.filler_of
+        end = bisect_left(range(len(chain)), True, first, key=lambda at: filling(chain[at]) is None)
+        return chain[max(first, end - 1)]
 
     def _new_blocks(self, sequence: Sequence, cached: Ordered[int]) -> int:
         return self.residents.blocks_for(sequence, len(sequence.tokens)) - len(cached)

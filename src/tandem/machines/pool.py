@@ -4,6 +4,7 @@ A freed block keeps its content and hash until it is handed out again, so the fr
 first, is the LRU of the prefix cache. Sharing a block is one more owner, never a copy.
 """
 
+from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
@@ -47,6 +48,11 @@ class BlockPool:
                 break
             blocks.append(block)
         return blocks
+
+    def likely_prefix_blocks(self, chain: Sequence[bytes]) -> int:
+        """How many blocks `cached_prefix` would give, unless one in their middle was forgotten and
+        some behind it were not. In logarithmic time: for orders of waiting, not for sharing."""
+        return bisect_left(chain, True, key=lambda digest: digest not in self._block_of)
 
     def holds(self, digest: bytes) -> bool:
         return digest in self._block_of
@@ -97,14 +103,15 @@ class BlockPool:
         The tail is freed first: the start of a prompt is what others share. Blocks without a hash
         can never be hit again and go to the front of the list.
         """
+        owned = self._owners
         for block in reversed(blocks):
-            owners = self._owners[block] - 1
-            assert owners >= 0
-            self._owners[block] = owners
-            if not owners:
-                self._free[block] = None
-                if self._hash_of[block] is None:
-                    self._free.move_to_end(block, last=False)
+            owned[block] = owners = owned[block] - 1
+            if owners:
+                assert owners > 0
+                continue
+            self._free[block] = None
+            if self._hash_of[block] is None:
+                self._free.move_to_end(block, last=False)
 
     def seal(self, block: int, digest: bytes, parent: bytes) -> bool:
         """An owned block is full and its KV computed: from now on others may share it. Whether its

@@ -45,10 +45,12 @@ class Stay:
 @dataclass(slots=True)
 class Found:
     """`cached_tokens` of the prompt were found in the cache; -1 before the first look. KV of the
-    first `reached_tokens` was here, or on its way, in an earlier stay: finding that is no hit."""
+    first `reached_tokens` was here, or on its way, in an earlier stay: finding that is no hit.
+    While another fills blocks that both need, the last of those is `awaited`."""
 
     cached_tokens: int = -1
     reached_tokens: int = 0
+    awaited: bytes | None = None
 
 
 class Sequence:

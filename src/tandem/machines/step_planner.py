@@ -85,6 +85,8 @@ class StepPlanner:
         for sequence in sequences:
             if sequence.phase is not Phase.RUNNING:
                 continue
+            if not (sequence.stay.placed or builder.may_place):
+                continue
             chunk_tokens = self.batching.chunk_tokens(
                 sequence.pending_tokens, builder.budget_tokens
             )
@@ -117,6 +119,8 @@ class StepPlanner:
         """Admit by rank while there is room: all, or only those who outrank `before`."""
         for sequence in self.waiting:
             if builder.short_of_blocks or not self.residents.free_slots:
+                return
+            if not builder.may_place:
                 return
             if not builder.budget_tokens and not sequence.import_tokens:
                 return

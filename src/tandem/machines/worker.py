@@ -178,8 +178,8 @@ class WorkerMachine:
         if self.config.prefix_caching:
             sequence.chain = self._chains.chain(root, request.prompt_tokens)
             chain = sequence.reusable_chain(self.config.block_size)
-            cached = self.residents.pool.cached_prefix(chain)
-            sequence.likely_cached_tokens = len(cached) * self.config.block_size
+            cached_blocks = self.residents.pool.likely_prefix_blocks(chain)
+            sequence.likely_cached_tokens = cached_blocks * self.config.block_size
         self.unfinished[request.request_id] = sequence
         self.planner.enqueue(sequence)
         return sequence

@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import zmq
 
-# So many messages are read before others get their turn.
-TURN_MESSAGES = 128
+# So much is read before others get their turn: what takes a fraction of a millisecond to read may
+# keep those busy for several who act on it.
+TURN_MESSAGES, TURN_BYTES = 128, 32 << 10
 
 
 class SocketPump:
@@ -69,6 +70,7 @@ class SocketPump:
 
     def _read_some(self) -> bool:
         """Whether there may be more."""
+        read_bytes = 0
         for _ in range(TURN_MESSAGES):
             try:
                 frames = self._receive(self._socket)
@@ -77,6 +79,9 @@ class SocketPump:
             self._read(frames)
             if self._closed:
                 return False
+            read_bytes += sum(map(len, frames))
+            if read_bytes > TURN_BYTES:
+                break
         return True
 
     def _events(self) -> int:
