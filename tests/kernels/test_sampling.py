@@ -179,6 +179,37 @@ def test_a_row_without_numbers_draws_no_token_and_changes_no_other(
         assert torch.equal(getattr(scored, name)[kept], value)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("place", [*range(0, 200, 7), 199])
+def test_one_nan_anywhere_is_found_and_other_extremes_are_none(
+    native: Kernels, reference: Kernels, place: int, temperature: float
+) -> None:
+    huge = torch.finfo(torch.float32).max
+    logits = torch.full((6, 200), -1.0)
+    logits[:5, place] = torch.tensor([torch.nan, -torch.nan, -torch.inf, huge, -huge])
+    # A sum of these is infinite, and NaN where minus infinity comes to it.
+    logits[3] = huge
+    logits[3, place] = -torch.inf
+    logits[5], logits[5, place] = -huge, torch.nan
+    rows = rows_of(6, temperature=temperature)
+    found = native.sample(logits, rows)
+    assert (found == NO_TOKEN).tolist() == [True, True, False, False, False, True]
+    assert torch.equal(found, reference.sample(logits, rows))
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("vocabulary", [1, 63, 64, 65, 700])
+def test_greedy_takes_the_first_of_the_largest_wherever_they_are(
+    face: str, vocabulary: int, request: pytest.FixtureRequest
+) -> None:
+    kernels: Kernels = request.getfixturevalue(face)
+    logits = torch.arange(vocabulary).remainder(3).float().expand(vocabulary, -1).clone()
+    for first in range(vocabulary):
+        logits[first, first::5] = 7.0
+    found = kernels.sample(logits, rows_of(vocabulary, temperature=0.0))
+    assert found.tolist() == list(range(vocabulary))
+
+
 @pytest.mark.parametrize("face", FACES)
 def test_a_row_never_depends_on_its_company(face: str, request: pytest.FixtureRequest) -> None:
     kernels: Kernels = request.getfixturevalue(face)

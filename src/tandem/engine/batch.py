@@ -30,10 +30,9 @@ def token_batch(plan: StepPlan, slots: Slots) -> TokenBatch:
     # The last token of a row has seen all that the row computed: it tells whether that is sound.
     wanted_N = query_start[1:] - 1
     used_blocks = -(-int(ends_N.max()) // block_size)
-    device = slots.device
 
     def on_device(values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(device, non_blocking=True)
+        return slots.to_device(np.ascontiguousarray(values))
 
     places_T = on_device(positions_T.astype(np.int64))
     return TokenBatch(

@@ -15,7 +15,7 @@ from tandem.engine.batch import token_batch
 from tandem.engine.sampler import PendingLogprobs, Sampler
 from tandem.engine.slots import Slots, SlotShape
 from tandem.engine.undrawn import UndrawnSteps
-from tandem.facts.steps import StepPlan, StepResult
+from tandem.facts.steps import BoolArray, StepPlan, StepResult
 from tandem.kernels.collectives.contract import ALONE, Collectives
 from tandem.kernels.sampling.contract import NO_TOKEN
 from tandem.kv.store import KvStore
@@ -25,20 +25,29 @@ from tandem.models.decoder import Decoder, TokenBatch
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
     """A step whose work is on its way on the device; without tokens where none are drawn.
-    `sound` [N] says which rows came to numbers; None where that is seen elsewhere."""
+    `samples` [N] says which rows draw. `silent_sums` are of the hidden states of the others: finite
+    where they came to numbers; None where all draw, or where that is seen elsewhere."""
 
     step_id: int
+    samples: BoolArray
     tokens: Tensor | None = None
     logprobs: PendingLogprobs | None = None
-    sound: Tensor | None = None
+    silent_sums: Tensor | None = None
 
     def result(self) -> StepResult:
         """Wait for the device and bring the tokens home."""
         tokens = () if self.tokens is None else tuple(self.tokens.tolist())
         logprobs = self.logprobs.collect() if self.logprobs else ()
-        sound = [] if self.sound is None else self.sound.tolist()
-        failed_rows = tuple(row for row, each in enumerate(sound) if not each)
-        return StepResult(self.step_id, tokens, logprobs, failed_rows)
+        return StepResult(self.step_id, tokens, logprobs, self._failed_rows(tokens))
+
+    def _failed_rows(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        failed: list[int] = []
+        if NO_TOKEN in tokens:
+            failed += np.flatnonzero(self.samples)[np.array(tokens) == NO_TOKEN].tolist()
+        if self.silent_sums is not None:
+            sound = np.isfinite(self.silent_sums.tolist())
+            failed += np.flatnonzero(~self.samples)[~sound].tolist()
+        return tuple(sorted(failed))
 
 
 class Engine:
@@ -99,25 +108,21 @@ class Engine:
         positions = (plan.starts + plan.counts)[sampling]
         if not self.draws:
             self._undrawn.follow(plan, row_slots, positions)
-            return LaunchedStep(plan.step_id)
-        # A sum is finite only if all its terms are, and costs a twentieth of looking at each.
-        wide = torch.promote_types(hidden_NC.dtype, torch.float32)
-        sound_N = torch.isfinite(hidden_NC.sum(dim=1, dtype=wide))
+            return LaunchedStep(plan.step_id, plan.samples)
+        # A row that draws is seen by its draw: a hidden state that is not finite leaves no logit
+        # that is. Of the others the sum is finite only if all its terms are.
+        hidden_RC, silent_sums = hidden_NC, None
+        if len(sampling) < len(plan.samples):
+            silent = np.flatnonzero(~plan.samples)
+            wide = torch.promote_types(hidden_NC.dtype, torch.float32)
+            silent_sums = self._rows(hidden_NC, silent).sum(dim=1, dtype=wide)
+            hidden_RC = self._rows(hidden_NC, sampling)
         if not len(sampling):
-            return LaunchedStep(plan.step_id, sound=sound_N)
-        if len(sampling) == len(plan.samples):
-            tokens_R, logprobs = self._sampler.draw(
-                self.decoder.logits(hidden_NC), row_slots, positions
-            )
-            sound_N &= tokens_R != NO_TOKEN
-        else:
-            rows_R = torch.from_numpy(sampling).to(hidden_NC.device)
-            tokens_R, logprobs = self._sampler.draw(
-                self.decoder.logits(hidden_NC[rows_R]), row_slots, positions
-            )
-            sound_N[rows_R] &= tokens_R != NO_TOKEN
+            return LaunchedStep(plan.step_id, plan.samples, silent_sums=silent_sums)
+        logits_RV = self.decoder.logits(hidden_RC)
+        tokens_R, logprobs = self._sampler.draw(logits_RV, row_slots, positions)
         self._remember(row_slots, positions, tokens_R)
-        return LaunchedStep(plan.step_id, tokens_R, logprobs, sound_N)
+        return LaunchedStep(plan.step_id, plan.samples, tokens_R, logprobs, silent_sums)
 
     def take_landed(self, step_id: int, tokens: Sequence[int]) -> None:
         """What the last stage drew in a step that was launched here too. To be told before the
@@ -141,9 +146,11 @@ class Engine:
             self._stages.send(hidden_XC, place.stage + 1)
         return hidden_XC
 
+    def _rows(self, hidden_NC: Tensor, rows: np.ndarray) -> Tensor:
+        return hidden_NC.index_select(0, torch.from_numpy(rows).to(hidden_NC.device))
+
     def _remember(self, row_slots: np.ndarray, positions: np.ndarray, tokens_R: Tensor) -> None:
-        device = self.slots.device
-        index = torch.from_numpy(row_slots.astype(np.int64)).to(device)
-        place = torch.from_numpy(positions.astype(np.int64)).to(device)
+        index = self.slots.to_device(row_slots.astype(np.int64))
+        place = self.slots.to_device(positions.astype(np.int64))
         # A step that goes on from a row without a token is under way already: any token will do.
         self.slots.tokens[index, place] = tokens_R.clamp(min=0).to(torch.int32)

@@ -55,7 +55,6 @@ class Sampler:
 
     def _adjust(self, logits_V: Tensor, slot: int, position: int) -> None:
         sampling = self._slots.sampling[slot]
-        peak = logits_V.amax()
         prompt_tokens = int(self._slots.prompt_tokens[slot])
         if sampling.penalised:
             self._penalise(logits_V, slot, position)
@@ -66,10 +65,12 @@ class Sampler:
             logits_V.index_add_(0, index, bias)
         if position - prompt_tokens < sampling.min_tokens and sampling.stop_token_ids:
             banned = torch.tensor(sampling.stop_token_ids, device=logits_V.device)
+            peak = logits_V.amax()
             # Not infinite: who bans all there is still gets a token.
             logits_V[banned] = torch.finfo(logits_V.dtype).min
-        # A ban may hide a NaN: a row that held one keeps one. Without a look from the host.
-        logits_V[0] += peak - peak
+            # A ban, alone of all this, may hide a NaN: a row that held one keeps one. Without a
+            # look from the host.
+            logits_V[0] += peak - peak
 
     def _penalise(self, logits_V: Tensor, slot: int, position: int) -> None:
         """Repetition counts prompt and answer (Keskar et al., CTRL); presence and frequency count

@@ -30,6 +30,7 @@ class Slots:
     def __init__(self, shape: SlotShape, device: torch.device) -> None:
         self.shape = shape
         self.device = device
+        self._on_host = device.type == "cpu"
         slots = shape.slots
         blocks = -(-shape.context_tokens // shape.block_size)
         self.tokens = torch.zeros((slots, shape.context_tokens), dtype=torch.int32, device=device)
@@ -80,13 +81,16 @@ class Slots:
     def sampling_rows(self, slots: np.ndarray, positions: np.ndarray) -> SamplingRows:
         """The draw parameters of these slots, for tokens at these positions."""
         return SamplingRows(
-            temperature=self._to_device(self._temperature[slots]),
-            top_k=self._to_device(self._top_k[slots]),
-            top_p=self._to_device(self._top_p[slots]),
-            min_p=self._to_device(self._min_p[slots]),
-            seed=self._to_device(self._seed[slots]),
-            position=self._to_device(positions.astype(np.int64)),
+            temperature=self.to_device(self._temperature[slots]),
+            top_k=self.to_device(self._top_k[slots]),
+            top_p=self.to_device(self._top_p[slots]),
+            min_p=self.to_device(self._min_p[slots]),
+            seed=self.to_device(self._seed[slots]),
+            position=self.to_device(positions.astype(np.int64)),
         )
 
-    def _to_device(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values).to(self.device, non_blocking=True)
+    def to_device(self, values: np.ndarray) -> Tensor:
+        """There without waiting; on the host, the values themselves."""
+        tensor = torch.from_numpy(values)
+        # A dozen of these a step: even a copy that copies nothing is worth leaving out.
+        return tensor if self._on_host else tensor.to(self.device, non_blocking=True)

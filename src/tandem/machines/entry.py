@@ -70,14 +70,14 @@ class Entry:
         return chain[max(first, end - 1)]
 
     def _new_blocks(self, sequence: Sequence, cached: Ordered[int]) -> int:
-        return self.residents.blocks_for(sequence, len(sequence.tokens)) - len(cached)
+        return self.residents.blocks_for(sequence, sequence.known_tokens) - len(cached)
 
     def _promised_blocks(self, running: Ordered[Sequence]) -> int:
         """Blocks that these running and all importing sequences will ask for soon: the rest of
         their prompts, and some to go on talking."""
         importing = self.residents.importing.values()
         prompts = sum(
-            max(0, self.residents.blocks_for(sequence, len(sequence.tokens)))
+            max(0, self.residents.blocks_for(sequence, sequence.known_tokens))
             for sequence in (*running, *importing)
             if sequence.pending_tokens > 1 or sequence.phase is Phase.IMPORTING
         )

@@ -17,7 +17,6 @@ class KnownTokens(Sequence[int]):
         self.later = array("I", later)
 
     def __len__(self) -> int:
-        # Asked for several times a step of every sequence.
         return self._prompt_tokens + len(self.later)
 
     @overload

@@ -18,7 +18,7 @@ def load_of(worker: str, machine: WorkerMachine) -> LoadReported:
             queued_prefill_tokens += pending_tokens
         else:
             running_sequences += 1
-            context_tokens += len(sequence.tokens)
+            context_tokens += sequence.known_tokens
     waiting = machine.planner.waiting
     waiting_requests = waiting.requests
     queued_prefill_tokens += waiting.prefill_tokens

@@ -135,7 +135,10 @@ class Residents:
     def audit(self) -> None:
         """Assert that blocks and slots have exactly the owners that the sequences say."""
         in_slots = [*self.running, *self.importing.values()]
-        self.pool.audit([sequence.stay.blocks for sequence in (*in_slots, *self.held.values())])
+        resident = [*in_slots, *self.held.values()]
+        self.pool.audit([sequence.stay.blocks for sequence in resident])
+        counted = all(each.known_tokens == len(each.tokens) for each in resident)
+        invariant(counted, "sequences know how many tokens they know")
         slots = [sequence.stay.slot for sequence in in_slots] + self.free_slots
         invariant(sorted(slots) == list(range(len(slots))), "each slot is free or has one sequence")
         filling = set(self._filling.values())

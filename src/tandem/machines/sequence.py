@@ -1,5 +1,6 @@
 """One sequence inside a worker: its tokens, its blocks, and how far each of them is."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -46,18 +47,21 @@ class Stay:
 class Found:
     """`cached_tokens` of the prompt were found in the cache; -1 before the first look. KV of the
     first `reached_tokens` was here, or on its way, in an earlier stay: finding that is no hit.
-    While another fills blocks that both need, the last of those is `awaited`."""
+    `likely_cached_tokens` are what a look on arrival found. While another fills blocks that both
+    need, the last of those is `awaited`."""
 
     cached_tokens: int = -1
     reached_tokens: int = 0
+    likely_cached_tokens: int = 0
     awaited: bytes | None = None
 
 
 class Sequence:
     """A request on its way.
 
-    `tokens` are known (prompt and drawn), `unseen` counts tokens drawn by steps still in flight.
-    `stay` is what it has here now, `chain` holds the hashes of its full known blocks.
+    `tokens` are known (prompt and drawn), `known_tokens` of them; `unseen` counts tokens drawn by
+    steps still in flight. `stay` is what it has here now, `chain` holds the hashes of its full
+    known blocks.
     Steps are planned until `target_tokens` tokens are drawn or known; the answer ends at
     `limit_tokens`, which lies further only when another worker goes on (`hands_over`).
     """
@@ -68,7 +72,7 @@ class Sequence:
         "found",
         "hands_over",
         "import_tokens",
-        "likely_cached_tokens",
+        "known_tokens",
         "limit_tokens",
         "phase",
         "rank",
@@ -85,11 +89,13 @@ class Sequence:
         self.rank = rank
         self.root = root
         self.tokens = KnownTokens(request.prompt_tokens, request.output_tokens)
+        # Asked for several times a step, where `len` of a class written in Python costs a twentieth
+        # of the step.
+        self.known_tokens = len(self.tokens)
         wanted_tokens = len(request.prompt_tokens) + request.sampling.max_tokens
         self.limit_tokens = self.target_tokens = min(wanted_tokens, context_tokens)
         self.hands_over = False
         self.import_tokens = 0
-        self.likely_cached_tokens = 0
         self.chain: list[bytes] = []
         self.phase = Phase.WAITING
         self.stay = Stay()
@@ -100,7 +106,7 @@ class Sequence:
     @property
     def pending_tokens(self) -> int:
         """Tokens whose KV no step has been asked for yet; 0 once the last token is drawn."""
-        coming_tokens = len(self.tokens) + self.unseen
+        coming_tokens = self.known_tokens + self.unseen
         if coming_tokens >= self.target_tokens or self.phase is Phase.IMPORTING:
             return 0
         return coming_tokens - self.stay.scheduled
@@ -108,14 +114,13 @@ class Sequence:
     @property
     def untouched(self) -> bool:
         """Whether nothing was computed, moved or said for it yet: refusing it wastes nothing."""
-        known_tokens = len(self.request.prompt_tokens)
         never_ran = self.found.cached_tokens < 0 and not self.import_tokens
-        return never_ran and len(self.tokens) == known_tokens
+        return never_ran and self.known_tokens == len(self.request.prompt_tokens)
 
     @property
     def draws_next(self) -> bool:
         """Whether the tokens scheduled so far end where the next token is to be drawn."""
-        return self.stay.scheduled == len(self.tokens) + self.unseen
+        return self.stay.scheduled == self.known_tokens + self.unseen
 
     def reusable_chain(self, block_size: int) -> list[bytes]:
         """Hashes of the blocks that may come from the cache.
@@ -123,7 +128,7 @@ class Sequence:
         The last known token is always recomputed: its logits draw the next one.
         """
         extend_chain(self.chain, self.root, self.tokens, block_size)
-        return self.chain[: (len(self.tokens) - 1) // block_size]
+        return self.chain[: (self.known_tokens - 1) // block_size]
 
     def parent_hash(self, block_index: int) -> bytes:
         return self.chain[block_index - 1] if block_index else self.root
@@ -138,7 +143,7 @@ class Sequence:
         """Draw one token more or, when some are being drawn, only those; then wait for the worker
         that goes on."""
         self.hands_over = True
-        self.target_tokens = min(self.limit_tokens, len(self.tokens) + max(1, self.unseen))
+        self.target_tokens = min(self.limit_tokens, self.known_tokens + max(1, self.unseen))
 
     def start(self, slot: int, cached_blocks: list[int], block_size: int) -> None:
         """Take a slot, with the KV of these shared blocks already there."""
@@ -161,11 +166,17 @@ class Sequence:
 
     def append(self, token: int) -> tuple[FinishReason | None, bool]:
         """Take a drawn token. Says whether the sequence ends, and whether this token stops it."""
-        self.tokens.later.append(token)
+        drawn = self.tokens.later
+        drawn.append(token)
+        self.known_tokens += 1
         sampling = self.request.sampling
-        drawn_tokens = len(self.tokens.later)
-        if token in sampling.stop_token_ids and drawn_tokens > sampling.min_tokens:
+        if token in sampling.stop_token_ids and len(drawn) > sampling.min_tokens:
             return FinishReason.STOP, True
-        if len(self.tokens) >= self.limit_tokens:
+        if self.known_tokens >= self.limit_tokens:
             return FinishReason.LENGTH, False
         return None, False
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Take tokens that were drawn elsewhere."""
+        self.tokens.extend(tokens)
+        self.known_tokens = len(self.tokens)

@@ -26,7 +26,7 @@ def repeating_steps(
 
 def _repeating_steps_of(sequence: Sequence, block_size: int, sealing: bool) -> int:
     steps = min(
-        sequence.target_tokens - len(sequence.tokens) - sequence.unseen,
+        sequence.target_tokens - sequence.known_tokens - sequence.unseen,
         len(sequence.stay.blocks) * block_size - sequence.stay.scheduled,
     )
     if sealing:
@@ -37,7 +37,7 @@ def _repeating_steps_of(sequence: Sequence, block_size: int, sealing: bool) -> i
 def repeat(flights: Ordered[PlanBuilder], steps: int, tokens: Iterable[int]) -> None:
     """The rows of all flights move on by `steps` tokens; row i draws `tokens[i]` each time."""
     for (sequence, _, _), token in zip(flights[0].rows, tokens, strict=True):
-        sequence.tokens.extend(array("I", (token,)) * steps)
+        sequence.extend(array("I", (token,)) * steps)
         sequence.stay.scheduled += steps
         sequence.stay.confirmed += steps
     for flight in flights:

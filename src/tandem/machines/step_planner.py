@@ -138,7 +138,7 @@ class StepPlanner:
         self.waiting.admit(sequence)
         if sequence.found.cached_tokens < 0:
             # A sequence that was preempted finds its own blocks: that is no hit.
-            self.prefix_query_tokens += len(sequence.tokens)
+            self.prefix_query_tokens += sequence.known_tokens
             self.prefix_hit_tokens += len(cached) * self.residents.block_size
         self.residents.start(sequence, cached)
         if sequence.import_tokens:

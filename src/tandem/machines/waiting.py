@@ -75,8 +75,8 @@ def prefill_tokens_of(sequence: Sequence) -> int:
     come_tokens = sequence.import_tokens
     if come_tokens >= len(sequence.request.prompt_tokens):
         return 0
-    known_tokens = max(come_tokens, sequence.likely_cached_tokens, sequence.stay.scheduled)
-    return max(1, len(sequence.tokens) - known_tokens)
+    computed_tokens = max(come_tokens, sequence.found.likely_cached_tokens, sequence.stay.scheduled)
+    return max(1, sequence.known_tokens - computed_tokens)
 
 
 def _rank(sequence: Sequence) -> Rank:

@@ -174,12 +174,12 @@ class WorkerMachine:
         rank = self.planner.waiting.rank_of(request)
         root = self.config.root.hash(request.salt)
         sequence = Sequence(request, rank, root, self.config.context_tokens)
-        sequence.import_tokens = min(import_tokens, len(sequence.tokens))
+        sequence.import_tokens = min(import_tokens, sequence.known_tokens)
         if self.config.prefix_caching:
             sequence.chain = self._chains.chain(root, request.prompt_tokens)
             chain = sequence.reusable_chain(self.config.block_size)
             cached_blocks = self.residents.pool.likely_prefix_blocks(chain)
-            sequence.likely_cached_tokens = cached_blocks * self.config.block_size
+            sequence.found.likely_cached_tokens = cached_blocks * self.config.block_size
         self.unfinished[request.request_id] = sequence
         self.planner.enqueue(sequence)
         return sequence
@@ -246,9 +246,9 @@ class WorkerMachine:
         sequence.import_tokens = 0
         if not self.residents.end_import(sequence):
             return
-        sequence.tokens.extend(event.output_tokens)
+        sequence.extend(event.output_tokens)
         # The last known token is always computed: its logits draw the next one.
-        tokens = min(event.tokens, len(sequence.tokens) - 1)
+        tokens = min(event.tokens, sequence.known_tokens - 1)
         if tokens > sequence.stay.scheduled:
             sequence.stay.scheduled = tokens
             self.residents.confirm(sequence, tokens, self.config.prefix_caching)
@@ -276,8 +276,8 @@ class WorkerMachine:
         effects: list[WorkerEffect] = []
         computed: list[Sequence] = []
         drawn = 0
-        failed_rows = frozenset(result.failed_rows)
-        for row, (sequence, computed_tokens, draws) in enumerate(builder.rows):
+        failed = {builder.rows[row][0] for row in result.failed_rows}
+        for sequence, computed_tokens, draws in builder.rows:
             sequence.flights -= 1
             token_index = drawn
             if draws:
@@ -285,7 +285,7 @@ class WorkerMachine:
                 sequence.unseen -= 1
             if sequence.phase is Phase.ENDED:
                 continue
-            if row in failed_rows:
+            if failed and sequence in failed:
                 # What this step wrote is not confirmed, so it never gets into the prefix cache;
                 # what earlier steps wrote was sound then.
                 self._end(sequence, effects)

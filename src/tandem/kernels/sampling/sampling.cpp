@@ -62,20 +62,42 @@ Floats load_logits(const Row& row, int64_t first) {
   return load(lanes);
 }
 
+bool holds_nan(const Row& row) {
+  for (int64_t i = 0; i < row.vocabulary; ++i)
+    if (std::isnan(row.logits[i])) return true;
+  return false;
+}
+
 // The largest logit; NaN when any is. A row without a finite one draws no token. A maximum forgets
-// a NaN, a sum keeps it; minus infinity it may become, for want of plus infinity no NaN.
+// a NaN, a sum keeps it: a sum that is none clears the row, any other is looked into.
 float largest(const Row& row) {
   Floats peaks[4], sums[4] = {};
   for (Floats& peak : peaks) peak = splat(kMinusInfinity);
-  for (int64_t i = 0; i < row.vocabulary; i += 4 * kLanes)
-    for (int v = 0; v < 4; ++v) {
-      const Floats logits = load_logits(row, i + v * kLanes);
-      sums[v] += logits;
-      peaks[v] = maximum(logits, peaks[v]);
-    }
+  const auto take = [&](int v, Floats logits) {
+    sums[v] += logits;
+    peaks[v] = maximum(logits, peaks[v]);
+  };
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= row.vocabulary; i += 4 * kLanes)
+    for (int v = 0; v < 4; ++v) take(v, load(row.logits + i + v * kLanes));
+  for (int v = 0; i < row.vocabulary; i += kLanes, ++v) take(v, load_logits(row, i));
   const Floats sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-  if (any(sum != sum)) return std::numeric_limits<float>::quiet_NaN();
+  if (any(sum != sum) && holds_nan(row)) return std::numeric_limits<float>::quiet_NaN();
   return max_of(maximum(maximum(peaks[0], peaks[1]), maximum(peaks[2], peaks[3])));
+}
+
+// The lowest id with this logit, which is the row's largest.
+int64_t first_with(const Row& row, float logit) {
+  const Floats wanted = splat(logit);
+  int64_t first = 0;
+  for (; first + 4 * kLanes <= row.vocabulary; first += 4 * kLanes) {
+    Ints found{};
+    for (int v = 0; v < 4; ++v) found |= load(row.logits + first + v * kLanes) == wanted;
+    if (any(found)) break;
+  }
+  for (; first < row.vocabulary; ++first)
+    if (row.logits[first] == logit) return first;
+  return 0;
 }
 
 // The lowest id whose tempered logit equals the maximum.
@@ -353,8 +375,7 @@ extern "C" void tandem_sample(const float* logits, int64_t stride, int64_t rows,
     if (!std::isfinite(peak)) {
       tokens[r] = kNoToken;
     } else if (row.temperature <= 0.0f) {
-      row.temperature = 1.0f;
-      tokens[r] = first_of(row, peak);
+      tokens[r] = first_with(row, peak);
     } else {
       tokens[r] = draw(row, peak, Filters{top_k[r], top_p[r], min_p[r]}, &list);
     }

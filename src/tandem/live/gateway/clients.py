@@ -61,8 +61,8 @@ class Clients:
     def deliver(self, emission: EmitTokens, instant_ns: int) -> None:
         self._mailboxes.deliver(emission)
         for request_id in emission.request_ids:
-            self._places.leave(request_id)
-            self.demand.got_token(request_id, instant_ns)
+            if self.demand.got_token(request_id, instant_ns):
+                self._places.leave(request_id)
         self.metrics.emitted(emission, instant_ns)
 
     def reject(self, effect: Reject) -> None:

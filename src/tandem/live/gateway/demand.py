@@ -26,15 +26,17 @@ class Demand:
         self._answers[request_id] = 0
         self.waiting += 1
 
-    def got_token(self, request_id: str, now_ns: int) -> None:
-        """Unknown ids are of readers who left."""
+    def got_token(self, request_id: str, now_ns: int) -> bool:
+        """Whether it is the first. Unknown ids are of readers who left."""
         tokens = self._answers.get(request_id)
         if tokens is None:
-            return
+            return False
         self._answers[request_id] = tokens + 1
-        if not tokens:
-            self.waiting -= 1
-            self._start(now_ns)
+        if tokens:
+            return False
+        self.waiting -= 1
+        self._start(now_ns)
+        return True
 
     def left(self, request_id: str, *, finished: bool) -> None:
         """The reader is gone, having got all of its answer or not."""

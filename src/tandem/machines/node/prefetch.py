@@ -52,7 +52,7 @@ class Prefetch:
             blocks = tokens // block_size
             if sequence is None or not waits or len(self._waiting) >= WAITING_REQUESTS:
                 continue
-            cached = sequence.likely_cached_tokens // block_size
+            cached = sequence.found.likely_cached_tokens // block_size
             if blocks > cached:
                 self._waiting[request.request_id] = Asked(blocks, pulls, cached)
         return self.go_on()
