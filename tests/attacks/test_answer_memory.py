@@ -15,13 +15,15 @@ import pytest
 import tandem
 from tandem.api.answer_budget import AnswerBudget
 from tandem.api.app import build_app
+from tandem.api.choice import ChoiceReader, Presentation
 from tandem.api.config import ApiConfig
 from tandem.api.logprobs import TokenJson, chat_items, chat_logprobs
 from tandem.api.refusal import Refused
-from tandem.api.whole_answer import CHUNK_BYTES, WholeAnswer
+from tandem.api.transcript import Transcript
+from tandem.api.whole_answer import CHUNK_BYTES, JsonText, WholeAnswer
 from tandem.facts.errors import InvalidRequest, Overloaded
 from tandem.facts.messages import EmitTokens
-from tandem.facts.request import FinishReason, TokenLogprobs
+from tandem.facts.request import FinishReason, TokenLogprobs, TokenOutput
 from tandem.live.mailbox import MOST_TAKEN_VALUES, Mailboxes
 from tandem.text.model import TextModel
 from tests.api.server import serving
@@ -105,6 +107,37 @@ def test_what_was_kept_is_let_go():
         assert budget.held_bytes == 0
 
     asyncio.run(scenario())
+
+
+def test_text_is_counted_however_large_its_parts_are():
+    text = JsonText()
+    assert text.add("x" * (CHUNK_BYTES + 1)) == CHUNK_BYTES + 1
+    assert sum(text.add("y") for _ in range(1000)) > 800
+
+
+def test_a_tool_call_that_never_closes_is_counted():
+    text = TextModel.load(Path(tandem.__file__).parent / "bundled" / "tandem-mini")
+    presentation = Presentation(tool_format=text.tool_format)
+    reader = ChoiceReader(0, text, presentation)
+    transcript = Transcript(0, logprobs_lists=0, keeps_tokens=False)
+    said = '<tool_call>{"name": "' + "word " * 16384
+    spoken = text.tokenizer.encode(said, add_special_tokens=False)
+    kept_bytes = sum(transcript.add(reader.read(TokenOutput((token,)))) for token in spoken)
+    # As texts of one token each.
+    assert kept_bytes > 40 * len(spoken)
+    # In the end it is text after all, which is kept as JSON.
+    kept_bytes += transcript.add(reader.read(TokenOutput((), finish_reason=FinishReason.LENGTH)))
+    assert len(said) < kept_bytes < len(said) + 64
+
+
+def test_no_token_is_taken_for_the_number_beside_it():
+    class Odd:
+        def bytes_of(self, token: int) -> bytes:
+            return b"x:0.0,y"
+
+    shown = [(1, TokenLogprobs(-0.5, 1, ((2, -1.5),)))]
+    slow = msgspec.json.encode(chat_logprobs(shown, Odd()).content)
+    assert b"[%b]" % chat_items(shown, TokenJson(Odd()))[0] == slow
 
 
 def test_who_keeps_most_gives_way():

@@ -186,6 +186,25 @@ def test_turns_are_not_lost_with_those_who_leave():
     asyncio.run(attack())
 
 
+def test_a_place_is_not_lost_with_one_that_was_just_leaving():
+    async def attack() -> None:
+        turns = Turns(1, 2)
+        await turns.begin("first")
+        waiting = [asyncio.create_task(turns.begin("attacker")) for _ in range(2)]
+        await asyncio.sleep(0)
+        waiting[1].cancel()
+        # It has not heard of that yet.
+        victim = turns.begin("victim")
+        assert victim.send(None) is not None
+        victim.close()
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert turns.waiting == 0
+
+    asyncio.run(attack())
+
+
 def test_whoever_holds_less_than_an_equal_share_finds_room():
     chance, shares, held = random.Random(1), Shares[int](1000), dict[int, tuple[str, int]]()
     for item in range(3000):

@@ -1,6 +1,7 @@
 """A worker's key is revoked while it is connected, and can never act as an operator's."""
 
 import asyncio
+import resource
 from pathlib import Path
 
 import msgspec
@@ -240,6 +241,21 @@ def test_a_file_that_was_open_to_all_is_read_once_it_is_not(file):
     file.chmod(0o600)
     assert known.look()
     assert not known.may(ONE.public, PeerRole.WORKER)
+
+
+def test_a_key_is_revoked_though_no_file_could_be_opened_at_first(file, caplog):
+    known = AdmittedKeys((), file)
+    file.write_text(lines(OTHER))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        assert not known.look()
+        assert not known.look()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert known.look()
+    assert not known.may(ONE.public, PeerRole.WORKER)
+    assert caplog.text.count("stay valid") == 1
 
 
 @pytest.mark.parametrize("line", ["joined", "operator"])

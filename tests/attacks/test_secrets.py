@@ -176,6 +176,16 @@ def test_a_file_whose_rights_are_put_right_is_read(tmp_path, clock):
     assert (ring.owner_of(b"newer-key"), ring.owner_of(b"old-key")) == ("", None)
 
 
+def test_a_key_is_revoked_by_a_copy_that_keeps_size_and_time(tmp_path, clock):
+    file = tmp_path / "keys"
+    file.write_text("leaked-key\n")
+    ring, times = ring_of(KeyFile(str(file))), file.stat()
+    file.write_text("better-key\n")
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    clock[0] += 2
+    assert (ring.owner_of(b"leaked-key"), ring.owner_of(b"better-key")) == (None, "")
+
+
 def test_files_are_not_looked_at_for_every_request(tmp_path, clock, monkeypatch):
     file = tmp_path / "keys"
     file.write_text("good-key\n")

@@ -10,6 +10,7 @@ from contextlib import ExitStack, suppress
 
 import httpx2
 import pytest
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig, ConnectionLimits
@@ -228,6 +229,12 @@ def test_thousands_of_requests_in_one_packet_are_not_kept(port_with, generator):
         connection.sendall(call + head("/health") * 3)
         generator.wait_until_running(1)
     generator.wait_until_running(0)
+    # Also where they come later.
+    with connected(port) as connection:
+        connection.sendall(call)
+        generator.wait_until_running(1)
+        connection.sendall(head("/health") * 3)
+    generator.wait_until_running(0)
 
 
 def test_other_protocols_are_not_spoken(port):
@@ -302,6 +309,58 @@ def test_unfinished_heads_of_all_connections_are_bounded(port_with, monkeypatch)
         for connection in (small, *flood[4:]):
             connection.sendall(b"\r\n" if connection is small else b"\r\n\r\n")
         assert read_answer(small).status == 200
+
+
+def test_the_body_of_a_refused_request_is_not_kept(port_with, monkeypatch):
+    made = []
+
+    def remember(cycle, *args, **kwargs) -> None:
+        made.append(cycle)
+        init(cycle, *args, **kwargs)
+
+    init = RequestResponseCycle.__init__
+    monkeypatch.setattr(RequestResponseCycle, "__init__", remember)
+    with connected(port_with()) as connection:
+        call = head(CHAT_PATH, JSON, f"Content-Length: {48 << 10}", method="POST")
+        connection.sendall(call + b" " * (48 << 10))
+        assert read_answer(connection).status == 401
+        # The connection stays; its next request is served.
+        connection.sendall(head("/health"))
+        assert read_answer(connection).status == 200
+        assert [len(cycle.body) for cycle in made] == [0, 0]
+
+
+def test_what_waits_behind_an_answer_is_bounded_in_sum(port_with, generator, monkeypatch):
+    monkeypatch.setattr("tandem.api.connection.UNFINISHED_BYTES", 256 << 10)
+    generator.script = Script(hold_after=1)
+    port, body, ours = port_with(), json.dumps(CHAT).encode(), "Authorization: Bearer key"
+    call = head(CHAT_PATH, JSON, ours, f"Content-Length: {len(body)}", method="POST") + body
+    behind = head(CHAT_PATH, JSON, f"Content-Length: {60 << 10}", method="POST") + b" " * (60 << 10)
+    unfinished = b"GET /health HTTP/1.1\r\nX: " + b"v" * (60 << 10)
+    with ExitStack() as undo:
+        flood = [undo.enter_context(connected(port)) for _ in range(8)]
+        for place, connection in enumerate(flood[:3], 1):
+            connection.sendall(call)
+            generator.wait_until_running(place)
+            connection.sendall(behind)
+        # Whoever has held much for longest goes, and its call with it.
+        for connection in flood[3:]:
+            connection.sendall(unfinished)
+        assert all(map(is_closed, flood[:3]))
+    generator.wait_until_running(0)
+
+
+def test_small_heads_behind_an_answer_count_as_what_they_take(port_with, generator, monkeypatch):
+    monkeypatch.setattr("tandem.api.connection.UNFINISHED_BYTES", 256 << 10)
+    generator.script = Script(hold_after=1)
+    port, body, ours = port_with(), json.dumps(CHAT).encode(), "Authorization: Bearer key"
+    call = head(CHAT_PATH, JSON, ours, f"Content-Length: {len(body)}", method="POST") + body
+    with connected(port) as connection:
+        connection.sendall(call)
+        generator.wait_until_running(1)
+        connection.sendall(head("/health", *["a:"] * 90) * 20)
+        assert is_closed(connection)
+    generator.wait_until_running(0)
 
 
 def test_many_files_do_not_mean_as_many_connections(monkeypatch):

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -353,6 +354,34 @@ def test_a_peer_that_has_gone_swallows_no_news_of_another():
             PeerGone("w1/a/1", "the connection broke"),
             WorkerSaid("w0/a/1", load(2)),
         ]
+
+    run(scenario)
+
+
+def test_who_comes_and_goes_without_end_has_nobody_tried_out_each_time(monkeypatch):
+    monkeypatch.setattr("tandem.live.channels.gateway_channel.PROBES_S", (0.001, 0.002))
+    broke = [struct.pack("=hi", zmq.Event.DISCONNECTED, 0), b""]
+
+    async def scenario():
+        at_gateway, at_node = News(), News()
+        gateway, endpoint = gateway_end(at_gateway)
+        node = node_end(endpoint, at_node)
+        await at_node.first(GatewayConnected)
+        node.send(load(1))
+        peer = (await at_gateway.first(WorkerSaid)).peer
+        tried: list[str] = []
+        sent = gateway._sent
+        monkeypatch.setattr(
+            gateway, "_sent", lambda to, data: (tried.append(to), sent(to, data))[1]
+        )
+        for _ in range(500):
+            gateway._watch(broke)
+        while gateway._probes.coming:
+            await asyncio.sleep(0)
+        # Also after the last one.
+        assert tried == [peer] * 4
+        await node.close(1.0)
+        await gateway.close(1.0)
 
     run(scenario)
 

@@ -41,7 +41,8 @@ class ChoiceDelta:
     """What one choice got since the last delta.
 
     `tokens` are all that were generated, `shown` those that are part of the text, with their
-    logprobs. `cached_tokens` belongs to the prompt.
+    logprobs. So many `held_chars` of all its text are not told yet, because a tool call may come of
+    them. `cached_tokens` belongs to the prompt.
     """
 
     choice: int
@@ -52,6 +53,7 @@ class ChoiceDelta:
     finish_reason: Finish | None = None
     stop_reason: str | int | None = None
     cached_tokens: int = 0
+    held_chars: int = 0
 
 
 class ChoiceReader:
@@ -69,6 +71,7 @@ class ChoiceReader:
         self._parser = tool_parser(tool_format) if tool_format else None
         self._generated_tokens = 0
         self._has_called = False
+        self._held_chars = 0
 
     def read(self, output: TokenOutput) -> ChoiceDelta:
         """The next delta, empty while text is held back."""
@@ -114,11 +117,15 @@ class ChoiceReader:
             delta.text += self._matcher.feed(self._detokenizer.finish()) + self._matcher.finish()
         if self._parser is None:
             return
+        self._held_chars += len(delta.text)
         pieces = self._parser.feed(delta.text)
         if delta.finish_reason is not None:
             pieces += self._parser.finish()
         delta.text = "".join(piece for piece in pieces if isinstance(piece, str))
         delta.tool_calls = [piece for piece in pieces if isinstance(piece, ToolCall)]
+        # What comes behind a call in the same delta may be held as well, and is little.
+        self._held_chars = 0 if delta.tool_calls else self._held_chars - len(delta.text)
+        delta.held_chars = self._held_chars
         self._has_called = self._has_called or bool(delta.tool_calls)
         if self._has_called and delta.finish_reason == "stop":
             delta.finish_reason = "tool_calls"

@@ -7,6 +7,7 @@ The server is uvicorn's, which has none of these limits.
 
 import asyncio
 import resource
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
@@ -45,6 +46,11 @@ PROBE_PATHS: Final = frozenset({"/health", "/ready", "/metrics"})
 # Requests that may wait behind the one that is being answered, on one connection. A packet holds
 # thousands, and each takes a hundred times its bytes.
 PIPELINED: Final = 32
+# What one of these takes besides its bytes, and each of its fields.
+REQUEST_BYTES: Final = 4 << 10
+FIELD_BYTES: Final = 192
+# Where those of one connection hold more, nothing is read of it before an answer is sent.
+AHEAD_BYTES: Final = 64 << 10
 # Who is refused gets so long to read why, and may send so much in the meantime.
 LINGER_S: Final = 2.0
 LINGER_BYTES: Final = 1 << 20
@@ -145,6 +151,9 @@ class BoundedConnection(HttpToolsProtocol):
         self._refused = False
         self._discarded_bytes = 0
         self._only_probes = False
+        # What each request holds that is not answered yet, the newest first: nothing, but where
+        # earlier answers keep it waiting.
+        self._held_bytes: deque[int] = deque()
         # The request that is being answered; uvicorn's `cycle` is the one that was read last.
         self._answering: RequestResponseCycle | None = None
         self._stalled: asyncio.TimerHandle | None = None
@@ -183,7 +192,11 @@ class BoundedConnection(HttpToolsProtocol):
                 self._refuse(self._refusal or _NOT_HTTP)
             if self._unparsed_bytes >= limit and not self._refused:
                 self._refuse(_too_large(f"{limit} bytes"))
-        self._gate.holds(self, self._unparsed_bytes)
+        held_bytes = sum(self._held_bytes)
+        self._gate.holds(self, self._unparsed_bytes + held_bytes)
+        if self.pipeline and held_bytes <= AHEAD_BYTES and not self.transport.is_closing():
+            # Uvicorn would read no more before the answer, and so not hear that the client leaves.
+            self.flow.resume_reading()
         if data:
             self._discarded_bytes += len(data)
             if self._discarded_bytes > LINGER_BYTES:
@@ -210,9 +223,13 @@ class BoundedConnection(HttpToolsProtocol):
             self.cycle.keep_alive = False
         if len(self.pipeline) > PIPELINED:
             raise ValueError("too many requests before an answer")
+        waits = self.pipeline or self.flow.write_paused
+        self._held_bytes.appendleft(_held_by_head(self.headers) if waits else 0)
 
     def on_body(self, body: bytes) -> None:
         self._unparsed_bytes = 0
+        if self._held_bytes and self._held_bytes[0]:
+            self._held_bytes[0] += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -225,6 +242,11 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         was_last = not self.pipeline
+        if self._answering is not None:
+            # Whoever was refused unread may stay for its next request; its body may not.
+            self._answering.body = bytearray()
+        if self._held_bytes and self._held_bytes.pop():
+            self._gate.holds(self, self._unparsed_bytes + sum(self._held_bytes))
         self._answering = None if was_last else self.pipeline[-1][0]
         super().on_response_complete()
         if was_last:
@@ -294,6 +316,10 @@ def _framing(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     said = (b"content-length", b"transfer-encoding")
     lines = [name + b": " + value for name, value in headers if name in said]
     return b"\r\n".join([b"POST / HTTP/1.1", *lines, b"", b""])
+
+
+def _held_by_head(headers: Sequence[tuple[bytes, bytes]]) -> int:
+    return REQUEST_BYTES + sum(FIELD_BYTES + len(name) + len(value) for name, value in headers)
 
 
 def _tell_nobody_reads(cycles: Sequence[RequestResponseCycle | None]) -> None:

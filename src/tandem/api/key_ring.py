@@ -155,7 +155,8 @@ def _signature(path: str) -> Signature | None:
         found = Path(path).stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+    # Of its times the one that nobody can set: a copy may keep the other.
+    return found.st_dev, found.st_ino, found.st_ctime_ns, found.st_size
 
 
 def digest_of(key: bytes) -> bytes:

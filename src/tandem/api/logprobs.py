@@ -68,7 +68,7 @@ class TokenJson:
             return self._kept[token]
         if len(self._kept) >= _KEPT_TOKENS:
             self._kept.clear()
-        before, _, after = _encoder.encode(_top(token, 0.0, self._spelling)).partition(b":0.0,")
+        before, _, after = _encoder.encode(_top(token, 0.0, self._spelling)).rpartition(b":0.0,")
         self._kept[token] = (before + b":", b"," + after)
         return self._kept[token]
 

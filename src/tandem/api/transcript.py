@@ -11,6 +11,8 @@ from tandem.text.tools import ToolCall
 # Of a tool call: its objects; of a character: itself, and as JSON.
 _CALL_BYTES = 256
 _CHAR_BYTES = 10
+# Of one that is held back, in texts of a few of them.
+_HELD_CHAR_BYTES = 16
 # Four as a number, up to eight as JSON.
 _TOKEN_BYTES = 12
 # Of an entry in a list of JSON: an object until it is joined with others.
@@ -31,6 +33,7 @@ class Transcript:
         self.finish_reason: Finish | None = None
         self.stop_reason: str | int | None = None
         self._keeps_tokens = keeps_tokens
+        self._held_chars = 0
 
     def add(self, delta: ChoiceDelta, logprobs: Sequence[bytes] = ()) -> int:
         """`logprobs` has items for each of the lists, or is empty. Gives how many bytes more are
@@ -38,6 +41,8 @@ class Transcript:
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
         more_bytes = self.text.add(delta.text)
+        more_bytes += _HELD_CHAR_BYTES * (delta.held_chars - self._held_chars)
+        self._held_chars = delta.held_chars
         if delta.tool_calls:
             self.tool_calls += delta.tool_calls
             more_bytes += sum(

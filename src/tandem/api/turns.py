@@ -36,7 +36,9 @@ class Turns:
         except OverflowError as error:
             raise QueueFull from error
         for victim in victims:
-            victim.set_exception(QueueFull())
+            # One that leaves in this very turn of the loop still has its place, and needs no word.
+            if not victim.done():
+                victim.set_exception(QueueFull())
         self._queues.setdefault(account, deque()).append(turn)
         try:
             await turn

@@ -55,12 +55,15 @@ class JsonText:
     def __init__(self) -> None:
         self._chunks: list[bytes] = []
         self._parts: list[str] = []
+        self._parts_chars = 0
 
     def add(self, part: str) -> int:
         """Gives how many bytes more are kept, counted now and then."""
         if part:
             self._parts.append(part)
-        return self._encode() if len(self._parts) >= _PARTS else 0
+            self._parts_chars += len(part)
+        enough = len(self._parts) >= _PARTS or self._parts_chars > CHUNK_BYTES
+        return self._encode() if enough else 0
 
     def pieces(self) -> list[bytes]:
         """The whole text, without quotes; none for an empty one."""
@@ -70,7 +73,7 @@ class JsonText:
 
     def _encode(self) -> int:
         self._chunks.append(_encoder.encode("".join(self._parts))[1:-1])
-        self._parts = []
+        self._parts, self._parts_chars = [], 0
         return len(self._chunks[-1])
 
 

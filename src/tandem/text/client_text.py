@@ -53,9 +53,12 @@ def client_text(
     written = {text for text in tokenizer.added_tokens() if _is_written(text, source)}
     still = tokenizer.find_as_written(specials | written)
     texts = sorted({*specials, *written, *still})
-    shield = Shield(texts, cuts)
+    normalized = tokenizer.normalized if still else None
+    shield = Shield(texts, cuts, normalized)
     answers = [text for text in texts if text in specials or text not in _ANSWER_TAGS]
-    return ClientText(shield, Shield(answers, cuts) if len(answers) < len(texts) else shield)
+    if len(answers) == len(texts):
+        return ClientText(shield, shield)
+    return ClientText(shield, Shield(answers, cuts, normalized))
 
 
 def _is_written(text: str, source: str) -> bool:

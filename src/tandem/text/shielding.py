@@ -10,7 +10,7 @@ without such spellings is tokenised as if it had never been marked.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tandem.facts.errors import InvalidRequest
@@ -18,6 +18,8 @@ from tandem.text.aho_corasick import AhoCorasick
 
 # Private characters, which no font and no tokenizer gives a meaning.
 _MARKS = range(0xF0000, 0xF0100)
+# The second half of such an escape; the first one is the same for all.
+_ESCAPED_MARK = re.compile(r"\\udc([0-9a-f]{2})")
 _PREFIX_CHARS = 2
 # So often may a template take out what it made by taking out.
 _NESTED_CUTS = 4
@@ -25,9 +27,17 @@ _NESTED_CUTS = 4
 
 class Shield:
     """Marks the spellings of `texts`, and what may become one where the template joins strings or
-    takes out one of `cuts`. One character alone cannot be cut, and stays."""
+    takes out one of `cuts`. One character alone cannot be cut, and stays. Where tokens are found
+    only behind a normalizer, `normalized` gives a text with the letters that it has there: what
+    needs a mark then goes on in these letters."""
 
-    def __init__(self, texts: Iterable[str], cuts: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        texts: Iterable[str],
+        cuts: Iterable[str] = (),
+        normalized: Callable[[str], str] | None = None,
+    ) -> None:
+        self._normalized = normalized
         texts = [text for text in dict.fromkeys(texts) if len(text) > 1]
         cuts = sorted(dict.fromkeys(cut for cut in cuts if cut), key=len, reverse=True)
         self._forward = AhoCorasick(texts)
@@ -40,14 +50,15 @@ class Shield:
 
     def touches(self, *values: object) -> bool:
         """Whether any string in these values, however deep, needs a mark."""
-        return any(self._places(text) for text in _strings(values))
+        return any(self._marking(text)[1] for text in _strings(values))
 
     def marked(self, value: Any, mark: str) -> Any:
         """`value` with `mark` at every such place; keys of objects are strings too. As deep as the
         value is nested, the work is recursive."""
         match value:
             case str():
-                return _cut_at(value, self._places(value), mark)
+                text, places = self._marking(value)
+                return _cut_at(text, places, mark)
             case Mapping():
                 return {self.marked(k, mark): self.marked(v, mark) for k, v in value.items()}
             case list() | tuple():
@@ -99,6 +110,14 @@ class Shield:
                 at += 1
             found = self._prefix.search(text, at)
 
+    def _marking(self, text: str) -> tuple[str, list[int]]:
+        """The text, in the letters in which it goes on, and where marks belong in it."""
+        letters = text if self._normalized is None else self._normalized(text)
+        places = self._places(letters)
+        if places or letters == text:
+            return letters, places
+        return text, self._places(text)
+
     def _places(self, text: str) -> list[int]:
         """Before which characters a mark belongs, in order."""
         # Before its last character: that cuts all spellings that end there.
@@ -149,8 +168,11 @@ def _is_side(automaton: AhoCorasick, text: str) -> bool:
 
 
 def unused_mark(*values: object) -> str:
-    """A character that these values do not hold. Raises `InvalidRequest` where they hold all."""
+    """A character that these values do not hold, nor write as JSON does. Raises `InvalidRequest`
+    where they hold all."""
     used = {char for text in _strings(values) if not text.isascii() for char in text}
+    for text in _strings(values):
+        used.update(chr(_MARKS[int(last, 16)]) for last in _ESCAPED_MARK.findall(text))
     for code in _MARKS:
         if chr(code) not in used:
             return chr(code)

@@ -30,6 +30,8 @@ _CUTS_COST = 2
 _MANY_TOKENS = 1024
 # Normalizers that make no text shorter, so that a bound in bytes stays one.
 _LENGTHENING = frozenset({"Prepend", "ByteLevel"})
+# Normalizers of a text's ends alone.
+_OF_ENDS = frozenset({"Prepend", "Strip"})
 # Normalizers that make the same of a text's parts as of the whole.
 _LOCAL = frozenset(
     {
@@ -67,6 +69,7 @@ class Tokenizer:
         self.longest_token_bytes = _longest_token_bytes(core)
         self.vocabulary_tokens: int = core.get_vocab_size(with_added_tokens=True)
         self.end_token_ids = self._end_token_ids(files)
+        self._letters = _letters_of(core.normalizer)
         self._bos_id = self.token_id(self.special_tokens.get("bos_token"))
         added_ids: list[int] = core.encode("", add_special_tokens=True).ids
         add_bos = files.tokenizer_config.get("add_bos_token")
@@ -151,6 +154,13 @@ class Tokenizer:
             add([found])
         return still
 
+    def normalized(self, text: str) -> str:
+        """`text` with the letters that the normalizer gives it wherever it stands in a prompt."""
+        if self._letters is None:
+            return text
+        letters: str = self._letters.normalize_str(text)
+        return letters
+
     def token_id(self, token: str | None) -> int | None:
         """Id of one token by its exact text, or None."""
         if token is None:
@@ -193,6 +203,17 @@ def _lengthens(normalizer: Any) -> bool:
 def _normalizer_parts(normalizer: Any) -> list[dict[str, Any]]:
     state: dict[str, Any] = json.loads(normalizer.__getstate__())
     return state["normalizers"] if state["type"] == "Sequence" else [state]
+
+
+def _letters_of(normalizer: Any) -> Any:
+    """A normalizer without what the other does to the ends of a text; None where that is all."""
+    parts = [] if normalizer is None else _normalizer_parts(normalizer)
+    parts = [part for part in parts if part["type"] not in _OF_ENDS]
+    if not parts:
+        return None
+    letters = tokenizers.normalizers.Sequence([])
+    letters.__setstate__(json.dumps({"type": "Sequence", "normalizers": parts}).encode())
+    return letters
 
 
 def _lengthening_replace(part: Mapping[str, Any]) -> bool:

@@ -46,6 +46,7 @@ class AdmittedKeys:
         self._fixed = frozenset((line.role, line.public) for line in fixed)
         self._file = file
         self._seen = _signature(file)
+        self._problem = ""
         self._known = self._fixed | (frozenset() if file is None else _read(file))
 
     def may(self, public: str, role: PeerRole) -> bool:
@@ -60,7 +61,7 @@ class AdmittedKeys:
 
     def look(self) -> bool:
         """Read the file if it has changed; whether it has. One that cannot be read leaves the last
-        keys valid; one without keys revokes all of them."""
+        keys valid, and is tried again; one without keys revokes all of them."""
         signature = _signature(self._file)
         if self._file is None or signature == self._seen:
             return False
@@ -68,8 +69,12 @@ class AdmittedKeys:
         try:
             self._known = self._fixed | _read(self._file)
         except InvalidConfiguration as problem:
-            logger.error("%s; the keys that it held stay valid", problem)
+            # It may go without a change of the file, and is said once.
+            if str(problem) != self._problem:
+                logger.error("%s; the keys that it held stay valid", problem)
+            self._seen, self._problem = None, str(problem)
             return False
+        self._problem = ""
         self.version += 1
         logger.warning("%s was read anew: %d keys may come in", self._file, len(self._known))
         return True

@@ -79,6 +79,7 @@ class GatewayChannel:
         self._peers: dict[str, Outbox] = {}
         self._retry: asyncio.TimerHandle | None = None
         self._tried_s = 0.0
+        self._probes = _Probes(self._probe)
 
     def open(self) -> str:
         """Listen; gives the endpoint with its port. Call it on the event loop. Raises
@@ -227,9 +228,7 @@ class GatewayChannel:
 
     def _watch(self, frames: list[bytes]) -> None:
         if parse_monitor_message(frames)["event"] == zmq.Event.DISCONNECTED:
-            loop = asyncio.get_running_loop()
-            for delay_s in PROBES_S:
-                loop.call_later(delay_s, self._probe)
+            self._probes.broke()
 
     def _probe(self) -> None:
         """An empty message tells whose connection has gone."""
@@ -237,6 +236,31 @@ class GatewayChannel:
             for peer, outbox in list(self._peers.items()):
                 if not len(outbox):
                     self._sent(peer, b"")
+
+
+class _Probes:
+    """`probe` comes so much after a connection broke. Anybody may come and go at the port: however
+    often, it comes once in each such time, and after the last one."""
+
+    def __init__(self, probe: Callable[[], None]) -> None:
+        self._probe = probe
+        # Those that are to come, and whether one more connection broke since.
+        self.coming: dict[float, bool] = {}
+
+    def broke(self) -> None:
+        for delay_s in PROBES_S:
+            self._wait(delay_s)
+
+    def _wait(self, delay_s: float) -> None:
+        waits = delay_s in self.coming
+        self.coming[delay_s] = waits
+        if not waits:
+            asyncio.get_running_loop().call_later(delay_s, self._due, delay_s)
+
+    def _due(self, delay_s: float) -> None:
+        if self.coming.pop(delay_s):
+            self._wait(delay_s)
+        self._probe()
 
 
 def _same_process(peer: str, others: Iterable[str]) -> list[str]:
