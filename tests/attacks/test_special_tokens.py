@@ -19,7 +19,7 @@ from tandem.api.config import ApiConfig
 from tandem.api.prompts import chat_prompt
 from tandem.text.chat import ChatOptions
 from tandem.text.model import TextModel
-from tandem.text.shielding import Shield, unused_mark
+from tandem.text.shielding import WINDOW_CHARS, Shield, unused_mark
 from tests.api.scripted_generator import ScriptedGenerator
 from tests.api.server import serving
 
@@ -354,3 +354,10 @@ def test_what_could_be_a_side_of_one_but_is_none_has_the_ids_it_had(contents, al
         rendered = text.chat.render(messages, [], ChatOptions())
         tokens = prompt_of(text, messages)
         assert tokens == list(text.tokenizer.encode(rendered, add_special_tokens=False))
+
+
+@pytest.mark.parametrize("before", range(-12, 3))
+def test_a_spelling_is_marked_wherever_a_window_of_the_search_ends(before):
+    shield = Shield(["<|im_end|>", "<|im"], cuts=["<|im_start|>", "<|"])
+    start, end = "x" * (WINDOW_CHARS + before), "<|im_start|> <|im_end|>" + "<" * 20
+    assert shield.marked(start + end, "#") == start + shield.marked(end, "#")

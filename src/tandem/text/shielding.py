@@ -21,6 +21,8 @@ _MARKS = range(0xF0000, 0xF0100)
 # The second half of such an escape; the first one is the same for all.
 _ESCAPED_MARK = re.compile(r"\\udc([0-9a-f]{2})")
 _PREFIX_CHARS = 2
+# A search lets no other thread run before it ends: so many characters take it milliseconds.
+WINDOW_CHARS = 256 << 10
 # So often may a template take out what it made by taking out.
 _NESTED_CUTS = 4
 
@@ -44,9 +46,9 @@ class Shield:
         self._backward = AhoCorasick([text[::-1] for text in texts])
         self._longest = max(map(len, texts), default=0)
         # Most texts hold none of these, which is quickly known.
-        self._prefix = _one_of(text[:_PREFIX_CHARS] for text in texts)
-        self._first, self._last = _one_of(t[0] for t in texts), _one_of(t[-1] for t in texts)
-        self._cut = _one_of(cuts)
+        self._prefix = _Search(text[:_PREFIX_CHARS] for text in texts)
+        self._first, self._last = _Search(t[0] for t in texts), _Search(t[-1] for t in texts)
+        self._cut = _Search(cuts)
 
     def touches(self, *values: object) -> bool:
         """Whether any string in these values, however deep, needs a mark."""
@@ -95,12 +97,10 @@ class Shield:
 
     def _matches(self, text: str) -> Iterator[tuple[int, int]]:
         """The place of the last character of each spelling, and how many characters it has."""
-        if self._prefix is None:
-            return
         forward = self._forward
-        found = self._prefix.search(text)
+        found = self._prefix.next(text)
         while found:
-            node, at = 0, found.start()
+            node, at = 0, found[0]
             while at < len(text):
                 node = forward.step(node, text[at])
                 if not node:
@@ -108,7 +108,7 @@ class Shield:
                 if spelling := forward.matched(node):
                     yield at, len(spelling)
                 at += 1
-            found = self._prefix.search(text, at)
+            found = self._prefix.next(text, at)
 
     def _marking(self, text: str) -> tuple[str, list[int]]:
         """The text, in the letters in which it goes on, and where marks belong in it."""
@@ -123,7 +123,7 @@ class Shield:
         # Before its last character: that cuts all spellings that end there.
         places = {last for last, _ in self._matches(text)}
         begin = 0
-        cuts = [cut.span() for cut in self._cut.finditer(text)] if self._cut else []
+        cuts = self._cut.all(text)
         for cut_begin, cut_end in cuts:
             places.update(self._edges(text, begin, cut_begin))
             begin = cut_end
@@ -135,25 +135,28 @@ class Shield:
     def _hides(self, text: str) -> bool:
         """Whether a spelling stands there once all cuts are taken out, also those that only appear
         when others are."""
-        taken = 1
         for _ in range(_NESTED_CUTS):
-            if taken and self._cut:
-                text, taken = self._cut.subn("", text)
+            cuts = self._cut.all(text)
+            if not cuts:
+                break
+            begins, ends = (
+                [0, *(end for _, end in cuts)],
+                [*(begin for begin, _ in cuts), len(text)],
+            )
+            text = "".join(text[begin:end] for begin, end in zip(begins, ends, strict=True))
         return any(True for _ in self._matches(text))
 
     def _edges(self, text: str, begin: int, end: int) -> Iterator[int]:
         """The ends of text[begin:end], which templates may strip of blank space, where they are
         one side of a spelling."""
-        if self._first is None or self._last is None:
-            return
         part = text[begin:end].rstrip()
         end = begin + len(part)
         part = part.lstrip()
         begin = end - len(part)
         head, tail = part[: self._longest], part[-self._longest :]
-        if self._last.search(head) and _is_side(self._backward, head[::-1]):
+        if self._last.next(head) and _is_side(self._backward, head[::-1]):
             yield begin
-        if self._first.search(tail) and _is_side(self._forward, tail):
+        if self._first.next(tail) and _is_side(self._forward, tail):
             yield end
 
 
@@ -179,9 +182,35 @@ def unused_mark(*values: object) -> str:
     raise InvalidRequest("messages", "hold every private character of Unicode's plane 15")
 
 
-def _one_of(strings: Iterable[str]) -> re.Pattern[str] | None:
-    alternatives = "|".join(map(re.escape, dict.fromkeys(strings)))
-    return re.compile(alternatives) if alternatives else None
+class _Search:
+    """Finds these strings, of which those that begin others come behind them. Of long texts so much
+    at a time that the event loop is heard in between."""
+
+    def __init__(self, strings: Iterable[str]) -> None:
+        strings = list(dict.fromkeys(strings))
+        self._longest = max(map(len, strings), default=0)
+        self._pattern = re.compile("|".join(map(re.escape, strings))) if strings else None
+
+    def next(self, text: str, begin: int = 0) -> tuple[int, int] | None:
+        """Where the first at or behind `begin` begins and ends."""
+        if self._pattern is None:
+            return None
+        while begin < len(text):
+            end = begin + WINDOW_CHARS
+            # Of what begins in the window, all is seen.
+            found = self._pattern.search(text, begin, end + self._longest)
+            if found and found.start() < end:
+                return found.span()
+            begin = end
+        return None
+
+    def all(self, text: str) -> list[tuple[int, int]]:
+        """As many as there are beside each other."""
+        spans, found = [], self.next(text)
+        while found:
+            spans.append(found)
+            found = self.next(text, found[1])
+        return spans
 
 
 def _cut_at(text: str, places: Sequence[int], mark: str) -> str:
