@@ -1,8 +1,10 @@
 """Property tests draw the same examples in every run; HYPOTHESIS_PROFILE=explore draws new ones."""
 
 import ast
+import gc
 import os
 import signal
+import sys
 from typing import Any
 
 from hypothesis import settings
@@ -15,6 +17,21 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "seeded"))
 # several tests share the cores, spinning takes them from whoever is waited for. It is read when
 # torch is imported, which nothing has done yet.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# Tests start some two hundred processes. Where the environment forbids to keep what was compiled,
+# as it does in many containers, each of them would compile the whole source anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+# Thousands of tests, and what they import, live until the end. While they are collected the
+# collector would look through them again and again, and every time later that it looks for garbage.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
 
 # A shell starts what runs in its background with Ctrl-C ignored, and so would be all processes that
 # tests start, and send it.

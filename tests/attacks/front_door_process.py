@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import tandem
+from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
-from tandem.commands.front_door import http_server_over, listen
+from tandem.commands.front_door import http_server_over
+from tandem.commands.listening import listen
 from tandem.text.model import TextModel
 from tests.attacks.long_answers import LongWinded
 
@@ -22,7 +24,8 @@ def main() -> None:
     generator.different_alternatives = 2
     generator._card = replace(generator.card, context_tokens=CONTEXT_TOKENS)
     with listen("127.0.0.1", 0) as listener:
-        server = http_server_over(generator, text, ApiConfig(), "critical")
+        api = ApiConfig()
+        server = http_server_over(build_app(generator, text, api), api.connections, "critical")
         print(listener.getsockname()[1], flush=True)
         asyncio.run(server.serve(sockets=[listener]))
 

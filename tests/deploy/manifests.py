@@ -54,7 +54,8 @@ def parsed(words: list[str]) -> dict:
     what click raises for one that cannot be."""
     group = get_command(app)
     assert isinstance(group, typer.core.TyperGroup)
-    command = group.commands[words[0]]
+    command = group.get_command(typer.Context(group), words[0])
+    assert command is not None, words[0]
     return command.make_context(words[0], words[1:]).params
 
 

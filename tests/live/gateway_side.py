@@ -5,12 +5,12 @@ import asyncio
 import os
 import select
 import subprocess
-import sys
 import threading
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+from tandem.commands.cluster.setups import PROCESS
 from tandem.config.options import ServeOptions
 from tandem.config.processes import CurveKeys, HealthSetup, WorkerSetup, write_setup
 from tandem.cost.fitted import FittedStepTime
@@ -73,13 +73,6 @@ KEYS = CurveKeys(
     worker_public=WORKER_PAIR.public,
     worker_secret=WORKER_PAIR.secret,
 )
-START = """
-import sys
-from pathlib import Path
-from tandem.commands.cluster.worker_process import run_worker
-from tandem.config.processes import WorkerSetup, read_setup
-run_worker(read_setup(WorkerSetup, Path(sys.argv[1])))
-"""
 
 
 def gateway_config(root: CacheRoot, transfer: Transfer) -> GatewayConfig:
@@ -300,7 +293,7 @@ class Workers:
         write_setup(setup, file)
         with self.log(name).open("wb") as log:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-c", START, str(file)], stdout=log, stderr=log
+                [*PROCESS, "worker-process", str(file)], stdout=log, stderr=log
             )
         return self.processes[name]
 

@@ -6,8 +6,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
-from tandem.commands.front_door import HttpServer, http_server_over, listen
+from tandem.commands.front_door import HttpServer, http_server_over
+from tandem.commands.listening import listen
 from tandem.commands.model_assembly import load_model, pick_kernels, plan_model
 from tandem.config.api_options import api_config
 from tandem.config.hardware import BUNDLED_MODEL
@@ -71,7 +73,8 @@ def assemble(model: str | None, options: ServeOptions) -> Server:
 
 def http_server(server: Server, log_level: str) -> HttpServer:
     """The HTTP server over an assembled server; run it inside `running`."""
-    return http_server_over(server.worker, server.text, server.api, log_level)
+    app = build_app(server.worker, server.text, server.api)
+    return http_server_over(app, server.api.connections, log_level)
 
 
 @asynccontextmanager

@@ -1,31 +1,74 @@
-"""The `tandem` command: one verb a file."""
+"""The `tandem` command: one verb a file, imported when it is asked for.
+
+Some verbs import what takes a second, and none should wait for what only another one needs.
+"""
+
+from collections.abc import Iterable
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from tandem import __version__
-from tandem.commands.bench import bench
-from tandem.commands.chat import chat
-from tandem.commands.complete import complete
-from tandem.commands.down import down_command
-from tandem.commands.drain import drain_command, flip_command, undrain_command
-from tandem.commands.evaluate import evaluate_command
-from tandem.commands.gateway import gateway_command
-from tandem.commands.hits import hits
-from tandem.commands.join import join_command
-from tandem.commands.keys import keys_command
-from tandem.commands.processes import (
-    gateway_process_command,
-    pool_process_command,
-    worker_process_command,
-)
-from tandem.commands.profile import profile_command
-from tandem.commands.restart import restart_command
-from tandem.commands.serve import serve_command
-from tandem.commands.simulate import simulate_command
-from tandem.commands.status import status_command
-from tandem.commands.up import up_command
+from tandem.commands.heavy_imports import import_heavy
+from tandem.live.process_end import run_to_the_end
+
+# Where each verb is found, in the order in which the help lists them.
+VERBS = {
+    "serve": "serve:serve_command",
+    "up": "up:up_command",
+    "status": "status:status_command",
+    "drain": "drain:drain_command",
+    "undrain": "drain:undrain_command",
+    "flip": "drain:flip_command",
+    "restart": "restart:restart_command",
+    "join": "join:join_command",
+    "down": "down:down_command",
+    "gateway": "gateway:gateway_command",
+    "keys": "keys:keys_command",
+    "chat": "chat:chat",
+    "complete": "complete:complete",
+    "bench": "bench:bench",
+    "eval": "evaluate:evaluate_command",
+    "hits": "hits:hits",
+    "profile": "profile:profile_command",
+    "simulate": "simulate:simulate_command",
+    "gateway-process": "processes:gateway_process_command",
+    "worker-process": "processes:worker_process_command",
+    "pool-process": "processes:pool_process_command",
+}
+# Started by other verbs, not by people.
+HIDDEN = {"gateway-process", "worker-process", "pool-process"}
+
+
+class Verbs(TyperGroup):
+    """The verbs; each is imported when it is asked for by name."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        self._import(VERBS)
+        return super().list_commands(ctx)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        # Whoever mistyped one is told which there are.
+        self._import((cmd_name,) if cmd_name in VERBS else VERBS)
+        return super().get_command(ctx, cmd_name)
+
+    def _import(self, verbs: Iterable[str]) -> None:
+        for verb in verbs:
+            if verb not in self.commands:
+                self.commands[verb] = _imported(verb)
+
+
+def _imported(verb: str) -> Any:
+    module, _, name = VERBS[verb].partition(":")
+    command = getattr(import_heavy(f"tandem.commands.{module}"), name)
+    alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    alone.command(verb, hidden=verb in HIDDEN)(command)
+    return typer.main.get_command(alone)
+
 
 app = typer.Typer(
+    cls=Verbs,
     name="tandem",
     help="Serve, try and measure large language models: on a laptop with one command, or on a "
     "cluster of workers.",
@@ -52,24 +95,6 @@ def tandem(
     """The options that belong to no verb."""
 
 
-app.command("serve")(serve_command)
-app.command("up")(up_command)
-app.command("status")(status_command)
-app.command("drain")(drain_command)
-app.command("undrain")(undrain_command)
-app.command("flip")(flip_command)
-app.command("restart")(restart_command)
-app.command("join")(join_command)
-app.command("down")(down_command)
-app.command("gateway")(gateway_command)
-app.command("keys")(keys_command)
-app.command("chat")(chat)
-app.command("complete")(complete)
-app.command("bench")(bench)
-app.command("eval")(evaluate_command)
-app.command("hits")(hits)
-app.command("profile")(profile_command)
-app.command("simulate")(simulate_command)
-app.command("gateway-process", hidden=True)(gateway_process_command)
-app.command("worker-process", hidden=True)(worker_process_command)
-app.command("pool-process", hidden=True)(pool_process_command)
+def run() -> None:
+    """Run the verb that the words name, and end the process."""
+    run_to_the_end(app)

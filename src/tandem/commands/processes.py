@@ -10,6 +10,7 @@ import typer
 
 from tandem.commands.heavy_imports import import_heavy
 from tandem.config.processes import GatewaySetup, PoolNodeSetup, WorkerSetup, read_setup
+from tandem.live.process_end import run_to_the_end
 
 SetupFile = Annotated[Path, typer.Argument(help="What the launcher wrote for it.")]
 
@@ -39,4 +40,4 @@ app.command("worker-process")(worker_process_command)
 app.command("pool-process")(pool_process_command)
 
 if __name__ == "__main__":
-    app()
+    run_to_the_end(app)

@@ -8,8 +8,9 @@ import uvloop
 from rich.console import Console
 
 from tandem.commands.assembly import Server, assemble, http_server, running
-from tandem.commands.front_door import PATIENCE_S, HttpServer, listen, url_of
+from tandem.commands.front_door import PATIENCE_S, HttpServer
 from tandem.commands.greeting import Greeting
+from tandem.commands.listening import listen, url_of
 from tandem.config.options import ServeOptions
 
 

@@ -9,7 +9,7 @@ from tandem.commands.cluster.launchers import check_launcher
 from tandem.commands.cluster.policies import router_policies
 from tandem.commands.cluster.router import capacity_of
 from tandem.commands.cluster.setups import Setups
-from tandem.commands.front_door import listen
+from tandem.commands.listening import listen
 from tandem.config.api_options import check_exposure
 from tandem.config.cluster import Cluster
 from tandem.config.cluster_live import LiveFile, as_served, gateway_options, pool_place

@@ -13,7 +13,7 @@ from tandem.kernels.collectives.distributed import connect, disconnect
 from tandem.kv.mover_config import MoverCalls
 from tandem.live.clock import now_ns
 from tandem.live.launching.parent import end_with_parent
-from tandem.live.process_end import end_within
+from tandem.live.process_end import end_within, run_to_the_end
 from tandem.live.ranks.follower import Follower, FollowerLink, MovesToLeader
 from tandem.live.ranks.start import link_to_leader
 from tandem.live.startup import StartUp
@@ -72,4 +72,4 @@ def _follow(setup: FollowerSetup, link: FollowerLink) -> str:
 
 
 if __name__ == "__main__":
-    run_follower(int(sys.argv[1]))
+    run_to_the_end(lambda: run_follower(int(sys.argv[1])))

@@ -13,18 +13,14 @@ import msgspec
 import uvloop
 import zmq
 
+from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
 from tandem.commands.cluster.client_keys import tenant_key_files, tenant_keys
 from tandem.commands.cluster.kv_form import kv_form
 from tandem.commands.cluster.process_log import log_of_process
 from tandem.commands.cluster.router import capacity_of, router_config
-from tandem.commands.front_door import (
-    PATIENCE_S,
-    HttpServer,
-    http_server_over,
-    listen,
-    url_of,
-)
+from tandem.commands.front_door import PATIENCE_S, HttpServer, http_server_over
+from tandem.commands.listening import listen, url_of
 from tandem.config.api_options import api_config, check_exposure
 from tandem.config.cluster import read_cluster
 from tandem.config.hardware import BUNDLED_MODEL
@@ -147,7 +143,8 @@ async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.soc
             f"cannot listen for workers on {setup.listen}: {error.strerror}; choose another listen"
         ) from error
     await gateway.start(channel)
-    http = http_server_over(gateway, assembled.text, assembled.api, setup.options.log_level)
+    app = build_app(gateway, assembled.text, assembled.api)
+    http = http_server_over(app, assembled.api.connections, setup.options.log_level)
     _heed_signals(gateway, http)
     comes_back = _announcement(setup).exists()
     _announce(setup, endpoint, url_of(listener))

@@ -14,7 +14,8 @@ from starlette.routing import Route
 
 from tandem.api.config import ConnectionLimits
 from tandem.commands.cluster.operators import Operators
-from tandem.commands.front_door import bounded_server, listen
+from tandem.commands.front_door import bounded_server
+from tandem.commands.listening import listen
 from tandem.facts.gateway_messages import ClusterStatus
 from tandem.live.launching.vanished import Vanished
 

@@ -1,0 +1,35 @@
+"""The verbs of `tandem`: all are there, and none waits for what only another one needs."""
+
+import subprocess
+import sys
+
+from tests.journeys.serving import run_here
+
+# What takes long to import, and what these verbs must do without. They run beside a cluster, or
+# before it starts, and somebody waits for each.
+QUICK = ("up", "status", "drain", "restart", "join", "down", "gateway", "keys")
+SCRIPT = """
+import importlib, sys
+for verb in sys.argv[1:]:
+    importlib.import_module(f"tandem.commands.{verb}")
+print(*{"torch", "fastapi", "aiohttp", "tokenizers"} & set(sys.modules))
+"""
+
+
+def test_operators_wait_for_no_model_and_no_server():
+    command = [sys.executable, "-c", SCRIPT, "main", *QUICK]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert not done.stdout.split()
+
+
+def test_help_lists_every_verb_but_those_that_only_launchers_use():
+    told = run_here("--help").stdout
+    for verb in ("serve", *QUICK, "chat", "complete", "bench", "eval", "hits", "profile"):
+        assert f" {verb} " in told
+    assert "worker-process" not in told
+
+
+def test_a_mistyped_verb_is_told_what_may_be_meant():
+    told = run_here("statsu")
+    assert told.returncode == 2
+    assert "status" in told.stderr

@@ -1,0 +1,53 @@
+"""A process that ends without being taken apart loses nothing of what it had to do."""
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import atexit, sys, threading
+from tandem.live.process_end import run_to_the_end
+
+class Untidy:
+    def __del__(self):
+        print("taken apart", flush=True)
+
+kept = Untidy()
+release = threading.Event()
+
+def work():
+    atexit.register(print, "registered", end=" ")
+    sys.stdout.write("written ")
+    {end}
+
+run_to_the_end(work)
+"""
+THREAD = "threading.Thread(target=lambda: release.wait() and print('thread', end=' ')).start()"
+
+
+def ended(end: str) -> tuple[int, str, str]:
+    """Its exit status and what it wrote."""
+    command = [sys.executable, "-c", SCRIPT.format(end=end)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout.strip(), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("end", "status"), [("return", 0), ("sys.exit()", 0), ("sys.exit(75)", 75)]
+)
+def test_it_ends_with_its_status_when_all_is_said(end, status):
+    assert ended(end) == (status, "written registered", "")
+
+
+def test_threads_finish_first():
+    status, out, _ = ended(f"{THREAD}; threading.Timer(0.1, release.set).start(); sys.exit(3)")
+    assert (status, out.split()[:3]) == (3, ["written", "thread", "registered"])
+
+
+def test_what_goes_wrong_is_told_as_ever():
+    assert ended("sys.exit('no such file')")[::2] == (1, "no such file\n")
+    status, out, told = ended("raise ValueError('broken')")
+    assert status == 1
+    assert "registered" in out
+    assert told.endswith("ValueError: broken\n")
