@@ -7,7 +7,7 @@ ARGS ?=
 TEST_PROCESSES ?= 2
 BIN := .venv/bin
 
-.PHONY: serve test chaos laws fuzz lint format bench constraints clean
+.PHONY: serve test chaos laws fuzz attacks lint format bench constraints clean
 
 serve: .venv/installed
 	$(BIN)/tandem serve $(MODEL) $(ARGS)
@@ -28,6 +28,10 @@ laws: .venv/installed-test
 # Against a server of the bundled model: make fuzz ARGS="--minutes 1 --seed 7".
 fuzz: .venv/installed-test
 	$(BIN)/python -m tests.fuzz $(ARGS)
+
+# What attacks cost a real server: make attacks ARGS="--against CHECKOUT --only heads,memory".
+attacks: .venv/installed-test
+	$(BIN)/python -m tests.attacks $(ARGS)
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .
