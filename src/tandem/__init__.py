@@ -1,3 +1,3 @@
 """Tandem: LLM inference, whole on one laptop, that grows to a disaggregated cluster."""
 
-__version__ = "0.5.0"
+__version__ = "0.5.1"

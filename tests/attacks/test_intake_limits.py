@@ -16,7 +16,7 @@ from tandem.api.config import ApiConfig
 from tandem.api.intake import QUEUED_CALLS, THREADS, Intake
 from tandem.api.refusal import Refused
 from tandem.api.sse import ClientGone
-from tandem.facts.blocks import PromptChains
+from tandem.facts.blocks import PromptChains, grown_chain
 from tandem.facts.errors import PromptTooLong
 from tandem.text.aho_corasick import AhoCorasick
 from tandem.text.model import TextModel
@@ -212,8 +212,20 @@ def test_choices_of_one_prompt_are_hashed_once(monkeypatch):
     # Over the wire each choice brings an equal prompt of its own.
     found += [chains.chain(b"root", array("I", prompt)) for _ in range(4)]
     assert len(hashed) == 1
-    assert all(chain == [b"h"] for chain in found)
-    assert found[0] is not found[1]
+    assert all(chain == (b"h",) for chain in found)
     chains.chain(b"other", prompt)
     chains.chain(b"other", prompt[:-1])
     assert len(hashed) == 3
+
+
+def test_choices_share_their_chain_until_they_go_on_in_their_own_ways():
+    chains, prompt = PromptChains(16), list(range(160))
+    one, other = (chains.chain(b"root", prompt) for _ in range(2))
+    assert one is other
+    assert grown_chain(one, b"root", [*prompt, 7], 16) is one
+    grown = grown_chain(one, b"root", prompt + [7] * 16, 16)
+    assert grown[:10] == list(one)
+    assert len(other) == len(chains.chain(b"root", prompt)) == 10
+    # Its own from now on, it grows where it is.
+    assert grown_chain(grown, b"root", prompt + [7] * 32, 16) is grown
+    assert len(grown) == 12

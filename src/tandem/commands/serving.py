@@ -4,7 +4,6 @@ import asyncio
 import signal
 import socket
 
-import uvloop
 from rich.console import Console
 
 from tandem.commands.assembly import Server, assemble, http_server, running
@@ -12,6 +11,7 @@ from tandem.commands.front_door import PATIENCE_S, HttpServer
 from tandem.commands.greeting import Greeting
 from tandem.commands.listening import listen, url_of
 from tandem.config.options import ServeOptions
+from tandem.live.event_loop import loop_runner
 
 
 def serve(model: str | None, options: ServeOptions, console: Console) -> None:
@@ -19,7 +19,7 @@ def serve(model: str | None, options: ServeOptions, console: Console) -> None:
     # The address is taken before the model is loaded: a taken port is said at once.
     with listen(options.host, options.port) as listener:
         server = assemble(model, options)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with loop_runner() as runner:
             runner.run(_serve(server, listener, options.log_level, console))
 
 

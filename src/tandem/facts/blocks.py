@@ -64,6 +64,10 @@ class CacheRoot:
         return digest.digest()
 
 
+# Hashes of a sequence's full blocks, in order: a list is its own, a tuple belongs to several.
+Chain = list[bytes] | tuple[bytes, ...]
+
+
 def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
     """Hash of one full block. The same in every process and on every machine."""
     return blake2b(parent + array("I", tokens).tobytes(), digest_size=HASH_BYTES).digest()
@@ -84,24 +88,35 @@ def extend_chain(chain: list[bytes], root: bytes, tokens: Sequence[int], block_s
         chain.append(parent)
 
 
+def grown_chain(chain: Chain, root: bytes, tokens: Sequence[int], block_size: int) -> Chain:
+    """`chain` with the hashes of all full blocks of `tokens`. A list is extended in place; a tuple,
+    which others have too, becomes a list of its own where there is anything to add."""
+    if len(chain) >= len(tokens) // block_size:
+        return chain
+    own = list(chain) if isinstance(chain, tuple) else chain
+    extend_chain(own, root, tokens, block_size)
+    return own
+
+
 class PromptChains:
     """Hashes of the blocks of the newest prompt: its n choices, which come one after the other,
-    have them computed once."""
+    have them computed once, and share them until they go on in their own ways."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._root = b""
         self._tokens: Sequence[int] = ()
-        self._chain: list[bytes] = []
+        self._chain: tuple[bytes, ...] = ()
 
-    def chain(self, root: bytes, tokens: Sequence[int]) -> list[bytes]:
-        """Of all full blocks of `tokens`, which never change; the caller's own list."""
+    def chain(self, root: bytes, tokens: Sequence[int]) -> Chain:
+        """Of all full blocks of `tokens`, which never change."""
         known = self._tokens
         same = known is tokens or (len(known) == len(tokens) and known == tokens)
         if not same or root != self._root:
-            self._root, self._tokens, self._chain = root, tokens, []
-            extend_chain(self._chain, root, tokens, self._block_size)
-        return self._chain.copy()
+            chain: list[bytes] = []
+            extend_chain(chain, root, tokens, self._block_size)
+            self._root, self._tokens, self._chain = root, tokens, tuple(chain)
+        return self._chain
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tandem.facts.blocks import CacheRoot, PromptChains, extend_chain
+from tandem.facts.blocks import CacheRoot, PromptChains, grown_chain
 from tandem.facts.fleet import Tier
 from tandem.facts.fleet_messages import (
     AskForBlocks,
@@ -230,7 +230,7 @@ class Entrance:
         root = self.root.hash(request.salt)
         if not passage.chain:
             passage.chain = self._chains.chain(root, request.prompt_tokens)
-        extend_chain(passage.chain, root, passage.tokens(), config.block_size)
+        passage.chain = grown_chain(passage.chain, root, passage.tokens(), config.block_size)
         found = self.index.match(passage.chain, now_ns)
         passage.look(found.hits, found.remote_tokens)
         return passage.view

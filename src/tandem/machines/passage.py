@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from tandem.facts.blocks import Chain
 from tandem.facts.fleet import Tier
 from tandem.facts.fleet_messages import RequestSubmitted
 from tandem.facts.request import FinishReason, Request
@@ -93,7 +94,7 @@ class Passage:
 
     submission: RequestSubmitted
     view: RequestView
-    chain: list[bytes]
+    chain: Chain
     names: Names
     stage: Stage = Stage.LINE
     copy_failed: bool = False

@@ -3,7 +3,6 @@
 from bisect import insort
 from collections.abc import Iterable
 
-from tandem.facts.blocks import extend_chain
 from tandem.machines.audit import invariant
 from tandem.machines.pool import BlockPool
 from tandem.machines.sealed import SealedBlocks
@@ -122,7 +121,7 @@ class Residents:
         full_blocks = computed_tokens // self.block_size
         if not seal or full_blocks <= sequence.stay.sealed:
             return
-        extend_chain(sequence.chain, sequence.root, sequence.tokens, self.block_size)
+        sequence.grow_chain(self.block_size)
         for index in range(sequence.stay.sealed, full_blocks):
             digest, block = sequence.chain[index], sequence.stay.blocks[index]
             new = self.pool.seal(block, digest, sequence.parent_hash(index))

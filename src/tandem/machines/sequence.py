@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from tandem.facts.blocks import extend_chain
+from tandem.facts.blocks import Chain, grown_chain
 from tandem.facts.kv_tiers import BlockName
 from tandem.facts.request import FinishReason, Request
 from tandem.machines.known_tokens import KnownTokens
@@ -96,7 +96,7 @@ class Sequence:
         self.limit_tokens = self.target_tokens = min(wanted_tokens, context_tokens)
         self.hands_over = False
         self.import_tokens = 0
-        self.chain: list[bytes] = []
+        self.chain: Chain = ()
         self.phase = Phase.WAITING
         self.stay = Stay()
         self.unseen = 0
@@ -122,13 +122,17 @@ class Sequence:
         """Whether the tokens scheduled so far end where the next token is to be drawn."""
         return self.stay.scheduled == self.known_tokens + self.unseen
 
-    def reusable_chain(self, block_size: int) -> list[bytes]:
+    def reusable_chain(self, block_size: int) -> Chain:
         """Hashes of the blocks that may come from the cache.
 
         The last known token is always recomputed: its logits draw the next one.
         """
-        extend_chain(self.chain, self.root, self.tokens, block_size)
+        self.grow_chain(block_size)
         return self.chain[: (self.known_tokens - 1) // block_size]
+
+    def grow_chain(self, block_size: int) -> None:
+        """Have `chain` hold all full blocks of what is known."""
+        self.chain = grown_chain(self.chain, self.root, self.tokens, block_size)
 
     def parent_hash(self, block_index: int) -> bytes:
         return self.chain[block_index - 1] if block_index else self.root

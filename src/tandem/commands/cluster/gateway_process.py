@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import uvloop
 import zmq
 
 from tandem.api.app import build_app
@@ -33,6 +32,7 @@ from tandem.live.channels.gateway_channel import GatewayChannel
 from tandem.live.channels.limits import ChannelLimits
 from tandem.live.channels.sockets import GatewayKeys
 from tandem.live.clock import NS_PER_S, wall_clock_s
+from tandem.live.event_loop import loop_runner
 from tandem.live.gateway.gateway import Gateway, GatewayTerms
 from tandem.live.launching.parent import end_with_parent
 from tandem.machines.gateway.machine import GatewayConfig, GatewayMachine
@@ -70,7 +70,7 @@ def run_gateway(setup: GatewaySetup) -> None:
         # The address is taken first: a taken port is said at once.
         with listen(setup.options.host, setup.options.port, shared=True) as listener:
             assembled = assemble_gateway(setup)
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            with loop_runner() as runner:
                 failed = runner.run(_serve(setup, assembled, listener))
     except InvalidConfiguration as error:
         logger.error("%s cannot start: %s", setup.gateway, error)

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-import uvloop
-
 import tandem
 from tandem.api.ambient import fresh_chance
 from tandem.commands.cluster.member_process import (
@@ -58,6 +56,7 @@ from tandem.kv.tiers.pool_stores import PIECE_BYTES, PIECES, PoolStores
 from tandem.kv.tiers.redis import RedisStore
 from tandem.kv.tiers.redis_link import RedisConfig
 from tandem.live.clock import now_ns
+from tandem.live.event_loop import loop_runner
 from tandem.live.launching.parent import end_with_parent
 from tandem.live.process_end import end_within
 from tandem.live.shared_pool import PoolInbox, PoolNode, Replicas
@@ -123,7 +122,7 @@ def _run(setup: PoolNodeSetup) -> Leave:
         server = PoolServer(listening, terms, node.desk, lambda: inbox.fail(failure))
         undo.callback(server.close, LAST_WORD_S)
         startup.ready()
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with loop_runner() as runner:
             return runner.run(_work(setup, node, inbox))
 
 

@@ -1,10 +1,7 @@
 """A worker process of a cluster: loads, finds its gateways, works until it is told to leave."""
 
-import asyncio
 import logging
 import os
-
-import uvloop
 
 import tandem
 from tandem.commands.cluster.member_process import (
@@ -24,6 +21,7 @@ from tandem.facts.fleet import Role
 from tandem.facts.node_messages import Leave
 from tandem.live.channels.inbox import Inbox
 from tandem.live.clock import now_ns
+from tandem.live.event_loop import loop_runner
 from tandem.live.launching.parent import end_with_parent
 from tandem.live.node import Node, say_goodbye
 from tandem.live.process_end import end_within
@@ -52,7 +50,7 @@ def _run(setup: WorkerSetup) -> Leave:
     node = Node(_machine(setup, worker, incarnation), inbox, worker.mover, tiers)
     startup.ready()
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with loop_runner() as runner:
             return runner.run(_work(setup, node, worker, inbox))
     finally:
         worker.close()

@@ -111,7 +111,7 @@ class Gateway:
         self._task.cancel()
         await asyncio.wait([self._task])
         if not self._failed:
-            self._loop.settle(self._channel)
+            self._loop.settle_all(self._channel)
         await self._channel.close(self._terms.farewell_s)
 
     async def ended(self) -> None:

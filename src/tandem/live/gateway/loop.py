@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tandem.facts.cluster_messages import Hello, ToWorker, Welcome
-from tandem.facts.fleet_messages import Explain, Reject
+from tandem.facts.fleet_messages import Explain, Reject, RequestSubmitted
 from tandem.facts.gateway_messages import (
     AuditEnded,
     Deliver,
@@ -29,6 +29,11 @@ from tandem.live.gateway.questions import Questions
 from tandem.machines.gateway.machine import GatewayMachine
 
 logger = logging.getLogger(__name__)
+
+Told = GatewayEvent | OperatorSaid
+# So many new requests at one go: a call may bring 64, and to choose their workers takes a fraction
+# of a millisecond for each.
+SUBMITTED_TOGETHER = 16
 
 
 class Channel(Protocol):
@@ -54,13 +59,13 @@ class GatewayLoop:
         self._clients = clients
         self._settled = settled
         self._questions = Questions()
-        self._events: list[GatewayEvent | OperatorSaid] = []
+        self._events: list[Told] = []
         self._news = asyncio.Event()
         # The machine may want to be woken before anything happens.
         self._news.set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def tell(self, event: GatewayEvent | OperatorSaid) -> None:
+    def tell(self, event: Told) -> None:
         self._events.append(event)
         self._news.set()
 
@@ -72,13 +77,17 @@ class GatewayLoop:
                 self._news.clear()
                 self.settle(channel)
                 self._set_timer()
+                if self._events:
+                    self._news.set()
+                    await asyncio.sleep(0)
         finally:
             if self._timer:
                 self._timer.cancel()
 
     def settle(self, channel: Channel) -> None:
-        """Tell the machine all that was told, and do what it wants done."""
-        heard, self._events = self._events, []
+        """Tell the machine what was told, of requests not too many at a time, and do what it wants
+        done."""
+        heard, self._events = _some(self._events)
         instant_ns = now_ns()
         curious: list[tuple[str, AskStatus]] = []
         events: list[GatewayEvent] = []
@@ -96,6 +105,12 @@ class GatewayLoop:
         for peer, question in curious:
             status = self.machine.status(instant_ns)
             channel.answer(peer, self._questions.status(question, status))
+
+    def settle_all(self, channel: Channel) -> None:
+        """As `settle`, until nothing is left that was told."""
+        self.settle(channel)
+        while self._events:
+            self.settle(channel)
 
     def _perform(self, effect: GatewayEffect, channel: Channel, instant_ns: int) -> None:
         match effect:
@@ -149,3 +164,13 @@ class GatewayLoop:
         if wakeup_ns is not None:
             delay_s = max(0, wakeup_ns - now_ns()) / NS_PER_S
             self._timer = asyncio.get_running_loop().call_later(delay_s, self.tell, TimePassed())
+
+
+def _some(events: list[Told]) -> tuple[list[Told], list[Told]]:
+    """The first, with not too many new requests among them, and the others."""
+    submitted = 0
+    for index, event in enumerate(events):
+        submitted += isinstance(event, RequestSubmitted)
+        if submitted > SUBMITTED_TOGETHER:
+            return events[:index], events[index:]
+    return events, []

@@ -1,6 +1,6 @@
 """What is to be kept after an answer, because its client will come back soon."""
 
-from tandem.facts.blocks import extend_chain
+from tandem.facts.blocks import grown_chain
 from tandem.facts.cluster_messages import PinBlocks
 from tandem.facts.fleet_messages import TokensReported
 from tandem.machines.passage import Passage
@@ -23,5 +23,5 @@ def pin_of(passage: Passage, router: RouterMachine) -> PinBlocks:
     which has no KV."""
     config, submission = router.config, passage.submission
     root = router.entrance.root.hash(submission.request.salt)
-    extend_chain(passage.chain, root, passage.tokens(), config.block_size)
+    passage.chain = grown_chain(passage.chain, root, passage.tokens(), config.block_size)
     return PinBlocks(tuple(passage.chain), submission.pin_ns, passage.view.priority)
