@@ -103,8 +103,9 @@ class ClusterRun:
             status = await self._unless(stop, self._bring_up())
             if status is not None:
                 self._ready = True
-                self._record()
+                # Told first: whoever waits for the record passes on what was told until then.
                 self._view.ready(self, status)
+                self._record()
                 await self._unless(stop, self._look_after())
         finally:
             await self._end()
