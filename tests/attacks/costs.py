@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -38,6 +39,8 @@ AT_ONCE = 12
 OFTEN = 3
 SOCKETS, FILES = 5000, 1024
 PROBES, PROBE_S = 100, 0.02
+# Of a worker, and the metric that tells how many of them are taken.
+SEATS, RUNNING = 64, "tandem:num_requests_running"
 # Whose answers take that long has none.
 QUIET_ASKS, QUIET_S = 5, 20.0
 
@@ -274,15 +277,24 @@ def _flooded(port: int, key: str) -> Iterator[None]:
     clients = [threading.Thread(target=flood) for _ in range(8)]
     for client in clients:
         client.start()
-    # The flood is at the workers: each client's first call has been read.
-    time.sleep(2)
     try:
+        until_s = time.monotonic() + PATIENCE_S
+        while _running(port) < SEATS:
+            assert time.monotonic() < until_s, "the flood does not take the worker's seats"
+            time.sleep(PROBE_S)
         yield
     finally:
         over.set()
         for client in clients:
             client.join()
         told(f"flood: {counted(statuses)}")
+
+
+def _running(port: int) -> float:
+    """Requests that the worker answers just now."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as told:
+        lines = told.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(RUNNING))
 
 
 def counted(statuses: list[int | None]) -> dict[int | None, int]:

@@ -135,3 +135,11 @@ def test_a_block_is_handed_out_under_a_new_generation_each_time():
     pool.release([first])
     assert [pool.allocate(), pool.allocate()].count(first) == 1
     assert pool.generations[first] == 2
+
+
+def test_a_likely_prefix_is_as_long_as_the_one_that_is_shared():
+    pool, chain = BlockPool(16), [bytes([number]) for number in range(12)]
+    for held in range(len(chain) + 1):
+        assert pool.likely_prefix_blocks(chain) == len(pool.cached_prefix(chain)) == held
+        if held < len(chain):
+            pool.seal(pool.allocate(), chain[held], b"root")
