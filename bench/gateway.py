@@ -27,6 +27,7 @@ import uvloop
 
 from figures import Figure, show, write
 from scripted_worker import SPELLED, ScriptedSetup
+from tandem.cluster.gateway.machine import GatewayMachine
 from tandem.commands.cluster.gateway_process import assemble_gateway
 from tandem.config.options import ServeOptions
 from tandem.config.processes import (
@@ -39,11 +40,10 @@ from tandem.config.processes import (
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.live.channels.admitted import Admitted, AdmittedKeys, PeerRole
+from tandem.live.channels.curve import KeyPair, make_keys
 from tandem.live.channels.gateway_channel import GatewayChannel
 from tandem.live.channels.sockets import GatewayKeys
 from tandem.live.gateway.gateway import Gateway
-from tandem.machines.gateway.machine import GatewayMachine
-from tandem.wire.curve import KeyPair, make_keys
 
 CLUSTER = """
 model: tandem-mini

@@ -14,9 +14,9 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tandem.cluster.router.prefix_index import PrefixIndex
 from tandem.facts.blocks import BlockChanges
 from tandem.facts.fleet import Tier
-from tandem.machines.prefix_index import PrefixIndex
 
 BLOCK_SIZE = 16
 CHAIN_BLOCKS = 8_000

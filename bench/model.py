@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
+from tandem.cluster.worker.machine import WorkerConfig, WorkerMachine
 from tandem.engine.engine import Engine
 from tandem.engine.slots import SlotShape
 from tandem.facts.blocks import CacheRoot
-from tandem.facts.messages import EmitTokens, RequestsArrived, RunStep, StepDone
 from tandem.facts.model import AttentionSpec, ModelSpec, RopeSpec
 from tandem.facts.request import Request
 from tandem.facts.steps import StepPlan, StepResult
@@ -18,7 +18,7 @@ from tandem.kernels.faces import Kernels
 from tandem.kernels.linear.contract import Storage
 from tandem.kv.layout import KvLayout
 from tandem.kv.store import KvStore
-from tandem.machines.worker import WorkerConfig, WorkerMachine
+from tandem.messages.worker import EmitTokens, RequestsArrived, RunStep, StepDone
 from tandem.models.decoder import Decoder
 from tandem.models.load import LoadPlan, load_decoder
 from tandem.models.weights import WeightForm

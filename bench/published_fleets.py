@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from tandem.bench.arrivals import Arrivals, draw_arrivals
+from tandem.bench.lengths import Tokens
 from tandem.config.cluster import PolicyConfig, PoolConfig
 from tandem.config.cluster_build import Choice
 from tandem.facts.fleet import Role
 from tandem.facts.trace import TraceRow
-from tandem.measure.arrivals import Arrivals, draw_arrivals
-from tandem.measure.lengths import Tokens
 
 AGGREGATED, STATIC = "aggregated", "static"
 

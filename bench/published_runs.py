@@ -9,11 +9,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from tandem.bench.trace import read_trace
+from tandem.bench.trace_shape import spread, window
 from tandem.commands.simulate_output import Run
 from tandem.commands.simulate_runs import Trial, run_trials
 from tandem.facts.trace import TraceRow
-from tandem.measure.trace import read_trace
-from tandem.measure.trace_shape import spread, window
 from tandem.twin.distribution import Distribution
 
 CONVERSATION = "mooncake_fast25_conversation_trace.jsonl.gz"

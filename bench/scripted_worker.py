@@ -15,16 +15,16 @@ import msgspec
 import zmq
 
 from tandem.facts.blocks import CacheRoot
-from tandem.facts.cluster_messages import PROTOCOL, Hello, IntroduceYourself, ToGateway
 from tandem.facts.fleet import Role
-from tandem.facts.fleet_messages import LoadReported, TokensReported
 from tandem.facts.kv_export import KvExport, KvGeometry
-from tandem.facts.messages import EmitTokens, RequestsAborted, RequestsArrived
 from tandem.facts.request import FinishReason
+from tandem.live.channels.curve import KeyPair
 from tandem.live.channels.limits import ChannelLimits
 from tandem.live.channels.sockets import NodeKeys, node_socket
-from tandem.wire.codec import TO_GATEWAY, TO_WORKER
-from tandem.wire.curve import KeyPair
+from tandem.messages.cluster import PROTOCOL, Hello, IntroduceYourself, ToGateway
+from tandem.messages.codec import TO_GATEWAY, TO_WORKER
+from tandem.messages.router import LoadReported, TokensReported
+from tandem.messages.worker import EmitTokens, RequestsAborted, RequestsArrived
 
 REPORT_S = 0.1
 BLOCKS = 1 << 20

@@ -21,7 +21,8 @@ import numpy as np
 
 from figures import Figure, show, write
 from limits import summarised
-from tandem.facts.cluster_messages import PROTOCOL, PoolHello
+from tandem.cluster.shared_pool.machine import PoolNodeConfig, PoolNodeMachine
+from tandem.cluster.tiers.config import TierLimits, TiersConfig
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockFormat, BlockName
 from tandem.kernels.transfer.choose import choose_transfer
@@ -35,8 +36,7 @@ from tandem.kv.tiers.pool_frames import batch_blocks, incarnation_proof
 from tandem.kv.tiers.pool_server import PoolServer, PoolTerms
 from tandem.kv.tiers.pool_stores import PoolStores
 from tandem.live.shared_pool import PoolInbox, PoolNode, Replicas
-from tandem.machines.shared_pool.machine import PoolNodeConfig, PoolNodeMachine
-from tandem.machines.tiers.config import TierLimits, TiersConfig
+from tandem.messages.cluster import PROTOCOL, PoolHello
 
 SECRET = b"of this benchmark alone"
 ROOT = b"of a benchmark.."

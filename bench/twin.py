@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
+from tandem.bench.trace import read_trace
+from tandem.bench.trace_shape import merge, speed, spread, window
 from tandem.commands.simulate_scenario import scenario_of
 from tandem.config.cluster import Cluster, read_cluster
 from tandem.facts.fleet import Role
-from tandem.measure.trace import read_trace
-from tandem.measure.trace_shape import merge, speed, spread, window
 from tandem.twin.simulation import simulate
 
 RECORDED_WORKERS = 16

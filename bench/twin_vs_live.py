@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from tandem.cluster.worker.machine import WorkerConfig
 from tandem.config.hardware import BUNDLED_MODEL, WorkerHardware, worker_cost
 from tandem.config.machine import machine_facts
 from tandem.config.options import ServeOptions
 from tandem.config.resolve import ModelFacts, resolve
 from tandem.facts.fleet import Role
-from tandem.machines.worker import WorkerConfig
 from tandem.models.configuration import read_model_spec
 from tandem.twin.scenario import Pool, WorkerKind
 from vllm_validation import Served, errors, served_by, show

@@ -11,10 +11,10 @@ from tokenizers import Tokenizer
 
 from chat import tool_header, turns
 from model import Decoder
-from tandem.measure.arithmetic import arithmetic
-from tandem.measure.recall import recall
-from tandem.measure.task import Task, score
-from tandem.measure.tool_call import tool_call
+from tandem.bench.arithmetic import arithmetic
+from tandem.bench.recall import recall
+from tandem.bench.task import Task, score
+from tandem.bench.tool_call import tool_call
 
 Sampler = Callable[[torch.Tensor], int]
 

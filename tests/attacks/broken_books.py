@@ -4,19 +4,19 @@
 import json
 import sys
 
-from tandem.facts.cluster_messages import PROTOCOL, Audit, PoolHello
+from tandem.cluster.shared_pool.heat import HeatConfig
+from tandem.cluster.shared_pool.machine import PoolNodeConfig, PoolNodeMachine
+from tandem.cluster.tiers.config import TiersConfig
 from tandem.facts.fleet import Tier
-from tandem.facts.fleet_messages import BlocksListed
-from tandem.facts.gateway_messages import AuditAsked, AuditEnded
 from tandem.facts.kv_tiers import BlockFormat, BlockName
-from tandem.facts.messages import ImportBlocks, RequestsArrived
-from tandem.facts.node_messages import GatewayConnected, GatewaySaid
-from tandem.facts.pool_node_messages import BlocksOffered, BlocksReceived
-from tandem.machines.shared_pool.heat import HeatConfig
-from tandem.machines.shared_pool.machine import PoolNodeConfig, PoolNodeMachine
-from tandem.machines.tiers.config import TiersConfig
+from tandem.messages.cluster import PROTOCOL, Audit, PoolHello
+from tandem.messages.gateway import AuditAsked, AuditEnded
+from tandem.messages.node import GatewayConnected, GatewaySaid
+from tandem.messages.pool_node import BlocksOffered, BlocksReceived
+from tandem.messages.router import BlocksListed
+from tandem.messages.worker import ImportBlocks, RequestsArrived
 from tandem.policy.eviction.registry import make_eviction
-from tests.machines.cluster_parts import (
+from tests.cluster.cluster_parts import (
     WELCOME,
     GatewayUnderTest,
     NodeUnderTest,
@@ -25,7 +25,7 @@ from tests.machines.cluster_parts import (
     request,
     said,
 )
-from tests.machines.test_node_tiers import compute, worker_with, write_through
+from tests.cluster.test_node_tiers import compute, worker_with, write_through
 
 BLOCK = BlockName(b"d" * 16, bytes(16), b"d" * 16)
 

@@ -22,9 +22,9 @@ from tandem.api.refusal import Refused
 from tandem.api.transcript import Transcript
 from tandem.api.whole_answer import CHUNK_BYTES, JsonText, WholeAnswer
 from tandem.facts.errors import InvalidRequest, Overloaded
-from tandem.facts.messages import EmitTokens
 from tandem.facts.request import FinishReason, TokenLogprobs, TokenOutput
 from tandem.live.mailbox import MOST_TAKEN_VALUES, Mailboxes
+from tandem.messages.worker import EmitTokens
 from tandem.text.model import TextModel
 from tests.api.server import serving
 from tests.attacks.heavy_bodies import CHAT, COMPLETE, USER

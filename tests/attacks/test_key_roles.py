@@ -14,19 +14,19 @@ from tandem.commands.cluster.setups import Setups, write_cluster
 from tandem.commands.main import app
 from tandem.config.cluster_live import checked
 from tandem.config.cluster_tree import parse
-from tandem.facts.cluster_messages import Goodbye, Unwelcome
 from tandem.facts.errors import InvalidConfiguration
-from tandem.facts.gateway_messages import PeerGone, WorkerSaid
-from tandem.facts.node_messages import GatewayConnected, GatewaySaid
-from tandem.facts.operator_messages import Done
 from tandem.live.channels.admitted import Admitted, AdmittedKeys, PeerRole
+from tandem.live.channels.curve import make_pair
 from tandem.live.channels.gateway_channel import GatewayChannel, OperatorSaid
 from tandem.live.channels.sockets import GatewayKeys, NodeKeys
 from tandem.live.gateway.operator import OperatorClient, OperatorFailed
 from tandem.live.launching.state_directory import StateDirectory
-from tandem.wire.curve import make_pair
+from tandem.messages.cluster import Goodbye, Unwelcome
+from tandem.messages.gateway import PeerGone, WorkerSaid
+from tandem.messages.node import GatewayConnected, GatewaySaid
+from tandem.messages.operator import Done
+from tests.cluster.cluster_parts import GatewayUnderTest, hello
 from tests.live.ends import PATIENCE_S, News, node_end
-from tests.machines.cluster_parts import GatewayUnderTest, hello
 
 GATEWAY, OPERATOR, ONE, OTHER = (make_pair() for _ in range(4))
 

@@ -1,15 +1,15 @@
 """One call with n=64 over as long a prompt as is allowed: what a worker does for it in one step is
 bounded, whatever the number of blocks that its choices share."""
 
+from tandem.cluster.worker.machine import WorkerConfig
+from tandem.cluster.worker.plan_builder import PLACED_BLOCKS
 from tandem.facts.blocks import CacheRoot
-from tandem.facts.messages import RequestsAborted, RequestsArrived
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
-from tandem.machines.plan_builder import PLACED_BLOCKS
-from tandem.machines.worker import WorkerConfig
+from tandem.messages.worker import RequestsAborted, RequestsArrived
 from tandem.policy.batching import TokenBudgetBatching
-from tests.machines.ledger_engine import VOCABULARY, answer
-from tests.machines.world import World
+from tests.cluster.ledger_engine import VOCABULARY, answer
+from tests.cluster.world import World
 
 CHOICES, PROMPT_TOKENS, CHUNK_TOKENS = 64, 513, 64
 CONTEXT_TOKENS = 560

@@ -2,10 +2,10 @@
 
 import asyncio
 
-from tandem.facts.fleet_messages import RequestSubmitted, RequestWithdrawn
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.live.gateway.loop import SUBMITTED_TOGETHER, GatewayLoop
+from tandem.messages.router import RequestSubmitted, RequestWithdrawn
 
 CHOICES = 64
 

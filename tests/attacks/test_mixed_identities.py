@@ -8,13 +8,13 @@ from rich.console import Console
 
 from tandem.commands.cluster.view import print_status
 from tandem.facts.blocks import BlockChanges, CacheRoot, extend_chain
-from tandem.facts.cluster_messages import ListBlocks, Welcome
 from tandem.facts.fleet import Role, Tier
-from tandem.facts.fleet_messages import BlocksListed, BlocksReported, ImportReported, KvReported
-from tandem.facts.gateway_messages import PeerGone
 from tandem.facts.kv_export import MoveKv
-from tandem.facts.messages import ImportBlocks, ImportDone, ImportsArrived, KvComputed
-from tests.machines.cluster_parts import ROOT, GatewayUnderTest, drew, hello, of_kind, told
+from tandem.messages.cluster import ListBlocks, Welcome
+from tandem.messages.gateway import PeerGone
+from tandem.messages.router import BlocksListed, BlocksReported, ImportReported, KvReported
+from tandem.messages.worker import ImportBlocks, ImportDone, ImportsArrived, KvComputed
+from tests.cluster.cluster_parts import ROOT, GatewayUnderTest, drew, hello, of_kind, told
 
 OLD, NEW = ROOT, CacheRoot("new weights", "arithmetic", b"layout")
 

@@ -9,16 +9,17 @@ import pytest
 import torch
 
 from tandem.api.refusal import refusal_of
+from tandem.cluster.worker.machine import NO_NUMBERS
 from tandem.facts.errors import RequestFailed
 from tandem.facts.fleet import Role
-from tandem.facts.messages import FailRequest
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.steps import StepPlan, StepResult
 from tandem.kernels.faces import choose_kernels, reference_kernels
-from tandem.machines.worker import NO_NUMBERS
+from tandem.messages.worker import FailRequest
 from tandem.models.load import LoadPlan, load_decoder
 from tandem.models.weights import WeightForm
+from tests.cluster.ledger_engine import LedgerEngine, answer
 from tests.engine.tiny import (
     CPU,
     VOCABULARY,
@@ -40,7 +41,6 @@ from tests.live.toy_cluster import (
     until,
     working,
 )
-from tests.machines.ledger_engine import LedgerEngine, answer
 
 # What follows this token in the tiny model has no numbers.
 NAN_TOKEN = VOCABULARY - 1

@@ -7,9 +7,14 @@ from random import Random
 
 import pytest
 
+from tandem.cluster.router.deaths import CLEARING_TOKENS, COINCIDENCE_NS, MOST_DEATHS
+from tandem.cluster.router.machine import RouterMachine
+from tandem.cluster.worker.load import load_of
 from tandem.facts.errors import RequestFailed
 from tandem.facts.fleet import Role
-from tandem.facts.fleet_messages import (
+from tandem.facts.sampling import SamplingParameters
+from tandem.facts.steps import StepPlan, StepResult
+from tandem.messages.router import (
     KvReported,
     LoadReported,
     RequestWithdrawn,
@@ -18,12 +23,13 @@ from tandem.facts.fleet_messages import (
     WorkerJoined,
     WorkerLost,
 )
-from tandem.facts.messages import EmitTokens, FailRequest, KvComputed, PrefillsArrived
-from tandem.facts.sampling import SamplingParameters
-from tandem.facts.steps import StepPlan, StepResult
-from tandem.machines.deaths import CLEARING_TOKENS, COINCIDENCE_NS, MOST_DEATHS
-from tandem.machines.load import load_of
-from tandem.machines.router import RouterMachine
+from tandem.messages.worker import EmitTokens, FailRequest, KvComputed, PrefillsArrived
+from tests.cluster.ledger_engine import LedgerEngine, answer
+from tests.cluster.router_cluster import Cluster
+from tests.cluster.test_router import drew, router, submit
+from tests.cluster.test_router_laws import CONTEXT_TOKENS as TEST_CONTEXT_TOKENS
+from tests.cluster.test_router_laws import fleet
+from tests.cluster.test_router_laws import request as any_request
 from tests.live.ends import PATIENCE_S
 from tests.live.toy_cluster import (
     CONTEXT_TOKENS,
@@ -34,12 +40,6 @@ from tests.live.toy_cluster import (
     serving,
     until,
 )
-from tests.machines.ledger_engine import LedgerEngine, answer
-from tests.machines.router_cluster import Cluster
-from tests.machines.test_router import drew, router, submit
-from tests.machines.test_router_laws import CONTEXT_TOKENS as TEST_CONTEXT_TOKENS
-from tests.machines.test_router_laws import fleet
-from tests.machines.test_router_laws import request as any_request
 
 # A request kills a worker alone or with neighbours: with them, two deaths only raise suspicion.
 MOST_OWN_DEATHS = 4

@@ -13,6 +13,10 @@ from hypothesis import strategies as st
 
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
+from tandem.cluster.gateway.machine import GatewayMachine
+from tandem.cluster.router.request_queue import LineConfig
+from tandem.cluster.tiers.config import TiersConfig
+from tandem.cluster.tiers.keeper import TierKeeper
 from tandem.commands.cluster.policies import router_policies
 from tandem.config.cluster import ClassConfig, Cluster, PoolConfig, TenantConfig, TierConfigs
 from tandem.config.cluster_tiers import tenant_pin_shares
@@ -25,10 +29,6 @@ from tandem.facts.service_level import AS_THEY_WISH
 from tandem.facts.serving import Caller
 from tandem.live.gateway.gateway import Gateway, GatewayTerms
 from tandem.live.local_worker import LocalWorker
-from tandem.machines.gateway.machine import GatewayMachine
-from tandem.machines.tiers.config import TiersConfig
-from tandem.machines.tiers.keeper import TierKeeper
-from tandem.machines.waiting_line import LineConfig
 from tandem.policy.eviction.pinned import Pin
 from tandem.policy.qos.classes import Classes, ServiceClass
 from tandem.policy.qos.holders import Holders

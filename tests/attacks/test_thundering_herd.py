@@ -8,10 +8,10 @@ from tandem.facts.backoff import longest, retry_after, spread
 from tandem.facts.errors import Overloaded
 from tandem.kv.tiers.breaker import Breaker
 from tandem.kv.tiers.pool_client import PoolClient, PoolClientTerms
+from tandem.live.channels.curve import make_keys
 from tandem.live.channels.node_channel import NodeChannel
 from tandem.live.channels.sockets import NodeKeys
 from tandem.live.launching.restarts import RestartConfig, Restarts
-from tandem.wire.curve import make_keys
 from tests.kv.pool_desk import SECRET, TRANSFER, entropy
 from tests.kv.tier_blocks import FORMAT, contents, names
 

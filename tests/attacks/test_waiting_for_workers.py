@@ -7,8 +7,9 @@ import pytest
 
 from tandem.facts.errors import EngineFailed, NotReady, Overloaded
 from tandem.facts.fleet import Role
-from tandem.facts.fleet_messages import RequestSubmitted, RequestWithdrawn
 from tandem.facts.serving import Caller
+from tandem.messages.router import RequestSubmitted, RequestWithdrawn
+from tests.cluster.ledger_engine import answer
 from tests.live.ends import PATIENCE_S
 from tests.live.toy_cluster import (
     CONTEXT_TOKENS,
@@ -20,7 +21,6 @@ from tests.live.toy_cluster import (
     until,
     working,
 )
-from tests.machines.ledger_engine import answer
 
 WAITING = 60
 

@@ -15,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 from tests.chaos.stormy_cluster import StormyCluster
-from tests.machines.test_node_laws import check, run
+from tests.cluster.test_node_laws import check, run
 
 SEEDS_A_CHUNK = 25
 MOST_BROKEN = 20

@@ -3,8 +3,8 @@ a while, and every fault is counted by its kind."""
 
 from random import Random
 
-from tandem.machines.worker import WorkerConfig
-from tests.machines.node_cluster import Gate, NodeCluster, Process
+from tandem.cluster.worker.machine import WorkerConfig
+from tests.cluster.node_cluster import Gate, NodeCluster, Process
 
 # Turns in a hundred at which something goes wrong, besides those of the world itself.
 STORM_TURNS = 14

@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from tandem.commands.bench import bench
-from tests.measure.scripted_server import Script, ScriptedServer
+from tests.bench.scripted_server import Script, ScriptedServer
 
 DATA = Path(__file__).parent.parent / "measure" / "data"
 SMALL = ["--input-tokens", "20", "--output-tokens", "5", "--num-prompts", "12", "--warmup", "0"]

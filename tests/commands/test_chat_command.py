@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from tandem.commands.chat import chat
 from tandem.commands.complete import complete
-from tests.measure.scripted_server import Script, ScriptedServer
+from tests.bench.scripted_server import Script, ScriptedServer
 
 
 def run(command: object, *flags: str, text: str | None = None) -> Result:

@@ -20,13 +20,13 @@ from tandem.config.environment import HostFacts
 from tandem.config.options import ServeOptions
 from tandem.config.processes import GatewaySetup, WorkerSetup, read_setup
 from tandem.facts.blocks import CacheRoot
-from tandem.facts.cluster_messages import PROTOCOL, Hello
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Role, Tier
-from tandem.facts.gateway_messages import ClusterStatus, PoolNodeStatus
 from tandem.facts.kv_export import KvExport, KvGeometry
 from tandem.facts.kv_tiers import TierFigures
 from tandem.live.launching.state_directory import StateDirectory
+from tandem.messages.cluster import PROTOCOL, Hello
+from tandem.messages.gateway import ClusterStatus, PoolNodeStatus
 from tests.live.statuses import worker_status
 
 TEXT = """\

@@ -10,13 +10,13 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from tandem.bench.chat_model import ChatReply
+from tandem.bench.evaluation import EvaluationSettings, evaluate, majority, wilson_interval
+from tandem.bench.fluency import is_fluent
+from tandem.bench.suites import SUITES, choose_suites, count_pieces, make_tasks, scaled_counter
 from tandem.commands.evaluate import evaluate_command
 from tandem.facts.sampling import SamplingParameters
-from tandem.measure.chat_model import ChatReply
-from tandem.measure.evaluation import EvaluationSettings, evaluate, majority, wilson_interval
-from tandem.measure.fluency import is_fluent
-from tandem.measure.suites import SUITES, choose_suites, count_pieces, make_tasks, scaled_counter
-from tests.measure.scripted_server import Script, ScriptedServer
+from tests.bench.scripted_server import Script, ScriptedServer
 
 
 def run(url: str, *flags: str) -> Result:

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from tandem.commands.main import app
 
-TRACE = Path(__file__).parents[1] / "measure/data/mooncake_conversation_300.jsonl.gz"
+TRACE = Path(__file__).parents[1] / "bench/data/mooncake_conversation_300.jsonl.gz"
 AZURE = TRACE.with_name("azure_conv_200.csv")
 
 

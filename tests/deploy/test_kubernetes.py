@@ -10,7 +10,7 @@ import yaml
 
 from tandem.config.cluster_live import on_cpu, read_live_cluster
 from tandem.config.options import parse_bytes
-from tandem.facts.gateway_messages import ClusterStatus
+from tandem.messages.gateway import ClusterStatus
 from tandem.observe.cluster_metrics import GatewayMetrics
 from tests.deploy.manifests import (
     KUBERAY,

@@ -8,12 +8,12 @@ import torch
 
 from tandem.engine.engine import Engine
 from tandem.engine.slots import SlotShape
-from tandem.facts.messages import RequestsArrived, RunStep, StepDone
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.kernels.faces import reference_kernels
 from tandem.kv.layout import KvLayout
 from tandem.kv.store import KvStore
+from tandem.messages.worker import RequestsArrived, RunStep, StepDone
 from tandem.models.load import LoadPlan, load_decoder
 from tandem.models.weights import WeightForm
 from tests.engine.tiny import CONTEXT_TOKENS, Arithmetic, Bench, Shape, tiny_decoder, tiny_spec

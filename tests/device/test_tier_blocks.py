@@ -10,7 +10,6 @@ import torch
 
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockFormat
-from tandem.facts.node_messages import BlocksKept, BlocksStaged
 from tandem.kernels.transfer.choose import choose_transfer
 from tandem.kv.layout import KvLayout
 from tandem.kv.store import KvStore
@@ -18,6 +17,7 @@ from tandem.kv.tiers.device import device_blocks
 from tandem.kv.tiers.engine import TierEngine
 from tandem.kv.tiers.engine_config import TierCalls, TierEngineConfig, TierEvent
 from tandem.kv.tiers.host import HostStore
+from tandem.messages.node import BlocksKept, BlocksStaged
 from tests.kv.tier_blocks import PATIENCE_S, ROOT, digests, names
 
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])

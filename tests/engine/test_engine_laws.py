@@ -6,7 +6,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.facts.messages import RequestsAborted
 from tandem.facts.request import Request
 from tandem.facts.sampling import (
     INT32_LIMIT,
@@ -17,6 +16,7 @@ from tandem.facts.sampling import (
 from tandem.kernels.faces import choose_kernels, reference_kernels
 from tandem.kv.region_layout import RegionLayout
 from tandem.kv.store import KvStore, exported_pool
+from tandem.messages.worker import RequestsAborted
 from tests.engine.tiny import (
     CONTEXT_TOKENS,
     CPU,

@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.facts.messages import RequestsAborted, RequestsArrived, WorkerEvent
+from tandem.cluster.worker.machine import WorkerMachine
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.serving import ModelCard
 from tandem.live.local_worker import LocalWorker
-from tandem.machines.worker import WorkerMachine
+from tandem.messages.worker import RequestsAborted, RequestsArrived, WorkerEvent
 from tests.engine.tiny import CONTEXT_TOKENS, VOCABULARY
 from tests.journeys.two_worlds import (
     LiveWorld,

@@ -6,13 +6,18 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 
+from tandem.cluster.worker.machine import WorkerConfig, WorkerMachine
 from tandem.cost.fitted import FittedStepTime
 from tandem.cost.worker import WorkerCost
 from tandem.engine.engine import Engine
 from tandem.engine.slots import SlotShape
 from tandem.facts.blocks import BlockChanges, CacheRoot
-from tandem.facts.fleet_messages import RequestSubmitted
-from tandem.facts.messages import (
+from tandem.facts.request import Request
+from tandem.facts.sampling import SamplingParameters
+from tandem.facts.steps import StepPlan, StepResult
+from tandem.kernels.faces import choose_kernels
+from tandem.messages.router import RequestSubmitted
+from tandem.messages.worker import (
     EmitTokens,
     Refuse,
     ReportBlocks,
@@ -23,11 +28,6 @@ from tandem.facts.messages import (
     WorkerEffect,
     WorkerEvent,
 )
-from tandem.facts.request import Request
-from tandem.facts.sampling import SamplingParameters
-from tandem.facts.steps import StepPlan, StepResult
-from tandem.kernels.faces import choose_kernels
-from tandem.machines.worker import WorkerConfig, WorkerMachine
 from tandem.policy.admission.registry import ADMISSIONS
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.registry import DISPATCHES

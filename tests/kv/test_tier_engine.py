@@ -13,7 +13,6 @@ import torch
 
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockFormat, BlockName
-from tandem.facts.node_messages import BlocksFetched, BlocksKept, BlocksStaged
 from tandem.kernels.transfer.choose import choose_transfer
 from tandem.kv.layout import KvLayout
 from tandem.kv.store import KvStore
@@ -23,6 +22,7 @@ from tandem.kv.tiers.disk import DiskConfig, DiskStore
 from tandem.kv.tiers.engine import TierEngine
 from tandem.kv.tiers.engine_config import TierCalls, TierEngineConfig, TierEvent
 from tandem.kv.tiers.host import HostStore
+from tandem.messages.node import BlocksFetched, BlocksKept, BlocksStaged
 from tests.kv.tier_blocks import PATIENCE_S, ROOT, content, digests, name, names
 
 LAYOUT = KvLayout(layers=2, kv_heads=2, block_size=4, head_dim=6, dtype="float32")

@@ -10,17 +10,27 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
+from tandem.cluster.router.admission import RouterConfig
+from tandem.cluster.router.fleet import Capacity
 from tandem.commands.cluster.setups import PROCESS
 from tandem.config.options import ServeOptions
 from tandem.config.processes import CurveKeys, HealthSetup, WorkerSetup, write_setup
 from tandem.cost.fitted import FittedStepTime
 from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.blocks import CacheRoot
-from tandem.facts.cluster_messages import Hello, MoveEnded, Welcome
 from tandem.facts.errors import Overloaded
 from tandem.facts.fleet import Role
-from tandem.facts.fleet_messages import Reject, RequestSubmitted
-from tandem.facts.gateway_messages import (
+from tandem.facts.kv_export import MoveReport
+from tandem.facts.request import Request
+from tandem.live.channels.admitted import Admitted, AdmittedKeys, PeerRole
+from tandem.live.channels.curve import make_keys
+from tandem.live.channels.gateway_channel import GatewayChannel
+from tandem.live.channels.sockets import GatewayKeys
+from tandem.live.clock import now_ns
+from tandem.live.mailbox import Mailboxes
+from tandem.messages.cluster import Hello, MoveEnded, Welcome
+from tandem.messages.gateway import (
     AuditAsked,
     AuditEnded,
     ClusterStatus,
@@ -35,22 +45,12 @@ from tandem.facts.gateway_messages import (
     UndrainAsked,
     WorkerSaid,
 )
-from tandem.facts.kv_export import MoveReport
-from tandem.facts.request import Request
-from tandem.live.channels.admitted import Admitted, AdmittedKeys, PeerRole
-from tandem.live.channels.gateway_channel import GatewayChannel
-from tandem.live.channels.sockets import GatewayKeys
-from tandem.live.clock import now_ns
-from tandem.live.mailbox import Mailboxes
-from tandem.machines.entrance import RouterConfig
-from tandem.machines.fleet import Capacity
-from tandem.machines.gateway.machine import GatewayConfig, GatewayMachine
+from tandem.messages.router import Reject, RequestSubmitted
 from tandem.policy.admission.registry import ADMISSIONS
 from tandem.policy.dispatch.contract import Transfer
 from tandem.policy.dispatch.registry import DISPATCHES
 from tandem.policy.qos.classes import Classes
 from tandem.policy.routing.registry import ROUTINGS
-from tandem.wire.curve import make_keys
 
 PATIENCE_S = 60.0
 BLOCK_SIZE = 16

@@ -15,7 +15,16 @@ from tandem.commands.cluster.worker_connectors import (
     transfer_secret,
 )
 from tandem.config.processes import CurveKeys, HealthSetup, PoolNodeSetup, write_setup
-from tandem.facts.cluster_messages import (
+from tandem.facts.fleet import Tier
+from tandem.kernels.transfer.choose import choose_transfer
+from tandem.kv.connectors.tcp_door import TcpLimits
+from tandem.kv.tiers.pool_client import PoolClient, PoolClientTerms
+from tandem.live.channels.admitted import Admitted, AdmittedKeys, PeerRole
+from tandem.live.channels.curve import make_keys
+from tandem.live.channels.gateway_channel import ChannelNews, GatewayChannel
+from tandem.live.channels.sockets import GatewayKeys
+from tandem.live.clock import now_ns
+from tandem.messages.cluster import (
     Audit,
     Audited,
     PoolHello,
@@ -24,17 +33,8 @@ from tandem.facts.cluster_messages import (
     TiersReported,
     Welcome,
 )
-from tandem.facts.fleet import Tier
-from tandem.facts.fleet_messages import BlocksListed, BlocksReported
-from tandem.facts.gateway_messages import PeerGone, WorkerSaid
-from tandem.kernels.transfer.choose import choose_transfer
-from tandem.kv.connectors.tcp_door import TcpLimits
-from tandem.kv.tiers.pool_client import PoolClient, PoolClientTerms
-from tandem.live.channels.admitted import Admitted, AdmittedKeys, PeerRole
-from tandem.live.channels.gateway_channel import ChannelNews, GatewayChannel
-from tandem.live.channels.sockets import GatewayKeys
-from tandem.live.clock import now_ns
-from tandem.wire.curve import make_keys
+from tandem.messages.gateway import PeerGone, WorkerSaid
+from tandem.messages.router import BlocksListed, BlocksReported
 from tests.kv.tier_blocks import FORMAT
 from tests.live.gateway_side import LoopThread
 

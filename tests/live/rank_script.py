@@ -4,12 +4,12 @@ import os
 import sys
 
 from tandem.facts.kv_export import MoveReport
-from tandem.facts.node_messages import BlocksPublished, MoveFinished, PublishBlocks, StartMove
 from tandem.facts.steps import StepPlan, StepResult
 from tandem.live.launching.parent import end_with_parent
 from tandem.live.ranks.link import RankLost
 from tandem.live.ranks.start import link_to_leader
-from tandem.wire.rank_messages import Ping, Pong, RankBegins, RankFailed, RankReady
+from tandem.messages.node import BlocksPublished, MoveFinished, PublishBlocks, StartMove
+from tandem.messages.ranks import Ping, Pong, RankBegins, RankFailed, RankReady
 
 
 def main(descriptor: int) -> None:

@@ -5,12 +5,12 @@ from typing import Any, TypeVar
 
 import zmq
 
-from tandem.facts.cluster_messages import Audit, Audited, Hello, Welcome
+from tandem.live.channels.curve import KeyPair
 from tandem.live.channels.limits import ChannelLimits
 from tandem.live.channels.sockets import gateway_socket
 from tandem.live.clock import now_ns
-from tandem.wire.codec import TO_GATEWAY, TO_WORKER
-from tandem.wire.curve import KeyPair
+from tandem.messages.cluster import Audit, Audited, Hello, Welcome
+from tandem.messages.codec import TO_GATEWAY, TO_WORKER
 
 PATIENCE_MS = 60_000
 Message = TypeVar("Message")

@@ -1,9 +1,9 @@
 """What a gateway might say of a worker."""
 
 from tandem.facts.fleet import Role
-from tandem.facts.fleet_messages import LoadReported
-from tandem.facts.gateway_messages import WorkerStatus
 from tandem.facts.kv_export import KvExport, KvGeometry
+from tandem.messages.gateway import WorkerStatus
+from tandem.messages.router import LoadReported
 
 
 def worker_status(worker: str, role: Role = Role.BOTH, moved_bytes: int = 0) -> WorkerStatus:

@@ -14,7 +14,12 @@ import pytest
 import uvloop
 import zmq
 
-from tandem.facts.cluster_messages import (
+from tandem.facts.request import Request
+from tandem.live.channels.curve import make_keys
+from tandem.live.channels.gateway_channel import OperatorSaid
+from tandem.live.channels.limits import ChannelLimits, Outbox
+from tandem.live.channels.sockets import NodeKeys, node_socket
+from tandem.messages.cluster import (
     PROTOCOL,
     Audit,
     Goodbye,
@@ -22,17 +27,12 @@ from tandem.facts.cluster_messages import (
     PeerLost,
     Unwelcome,
 )
-from tandem.facts.fleet_messages import LoadReported
-from tandem.facts.gateway_messages import PeerGone, WorkerSaid
-from tandem.facts.messages import RequestsArrived
-from tandem.facts.node_messages import GatewayConnected, GatewayGone, GatewaySaid
-from tandem.facts.operator_messages import AskStatus, Done
-from tandem.facts.request import Request
-from tandem.live.channels.gateway_channel import OperatorSaid
-from tandem.live.channels.limits import ChannelLimits, Outbox
-from tandem.live.channels.sockets import NodeKeys, node_socket
-from tandem.wire.codec import OPERATOR, TO_GATEWAY, TO_WORKER
-from tandem.wire.curve import make_keys
+from tandem.messages.codec import OPERATOR, TO_GATEWAY, TO_WORKER
+from tandem.messages.gateway import PeerGone, WorkerSaid
+from tandem.messages.node import GatewayConnected, GatewayGone, GatewaySaid
+from tandem.messages.operator import AskStatus, Done
+from tandem.messages.router import LoadReported
+from tandem.messages.worker import RequestsArrived
 from tests.live.ends import (
     GATEWAY_PAIR,
     NODE_KEYS,
@@ -509,9 +509,9 @@ FLOODING = """
 import sys, zmq
 from tandem.live.channels.limits import ChannelLimits
 from tandem.live.channels.sockets import NodeKeys, node_socket
-from tandem.facts.cluster_messages import Goodbye
-from tandem.wire.codec import TO_GATEWAY
-from tandem.wire.curve import KeyPair
+from tandem.messages.cluster import Goodbye
+from tandem.messages.codec import TO_GATEWAY
+from tandem.live.channels.curve import KeyPair
 keys = NodeKeys(KeyPair(sys.argv[2], sys.argv[3]), sys.argv[4])
 socket = node_socket(zmq.Context(), keys, ChannelLimits(high_water=8), b"flood/a/1")
 socket.connect(sys.argv[1])
@@ -553,10 +553,10 @@ def test_a_worker_killed_while_it_waited_to_be_read_does_no_harm():
 KILLED = """
 import asyncio, sys
 from tests.live.ends import News, node_end
-from tandem.facts.cluster_messages import Goodbye
-from tandem.facts.node_messages import GatewayConnected
+from tandem.messages.cluster import Goodbye
+from tandem.messages.node import GatewayConnected
 from tandem.live.channels.sockets import NodeKeys
-from tandem.wire.curve import KeyPair
+from tandem.live.channels.curve import KeyPair
 async def main():
     news = News()
     keys = NodeKeys(KeyPair(sys.argv[2], sys.argv[3]), sys.argv[4])

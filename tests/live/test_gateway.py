@@ -7,11 +7,12 @@ import uvloop
 
 from tandem.facts.errors import EngineFailed, InvalidRequest, Overloaded, PromptTooLong
 from tandem.facts.fleet import Role
-from tandem.facts.fleet_messages import RequestSubmitted
 from tandem.facts.serving import Caller
 from tandem.live.gateway.demand import Demand
 from tandem.live.gateway.gateway import GatewayTerms
 from tandem.live.gateway.operator import OperatorClient, OperatorFailed
+from tandem.messages.router import RequestSubmitted
+from tests.cluster.ledger_engine import VOCABULARY, answer
 from tests.live.ends import NODE_KEYS, PATIENCE_S
 from tests.live.toy_cluster import (
     CONTEXT_TOKENS,
@@ -24,7 +25,6 @@ from tests.live.toy_cluster import (
     until,
     working,
 )
-from tests.machines.ledger_engine import VOCABULARY, answer
 
 
 def run(scenario, *workers: ToyWorker, **terms) -> None:

@@ -25,9 +25,9 @@ from tandem.config.processes import (
 )
 from tandem.facts.sampling import SamplingParameters
 from tandem.live.gateway.operator import OperatorClient
+from tests.cluster.ledger_engine import answer
 from tests.live.ends import GATEWAY_PAIR, NODE_KEYS, PATIENCE_S, WORKER_PAIR
 from tests.live.toy_cluster import CONTEXT_TOKENS, EXPORT, ToyWorker, until
-from tests.machines.ledger_engine import answer
 
 CLUSTER = """
 model: tandem-mini

@@ -6,18 +6,18 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from tandem.cluster.worker.machine import WorkerConfig, WorkerMachine
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import EngineFailed, InvalidRequest, Overloaded, PromptTooLong
-from tandem.facts.messages import EmitTokens
 from tandem.facts.request import FinishReason, Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.serving import ModelCard
 from tandem.facts.steps import StepPlan, StepResult
 from tandem.live.local_worker import LocalWorker
 from tandem.live.mailbox import Mailbox
-from tandem.machines.worker import WorkerConfig, WorkerMachine
+from tandem.messages.worker import EmitTokens
 from tandem.policy.batching import TokenBudgetBatching
-from tests.machines.ledger_engine import VOCABULARY, LedgerEngine, answer
+from tests.cluster.ledger_engine import VOCABULARY, LedgerEngine, answer
 
 BLOCK_SIZE, BLOCKS, SEQUENCES, CONTEXT_TOKENS = 4, 64, 4, 200
 

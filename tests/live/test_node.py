@@ -5,9 +5,20 @@ import threading
 
 import pytest
 
+from tandem.cluster.node.machine import NodeConfig, NodeMachine
+from tandem.cluster.worker.machine import WorkerConfig, WorkerMachine
 from tandem.commands.cluster.worker_group import failing
 from tandem.facts.blocks import CacheRoot
-from tandem.facts.cluster_messages import (
+from tandem.facts.errors import EngineFailed
+from tandem.facts.fleet import Role
+from tandem.facts.kv_export import KvExport, KvGeometry
+from tandem.facts.request import Request
+from tandem.facts.sampling import SamplingParameters
+from tandem.live.channels.inbox import Inbox
+from tandem.live.engine_thread import EngineThread
+from tandem.live.node import Node, say_goodbye
+from tandem.live.ranks.still_mover import StillMover
+from tandem.messages.cluster import (
     PROTOCOL,
     Goodbye,
     Hello,
@@ -16,23 +27,12 @@ from tandem.facts.cluster_messages import (
     ToGateway,
     Welcome,
 )
-from tandem.facts.errors import EngineFailed
-from tandem.facts.fleet import Role
-from tandem.facts.fleet_messages import TokensReported
-from tandem.facts.kv_export import KvExport, KvGeometry
-from tandem.facts.messages import RequestsArrived
-from tandem.facts.node_messages import GatewayConnected, GatewaySaid, LeaveRequested
-from tandem.facts.request import Request
-from tandem.facts.sampling import SamplingParameters
-from tandem.live.channels.inbox import Inbox
-from tandem.live.engine_thread import EngineThread
-from tandem.live.node import Node, say_goodbye
-from tandem.live.ranks.still_mover import StillMover
-from tandem.machines.node.machine import NodeConfig, NodeMachine
-from tandem.machines.worker import WorkerConfig, WorkerMachine
+from tandem.messages.node import GatewayConnected, GatewaySaid, LeaveRequested
+from tandem.messages.router import TokensReported
+from tandem.messages.worker import RequestsArrived
 from tandem.policy.batching import TokenBudgetBatching
+from tests.cluster.ledger_engine import VOCABULARY, answer
 from tests.live.test_local_worker import GatedEngine
-from tests.machines.ledger_engine import VOCABULARY, answer
 
 GATEWAY = "tcp://gateway"
 WELCOME = Welcome("g", 10_000_000, 60_000_000_000, 60_000_000_000)

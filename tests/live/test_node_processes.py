@@ -18,9 +18,9 @@ from tandem.commands.model_assembly import plan_model
 from tandem.facts.fleet import Role
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
+from tandem.live.channels.curve import make_keys
 from tandem.live.clock import now_ns
 from tandem.policy.dispatch.contract import Transfer
-from tandem.wire.curve import make_keys
 from tests.live.gateway_side import (
     KEYS,
     OPTIONS,

@@ -7,7 +7,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tandem.facts.cluster_messages import (
+from tandem.facts.fleet import Role
+from tandem.facts.kv_export import MoveKv
+from tandem.facts.request import FinishReason, Request
+from tandem.facts.sampling import SamplingParameters
+from tandem.messages.cluster import (
     Drain,
     IntroduceYourself,
     LeasesRenewed,
@@ -17,10 +21,10 @@ from tandem.facts.cluster_messages import (
     Unwelcome,
     Welcome,
 )
-from tandem.facts.fleet import Role
-from tandem.facts.fleet_messages import TokensReported
-from tandem.facts.kv_export import MoveKv
-from tandem.facts.messages import (
+from tandem.messages.codec import TO_WORKER
+from tandem.messages.errors import BadMessage
+from tandem.messages.router import TokensReported
+from tandem.messages.worker import (
     HandoversRequested,
     HoldsReleased,
     ImportDone,
@@ -29,13 +33,9 @@ from tandem.facts.messages import (
     RequestsAborted,
     RequestsArrived,
 )
-from tandem.facts.request import FinishReason, Request
-from tandem.facts.sampling import SamplingParameters
-from tandem.wire.codec import TO_WORKER
-from tandem.wire.errors import BadMessage
 from tests.live.gateway_side import GATEWAY_PAIR, PATIENCE_S, WORKER_PAIR, Workers
 from tests.live.raw_gateway import RawGateway
-from tests.wire.instances import TYPES, of_type
+from tests.messages.instances import TYPES, of_type
 
 WELCOME = Welcome("hostile", 20_000_000, 1 << 39, 1 << 39)
 # A gateway may well send these home, and decide how long it may be silent.

@@ -5,7 +5,6 @@ import threading
 import pytest
 
 from tandem.facts.fleet import Tier
-from tandem.facts.pool_node_messages import BlocksAsked, FetchHeld
 from tandem.kernels.transfer.choose import choose_transfer
 from tandem.kv.connector import ConnectorError
 from tandem.kv.tiers.contract import Found
@@ -14,6 +13,7 @@ from tandem.kv.tiers.host import HostStore
 from tandem.kv.tiers.pool_stores import PoolStores
 from tandem.live.clock import now_ns
 from tandem.live.shared_pool import Desk
+from tandem.messages.pool_node import BlocksAsked, FetchHeld
 from tests.kv.tier_blocks import FORMAT, contents, names, rows, whole
 
 

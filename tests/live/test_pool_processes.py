@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tandem.facts.cluster_messages import Drain, PinBlocks
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_placement import placement
 from tandem.kv.tiers.pool_client import PoolClient
+from tandem.messages.cluster import Drain, PinBlocks
 from tests.kv.tier_blocks import (
     FORMAT,
     contents,

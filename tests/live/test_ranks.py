@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from tandem.facts.kv_export import MoveKv, MoveReport
-from tandem.facts.node_messages import BlocksPublished, MoveFinished
 from tandem.facts.request import TokenLogprobs
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.steps import Placement, StepPlan, StepResult
@@ -19,8 +18,9 @@ from tandem.live.ranks.mover import RankedMover, RankTally
 from tandem.live.ranks.ranks import Ranks
 from tandem.live.ranks.start import start_follower
 from tandem.live.ranks.still_mover import StillMover
-from tandem.wire.errors import BadMessage
-from tandem.wire.rank_messages import TO_FOLLOWER, TO_LEADER, RankReady
+from tandem.messages.errors import BadMessage
+from tandem.messages.node import BlocksPublished, MoveFinished
+from tandem.messages.ranks import TO_FOLLOWER, TO_LEADER, RankReady
 from tests.live.gateway_side import Alive
 
 COMMAND = (sys.executable, "-m", "tests.live.rank_script")

@@ -1,7 +1,7 @@
 """A worker is killed only when it worked, everybody gave it up, and its process still runs."""
 
-from tandem.facts.gateway_messages import ClusterStatus
 from tandem.live.launching.vanished import LOOKS, Vanished
+from tandem.messages.gateway import ClusterStatus
 from tests.live.statuses import worker_status
 
 PIDS = {"w-0": 10, "w-1": 11}

@@ -7,13 +7,16 @@ from collections.abc import Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
+from tandem.cluster.node.machine import NodeConfig, NodeMachine
+from tandem.cluster.router.admission import RouterConfig
+from tandem.cluster.router.fleet import Capacity
+from tandem.cluster.worker.machine import WorkerConfig, WorkerMachine
 from tandem.cost.fitted import FittedStepTime
 from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.blocks import CacheRoot
-from tandem.facts.cluster_messages import PROTOCOL, Hello, Welcome
 from tandem.facts.fleet import Role
 from tandem.facts.kv_export import KvExport, KvGeometry, MoveKv, MoveReport
-from tandem.facts.node_messages import BlocksPublished, Leave, MoveFinished
 from tandem.facts.request import FinishReason, Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.serving import ANYBODY, Caller, ModelCard
@@ -25,17 +28,14 @@ from tandem.live.channels.node_channel import NodeChannel
 from tandem.live.engine_thread import EngineThread
 from tandem.live.gateway.gateway import Gateway, GatewayTerms
 from tandem.live.node import Node
-from tandem.machines.entrance import RouterConfig
-from tandem.machines.fleet import Capacity
-from tandem.machines.gateway.machine import GatewayConfig, GatewayMachine
-from tandem.machines.node.machine import NodeConfig, NodeMachine
-from tandem.machines.worker import WorkerConfig, WorkerMachine
+from tandem.messages.cluster import PROTOCOL, Hello, Welcome
+from tandem.messages.node import BlocksPublished, Leave, MoveFinished
 from tandem.policy.admission.registry import ADMISSIONS
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.registry import DISPATCHES
 from tandem.policy.routing.registry import ROUTINGS
+from tests.cluster.ledger_engine import VOCABULARY, LedgerEngine
 from tests.live.ends import GATEWAY_KEYS, NODE_KEYS, PATIENCE_S
-from tests.machines.ledger_engine import VOCABULARY, LedgerEngine
 
 BLOCK_SIZE, BLOCKS, SEQUENCES, CONTEXT_TOKENS = 4, 256, 4, 200
 MODEL, REVISION = "toy", "r"

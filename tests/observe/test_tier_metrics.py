@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from tandem.facts.fleet import Tier
-from tandem.facts.gateway_messages import ClusterStatus, PoolNodeStatus
 from tandem.facts.kv_tiers import TierFigures
+from tandem.messages.gateway import ClusterStatus, PoolNodeStatus
 from tandem.observe.cluster_metrics import GatewayMetrics
 from tests.live.statuses import worker_status
 

@@ -14,12 +14,12 @@ import torch
 
 from tandem.engine.engine import Engine
 from tandem.engine.slots import SlotShape
-from tandem.facts.messages import RequestsAborted
 from tandem.facts.model import ModelSpec
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.steps import StepPlan, StepResult
 from tandem.kv.layout import KvLayout
+from tandem.messages.worker import RequestsAborted
 from tandem.models.decoder import Decoder
 from tandem.models.load import LoadPlan, load_decoder
 from tandem.models.parallel import equal_share, kv_share, places

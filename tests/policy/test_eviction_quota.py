@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from tandem.machines.tiers.store import TierStore
+from tandem.cluster.tiers.store import TierStore
 from tandem.policy.eviction.lru import Lru
 from tandem.policy.eviction.pinned import Pin, Pinned
 from tandem.policy.eviction.quota import Quota

@@ -16,7 +16,6 @@ class Module:
 
     path: Path
     tree: ast.Module
-    lines: int
 
     @property
     def name(self) -> str:
@@ -58,5 +57,5 @@ def modules() -> tuple[Module, ...]:
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
         text = path.read_text()
-        found.append(Module(path, ast.parse(text), text.count("\n")))
+        found.append(Module(path, ast.parse(text)))
     return tuple(found)

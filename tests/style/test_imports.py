@@ -5,32 +5,32 @@ import sys
 from tests.style.source import modules
 
 EVERYTHING = {
-    "api", "commands", "config", "cost", "engine", "facts", "kernels", "kv", "live", "machines",
-    "forecast", "measure", "models", "observe", "policy", "text", "twin", "wire",
+    "api", "bench", "cluster", "commands", "config", "cost", "engine", "facts", "forecast",
+    "kernels", "kv", "live", "messages", "models", "observe", "policy", "text", "twin",
 }  # fmt: skip
 MAY_IMPORT = {
     "facts": set(),
+    "messages": {"facts"},
     "cost": {"facts"},
     "policy": {"facts", "cost"},
-    "machines": {"facts", "policy", "cost"},
+    "cluster": {"facts", "messages", "policy", "cost"},
     "kernels": {"facts"},
     "text": {"facts"},
-    "wire": {"facts"},
-    "observe": {"facts", "machines"},
+    "observe": {"facts", "messages", "cluster"},
     "models": {"facts", "kernels"},
-    "kv": {"facts", "kernels"},
+    "kv": {"facts", "messages", "kernels"},
     "engine": {"facts", "kernels", "models", "kv"},
     "api": {"facts", "text"},
-    "live": {"facts", "machines", "engine", "kv", "text", "wire", "observe"},
-    "twin": {"facts", "cost", "policy", "machines", "observe"},
-    "measure": {"facts"},
+    "live": {"facts", "messages", "cluster", "engine", "kv", "text", "observe"},
+    "twin": {"facts", "messages", "cost", "policy", "cluster", "observe"},
+    "bench": {"facts"},
     # Forecasts made by libraries, behind the port of `policy`.
     "forecast": {"facts", "policy"},
     # Composition: these read wishes and wire rooms together.
     "config": EVERYTHING - {"commands", "live", "twin"},
     "commands": EVERYTHING,
 }
-PURE = {"facts", "cost", "policy", "machines"}
+PURE = {"facts", "messages", "cost", "policy", "cluster"}
 # What reads a clock, draws chance, waits, talks or logs has no place where decisions are made.
 IMPURE_LIBRARY = {
     "asyncio", "concurrent", "ctypes", "datetime", "glob", "http", "io", "logging",

@@ -8,7 +8,7 @@ import pytest
 
 from tests.style.source import modules
 
-MACHINES = [module for module in modules() if module.room == "machines"]
+MACHINES = [module for module in modules() if module.room == "cluster"]
 MUTATORS = {
     "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem",
     "popleft", "remove", "setdefault", "sort", "update",

@@ -4,12 +4,12 @@ from dataclasses import dataclass, field, replace
 from math import isclose
 from random import Random
 
+from tandem.cluster.router.request_queue import LineConfig
 from tandem.cost.fitted import FittedStepTime
 from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.service_level import ServiceLevel
 from tandem.facts.trace import TraceRow
-from tandem.machines.waiting_line import LineConfig
 from tandem.policy.admission.registry import ADMISSIONS
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.contract import Transfer

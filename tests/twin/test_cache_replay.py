@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.bench.trace import read_trace
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.trace import TraceRow
-from tandem.measure.trace import read_trace
 from tandem.policy.eviction.registry import EVICTIONS
 from tandem.twin.cache_replay import BoundedCache, ExpiringCache, replay_cache
 
 ROOT = Path(__file__).parents[2]
 TRACES = ROOT.parent / "shared/data/traces"
-EXCERPT = ROOT / "tests/measure/data/mooncake_conversation_300.jsonl.gz"
+EXCERPT = ROOT / "tests/bench/data/mooncake_conversation_300.jsonl.gz"
 CONVERSATION = "mooncake_fast25_conversation_trace.jsonl.gz"
 SURROGATE = "mooncake_toolagent_SURROGATE.jsonl.gz"
 

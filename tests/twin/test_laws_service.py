@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from tandem.cluster.router.request_queue import LineConfig
 from tandem.cost.fitted import FittedStepTime
 from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.service_level import ServiceLevel
 from tandem.facts.trace import TraceRow
-from tandem.machines.waiting_line import LineConfig
 from tandem.policy.admission.registry import ADMISSIONS
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.rules import AlwaysRemote

@@ -6,12 +6,12 @@ from random import Random
 
 import pytest
 
+from tandem.bench.trace import read_trace
+from tandem.cluster.router.request_queue import LineConfig
 from tandem.cost.fitted import FittedStepTime
 from tandem.cost.worker import WorkerCost
 from tandem.facts.fleet import Role
 from tandem.facts.trace import TraceRow
-from tandem.machines.waiting_line import LineConfig
-from tandem.measure.trace import read_trace
 from tandem.policy.admission.thresholds import AdmitAll
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.rules import AlwaysRemote

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
+from tandem.cluster.worker.machine import WorkerMachine
 from tandem.commands.front_door import HttpServer, http_server_over
 from tandem.commands.listening import listen
 from tandem.commands.model_assembly import load_model, pick_kernels, plan_model
@@ -21,7 +22,6 @@ from tandem.facts.serving import ModelCard
 from tandem.kv.store import KvStore
 from tandem.live.clock import wall_clock_s
 from tandem.live.local_worker import LocalWorker
-from tandem.machines.worker import WorkerMachine
 from tandem.text.model import TextModel
 
 

@@ -10,6 +10,18 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from tandem.bench.asking import COMPLETION_PATH, Asker, Asking
+from tandem.bench.chunks import ServedModel
+from tandem.bench.client import Client, Endpoint, RequestFailed
+from tandem.bench.content import ContentSource
+from tandem.bench.figures import Figure
+from tandem.bench.load import Pacing, run_load
+from tandem.bench.metrics import summarise
+from tandem.bench.record import RequestRecord
+from tandem.bench.results import Results, RunResult, write_records
+from tandem.bench.slo import parse_slo
+from tandem.bench.sweep import LoadPoint
+from tandem.bench.workload import Content, Segment, plan_warmup
 from tandem.commands.bench_options import (
     BenchOptions,
     ReportOptions,
@@ -23,18 +35,6 @@ from tandem.commands.bench_report import (
 )
 from tandem.commands.options import ServerOptions, with_options
 from tandem.facts.errors import InvalidConfiguration
-from tandem.measure.asking import COMPLETION_PATH, Asker, Asking
-from tandem.measure.chunks import ServedModel
-from tandem.measure.client import Client, Endpoint, RequestFailed
-from tandem.measure.content import ContentSource
-from tandem.measure.figures import Figure
-from tandem.measure.load import Pacing, run_load
-from tandem.measure.metrics import summarise
-from tandem.measure.record import RequestRecord
-from tandem.measure.results import Results, RunResult, write_records
-from tandem.measure.slo import parse_slo
-from tandem.measure.sweep import LoadPoint
-from tandem.measure.workload import Content, Segment, plan_warmup
 
 Draw = Callable[[Figure, Path], None]
 _PLOTTERS = {".html": "plot_html", ".png": "plot_png", ".svg": "plot_png", ".pdf": "plot_png"}
@@ -85,7 +85,7 @@ def load_plotter(path: Path) -> Draw:
     if module is None:
         raise InvalidConfiguration(f"--plot must end in {', '.join(_PLOTTERS)}, got {path.name!r}")
     try:
-        draw: Draw = importlib.import_module(f"tandem.measure.{module}").draw
+        draw: Draw = importlib.import_module(f"tandem.bench.{module}").draw
     except ModuleNotFoundError as error:
         raise InvalidConfiguration(
             f"--plot needs {error.name}: pip install tandem[bench]"

@@ -6,13 +6,12 @@ from typing import Annotated
 
 import typer
 
-from tandem.facts.errors import InvalidConfiguration
-from tandem.measure.arrivals import Arrivals, Process
-from tandem.measure.asking import CHAT_PATH, COMPLETION_PATH
-from tandem.measure.lengths import parse_length_law, read_length_pairs
-from tandem.measure.sweep import LoadPoint
-from tandem.measure.trace import read_trace
-from tandem.measure.workload import (
+from tandem.bench.arrivals import Arrivals, Process
+from tandem.bench.asking import CHAT_PATH, COMPLETION_PATH
+from tandem.bench.lengths import parse_length_law, read_length_pairs
+from tandem.bench.sweep import LoadPoint
+from tandem.bench.trace import read_trace
+from tandem.bench.workload import (
     Conversation,
     Replay,
     Synthetic,
@@ -21,6 +20,7 @@ from tandem.measure.workload import (
     plan_replay,
     plan_synthetic,
 )
+from tandem.facts.errors import InvalidConfiguration
 
 _DEFAULT_PROMPTS = 100
 _DEFAULT_CONCURRENCY = 8

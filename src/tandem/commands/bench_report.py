@@ -5,15 +5,15 @@ from typing import Any
 
 from rich.console import Console
 
+from tandem.bench.chunks import ServedModel
+from tandem.bench.client import Endpoint
+from tandem.bench.figures import Figure, run_figure, sweep_figure
+from tandem.bench.report import knee_sentence, run_tables, sweep_table
+from tandem.bench.results import RunResult
+from tandem.bench.sweep import LoadPoint, SweepPoint, knee
+from tandem.bench.workload import Conversation
 from tandem.commands.bench_options import BenchOptions, ReportOptions
 from tandem.facts.service_level import ServiceLevel
-from tandem.measure.chunks import ServedModel
-from tandem.measure.client import Endpoint
-from tandem.measure.figures import Figure, run_figure, sweep_figure
-from tandem.measure.report import knee_sentence, run_tables, sweep_table
-from tandem.measure.results import RunResult
-from tandem.measure.sweep import LoadPoint, SweepPoint, knee
-from tandem.measure.workload import Conversation
 
 # Above this, a workload that shares nothing was surely asked before.
 _SURPRISING_CACHED_SHARE = 0.05

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from tandem.bench.client import Client, Endpoint, RequestFailed
+from tandem.bench.dialogue import Answer, Dialogue, stream_answer
 from tandem.commands.options import ServerOptions, with_options
 from tandem.commands.sampling_options import SamplingOptions
 from tandem.facts.errors import InvalidRequest
-from tandem.measure.client import Client, Endpoint, RequestFailed
-from tandem.measure.dialogue import Answer, Dialogue, stream_answer
 
 _HELP = """/reset          forget the conversation
 /system TEXT    set the system prompt (without TEXT: none) and forget the conversation

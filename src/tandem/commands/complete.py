@@ -11,11 +11,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tandem.bench.asking import COMPLETION_PATH
+from tandem.bench.client import Client, Endpoint, RequestFailed
+from tandem.bench.dialogue import Answer, Asked, stream_answer
 from tandem.commands.options import ServerOptions, with_options
 from tandem.commands.sampling_options import SamplingOptions
-from tandem.measure.asking import COMPLETION_PATH
-from tandem.measure.client import Client, Endpoint, RequestFailed
-from tandem.measure.dialogue import Answer, Asked, stream_answer
 
 
 @dataclass(frozen=True)

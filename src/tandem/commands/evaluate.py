@@ -14,14 +14,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from tandem.bench.chat_model import ChatModel
+from tandem.bench.client import Client, Endpoint
+from tandem.bench.evaluation import EvaluationSettings, SuiteScore, evaluate
+from tandem.bench.http_chat import HttpChat
+from tandem.bench.results import write_bytes
+from tandem.bench.suites import choose_suites
 from tandem.commands.options import ServerOptions, with_options
 from tandem.config.options import ServeOptions
-from tandem.measure.chat_model import ChatModel
-from tandem.measure.client import Client, Endpoint
-from tandem.measure.evaluation import EvaluationSettings, SuiteScore, evaluate
-from tandem.measure.http_chat import HttpChat
-from tandem.measure.results import write_bytes
-from tandem.measure.suites import choose_suites
 
 
 @dataclass(frozen=True)

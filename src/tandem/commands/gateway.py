@@ -22,9 +22,9 @@ from tandem.commands.cluster.view import terminal
 from tandem.commands.options import with_options
 from tandem.config.cluster_live import LiveFile, read_live_cluster
 from tandem.config.processes import GatewayListening, GatewaySetup
+from tandem.live.channels.curve import make_pair
 from tandem.live.launching.launcher import LocalLauncher
 from tandem.live.launching.state_directory import ClusterRecord, ProcessRecord, StateDirectory
-from tandem.wire.curve import make_pair
 
 POLL_S = 0.05
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}

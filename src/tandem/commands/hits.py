@@ -11,12 +11,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tandem.bench.results import write_bytes
+from tandem.bench.trace import read_trace
 from tandem.commands.options import with_options
 from tandem.commands.simulate_output import load_plotter, require_folder, save_chart
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.trace import TraceRow
-from tandem.measure.results import write_bytes
-from tandem.measure.trace import read_trace
 from tandem.policy.eviction.registry import EVICTIONS
 from tandem.twin.cache_replay import BoundedCache, CacheHits, ExpiringCache, replay_cache
 from tandem.twin.plot_chart import COLOURS, Chart, Curve, Mark, Panel

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 import tandem
+from tandem.bench.stopwatch import start_clock
 from tandem.config.hardware import BUNDLED_MODEL
 from tandem.config.machine import machine_facts
 from tandem.config.options import ServeOptions
@@ -24,7 +25,6 @@ from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.steps import StepPlan
 from tandem.kernels.faces import choose_kernels
 from tandem.kv.store import KvStore
-from tandem.measure.stopwatch import start_clock
 from tandem.models.configuration import read_model_spec
 from tandem.models.load import LoadPlan, find_model, load_decoder
 from tandem.models.weights import WeightForm

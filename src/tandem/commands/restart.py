@@ -15,7 +15,7 @@ from tandem.commands.cluster.view import terminal
 from tandem.commands.options import with_options
 from tandem.config.cluster_tree import nearest
 from tandem.facts.errors import InvalidConfiguration, TandemError
-from tandem.facts.gateway_messages import ClusterStatus, WorkerStatus
+from tandem.messages.gateway import ClusterStatus, WorkerStatus
 
 POLL_S = 0.1
 

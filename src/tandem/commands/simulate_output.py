@@ -6,11 +6,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tandem.bench.results import write_bytes
 from tandem.commands.simulate_runs import Trial
 from tandem.config.cluster_hardware import pool_device
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.service_level import ServiceLevel
-from tandem.measure.results import write_bytes
 from tandem.twin.comparison import Point, comparison_table, finding
 from tandem.twin.plot_chart import Chart
 from tandem.twin.plot_comparison import comparison_chart

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
 
+from tandem.bench.trace_shape import speed
 from tandem.commands.simulate_scenario import scenario_of, with_random_faults
 from tandem.config.cluster import Cluster
 from tandem.facts.trace import TraceRow
-from tandem.measure.trace_shape import speed
 from tandem.twin.record import RunRecord
 from tandem.twin.simulation import simulate
 

@@ -20,9 +20,9 @@ from tandem.commands.cluster.view import print_audit, print_status, status_shown
 from tandem.commands.options import with_options
 from tandem.config.environment import runtime_directory
 from tandem.facts.errors import InvalidConfiguration
-from tandem.facts.gateway_messages import ClusterStatus
-from tandem.facts.operator_messages import AuditTold
 from tandem.live.launching.state_directory import running_clusters
+from tandem.messages.gateway import ClusterStatus
+from tandem.messages.operator import AuditTold
 
 
 @dataclass(frozen=True)

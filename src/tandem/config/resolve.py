@@ -6,6 +6,7 @@ from typing import cast
 
 import torch
 
+from tandem.cluster.worker.machine import WorkerConfig
 from tandem.config.kv_sizes import kv_sizes
 from tandem.config.machine import MachineFacts
 from tandem.config.memory import MemoryNeed, refused_blocks, refused_memory, working_bytes
@@ -18,7 +19,6 @@ from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import ModelSpec
 from tandem.kernels.linear.contract import Storage
 from tandem.kv.layout import KvDtype, KvLayout
-from tandem.machines.worker import WorkerConfig
 from tandem.models.footprint import STORAGE_BYTES, weight_bytes
 from tandem.models.parallel import WHOLE, Place
 from tandem.policy.batching import TokenBudgetBatching

@@ -9,8 +9,16 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 from functools import partial
 
+from tandem.cluster.worker.machine import WorkerMachine
 from tandem.facts.errors import EngineFailed, InvalidRequest, RequestFailed
-from tandem.facts.messages import (
+from tandem.facts.request import FinishReason, Request, TokenOutput
+from tandem.facts.service_level import LOWER_ONLY, ClientPriorities
+from tandem.facts.serving import ANYBODY, Caller, ModelCard
+from tandem.facts.steps import StepResult
+from tandem.live.clock import now_ns
+from tandem.live.engine_thread import EngineThread, PlanRunner
+from tandem.live.mailbox import Mailboxes
+from tandem.messages.worker import (
     EmitTokens,
     FailRequest,
     Refuse,
@@ -21,14 +29,6 @@ from tandem.facts.messages import (
     StepDone,
     WorkerEvent,
 )
-from tandem.facts.request import FinishReason, Request, TokenOutput
-from tandem.facts.service_level import LOWER_ONLY, ClientPriorities
-from tandem.facts.serving import ANYBODY, Caller, ModelCard
-from tandem.facts.steps import StepResult
-from tandem.live.clock import now_ns
-from tandem.live.engine_thread import EngineThread, PlanRunner
-from tandem.live.mailbox import Mailboxes
-from tandem.machines.worker import WorkerMachine
 from tandem.observe.metrics import WorkerMetrics
 
 logger = logging.getLogger(__name__)

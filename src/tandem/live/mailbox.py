@@ -9,8 +9,8 @@ import asyncio
 from typing import Final
 
 from tandem.facts.errors import Overloaded, TandemError
-from tandem.facts.messages import EmitTokens
 from tandem.facts.request import FinishReason, TokenLogprobs, TokenOutput
+from tandem.messages.worker import EmitTokens
 
 # A token is one value, its log-probability and each alternative one more, of about 130 bytes.
 MOST_WAITING_VALUES: Final = 1 << 20

@@ -7,11 +7,14 @@ import asyncio
 from collections.abc import Mapping
 from typing import Protocol
 
-from tandem.facts.cluster_messages import ToGateway
-from tandem.facts.gateway_messages import TimePassed
+from tandem.cluster.node.machine import NodeMachine
 from tandem.facts.kv_export import KvExport, MoveKv
-from tandem.facts.messages import RunStep, StepDone
-from tandem.facts.node_messages import (
+from tandem.facts.steps import StepPlan, StepResult
+from tandem.live.channels.inbox import Inbox
+from tandem.live.clock import NS_PER_S, now_ns
+from tandem.messages.cluster import ToGateway
+from tandem.messages.gateway import TimePassed
+from tandem.messages.node import (
     ConnectPeer,
     EndMove,
     ForgetPeer,
@@ -22,10 +25,7 @@ from tandem.facts.node_messages import (
     StartMove,
     TierEffect,
 )
-from tandem.facts.steps import StepPlan, StepResult
-from tandem.live.channels.inbox import Inbox
-from tandem.live.clock import NS_PER_S, now_ns
-from tandem.machines.node.machine import NodeMachine
+from tandem.messages.worker import RunStep, StepDone
 
 
 class Steps(Protocol):

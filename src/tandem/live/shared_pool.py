@@ -13,30 +13,10 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TypeVar
 
+from tandem.cluster.shared_pool.machine import PoolNodeMachine
 from tandem.facts.errors import EngineFailed
 from tandem.facts.fleet import Tier
-from tandem.facts.gateway_messages import TimePassed
 from tandem.facts.kv_tiers import BlockFormat, BlockName
-from tandem.facts.node_messages import (
-    BlocksFetched,
-    ConnectPoolNode,
-    CopyBlocks,
-    ForgetBlocks,
-    ForgetPoolNode,
-    Leave,
-    SendToGateway,
-)
-from tandem.facts.pool_node_messages import (
-    AnswerOffer,
-    BlocksAsked,
-    BlocksOffered,
-    BlocksReceived,
-    FetchHeld,
-    PoolNodeEffect,
-    PoolNodeEvent,
-    ReplicaEnded,
-    SendReplica,
-)
 from tandem.kv.connector import ConnectorError
 from tandem.kv.tiers.contract import Kept, Row
 from tandem.kv.tiers.lane import Lane
@@ -47,7 +27,27 @@ from tandem.kv.tiers.pool_stores import PoolRead, PoolStores
 from tandem.live.channels.inbox import EventInbox
 from tandem.live.clock import NS_PER_S, now_ns
 from tandem.live.node import Channel
-from tandem.machines.shared_pool.machine import PoolNodeMachine
+from tandem.messages.gateway import TimePassed
+from tandem.messages.node import (
+    BlocksFetched,
+    ConnectPoolNode,
+    CopyBlocks,
+    ForgetBlocks,
+    ForgetPoolNode,
+    Leave,
+    SendToGateway,
+)
+from tandem.messages.pool_node import (
+    AnswerOffer,
+    BlocksAsked,
+    BlocksOffered,
+    BlocksReceived,
+    FetchHeld,
+    PoolNodeEffect,
+    PoolNodeEvent,
+    ReplicaEnded,
+    SendReplica,
+)
 
 T = TypeVar("T")
 PoolInbox = EventInbox[PoolNodeEvent]

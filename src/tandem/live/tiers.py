@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
-from tandem.facts.node_messages import (
+from tandem.kv.tiers.engine import TierEngine
+from tandem.kv.tiers.pool_client import PoolClient
+from tandem.messages.node import (
     ConnectPoolNode,
     CopyBlocks,
     DropStaged,
@@ -14,8 +16,6 @@ from tandem.facts.node_messages import (
     StageBlocks,
     TierEffect,
 )
-from tandem.kv.tiers.engine import TierEngine
-from tandem.kv.tiers.pool_client import PoolClient
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tandem.facts.gateway_messages import ClusterStatus, WorkerStatus
-from tandem.facts.messages import EmitTokens
 from tandem.facts.request import FinishReason, Request
+from tandem.messages.gateway import ClusterStatus, WorkerStatus
+from tandem.messages.worker import EmitTokens
 from tandem.observe.registry import ModelRegistry
 from tandem.observe.request_times import RequestClock, RequestTimes
 from tandem.observe.tier_metrics import tier_metrics

@@ -1,9 +1,9 @@
 """What a worker did, as Prometheus metrics. Suffixes are those that vLLM's dashboards know."""
 
-from tandem.facts.messages import EmitTokens
+from tandem.cluster.worker.machine import WorkerMachine
 from tandem.facts.request import FinishReason, Request
 from tandem.facts.steps import StepPlan
-from tandem.machines.worker import WorkerMachine
+from tandem.messages.worker import EmitTokens
 from tandem.observe.registry import TOKENS, ModelRegistry
 from tandem.observe.request_times import RequestClock, RequestTimes
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from tandem.facts.gateway_messages import ClusterStatus
 from tandem.facts.kv_tiers import TierFigures
+from tandem.messages.gateway import ClusterStatus
 
 Read = Callable[[TierFigures], float]
 

@@ -3,8 +3,8 @@ read, and chains are lost along with the part of a tier that held them."""
 
 from collections.abc import Callable, Mapping, Sequence
 
+from tandem.cluster.tiers.hierarchy import Hierarchy
 from tandem.facts.fleet import Tier
-from tandem.machines.tiers.hierarchy import Hierarchy
 from tandem.policy.chance import draw
 
 # Who tells the router: worker, tier, (blocks given up, new blocks), now.

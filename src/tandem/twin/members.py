@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tandem.facts.fleet import Role
-from tandem.facts.fleet_messages import LoadReported
-from tandem.facts.messages import WorkerEvent
+from tandem.messages.router import LoadReported
+from tandem.messages.worker import WorkerEvent
 from tandem.twin.agenda import Agenda, Turn
 from tandem.twin.scenario import Pool
 from tandem.twin.worker import SimulatedEffect, SimulatedWorker

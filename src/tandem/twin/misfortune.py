@@ -3,7 +3,7 @@
 from functools import partial
 
 from tandem.facts.fleet import Tier
-from tandem.facts.fleet_messages import RequestWithdrawn
+from tandem.messages.router import RequestWithdrawn
 from tandem.twin.faults import (
     Crash,
     Fault,

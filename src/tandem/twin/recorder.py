@@ -1,7 +1,7 @@
 """Writes down what happens to requests while a run goes on."""
 
 from tandem.facts.fleet import Tier
-from tandem.facts.fleet_messages import RequestSubmitted
+from tandem.messages.router import RequestSubmitted
 from tandem.twin.record import Ending, RequestRecord, RunRecord
 from tandem.twin.workload import answer_token
 

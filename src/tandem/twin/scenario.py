@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tandem.cluster.router.request_queue import LineConfig
 from tandem.cost.worker import WorkerCost
 from tandem.facts.fleet import Role
 from tandem.facts.service_level import ServiceLevel
-from tandem.machines.waiting_line import LineConfig
 from tandem.policy.admission.contract import Admission
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.contract import Dispatching

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from tandem.facts.fleet_messages import RequestSubmitted
 from tandem.facts.trace import TraceRow
+from tandem.messages.router import RequestSubmitted
 from tandem.twin.misfortune import Misfortune
 from tandem.twin.record import Ending, RequestRecord, RunRecord
 from tandem.twin.scenario import Scenario

@@ -2,9 +2,9 @@
 
 from collections import Counter
 
+from tandem.cluster.gateway.planner import PlannerConfig, PlannerMachine
 from tandem.facts.fleet import Role
-from tandem.facts.fleet_messages import MigrationsRequested, WorkerDrained
-from tandem.machines.planner import PlannerConfig, PlannerMachine
+from tandem.messages.router import MigrationsRequested, WorkerDrained
 from tandem.policy.planning.contract import Plan
 from tandem.twin.record import Decision, WorkerRecord
 from tandem.twin.scenario import Scenario

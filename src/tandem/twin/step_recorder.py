@@ -4,7 +4,7 @@ and how long they take."""
 from array import array
 
 from tandem.facts.fleet import Tier
-from tandem.facts.messages import EmitTokens
+from tandem.messages.worker import EmitTokens
 from tandem.twin.record import Ending, RequestRecord, RunRecord, WorkerRecord
 from tandem.twin.recorder import Recorder
 

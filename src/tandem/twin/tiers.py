@@ -4,13 +4,13 @@ background, and what the router is told of it."""
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tandem.cluster.router.request_state import Passage
+from tandem.cluster.tiers.hierarchy import Hierarchy, Move
+from tandem.cluster.tiers.store import TierStore
 from tandem.facts.blocks import BlockChanges
 from tandem.facts.fleet import Tier
-from tandem.facts.fleet_messages import BlocksReported, RouterEvent, StartTransfer
-from tandem.facts.messages import EmitTokens
-from tandem.machines.passage import Passage
-from tandem.machines.tiers.hierarchy import Hierarchy, Move
-from tandem.machines.tiers.store import TierStore
+from tandem.messages.router import BlocksReported, RouterEvent, StartTransfer
+from tandem.messages.worker import EmitTokens
 from tandem.policy.eviction.pinned import Pin, Pinned
 from tandem.twin.damage import Damage
 from tandem.twin.network_paths import path_between_tiers

@@ -1,7 +1,7 @@
 """What the fleet looks like at one instant, for the timeline of a run."""
 
+from tandem.cluster.router.request_state import Stage
 from tandem.facts.fleet import Role
-from tandem.machines.passage import Stage
 from tandem.twin.record import Sample
 from tandem.twin.world import World
 

@@ -3,9 +3,9 @@ links with contention."""
 
 from dataclasses import dataclass
 
+from tandem.cluster.router.request_state import Passage
 from tandem.facts.fleet import Tier
-from tandem.facts.fleet_messages import StartTransfer, TransferEnded
-from tandem.machines.passage import Passage
+from tandem.messages.router import StartTransfer, TransferEnded
 from tandem.twin.agenda import Agenda, Turn
 from tandem.twin.network_paths import POOL_READ, POOL_WRITE, path_between_tiers, path_to_node
 from tandem.twin.recorder import Recorder

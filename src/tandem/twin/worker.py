@@ -8,15 +8,15 @@ from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
 
+from tandem.cluster.router.deaths import CLEARING_TOKENS
+from tandem.cluster.router.request_state import taken_up_again
+from tandem.cluster.worker.load import load_of
+from tandem.cluster.worker.machine import WorkerConfig, WorkerMachine
 from tandem.cost.step import StepShape
 from tandem.facts.blocks import CacheRoot
-from tandem.facts.fleet_messages import LoadReported
-from tandem.facts.messages import EmitTokens, RunStep, StepDone, WorkerEffect, WorkerEvent
 from tandem.facts.steps import StepPlan, StepResult
-from tandem.machines.deaths import CLEARING_TOKENS
-from tandem.machines.load import load_of
-from tandem.machines.passage import taken_up_again
-from tandem.machines.worker import WorkerConfig, WorkerMachine
+from tandem.messages.router import LoadReported
+from tandem.messages.worker import EmitTokens, RunStep, StepDone, WorkerEffect, WorkerEvent
 from tandem.twin.scenario import Scenario, WorkerKind
 from tandem.twin.step_recorder import StepRecorder
 from tandem.twin.workload import VOCABULARY_TOKENS

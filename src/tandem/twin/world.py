@@ -1,9 +1,12 @@
 """The simulated cluster at work: performs what the router and the workers ask for, on the virtual
 clock, where the live cluster would use processes and sockets."""
 
+from tandem.cluster.router.admission import RouterConfig
+from tandem.cluster.router.fleet import Capacity
+from tandem.cluster.router.machine import RouterMachine
 from tandem.facts.errors import Overloaded
 from tandem.facts.fleet import Role, Tier
-from tandem.facts.fleet_messages import (
+from tandem.messages.router import (
     AskForBlocks,
     BlocksListed,
     BlocksReported,
@@ -23,7 +26,7 @@ from tandem.facts.fleet_messages import (
     WorkerJoined,
     WorkerLost,
 )
-from tandem.facts.messages import (
+from tandem.messages.worker import (
     CancelImport,
     EmitTokens,
     FailRequest,
@@ -36,9 +39,6 @@ from tandem.facts.messages import (
     RequestsArrived,
     WorkerEvent,
 )
-from tandem.machines.entrance import RouterConfig
-from tandem.machines.fleet import Capacity
-from tandem.machines.router import RouterMachine
 from tandem.twin.agenda import Agenda
 from tandem.twin.members import Member, Members
 from tandem.twin.record import Decision, RunRecord, WorkerRecord

@@ -17,7 +17,7 @@ from tandem.live.process_end import end_within, run_to_the_end
 from tandem.live.ranks.follower import Follower, FollowerLink, MovesToLeader
 from tandem.live.ranks.start import link_to_leader
 from tandem.live.startup import StartUp
-from tandem.wire.rank_messages import RankBegins, RankFailed, RankReady
+from tandem.messages.ranks import RankBegins, RankFailed, RankReady
 
 # Under its own name, which is another one while this is what was started.
 logger = logging.getLogger("tandem.commands.cluster.follower_process")

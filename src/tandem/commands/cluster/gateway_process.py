@@ -14,6 +14,7 @@ import zmq
 
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
+from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
 from tandem.commands.cluster.client_keys import tenant_key_files, tenant_keys
 from tandem.commands.cluster.kv_form import kv_form
 from tandem.commands.cluster.process_log import log_of_process
@@ -24,10 +25,10 @@ from tandem.config.api_options import api_config, check_exposure
 from tandem.config.cluster import read_cluster
 from tandem.config.hardware import BUNDLED_MODEL
 from tandem.config.processes import GatewayListening, GatewaySetup
-from tandem.facts.cluster_messages import Welcome
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.serving import ModelCard
 from tandem.live.channels.admitted import Admitted, AdmittedKeys, PeerRole
+from tandem.live.channels.curve import KeyPair
 from tandem.live.channels.gateway_channel import GatewayChannel
 from tandem.live.channels.limits import ChannelLimits
 from tandem.live.channels.sockets import GatewayKeys
@@ -35,10 +36,9 @@ from tandem.live.clock import NS_PER_S, wall_clock_s
 from tandem.live.event_loop import loop_runner
 from tandem.live.gateway.gateway import Gateway, GatewayTerms
 from tandem.live.launching.parent import end_with_parent
-from tandem.machines.gateway.machine import GatewayConfig, GatewayMachine
+from tandem.messages.cluster import Welcome
 from tandem.models.configuration import read_model_spec
 from tandem.text.model import TextModel
-from tandem.wire.curve import KeyPair
 
 logger = logging.getLogger(__name__)
 

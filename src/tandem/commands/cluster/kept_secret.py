@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from tandem.facts.errors import InvalidConfiguration
-from tandem.wire.curve import make_keys
+from tandem.live.channels.curve import make_keys
 
 _MOST_BYTES: Final = 256
 

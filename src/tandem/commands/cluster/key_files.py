@@ -15,7 +15,7 @@ from tandem.config.cluster import name_problem
 from tandem.config.processes import CurveKeys
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.channels.admitted import Admitted, AdmittedKeys, PeerRole
-from tandem.wire.curve import KeyPair, belong_together, is_public, make_pair
+from tandem.live.channels.curve import KeyPair, belong_together, is_public, make_pair
 
 GATEWAY_FILE = "gateway.json"
 WORKER_FILE = "worker.json"

@@ -16,8 +16,8 @@ from tandem.api.config import ConnectionLimits
 from tandem.commands.cluster.operators import Operators
 from tandem.commands.front_door import bounded_server
 from tandem.commands.listening import listen
-from tandem.facts.gateway_messages import ClusterStatus
 from tandem.live.launching.vanished import Vanished
+from tandem.messages.gateway import ClusterStatus
 
 LOOK_S = 1.0
 # Who asks here sends no more than a path.

@@ -12,17 +12,17 @@ from typing import Final, Protocol
 from tandem.api.ambient import fresh_chance
 from tandem.config.processes import CurveKeys
 from tandem.facts.errors import EngineFailed, InvalidConfiguration, TandemError
-from tandem.facts.node_messages import (
+from tandem.live.channels.curve import KeyPair
+from tandem.live.channels.node_channel import NodeChannel
+from tandem.live.channels.sockets import NodeKeys
+from tandem.live.launching.restarts import AGAIN
+from tandem.messages.node import (
     GatewayConnected,
     GatewayGone,
     GatewaySaid,
     Leave,
     LeaveRequested,
 )
-from tandem.live.channels.node_channel import NodeChannel
-from tandem.live.channels.sockets import NodeKeys
-from tandem.live.launching.restarts import AGAIN
-from tandem.wire.curve import KeyPair
 
 logger = logging.getLogger(__name__)
 

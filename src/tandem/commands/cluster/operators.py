@@ -8,11 +8,11 @@ from tandem.config.cluster_tree import nearest
 from tandem.config.processes import CurveKeys
 from tandem.facts.errors import InvalidConfiguration, TandemError
 from tandem.facts.fleet import Role
-from tandem.facts.gateway_messages import ClusterStatus
-from tandem.facts.operator_messages import AuditTold
+from tandem.live.channels.curve import KeyPair
 from tandem.live.channels.sockets import NodeKeys
 from tandem.live.gateway.operator import OperatorClient
-from tandem.wire.curve import KeyPair
+from tandem.messages.gateway import ClusterStatus
+from tandem.messages.operator import AuditTold
 
 T = TypeVar("T")
 # A gateway that works answers within milliseconds.

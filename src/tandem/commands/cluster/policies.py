@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from tandem.cluster.router.request_queue import LineConfig
 from tandem.config.cluster import Cluster, PoolConfig
 from tandem.config.cluster_build import Choice
 from tandem.config.cluster_parameters import parameters
 from tandem.config.cluster_tree import nearest
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.service_level import AS_THEY_WISH, LOWER_ONLY, ClientPriorities
-from tandem.machines.waiting_line import LineConfig
 from tandem.policy.admission.contract import Admission
 from tandem.policy.admission.registry import ADMISSIONS
 from tandem.policy.dispatch.contract import Dispatching

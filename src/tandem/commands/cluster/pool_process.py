@@ -15,6 +15,9 @@ from urllib.parse import urlsplit
 
 import tandem
 from tandem.api.ambient import fresh_chance
+from tandem.cluster.shared_pool.heat import HeatConfig
+from tandem.cluster.shared_pool.machine import PoolNodeConfig, PoolNodeMachine
+from tandem.cluster.tiers.config import TierLimits, TiersConfig
 from tandem.commands.cluster.member_process import (
     FAILED,
     FAREWELL_S,
@@ -34,11 +37,9 @@ from tandem.commands.cluster.worker_connectors import (
 from tandem.config.environment import host_facts
 from tandem.config.memory import refused_blocks
 from tandem.config.processes import PoolNodeSetup
-from tandem.facts.cluster_messages import PROTOCOL, PoolHello
 from tandem.facts.errors import EngineFailed, InvalidConfiguration
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockFormat
-from tandem.facts.node_messages import BlocksKept, Leave
 from tandem.kernels.transfer.choose import choose_transfer
 from tandem.kernels.transfer.contract import Transfer
 from tandem.kv.connector import ConnectorError
@@ -61,9 +62,8 @@ from tandem.live.launching.parent import end_with_parent
 from tandem.live.process_end import end_within
 from tandem.live.shared_pool import PoolInbox, PoolNode, Replicas
 from tandem.live.startup import StartUp
-from tandem.machines.shared_pool.heat import HeatConfig
-from tandem.machines.shared_pool.machine import PoolNodeConfig, PoolNodeMachine
-from tandem.machines.tiers.config import TierLimits, TiersConfig
+from tandem.messages.cluster import PROTOCOL, PoolHello
+from tandem.messages.node import BlocksKept, Leave
 from tandem.policy.eviction.registry import make_eviction
 
 logger = logging.getLogger(__name__)

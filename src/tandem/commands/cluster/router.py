@@ -6,15 +6,15 @@ A gateway process loads no model, so nothing in here may import torch.
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from tandem.cluster.router.admission import RouterConfig
+from tandem.cluster.router.fleet import Capacity
 from tandem.commands.cluster.policies import router_policies
 from tandem.config.cluster import Cluster, PoolConfig
 from tandem.config.cluster_hardware import pool_cost
 from tandem.config.cluster_live import as_served, on_cpu
 from tandem.cost.worker import WorkerCost
 from tandem.facts.blocks import CacheRoot
-from tandem.facts.cluster_messages import Hello
-from tandem.machines.entrance import RouterConfig
-from tandem.machines.fleet import Capacity
+from tandem.messages.cluster import Hello
 
 
 def router_config(

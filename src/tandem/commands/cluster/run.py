@@ -25,12 +25,12 @@ from tandem.config.cluster_tiers import pool_nodes
 from tandem.config.processes import GatewayListening, GatewaySetup
 from tandem.facts.errors import InvalidConfiguration, TandemError
 from tandem.facts.fleet import Role
-from tandem.facts.gateway_messages import ClusterStatus
 from tandem.live.clock import NS_PER_S, now_ns
 from tandem.live.launching.launcher import Launcher, LocalLauncher, Program
 from tandem.live.launching.state_directory import ClusterRecord, ProcessRecord, StateDirectory
 from tandem.live.launching.supervisor import Notice, ProcessFailed, Supervisor
 from tandem.live.launching.vanished import Vanished
+from tandem.messages.gateway import ClusterStatus
 
 T = TypeVar("T")
 MISCONFIGURED = "ended with status 2"

@@ -54,11 +54,11 @@ from tandem.config.storage import storage_of
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.kv_tiers import BlockFormat
 from tandem.live.channels.admitted import Admitted, PeerRole
+from tandem.live.channels.curve import KeyPair, make_pair
 from tandem.live.launching.launcher import Program
 from tandem.live.launching.state_directory import StateDirectory
 from tandem.models.footprint import weight_bytes
 from tandem.models.parallel import places
-from tandem.wire.curve import KeyPair, make_pair
 
 TANDEM = (sys.executable, "-m", "tandem")
 PROCESS = (sys.executable, "-m", "tandem.commands.processes")

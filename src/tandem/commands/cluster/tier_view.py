@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from tandem.facts.gateway_messages import ClusterStatus, PoolNodeStatus, WorkerStatus
 from tandem.facts.kv_tiers import TierFigures
+from tandem.messages.gateway import ClusterStatus, PoolNodeStatus, WorkerStatus
 
 _NUMBERS = ("blocks", "of", "stored", "fetched", "missed", "spoilt", "us a token")
 

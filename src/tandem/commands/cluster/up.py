@@ -14,9 +14,9 @@ from tandem.commands.cluster.view import members_table
 from tandem.commands.greeting import Greeting
 from tandem.config.api_options import check_exposure
 from tandem.config.cluster_live import LiveFile, gateway_options
-from tandem.facts.gateway_messages import ClusterStatus
 from tandem.live.launching.state_directory import StateDirectory
 from tandem.live.launching.supervisor import Notice
+from tandem.messages.gateway import ClusterStatus
 
 CTRL_C = "Ctrl-C stops the cluster."
 

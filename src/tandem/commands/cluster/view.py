@@ -7,8 +7,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from tandem.commands.cluster.tier_view import pool_nodes_of, tiers_table
-from tandem.facts.cluster_messages import Audited
-from tandem.facts.gateway_messages import ClusterStatus, WorkerStatus
+from tandem.messages.cluster import Audited
+from tandem.messages.gateway import ClusterStatus, WorkerStatus
 
 UNSQUEEZED = 140
 # What a worker does for one gateway; the rest of a status is about the worker itself.

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import msgspec
 
+from tandem.cluster.worker.machine import WorkerConfig
 from tandem.commands.cluster.follower_setup import FOLLOWER_COMMAND, PATIENCE_S, FollowerSetup
 from tandem.commands.cluster.worker_rank import (
     PlannedWorker,
@@ -21,7 +22,6 @@ from tandem.commands.cluster.worker_tiers import WorkerTiers, make_tiers
 from tandem.config.processes import WorkerSetup
 from tandem.facts.errors import EngineFailed
 from tandem.facts.kv_export import Endpoint, KvExport
-from tandem.facts.node_messages import BlocksPublished, MoveFinished
 from tandem.facts.steps import StepResult
 from tandem.kernels.collectives.contract import ALONE
 from tandem.kernels.collectives.distributed import Groups, connect, disconnect
@@ -36,7 +36,7 @@ from tandem.live.ranks.news import RankNews
 from tandem.live.ranks.process_group import meeting_place
 from tandem.live.ranks.ranks import Follower, Ranks
 from tandem.live.ranks.start import start_follower
-from tandem.machines.worker import WorkerConfig
+from tandem.messages.node import BlocksPublished, MoveFinished
 
 logger = logging.getLogger(__name__)
 

@@ -4,6 +4,8 @@ import logging
 import os
 
 import tandem
+from tandem.cluster.node.machine import NodeConfig, NodeMachine
+from tandem.cluster.worker.machine import WorkerMachine
 from tandem.commands.cluster.member_process import (
     FAILED,
     FAREWELL_S,
@@ -16,9 +18,7 @@ from tandem.commands.cluster.member_process import (
 from tandem.commands.cluster.process_log import log_of_process
 from tandem.commands.cluster.worker_group import Worker, start_worker
 from tandem.config.processes import WorkerSetup
-from tandem.facts.cluster_messages import PROTOCOL, Hello
 from tandem.facts.fleet import Role
-from tandem.facts.node_messages import Leave
 from tandem.live.channels.inbox import Inbox
 from tandem.live.clock import now_ns
 from tandem.live.event_loop import loop_runner
@@ -26,8 +26,8 @@ from tandem.live.launching.parent import end_with_parent
 from tandem.live.node import Node, say_goodbye
 from tandem.live.process_end import end_within
 from tandem.live.startup import StartUp
-from tandem.machines.node.machine import NodeConfig, NodeMachine
-from tandem.machines.worker import WorkerMachine
+from tandem.messages.cluster import PROTOCOL, Hello
+from tandem.messages.node import Leave
 
 logger = logging.getLogger(__name__)
 

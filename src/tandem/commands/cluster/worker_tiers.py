@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from tandem.api.ambient import fresh_chance
+from tandem.cluster.tiers.config import TierLimits, TiersConfig
 from tandem.commands.cluster.kv_form import block_format
 from tandem.commands.cluster.worker_connectors import (
     block_secret,
@@ -32,7 +33,6 @@ from tandem.kv.tiers.pool_client import PoolClient, PoolClientTerms
 from tandem.live.channels.inbox import Inbox
 from tandem.live.clock import now_ns
 from tandem.live.tiers import LiveTiers
-from tandem.machines.tiers.config import TierLimits, TiersConfig
 from tandem.policy.eviction.registry import make_eviction
 
 logger = logging.getLogger(__name__)

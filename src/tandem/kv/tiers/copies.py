@@ -7,12 +7,12 @@ from threading import Lock
 
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockName
-from tandem.facts.node_messages import BlocksKept
 from tandem.kv.tiers.contract import BlockStore
 from tandem.kv.tiers.engine_config import Answers
 from tandem.kv.tiers.lane import Lane
 from tandem.kv.tiers.memory import Rows
 from tandem.kv.tiers.staged import StagedCopy, Staging
+from tandem.messages.node import BlocksKept
 
 LEAVING = "the worker is leaving"
 

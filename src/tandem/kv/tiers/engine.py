@@ -12,7 +12,6 @@ from threading import Lock
 
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockName
-from tandem.facts.node_messages import BlocksStaged
 from tandem.kv.region import LOWEST_PRIORITY
 from tandem.kv.tiers.contract import BlockStore, DeviceBlocks
 from tandem.kv.tiers.copies import LEAVING, Copy, KeepStaged, Place, Transits
@@ -22,6 +21,7 @@ from tandem.kv.tiers.fetches import Fetch, FetchPart, FetchWays
 from tandem.kv.tiers.lane import Lane
 from tandem.kv.tiers.memory import allocated_rows
 from tandem.kv.tiers.staged import StagedCopy, Staging
+from tandem.messages.node import BlocksStaged
 
 # Fastest first: what goes to a faster one is wanted soon.
 _ORDER = (Tier.HOST, Tier.DISK, Tier.REMOTE)

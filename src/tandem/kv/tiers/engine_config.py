@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Condition
 
-from tandem.facts.node_messages import BlocksFetched, BlocksKept, BlocksStaged
+from tandem.messages.node import BlocksFetched, BlocksKept, BlocksStaged
 
 TierEvent = BlocksStaged | BlocksKept | BlocksFetched
 

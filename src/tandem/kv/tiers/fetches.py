@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from tandem.facts.kv_tiers import BlockName
-from tandem.facts.node_messages import BlocksFetched
 from tandem.kv.tiers.contract import BlockStore, DeviceBlocks, Found
 from tandem.kv.tiers.memory import Rows
+from tandem.messages.node import BlocksFetched
 
 NS_PER_S = 1_000_000_000
 

@@ -11,13 +11,13 @@ from typing import Final
 
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockFormat, BlockName
-from tandem.facts.node_messages import BlocksFetched, CopyBlocks
 from tandem.kv.tiers.contract import BlockStore, Kept, Row
 from tandem.kv.tiers.copies import Copy, Place, Transits
 from tandem.kv.tiers.engine_config import Answers, TierCalls
 from tandem.kv.tiers.fetches import Fetch
 from tandem.kv.tiers.lane import Lane
 from tandem.kv.tiers.memory import allocated_rows
+from tandem.messages.node import BlocksFetched, CopyBlocks
 
 # Copies between the two go through so much memory, in so many pieces at once.
 PIECE_BYTES: Final = 4 << 20

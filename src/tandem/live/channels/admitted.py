@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tandem.facts.errors import InvalidConfiguration
-from tandem.wire.curve import is_public
+from tandem.live.channels.curve import is_public
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,6 @@ from functools import partial
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from tandem.facts.cluster_messages import ToWorker, Unwelcome
-from tandem.facts.gateway_messages import PeerGone, WorkerSaid
-from tandem.facts.operator_messages import Answer, Done, OperatorMessage
 from tandem.live.channels.key_guard import KeyGuard
 from tandem.live.channels.limits import ChannelLimits, Outbox
 from tandem.live.channels.malformed import Malformed
@@ -28,8 +25,11 @@ from tandem.live.channels.sockets import (
     close_context,
     gateway_socket,
 )
-from tandem.wire.codec import OPERATOR, TO_GATEWAY, TO_WORKER
-from tandem.wire.errors import BadMessage, OtherProtocol
+from tandem.messages.cluster import ToWorker, Unwelcome
+from tandem.messages.codec import OPERATOR, TO_GATEWAY, TO_WORKER
+from tandem.messages.errors import BadMessage, OtherProtocol
+from tandem.messages.gateway import PeerGone, WorkerSaid
+from tandem.messages.operator import Answer, Done, OperatorMessage
 
 # A full pipe is tried again after so long: libzmq does not say when one of many has room.
 RETRY_S = 0.001

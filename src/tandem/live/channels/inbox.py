@@ -5,7 +5,7 @@ from collections import deque
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-from tandem.facts.node_messages import NodeEvent
+from tandem.messages.node import NodeEvent
 
 E = TypeVar("E")
 

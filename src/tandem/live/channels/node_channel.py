@@ -12,14 +12,14 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from tandem.facts.backoff import longest, spread
-from tandem.facts.cluster_messages import ToGateway
-from tandem.facts.node_messages import GatewayConnected, GatewayGone, GatewaySaid
 from tandem.live.channels.limits import ChannelLimits, Outbox
 from tandem.live.channels.malformed import Malformed
 from tandem.live.channels.pump import SocketPump
 from tandem.live.channels.sockets import NodeKeys, close_context, node_socket
-from tandem.wire.codec import TO_GATEWAY, TO_WORKER
-from tandem.wire.errors import BadMessage
+from tandem.messages.cluster import ToGateway
+from tandem.messages.codec import TO_GATEWAY, TO_WORKER
+from tandem.messages.errors import BadMessage
+from tandem.messages.node import GatewayConnected, GatewayGone, GatewaySaid
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import zmq
 
-from tandem.facts.operator_messages import AskStatus, Done, Question
 from tandem.live.channels.admitted import AdmittedKeys, PeerRole
 from tandem.live.channels.sockets import OPERATOR_PREFIX
-from tandem.wire.codec import OPERATOR
+from tandem.messages.codec import OPERATOR
+from tandem.messages.operator import AskStatus, Done, Question
 
 # What ZeroMQ calls the one whom the guard has let in.
 USER_ID = "User-Id"

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import zmq
 
 from tandem.live.channels.admitted import AdmittedKeys
+from tandem.live.channels.curve import KeyPair
 from tandem.live.channels.limits import ChannelLimits
-from tandem.wire.codec import MESSAGE_LIMIT_BYTES
-from tandem.wire.curve import KeyPair
+from tandem.messages.codec import MESSAGE_LIMIT_BYTES
 
 ZAP_DOMAIN = b"tandem"
 OPERATOR_PREFIX = "operator/"

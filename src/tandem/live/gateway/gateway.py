@@ -5,8 +5,8 @@ import logging
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field, replace
 
+from tandem.cluster.gateway.machine import GatewayMachine
 from tandem.facts.errors import EngineFailed, NotReady, PromptTooLong
-from tandem.facts.fleet_messages import RequestSubmitted, RequestWithdrawn
 from tandem.facts.request import FinishReason, Request, TokenOutput
 from tandem.facts.service_level import ServiceLevel
 from tandem.facts.serving import ANYBODY, Caller, ModelCard
@@ -16,7 +16,7 @@ from tandem.live.gateway.clients import Clients
 from tandem.live.gateway.loop import Channel, GatewayLoop
 from tandem.live.gateway.presence import Presence
 from tandem.live.mailbox import Mailbox
-from tandem.machines.gateway.machine import GatewayMachine
+from tandem.messages.router import RequestSubmitted, RequestWithdrawn
 from tandem.observe.cluster_metrics import GatewayMetrics
 
 logger = logging.getLogger(__name__)

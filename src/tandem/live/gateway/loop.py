@@ -6,9 +6,13 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from tandem.facts.cluster_messages import Hello, ToWorker, Welcome
-from tandem.facts.fleet_messages import Explain, Reject, RequestSubmitted
-from tandem.facts.gateway_messages import (
+from tandem.cluster.gateway.machine import GatewayMachine
+from tandem.live.channels.gateway_channel import OperatorSaid
+from tandem.live.clock import NS_PER_S, now_ns
+from tandem.live.gateway.clients import Clients
+from tandem.live.gateway.questions import Questions
+from tandem.messages.cluster import Hello, ToWorker, Welcome
+from tandem.messages.gateway import (
     AuditEnded,
     Deliver,
     Fence,
@@ -20,13 +24,9 @@ from tandem.facts.gateway_messages import (
     TimePassed,
     WorkerSaid,
 )
-from tandem.facts.messages import FailRequest, ImportsArrived, PrefillsArrived, RequestsArrived
-from tandem.facts.operator_messages import Answer, AskStatus
-from tandem.live.channels.gateway_channel import OperatorSaid
-from tandem.live.clock import NS_PER_S, now_ns
-from tandem.live.gateway.clients import Clients
-from tandem.live.gateway.questions import Questions
-from tandem.machines.gateway.machine import GatewayMachine
+from tandem.messages.operator import Answer, AskStatus
+from tandem.messages.router import Explain, Reject, RequestSubmitted
+from tandem.messages.worker import FailRequest, ImportsArrived, PrefillsArrived, RequestsArrived
 
 logger = logging.getLogger(__name__)
 

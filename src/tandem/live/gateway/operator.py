@@ -8,8 +8,13 @@ import zmq
 
 from tandem.facts.errors import TandemError
 from tandem.facts.fleet import Role
-from tandem.facts.gateway_messages import ClusterStatus
-from tandem.facts.operator_messages import (
+from tandem.live.channels.limits import ChannelLimits
+from tandem.live.channels.sockets import OPERATOR_PREFIX, NodeKeys, node_socket
+from tandem.live.clock import NS_PER_S, now_ns
+from tandem.messages.codec import OPERATOR
+from tandem.messages.errors import BadMessage
+from tandem.messages.gateway import ClusterStatus
+from tandem.messages.operator import (
     AskAudit,
     AskDrain,
     AskStatus,
@@ -19,11 +24,6 @@ from tandem.facts.operator_messages import (
     Question,
     StatusTold,
 )
-from tandem.live.channels.limits import ChannelLimits
-from tandem.live.channels.sockets import OPERATOR_PREFIX, NodeKeys, node_socket
-from tandem.live.clock import NS_PER_S, now_ns
-from tandem.wire.codec import OPERATOR
-from tandem.wire.errors import BadMessage
 
 A = TypeVar("A", StatusTold, AuditTold, Done)
 

@@ -3,8 +3,8 @@ started again, and requests that come meanwhile wait for that."""
 
 import asyncio
 
+from tandem.cluster.gateway.members import Members
 from tandem.live.clock import NS_PER_S, now_ns
-from tandem.machines.gateway.members import Members
 
 
 class Presence:

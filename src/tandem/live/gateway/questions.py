@@ -1,7 +1,7 @@
 """Which operator asked what, until it has its answer."""
 
-from tandem.facts.cluster_messages import Audited
-from tandem.facts.gateway_messages import (
+from tandem.messages.cluster import Audited
+from tandem.messages.gateway import (
     AuditAsked,
     AuditEnded,
     ClusterStatus,
@@ -9,7 +9,7 @@ from tandem.facts.gateway_messages import (
     OperationEnded,
     UndrainAsked,
 )
-from tandem.facts.operator_messages import (
+from tandem.messages.operator import (
     Answer,
     AskAudit,
     AskDrain,

@@ -6,7 +6,7 @@ the process can. Knows no clock: every look counts.
 
 from collections.abc import Mapping, Sequence
 
-from tandem.facts.gateway_messages import ClusterStatus
+from tandem.messages.gateway import ClusterStatus
 
 # A worker that was only slow introduces itself anew within less than a look.
 LOOKS = 3

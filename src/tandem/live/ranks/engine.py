@@ -12,7 +12,7 @@ from tandem.facts.steps import StepPlan, StepResult
 from tandem.kv.threads import SupervisedThread
 from tandem.live.engine_thread import PendingStep, PlanRunner
 from tandem.live.ranks.ranks import Ranks
-from tandem.wire.rank_messages import TokensLanded
+from tandem.messages.ranks import TokensLanded
 
 
 class StageEngine(PlanRunner, Protocol):

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from tandem.facts.kv_export import MoveReport
-from tandem.facts.node_messages import (
+from tandem.facts.steps import StepPlan
+from tandem.kv.threads import SupervisedThread
+from tandem.live.node import Mover
+from tandem.live.ranks.engine import StageEngine
+from tandem.live.ranks.link import RankLink, RankLost
+from tandem.messages.node import (
     BlocksPublished,
     ConnectPeer,
     EndMove,
@@ -17,12 +22,7 @@ from tandem.facts.node_messages import (
     PublishBlocks,
     StartMove,
 )
-from tandem.facts.steps import StepPlan
-from tandem.kv.threads import SupervisedThread
-from tandem.live.node import Mover
-from tandem.live.ranks.engine import StageEngine
-from tandem.live.ranks.link import RankLink, RankLost
-from tandem.wire.rank_messages import (
+from tandem.messages.ranks import (
     Ping,
     Pong,
     RankBegins,

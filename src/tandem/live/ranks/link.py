@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 from tandem.facts.errors import TandemError
-from tandem.wire.codec import MESSAGE_LIMIT_BYTES, Codec
-from tandem.wire.errors import BadMessage
+from tandem.messages.codec import MESSAGE_LIMIT_BYTES, Codec
+from tandem.messages.errors import BadMessage
 
 Out = TypeVar("Out")
 In = TypeVar("In")

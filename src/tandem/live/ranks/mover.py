@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 
 from tandem.facts.kv_export import KvExport, MoveKv, MoveReport
-from tandem.facts.node_messages import ConnectPeer, EndMove, ForgetPeer, PublishBlocks, StartMove
 from tandem.live.node import Mover
 from tandem.live.ranks.ranks import Ranks
+from tandem.messages.node import ConnectPeer, EndMove, ForgetPeer, PublishBlocks, StartMove
 
 
 class RankTally:

@@ -5,14 +5,14 @@ from queue import Empty, SimpleQueue
 
 from tandem.facts.errors import EngineFailed
 from tandem.facts.kv_export import Endpoint, MoveReport
-from tandem.facts.node_messages import BlocksPublished, MoveFinished
 from tandem.facts.steps import StepResult
 from tandem.live.channels.inbox import Inbox
 from tandem.live.process_end import end_within
 from tandem.live.ranks.engine import PipelineThread
 from tandem.live.ranks.link import RankLost
 from tandem.live.ranks.mover import RankTally
-from tandem.wire.rank_messages import RankReady, ToLeader
+from tandem.messages.node import BlocksPublished, MoveFinished
+from tandem.messages.ranks import RankReady, ToLeader
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from functools import partial
 from tandem.kv.threads import SupervisedThread
 from tandem.live.clock import NS_PER_S, now_ns
 from tandem.live.ranks.link import RankLink, RankLost
-from tandem.wire.rank_messages import Ping, Pong, RankBegins, RankFailed, ToFollower, ToLeader
+from tandem.messages.ranks import Ping, Pong, RankBegins, RankFailed, ToFollower, ToLeader
 
 LeaderLink = RankLink[ToFollower, ToLeader]
 # Looks at the silence of each rank so often within the time that it may be silent.

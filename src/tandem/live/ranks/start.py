@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tandem.live.ranks.link import RankLink
 from tandem.live.ranks.ranks import Follower
-from tandem.wire.rank_messages import TO_FOLLOWER, TO_LEADER, ToFollower, ToLeader
+from tandem.messages.ranks import TO_FOLLOWER, TO_LEADER, ToFollower, ToLeader
 
 
 def start_follower(command: Sequence[str], patience_s: float) -> Follower:

@@ -1,0 +1,90 @@
+"""What a gateway owes workers unasked: to renew leases, to help drains along, to let workers go."""
+
+from collections.abc import Iterator
+
+from tandem.cluster.gateway.members import Member, Members
+from tandem.cluster.gateway.operations import Drains
+from tandem.cluster.gateway.routing import Routing
+from tandem.cluster.router.machine import RouterMachine
+from tandem.cluster.router.migration import to_migrate
+from tandem.cluster.router.request_state import Stage
+from tandem.messages.cluster import LeasesRenewed, NotNeeded
+from tandem.messages.gateway import GatewayEffect, SendToWorker
+from tandem.messages.router import MigrationsRequested
+
+# More ids than that go in several messages.
+RENEWED_AT_ONCE = 4096
+# So often a draining worker's requests are asked to go on elsewhere; the others finish where they
+# are.
+MIGRATIONS = 8
+
+
+def renewals(router: RouterMachine, members: Members) -> Iterator[SendToWorker]:
+    """To every worker, all requests that need it. It is also how workers hear that the gateway
+    lives."""
+    wanted: dict[str, list[str]] = {member.name: [] for member in members}
+    for passage in router.passages.values():
+        for worker in dict.fromkeys((passage.prefill, passage.decode)):
+            if worker in wanted and passage.needs(worker):
+                wanted[worker].append(passage.name_at(worker))
+    for member in members:
+        wire_ids = wanted[member.name]
+        for start in range(0, max(1, len(wire_ids)), RENEWED_AT_ONCE):
+            some = tuple(wire_ids[start : start + RENEWED_AT_ONCE])
+            yield SendToWorker(member.peer, LeasesRenewed(some))
+
+
+def attend_drains(
+    drains: Drains, members: Members, routing: Routing, now_ns: int
+) -> list[GatewayEffect]:
+    """Let go who is not needed any more, and help the others to become so."""
+    effects: list[GatewayEffect] = []
+    router = routing.router
+    for member in members:
+        # Looking for who needs it takes time: once a report is often enough.
+        if member.accepting or not member.reported:
+            continue
+        if not needed(router, member):
+            if not member.let_go:
+                member.let_go = True
+                effects.append(SendToWorker(member.peer, NotNeeded()))
+            if empty(member):
+                effects += drains.emptied(member)
+        elif wanted := migration(router, member):
+            routing.add(wanted)
+        member.reported = False
+    return effects + routing.flush(now_ns)
+
+
+def needed(router: RouterMachine, member: Member) -> bool:
+    """Whether a request of this gateway still needs the worker."""
+    return any(passage.needs(member.name) for passage in router.passages.values())
+
+
+def empty(member: Member) -> bool:
+    """Whether the worker's last report says that it holds nothing."""
+    load = member.load
+    if load.running_sequences or load.waiting_requests:
+        return False
+    return load.free_blocks == member.hello.export.block_count
+
+
+def migration(router: RouterMachine, member: Member) -> MigrationsRequested | None:
+    """Where decoding requests of a draining worker may go on: at whoever has most room, up to half
+    of that at a time."""
+    decodes = any(
+        passage.stage is Stage.DECODING and passage.decode == member.name
+        for passage in router.passages.values()
+    )
+    if not decodes or member.migrations >= MIGRATIONS:
+        return None
+    fleet = router.entrance.fleet
+    on_their_way = [each for each in router.passages.values() if each.stage is not Stage.LINE]
+    room = [(view.free_blocks * view.block_size, view.worker) for view in fleet.views()]
+    for tokens, target in sorted(room, reverse=True):
+        wanted = MigrationsRequested(member.name, target, tokens // 2)
+        if to_migrate(wanted, on_their_way, fleet):
+            # Only what moves somebody is an attempt: another target may have room later.
+            member.migrations += 1
+            return wanted
+    return None

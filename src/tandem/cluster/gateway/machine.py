@@ -1,0 +1,323 @@
+"""A gateway of a cluster: which workers there are, what each of them is told, and what clients get.
+
+Knows no socket and no clock. Every request belongs to the router machine inside; here is what a
+router need not know: processes, silence, leases, blocks and operators.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from tandem.cluster.audit import first_broken_law, invariant
+from tandem.cluster.gateway.attention import attend_drains, renewals
+from tandem.cluster.gateway.heartbeats import Heartbeats
+from tandem.cluster.gateway.members import Member, Members
+from tandem.cluster.gateway.operations import Drains, Inquiries, Inquiry
+from tandem.cluster.gateway.pool_nodes import PoolNodes
+from tandem.cluster.gateway.prices import Prices
+from tandem.cluster.gateway.routing import Routing
+from tandem.cluster.gateway.shared_pool import SharedPool
+from tandem.cluster.gateway.status import pool_node_status, worker_status
+from tandem.cluster.router.admission import RouterConfig
+from tandem.cluster.router.fleet import Capacity
+from tandem.cluster.router.machine import RouterMachine
+from tandem.facts.kv_tiers import BlockFormat
+from tandem.messages.cluster import (
+    Audit,
+    Audited,
+    Goodbye,
+    Hello,
+    IntroduceYourself,
+    MoveEnded,
+    PeerJoined,
+    PeerLost,
+    PoolHello,
+    Standing,
+    TiersReported,
+    ToGateway,
+    Unwelcome,
+    Welcome,
+)
+from tandem.messages.gateway import (
+    AuditAsked,
+    ClusterStatus,
+    DrainAsked,
+    Fence,
+    GatewayEffect,
+    GatewayEvent,
+    OperationEnded,
+    PeerGone,
+    SendToWorker,
+    UndrainAsked,
+    WorkerSaid,
+)
+from tandem.messages.router import (
+    LoadReported,
+    RequestSubmitted,
+    RequestWithdrawn,
+    WorkerDrained,
+    WorkerJoined,
+)
+
+Effects = list[GatewayEffect]
+OperatorAsked = DrainAsked | UndrainAsked | AuditAsked
+
+# A lease is renewed so often while it runs, and a worker hears so often within the silence that
+# would make it give the gateway up.
+RENEWALS = 6
+BEATS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """`capacity_of` prices a worker when it joins; what `router.capacities` says is not used. Every
+    worker is told `welcome`, whose `silence_ns` holds for workers too. Only workers of this `model`
+    and `revision` are let in, and only processes of the shared pool that keep blocks of
+    `block_format` (None: there is no shared pool)."""
+
+    gateway: str
+    router: RouterConfig
+    capacity_of: Callable[[Hello], Capacity]
+    welcome: Welcome
+    model: str
+    revision: str
+    block_format: BlockFormat | None = None
+
+
+class GatewayMachine:
+    """`handle(event, now_ns)` gives the effects to perform, in order."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self.config = config
+        self.prices = Prices(config.capacity_of)
+        self.members = Members(config.model, config.revision)
+        nodes = PoolNodes(config.block_format)
+        router = replace(config.router, capacities=self.prices.capacities)
+        self.routing = Routing(router, self.members, nodes)
+        self.heartbeats = Heartbeats(config.welcome.silence_ns)
+        self.pool = SharedPool(nodes, self.members, self.routing, heartbeats=self.heartbeats)
+        self.drains = Drains(self.members)
+        self.inquiries = Inquiries()
+        self._started_ns: int | None = None
+        welcome = config.welcome
+        self._renewal_ns = min(welcome.lease_ns // RENEWALS, welcome.silence_ns // BEATS)
+        self._renew_at_ns = 0
+        self._wakeup_ns: int | None = None
+
+    @property
+    def router(self) -> RouterMachine:
+        return self.routing.router
+
+    def next_wakeup(self) -> int | None:
+        """When to say `TimePassed`, if nothing happens before."""
+        return self._wakeup_ns
+
+    def handle(self, event: GatewayEvent, now_ns: int) -> Effects:
+        return self.handle_together((event,), now_ns)
+
+    def handle_together(self, events: Sequence[GatewayEvent], now_ns: int) -> Effects:
+        """Events of one instant, all of which are known before anybody is chosen to go next."""
+        if self._started_ns is None:
+            self._started_ns, self._renew_at_ns = now_ns, now_ns + self._renewal_ns
+        if self._wakeup_ns is not None:
+            asleep_ns = now_ns - self._wakeup_ns
+            if asleep_ns > self.config.welcome.silence_ns // BEATS:
+                self.heartbeats.excuse(asleep_ns)
+        effects: Effects = []
+        for event in events:
+            self._take(event, now_ns, effects)
+        effects += self.routing.flush(now_ns)
+        self._keep_time(now_ns, effects)
+        effects += attend_drains(self.drains, self.members, self.routing, now_ns)
+        due_ns = [self._renew_at_ns, self.heartbeats.next_wakeup(), self.inquiries.next_wakeup()]
+        self._wakeup_ns = min(due for due in due_ns if due is not None)
+        return effects
+
+    def status(self, now_ns: int) -> ClusterStatus:
+        """All that is known at this instant."""
+        waiting = self.router.entrance.suspects.all_waiting
+        started_ns = now_ns if self._started_ns is None else self._started_ns
+        return ClusterStatus(
+            gateway=self.config.gateway,
+            up_s=(now_ns - started_ns) / 1e9,
+            workers=tuple(
+                worker_status(member, self.heartbeats.ago_ns(member.peer, now_ns) / 1e9)
+                for member in self.members
+            ),
+            waiting_requests=waiting,
+            running_requests=len(self.router.passages) - waiting,
+            finished_requests=self.routing.finished_requests,
+            takeovers=self.router.takeovers,
+            lost=tuple(self.members.lost),
+            recomputed_tokens=self.routing.recomputed_tokens,
+            pool_nodes=tuple(
+                pool_node_status(node, self.heartbeats.ago_ns(node.peer, now_ns) / 1e9)
+                for node in self.pool.nodes
+            ),
+        )
+
+    def audit(self) -> None:
+        """Assert that nothing is lost and nothing remembered in vain. For tests and for the
+        auditor."""
+        self.router.audit()
+        self.routing.transfers.audit()
+        standings = self.router.entrance.fleet.standings
+        names = {member.name for member in self.members}
+        invariant(set(standings) == names, "the fleet is made of the members")
+        for member in self.members:
+            standing = standings[member.name]
+            agreed = standing.accepting == member.accepting and standing.role is member.role
+            invariant(agreed, f"fleet and members agree on {member.name}")
+
+    def _take(self, event: GatewayEvent, now_ns: int, effects: Effects) -> None:
+        match event:
+            case WorkerSaid(peer, message):
+                self._hear(peer, message, now_ns, effects)
+            case RequestSubmitted() | RequestWithdrawn():
+                self.routing.add(event)
+            case PeerGone(peer, reason, died):
+                self._lose_peer(peer, reason, now_ns, effects, died=died)
+            case DrainAsked() | UndrainAsked() | AuditAsked():
+                effects += self._ask(event, now_ns)
+
+    def _hear(self, peer: str, message: ToGateway, now_ns: int, effects: Effects) -> None:
+        if isinstance(message, Hello):
+            self._let_in(peer, message, now_ns, effects)
+            return
+        if isinstance(message, PoolHello):
+            effects += self.pool.let_in(peer, message, self.config.welcome, now_ns)
+            return
+        if node := self.pool.nodes.of_peer(peer):
+            self.heartbeats.heard(peer, now_ns)
+            if message.worker == node.name:
+                effects += self.pool.hear(node, message, self.inquiries, now_ns)
+            return
+        member = self.members.of_peer(peer)
+        if member is None:
+            if self.members.to_be_asked(peer, now_ns):
+                effects.append(SendToWorker(peer, IntroduceYourself()))
+            return
+        self.heartbeats.heard(peer, now_ns)
+        if message.worker != member.name:
+            # It speaks in the name of another: nobody listens.
+            return
+        match message:
+            case Standing():
+                self.routing.add(member.stand(message))
+                effects += self.drains.standing(member)
+            case MoveEnded():
+                self.routing.move_ended(member, message)
+            case Audited():
+                effects += self.inquiries.answered(message)
+            case Goodbye():
+                self._lose(member, "", now_ns, effects, died=False)
+            case TiersReported(worker, tiers):
+                member.tiers = tiers
+                if capacity := self.prices.reported(worker, tiers):
+                    self.routing.reprice(worker, capacity)
+            case _:
+                if isinstance(message, LoadReported):
+                    member.load, member.reported = message, True
+                effects += self.routing.hear(member, message, now_ns)
+
+    def _let_in(self, peer: str, hello: Hello, now_ns: int, effects: Effects) -> None:
+        known, older = self.members.of_peer(peer), self.members.of_name(hello.worker)
+        problem = self.members.objection(hello) or self.pool.clash(peer, hello.worker)
+        if problem:
+            if known is not None:
+                self._lose(known, problem, now_ns, effects, died=False)
+            effects.append(SendToWorker(peer, Unwelcome(problem)))
+            return
+        member = Member.of(peer, hello)
+        again = known is older and _same_start(known, hello)
+        if known is not None and again:
+            # The same process has forgotten everything: only what it was asked for is lost.
+            member.deeds = known.deeds
+            effects += self._lose_work(known, now_ns, died=False)
+        elif known is not None:
+            self._lose(known, "its process presents itself anew", now_ns, effects)
+        older = self.members.of_name(hello.worker)
+        if older is not None:
+            reason = "another process has taken its name"
+            self.members.outdated(older)
+            effects.append(Fence(older.peer, reason))
+            self._lose(older, reason, now_ns, effects)
+        self.members.add(member)
+        self.heartbeats.heard(peer, now_ns)
+        self.prices.joined(hello)
+        effects.append(SendToWorker(peer, self.config.welcome))
+        for other in self.members.others(member):
+            effects.append(SendToWorker(peer, _introduction(other)))
+            if not again:
+                effects.append(SendToWorker(other.peer, _introduction(member)))
+        effects += self.pool.introductions(peer)
+        effects += self.routing.adopt_root(member, now_ns)
+        self.routing.add(WorkerJoined(hello.worker, hello.role))
+        if not hello.accepting:
+            self.routing.add(WorkerDrained(hello.worker))
+        effects += self.routing.flush(now_ns)
+        effects += self.drains.presented(member)
+
+    def _lose_peer(
+        self, peer: str, reason: str, now_ns: int, effects: Effects, *, died: bool = True
+    ) -> None:
+        if node := self.pool.nodes.of_peer(peer):
+            effects += self.pool.lose(node, reason, now_ns)
+            effects += self.inquiries.gone(node.name)
+        elif member := self.members.of_peer(peer):
+            self._lose(member, reason, now_ns, effects, died=died)
+
+    def _lose(
+        self, member: Member, reason: str, now_ns: int, effects: Effects, *, died: bool = True
+    ) -> None:
+        """The worker is gone, for a `reason` or (empty) because it was to leave."""
+        effects += self._lose_work(member, now_ns, died=died)
+        if reason:
+            self.members.lost.append((member.name, reason))
+        lost = PeerLost(member.name, member.hello.incarnation)
+        effects += (SendToWorker(other.peer, lost) for other in self.members)
+        effects += self.drains.gone(member.name, reason)
+
+    def _lose_work(self, member: Member, now_ns: int, *, died: bool) -> Effects:
+        """All that it did is void."""
+        effects = self.routing.flush(now_ns)
+        self.members.remove(member)
+        self.heartbeats.forget(member.peer)
+        effects += self.routing.adopt_root(None, now_ns)
+        self.routing.lost(member.name, died=died)
+        effects += self.routing.flush(now_ns)
+        return effects + self.inquiries.gone(member.name)
+
+    def _keep_time(self, now_ns: int, effects: Effects) -> None:
+        for peer in self.heartbeats.silent(now_ns):
+            reason = f"silent for {self.heartbeats.ago_ns(peer, now_ns) / 1e9:.1f} s"
+            effects.append(Fence(peer, reason))
+            self._lose_peer(peer, reason, now_ns, effects)
+        effects += self.inquiries.late(now_ns)
+        if now_ns >= self._renew_at_ns:
+            self._renew_at_ns = now_ns + self._renewal_ns
+            effects += renewals(self.router, self.members)
+            effects += self.pool.signs_of_life()
+
+    def _ask(self, event: OperatorAsked, now_ns: int) -> Effects:
+        """An operator wants something: begin it, or say why not."""
+        if isinstance(event, AuditAsked):
+            effects = self.routing.flush(now_ns)
+            problem = first_broken_law(self.audit)
+            everybody = [*self.members, *self.pool.nodes]
+            waiting = {each.name: None for each in everybody}
+            effects += (SendToWorker(each.peer, Audit()) for each in everybody)
+            end_ns = now_ns + self.config.welcome.silence_ns
+            return effects + self.inquiries.begin(Inquiry(event, end_ns, problem, waiting))
+        member = self.members.of_name(event.worker)
+        problem = self.drains.objection(event)
+        if problem or member is None:
+            return [OperationEnded(event.operation_id, problem)]
+        return [SendToWorker(member.peer, self.drains.begin(event))]
+
+
+def _same_start(member: Member | None, hello: Hello) -> bool:
+    return member is not None and member.hello.incarnation == hello.incarnation
+
+
+def _introduction(member: Member) -> PeerJoined:
+    return PeerJoined(member.name, member.hello.incarnation, member.hello.export)

@@ -1,0 +1,80 @@
+"""Which processes of the shared pool a gateway knows, under which names, and which it will not
+have."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tandem.cluster.gateway.members import KEPT_LOSSES
+from tandem.facts.kv_tiers import BlockFormat, TierFigures
+from tandem.messages.cluster import PROTOCOL, PoolHello
+
+
+@dataclass(slots=True)
+class PoolNode:
+    """One process. `tiers` are its figures as it told them last."""
+
+    peer: str
+    hello: PoolHello
+    tiers: tuple[TierFigures, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.hello.worker
+
+
+class PoolNodes:
+    """By peer and by name; a name belongs to the newest start. Only those that keep blocks of
+    `block_format` are let in; None lets nobody in."""
+
+    def __init__(self, block_format: BlockFormat | None) -> None:
+        self.block_format = block_format
+        self._by_peer: dict[str, PoolNode] = {}
+        self._by_name: dict[str, PoolNode] = {}
+        self._replaced: deque[tuple[str, str]] = deque(maxlen=KEPT_LOSSES)
+
+    def __iter__(self) -> Iterator[PoolNode]:
+        """By name."""
+        return iter(sorted(self._by_peer.values(), key=lambda node: node.name))
+
+    def of_peer(self, peer: str) -> PoolNode | None:
+        return self._by_peer.get(peer)
+
+    def of_name(self, node: str) -> PoolNode | None:
+        return self._by_name.get(node)
+
+    def others(self, node: PoolNode) -> list[PoolNode]:
+        return [each for each in self if each is not node]
+
+    def add(self, node: PoolNode) -> None:
+        assert node.name not in self._by_name
+        assert node.peer not in self._by_peer
+        self._by_name[node.name] = self._by_peer[node.peer] = node
+
+    def remove(self, node: PoolNode) -> None:
+        del self._by_name[node.name]
+        del self._by_peer[node.peer]
+
+    def outdated(self, node: PoolNode) -> None:
+        """A newer start has taken its name: this one will not be let in again."""
+        self._replaced.append((node.name, node.hello.incarnation))
+
+    def objection(self, hello: PoolHello) -> str:
+        """Why this process cannot be had; empty when it can."""
+        if hello.protocol != PROTOCOL:
+            return (
+                f"{hello.worker} (version {hello.version}) speaks protocol {hello.protocol}, this "
+                f"gateway {PROTOCOL}; run the same version everywhere"
+            )
+        if self.block_format is None:
+            return f"{hello.worker} keeps KV for all, and this cluster has no remote tier"
+        if hello.format.block_bytes != self.block_format.block_bytes:
+            return (
+                f"{hello.worker} keeps blocks of {hello.format.block_bytes} bytes, this cluster "
+                f"has blocks of {self.block_format.block_bytes}"
+            )
+        if hello.format != self.block_format:
+            return f"{hello.worker} keeps KV of another model or layout than this cluster's"
+        if (hello.worker, hello.incarnation) in self._replaced:
+            return f"another process has taken the name {hello.worker}"
+        return ""

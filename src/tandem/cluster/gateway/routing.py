@@ -1,0 +1,259 @@
+"""The router inside a gateway: what it hears from workers, and what it asks for, peer by peer."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from tandem.cluster.gateway.members import Member, Members
+from tandem.cluster.gateway.pins import ending_with_pins, pin_of
+from tandem.cluster.gateway.pool_nodes import PoolNodes
+from tandem.cluster.gateway.tokens import for_clients
+from tandem.cluster.gateway.transfers import Transfers
+from tandem.cluster.router.admission import RouterConfig
+from tandem.cluster.router.fleet import Capacity
+from tandem.cluster.router.machine import RouterMachine
+from tandem.cluster.router.request_state import Passage
+from tandem.facts.fleet import Tier
+from tandem.facts.kv_export import MoveKv
+from tandem.messages.cluster import FetchKv, ListBlocks, MoveEnded, StopMove, ToWorker
+from tandem.messages.gateway import Deliver, GatewayEffect, SendToWorker
+from tandem.messages.router import (
+    AskForBlocks,
+    BlocksListed,
+    BlocksReported,
+    CancelTransfer,
+    Explain,
+    ImportReported,
+    KvReported,
+    LoadReported,
+    Reject,
+    RouterEffect,
+    RouterEvent,
+    StartTransfer,
+    Tell,
+    TokensReported,
+    TransferEnded,
+    WorkerLost,
+)
+from tandem.messages.worker import (
+    FailRequest,
+    ImportsArrived,
+    PrefillsArrived,
+    RequestsArrived,
+    StepDone,
+    WorkerEvent,
+)
+
+Effects = list[GatewayEffect]
+Arrival = RequestsArrived | PrefillsArrived | ImportsArrived
+
+# So many requests go into one event at most, and of those that are taken up again only such as have
+# drawn no more than that: it must stay far below what a message may have.
+MOST_TOGETHER = 256
+RESUMED_TOGETHER_TOKENS = 4096
+
+
+class Routing:
+    """Events gather until `flush`: the router knows all of one instant before it chooses."""
+
+    def __init__(self, config: RouterConfig, members: Members, nodes: PoolNodes) -> None:
+        self.router = RouterMachine(config)
+        self.transfers = Transfers(self.router)
+        self.finished_requests = 0
+        self.recomputed_tokens = 0
+        self._members = members
+        self._nodes = nodes
+        self._gathered: list[RouterEvent] = []
+        # Whether what is gathered may change whose a token or a block is.
+        self._decisive = False
+
+    def add(self, event: RouterEvent) -> None:
+        self._gathered.append(event)
+        passing = isinstance(event, LoadReported | BlocksReported | BlocksListed | TokensReported)
+        self._decisive = self._decisive or not passing
+
+    def hear(self, member: Member, event: RouterEvent, now_ns: int) -> Effects:
+        """A worker's word, with what it means for clients and for the books of blocks."""
+        effects: Effects = []
+        match event:
+            case TokensReported():
+                ending = ending_with_pins(event, self.router)
+                if self._decisive or ending:
+                    effects = self.flush(now_ns)
+                for passage in ending:
+                    self._pin(passage, effects)
+                drawn = for_clients(event, self.router)
+                member.deeds.prompts += drawn.prompts
+                member.deeds.output_tokens += drawn.tokens
+                self.finished_requests += drawn.finished
+                self.recomputed_tokens += drawn.recomputed_tokens
+                # What comes next of the same prompts is to find them done.
+                self._decisive = self._decisive or drawn.prompts > 0
+                if drawn.emission is not None:
+                    effects.append(Deliver(drawn.emission))
+            case BlocksReported() | BlocksListed():
+                root, block_size = self.router.entrance.root, self.router.config.block_size
+                # Of the shared pool its own processes tell.
+                if event.tier is Tier.REMOTE or not member.indexed(root, block_size):
+                    return []
+            case KvReported():
+                effects = self.flush(now_ns)
+                self.transfers.computed(event)
+            case ImportReported():
+                effects = self.flush(now_ns)
+                self.transfers.wanted(event)
+        self.add(event)
+        return effects
+
+    def move_ended(self, member: Member, message: MoveEnded) -> None:
+        """A worker has read what it was to read, or could not."""
+        source, report = self.transfers.ended(message), message.report
+        if source is None:
+            return
+        if source:
+            member.deeds.read(report)
+        else:
+            member.deeds.fetched(report, report.tokens)
+        read_from = self._members.of_name(source)
+        if read_from is not None:
+            read_from.deeds.sent_bytes += report.moved_bytes
+        self.add(TransferEnded(message.transfer_id, report.arrived, report.tokens))
+
+    def adopt_root(self, newcomer: Member | None, now_ns: int) -> Effects:
+        """Somebody has come or gone: prompts are looked up under the root that most have, for a
+        gateway knows no weights. Where that is another one than before, what others hold is
+        forgotten, and whoever holds blocks of it lists them; a `newcomer` does so by itself."""
+        entrance, block_size = self.router.entrance, self.router.config.block_size
+        root = self._members.common_root(block_size, entrance.root)
+        if root == entrance.root:
+            return []
+        effects = self.flush(now_ns)
+        entrance.root = root
+        for passage in self.router.passages.values():
+            passage.chain = []
+        for member in self._members:
+            if not member.indexed(root, block_size):
+                entrance.index.forget_worker(member.name)
+            elif member is not newcomer:
+                tiers = (tier for tier in Tier if tier is not Tier.REMOTE)
+                effects += (SendToWorker(member.peer, ListBlocks(tier)) for tier in tiers)
+        return effects
+
+    def reprice(self, worker: str, capacity: Capacity) -> None:
+        """What a worker's work costs has changed."""
+        self.router.entrance.fleet.reprice(worker, capacity)
+
+    def lost(self, worker: str, *, died: bool) -> None:
+        """A worker is gone, with all that it held."""
+        self.transfers.forget_worker(worker)
+        self.add(WorkerLost(worker, died))
+
+    def flush(self, now_ns: int) -> Effects:
+        """The router hears what has gathered."""
+        effects: Effects = []
+        while self._gathered:
+            events, self._gathered, self._decisive = self._gathered, [], False
+            effects += self._perform(self.router.handle_together(events, now_ns))
+        return effects
+
+    def _perform(self, asked: Iterable[RouterEffect]) -> Effects:
+        effects: Effects = []
+        told: Counter[str] = Counter()
+        for effect in _choices_together(asked):
+            match effect:
+                case Tell(worker, event):
+                    assert not isinstance(event, StepDone)
+                    told[worker] += 1
+                    self.transfers.told(worker, event)
+                    self._send(worker, event, effects)
+                case StartTransfer():
+                    self._start(effect, effects)
+                case CancelTransfer(transfer_id):
+                    target = self.transfers.cancel(transfer_id)
+                    if target is not None:
+                        self._send(target, StopMove(transfer_id), effects)
+                case AskForBlocks(worker, tier):
+                    self._send(worker, ListBlocks(tier), effects)
+                case _:
+                    effects.append(effect)
+        for worker, events in told.items():
+            self.router.entrance.fleet.tell(worker, events)
+        return effects
+
+    def _start(self, start: StartTransfer, effects: Effects) -> None:
+        source = self._members.of_name(start.source)
+        target = self._members.of_name(start.target)
+        order: MoveKv | FetchKv | None = None
+        if target is not None and not start.source:
+            order = self.transfers.fetch(start, target)
+        elif target is not None and source is not None and target.reads(source):
+            order = self.transfers.order(start, source, target)
+        if target is not None and order is not None:
+            effects.append(SendToWorker(target.peer, order))
+            return
+        # Nobody knows where to read, or it is KV of other numbers: what is missing is computed.
+        self.add(TransferEnded(start.transfer_id, arrived=False))
+
+    def _pin(self, passage: Passage, effects: Effects) -> None:
+        """Whoever has worked on it, and the shared pool, keep what it leaves."""
+        pin = pin_of(passage, self.router)
+        pooled = [node.name for node in self._nodes]
+        for name in dict.fromkeys((passage.prefill, passage.decode, *pooled)):
+            self._send(name, pin, effects)
+
+    def _send(self, worker: str, message: ToWorker, effects: Effects) -> None:
+        member = self._members.of_name(worker) or self._nodes.of_name(worker)
+        if member is not None:
+            effects.append(SendToWorker(member.peer, message))
+
+
+def _choices_together(asked: Iterable[RouterEffect]) -> list[RouterEffect]:
+    """What was asked for, in the order that each worker needs. Requests that continue the very same
+    prompt and go to one worker are told it as one event: their prompt travels once, and is looked
+    at once."""
+    ordered: list[RouterEffect] = []
+    gathered: dict[str, list[Arrival]] = {}
+    for effect in asked:
+        match effect:
+            case Tell(worker, event):
+                before = gathered.get(worker)
+                if before and not _go_together(before, event):
+                    ordered.append(Tell(worker, _as_one(gathered.pop(worker))))
+                if isinstance(event, RequestsArrived | PrefillsArrived | ImportsArrived):
+                    gathered.setdefault(worker, []).append(event)
+                else:
+                    ordered.append(effect)
+            case Explain() | Reject() | FailRequest():
+                ordered.append(effect)
+            case _:
+                ordered += (Tell(worker, _as_one(each)) for worker, each in gathered.items())
+                gathered = {}
+                ordered.append(effect)
+    return ordered + [Tell(worker, _as_one(each)) for worker, each in gathered.items()]
+
+
+def _go_together(before: list[Arrival], event: WorkerEvent) -> bool:
+    if type(event) is not type(before[0]) or len(before) == MOST_TOGETHER:
+        return False
+    assert isinstance(event, RequestsArrived | PrefillsArrived | ImportsArrived)
+    return all(
+        request.prompt_tokens is before[0].requests[0].prompt_tokens
+        and len(request.output_tokens) <= RESUMED_TOGETHER_TOKENS
+        for request in event.requests
+    )
+
+
+def _as_one(events: list[Arrival]) -> Arrival:
+    if len(events) == 1:
+        return events[0]
+    requests = tuple(request for event in events for request in event.requests)
+    match events[0]:
+        case RequestsArrived():
+            return RequestsArrived(requests)
+        case PrefillsArrived() | ImportsArrived() as first:
+            import_tokens = (
+                tokens
+                for event in events
+                if not isinstance(event, RequestsArrived)
+                for tokens in event.import_tokens
+            )
+            return type(first)(requests, tuple(import_tokens))

@@ -1,0 +1,63 @@
+"""Which of the tokens that a worker reports reach clients, and under which names."""
+
+from dataclasses import dataclass, replace
+
+from tandem.cluster.router.machine import RouterMachine
+from tandem.cluster.router.request_state import Stage
+from tandem.cluster.worker.output import rows_of
+from tandem.messages.router import TokensReported
+from tandem.messages.worker import EmitTokens
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """`emission` is what clients get, if anything; `prompts` were done with this report and so many
+    answers `finished`. `recomputed_tokens` of requests that had begun elsewhere were not to be had
+    again."""
+
+    emission: EmitTokens | None
+    tokens: int
+    prompts: int
+    finished: int
+    recomputed_tokens: int = 0
+
+
+def for_clients(event: TokensReported, router: RouterMachine) -> Drawn:
+    """Sort out what attempts that were given up still say, and first tokens that the next worker
+    draws again. The router must know all that came before, and not yet this."""
+    emission = event.emission
+    reasons, passage_of = emission.finish_reasons, router.passage_of
+    rows: list[int] = []
+    request_ids: list[str] = []
+    prompts = finished = recomputed_tokens = 0
+    cached_tokens = list(emission.cached_tokens)
+    for row, wire_id in enumerate(emission.request_ids):
+        passage = passage_of(wire_id)
+        if passage is None:
+            continue
+        reason = reasons[row]
+        # The worker counts what its own device had.
+        there_tokens = max(passage.pulled_tokens, cached_tokens[row])
+        if passage.pulled_tokens:
+            prompt_tokens = len(passage.submission.request.prompt_tokens)
+            cached_tokens[row] = min(there_tokens, prompt_tokens)
+        if passage.stage is Stage.PREFILLING:
+            prompts += 1
+            if passage.names.attempt:
+                recomputed_tokens += passage.known_tokens - there_tokens
+            if not passage.takes_token(reason, router.config.first_token):
+                continue
+        if reason is not None:
+            finished += 1
+        rows.append(row)
+        request_ids.append(passage.request_id)
+    if not rows:
+        return Drawn(None, 0, prompts, finished, recomputed_tokens)
+    if (cached := tuple(cached_tokens)) != emission.cached_tokens:
+        emission = replace(emission, cached_tokens=cached)
+    if len(rows) < len(emission.request_ids):
+        emission = rows_of(emission, rows)
+    names = tuple(request_ids)
+    if names != emission.request_ids:
+        emission = replace(emission, request_ids=names)
+    return Drawn(emission, len(rows), prompts, finished, recomputed_tokens)

@@ -1,0 +1,147 @@
+"""Which blocks the KV of a request lies in, at whom, and which orders to copy it are under way."""
+
+from dataclasses import dataclass
+
+from tandem.cluster.audit import invariant
+from tandem.cluster.gateway.members import Member
+from tandem.cluster.router.machine import RouterMachine
+from tandem.facts.fleet import Tier
+from tandem.facts.kv_export import MoveKv
+from tandem.messages.cluster import FetchKv, MoveEnded
+from tandem.messages.router import ImportReported, KvReported, StartTransfer
+from tandem.messages.worker import (
+    HoldsReleased,
+    ImportBlocks,
+    ImportDone,
+    RequestsAborted,
+    WorkerEvent,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a worker has announced of one request: `blocks` hold its first `tokens` tokens."""
+
+    tokens: int
+    blocks: tuple[int, ...]
+    generations: tuple[int, ...]
+
+
+class Transfers:
+    """Requests go by their wire ids. Whatever a worker was told to give up is forgotten here."""
+
+    def __init__(self, router: RouterMachine) -> None:
+        self._router = router
+        self._computed: dict[tuple[str, str], Computed] = {}
+        self._wanted: dict[tuple[str, str], ImportBlocks] = {}
+        # Source (empty: a slower tier) and target of each order under way.
+        self._moving: dict[int, tuple[str, str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._moving)
+
+    def computed(self, report: KvReported) -> None:
+        """KV that others may read now, where somebody is to go on with it."""
+        computed = report.computed
+        if not computed.generations:
+            # Lost, or told without what a reader could check it by.
+            return
+        for request_id, tokens, blocks, generations in zip(
+            computed.request_ids,
+            computed.tokens,
+            computed.blocks,
+            computed.generations,
+            strict=True,
+        ):
+            passage = self._router.passage_of(request_id)
+            # What is told late of a copy that was given up is read by nobody.
+            read = passage is not None and passage.prefill == report.worker and not passage.local
+            if tokens and read:
+                entry = Computed(tokens, blocks, generations)
+                self._computed[report.worker, request_id] = entry
+
+    def wanted(self, report: ImportReported) -> None:
+        """Blocks that a worker has reserved, for a request that is to go on there."""
+        request_id = report.wanted.request_id
+        passage = self._router.passage_of(request_id)
+        if passage is not None and passage.needs(report.worker):
+            self._wanted[report.worker, request_id] = report.wanted
+
+    def order(self, start: StartTransfer, source: Member, target: Member) -> MoveKv | None:
+        """What the target is to be told; None when it is not known what lies where."""
+        passage = self._router.passage_of(start.request_id)
+        name = start.request_id if passage is None else passage.name_at(source.name)
+        computed = self._computed.get((source.name, name))
+        wanted = self._wanted.get((target.name, start.request_id))
+        if computed is None or wanted is None or computed.tokens < start.end_token:
+            return None
+        first, end = start.first_token, start.end_token
+        read = slice(first // source.block_size, -(-end // source.block_size))
+        if len(computed.blocks) < read.stop:
+            return None
+        reserved_from = wanted.first_token // target.block_size
+        first_block = first // target.block_size - reserved_from
+        end_block = -(-end // target.block_size) - reserved_from
+        self._moving[start.transfer_id] = source.name, target.name
+        return MoveKv(
+            transfer_id=start.transfer_id,
+            request_id=start.request_id,
+            source=source.name,
+            incarnation=source.hello.incarnation,
+            first_token=first,
+            end_token=end,
+            source_blocks=computed.blocks[read],
+            source_generations=computed.generations[read],
+            target_blocks=wanted.blocks[first_block:end_block],
+        )
+
+    def fetch(self, start: StartTransfer, target: Member) -> FetchKv | None:
+        """What the target is to be told to read from its slower tiers; None when it has nothing
+        reserved for it."""
+        wanted = self._wanted.get((target.name, start.request_id))
+        if wanted is None or start.tier is Tier.DEVICE:
+            return None
+        self._moving[start.transfer_id] = "", target.name
+        return FetchKv(
+            start.transfer_id, start.request_id, start.tier, start.first_token, start.end_token
+        )
+
+    def cancel(self, transfer_id: int) -> str | None:
+        """Nobody waits for it any more. Gives who is to stop, if it was ordered."""
+        ends = self._moving.pop(transfer_id, None)
+        return None if ends is None else ends[1]
+
+    def ended(self, message: MoveEnded) -> str | None:
+        """An order is over. Gives who was read from (empty: a slower tier); None when nobody waits
+        for that any more."""
+        source, target = self._moving.get(message.transfer_id, ("", ""))
+        if not target or target != message.worker:
+            return None
+        del self._moving[message.transfer_id]
+        return source
+
+    def told(self, worker: str, event: WorkerEvent) -> None:
+        """What a worker was told to give up is of no use any more."""
+        match event:
+            case ImportDone(request_id):
+                self._wanted.pop((worker, request_id), None)
+            case HoldsReleased(request_ids) | RequestsAborted(request_ids):
+                for request_id in request_ids:
+                    self._computed.pop((worker, request_id), None)
+                    self._wanted.pop((worker, request_id), None)
+
+    def forget_worker(self, worker: str) -> None:
+        """Nothing is left of what it held and was to get."""
+        for book in (self._computed, self._wanted):
+            for key in [key for key in book if key[0] == worker]:
+                del book[key]
+
+    def audit(self) -> None:
+        """Assert that only what is under way is remembered."""
+        moving = self._router.handover.moving
+        invariant(len(self._moving) == moving, "transfers under way are those of the router")
+        for book in (self._computed, self._wanted):
+            for worker, request_id in book:
+                passage = self._router.passage_of(request_id)
+                needed = passage is not None and passage.needs(worker)
+                invariant(needed, "KV is remembered of requests that need the worker")

@@ -1,0 +1,188 @@
+"""What a worker reads from its slower tiers into reserved blocks: which block from where, after
+what, and what that says about the tiers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.cluster.audit import invariant
+from tandem.cluster.tiers.gain import Gain
+from tandem.cluster.tiers.keeper import TierKeeper
+from tandem.cluster.tiers.shared import SharedContent
+from tandem.cluster.tiers.shelf import Counts
+from tandem.cluster.tiers.shelves import KeeperEffect
+from tandem.facts.fleet import Tier
+from tandem.facts.kv_export import MoveReport
+from tandem.facts.kv_tiers import BlockName
+from tandem.messages.node import BlocksFetched, FetchBlocks
+
+Effects = list[FetchBlocks | KeeperEffect]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One order: block `names[i]` belongs into `blocks[i]`, and the gateway has seen it on `tier`:
+    only then the pool is asked."""
+
+    fetch_id: int
+    names: tuple[BlockName, ...]
+    blocks: tuple[int, ...]
+    tier: Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A fetch is over. Whether its `report.tokens` are all that was ordered, the order says."""
+
+    fetch_id: int
+    report: MoveReport
+
+
+class Fetches:
+    """Owns the fetches by id. Those that want a block which is being brought into the host memory
+    wait for it: nothing is read twice at the same time. `pool_counts` are of the shared pool."""
+
+    def __init__(self, block_size: int, keeper: TierKeeper, shared: SharedContent) -> None:
+        self.block_size = block_size
+        self.pool_counts = Counts()
+        self._keeper = keeper
+        self._shared = shared
+        self._waiting: dict[int, Wanted] = {}
+        self._under_way: dict[int, tuple[Wanted, FetchBlocks]] = {}
+        # Those under way that are not wanted any more: how they end says nothing about the tiers.
+        self._stopped: set[int] = set()
+
+    def start(self, wanted: Wanted, now_ns: int) -> tuple[Effects, Ended | None]:
+        """Begin, or wait. Also tells when nothing of it is to be had."""
+        rising = self._keeper.rising
+        if any(name.digest in rising for name in wanted.names):
+            self._waiting[wanted.fetch_id] = wanted
+            return [], None
+        tiers = self._places(wanted)
+        if not tiers:
+            return [], _nothing(wanted.fetch_id, "no slower tier has it")
+        count = len(tiers)
+        fetch = FetchBlocks(wanted.fetch_id, tiers, wanted.names[:count], wanted.blocks[:count])
+        self._under_way[wanted.fetch_id] = wanted, fetch
+        for tier in dict.fromkeys(tiers):
+            if tier is not Tier.REMOTE:
+                self._keeper.shelves.read(tier, _of_tier(fetch, tier), now_ns)
+        return [fetch], None
+
+    def go_on(self, now_ns: int) -> tuple[Effects, list[Ended]]:
+        """A copy has ended: some need not wait any longer."""
+        effects: Effects = []
+        ended: list[Ended] = []
+        waiting, self._waiting = self._waiting, {}
+        for wanted in waiting.values():
+            begun, end = self.start(wanted, now_ns)
+            effects += begun
+            if end is not None:
+                ended.append(end)
+        return effects, ended
+
+    def stop(self, fetch_id: int) -> Ended | None:
+        """It is not wanted any more. Its end, if it has not begun; else that is still to come."""
+        if self._waiting.pop(fetch_id, None) is None:
+            self._stopped.add(fetch_id)
+            return None
+        return _nothing(fetch_id, "not wanted any more")
+
+    def ended(self, event: BlocksFetched, gain: Gain, now_ns: int) -> tuple[Effects, Ended]:
+        """Nobody writes for this fetch any more."""
+        wanted, fetch = self._under_way.pop(event.fetch_id)
+        effects: Effects = []
+        for tier in dict.fromkeys(fetch.tiers):
+            effects += self._learn(tier, fetch, event)
+        if event.fetch_id in self._stopped:
+            self._stopped.remove(event.fetch_id)
+        else:
+            self._judge(fetch, event, gain, now_ns)
+        tiers = dict.fromkeys(fetch.tiers[: event.blocks])
+        report = MoveReport(
+            arrived=False,
+            connector="+".join(tiers),
+            moved_bytes=event.moved_bytes,
+            spans=event.blocks,
+            seconds=event.seconds,
+            problem=event.problem or _problem(event, wanted),
+            tokens=event.blocks * self.block_size,
+        )
+        return effects, Ended(event.fetch_id, report)
+
+    def audit(self) -> None:
+        """Assert that whoever waits has something to wait for."""
+        stopped = self._stopped <= self._under_way.keys()
+        invariant(stopped, "only fetches under way are being stopped")
+        rising = self._keeper.rising
+        for wanted in self._waiting.values():
+            some = any(name.digest in rising for name in wanted.names)
+            invariant(some, "a fetch that waits has a block on its way up")
+
+    def ids(self) -> set[int]:
+        """Of all that have not ended."""
+        return {*self._waiting, *self._under_way}
+
+    def counts_of(self, tier: Tier) -> Counts:
+        """What is counted of a tier, the pool included."""
+        if tier is Tier.REMOTE:
+            return self.pool_counts
+        return self._keeper.shelves.by_tier[tier].counts
+
+    def _places(self, wanted: Wanted) -> tuple[Tier, ...]:
+        """Where to read each block from, up to the first that is nowhere."""
+        tiers: list[Tier] = []
+        for name in wanted.names:
+            tier = self._keeper.shelves.tier_of(name.digest)
+            if tier is None and wanted.tier is Tier.REMOTE and self._shared.there:
+                tier = Tier.REMOTE
+            if tier is None:
+                break
+            tiers.append(tier)
+        return tuple(tiers)
+
+    def _learn(self, tier: Tier, fetch: FetchBlocks, event: BlocksFetched) -> Effects:
+        """What the end of a fetch says about what a tier holds."""
+        asked = _of_tier(fetch, tier)
+        came = [name.digest for name, of in _rows(fetch, event.blocks) if of is tier]
+        spoilt = [digest for digest in asked if digest in event.spoilt]
+        missing = [digest for digest in asked if digest in event.missing]
+        shared = tier is Tier.REMOTE
+        counts = self.counts_of(tier)
+        counts.fetched += len(came)
+        counts.spoilt += len(spoilt)
+        counts.missed += len(missing)
+        self._shared.came(came, shared=shared)
+        if shared:
+            self._shared.lost([*spoilt, *missing])
+            return []
+        return [*self._keeper.shelves.drop(tier, [*spoilt, *missing])]
+
+    def _judge(self, fetch: FetchBlocks, event: BlocksFetched, gain: Gain, now_ns: int) -> None:
+        tiers = dict.fromkeys(fetch.tiers)
+        if event.problem and event.blocks < len(fetch.tiers):
+            failed = fetch.tiers[event.blocks]
+            self.counts_of(failed).failures += 1
+            gain.failed(failed, event.problem, now_ns)
+        elif len(tiers) == 1 and event.blocks and event.seconds > 0.0:
+            # Of a fetch from several nobody knows which took how long.
+            gain.worked(fetch.tiers[0])
+            tokens = event.blocks * self.block_size
+            gain.fetched(fetch.tiers[0], tokens, event.seconds, now_ns)
+
+
+def _rows(fetch: FetchBlocks, blocks: int) -> list[tuple[BlockName, Tier]]:
+    return list(zip(fetch.names[:blocks], fetch.tiers[:blocks], strict=True))
+
+
+def _of_tier(fetch: FetchBlocks, tier: Tier) -> Sequence[bytes]:
+    return [name.digest for name, of in _rows(fetch, len(fetch.names)) if of is tier]
+
+
+def _nothing(fetch_id: int, problem: str) -> Ended:
+    return Ended(fetch_id, MoveReport(arrived=False, problem=problem))
+
+
+def _problem(event: BlocksFetched, wanted: Wanted) -> str:
+    if event.spoilt:
+        return "a block was spoilt"
+    return "" if event.blocks == len(wanted.names) else "a block was not there any more"

@@ -1,0 +1,92 @@
+"""Which gateways a worker serves, and how it stands with each: said hello, welcomed, silent."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tandem.facts.fleet import Role
+from tandem.messages.cluster import TiersReported, Welcome
+
+# A Hello is repeated while the gateway says nothing: it may have come too early to be heard.
+HELLO_AGAIN_NS = 5_000_000_000
+
+
+@dataclass(slots=True)
+class Link:
+    """The channel to one gateway. `welcome` is None until the gateway knows the worker, which said
+    Hello last at `hello_ns`; `told` is the (role, accepting) that the gateway was told,
+    `told_tiers` what it was told of the slower tiers.
+    `heard_events`: how many of its router's events have come since the welcome. `not_needed`: the
+    gateway has let the draining worker go."""
+
+    welcome: Welcome | None = None
+    hello_ns: int | None = None
+    told: tuple[Role, bool] | None = None
+    told_tiers: TiersReported | None = None
+    heard_ns: int = 0
+    reported_ns: int = 0
+    heard_events: int = 0
+    not_needed: bool = False
+
+    def report_due_ns(self) -> int | None:
+        return None if self.welcome is None else self.reported_ns + self.welcome.report_interval_ns
+
+    def report_at(self, instant_ns: int) -> None:
+        """The next report is due then at the latest."""
+        if self.welcome is not None:
+            due_since_ns = instant_ns - self.welcome.report_interval_ns
+            self.reported_ns = min(self.reported_ns, due_since_ns)
+
+    def due_ns(self) -> int | None:
+        """When something is to be said or concluded here if nothing comes."""
+        if self.welcome is not None:
+            report_ns = self.reported_ns + self.welcome.report_interval_ns
+            return min(report_ns, self.heard_ns + self.welcome.silence_ns)
+        return None if self.hello_ns is None else self.hello_ns + HELLO_AGAIN_NS
+
+
+class Links:
+    """The gateways whose channel works, by name."""
+
+    def __init__(self) -> None:
+        self._links: dict[str, Link] = {}
+
+    def connect(self, gateway: str) -> None:
+        self._links[gateway] = Link()
+
+    def disconnect(self, gateway: str) -> None:
+        self._links.pop(gateway, None)
+
+    def of(self, gateway: str) -> Link | None:
+        return self._links.get(gateway)
+
+    def serving(self) -> Iterator[tuple[str, Link]]:
+        """The gateways that know the worker."""
+        return ((name, link) for name, link in self._links.items() if link.welcome is not None)
+
+    def excuse(self, asleep_ns: int) -> None:
+        """The worker itself has slept through so much time, which is no gateway's silence."""
+        for _, link in self.serving():
+            if link.welcome is not None and asleep_ns > link.welcome.silence_ns // 4:
+                link.heard_ns += asleep_ns
+
+    def silent(self, now_ns: int) -> list[str]:
+        """The gateways to be taken for dead."""
+        return [
+            name
+            for name, link in self.serving()
+            if link.welcome is not None and now_ns - link.heard_ns >= link.welcome.silence_ns
+        ]
+
+    def unanswered(self, now_ns: int) -> list[str]:
+        """The gateways that have not answered a Hello in time."""
+        return [
+            name
+            for name, link in self._links.items()
+            if link.welcome is None
+            and link.hello_ns is not None
+            and now_ns - link.hello_ns >= HELLO_AGAIN_NS
+        ]
+
+    def due_ns(self) -> list[int]:
+        """When something is to be said or concluded, gateway by gateway."""
+        return [due for link in self._links.values() if (due := link.due_ns()) is not None]

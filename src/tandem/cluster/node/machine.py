@@ -1,0 +1,350 @@
+"""A worker process in a cluster: what its gateways want of its worker machine, the KV that comes in
+and goes out, and what it owes to whom when gateways or peers fail.
+
+Knows no socket, engine or memory: events in, effects out. Every request belongs to one gateway.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from tandem.cluster.audit import first_broken_law
+from tandem.cluster.node.duty import Duty
+from tandem.cluster.node.links import Link, Links
+from tandem.cluster.node.peers import Peers
+from tandem.cluster.node.tiers import WorkerTiers
+from tandem.cluster.node.work import Work
+from tandem.cluster.router.request_state import taken_up_again
+from tandem.cluster.tiers.config import TiersConfig
+from tandem.cluster.worker.load import load_of
+from tandem.cluster.worker.machine import WorkerMachine
+from tandem.facts.fleet import Tier
+from tandem.facts.kv_export import MoveKv
+from tandem.messages.cluster import (
+    Audit,
+    Audited,
+    Drain,
+    FetchKv,
+    Goodbye,
+    Hello,
+    IntroduceYourself,
+    LeasesRenewed,
+    ListBlocks,
+    NotNeeded,
+    PeerJoined,
+    PeerLost,
+    PinBlocks,
+    PoolNodeGone,
+    PoolNodeJoined,
+    Standing,
+    StopMove,
+    ToWorker,
+    Undrain,
+    Unwelcome,
+    Welcome,
+)
+from tandem.messages.node import (
+    BlocksFetched,
+    BlocksKept,
+    BlocksPublished,
+    BlocksStaged,
+    GatewayConnected,
+    GatewayGone,
+    GatewaySaid,
+    Leave,
+    LeaveRequested,
+    MoveFinished,
+    NodeEffect,
+    NodeEvent,
+    SendToGateway,
+)
+from tandem.messages.router import BlocksListed, RequestsLost
+from tandem.messages.worker import (
+    CopiesRequested,
+    HandoversRequested,
+    HoldsReleased,
+    ImportDone,
+    ImportsArrived,
+    PrefillsArrived,
+    RequestsAborted,
+    RequestsArrived,
+    StepDone,
+)
+
+Effects = list[NodeEffect]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """`hello` is how the worker presents itself; its role and `accepting` are those it starts
+    with. `tiers` are those below its device, which its worker machine tells of sealed blocks; None
+    where there are none."""
+
+    hello: Hello
+    tiers: TiersConfig | None = None
+
+
+class NodeMachine:
+    """`handle(event, now_ns)` gives the effects to perform, in order; after `Leave` there are none.
+    `links` are the gateways, `work` is what they have asked for."""
+
+    def __init__(self, config: NodeConfig, machine: WorkerMachine) -> None:
+        self.hello = config.hello
+        self.duty = Duty(config.hello.role, config.hello.accepting)
+        self.links = Links()
+        self.peers = Peers()
+        assert config.tiers is None or machine.config.tells_sealed
+        self.tiers = (
+            WorkerTiers(config.tiers, machine, self.links, self.duty, worker=config.hello.worker)
+            if config.tiers is not None
+            else None
+        )
+        self.work = Work(config.hello.worker, machine, self.links, self.tiers)
+        self._wakeup_ns: int | None = None
+        self._left = False
+
+    def next_wakeup(self) -> int | None:
+        """When to say `TimePassed`, if nothing happens before."""
+        return self._wakeup_ns
+
+    def handle(self, event: NodeEvent, now_ns: int) -> Effects:
+        return self.handle_together((event,), now_ns)
+
+    def handle_together(self, events: Sequence[NodeEvent], now_ns: int) -> Effects:
+        """Events of one instant: requests that arrive together are planned into one step."""
+        if self._left:
+            return []
+        if self._wakeup_ns is not None and now_ns > self._wakeup_ns:
+            self.links.excuse(now_ns - self._wakeup_ns)
+        effects: Effects = []
+        if self.tiers is not None:
+            effects += self.tiers.begin(now_ns)
+        # What has arrived is known before the landed steps are followed by the next.
+        for event in sorted(events, key=lambda each: isinstance(each, StepDone)):
+            self._take(event, now_ns, effects)
+        effects += self.work.flush(now_ns)
+        effects += self._keep_time(now_ns)
+        effects += self._finish_drain()
+        self._wakeup_ns = _due_ns(self.links, self.work)
+        effects = _until_leaving(effects)
+        if effects and isinstance(effects[-1], Leave):
+            self._left, self._wakeup_ns = True, None
+        return effects
+
+    def audit(self) -> None:
+        """Assert that nothing is lost: every request has an owner, every block its writers. For
+        tests and for the auditor."""
+        self.work.audit()
+
+    def _take(self, event: NodeEvent, now_ns: int, effects: Effects) -> None:
+        match event:
+            case GatewaySaid(gateway, message):
+                effects += self._hear(gateway, message, now_ns)
+            case StepDone():
+                effects += self.work.tell(event, now_ns)
+            case MoveFinished() | BlocksStaged() | BlocksKept() | BlocksFetched():
+                effects += self.work.happened(event, now_ns)
+            case BlocksPublished(publication_id):
+                effects += self.work.outlet.published(publication_id)
+            case GatewayConnected(gateway):
+                effects += self._forget(gateway, now_ns)
+                self.links.connect(gateway)
+                effects += self._greet(gateway, now_ns)
+            case GatewayGone(gateway):
+                effects += self._forget(gateway, now_ns)
+                self.links.disconnect(gateway)
+            case LeaveRequested():
+                self.duty.leave()
+                effects += self._tell_standing(begun=True)
+
+    def _hear(self, gateway: str, message: ToWorker, now_ns: int) -> Effects:
+        link = self.links.of(gateway)
+        if link is None:
+            # Its channel has just broken: what it wanted is void.
+            return []
+        link.heard_ns = now_ns
+        match message:
+            case Welcome():
+                return self._begin(gateway, message, now_ns)
+            case Unwelcome(reason):
+                return [Leave(reason)]
+            case IntroduceYourself():
+                return self._forget(gateway, now_ns) + self._greet(gateway, now_ns)
+            case _ if link.welcome is None:
+                # It believes that the worker still serves it; a Hello is on its way.
+                return []
+            case RequestsArrived() | PrefillsArrived() | ImportsArrived():
+                link.heard_events += 1
+                end_ns = now_ns + link.welcome.lease_ns
+                if any(taken_up_again(each.request_id) for each in message.requests):
+                    # Should this worker die of it, the gateway knows that it lived when it came.
+                    link.report_at(now_ns)
+                return self.work.arrive(gateway, message, end_ns, now_ns)
+            case LeasesRenewed(request_ids):
+                self.work.leases.renew(gateway, request_ids, now_ns + link.welcome.lease_ns)
+                return []
+            case (
+                ImportDone()
+                | CopiesRequested()
+                | HandoversRequested()
+                | HoldsReleased()
+                | RequestsAborted()
+            ):
+                link.heard_events += 1
+                return self.work.change(gateway, message, now_ns)
+            case Audit():
+                return [*self.work.flush(now_ns), SendToGateway(gateway, _audited(self))]
+            case _:
+                return self._obey(gateway, link, message, now_ns)
+
+    def _obey(self, gateway: str, link: Link, message: ToWorker, now_ns: int) -> Effects:
+        match message:
+            case MoveKv():
+                known = (message.source, message.incarnation) in self.peers
+                problem = "" if known else f"{message.source} is no peer of this worker"
+                return self.work.order(gateway, message, problem, now_ns)
+            case FetchKv():
+                problem = "" if self.tiers is not None else "this worker has no slower tiers"
+                return self.work.order(gateway, message, problem, now_ns)
+            case StopMove(transfer_id):
+                return self.work.stop_move(gateway, transfer_id, now_ns)
+            case PinBlocks() | PoolNodeJoined() | PoolNodeGone() if self.tiers is not None:
+                return self.tiers.obey(gateway, message, now_ns)
+            case PeerJoined():
+                return self.peers.joined(gateway, message)
+            case PeerLost(worker, incarnation):
+                return self.peers.lost(worker, incarnation)
+            case Drain():
+                self.duty.drain_for(message)
+                return self._tell_standing(begun=True)
+            case Undrain():
+                self.duty.undrain()
+                return self._tell_standing()
+            case NotNeeded():
+                link.not_needed = True
+            case ListBlocks(tier):
+                return [SendToGateway(gateway, each) for each in _listings(self.work, (tier,))]
+        return []
+
+    def _greet(self, gateway: str, now_ns: int) -> Effects:
+        link = self.links.of(gateway)
+        assert link is not None
+        link.hello_ns = now_ns
+        link.told = self.duty.role, self.duty.accepting
+        hello = replace(self.hello, role=self.duty.role, accepting=self.duty.accepting)
+        return [SendToGateway(gateway, hello)]
+
+    def _begin(self, gateway: str, welcome: Welcome, now_ns: int) -> Effects:
+        """From here on the gateway knows the worker, as an empty one: whatever it asked for before
+        is void on its side too."""
+        link = self.links.of(gateway)
+        assert link is not None
+        told = link.told
+        effects = self._forget(gateway, now_ns)
+        link.welcome, link.told, link.reported_ns, link.not_needed = welcome, told, now_ns, False
+        link.heard_events = 0
+        effects += (SendToGateway(gateway, each) for each in _listings(self.work, Tier))
+        link.told_tiers = None
+        effects += self._report(gateway, link, now_ns)
+        if told != (self.duty.role, self.duty.accepting):
+            standing = Standing(self.hello.worker, self.duty.role, self.duty.accepting)
+            effects.append(SendToGateway(gateway, standing))
+        return effects
+
+    def _forget(self, gateway: str, now_ns: int) -> Effects:
+        """All that this gateway asked for is void."""
+        link = self.links.of(gateway)
+        if link is not None:
+            link.welcome = link.hello_ns = link.told = None
+        effects = self.work.forget(gateway, now_ns) + self.peers.gateway_gone(gateway)
+        return effects + ([] if self.tiers is None else self.tiers.gateway_gone(gateway))
+
+    def _keep_time(self, now_ns: int) -> Effects:
+        effects: Effects = []
+        for gateway in self.links.silent(now_ns):
+            # It may have given the worker up as well, and hear it again some day.
+            effects += self._forget(gateway, now_ns)
+            effects += self._greet(gateway, now_ns)
+        for gateway in self.links.unanswered(now_ns):
+            effects += self._greet(gateway, now_ns)
+        for gateway, request_ids in self.work.leases.expired(now_ns).items():
+            effects += self.work.give_up(request_ids, now_ns)
+            effects.append(SendToGateway(gateway, RequestsLost(self.hello.worker, request_ids)))
+        for gateway, link in self.links.serving():
+            due_ns = link.report_due_ns()
+            if due_ns is not None and due_ns <= now_ns:
+                link.reported_ns = now_ns
+                effects += self._report(gateway, link, now_ns)
+        return effects
+
+    def _report(self, gateway: str, link: Link, now_ns: int) -> Effects:
+        """The load, and how the slower tiers fare if that is news there."""
+        load = load_of(self.hello.worker, self.work.machine)
+        effects: Effects = [SendToGateway(gateway, replace(load, heard=link.heard_events))]
+        figures = None if self.tiers is None else self.tiers.figures(now_ns)
+        if figures is not None and figures != link.told_tiers:
+            link.told_tiers = figures
+            effects.append(SendToGateway(gateway, figures))
+        return effects
+
+    def _tell_standing(self, *, begun: bool = False) -> Effects:
+        """Tell all gateways. When a drain has `begun`, each of them must let the worker go anew."""
+        effects: Effects = []
+        role, accepting = self.duty.role, self.duty.accepting
+        for gateway, link in self.links.serving():
+            link.told = role, accepting
+            link.not_needed = link.not_needed and not begun
+            effects.append(SendToGateway(gateway, Standing(self.hello.worker, role, accepting)))
+        return effects
+
+    def _finish_drain(self) -> Effects:
+        if self.duty.accepting:
+            return []
+        serving = list(self.links.serving())
+        empty = self.work.idle and all(link.not_needed for _, link in serving)
+        if self.duty.leaving and (empty or not serving):
+            goodbye, leave = Goodbye(self.hello.worker), Leave(again=self.duty.again)
+            return [*(SendToGateway(gateway, goodbye) for gateway, _ in serving), leave]
+        return self._tell_standing() if empty and self.duty.take_role() else []
+
+
+def _due_ns(links: Links, work: Work) -> int | None:
+    due_ns = links.due_ns()
+    lease_ns = work.leases.next_wakeup()
+    if lease_ns is not None:
+        due_ns.append(lease_ns)
+    return min(due_ns, default=None)
+
+
+def _listings(work: Work, tiers: Iterable[Tier]) -> Iterator[BlocksListed]:
+    """What lies on those of these that the worker has."""
+    for tier in tiers:
+        if tier is Tier.DEVICE:
+            yield BlocksListed(work.worker, tier, *work.machine.residents.pool.listing())
+        elif work.tiers is not None and (listing := work.tiers.listing(tier)) is not None:
+            yield listing
+
+
+def _audited(node: NodeMachine) -> Audited:
+    work = node.work
+    residents = work.machine.residents
+    pool = residents.pool
+    return Audited(
+        worker=work.worker,
+        owned_blocks=pool.block_count - pool.free_blocks,
+        cached_blocks=pool.cached_blocks,
+        running=len(residents.running),
+        waiting=len(work.machine.planner.waiting),
+        importing=len(residents.importing),
+        held=len(residents.held),
+        leases=len(work.leases),
+        moves=len(work.incoming.imports.moving),
+        problem=first_broken_law(node.audit),
+    )
+
+
+def _until_leaving(effects: Effects) -> Effects:
+    """Nothing after the end."""
+    for index, effect in enumerate(effects):
+        if isinstance(effect, Leave):
+            return effects[: index + 1]
+    return effects

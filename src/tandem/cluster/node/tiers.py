@@ -1,0 +1,201 @@
+"""The slower tiers of a worker: what is written through to them, read from them and brought up in
+time, what the gateways are told of it, and whether it is worth its while.
+
+Knows sequences, names and instants; whose requests these are it does not know.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import count
+
+from tandem.cluster.audit import invariant
+from tandem.cluster.node.duty import Duty
+from tandem.cluster.node.fetches import Ended, Fetches, Wanted
+from tandem.cluster.node.links import Links
+from tandem.cluster.node.pool_nodes import PoolNodes
+from tandem.cluster.node.prefetch import Prefetch
+from tandem.cluster.node.step_clock import StepClock
+from tandem.cluster.tiers.config import TiersConfig
+from tandem.cluster.tiers.gain import Gain
+from tandem.cluster.tiers.keeper import TierKeeper
+from tandem.cluster.tiers.shared import SharedContent
+from tandem.cluster.tiers.shelf import tier_figures
+from tandem.cluster.tiers.shelves import TierChanged
+from tandem.cluster.tiers.write_through import WriteThrough
+from tandem.cluster.worker.machine import WorkerMachine
+from tandem.facts.fleet import Tier
+from tandem.messages.cluster import (
+    PinBlocks,
+    PoolNodeGone,
+    PoolNodeJoined,
+    TiersReported,
+)
+from tandem.messages.node import (
+    BlocksFetched,
+    BlocksKept,
+    BlocksStaged,
+    ConnectPoolNode,
+    EndFetch,
+    ForgetPoolNode,
+    NodeEffect,
+    SendToGateway,
+)
+from tandem.messages.router import BlocksListed, BlocksReported
+from tandem.messages.worker import (
+    BlocksSealed,
+    ImportsArrived,
+    PrefillsArrived,
+    RunStep,
+    StepDone,
+    WorkerEffect,
+    WorkerEvent,
+)
+from tandem.policy.eviction.pinned import Pin
+
+Effects = list[NodeEffect]
+TierEvent = BlocksStaged | BlocksKept | BlocksFetched
+TierMessage = PoolNodeJoined | PoolNodeGone | PinBlocks
+
+
+class WorkerTiers:
+    """Effects are to be performed in order. Fetches that are over are given by `take_ended`, after
+    whatever may have ended some."""
+
+    def __init__(
+        self, config: TiersConfig, machine: WorkerMachine, links: Links, duty: Duty, *, worker: str
+    ) -> None:
+        copy_ids: Iterator[int] = count()
+        self.keeper = TierKeeper(config, copy_ids)
+        self.shared = SharedContent()
+        self.gain = Gain((*self.keeper.shelves.by_tier, Tier.REMOTE), config.limits)
+        self.clock = StepClock(self.gain)
+        self.fetches = Fetches(machine.config.block_size, self.keeper, self.shared)
+        self.writing = WriteThrough(
+            self.keeper, self.shared, machine.residents.pool.generations, copy_ids
+        )
+        self.prefetch = Prefetch(self.keeper, self.shared, machine, duty)
+        self.pool_nodes = PoolNodes()
+        self._worker = worker
+        self._remote = config.remote
+        self._links = links
+        self._ended: list[Ended] = []
+
+    def begin(self, now_ns: int) -> Effects:
+        """Before everything else; then it does nothing more."""
+        return self._addressed(self.keeper.begin(now_ns))
+
+    def heard(self, event: WorkerEvent, landed: Iterable[WorkerEffect], now_ns: int) -> Effects:
+        """The worker machine has heard this and said that in turn."""
+        if isinstance(event, StepDone):
+            self.clock.landed(now_ns)
+        effects: Effects = []
+        for effect in landed:
+            if isinstance(effect, RunStep):
+                self.clock.launched(effect.plan, now_ns)
+            elif isinstance(effect, BlocksSealed):
+                effects += self._addressed(self.writing.sealed(effect, self.gain, now_ns))
+        if isinstance(event, ImportsArrived | PrefillsArrived):
+            effects += self._addressed(self.prefetch.arrived(event))
+        return effects
+
+    def happened(self, event: TierEvent, now_ns: int) -> Effects:
+        """Something that was asked for is done."""
+        match event:
+            case BlocksStaged():
+                return self._addressed(self.writing.staged(event, now_ns))
+            case BlocksFetched():
+                effects, ended = self.fetches.ended(event, self.gain, now_ns)
+                self._ended.append(ended)
+                return self._addressed(effects)
+            case _:
+                return self._kept(event, now_ns)
+
+    def fetch(self, wanted: Wanted, now_ns: int) -> Effects:
+        """Read these into reserved blocks."""
+        effects, ended = self.fetches.start(wanted, now_ns)
+        self._ended += [] if ended is None else [ended]
+        return self._addressed(effects)
+
+    def end_fetch(self, fetch_id: int) -> Effects:
+        """It is not wanted any more; its end still comes."""
+        ended = self.fetches.stop(fetch_id)
+        if ended is None:
+            return [EndFetch(fetch_id)]
+        self._ended.append(ended)
+        return []
+
+    def take_ended(self) -> list[Ended]:
+        """The fetches that are over, since the last call: nobody writes for them any more."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def obey(self, gateway: str, message: TierMessage, now_ns: int) -> Effects:
+        """What a gateway says of the pool, or wants to be kept."""
+        match message:
+            case PinBlocks(digests, ttl_ns, priority):
+                self.keeper.shelves.pin(digests, Pin(now_ns + ttl_ns, priority), now_ns)
+                return []
+            case PoolNodeJoined():
+                return self._pool_changed(self.pool_nodes.joined(gateway, message))
+            case PoolNodeGone(node, incarnation):
+                return self._pool_changed(self.pool_nodes.gone(gateway, node, incarnation))
+
+    def gateway_gone(self, gateway: str) -> Effects:
+        """This gateway speaks for nobody of the pool any more."""
+        return self._pool_changed(self.pool_nodes.gateway_gone(gateway))
+
+    def listing(self, tier: Tier) -> BlocksListed | None:
+        """All that one tier holds; None for tiers that this worker has not."""
+        shelf = self.keeper.shelves.by_tier.get(tier)
+        return None if shelf is None else BlocksListed(self._worker, tier, *shelf.listing())
+
+    def figures(self, now_ns: int) -> TiersReported:
+        """How all tiers fare."""
+        figures = list(self.keeper.shelves.figures())
+        if self._remote:
+            counts, there = self.fetches.pool_counts, self.shared.there
+            reason = "" if there else "no process of the pool is there"
+            figures.append(tier_figures(Tier.REMOTE, counts, on=there, reason=reason))
+        judged = tuple(self.gain.judged(each, now_ns) for each in figures)
+        return TiersReported(self._worker, judged)
+
+    def audit(self) -> None:
+        """Assert that nothing is under way that nobody waits for."""
+        self.keeper.audit()
+        self.writing.audit()
+        self.fetches.audit()
+        invariant(not self._ended, "fetches that are over have been taken")
+
+    def _kept(self, event: BlocksKept, now_ns: int) -> Effects:
+        between = self.keeper.owns_copy(event.copy_id)
+        tier = self.keeper.slower_tier(event.copy_id) if between else event.tier
+        if event.problem:
+            self.gain.failed(tier, event.problem, now_ns)
+            if not between or tier is Tier.REMOTE:
+                # The keeper counts for its own tiers what it ordered itself.
+                self.fetches.counts_of(tier).failures += 1
+        elif event.kept:
+            self.gain.worked(tier)
+        if not between:
+            return self._addressed(self.writing.kept(event, now_ns))
+        effects = self._addressed(self.keeper.copied(event, now_ns))
+        begun, ended = self.fetches.go_on(now_ns)
+        self._ended += ended
+        return effects + self._addressed([*begun, *self.prefetch.go_on()])
+
+    def _pool_changed(self, changes: Iterable[ConnectPoolNode | ForgetPoolNode]) -> Effects:
+        effects: Effects = list(changes)
+        if any(isinstance(each, ForgetPoolNode) for each in effects):
+            self.shared.lose_all()
+        self.shared.there = len(self.pool_nodes) > 0
+        return effects if self._remote else []
+
+    def _addressed(self, effects: Iterable[NodeEffect | TierChanged]) -> Effects:
+        """News of what is where go to all gateways."""
+        found: Effects = []
+        for effect in effects:
+            if isinstance(effect, TierChanged):
+                news = BlocksReported(self._worker, effect.tier, effect.changes)
+                found += (SendToGateway(gateway, news) for gateway, _ in self._links.serving())
+            else:
+                found.append(effect)
+        return found

@@ -1,0 +1,255 @@
+"""Who comes in, when, and where to: admission on arrival, the line of those who wait, and the
+choice of workers when there is room."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tandem.cluster.audit import invariant
+from tandem.cluster.router.fleet import Capacity, Fleet
+from tandem.cluster.router.prefix_index import PrefixIndex
+from tandem.cluster.router.request_queue import LineConfig, WaitingLine
+from tandem.cluster.router.request_state import Passage, Stage
+from tandem.cluster.router.suspects import Suspects, Witnesses
+from tandem.facts.blocks import CacheRoot, PromptChains, grown_chain
+from tandem.facts.fleet import Tier
+from tandem.messages.router import (
+    AskForBlocks,
+    BlocksListed,
+    BlocksReported,
+    LoadReported,
+    RouterEffect,
+)
+from tandem.policy.admission.contract import Admission, Verdict
+from tandem.policy.dispatch.contract import Dispatch, Dispatching, FirstToken
+from tandem.policy.pulling import worthwhile_pulls
+from tandem.policy.qos.classes import Classes
+from tandem.policy.routing.contract import Route, Routing
+from tandem.policy.routing.prediction import Predictor
+from tandem.policy.views import RequestView, WorkerView
+
+ASK_AGAIN_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """`capacities` prices every worker that may ever join. Blocks are named under `root` until
+    another one is adopted. With `explains` every decision is told, not only acted on."""
+
+    block_size: int
+    root: CacheRoot
+    capacities: Mapping[str, Capacity]
+    routing: Routing
+    admission: Admission
+    dispatching: Dispatching
+    classes: Classes = field(default_factory=Classes)
+    line: LineConfig = field(default_factory=LineConfig)
+    explains: bool = False
+    first_token: FirstToken = FirstToken.SENT
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Where a request goes, why, and what the workers looked like then."""
+
+    route: Route
+    dispatch: Dispatch
+    workers: list[WorkerView]
+
+    def view(self, worker: str) -> WorkerView:
+        return next(view for view in self.workers if view.worker == worker)
+
+
+class Entrance:
+    """Owns what decisions are made from: the fleet's standings, the prefix index, the line, and
+    the suspects, who wait beside it. `root` is that under which prompts are looked up now."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self.config = config
+        self.root = config.root
+        self.fleet = Fleet(config.capacities)
+        self.index = PrefixIndex(config.block_size)
+        self.line = WaitingLine(config.line, config.classes)
+        self.suspects = Suspects(self.line)
+        self.witnesses = Witnesses()
+        self._predictor = Predictor()
+        self._chains = PromptChains(config.block_size)
+        # A listing is long: it is asked for once a gap, and again only if it does not come.
+        self._asked_ns: dict[tuple[str, Tier], int] = {}
+
+    def learn(
+        self, event: LoadReported | BlocksReported | BlocksListed, now_ns: int
+    ) -> list[RouterEffect]:
+        """What workers carry and hold. A report that does not follow the last one has the blocks
+        listed anew."""
+        shared = not isinstance(event, LoadReported) and event.tier is Tier.REMOTE
+        if not shared and event.worker not in self.fleet.standings:
+            # The news of one that died: its name may come back empty.
+            return []
+        match event:
+            case LoadReported():
+                self.fleet.report(event, now_ns)
+                self.witnesses.heard(event.worker, event.heard)
+            case BlocksReported(worker, tier, changes):
+                in_order = self.index.apply(worker, tier, changes)
+                asked_ns = self._asked_ns.get((worker, tier))
+                if not in_order and (asked_ns is None or now_ns - asked_ns >= ASK_AGAIN_NS):
+                    self._asked_ns[worker, tier] = now_ns
+                    return [AskForBlocks(worker, tier)]
+            case BlocksListed(worker, tier, hashes, next_number):
+                self._asked_ns.pop((worker, tier), None)
+                self.index.resynchronise(worker, tier, hashes, next_number)
+        return []
+
+    def judge(self, passage: Passage, now_ns: int) -> tuple[Verdict, Choice | None]:
+        """Whether a new request comes in, and where it would go at once (None: it must wait)."""
+        workers = self.line.before(self.fleet.views(), passage.view.tenant)
+        view = self._look(passage, now_ns)
+        route = self.config.routing.choose(view, workers, now_ns)
+        verdict = self.config.admission.judge(view, route, workers, now_ns)
+        if route is None or len(self.line) or not self.has_room():
+            return verdict, None
+        free = self._with_room(workers)
+        if len(free) < len(workers):
+            route = None
+        return verdict, self._choose(view, free, now_ns, route)
+
+    def next(self, passages: Mapping[str, Passage], now_ns: int) -> tuple[Passage, Choice] | None:
+        """Take the next request out of the line, if there is one and room for it. Suspects that
+        may start stood in line before."""
+        if not self.suspects.all_waiting or not self.has_room():
+            return None
+        if suspect := self.suspects.first:
+            taken, view = self.suspects.workers(), self._look(suspect, now_ns)
+            apart = [each for each in self.fleet.views() if each.worker not in taken]
+            if choice := self._choose(view, self._with_room(apart), now_ns):
+                self.suspects.starts(suspect)
+                return suspect, choice
+        if not len(self.line):
+            return None
+        request_id = self.line.first(now_ns)
+        if request_id is None:
+            return None
+        passage = passages[request_id]
+        view = self._look(passage, now_ns)
+        choice = self._choose(view, self._with_room(self.fleet.views()), now_ns)
+        if choice is None:
+            # Nobody can take anybody now; a worker that joins or frees up asks again.
+            return None
+        self.line.wait_no_more(passage)
+        return passage, choice
+
+    def start(self, passage: Passage, choice: Choice, now_ns: int) -> int:
+        """Count the request in where it goes. Gives up to which token its KV is pulled from slower
+        tiers of the prefill worker."""
+        dispatch, view = choice.dispatch, passage.view
+        prefill = dispatch.prefill or choice.route.prefill
+        passage.go(prefill, dispatch.decode, dispatch.transfer)
+        pulling = view
+        if choice.view(prefill).cost.tiers:
+            # What is only expected on the device may be gone from there: the worker looks itself.
+            pulling = replace(view, hits={prefill: self.index.held(prefill, passage.chain)})
+        passage.tier_ends = worthwhile_pulls(pulling, choice.view(prefill), self._predictor)
+        pulled_tokens = passage.tier_ends[-1][1] if passage.tier_ends else 0
+        kept_tokens = max(view.hit(prefill).device_tokens, pulled_tokens)
+        known_tokens = view.prompt_tokens
+        self.line.enter(passage)
+        self.witnesses.sent(passage, prefill, self.fleet.standings[prefill].told)
+        self.fleet.send(prefill, max(1, known_tokens - kept_tokens), known_tokens)
+        self.fleet.standings[prefill].prefilling.add(passage.wire_id)
+        self.index.expect(prefill, passage.chain, now_ns)
+        if not passage.local:
+            self.expect(passage)
+        return pulled_tokens
+
+    def expect(self, passage: Passage) -> None:
+        """The decode worker will get this request once its KV is there."""
+        passage.expected_tokens = passage.known_tokens
+        self.fleet.expect(passage.decode, passage.expected_tokens)
+
+    def arrived(self, passage: Passage) -> None:
+        """Its KV is at the decode worker, which goes on."""
+        if passage.expected_tokens:
+            self.fleet.arrived(passage.decode, passage.expected_tokens)
+            passage.expected_tokens = 0
+
+    def expect_no_more(self, passage: Passage) -> None:
+        if passage.expected_tokens:
+            self.fleet.expect_no_more(passage.decode, passage.expected_tokens)
+            passage.expected_tokens = 0
+
+    def prompt_done(self, passage: Passage) -> None:
+        """No part of the prompt is to be computed any more, for whatever reason."""
+        standing = self.fleet.standings.get(passage.prefill)
+        if standing is not None:
+            standing.prefilling.discard(passage.wire_id)
+
+    def leave(self, passage: Passage) -> None:
+        """The request is at no worker any more."""
+        self.prompt_done(passage)
+        self.expect_no_more(passage)
+        self.suspects.leaves(passage)
+        self.line.leave(passage)
+
+    def has_room(self) -> bool:
+        depth = self.config.line.prefill_depth
+        if self.line.full or not depth:
+            return not self.line.full
+        return any(
+            standing.role.prefills and len(standing.prefilling) < depth
+            for standing in self.fleet.accepting()
+        )
+
+    def audit(self, on_their_way: Sequence[Passage]) -> None:
+        """Assert that the counts are those of these passages."""
+        in_use = Counter(passage.view.service_class for passage in on_their_way)
+        counted = {name: count for name, count in self.line.in_use.items() if count}
+        invariant(in_use == counted, "classes use the places that their requests take")
+        for worker, standing in self.fleet.standings.items():
+            prefilling = {
+                passage.wire_id
+                for passage in on_their_way
+                if passage.stage is Stage.PREFILLING and passage.prefill == worker
+            }
+            counted_prompts = standing.prefilling == prefilling
+            invariant(counted_prompts, f"the prompts counted at {worker} are there")
+            expected = [
+                passage.expected_tokens
+                for passage in on_their_way
+                if passage.expected_tokens and passage.decode == worker
+            ]
+            counted_decodes = standing.expected_decodes, standing.expected_context_tokens
+            decodes = len(expected), sum(expected)
+            invariant(counted_decodes == decodes, f"the decodes expected at {worker} will come")
+        self.index.audit()
+        self.suspects.audit(on_their_way)
+
+    def _look(self, passage: Passage, now_ns: int) -> RequestView:
+        """The request as policies see it now: with the tokens so far, and who holds its prefix."""
+        config, request = self.config, passage.submission.request
+        root = self.root.hash(request.salt)
+        if not passage.chain:
+            passage.chain = self._chains.chain(root, request.prompt_tokens)
+        passage.chain = grown_chain(passage.chain, root, passage.tokens(), config.block_size)
+        found = self.index.match(passage.chain, now_ns)
+        passage.look(found.hits, found.remote_tokens)
+        return passage.view
+
+    def _with_room(self, workers: list[WorkerView]) -> list[WorkerView]:
+        depth, standings = self.config.line.prefill_depth, self.fleet.standings
+        if not depth:
+            return workers
+        return [
+            view
+            for view in workers
+            if not view.role.prefills or len(standings[view.worker].prefilling) < depth
+        ]
+
+    def _choose(
+        self, view: RequestView, workers: list[WorkerView], now_ns: int, route: Route | None = None
+    ) -> Choice | None:
+        """By the `route` that is known already, if it is; None when these workers cannot."""
+        route = route or self.config.routing.choose(view, workers, now_ns)
+        if route is None:
+            return None
+        return Choice(route, self.config.dispatching.decide(view, route, workers, now_ns), workers)

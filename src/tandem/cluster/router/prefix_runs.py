@@ -1,0 +1,210 @@
+"""Blocks that follow each other in a prompt and lie in the same places, kept as one run.
+
+A prompt of thousands of blocks is a handful of runs, and a lookup takes a step for each run rather
+than for each block. A block that leaves from the middle splits its run, so nothing is assumed about
+the order in which pools evict.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from tandem.cluster.audit import invariant
+from tandem.cluster.router.prefix_holders import HolderSet, HolderSets
+
+
+class Run:
+    """`digests` are consecutive blocks of one chain; all of them lie with exactly `holders`."""
+
+    __slots__ = ("digests", "holders")
+
+    def __init__(self, digests: list[bytes], holders: HolderSet) -> None:
+        self.digests = digests
+        self.holders = holders
+
+
+def common_blocks(known: Sequence[bytes], chain: Sequence[bytes], start: int = 0) -> int:
+    """How many blocks `known` shares with the chain from `start` on.
+
+    An equal hash means equal blocks before it, so it is found by bisection.
+    """
+    limit = min(len(known), len(chain) - start)
+    if known[limit - 1] == chain[start + limit - 1]:
+        return limit
+    # Most chains part early (after a system prompt), so the search widens from the beginning.
+    probe = 0
+    while probe < limit and known[probe] == chain[start + probe]:
+        probe = 2 * probe + 1
+    return bisect_left(
+        range(limit),
+        True,
+        lo=(probe + 1) // 2,
+        hi=min(probe, limit),
+        key=lambda place: known[place] != chain[start + place],
+    )
+
+
+class BlockRuns:
+    """Block hash -> the run it is in. Every known block is in exactly one run.
+
+    Runs grow when a block is stored after the last of a run, and split when some of their blocks
+    change their places. They are joined again when a report or the chain of a lookup proves that
+    one follows the other.
+    """
+
+    def __init__(self, sets: HolderSets) -> None:
+        self._sets = sets
+        self._run_of: dict[bytes, Run] = {}
+
+    def __len__(self) -> int:
+        return len(self._run_of)
+
+    def store(self, digests: Sequence[bytes], parents: Sequence[bytes], place: int) -> None:
+        """These blocks come to a place where they were not. `parents` are the hashes before them;
+        empty when nobody knows them."""
+        position = 0
+        while position < len(digests):
+            run = self._run_of.get(digests[position])
+            if run is None:
+                position = self._append(digests, parents, (position, place))
+            else:
+                first = position
+                position = self._change(run, digests, (position, place))
+                if parents:
+                    self._join_to(parents[first], digests[first])
+
+    def remove(self, digests: Sequence[bytes], place: int) -> None:
+        """These blocks leave a place where they were."""
+        position = 0
+        while position < len(digests):
+            run = self._run_of[digests[position]]
+            position = self._change(run, digests, (position, place))
+
+    def walk(self, chain: Sequence[bytes]) -> list[tuple[int, HolderSet]]:
+        """The pieces of the chain that lie in one set of places: where each ends, and the set. Ends
+        at the first unknown block. Runs that follow each other there become one."""
+        pieces: list[tuple[int, HolderSet]] = []
+        position = 0
+        before: Run | None = None
+        while position < len(chain):
+            run = self._run_of.get(chain[position])
+            if run is None:
+                break
+            # A chain enters a run at its start, unless a report named a false parent.
+            aligned = run.digests[0] == chain[position]
+            blocks = common_blocks(run.digests, chain, position) if aligned else 1
+            position += blocks
+            pieces.append((position, run.holders))
+            whole = aligned and blocks == len(run.digests)
+            if aligned and before is not None and before.holders is run.holders:
+                run = self._join(before, run)
+            before = run if whole else None
+        return pieces
+
+    def _append(
+        self, digests: Sequence[bytes], parents: Sequence[bytes], start: tuple[int, int]
+    ) -> int:
+        """Unknown blocks from the start (position, place) on, as far as they follow each other."""
+        position, place = start
+        parent = parents[position] if parents else None
+        run = self._run_of.get(parent) if parent is not None else None
+        if run is None or run.digests[-1] != parent or run.holders.places != place:
+            run = Run([], self._sets.use(place))
+        while True:
+            digest = digests[position]
+            run.digests.append(digest)
+            self._run_of[digest] = run
+            position += 1
+            follows = position < len(digests) and parents and parents[position] == digest
+            if not follows or digests[position] in self._run_of:
+                return position
+
+    def _change(self, run: Run, digests: Sequence[bytes], start: tuple[int, int]) -> int:
+        """Toggle the place of those blocks from the start (position, place) on that stand side by
+        side in the run, in either order; gives the position after them."""
+        position, place = start
+        known = run.digests
+        first = _find(known, digests[position])
+        low, high = first, first + 1
+        position += 1
+        while position < len(digests):
+            digest = digests[position]
+            if high < len(known) and known[high] == digest and low == first:
+                high += 1
+            elif low and known[low - 1] == digest and high == first + 1:
+                low -= 1
+            else:
+                break
+            position += 1
+        places = run.holders.places ^ place
+        if high - low == len(known):
+            self._sets.release(run.holders)
+            if places:
+                run.holders = self._sets.use(places)
+        else:
+            self._cut_out(run, low, high)
+            if places:
+                self._point(Run(known[low:high], self._sets.use(places)))
+            run.digests = known[:low] if low >= len(known) - high else known[high:]
+        if not places:
+            for digest in known[low:high]:
+                del self._run_of[digest]
+        return position
+
+    def _cut_out(self, run: Run, low: int, high: int) -> None:
+        """The shorter end of a run beside the part between becomes a run of its own."""
+        shorter = run.digests[high:] if low >= len(run.digests) - high else run.digests[:low]
+        if shorter:
+            self._point(Run(shorter, self._sets.use(run.holders.places)))
+
+    def _join_to(self, parent: bytes, digest: bytes) -> None:
+        """Join the run that ends with the parent, if there is one in the same places."""
+        before, after = self._run_of.get(parent), self._run_of[digest]
+        if (
+            before is not None
+            and before is not after
+            and before.holders is after.holders
+            and before.digests[-1] == parent
+            and after.digests[0] == digest
+        ):
+            self._join(before, after)
+
+    def _join(self, before: Run, after: Run) -> Run:
+        """Two runs that follow each other become one; the blocks of the shorter move."""
+        if len(after.digests) <= len(before.digests):
+            before.digests += after.digests
+            joined, moved = before, after
+        else:
+            after.digests = before.digests + after.digests
+            joined, moved = after, before
+        self._sets.release(moved.holders)
+        for digest in moved.digests:
+            self._run_of[digest] = joined
+        return joined
+
+    def _point(self, run: Run) -> None:
+        for digest in run.digests:
+            self._run_of[digest] = run
+
+    def runs(self) -> list[Run]:
+        """Every run once. For audits: it takes a step for each block."""
+        return list({id(run): run for run in self._run_of.values()}.values())
+
+    def audit(self, places: dict[bytes, int]) -> None:
+        """Assert that every block of `places` is in one run, and lies just there. For tests."""
+        known = {digest: run.holders.places for digest, run in self._run_of.items()}
+        invariant(places == known, "blocks are known to lie where they were reported")
+        runs = self.runs()
+        members = [digest for run in runs for digest in run.digests]
+        once = len(members) == len(set(members)) == len(self._run_of)
+        invariant(once, "every block is in one run, once")
+        found = all(self._run_of[digest] is run for run in runs for digest in run.digests)
+        invariant(found, "the run of a block has it")
+        uses: dict[int, int] = {}
+        for run in runs:
+            uses[run.holders.places] = uses.get(run.holders.places, 0) + 1
+        self._sets.audit(uses)
+
+
+def _find(digests: list[bytes], digest: bytes) -> int:
+    """The place of a member; pools fill a prompt from its start and evict it from its end."""
+    return len(digests) - 1 if digests[-1] == digest else digests.index(digest)

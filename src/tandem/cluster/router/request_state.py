@@ -1,0 +1,231 @@
+"""One request's way through a cluster: who prefills, who decodes, what has been said so far, and
+the KV that is on its way for it."""
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from tandem.cluster.router.deaths import Deaths
+from tandem.facts.blocks import Chain
+from tandem.facts.fleet import Tier
+from tandem.facts.request import FinishReason, Request
+from tandem.messages.router import RequestSubmitted
+from tandem.policy.dispatch.contract import FirstToken, Transfer
+from tandem.policy.views import RequestView, TierHits
+
+
+class Stage(Enum):
+    """Where a passage stands. It begins and, when a worker dies, begins again in LINE. While one is
+    COPYING it decodes at its `prefill` worker, and its `decode` worker reads its KV."""
+
+    LINE = "line"
+    PREFILLING = "prefilling"
+    MOVING = "moving"
+    DECODING = "decoding"
+    COPYING = "copying"
+
+
+@dataclass(slots=True)
+class Import:
+    """KV of tokens `first_token .. end_token` on its way into blocks that a worker has reserved.
+
+    Up to `sent_tokens` it has been sent for; `moving` holds the transfers under way by id, as
+    (first, end). What was lost begins at `lost_token`.
+    """
+
+    first_token: int
+    end_token: int
+    sent_tokens: int
+    lost_token: int | None = None
+    moving: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def arrived_tokens(self) -> int:
+        """The KV of so many first tokens is whole, once nothing moves any more."""
+        return self.sent_tokens if self.lost_token is None else self.lost_token
+
+    def lose(self, first_token: int) -> None:
+        lost = self.lost_token
+        self.lost_token = first_token if lost is None else min(lost, first_token)
+
+
+@dataclass(slots=True)
+class Names:
+    """By which workers know a request, so that nothing late from an earlier attempt is ever taken
+    for this one: `wire` at whoever works on it, `copy` (often empty) at whoever reads its KV to
+    take it over. `attempt` counts the former, `copies` the latter since."""
+
+    request_id: str
+    wire: str
+    copy: str = ""
+    attempt: int = 0
+    copies: int = 0
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return (self.wire, self.copy) if self.copy else (self.wire,)
+
+    def begin_again(self) -> None:
+        self.attempt += 1
+        self.wire, self.copy, self.copies = f"{self.request_id}~{self.attempt}", "", 0
+
+    def begin_copy(self) -> None:
+        self.copies += 1
+        self.copy = f"{self.request_id}~{self.attempt}.{self.copies}"
+
+    def take_over(self) -> None:
+        """Whoever has the copy is the one that works on it."""
+        self.wire, self.copy = self.copy, ""
+
+
+def taken_up_again(wire_id: str) -> bool:
+    """Whether workers know a request by this name whose first worker died."""
+    return "~" in wire_id
+
+
+@dataclass(slots=True)
+class Passage:
+    """A submitted request, known to workers by its `names`. `output` are the tokens drawn so far,
+    whoever drew them; `sent_output` of them the worker that goes on was told. The decode worker
+    knows of it once it is `announced`; `expected_tokens` count to that worker's load until their KV
+    is there. What slower tiers had of it reaches up to `pulled_tokens`. `copy_failed` says that it
+    was to go on elsewhere, and that this came to nothing. `deaths` are those of its workers."""
+
+    submission: RequestSubmitted
+    view: RequestView
+    chain: Chain
+    names: Names
+    stage: Stage = Stage.LINE
+    copy_failed: bool = False
+    pulled_tokens: int = 0
+    prefill: str = ""
+    decode: str = ""
+    transfer: Transfer = Transfer.PULL
+    tier_ends: tuple[tuple[Tier, int], ...] = ()
+    computed_tokens: int = 0
+    announced: bool = False
+    handed_over: bool = False
+    sent_output: int = 0
+    expected_tokens: int = 0
+    charged_output: int = 0
+    output: "array[int]" = field(default_factory=lambda: array("I"))
+    imports: dict[str, Import] = field(default_factory=dict)
+    deaths: Deaths = field(default_factory=Deaths)
+
+    @classmethod
+    def of(cls, event: RequestSubmitted, serial: int, now_ns: int) -> "Passage":
+        request = event.request
+        view = RequestView(
+            request_id=request.request_id,
+            serial=serial,
+            arrival_ns=now_ns,
+            prompt_tokens=len(request.prompt_tokens) + len(request.output_tokens),
+            expected_output_tokens=event.expected_output_tokens,
+            tenant=event.tenant,
+            service_class=event.service_class,
+            priority=request.priority,
+            session=event.session,
+            promise=event.promise,
+            deadline_ns=event.deadline_ns,
+        )
+        return cls(event, view, [], Names(request.request_id, request.request_id))
+
+    @property
+    def request_id(self) -> str:
+        return self.submission.request.request_id
+
+    @property
+    def wire_id(self) -> str:
+        return self.names.wire
+
+    def name_at(self, worker: str) -> str:
+        """By which this worker knows it."""
+        names = self.names
+        return names.copy if names.copy and worker == self.decode else names.wire
+
+    @property
+    def local(self) -> bool:
+        return self.prefill == self.decode
+
+    @property
+    def known_tokens(self) -> int:
+        request = self.submission.request
+        return len(request.prompt_tokens) + len(request.output_tokens) + len(self.output)
+
+    def tokens(self) -> "tuple[int, ...] | array[int]":
+        """Everything known, prompt first."""
+        request = self.submission.request
+        if not request.output_tokens and not self.output:
+            return request.prompt_tokens
+        return array("I", (*request.prompt_tokens, *request.output_tokens, *self.output))
+
+    def needs(self, worker: str) -> bool:
+        """Whether the request cannot go on as planned without this worker."""
+        if self.stage is Stage.LINE:
+            return False
+        if self.stage is Stage.DECODING:
+            return worker == self.decode
+        return worker in (self.prefill, self.decode)
+
+    def is_at(self, worker: str) -> bool:
+        """Whether this worker has a part of it, so that it may be what the worker dies of."""
+        match self.stage:
+            case Stage.LINE:
+                return False
+            case Stage.DECODING:
+                return worker == self.decode
+            case Stage.COPYING:
+                return worker == self.prefill
+        return worker == self.prefill or (self.announced and worker == self.decode)
+
+    def takes_token(self, reason: FinishReason | None, first_token: FirstToken) -> bool:
+        """Whether a token that was just drawn for it counts: one that the decode worker draws
+        again does not, unless the answer ends with it."""
+        if first_token is FirstToken.SENT or self.stage is not Stage.PREFILLING:
+            return True
+        return self.local or reason is not None
+
+    def look(self, hits: Mapping[str, TierHits], remote_tokens: int) -> None:
+        """What policies should see from now on."""
+        known_tokens = self.known_tokens
+        said_tokens = len(self.output)
+        expected = max(1.0, self.submission.expected_output_tokens - said_tokens)
+        self.view = replace(
+            self.view,
+            prompt_tokens=known_tokens,
+            expected_output_tokens=expected,
+            hits=hits,
+            remote_tokens=remote_tokens,
+        )
+
+    def go(self, prefill: str, decode: str, transfer: Transfer) -> None:
+        """From now on these two work on it."""
+        self.prefill, self.decode, self.transfer = prefill, decode, transfer
+        self.stage = Stage.PREFILLING
+        self.computed_tokens = 0
+        self.announced = self.handed_over = False
+
+    def copy_to(self, worker: str) -> None:
+        """It goes on where it decodes, and this one is to take it over."""
+        self.go(self.decode, worker, Transfer.PULL)
+        self.stage = Stage.COPYING
+        self.names.begin_copy()
+
+    def request(self, worker: str) -> Request:
+        """The request as this worker should continue it now."""
+        self.sent_output = len(self.output)
+        output_tokens = (*self.submission.request.output_tokens, *self.output)
+        return replace(
+            self.submission.request, request_id=self.name_at(worker), output_tokens=output_tokens
+        )
+
+    def restart(self) -> None:
+        """Somebody who held a part of it died: begin again with the tokens so far."""
+        self.names.begin_again()
+        self.copy_failed = False
+        self.pulled_tokens = 0
+        self.go("", "", Transfer.PULL)
+        self.stage = Stage.LINE
+        self.tier_ends = ()
+        self.imports = {}

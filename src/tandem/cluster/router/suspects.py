@@ -1,0 +1,95 @@
+"""The requests of which a worker may have died: no two of them are at one worker, and whether a
+worker lived when such a request came is known (see `deaths`)."""
+
+from collections.abc import Sequence
+
+from tandem.cluster.audit import invariant
+from tandem.cluster.router.request_queue import WaitingLine
+from tandem.cluster.router.request_state import Passage
+
+
+class Suspects:
+    """By request id. `waiting` are at no worker, in the order in which they are to start, beside
+    the `line` of all others; `running` are at workers."""
+
+    def __init__(self, line: WaitingLine) -> None:
+        self._line = line
+        self.waiting: dict[str, Passage] = {}
+        self.running: dict[str, Passage] = {}
+
+    @property
+    def all_waiting(self) -> int:
+        """Requests that are at no worker, suspects or not."""
+        return len(self._line) + len(self.waiting)
+
+    @property
+    def first(self) -> Passage | None:
+        return next(iter(self.waiting.values()), None)
+
+    def workers(self) -> set[str]:
+        """Where there is one."""
+        return {worker for each in self.running.values() for worker in _workers_of(each)}
+
+    def wait(self, passage: Passage) -> None:
+        """It stands here if it is a suspect, else in the line."""
+        if passage.deaths.suspect:
+            self.waiting[passage.request_id] = passage
+        else:
+            self._line.wait(passage)
+
+    def wait_no_more(self, passage: Passage) -> None:
+        """It will not go on."""
+        if self.waiting.pop(passage.request_id, None) is None:
+            self._line.wait_no_more(passage)
+
+    def starts(self, passage: Passage) -> None:
+        """It goes to workers now, where no other is."""
+        del self.waiting[passage.request_id]
+        self.running[passage.request_id] = passage
+
+    def leaves(self, passage: Passage) -> None:
+        """It is at no worker any more, or no suspect. Others, too, may leave."""
+        self.running.pop(passage.request_id, None)
+
+    def audit(self, on_their_way: Sequence[Passage]) -> None:
+        """Raises `InvariantBroken` unless all suspects are here, and no two share a worker."""
+        running = {each.request_id: each for each in on_their_way if each.deaths.suspect}
+        invariant(running == self.running, "suspects at workers are known")
+        suspected = all(each.deaths.suspect for each in self.waiting.values())
+        invariant(suspected, "who waits beside the line is a suspect")
+        workers = [worker for each in running.values() for worker in _workers_of(each)]
+        invariant(len(workers) == len(set(workers)), "no two suspects are at one worker")
+
+
+class Witnesses:
+    """Requests that were sent to a worker after another died with them, until it is heard again."""
+
+    def __init__(self) -> None:
+        self._awaited: dict[str, list[tuple[Passage, int, int]]] = {}
+
+    def sent(self, passage: Passage, worker: str, told: int) -> None:
+        """To be heard of: the worker had been told so many events before."""
+        if passage.deaths.total:
+            entry = passage, passage.names.attempt, told
+            self._awaited.setdefault(worker, []).append(entry)
+
+    def heard(self, worker: str, heard: int | None) -> None:
+        """The worker lives, and has heard so many events (None: all)."""
+        if worker not in self._awaited:
+            return
+        left = []
+        for passage, attempt, told in self._awaited.pop(worker):
+            if heard is not None and heard <= told:
+                left.append((passage, attempt, told))
+            elif passage.names.attempt == attempt:
+                passage.deaths.heard.add(worker)
+        if left:
+            self._awaited[worker] = left
+
+    def lost(self, worker: str) -> None:
+        """Nothing is heard of it any more."""
+        self._awaited.pop(worker, None)
+
+
+def _workers_of(passage: Passage) -> set[str]:
+    return {name for name in (passage.prefill, passage.decode) if passage.needs(name)}

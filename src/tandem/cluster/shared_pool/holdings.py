@@ -1,0 +1,132 @@
+"""What one process of the shared pool holds: what it wants of what it is offered, where it finds
+what it is asked for, and how that is told to gateways.
+
+To others it is one tier, whatever lies in its memory and what on its disk.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import count, groupby, takewhile
+
+from tandem.cluster.audit import invariant
+from tandem.cluster.shared_pool.places import Places
+from tandem.cluster.tiers.config import TiersConfig
+from tandem.cluster.tiers.keeper import TierKeeper
+from tandem.cluster.tiers.shelves import KeeperEffect, TierChanged
+from tandem.facts.blocks import BlockChanges
+from tandem.facts.fleet import Tier
+from tandem.facts.kv_tiers import BlockName
+from tandem.messages.node import BlocksFetched, BlocksKept, CopyBlocks, ForgetBlocks
+from tandem.messages.pool_node import AnswerOffer, BlocksOffered, FetchHeld
+
+StoreEffect = CopyBlocks | ForgetBlocks
+# Effects on the stores, and what gateways are to be told, in order.
+Outcome = tuple[list[StoreEffect], list[BlockChanges]]
+
+
+class Holdings:
+    """`places` is what gateways are told; `accepting` is false while nothing new is wanted."""
+
+    def __init__(self, config: TiersConfig) -> None:
+        self.keeper = TierKeeper(config, count())
+        self.accepting = True
+        local = self.keeper.shelves.fastest
+        assert local is not None
+        self._local: Tier = local
+        self.places = Places()
+        self._fetches: dict[int, FetchHeld] = {}
+
+    def begin(self, now_ns: int) -> Outcome:
+        """Take over what the disk holds."""
+        return self._told(self.keeper.begin(now_ns))
+
+    def offered(self, offer: BlocksOffered) -> AnswerOffer:
+        """Blocks of several chains, each in its order."""
+        held = tuple(name.digest for name in offer.names if name.digest in self.places)
+        new = [name for name in offer.names if name.digest not in self.places]
+        wanted = self.keeper.wanted(self._local, new) if self.accepting else ()
+        return AnswerOffer(offer.offer_id, tuple(name.digest for name in wanted), held)
+
+    def received(self, names: Sequence[BlockName], kept: Iterable[bytes], now_ns: int) -> Outcome:
+        """Of what was wanted, the store has `kept` now, and the others will not come."""
+        arrived = set(kept)
+        effects: list[KeeperEffect] = []
+        # Eviction goes by chains: each is told by itself, in its order.
+        for _, chain in groupby(names, key=lambda name: name.first):
+            blocks = tuple(chain)
+            mine = [name.digest for name in blocks if name.digest in arrived]
+            effects += self.keeper.kept(self._local, blocks, mine, now_ns)
+        return self._told(effects)
+
+    def asked(self, fetch_id: int, names: Sequence[BlockName], now_ns: int) -> FetchHeld:
+        """Where the leading ones of these lie that are here; they count as read."""
+        found = (self.keeper.shelves.tier_of(name.digest) for name in names)
+        tiers = tuple(tier for tier in takewhile(lambda tier: tier is not None, found) if tier)
+        fetch = FetchHeld(fetch_id, tiers, tuple(names[: len(tiers)]))
+        self._fetches[fetch_id] = fetch
+        for tier in dict.fromkeys(tiers):
+            # Blocks of one tier are touched together, as one chain.
+            digests = [d.digest for d, t in zip(fetch.names, tiers, strict=True) if t is tier]
+            self.keeper.shelves.read(tier, digests, now_ns)
+        if len(tiers) < len(names):
+            self._count(self._local, missed=1)
+        return fetch
+
+    def find(self, names: Sequence[BlockName]) -> tuple[tuple[Tier, ...], tuple[BlockName, ...]]:
+        """Those of these that are here, and in which tiers."""
+        found = [(self.keeper.shelves.tier_of(name.digest), name) for name in names]
+        here = [(tier, name) for tier, name in found if tier is not None]
+        return tuple(tier for tier, _ in here), tuple(name for _, name in here)
+
+    def fetched(self, event: BlocksFetched) -> Outcome:
+        """A read is over. What was not to be had where it should be is not there."""
+        fetch = self._fetches.pop(event.fetch_id)
+        tier_of = {n.digest: t for n, t in zip(fetch.names, fetch.tiers, strict=True)}
+        for tier in dict.fromkeys(fetch.tiers):
+            self._count(tier, fetched=fetch.tiers[: event.blocks].count(tier))
+        effects: list[KeeperEffect] = []
+        for digest in (*event.spoilt, *event.missing):
+            if digest in tier_of:
+                tier = tier_of[digest]
+                self._count(tier, spoilt=digest in event.spoilt, missed=digest in event.missing)
+                effects += self.keeper.shelves.drop(tier, (digest,))
+        return self._told(effects)
+
+    def promoted(self, names: Sequence[BlockName]) -> Outcome:
+        """These are in demand: bring what is not in the fastest tier there."""
+        by_tier: dict[Tier, list[BlockName]] = {}
+        for name in names:
+            tier = self.keeper.shelves.tier_of(name.digest)
+            if tier is not None and tier is not self._local:
+                by_tier.setdefault(tier, []).append(name)
+        effects: list[KeeperEffect] = []
+        for tier, slow in by_tier.items():
+            effects += self.keeper.promote(tier, slow)
+        return self._told(effects)
+
+    def copied(self, event: BlocksKept, now_ns: int) -> Outcome:
+        """A copy between tiers is over."""
+        return self._told(self.keeper.copied(event, now_ns))
+
+    def audit(self) -> None:
+        """Assert that what was told amounts exactly to what the tiers hold."""
+        self.keeper.audit()
+        shelves = self.keeper.shelves.by_tier.values()
+        counts = Counter(digest for shelf in shelves for digest in shelf.store.listing())
+        invariant(counts == self.places.counts, "what was told is what the tiers hold")
+
+    def _count(self, tier: Tier, *, fetched: int = 0, missed: int = 0, spoilt: int = 0) -> None:
+        counts = self.keeper.shelves.by_tier[tier].counts
+        counts.fetched += fetched
+        counts.missed += missed
+        counts.spoilt += spoilt
+
+    def _told(self, effects: Iterable[KeeperEffect]) -> Outcome:
+        on_stores: list[StoreEffect] = []
+        changes: list[BlockChanges] = []
+        for effect in effects:
+            if not isinstance(effect, TierChanged):
+                on_stores.append(effect)
+            elif (change := self.places.changed(effect.changes)) is not None:
+                changes.append(change)
+        return on_stores, changes

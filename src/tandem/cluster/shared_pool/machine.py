@@ -1,0 +1,241 @@
+"""A process of the shared pool: what its clients bring and fetch, and how it stands with gateways.
+
+Knows no socket, store or clock: events in, effects out. Gateways ask nothing of it that could be
+lost: it owes them only the truth about what it holds.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from tandem.cluster.audit import first_broken_law
+from tandem.cluster.node.links import Links
+from tandem.cluster.node.pool_nodes import PoolNodes
+from tandem.cluster.shared_pool.heat import Heat, HeatConfig
+from tandem.cluster.shared_pool.holdings import Holdings, Outcome
+from tandem.cluster.tiers.config import TiersConfig
+from tandem.facts.fleet import Tier
+from tandem.facts.kv_tiers import BlockName
+from tandem.messages.cluster import (
+    Audit,
+    Audited,
+    Drain,
+    Goodbye,
+    IntroduceYourself,
+    ListBlocks,
+    PinBlocks,
+    PoolHello,
+    PoolNodeGone,
+    PoolNodeJoined,
+    TiersReported,
+    ToGateway,
+    ToWorker,
+    Undrain,
+    Unwelcome,
+    Welcome,
+)
+from tandem.messages.node import (
+    BlocksFetched,
+    BlocksKept,
+    ConnectPoolNode,
+    ForgetPoolNode,
+    GatewayConnected,
+    GatewayGone,
+    GatewaySaid,
+    Leave,
+    LeaveRequested,
+    SendToGateway,
+)
+from tandem.messages.pool_node import (
+    BlocksAsked,
+    BlocksOffered,
+    BlocksReceived,
+    PoolNodeEffect,
+    PoolNodeEvent,
+    ReplicaEnded,
+    SendReplica,
+)
+from tandem.messages.router import BlocksListed, BlocksReported
+from tandem.policy.eviction.pinned import Pin
+
+Effects = list[PoolNodeEffect]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNodeConfig:
+    """`hello` is how the process presents itself. HOST of `tiers` is its memory; DISK is whatever
+    lies behind that."""
+
+    hello: PoolHello
+    tiers: TiersConfig
+    heat: HeatConfig = field(default_factory=HeatConfig)
+
+
+class PoolNodeMachine:
+    """`handle(event, now_ns)` gives the effects to perform, in order; after `Leave` there are
+    none."""
+
+    def __init__(self, config: PoolNodeConfig, now_ns: int) -> None:
+        self.hello = config.hello
+        self.links = Links()
+        self.holdings = Holdings(config.tiers)
+        self.siblings = PoolNodes()
+        self._heat = Heat(config.hello.worker, config.heat)
+        self._wakeup_ns: int | None = None
+        self._leaving: Leave | None = None
+        # Nobody has been told of anything yet: the listing says it all.
+        self._first = self.holdings.begin(now_ns)[0]
+
+    def next_wakeup(self) -> int | None:
+        """When to say `TimePassed`, if nothing happens before."""
+        return self._wakeup_ns
+
+    def handle(self, event: PoolNodeEvent, now_ns: int) -> Effects:
+        return self.handle_together((event,), now_ns)
+
+    def handle_together(self, events: Sequence[PoolNodeEvent], now_ns: int) -> Effects:
+        """Events of one instant, in order."""
+        if self._leaving is not None:
+            return []
+        if self._wakeup_ns is not None and now_ns > self._wakeup_ns:
+            self.links.excuse(now_ns - self._wakeup_ns)
+        effects: Effects = [*self._first]
+        self._first = []
+        for event in events:
+            self._take(event, now_ns, effects)
+        self._keep_time(now_ns, effects)
+        self._wakeup_ns = min(self.links.due_ns(), default=None)
+        if self._leaving is not None:
+            goodbye = Goodbye(self.hello.worker)
+            self._tell(goodbye, effects)
+            effects.append(self._leaving)
+            self._wakeup_ns = None
+        return effects
+
+    def audit(self) -> None:
+        """Assert that what is told is what is held. For tests and for the auditor."""
+        self.holdings.audit()
+
+    def _take(self, event: PoolNodeEvent, now_ns: int, effects: Effects) -> None:
+        match event:
+            case BlocksOffered():
+                effects.append(self.holdings.offered(event))
+            case BlocksReceived(names, kept):
+                self._change(self.holdings.received(names, kept, now_ns), effects)
+            case BlocksAsked(fetch_id, names):
+                fetch = self.holdings.asked(fetch_id, names, now_ns)
+                effects.append(fetch)
+                self._spread(self._heat.read(fetch.names, now_ns), effects)
+            case BlocksFetched():
+                self._change(self.holdings.fetched(event), effects)
+            case BlocksKept():
+                self._change(self.holdings.copied(event, now_ns), effects)
+            case ReplicaEnded(node):
+                self._heat.ended(node)
+            case GatewaySaid(gateway, message):
+                self._hear(gateway, message, now_ns, effects)
+            case GatewayConnected(gateway):
+                self._meet(self.siblings.gateway_gone(gateway), effects)
+                self.links.connect(gateway)
+                self._greet(gateway, now_ns, effects)
+            case GatewayGone(gateway):
+                self._meet(self.siblings.gateway_gone(gateway), effects)
+                self.links.disconnect(gateway)
+            case LeaveRequested():
+                self._leaving = Leave()
+
+    def _hear(self, gateway: str, message: ToWorker, now_ns: int, effects: Effects) -> None:
+        link = self.links.of(gateway)
+        if link is None:
+            # Its channel has just broken.
+            return
+        link.heard_ns = now_ns
+        match message:
+            case Welcome():
+                link.welcome, link.reported_ns = message, now_ns
+                effects.append(SendToGateway(gateway, _listing(self)))
+                effects.append(SendToGateway(gateway, _report(self)))
+            case Unwelcome(reason):
+                self._leaving = Leave(reason)
+            case IntroduceYourself():
+                self._forget(gateway, effects)
+                self._greet(gateway, now_ns, effects)
+            case PoolNodeJoined(node):
+                if node != self.hello.worker:
+                    self._meet(self.siblings.joined(gateway, message), effects)
+            case PoolNodeGone(node, incarnation):
+                self._meet(self.siblings.gone(gateway, node, incarnation), effects)
+            case PinBlocks(digests, ttl_ns, priority):
+                pin = Pin(now_ns + ttl_ns, priority)
+                self.holdings.keeper.shelves.pin(digests, pin, now_ns)
+            case ListBlocks(tier) if tier is Tier.REMOTE:
+                effects.append(SendToGateway(gateway, _listing(self)))
+            case Audit():
+                effects.append(SendToGateway(gateway, _audited(self)))
+            case Drain() if message.leave:
+                self._leaving = Leave(again=message.again)
+            case Drain():
+                self.holdings.accepting = False
+            case Undrain():
+                self.holdings.accepting = True
+
+    def _change(self, outcome: Outcome, effects: Effects) -> None:
+        on_stores, changes = outcome
+        effects += on_stores
+        for change in changes:
+            self._tell(BlocksReported(self.hello.worker, Tier.REMOTE, change), effects)
+
+    def _spread(self, hot: Sequence[BlockName], effects: Effects) -> None:
+        """These are in demand: nearer they come, and to others too."""
+        self._change(self.holdings.promoted(hot), effects)
+        for node, names in self._heat.copies(hot, self.siblings.names):
+            tiers, found = self.holdings.find(names)
+            effects.append(SendReplica(node, tiers, found))
+
+    def _meet(self, changes: Iterable[ConnectPoolNode | ForgetPoolNode], effects: Effects) -> None:
+        """Other processes of the pool have come or gone."""
+        for change in changes:
+            effects.append(change)
+            if isinstance(change, ForgetPoolNode):
+                self._heat.forget(change.node)
+
+    def _greet(self, gateway: str, now_ns: int, effects: Effects) -> None:
+        link = self.links.of(gateway)
+        assert link is not None
+        link.hello_ns = now_ns
+        effects.append(SendToGateway(gateway, self.hello))
+
+    def _forget(self, gateway: str, effects: Effects) -> None:
+        link = self.links.of(gateway)
+        if link is not None:
+            link.welcome = link.hello_ns = None
+        self._meet(self.siblings.gateway_gone(gateway), effects)
+
+    def _keep_time(self, now_ns: int, effects: Effects) -> None:
+        for gateway in self.links.silent(now_ns):
+            # It may have given this process up as well, and hear it again some day.
+            self._forget(gateway, effects)
+            self._greet(gateway, now_ns, effects)
+        for gateway in self.links.unanswered(now_ns):
+            self._greet(gateway, now_ns, effects)
+        for gateway, link in self.links.serving():
+            due_ns = link.report_due_ns()
+            if due_ns is not None and due_ns <= now_ns:
+                link.reported_ns = now_ns
+                effects.append(SendToGateway(gateway, _report(self)))
+
+    def _tell(self, message: ToGateway, effects: Effects) -> None:
+        effects += (SendToGateway(gateway, message) for gateway, _ in self.links.serving())
+
+
+def _listing(machine: PoolNodeMachine) -> BlocksListed:
+    return BlocksListed(machine.hello.worker, Tier.REMOTE, *machine.holdings.places.listing())
+
+
+def _report(machine: PoolNodeMachine) -> TiersReported:
+    return TiersReported(machine.hello.worker, machine.holdings.keeper.shelves.figures())
+
+
+def _audited(machine: PoolNodeMachine) -> Audited:
+    cached = len(machine.holdings.places.counts)
+    problem = first_broken_law(machine.audit)
+    return Audited(machine.hello.worker, 0, cached, 0, 0, 0, 0, 0, 0, problem)

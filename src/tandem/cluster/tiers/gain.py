@@ -1,0 +1,123 @@
+"""Whether a slower tier is worth fetching from: measured seconds a token of fetching and of
+computing, and what a tier that loses, or fails, has to wait until it is tried again."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from tandem.cluster.tiers.config import TierLimits
+from tandem.facts.fleet import Tier
+from tandem.facts.kv_tiers import TierFigures
+
+NS_PER_S = 1_000_000_000
+# How long a tier is off, doubled each time in a row up to the longest.
+FIRST_PAUSE_NS = 60 * NS_PER_S
+LONGEST_PAUSE_NS = 3600 * NS_PER_S
+# So many failures in a row switch a tier off for a moment, doubled likewise.
+FAILURES_IN_A_ROW = 3
+FIRST_REST_NS = 5 * NS_PER_S
+# Older measurements weigh half after so many tokens of newer ones.
+HALF_LIFE_TOKENS = 4096
+
+
+class Pace:
+    """Seconds a token, weighed by tokens, the younger the more."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._tokens = 0.0
+
+    @property
+    def s_per_token(self) -> float:
+        """0 while nothing was measured."""
+        return self._seconds / self._tokens if self._tokens else 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        kept = 0.5 ** (tokens / HALF_LIFE_TOKENS)
+        self._seconds = kept * self._seconds + seconds
+        self._tokens = kept * self._tokens + tokens
+
+
+@dataclass(slots=True)
+class Standing:
+    """One tier. `fetches` and `tokens` are the evidence since it was last switched on; it is off
+    until `off_until_ns` because of `reason`."""
+
+    pace: Pace
+    fetches: int = 0
+    tokens: int = 0
+    failures: int = 0
+    pause_ns: int = FIRST_PAUSE_NS
+    rest_ns: int = FIRST_REST_NS
+    off_until_ns: int = 0
+    reason: str = ""
+
+
+class Gain:
+    """Knows tiers and figures only."""
+
+    def __init__(self, tiers: Iterable[Tier], limits: TierLimits) -> None:
+        self._limits = limits
+        self._standings = {tier: Standing(Pace()) for tier in tiers}
+        self._compute = Pace()
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """So many prompt tokens were computed, in a step of hardly anything else."""
+        self._compute.add(tokens, seconds)
+
+    def fetched(self, tier: Tier, tokens: int, seconds: float, now_ns: int) -> None:
+        """A fetch from this tier alone brought so many tokens."""
+        standing = self._standings[tier]
+        if not standing.fetches:
+            # A trial looks at its own fetches alone.
+            standing.pace = Pace()
+        standing.pace.add(tokens, seconds)
+        standing.fetches += 1
+        standing.tokens += tokens
+        limits = self._limits
+        if standing.fetches < limits.trial_fetches or standing.tokens < limits.trial_tokens:
+            return
+        fetch, compute = standing.pace.s_per_token, self._compute.s_per_token
+        if not compute or fetch <= compute:
+            standing.pause_ns = FIRST_PAUSE_NS
+            return
+        times = f"{fetch * 1e6:.0f} us a token, computing {compute * 1e6:.0f} us"
+        self._switch_off(standing, standing.pause_ns, f"fetching takes {times}", now_ns)
+        standing.pause_ns = min(2 * standing.pause_ns, LONGEST_PAUSE_NS)
+
+    def worked(self, tier: Tier) -> None:
+        """Something was read or written without trouble."""
+        standing = self._standings[tier]
+        standing.failures, standing.rest_ns = 0, FIRST_REST_NS
+
+    def failed(self, tier: Tier, problem: str, now_ns: int) -> None:
+        """Reading or writing had a problem. One that is off already is no worse for it: what is
+        still written there fails, too."""
+        standing = self._standings[tier]
+        if not self.is_on(tier, now_ns):
+            return
+        standing.failures += 1
+        if standing.failures >= FAILURES_IN_A_ROW:
+            standing.failures = 0
+            self._switch_off(standing, standing.rest_ns, problem, now_ns)
+            standing.rest_ns = min(2 * standing.rest_ns, LONGEST_PAUSE_NS)
+
+    def is_on(self, tier: Tier, now_ns: int) -> bool:
+        """Whether the tier is worth its while, as far as is known."""
+        return now_ns >= self._standings[tier].off_until_ns
+
+    def judged(self, figures: TierFigures, now_ns: int) -> TierFigures:
+        """With what is known here beside."""
+        standing = self._standings[figures.tier]
+        on = self.is_on(figures.tier, now_ns)
+        return replace(
+            figures,
+            on=figures.on and on,
+            fetch_s_per_token=standing.pace.s_per_token,
+            compute_s_per_token=self._compute.s_per_token,
+            reason=figures.reason if on else standing.reason,
+        )
+
+    def _switch_off(self, standing: Standing, pause_ns: int, reason: str, now_ns: int) -> None:
+        standing.off_until_ns = max(standing.off_until_ns, now_ns + pause_ns)
+        standing.reason = reason
+        standing.fetches = standing.tokens = 0

@@ -1,0 +1,162 @@
+"""How a worker's full blocks come into its slower tiers in the background: staged beside the
+device, looked at once more, then written.
+
+A block may be overwritten while it is staged. Its generation tells: what it held under the old one
+is kept, or nothing.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tandem.cluster.audit import invariant
+from tandem.cluster.tiers.gain import Gain
+from tandem.cluster.tiers.keeper import TierKeeper
+from tandem.cluster.tiers.shared import SharedContent
+from tandem.cluster.tiers.shelves import KeeperEffect
+from tandem.facts.fleet import Tier
+from tandem.facts.kv_tiers import BlockName
+from tandem.messages.node import (
+    BlocksKept,
+    BlocksStaged,
+    DropStaged,
+    KeepStaged,
+    StageBlocks,
+)
+from tandem.messages.worker import BlocksSealed
+
+Effects = list[StageBlocks | KeepStaged | DropStaged | KeeperEffect]
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A block that is to be copied into `targets`, as long as it has this generation."""
+
+    block: int
+    generation: int
+    name: BlockName
+    targets: tuple[Tier, ...]
+
+
+@dataclass(slots=True)
+class Staging:
+    """One staged copy: its rows, and what is being written of it, by tier."""
+
+    rows: tuple[Sealed, ...]
+    writing: dict[Tier, tuple[BlockName, ...]]
+
+
+class WriteThrough:
+    """`generations` are those of the worker's blocks as they are now. `dropped_blocks` were sealed
+    faster than they could be copied, or overwritten before."""
+
+    def __init__(
+        self,
+        keeper: TierKeeper,
+        shared: SharedContent,
+        generations: Sequence[int],
+        copy_ids: Iterator[int],
+    ) -> None:
+        self.dropped_blocks = 0
+        self._keeper = keeper
+        self._shared = shared
+        self._generations = generations
+        self._copy_ids = copy_ids
+        self._waiting: deque[Sealed] = deque()
+        self._stagings: dict[int, Staging] = {}
+
+    def sealed(self, event: BlocksSealed, gain: Gain, now_ns: int) -> Effects:
+        """These are full from now on. What is written nowhere is not copied at all."""
+        tiers: dict[bytes, tuple[Tier, ...]] = {}
+        local = self._keeper.shelves.fastest
+        if local is not None and gain.is_on(local, now_ns):
+            for name in self._keeper.wanted(local, event.names):
+                tiers[name.digest] = (local,)
+        for name in self._shared.wanted(event.names):
+            tiers[name.digest] = (*tiers.get(name.digest, ()), Tier.REMOTE)
+        rows = zip(event.blocks, event.generations, event.names, strict=True)
+        self._waiting.extend(
+            Sealed(block, generation, name, tiers[name.digest])
+            for block, generation, name in rows
+            if name.digest in tiers
+        )
+        excess = len(self._waiting) - self._keeper.limits.queued_blocks
+        lost = [self._waiting.popleft() for _ in range(excess)]
+        return self._give_up(lost, now_ns) + self._stage(now_ns)
+
+    def owns_copy(self, copy_id: int) -> bool:
+        """Whether this is a staged copy."""
+        return copy_id in self._stagings
+
+    def staged(self, event: BlocksStaged, now_ns: int) -> Effects:
+        """The bytes lie beside the device, of as many blocks as were not overwritten meanwhile."""
+        staging = self._stagings[event.copy_id]
+        if not event.staged:
+            del self._stagings[event.copy_id]
+            return self._give_up(staging.rows, now_ns) + self._stage(now_ns)
+        effects = self._give_up([row for row in staging.rows if not self._whole(row)], now_ns)
+        for tier in (Tier.HOST, Tier.DISK, Tier.REMOTE):
+            rows = tuple(
+                index
+                for index, row in enumerate(staging.rows)
+                if tier in row.targets and self._whole(row)
+            )
+            if rows:
+                names = tuple(staging.rows[index].name for index in rows)
+                staging.writing[tier] = names
+                effects.append(KeepStaged(event.copy_id, tier, rows, names))
+        return effects + self._end_if_written(event.copy_id, now_ns)
+
+    def kept(self, event: BlocksKept, now_ns: int) -> Effects:
+        """A staged copy has been written into one tier."""
+        names = self._stagings[event.copy_id].writing.pop(event.tier)
+        effects = self._ended(event.tier, names, event.kept, now_ns)
+        return effects + self._end_if_written(event.copy_id, now_ns)
+
+    def audit(self) -> None:
+        """Assert that no more is under way than may be."""
+        limits, staged = self._keeper.limits, len(self._stagings)
+        invariant(staged <= limits.stagings, "no more copies are staged than may be")
+        invariant(len(self._waiting) <= limits.queued_blocks, "no more blocks wait than may")
+        full = staged == limits.stagings
+        invariant(not self._waiting or full, "blocks wait only while all places are taken")
+
+    def _whole(self, row: Sealed) -> bool:
+        return self._generations[row.block] == row.generation
+
+    def _stage(self, now_ns: int) -> Effects:
+        limits, effects = self._keeper.limits, Effects()
+        while self._waiting and len(self._stagings) < limits.stagings:
+            count = min(limits.copy_blocks, len(self._waiting))
+            next_rows = [self._waiting.popleft() for _ in range(count)]
+            effects += self._give_up([row for row in next_rows if not self._whole(row)], now_ns)
+            rows = tuple(row for row in next_rows if self._whole(row))
+            if rows:
+                copy_id = next(self._copy_ids)
+                self._stagings[copy_id] = Staging(rows, {})
+                effects.append(StageBlocks(copy_id, tuple(row.block for row in rows)))
+        return effects
+
+    def _end_if_written(self, copy_id: int, now_ns: int) -> Effects:
+        if self._stagings[copy_id].writing:
+            return []
+        del self._stagings[copy_id]
+        return [DropStaged(copy_id), *self._stage(now_ns)]
+
+    def _give_up(self, rows: Sequence[Sealed], now_ns: int) -> Effects:
+        """These will be written nowhere."""
+        self.dropped_blocks += len(rows)
+        effects: Effects = []
+        for tier in (Tier.HOST, Tier.DISK, Tier.REMOTE):
+            names = tuple(row.name for row in rows if tier in row.targets)
+            if names:
+                effects += self._ended(tier, names, (), now_ns)
+        return effects
+
+    def _ended(
+        self, tier: Tier, names: tuple[BlockName, ...], kept: tuple[bytes, ...], now_ns: int
+    ) -> Effects:
+        if tier is Tier.REMOTE:
+            self._shared.kept(names, kept)
+            return []
+        return [*self._keeper.kept(tier, names, kept, now_ns)]

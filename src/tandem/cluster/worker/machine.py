@@ -1,0 +1,336 @@
+"""What a worker does next: takes requests and landed steps, gives plans, tokens and block news.
+
+Knows no clock, no engine and no client: events in, effects out. The engine runs plans strictly in
+order, so blocks freed here may be reused by the very next plan.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tandem.cluster.audit import invariant
+from tandem.cluster.worker.block_pool import BlockPool
+from tandem.cluster.worker.fast_forward import repeat, repeating_steps
+from tandem.cluster.worker.output import Emission, news_of_copies, news_of_kv, news_of_lost_kv
+from tandem.cluster.worker.plan_builder import PlanBuilder
+from tandem.cluster.worker.running import Residents
+from tandem.cluster.worker.sequence import Phase, Sequence
+from tandem.cluster.worker.step_planner import StepPlanner
+from tandem.facts.blocks import CacheRoot, PromptChains
+from tandem.facts.errors import InvalidRequest, Overloaded, PromptTooLong, TandemError
+from tandem.facts.request import Request
+from tandem.facts.steps import StepResult
+from tandem.messages.worker import (
+    CancelImport,
+    CopiesRequested,
+    FailRequest,
+    HandoversRequested,
+    HoldsReleased,
+    ImportDone,
+    ImportsArrived,
+    PrefillsArrived,
+    Refuse,
+    ReportBlocks,
+    RequestsAborted,
+    RequestsArrived,
+    RunStep,
+    StepDone,
+    WorkerEffect,
+    WorkerEvent,
+)
+from tandem.policy.batching import TokenBudgetBatching
+
+NO_NUMBERS = "the model's numbers are not finite (NaN) for this request, so it has no next token"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """`steps_in_flight` is how many steps may wait behind the one that runs (0 or 1); with 1 the
+    next step is decided before the tokens of this one are known. With more than one of
+    `pipeline_stages` as many steps are under way at once, each of other sequences. `tells_sealed`:
+    somebody copies full blocks and is to hear of each (`BlocksSealed`)."""
+
+    block_size: int
+    block_count: int
+    context_tokens: int
+    vocabulary_tokens: int
+    max_sequences: int
+    batching: TokenBudgetBatching
+    root: CacheRoot
+    steps_in_flight: int = 1
+    prefix_caching: bool = True
+    max_waiting: int = 4096
+    pipeline_stages: int = 1
+    tells_sealed: bool = False
+
+    def __post_init__(self) -> None:
+        # One sequence alone must always fit, or it would be preempted for ever.
+        assert self.block_size * self.block_count >= self.context_tokens
+        assert self.batching.max_batched_tokens >= self.max_sequences > 0
+        assert self.steps_in_flight in (0, 1)
+        assert self.pipeline_stages > 0
+
+    @property
+    def max_flights(self) -> int:
+        """Steps that may be under way, the running one included."""
+        return max(self.steps_in_flight + 1, self.pipeline_stages)
+
+
+class WorkerMachine:
+    """The scheduler of one engine. `handle(event, now_ns)` gives the effects to perform.
+    `unfinished` are the sequences that wait, import or run, by request id."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self.config = config
+        pool = BlockPool(config.block_count)
+        self.residents = Residents(
+            config.max_sequences, pool, config.block_size, tells_sealed=config.tells_sealed
+        )
+        self.planner = StepPlanner(
+            self.residents, config.batching, config.prefix_caching, config.pipeline_stages
+        )
+        self.unfinished: dict[str, Sequence] = {}
+        self._flights: deque[PlanBuilder] = deque()
+        self._chains = PromptChains(config.block_size)
+        # The newest prompt whose tokens were found to be in the vocabulary.
+        self._spoken: Iterable[int] = ()
+        self._steps = 0
+        # Something happened since the last plan that the next one may answer.
+        self._unplanned = False
+
+    def next_wakeup(self) -> int | None:
+        """A worker acts on events only."""
+        return None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs, waits, is held or is in flight."""
+        residents = self.residents
+        return not (self.unfinished or self._flights or residents.importing or residents.held)
+
+    def handle(self, event: WorkerEvent, now_ns: int) -> list[WorkerEffect]:
+        """Take one event; the effects are to be performed in order."""
+        del now_ns  # Every machine is told; this one goes by the order of events alone.
+        effects: list[WorkerEffect] = []
+        self._unplanned = self._unplanned or not isinstance(event, StepDone)
+        match event:
+            case RequestsArrived(requests):
+                for request in requests:
+                    self._arrive(request, effects)
+            case PrefillsArrived(requests, import_tokens):
+                for request, tokens in zip(requests, import_tokens, strict=True):
+                    if sequence := self._arrive(request, effects, tokens):
+                        sequence.hand_over()
+            case ImportsArrived(requests, import_tokens):
+                for request, tokens in zip(requests, import_tokens, strict=True):
+                    self._arrive(request, effects, tokens)
+            case ImportDone():
+                self._import_done(event)
+            case CopiesRequested(request_ids):
+                wanted = [self.unfinished[each] for each in request_ids if each in self.unfinished]
+                effects += news_of_copies(wanted, self.residents.pool, self.config.block_size)
+            case HandoversRequested(request_ids):
+                for request_id in request_ids:
+                    if sequence := self.unfinished.get(request_id):
+                        if sequence.phase is Phase.RUNNING:
+                            sequence.hand_over()
+                        else:
+                            effects.append(news_of_lost_kv(sequence))
+            case HoldsReleased(request_ids):
+                for request_id in request_ids:
+                    self.residents.release_hold(request_id)
+                    if sequence := self.unfinished.get(request_id):
+                        sequence.stay.copied = False
+            case RequestsAborted(request_ids):
+                for request_id in request_ids:
+                    if sequence := self.unfinished.get(request_id):
+                        self._end(sequence, effects)
+            case StepDone(result):
+                effects += self._land(result)
+        effects += self._launch()
+        effects += self.planner.take_imports()
+        if sealed := self.residents.sealed.take():
+            effects.append(sealed)
+        if changes := self.residents.pool.take_changes():
+            effects.append(ReportBlocks(changes))
+        return effects
+
+    def audit(self) -> None:
+        """Assert that nothing is lost: every block, slot and sequence is where it says it is."""
+        self.residents.audit()
+        residents = self.residents
+        importing = [s for s in residents.importing.values() if s.phase is Phase.IMPORTING]
+        in_work = len(residents.running) + len(importing) + len(self.planner.waiting)
+        invariant(len(self.unfinished) == in_work, "unfinished requests run, import or wait")
+
+    def _arrive(
+        self, request: Request, effects: list[WorkerEffect], import_tokens: int = 0
+    ) -> Sequence | None:
+        if error := self._objection(request) or self._make_way(request, effects):
+            effects.append(Refuse(request.request_id, error))
+            return None
+        rank = self.planner.waiting.rank_of(request)
+        root = self.config.root.hash(request.salt)
+        sequence = Sequence(request, rank, root, self.config.context_tokens)
+        sequence.import_tokens = min(import_tokens, sequence.known_tokens)
+        if self.config.prefix_caching:
+            sequence.chain = self._chains.chain(root, request.prompt_tokens)
+            chain = sequence.reusable_chain(self.config.block_size)
+            cached_blocks = self.residents.pool.likely_prefix_blocks(chain)
+            sequence.found.likely_cached_tokens = cached_blocks * self.config.block_size
+        self.unfinished[request.request_id] = sequence
+        self.planner.enqueue(sequence)
+        return sequence
+
+    def _objection(self, request: Request) -> TandemError | None:
+        known_tokens = len(request.prompt_tokens) + len(request.output_tokens)
+        if not request.prompt_tokens:
+            return InvalidRequest("prompt", "is empty")
+        if known_tokens >= self.config.context_tokens:
+            return PromptTooLong(known_tokens, self.config.context_tokens)
+        if len(request.output_tokens) >= request.sampling.max_tokens:
+            return InvalidRequest("output_tokens", "already reach max_tokens")
+        vocabulary = range(self.config.vocabulary_tokens)
+        # Choices of one call share their prompt: it is looked at once.
+        new = () if request.prompt_tokens is self._spoken else (request.prompt_tokens,)
+        if not all(_speakable(each, vocabulary) for each in (*new, request.output_tokens)):
+            return InvalidRequest("prompt", "holds a token id outside the vocabulary")
+        self._spoken = request.prompt_tokens
+        if any(token not in vocabulary for token, _ in request.sampling.logit_bias):
+            return InvalidRequest("logit_bias", "names a token id outside the vocabulary")
+        if any(token not in vocabulary for token in request.sampling.stop_token_ids):
+            return InvalidRequest("stop_token_ids", "names a token id outside the vocabulary")
+        residents = self.residents
+        if any(
+            request.request_id in taken
+            for taken in (self.unfinished, residents.importing, residents.held)
+        ):
+            return InvalidRequest("request_id", f"{request.request_id!r} is already running")
+        return None
+
+    def _make_way(self, request: Request, effects: list[WorkerEffect]) -> TandemError | None:
+        """Where all places of those who wait are taken, the account that has most gives up its
+        newest, so that nobody keeps the others out."""
+        waiting = self.planner.waiting
+        if len(waiting) < self.config.max_waiting:
+            return None
+        loser = waiting.gives_way(request)
+        if loser is None:
+            return Overloaded(f"{len(waiting)} requests are waiting already", 1.0)
+        self._end(loser, effects)
+        error = Overloaded(f"{len(waiting) + 1} requests wait, most of them yours", 1.0)
+        effects.append(Refuse(loser.request.request_id, error))
+        return None
+
+    def _end(self, sequence: Sequence, effects: list[WorkerEffect]) -> None:
+        request_id = sequence.request.request_id
+        del self.unfinished[request_id]
+        match sequence.phase:
+            case Phase.RUNNING:
+                self.residents.leave(sequence, Phase.ENDED)
+            case Phase.IMPORTING:
+                self.residents.give_up_import(sequence)
+                if self.planner.withdraw_import(request_id):
+                    self.residents.end_import(sequence)
+                else:
+                    effects.append(CancelImport(request_id))
+            case _:
+                self.planner.waiting.remove(sequence)
+                sequence.stop(Phase.ENDED)
+
+    def _import_done(self, event: ImportDone) -> None:
+        sequence = self.residents.importing[event.request_id]
+        assert event.tokens <= max(sequence.import_tokens, sequence.stay.scheduled)
+        sequence.import_tokens = 0
+        if not self.residents.end_import(sequence):
+            return
+        sequence.extend(event.output_tokens)
+        # The last known token is always computed: its logits draw the next one.
+        tokens = min(event.tokens, sequence.known_tokens - 1)
+        if tokens > sequence.stay.scheduled:
+            sequence.stay.scheduled = tokens
+            self.residents.confirm(sequence, tokens, self.config.prefix_caching)
+
+    def _launch(self) -> list[WorkerEffect]:
+        effects: list[WorkerEffect] = []
+        while len(self._flights) < self.config.max_flights:
+            builder = self.planner.plan(self._steps, self.config.max_flights - len(self._flights))
+            self._unplanned = False
+            for sequence in self.planner.take_lost():
+                if sequence.phase is Phase.ENDED:
+                    del self.unfinished[sequence.request.request_id]
+                effects.append(news_of_lost_kv(sequence))
+            if builder is None:
+                break
+            self._steps += 1
+            self._flights.append(builder)
+            effects.append(RunStep(builder.build()))
+        return effects
+
+    def _land(self, result: StepResult) -> list[WorkerEffect]:
+        builder = self._flights.popleft()
+        assert builder.step_id == result.step_id
+        emission = Emission()
+        effects: list[WorkerEffect] = []
+        computed: list[Sequence] = []
+        drawn = 0
+        failed = {builder.rows[row][0] for row in result.failed_rows}
+        for sequence, computed_tokens, draws in builder.rows:
+            sequence.flights -= 1
+            token_index = drawn
+            if draws:
+                drawn += 1
+                sequence.unseen -= 1
+            if sequence.phase is Phase.ENDED:
+                continue
+            if failed and sequence in failed:
+                # What this step wrote is not confirmed, so it never gets into the prefix cache;
+                # what earlier steps wrote was sound then.
+                self._end(sequence, effects)
+                effects.append(FailRequest(sequence.request.request_id, NO_NUMBERS))
+                continue
+            # A sequence preempted since has given its blocks away, but its token is as good as
+            # any: it was drawn from KV that was whole when the step ran.
+            if sequence.phase is Phase.RUNNING:
+                self.residents.confirm(sequence, computed_tokens, self.config.prefix_caching)
+                if sequence.hands_over:
+                    computed.append(sequence)
+            if draws:
+                self._take_token(sequence, emission.take(sequence, result, token_index), effects)
+        self.residents.step_landed()
+        return emission.effects() + effects + news_of_kv(computed, self.residents.pool)
+
+    def _take_token(self, sequence: Sequence, ended: bool, effects: list[WorkerEffect]) -> None:
+        """After a token was drawn: the sequence ends, waits for its next worker, or goes on."""
+        if ended:
+            self._end(sequence, effects)
+        elif sequence.hands_over and not sequence.unseen:
+            del self.unfinished[sequence.request.request_id]
+            self.residents.hold(sequence)
+
+    def steady_steps(self) -> int:
+        """How many of the coming steps are known already: the same sequences decode, nobody ends,
+        enters, takes or fills a block. A simulator may take them at one go (`skip_steps`)."""
+        config = self.config
+        if config.pipeline_stages > 1 or len(self._flights) < config.max_flights:
+            return 0
+        if self._unplanned or (len(self.planner.waiting) and not self.planner.settled):
+            return 0
+        return repeating_steps(
+            self._flights, self.residents.running, config.block_size, config.prefix_caching
+        )
+
+    def skip_steps(self, steps: int, tokens: Iterable[int]) -> None:
+        """As if `steps` steps had landed and as many been planned; at most `steady_steps()`.
+
+        `tokens[i]` is what row i of the step under way draws, each time; none stops its sequence.
+        The ids of the plans in flight grow by `steps`."""
+        self._steps += steps
+        repeat(self._flights, steps, tokens)
+
+
+def _speakable(tokens: Iterable[int], vocabulary: range) -> bool:
+    ids = np.asarray(tokens)
+    return not ids.size or bool(ids.min() >= 0 and ids.max() < len(vocabulary))

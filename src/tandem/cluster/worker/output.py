@@ -1,0 +1,99 @@
+"""What a landed step has to tell: the tokens it drew, and which KV another worker may read now."""
+
+from collections.abc import Sequence as Ordered
+
+from tandem.cluster.worker.block_pool import BlockPool
+from tandem.cluster.worker.sequence import Phase, Sequence
+from tandem.facts.request import FinishReason, TokenLogprobs
+from tandem.facts.steps import StepResult
+from tandem.messages.worker import EmitTokens, KvComputed, WorkerEffect
+
+
+class Emission:
+    """The columns of one `EmitTokens` while a landed step is read."""
+
+    def __init__(self) -> None:
+        self.sequences: list[Sequence] = []
+        self.tokens: list[int] = []
+        self.reasons: list[FinishReason | None] = []
+        self.stopped: list[bool] = []
+        self.logprobs: list[TokenLogprobs | None] = []
+
+    def take(self, sequence: Sequence, result: StepResult, token_index: int) -> bool:
+        """Give the sequence its token. Whether it ends with it."""
+        token = result.tokens[token_index]
+        reason, stopped = sequence.append(token)
+        self.sequences.append(sequence)
+        self.tokens.append(token)
+        self.reasons.append(reason)
+        self.stopped.append(stopped)
+        if result.logprobs:
+            self.logprobs.append(result.logprobs[token_index])
+        return reason is not None
+
+    def effects(self) -> list[WorkerEffect]:
+        """One `EmitTokens`, or nothing when no token was taken."""
+        if not self.sequences:
+            return []
+        return [
+            EmitTokens(
+                request_ids=tuple(sequence.request.request_id for sequence in self.sequences),
+                tokens=tuple(self.tokens),
+                finish_reasons=tuple(self.reasons),
+                stopped_by_token=tuple(self.stopped),
+                cached_tokens=tuple(sequence.found.cached_tokens for sequence in self.sequences),
+                logprobs=tuple(self.logprobs),
+            )
+        ]
+
+
+def rows_of(emission: EmitTokens, rows: Ordered[int]) -> EmitTokens:
+    """Only these rows of it."""
+    logprobs = emission.logprobs
+    return EmitTokens(
+        request_ids=tuple(emission.request_ids[row] for row in rows),
+        tokens=tuple(emission.tokens[row] for row in rows),
+        finish_reasons=tuple(emission.finish_reasons[row] for row in rows),
+        stopped_by_token=tuple(emission.stopped_by_token[row] for row in rows),
+        cached_tokens=tuple(emission.cached_tokens[row] for row in rows),
+        logprobs=tuple(logprobs[row] for row in rows) if logprobs else (),
+    )
+
+
+def news_of_kv(sequences: list[Sequence], pool: BlockPool) -> list[WorkerEffect]:
+    """What may be read of these sequences, which hand over; those that have ended are left out."""
+    generations = pool.generations
+    whole = [s for s in sequences if s.phase in (Phase.RUNNING, Phase.HELD)]
+    if not whole:
+        return []
+    return [
+        KvComputed(
+            request_ids=tuple(sequence.request.request_id for sequence in whole),
+            tokens=tuple(sequence.stay.confirmed for sequence in whole),
+            blocks=tuple(tuple(sequence.stay.blocks) for sequence in whole),
+            held=tuple(sequence.phase is Phase.HELD for sequence in whole),
+            generations=tuple(
+                tuple(generations[block] for block in sequence.stay.blocks) for sequence in whole
+            ),
+        )
+    ]
+
+
+def news_of_copies(
+    sequences: list[Sequence], pool: BlockPool, block_size: int
+) -> list[WorkerEffect]:
+    """What may be read of these by now while they go on here; nothing of those without a whole
+    block of KV."""
+    readable, effects = [], list[WorkerEffect]()
+    for sequence in sequences:
+        if sequence.phase is Phase.RUNNING and sequence.stay.confirmed >= block_size:
+            sequence.stay.copied = True
+            readable.append(sequence)
+        else:
+            effects.append(news_of_lost_kv(sequence))
+    return effects + news_of_kv(readable, pool)
+
+
+def news_of_lost_kv(sequence: Sequence) -> KvComputed:
+    """Nothing of this sequence may be read any more."""
+    return KvComputed((sequence.request.request_id,), (0,), ((),), (False,), ((),))

@@ -1,0 +1,148 @@
+"""The sequences that hold blocks, and what they share through the prefix cache."""
+
+from bisect import insort
+from collections.abc import Iterable
+
+from tandem.cluster.audit import invariant
+from tandem.cluster.worker.block_pool import BlockPool
+from tandem.cluster.worker.full_blocks import SealedBlocks
+from tandem.cluster.worker.sequence import Phase, Sequence
+
+
+class Residents:
+    """Owns the slots, the block pool and the sequences that hold any: `running` by rank,
+    `importing` while their KV is on its way (a slot, and blocks that somebody writes to, so never
+    preempted), `held` after their last step here (blocks that somebody reads, no slot)."""
+
+    def __init__(
+        self, slot_count: int, pool: BlockPool, block_size: int, *, tells_sealed: bool = False
+    ) -> None:
+        self.pool = pool
+        self.sealed = SealedBlocks(wanted=tells_sealed)
+        self.block_size = block_size
+        self.running: list[Sequence] = []
+        self.importing: dict[str, Sequence] = {}
+        self.held: dict[str, Sequence] = {}
+        self.free_slots = list(range(slot_count - 1, -1, -1))
+        # Hashes of prompt blocks that a running sequence is about to fill: another sequence that
+        # needs one waits for it rather than computing it a second time.
+        self._filling: dict[bytes, Sequence] = {}
+        # Blocks left by a sequence whose steps are still under way. Later plans run after those
+        # steps and may reuse them at once; an import may not.
+        self._touched: list[tuple[Sequence, list[int]]] = []
+
+    def filler_of(self, digest: bytes) -> Sequence | None:
+        """The running or importing sequence that is about to fill this block, if any."""
+        return self._filling.get(digest)
+
+    def blocks_for(self, sequence: Sequence, tokens: int) -> int:
+        """How many more blocks the first `tokens` of the sequence need than it has."""
+        return -(-tokens // self.block_size) - len(sequence.stay.blocks)
+
+    def start(self, sequence: Sequence, cached_blocks: list[int]) -> None:
+        """A waiting sequence takes a slot and shares these cached blocks."""
+        self.pool.share(cached_blocks)
+        sequence.start(self.free_slots.pop(), cached_blocks, self.block_size)
+        insort(self.running, sequence, key=_rank)
+        for digest in sequence.chain[sequence.stay.sealed :]:
+            self._filling.setdefault(digest, sequence)
+
+    def leave(self, sequence: Sequence, phase: Phase) -> None:
+        """A running sequence gives everything back; what it sealed stays in the cache."""
+        self.running.remove(sequence)
+        self.free_slots.append(sequence.stay.slot)
+        self.pool.release(sequence.stay.blocks)
+        self._fills_no_more(sequence)
+        if sequence.flights:
+            self._touched.append((sequence, sequence.stay.blocks))
+        sequence.stop(phase)
+
+    def step_landed(self) -> None:
+        """Blocks that only the landed step still touched are quiet now."""
+        self._touched = [(left, blocks) for left, blocks in self._touched if left.flights]
+
+    def quiet(self, blocks: Iterable[int]) -> bool:
+        """Whether no step under way touches these blocks on behalf of a former owner."""
+        touched = {block for _, left_blocks in self._touched for block in left_blocks}
+        return touched.isdisjoint(blocks)
+
+    def start_import(self, sequence: Sequence, end_token: int) -> tuple[int, ...]:
+        """A sequence just started gets the blocks for all tokens before `end_token`, and waits
+        until their KV has come. Gives the new blocks."""
+        new_blocks = [self.pool.allocate() for _ in range(self.blocks_for(sequence, end_token))]
+        sequence.stay.blocks += new_blocks
+        self.running.remove(sequence)
+        self.importing[sequence.request.request_id] = sequence
+        sequence.phase = Phase.IMPORTING
+        return tuple(new_blocks)
+
+    def give_up_import(self, sequence: Sequence) -> None:
+        """The request ended while its blocks are still being written: they stay until that ends."""
+        self._fills_no_more(sequence)
+        sequence.phase = Phase.ENDED
+
+    def end_import(self, sequence: Sequence) -> bool:
+        """Nobody writes to the blocks any more. Whether the sequence goes on here."""
+        del self.importing[sequence.request.request_id]
+        if sequence.phase is Phase.ENDED:
+            self.free_slots.append(sequence.stay.slot)
+            self.pool.release(sequence.stay.blocks)
+            sequence.stop(Phase.ENDED)
+            return False
+        sequence.phase = Phase.RUNNING
+        insort(self.running, sequence, key=_rank)
+        return True
+
+    def hold(self, sequence: Sequence) -> None:
+        """A running sequence has done its part here and keeps its blocks for a reader."""
+        self.running.remove(sequence)
+        self.free_slots.append(sequence.stay.slot)
+        self._fills_no_more(sequence)
+        self.held[sequence.request.request_id] = sequence
+        sequence.phase = Phase.HELD
+
+    def release_hold(self, request_id: str) -> bool:
+        """Free a held sequence's blocks. Whether there was one."""
+        sequence = self.held.pop(request_id, None)
+        if sequence is None:
+            return False
+        self.pool.release(sequence.stay.blocks)
+        sequence.stop(Phase.ENDED)
+        return True
+
+    def _fills_no_more(self, sequence: Sequence) -> None:
+        for digest in sequence.chain[sequence.stay.sealed :]:
+            if self._filling.get(digest) is sequence:
+                del self._filling[digest]
+
+    def confirm(self, sequence: Sequence, computed_tokens: int, seal: bool) -> None:
+        """The KV of the first `computed_tokens` is there; full blocks go into the cache."""
+        sequence.stay.confirmed = computed_tokens
+        full_blocks = computed_tokens // self.block_size
+        if not seal or full_blocks <= sequence.stay.sealed:
+            return
+        sequence.grow_chain(self.block_size)
+        for index in range(sequence.stay.sealed, full_blocks):
+            digest, block = sequence.chain[index], sequence.stay.blocks[index]
+            new = self.pool.seal(block, digest, sequence.parent_hash(index))
+            if new and self.sealed.wanted:
+                self.sealed.add(block, self.pool.generations[block], sequence.block_name(index))
+            if self._filling.get(digest) is sequence:
+                del self._filling[digest]
+        sequence.stay.sealed = full_blocks
+
+    def audit(self) -> None:
+        """Assert that blocks and slots have exactly the owners that the sequences say."""
+        in_slots = [*self.running, *self.importing.values()]
+        resident = [*in_slots, *self.held.values()]
+        self.pool.audit([sequence.stay.blocks for sequence in resident])
+        counted = all(each.known_tokens == len(each.tokens) for each in resident)
+        invariant(counted, "sequences know how many tokens they know")
+        slots = [sequence.stay.slot for sequence in in_slots] + self.free_slots
+        invariant(sorted(slots) == list(range(len(slots))), "each slot is free or has one sequence")
+        filling = set(self._filling.values())
+        invariant(filling <= set(in_slots), "blocks are filled by sequences that run")
+
+
+def _rank(sequence: Sequence) -> tuple[int, int, int]:
+    return sequence.rank

@@ -1,0 +1,186 @@
+"""One sequence inside a worker: its tokens, its blocks, and how far each of them is."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from tandem.cluster.worker.known_tokens import KnownTokens
+from tandem.facts.blocks import Chain, grown_chain
+from tandem.facts.kv_tiers import BlockName
+from tandem.facts.request import FinishReason, Request
+from tandem.policy.batching import Rank
+
+
+class Phase(Enum):
+    """Where a sequence stands. Every accepted sequence reaches ENDED exactly once.
+
+    IMPORTING: has a slot and blocks, whose KV is on its way from elsewhere. HELD: has drawn its one
+    token and keeps its blocks for the worker that goes on with it.
+    """
+
+    WAITING = "waiting"
+    IMPORTING = "importing"
+    RUNNING = "running"
+    HELD = "held"
+    ENDED = "ended"
+
+
+@dataclass(slots=True)
+class Stay:
+    """What a sequence has while it is resident, and loses as a whole when it leaves.
+
+    KV is planned for the first `scheduled` tokens and confirmed for the first `confirmed`; the
+    first `sealed` of `blocks` are in the prefix cache. `placed` says that a plan has told the
+    engine who is in the slot, `copied` that another worker reads the blocks meanwhile.
+    """
+
+    slot: int = -1
+    blocks: list[int] = field(default_factory=list)
+    scheduled: int = 0
+    confirmed: int = 0
+    sealed: int = 0
+    placed: bool = False
+    copied: bool = False
+
+
+@dataclass(slots=True)
+class Found:
+    """`cached_tokens` of the prompt were found in the cache; -1 before the first look. KV of the
+    first `reached_tokens` was here, or on its way, in an earlier stay: finding that is no hit.
+    `likely_cached_tokens` are what a look on arrival found. While another fills blocks that both
+    need, the last of those is `awaited`."""
+
+    cached_tokens: int = -1
+    reached_tokens: int = 0
+    likely_cached_tokens: int = 0
+    awaited: bytes | None = None
+
+
+class Sequence:
+    """A request on its way.
+
+    `tokens` are known (prompt and drawn), `known_tokens` of them; `unseen` counts tokens drawn by
+    steps still in flight. `stay` is what it has here now, `chain` holds the hashes of its full
+    known blocks.
+    Steps are planned until `target_tokens` tokens are drawn or known; the answer ends at
+    `limit_tokens`, which lies further only when another worker goes on (`hands_over`).
+    """
+
+    __slots__ = (
+        "chain",
+        "flights",
+        "found",
+        "hands_over",
+        "import_tokens",
+        "known_tokens",
+        "limit_tokens",
+        "phase",
+        "rank",
+        "request",
+        "root",
+        "stay",
+        "target_tokens",
+        "tokens",
+        "unseen",
+    )
+
+    def __init__(self, request: Request, rank: Rank, root: bytes, context_tokens: int) -> None:
+        self.request = request
+        self.rank = rank
+        self.root = root
+        self.tokens = KnownTokens(request.prompt_tokens, request.output_tokens)
+        # Asked for several times a step, where `len` of a class written in Python costs a twentieth
+        # of the step.
+        self.known_tokens = len(self.tokens)
+        wanted_tokens = len(request.prompt_tokens) + request.sampling.max_tokens
+        self.limit_tokens = self.target_tokens = min(wanted_tokens, context_tokens)
+        self.hands_over = False
+        self.import_tokens = 0
+        self.chain: Chain = ()
+        self.phase = Phase.WAITING
+        self.stay = Stay()
+        self.unseen = 0
+        self.flights = 0
+        self.found = Found()
+
+    @property
+    def pending_tokens(self) -> int:
+        """Tokens whose KV no step has been asked for yet; 0 once the last token is drawn."""
+        coming_tokens = self.known_tokens + self.unseen
+        if coming_tokens >= self.target_tokens or self.phase is Phase.IMPORTING:
+            return 0
+        return coming_tokens - self.stay.scheduled
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing was computed, moved or said for it yet: refusing it wastes nothing."""
+        never_ran = self.found.cached_tokens < 0 and not self.import_tokens
+        return never_ran and self.known_tokens == len(self.request.prompt_tokens)
+
+    @property
+    def draws_next(self) -> bool:
+        """Whether the tokens scheduled so far end where the next token is to be drawn."""
+        return self.stay.scheduled == self.known_tokens + self.unseen
+
+    def reusable_chain(self, block_size: int) -> Chain:
+        """Hashes of the blocks that may come from the cache.
+
+        The last known token is always recomputed: its logits draw the next one.
+        """
+        self.grow_chain(block_size)
+        return self.chain[: (self.known_tokens - 1) // block_size]
+
+    def grow_chain(self, block_size: int) -> None:
+        """Have `chain` hold all full blocks of what is known."""
+        self.chain = grown_chain(self.chain, self.root, self.tokens, block_size)
+
+    def parent_hash(self, block_index: int) -> bytes:
+        return self.chain[block_index - 1] if block_index else self.root
+
+    def block_name(self, block_index: int) -> BlockName:
+        """How the full block is called off the device."""
+        chain = self.chain
+        parent = self.parent_hash(block_index)
+        return BlockName(chain[block_index], parent, chain[0], self.request.tenant)
+
+    def hand_over(self) -> None:
+        """Draw one token more or, when some are being drawn, only those; then wait for the worker
+        that goes on."""
+        self.hands_over = True
+        self.target_tokens = min(self.limit_tokens, self.known_tokens + max(1, self.unseen))
+
+    def start(self, slot: int, cached_blocks: list[int], block_size: int) -> None:
+        """Take a slot, with the KV of these shared blocks already there."""
+        assert self.phase is Phase.WAITING
+        assert not self.flights
+        self.phase = Phase.RUNNING
+        cached_tokens = len(cached_blocks) * block_size
+        self.stay = Stay(
+            slot, list(cached_blocks), cached_tokens, cached_tokens, len(cached_blocks)
+        )
+        found, prompt_tokens = self.found, len(self.request.prompt_tokens)
+        new_tokens = min(cached_tokens, prompt_tokens) - found.reached_tokens
+        found.cached_tokens = max(0, found.cached_tokens) + max(0, new_tokens)
+
+    def stop(self, phase: Phase) -> None:
+        """Give up slot, blocks and computed KV; the known tokens stay."""
+        self.phase = phase
+        self.found.reached_tokens = max(self.found.reached_tokens, self.stay.scheduled)
+        self.stay = Stay()
+
+    def append(self, token: int) -> tuple[FinishReason | None, bool]:
+        """Take a drawn token. Says whether the sequence ends, and whether this token stops it."""
+        drawn = self.tokens.later
+        drawn.append(token)
+        self.known_tokens += 1
+        sampling = self.request.sampling
+        if token in sampling.stop_token_ids and len(drawn) > sampling.min_tokens:
+            return FinishReason.STOP, True
+        if self.known_tokens >= self.limit_tokens:
+            return FinishReason.LENGTH, False
+        return None, False
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Take tokens that were drawn elsewhere."""
+        self.tokens.extend(tokens)
+        self.known_tokens = len(self.tokens)

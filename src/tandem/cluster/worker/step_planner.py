@@ -1,0 +1,189 @@
+"""Turns running and waiting sequences into the plan of one step, with the policy's order and the
+pool's blocks: who continues, who is admitted, who gives way."""
+
+from tandem.cluster.worker.entry import Entry
+from tandem.cluster.worker.plan_builder import PlanBuilder
+from tandem.cluster.worker.running import Residents
+from tandem.cluster.worker.sequence import Phase, Sequence
+from tandem.cluster.worker.waiting import WaitingSequences
+from tandem.messages.worker import ImportBlocks
+from tandem.policy.batching import TokenBudgetBatching
+
+
+class StepPlanner:
+    """Plans steps over `residents` and a queue of waiting sequences, which it owns."""
+
+    def __init__(
+        self,
+        residents: Residents,
+        batching: TokenBudgetBatching,
+        prefix_caching: bool,
+        pipeline_stages: int,
+    ) -> None:
+        self.residents = residents
+        self.batching = batching
+        self._entry = Entry(residents, batching, prefix_caching)
+        self.pipeline_stages = pipeline_stages
+        self.waiting = WaitingSequences()
+        # Whether the last plan moved no block and let nobody in or out: the next finds no more.
+        self.settled = False
+        self._imports: dict[str, ImportBlocks] = {}
+        self._lost: list[Sequence] = []
+        self.preemptions = 0
+        self.prefix_query_tokens = 0
+        self.prefix_hit_tokens = 0
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """Wait by rank: a preempted sequence is older than the newcomers and stands before them."""
+        self.waiting.add(sequence)
+
+    def plan(self, step_id: int, free_flights: int) -> PlanBuilder | None:
+        """The next step, or None when nothing can run now; the first of `free_flights` more that
+        may be under way.
+
+        Decodes come first, then prompts by priority, whether they already run or still wait.
+        """
+        builder = PlanBuilder(step_id, self.batching.max_batched_tokens)
+        self.settled = True
+        self._yield_to_urgent()
+        decodes, prefills = self.batching.decodes_and_prefills(self.residents.running)
+        if self.pipeline_stages > 1:
+            decodes = self._one_stage_full(decodes, free_flights)
+        self._continue(builder, decodes)
+        if prefills:
+            self._admit_waiting(builder, prefills[0])
+            self._continue(builder, prefills)
+        self._admit_waiting(builder, None)
+        return builder if builder.rows else None
+
+    def take_imports(self) -> list[ImportBlocks]:
+        """The imports begun, not taken before, and into blocks that no step still touches."""
+        ready = [wanted for wanted in self._imports.values() if self.residents.quiet(wanted.blocks)]
+        for wanted in ready:
+            del self._imports[wanted.request_id]
+        return ready
+
+    def take_lost(self) -> list[Sequence]:
+        """Those that gave way since the last call though another worker was to read their KV:
+        ended where they handed over, waiting (or back again) where they were only copied."""
+        lost, self._lost = self._lost, []
+        return lost
+
+    def withdraw_import(self, request_id: str) -> bool:
+        """Forget an import that was not taken yet. Whether there was one."""
+        return self._imports.pop(request_id, None) is not None
+
+    def _one_stage_full(self, decodes: list[Sequence], free_stages: int) -> list[Sequence]:
+        """A pipeline is filled by several steps of different sequences: the next token of a
+        sequence starts only when its last has come out of the last stage. Even shares leave no
+        stage idle and none longer busy than the others."""
+        ready = [sequence for sequence in decodes if not sequence.unseen]
+        fair_share = -(-len(decodes) // self.pipeline_stages)
+        return ready[: min(fair_share, -(-len(ready) // free_stages))]
+
+    def _continue(self, builder: PlanBuilder, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            if sequence.phase is not Phase.RUNNING:
+                continue
+            if not (sequence.stay.placed or builder.may_place):
+                continue
+            chunk_tokens = self.batching.chunk_tokens(
+                sequence.pending_tokens, builder.budget_tokens
+            )
+            if chunk_tokens and self._make_room(builder, sequence, chunk_tokens):
+                if not sequence.stay.placed:
+                    builder.place(sequence)
+                builder.add_row(sequence, chunk_tokens)
+
+    def _make_room(self, builder: PlanBuilder, sequence: Sequence, chunk_tokens: int) -> bool:
+        """Give a running sequence the blocks for its chunk, preempting others if need be."""
+        pool = self.residents.pool
+        needed = self.residents.blocks_for(sequence, sequence.stay.scheduled + chunk_tokens)
+        while pool.free_blocks < needed:
+            builder.short_of_blocks = True
+            candidates = [s for s in self.residents.running if s not in builder.planned]
+            victim = self.batching.victim(candidates)
+            if victim is sequence and len(candidates) == 1:
+                # All others run in this step and will free blocks in the end: keep what is
+                # computed and sit this step out.
+                return False
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        for _ in range(needed):
+            self.settled = False
+            builder.add_block(sequence, pool.allocate())
+        return True
+
+    def _admit_waiting(self, builder: PlanBuilder, before: Sequence | None) -> None:
+        """Admit by rank while there is room: all, or only those who outrank `before`."""
+        for sequence in self.waiting:
+            if builder.short_of_blocks or not self.residents.free_slots:
+                return
+            if not builder.may_place:
+                return
+            if not builder.budget_tokens and not sequence.import_tokens:
+                return
+            if before is not None and not self.batching.outranks(sequence, before):
+                return
+            cached = self._entry.cached_blocks(sequence)
+            if cached is None:
+                continue
+            if not self._entry.enters(sequence, cached):
+                return
+            self._admit(builder, sequence, cached)
+
+    def _admit(self, builder: PlanBuilder, sequence: Sequence, cached: list[int]) -> None:
+        self.settled = False
+        self.waiting.admit(sequence)
+        if sequence.found.cached_tokens < 0:
+            # A sequence that was preempted finds its own blocks: that is no hit.
+            self.prefix_query_tokens += sequence.known_tokens
+            self.prefix_hit_tokens += len(cached) * self.residents.block_size
+        self.residents.start(sequence, cached)
+        if sequence.import_tokens:
+            self._start_import(sequence)
+            return
+        builder.place(sequence)
+        chunk_tokens = self.batching.chunk_tokens(sequence.pending_tokens, builder.budget_tokens)
+        for _ in range(self.residents.blocks_for(sequence, sequence.stay.scheduled + chunk_tokens)):
+            builder.add_block(sequence, self.residents.pool.allocate())
+        builder.add_row(sequence, chunk_tokens)
+
+    def _start_import(self, sequence: Sequence) -> None:
+        blocks = self.residents.start_import(sequence, sequence.import_tokens)
+        first_token = sequence.stay.scheduled
+        end_token = max(first_token, sequence.import_tokens)
+        request_id = sequence.request.request_id
+        self._imports[request_id] = ImportBlocks(request_id, first_token, end_token, blocks)
+
+    def _yield_to_urgent(self) -> None:
+        """When the first waiting sequence cannot enter but would if all of lower priority left,
+        preempt as many of those as it takes."""
+        if not len(self.waiting) or not self.residents.running:
+            return
+        urgent = self.waiting.first
+        lesser = [s for s in self.residents.running if self.batching.outranks(urgent, s)]
+        if not lesser:
+            return
+        cached = self._entry.cached_blocks(urgent)
+        if cached is None or not self._entry.would_enter(urgent, cached, lesser):
+            return
+        while not self._entry.enters(urgent, cached):
+            victim = self.batching.victim(lesser)
+            lesser.remove(victim)
+            self._preempt(victim)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Back to the queue; what it sealed stays cached, the rest will be recomputed. But somebody
+        may just be reading the blocks of one that hands over, which ends here, or is copied:
+        whoever reads must hear of it."""
+        self.settled = False
+        self.preemptions += 1
+        if sequence.hands_over or sequence.stay.copied:
+            self._lost.append(sequence)
+        if sequence.hands_over:
+            self.residents.leave(sequence, Phase.ENDED)
+        else:
+            self.residents.leave(sequence, Phase.WAITING)
+            self.enqueue(sequence)

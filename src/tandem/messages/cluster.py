@@ -1,0 +1,296 @@
+"""What gateways and workers say to each other. Every message is one of these, with a type of its
+own on the wire.
+
+A gateway may have forgotten a worker or be new to it; a worker serves several gateways. A worker is
+known by its name, and each start of its process by an incarnation.
+"""
+
+from dataclasses import dataclass
+
+from tandem.facts.blocks import CacheRoot
+from tandem.facts.fleet import Role, Tier
+from tandem.facts.kv_export import KvExport, MoveKv, MoveReport
+from tandem.facts.kv_tiers import BlockFormat, TierFigures
+from tandem.messages.router import (
+    BlocksListed,
+    BlocksReported,
+    ImportReported,
+    KvReported,
+    LoadReported,
+    RequestBroken,
+    RequestRefused,
+    RequestsLost,
+    TokensReported,
+)
+from tandem.messages.worker import (
+    CopiesRequested,
+    HandoversRequested,
+    HoldsReleased,
+    ImportDone,
+    ImportsArrived,
+    PrefillsArrived,
+    RequestsAborted,
+    RequestsArrived,
+)
+
+# Goes up whenever a message changes its meaning or its fields.
+PROTOCOL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A worker presents itself, empty of the gateway's requests. `root` names the KV it computes;
+    `accepting` is False while it drains."""
+
+    protocol: int
+    version: str
+    worker: str
+    incarnation: str
+    pool: str
+    role: Role
+    accepting: bool
+    root: CacheRoot
+    export: KvExport
+    max_sequences: int
+    context_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A worker's role, and whether it takes new requests, have changed."""
+
+    worker: str
+    role: Role
+    accepting: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MoveEnded:
+    """A move that the gateway ordered is over."""
+
+    worker: str
+    transfer_id: int
+    report: MoveReport
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """What a worker holds at one instant, for whoever looks for leaks. Everything is 0 on a worker
+    at rest, but `cached_blocks`. `problem` is the first broken law, or empty."""
+
+    worker: str
+    owned_blocks: int
+    cached_blocks: int
+    running: int
+    waiting: int
+    importing: int
+    held: int
+    leases: int
+    moves: int
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoolHello:
+    """A process of the shared pool presents itself. Workers reach it at `address` (host:port)."""
+
+    protocol: int
+    version: str
+    worker: str
+    incarnation: str
+    address: str
+    format: BlockFormat
+    capacity_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class TiersReported:
+    """How the slower tiers of a worker, or the memory of a pool process, fare; every tier that it
+    has."""
+
+    worker: str
+    tiers: tuple[TierFigures, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """The worker leaves, with nothing left to do."""
+
+    worker: str
+
+
+ToGateway = (
+    Hello
+    | Standing
+    | LoadReported
+    | BlocksReported
+    | BlocksListed
+    | TokensReported
+    | KvReported
+    | ImportReported
+    | RequestRefused
+    | RequestsLost
+    | MoveEnded
+    | Audited
+    | Goodbye
+    | PoolHello
+    | TiersReported
+    | RequestBroken
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The gateway knows the worker from now on. Intervals in nanoseconds: the worker reports at
+    least every `report_interval_ns`, and takes a gateway silent for `silence_ns` for dead; requests
+    whose lease is not renewed for `lease_ns` are given up."""
+
+    gateway: str
+    report_interval_ns: int
+    silence_ns: int
+    lease_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unwelcome:
+    """The gateway will never work with this worker; it should say why and end."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class IntroduceYourself:
+    """The gateway does not know the worker (any more): forget whatever it asked for, say Hello."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerJoined:
+    """Another worker whose KV may be read from now on."""
+
+    worker: str
+    incarnation: str
+    export: KvExport
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLost:
+    """That start of that worker is gone: nothing more is to be had from it."""
+
+    worker: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNodeJoined:
+    """A process of the shared pool that KV blocks may be written to and read from."""
+
+    node: str
+    incarnation: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNodeGone:
+    """That start of that process of the shared pool is gone."""
+
+    node: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class FetchKv:
+    """Read the KV of tokens `first_token .. end_token` of a request into the blocks reserved for
+    it: from your own host memory or disk, or from the shared pool; from a faster tier than `tier`
+    where that has it too. Ends with `MoveEnded`."""
+
+    transfer_id: int
+    request_id: str
+    tier: Tier
+    first_token: int
+    end_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class PinBlocks:
+    """Keep what your slower tiers hold of this chain for so long; smaller `priority` is more
+    urgent."""
+
+    digests: tuple[bytes, ...]
+    ttl_ns: int
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LeasesRenewed:
+    """The gateway is alive and still wants all these requests, in whatever stage they are."""
+
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StopMove:
+    """Nobody waits for this move any more."""
+
+    transfer_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Take no new requests, from any gateway. `then_role`: take this role once nothing is left;
+    None with `leave`: end the process then (with `again`, to be started anew); None without: stay
+    so until told otherwise."""
+
+    then_role: Role | None = None
+    leave: bool = False
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Undrain:
+    """Take requests again, in the role you have."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotNeeded:
+    """No request of this gateway needs the draining worker any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListBlocks:
+    """Say `BlocksListed` for this tier."""
+
+    tier: Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """Say `Audited`."""
+
+
+ToWorker = (
+    Welcome
+    | Unwelcome
+    | IntroduceYourself
+    | PeerJoined
+    | PeerLost
+    | LeasesRenewed
+    | RequestsArrived
+    | PrefillsArrived
+    | ImportsArrived
+    | ImportDone
+    | CopiesRequested
+    | HandoversRequested
+    | HoldsReleased
+    | RequestsAborted
+    | MoveKv
+    | StopMove
+    | Drain
+    | Undrain
+    | NotNeeded
+    | ListBlocks
+    | Audit
+    | PoolNodeJoined
+    | PoolNodeGone
+    | FetchKv
+    | PinBlocks
+)

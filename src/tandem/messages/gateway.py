@@ -1,0 +1,195 @@
+"""What a gateway machine is told, and what it asks for."""
+
+from dataclasses import dataclass
+
+from tandem.facts.fleet import Role
+from tandem.facts.kv_export import KvExport
+from tandem.facts.kv_tiers import TierFigures
+from tandem.messages.cluster import Audited, ToGateway, ToWorker
+from tandem.messages.router import (
+    Explain,
+    LoadReported,
+    Reject,
+    RequestSubmitted,
+    RequestWithdrawn,
+)
+from tandem.messages.worker import EmitTokens, FailRequest
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSaid:
+    """A message from the process that the transport knows as `peer`."""
+
+    peer: str
+    message: ToGateway
+
+
+@dataclass(frozen=True, slots=True)
+class PeerGone:
+    """That process has ended, or its queue is full because it does not read; or, where it has not
+    `died`, it is well but may not stay."""
+
+    peer: str
+    reason: str
+    died: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DrainAsked:
+    """An operator wants a worker to take no more requests and, when nothing is left, to take
+    `then_role` or (with `leave`) to end; with `again` whoever started its process starts it anew.
+    Ends with one `OperationEnded`: at once when it cannot be, else when the worker has done it
+    (without `then_role` and `leave`: when it is empty)."""
+
+    operation_id: int
+    worker: str
+    then_role: Role | None = None
+    leave: bool = False
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UndrainAsked:
+    """An operator wants a drained worker to take requests again."""
+
+    operation_id: int
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class AuditAsked:
+    """An operator wants every worker's `Audited`; ends with one `AuditEnded`."""
+
+    operation_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """The instant that `next_wakeup` gave is here."""
+
+
+GatewayEvent = (
+    WorkerSaid
+    | PeerGone
+    | RequestSubmitted
+    | RequestWithdrawn
+    | DrainAsked
+    | UndrainAsked
+    | AuditAsked
+    | TimePassed
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SendToWorker:
+    """Send this to the process `peer`, after everything sent to it before."""
+
+    peer: str
+    message: ToWorker
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Tokens for clients; the ids are those that clients' requests were submitted with."""
+
+    emission: EmitTokens
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """The process `peer` counts as dead from now on: close its channel, and end it if you can."""
+
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class OperationEnded:
+    """What an operator asked for is done, or (`problem`) cannot be."""
+
+    operation_id: int
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEnded:
+    """Everybody's answer, and the first broken law of the gateway's own books, if any."""
+
+    operation_id: int
+    workers: tuple[Audited, ...]
+    problem: str = ""
+
+
+GatewayEffect = (
+    SendToWorker | Deliver | Reject | FailRequest | Explain | Fence | OperationEnded | AuditEnded
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One worker as a gateway knows it, with what it did since it joined. `seconds` are those
+    spent reading KV from others, `moved_bytes` what it read, `sent_bytes` what others read from
+    it. `fetches` from slower tiers brought `fetched_tokens`; how these `tiers` fare the worker
+    tells itself, for all gateways together."""
+
+    worker: str
+    pool: str
+    incarnation: str
+    role: Role
+    accepting: bool
+    heard_ago_s: float
+    load: LoadReported
+    total_blocks: int
+    prompts: int
+    output_tokens: int
+    transfers: int
+    failed_transfers: int
+    moved_bytes: int
+    sent_bytes: int
+    spans: int
+    seconds: float
+    connectors: tuple[str, ...]
+    export: KvExport
+    fetches: int = 0
+    failed_fetches: int = 0
+    fetched_tokens: int = 0
+    fetched_bytes: int = 0
+    fetch_seconds: float = 0.0
+    tiers: tuple[TierFigures, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNodeStatus:
+    """One process of the shared pool, as it tells itself."""
+
+    node: str
+    incarnation: str
+    address: str
+    heard_ago_s: float
+    capacity_blocks: int
+    block_bytes: int
+    tiers: tuple[TierFigures, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    """All that one gateway knows. `lost` are processes that died, latest last, with why.
+    `recomputed_tokens` is what takeovers cost: tokens that had to be computed once more."""
+
+    gateway: str
+    up_s: float
+    workers: tuple[WorkerStatus, ...]
+    waiting_requests: int
+    running_requests: int
+    finished_requests: int
+    takeovers: int
+    lost: tuple[tuple[str, str], ...]
+    recomputed_tokens: int = 0
+    pool_nodes: tuple[PoolNodeStatus, ...] = ()
+
+    @property
+    def members(self) -> frozenset[str]:
+        """Names of all workers and processes of the shared pool."""
+        return frozenset(
+            [each.worker for each in self.workers] + [each.node for each in self.pool_nodes]
+        )

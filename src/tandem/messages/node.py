@@ -1,0 +1,264 @@
+"""What the node machine of a worker process is told, and what it asks for."""
+
+from dataclasses import dataclass
+
+from tandem.facts.fleet import Tier
+from tandem.facts.kv_export import KvExport, MoveKv, MoveReport
+from tandem.facts.kv_tiers import BlockName
+from tandem.messages.cluster import ToGateway, ToWorker
+from tandem.messages.gateway import TimePassed
+from tandem.messages.worker import RunStep, StepDone
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConnected:
+    """The channel to this gateway works (again)."""
+
+    gateway: str
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySaid:
+    """A message from the gateway at the other end of this channel."""
+
+    gateway: str
+    message: ToWorker
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayGone:
+    """The channel is broken, or its queue is full because nobody reads."""
+
+    gateway: str
+
+
+@dataclass(frozen=True, slots=True)
+class MoveFinished:
+    """`StartMove` is over: nobody writes to the blocks any more."""
+
+    move_id: int
+    report: MoveReport
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksPublished:
+    """`PublishBlocks` is done: others may read the blocks."""
+
+    publication_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksStaged:
+    """`StageBlocks` is done; not `staged` when there was no room, and then nothing is to be
+    dropped."""
+
+    copy_id: int
+    staged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksKept:
+    """A copy into a tier is over: it holds `kept`. `problem` says why not the others; empty when
+    the tier did not want them."""
+
+    copy_id: int
+    tier: Tier
+    kept: tuple[bytes, ...]
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksFetched:
+    """A fetch is over: nobody writes to its blocks any more, and the first `blocks` of them came
+    whole. `spoilt` failed their check, `missing` were not there."""
+
+    fetch_id: int
+    blocks: int
+    moved_bytes: int = 0
+    seconds: float = 0.0
+    spoilt: tuple[bytes, ...] = ()
+    missing: tuple[bytes, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveRequested:
+    """The process is to end, orderly: drain, hand over, say goodbye."""
+
+
+NodeEvent = (
+    GatewayConnected
+    | GatewaySaid
+    | GatewayGone
+    | StepDone
+    | MoveFinished
+    | BlocksPublished
+    | BlocksStaged
+    | BlocksKept
+    | BlocksFetched
+    | LeaveRequested
+    | TimePassed
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SendToGateway:
+    """Send this on the channel to `gateway`, after everything sent there before."""
+
+    gateway: str
+    message: ToGateway
+
+
+@dataclass(frozen=True, slots=True)
+class StartMove:
+    """Read KV from a peer into own blocks, then say `MoveFinished`."""
+
+    move_id: int
+    order: MoveKv
+
+
+@dataclass(frozen=True, slots=True)
+class EndMove:
+    """Stop this move soon; `MoveFinished` still comes."""
+
+    move_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class PublishBlocks:
+    """Write the headers of these blocks (generation, checksums), so that others may read them and
+    check what they read, then say `BlocksPublished`. Nobody writes to them meanwhile."""
+
+    publication_id: int
+    blocks: tuple[int, ...]
+    generations: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectPeer:
+    """KV may be read from this worker from now on."""
+
+    worker: str
+    incarnation: str
+    export: KvExport
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetPeer:
+    """Nothing will be read from it any more."""
+
+    worker: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class StageBlocks:
+    """Copy these blocks of the device to memory beside it, then say `BlocksStaged`. They may be
+    overwritten meanwhile: whoever asked looks at their generations before anything is kept."""
+
+    copy_id: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeepStaged:
+    """Write `rows` of a staged copy into a tier under these names, then say `BlocksKept`."""
+
+    copy_id: int
+    tier: Tier
+    rows: tuple[int, ...]
+    names: tuple[BlockName, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropStaged:
+    """The memory of a staged copy may be used again; nothing more is kept of it."""
+
+    copy_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBlocks:
+    """Copy blocks from one slower tier to another, then say `BlocksKept` of the target."""
+
+    copy_id: int
+    source: Tier
+    target: Tier
+    names: tuple[BlockName, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetBlocks:
+    """A tier holds these no more: their room may be used again."""
+
+    tier: Tier
+    digests: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchBlocks:
+    """Read `names[i]` from `tiers[i]` into block `target_blocks[i]` of the device, checked, then
+    say `BlocksFetched`."""
+
+    fetch_id: int
+    tiers: tuple[Tier, ...]
+    names: tuple[BlockName, ...]
+    target_blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EndFetch:
+    """Stop this fetch soon; `BlocksFetched` still comes."""
+
+    fetch_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectPoolNode:
+    """Blocks may be written to and read from this process of the shared pool from now on."""
+
+    node: str
+    incarnation: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetPoolNode:
+    """It is gone."""
+
+    node: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """End the process; `reason` is empty when that was wanted. `again`: it is to be started
+    anew."""
+
+    reason: str = ""
+    again: bool = False
+
+
+TierEffect = (
+    StageBlocks
+    | KeepStaged
+    | DropStaged
+    | CopyBlocks
+    | ForgetBlocks
+    | FetchBlocks
+    | EndFetch
+    | ConnectPoolNode
+    | ForgetPoolNode
+)
+
+NodeEffect = (
+    RunStep
+    | SendToGateway
+    | StartMove
+    | EndMove
+    | PublishBlocks
+    | ConnectPeer
+    | ForgetPeer
+    | TierEffect
+    | Leave
+)

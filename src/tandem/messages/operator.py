@@ -1,0 +1,73 @@
+"""What an operator's terminal and a gateway say to each other.
+
+Every question has a number of the asker's own choice, which its answer repeats.
+"""
+
+from dataclasses import dataclass
+
+from tandem.facts.fleet import Role
+from tandem.messages.cluster import Audited
+from tandem.messages.gateway import ClusterStatus
+
+
+@dataclass(frozen=True, slots=True)
+class AskStatus:
+    """What does the gateway know? Answered by `StatusTold`."""
+
+    question: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskDrain:
+    """See `DrainAsked`. Answered by `Done` when it is over."""
+
+    question: int
+    worker: str
+    then_role: Role | None = None
+    leave: bool = False
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AskUndrain:
+    """See `UndrainAsked`. Answered by `Done`."""
+
+    question: int
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskAudit:
+    """What does every worker hold? Answered by `AuditTold`."""
+
+    question: int
+
+
+@dataclass(frozen=True, slots=True)
+class StatusTold:
+    """The gateway's view at one instant."""
+
+    question: int
+    status: ClusterStatus
+
+
+@dataclass(frozen=True, slots=True)
+class AuditTold:
+    """Everybody's books; `problem` is the first broken law of the gateway's own, or empty."""
+
+    question: int
+    workers: tuple[Audited, ...]
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What was asked for is done, or (`problem`) cannot be."""
+
+    question: int
+    problem: str = ""
+
+
+Question = AskStatus | AskDrain | AskUndrain | AskAudit
+Answer = StatusTold | AuditTold | Done
+OperatorMessage = Question | Answer

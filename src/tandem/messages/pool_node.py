@@ -1,0 +1,112 @@
+"""What a machine of a shared pool's process hears of its clients and stores, and what it wants
+done. Gateways speak to it as to a worker's (`facts.node_messages`)."""
+
+from dataclasses import dataclass
+
+from tandem.facts.fleet import Tier
+from tandem.facts.kv_tiers import BlockName
+from tandem.messages.gateway import TimePassed
+from tandem.messages.node import (
+    BlocksFetched,
+    BlocksKept,
+    ConnectPoolNode,
+    CopyBlocks,
+    ForgetBlocks,
+    ForgetPoolNode,
+    GatewayConnected,
+    GatewayGone,
+    GatewaySaid,
+    Leave,
+    LeaveRequested,
+    SendToGateway,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksOffered:
+    """A client has these; answered by `AnswerOffer`."""
+
+    offer_id: int
+    names: tuple[BlockName, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksReceived:
+    """Of blocks that were wanted, these have come or will not: the store of the fastest tier has
+    `kept` of them now."""
+
+    names: tuple[BlockName, ...]
+    kept: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksAsked:
+    """A client wants to read these; answered by `FetchHeld`."""
+
+    fetch_id: int
+    names: tuple[BlockName, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaEnded:
+    """A `SendReplica` is over."""
+
+    node: str
+
+
+PoolNodeEvent = (
+    GatewayConnected
+    | GatewaySaid
+    | GatewayGone
+    | BlocksOffered
+    | BlocksReceived
+    | BlocksAsked
+    | BlocksFetched
+    | BlocksKept
+    | ReplicaEnded
+    | LeaveRequested
+    | TimePassed
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOffer:
+    """`wanted` are on their way from now on, until `BlocksReceived` says what became of them;
+    `held` are here."""
+
+    offer_id: int
+    wanted: tuple[bytes, ...]
+    held: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchHeld:
+    """Read `names[i]`, the first of what was asked for, from `tiers[i]`, checked, then say
+    `BlocksFetched`. There may be none."""
+
+    fetch_id: int
+    tiers: tuple[Tier, ...]
+    names: tuple[BlockName, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendReplica:
+    """Read `names[i]` from `tiers[i]` and offer them to another process of the pool, then say
+    `ReplicaEnded`."""
+
+    node: str
+    tiers: tuple[Tier, ...]
+    names: tuple[BlockName, ...]
+
+
+PoolNodeEffect = (
+    SendToGateway
+    | AnswerOffer
+    | FetchHeld
+    | SendReplica
+    | CopyBlocks
+    | ForgetBlocks
+    | ConnectPoolNode
+    | ForgetPoolNode
+    | Leave
+)

@@ -1,0 +1,163 @@
+"""What the leader of a worker and its other ranks say to each other, over a socket between them.
+
+Plans travel with their arrays as bytes; everything else is facts as they are.
+"""
+
+from array import array
+from dataclasses import dataclass
+from typing import get_args
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.facts.kv_export import Endpoint
+from tandem.facts.sampling import SamplingParameters
+from tandem.facts.steps import Placement, StepPlan, StepResult
+from tandem.messages.codec import Codec
+from tandem.messages.encoded import Form
+from tandem.messages.node import (
+    BlocksPublished,
+    ConnectPeer,
+    EndMove,
+    ForgetPeer,
+    MoveFinished,
+    PublishBlocks,
+    StartMove,
+)
+
+# Leader and followers are started from one installation: nobody speaks another version.
+RANK_PROTOCOL = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RankBegins:
+    """The first word to a follower: its setup, as the commands wrote it."""
+
+    setup: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TokensLanded:
+    """Step `step_id` drew these tokens, on other ranks."""
+
+    step_id: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Say `Pong`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankReady:
+    """The rank can run plans, and its KV be read by these ways."""
+
+    endpoints: tuple[Endpoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailed:
+    """The rank ends, and with it the whole worker."""
+
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """The rank lives."""
+
+
+ToFollower = (
+    RankBegins
+    | StepPlan
+    | TokensLanded
+    | ConnectPeer
+    | ForgetPeer
+    | StartMove
+    | EndMove
+    | PublishBlocks
+    | Ping
+)
+
+ToLeader = RankReady | RankFailed | StepResult | MoveFinished | BlocksPublished | Pong
+
+
+class PlacementForm(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """A `Placement`; its tokens as unsigned 32-bit numbers, little-endian."""
+
+    slot: int
+    request_id: str
+    tokens: bytes
+    prompt_tokens: int
+    sampling: SamplingParameters
+
+
+class StepForm(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """A `StepPlan`. `numbers` are its six int32 arrays in their order, little-endian."""
+
+    step_id: int
+    placements: tuple[PlacementForm, ...]
+    samples: bytes
+    numbers: tuple[bytes, bytes, bytes, bytes, bytes, bytes]
+
+
+def _fold(plan: StepPlan) -> StepForm:
+    rows = (plan.slots, plan.starts, plan.counts)
+    table = (plan.table_slots, plan.table_indices, plan.table_blocks)
+    slots, starts, counts, table_slots, table_indices, table_blocks = (
+        np.asarray(values, "<i4").tobytes() for values in (*rows, *table)
+    )
+    return StepForm(
+        plan.step_id,
+        tuple(_fold_placement(placement) for placement in plan.placements),
+        plan.samples.tobytes(),
+        (slots, starts, counts, table_slots, table_indices, table_blocks),
+    )
+
+
+def _unfold(form: StepForm) -> StepPlan:
+    slots, starts, counts, table_slots, table_indices, table_blocks = map(_int32, form.numbers)
+    return StepPlan(
+        form.step_id,
+        tuple(_unfold_placement(placement) for placement in form.placements),
+        slots=slots,
+        starts=starts,
+        counts=counts,
+        samples=np.frombuffer(form.samples, np.bool_).copy(),
+        table_slots=table_slots,
+        table_indices=table_indices,
+        table_blocks=table_blocks,
+    )
+
+
+def _fold_placement(placement: Placement) -> PlacementForm:
+    return PlacementForm(
+        placement.slot,
+        placement.request_id,
+        np.asarray(placement.tokens, "<u4").tobytes(),
+        placement.prompt_tokens,
+        placement.sampling,
+    )
+
+
+def _unfold_placement(form: PlacementForm) -> Placement:
+    return Placement(
+        form.slot,
+        form.request_id,
+        array("I", np.frombuffer(form.tokens, "<u4").astype(np.uint32).tobytes()),
+        form.prompt_tokens,
+        form.sampling,
+    )
+
+
+def _int32(data: bytes) -> NDArray[np.int32]:
+    # A copy: what lies in the message itself cannot be written to, which torch dislikes.
+    return np.frombuffer(data, "<i4").astype(np.int32)
+
+
+TO_FOLLOWER: Codec[ToFollower] = Codec(
+    *get_args(ToFollower), forms={StepPlan: Form(StepForm, _fold, _unfold)}, protocol=RANK_PROTOCOL
+)
+TO_LEADER: Codec[ToLeader] = Codec(*get_args(ToLeader), protocol=RANK_PROTOCOL)

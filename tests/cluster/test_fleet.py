@@ -1,0 +1,124 @@
+"""What the router believes of a worker's load, between what it sent and what it was told."""
+
+from collections import deque
+from random import Random
+
+import pytest
+
+from tandem.cluster.router.fleet import Capacity, Fleet
+from tandem.facts.fleet import Role
+from tandem.messages.router import LoadReported
+from tandem.policy.views import WorkerView
+from tests.cluster.router_cluster import COST
+
+
+def fleet() -> Fleet:
+    one = Fleet({"w": Capacity(COST, block_size=4, block_count=100, max_sequences=8)})
+    one.join("w", Role.BOTH, 0)
+    return one
+
+
+def idle(heard: int | None = None) -> LoadReported:
+    return LoadReported("w", 0, 0, 0, 0, 100, heard)
+
+
+def look(one: Fleet) -> WorkerView:
+    (view,) = one.views()
+    return view
+
+
+def send(one: Fleet, tokens: int) -> None:
+    one.send("w", tokens, tokens)
+    one.tell("w", 1)
+
+
+def arrive(one: Fleet, tokens: int) -> None:
+    one.expect("w", tokens)
+    one.arrived("w", tokens)
+    one.tell("w", 1)
+
+
+def figures(one: Fleet) -> tuple[int, int, int, int, int]:
+    standing = one.standings["w"]
+    return (
+        standing.sent_requests,
+        standing.sent_prefill_tokens,
+        standing.sent_blocks,
+        standing.sent_decodes,
+        standing.sent_context_tokens,
+    )
+
+
+def test_an_old_report_leaves_what_was_sent_since():
+    one = fleet()
+    send(one, 8)
+    send(one, 20)
+    arrive(one, 12)
+    one.report(idle(heard=1), 1)
+    assert figures(one) == (1, 20, 5, 1, 12)
+    assert look(one).queued_prefill_tokens == 20
+    one.report(idle(heard=2), 2)
+    assert figures(one) == (0, 0, 0, 1, 12)
+    one.report(idle(heard=3), 3)
+    assert figures(one) == (0, 0, 0, 0, 0)
+
+
+def test_what_has_not_gone_out_yet_is_in_no_report():
+    one = fleet()
+    send(one, 8)
+    one.send("w", 20, 20)
+    one.report(idle(heard=1), 1)
+    assert figures(one) == (1, 20, 5, 0, 0)
+
+
+def test_a_report_that_counts_nothing_knows_of_all():
+    one = fleet()
+    send(one, 8)
+    one.report(idle(), 1)
+    assert figures(one) == (0, 0, 0, 0, 0)
+    send(one, 8)
+    one.report(idle(heard=2), 2)
+    assert figures(one) == (0, 0, 0, 0, 0)
+
+
+def test_whoever_comes_back_has_heard_nothing():
+    one = fleet()
+    send(one, 8)
+    one.lose("w")
+    one.join("w", Role.BOTH, 1)
+    send(one, 20)
+    one.report(idle(heard=0), 2)
+    assert figures(one) == (1, 20, 5, 0, 0)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_report_takes_off_exactly_what_the_worker_had_heard(seed: int) -> None:
+    """Orders go down and reports go up, each in order, as late as they like. Some orders carry no
+    load."""
+    chance, one = Random(seed), fleet()
+    sent: list[tuple[int, int, int, int, int]] = []
+    heard, reported, reports = 0, 0, deque([0])
+    for _ in range(200):
+        match chance.randrange(5):
+            case 0:
+                tokens = chance.randint(1, 50)
+                send(one, tokens)
+                sent.append((1, tokens, -(-tokens // 4), 0, 0))
+            case 1:
+                tokens = chance.randint(1, 50)
+                arrive(one, tokens)
+                sent.append((0, 0, 0, 1, tokens))
+            case 2:
+                one.tell("w", 1)
+                sent.append((0, 0, 0, 0, 0))
+            case 3:
+                heard = chance.randint(heard, len(sent))
+                reports.append(heard)
+            case _ if reports:
+                reported = reports.popleft()
+                one.report(idle(reported), 1)
+        unheard = sent[reported:]
+        assert figures(one) == tuple(sum(each[i] for each in unheard) for i in range(5))
+    one.report(idle(len(sent)), 2)
+    assert figures(one) == (0, 0, 0, 0, 0)
+    assert not one.standings["w"].unheard

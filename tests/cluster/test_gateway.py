@@ -1,0 +1,613 @@
+"""What a gateway says to whom, rule by rule."""
+
+from array import array
+from dataclasses import replace
+
+import pytest
+
+from tandem.cluster.router.request_queue import LineConfig
+from tandem.facts.blocks import BlockChanges, CacheRoot
+from tandem.facts.fleet import Role, Tier
+from tandem.facts.kv_export import KvGeometry, MoveKv, MoveReport
+from tandem.facts.request import FinishReason, Request
+from tandem.facts.sampling import SamplingParameters
+from tandem.messages.cluster import (
+    Audit,
+    Audited,
+    Drain,
+    Goodbye,
+    IntroduceYourself,
+    LeasesRenewed,
+    ListBlocks,
+    MoveEnded,
+    NotNeeded,
+    PeerJoined,
+    PeerLost,
+    Standing,
+    StopMove,
+    Undrain,
+    Unwelcome,
+    Welcome,
+)
+from tandem.messages.gateway import (
+    AuditAsked,
+    AuditEnded,
+    Deliver,
+    DrainAsked,
+    Fence,
+    OperationEnded,
+    PeerGone,
+    UndrainAsked,
+    WorkerSaid,
+)
+from tandem.messages.router import (
+    BlocksReported,
+    ImportReported,
+    KvReported,
+    LoadReported,
+    Reject,
+    RequestsLost,
+    RequestSubmitted,
+    RequestWithdrawn,
+)
+from tandem.messages.worker import (
+    CopiesRequested,
+    HoldsReleased,
+    ImportBlocks,
+    ImportDone,
+    ImportsArrived,
+    KvComputed,
+    RequestsAborted,
+    RequestsArrived,
+)
+from tandem.policy.dispatch.contract import FirstToken, Transfer
+from tandem.policy.dispatch.rules import AlwaysRemote
+from tests.cluster.cluster_parts import (
+    MS,
+    GatewayUnderTest,
+    drew,
+    hello,
+    idle_load,
+    of_kind,
+    told,
+)
+
+P, D = hello("p", Role.PREFILL), hello("d", Role.DECODE)
+GATEWAY_LINE = LineConfig()
+
+
+def computed(tokens: int, blocks: int, *, held: bool = False) -> KvReported:
+    """The prefill worker has KV of request "r" in blocks 10, 11 and so on."""
+    places = tuple(range(10, 10 + blocks))
+    generations = tuple(range(1, 1 + blocks))
+    return KvReported("p", KvComputed(("r",), (tokens,), (places,), (held,), (generations,)))
+
+
+def reserved(first: int, end: int, *blocks: int) -> ImportReported:
+    return ImportReported("d", ImportBlocks("r", first, end, blocks))
+
+
+def arrived(transfer_id: int, *, whole: bool = True) -> MoveEnded:
+    return MoveEnded("d", transfer_id, MoveReport(whole, "shm", 100, 2, 0.5))
+
+
+# Who belongs to the cluster
+
+
+def test_whoever_joins_is_welcomed_and_all_hear_of_each_other():
+    gateway = GatewayUnderTest()
+    assert told(gateway.says(P), "p") == [gateway.machine.config.welcome]
+    effects = gateway.says(D)
+    assert [type(one) for one in told(effects, "d")] == [Welcome, PeerJoined]
+    assert told(effects, "p") == [PeerJoined("d", "1", D.export)]
+    assert [member.name for member in gateway.machine.members] == ["d", "p"]
+    assert set(gateway.machine.prices.capacities) == {"p", "d"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"protocol": 99}, "protocol 99"),
+        ({"export": replace(D.export, model="other")}, "serves other at revision"),
+        ({"export": replace(D.export, revision="other")}, "serves model at other"),
+        ({"export": replace(D.export, geometry=KvGeometry(3, 2, 8, 4, "f"))}, "3 layers against 2"),
+        ({"export": replace(D.export, geometry=KvGeometry(2, 1, 8, 4, "f"))}, "1 KV heads"),
+        ({"export": replace(D.export, geometry=KvGeometry(2, 2, 4, 4, "f"))}, "4 values a head"),
+        ({"export": replace(D.export, geometry=KvGeometry(2, 2, 8, 6, "f"))}, "neither divides"),
+        ({"export": replace(D.export, geometry=KvGeometry(2, 2, 8, 0, "f"))}, "blocks of 0 tokens"),
+    ],
+)
+def test_whoever_cannot_work_with_the_others_is_told_why(changes, words):
+    gateway = GatewayUnderTest(P)
+    (answer,) = told(gateway.says(replace(D, **changes)), "d")
+    assert isinstance(answer, Unwelcome)
+    assert words in answer.reason
+    assert [member.name for member in gateway.machine.members] == ["p"]
+
+
+def test_block_sizes_may_differ_where_one_divides_the_other():
+    gateway = GatewayUnderTest(P, hello("d", Role.DECODE, block_size=8))
+    assert len(list(gateway.machine.members)) == 2
+
+
+def test_a_name_belongs_to_the_newest_start():
+    gateway = GatewayUnderTest(hello("w"), hello("other"))
+    gateway.submit("r0")
+    newer = hello("w", incarnation="2")
+    effects = gateway.says(newer)
+    assert Fence("w/1", "another process has taken its name") in effects
+    assert told(effects, "other")[-2:] == [
+        PeerLost("w", "1"),
+        PeerJoined("w", "2", newer.export),
+    ]
+    (answer,) = told(gateway.says(hello("w")), "w")
+    assert isinstance(answer, Unwelcome)
+    assert gateway.machine.members.of_peer("w/2") is not None
+
+
+def test_strangers_are_asked_who_they_are_once_a_second():
+    gateway = GatewayUnderTest()
+    assert told(gateway.says(idle_load("w")), "w") == [IntroduceYourself()]
+    assert gateway.says(idle_load("w")) == []
+    gateway.now_ns += 1_000 * MS
+    assert told(gateway.says(idle_load("w")), "w") == [IntroduceYourself()]
+    # Another is asked all the same.
+    assert told(gateway.says(idle_load("v")), "v") == [IntroduceYourself()]
+
+
+def test_nobody_speaks_in_the_name_of_another():
+    gateway = GatewayUnderTest(hello("w"), hello("v"))
+    gateway.handle(WorkerSaid("v/1", Goodbye("w")))
+    assert gateway.machine.members.of_name("w") is not None
+
+
+def test_choices_of_one_call_go_to_a_worker_in_one_message():
+    """So that their prompt travels once, and is looked at once."""
+    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    one, another = array("I", range(100, 120)), array("I", range(200, 220))
+    submitted = [
+        RequestSubmitted(Request(f"r{number}", prompt, SamplingParameters(max_tokens=3)), 3)
+        for number, prompt in enumerate([one] * 8 + [another] * 8)
+    ]
+    effects = gateway.machine.handle_together(submitted, gateway.now_ns)
+    seen = []
+    for name in ("w0", "w1"):
+        messages = of_kind(told(effects, name), RequestsArrived)
+        prompts = [{id(each.prompt_tokens) for each in message.requests} for message in messages]
+        assert all(len(each) == 1 for each in prompts)
+        assert len(set.union(*prompts)) == len(prompts) <= 2
+        names = [int(each.request_id[1:]) for message in messages for each in message.requests]
+        assert names == sorted(names)
+        seen += names
+        # It is asked for what it hears by: the message, not the request.
+        assert gateway.machine.router.entrance.fleet.standings[name].told == len(messages)
+    assert sorted(seen) == list(range(16))
+    gateway.machine.audit()
+
+
+def test_the_silent_are_fenced_and_their_requests_go_on_elsewhere():
+    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    first = gateway.submit("r")
+    (place,) = [name for name in ("w0", "w1") if told(first, name)]
+    other = "w1" if place == "w0" else "w0"
+    gateway.pass_time(500 * MS)
+    gateway.says(idle_load(other))
+    effects = gateway.pass_time(600 * MS)
+    assert [effect.peer for effect in of_kind(effects, Fence)] == [f"{place}/1"]
+    assert PeerLost(place, "1") in told(effects, other)
+    (again,) = of_kind(told(effects, other), RequestsArrived)
+    assert again.requests[0].request_id == "r~1"
+    status = gateway.machine.status(gateway.now_ns)
+    assert status.takeovers == 1
+    assert status.lost[0][0] == place
+    assert "silent" in status.lost[0][1]
+
+
+def test_a_gateway_that_slept_takes_nobody_for_dead():
+    gateway = GatewayUnderTest(hello("w"))
+    gateway.now_ns += 60_000 * MS
+    assert not of_kind(gateway.handle(), Fence)
+    assert of_kind(gateway.pass_time(1_100 * MS), Fence)
+
+
+def test_a_broken_connection_is_a_death_without_a_fence():
+    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    effects = gateway.handle(PeerGone("w0/1", "its connection broke"))
+    assert told(effects, "w1") == [PeerLost("w0", "1")]
+    assert not of_kind(effects, Fence)
+    assert gateway.machine.status(9).lost == (("w0", "its connection broke"),)
+    assert gateway.handle(PeerGone("w0/1", "again")) == []
+
+
+def test_whoever_says_goodbye_did_not_die():
+    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    effects = gateway.says(Goodbye("w0"))
+    assert told(effects, "w1") == [PeerLost("w0", "1")]
+    assert gateway.machine.status(9).lost == ()
+
+
+def test_a_worker_that_presents_itself_anew_has_lost_its_requests_only():
+    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    gateway.submit("r0")
+    gateway.submit("r1")
+    effects = gateway.says(hello("w0"))
+    # The one that it had begins again, somewhere; the other worker hears of no death.
+    arrivals = [
+        one.request_id
+        for name in ("w0", "w1")
+        for message in of_kind(told(effects, name), RequestsArrived)
+        for one in message.requests
+    ]
+    assert len(arrivals) == 1
+    assert arrivals[0].endswith("~1")
+    assert not of_kind(told(effects, "w1"), PeerLost)
+    assert [type(one) for one in told(effects, "w0")][:2] == [Welcome, PeerJoined]
+
+
+def test_leases_are_renewed_for_requests_in_every_stage_and_show_that_the_gateway_lives():
+    gateway = GatewayUnderTest(P, D)
+    gateway.submit("r")
+    effects = gateway.pass_time(250 * MS)
+    assert told(effects, "p")[-1] == LeasesRenewed(("r",))
+    assert told(effects, "d")[-1] == LeasesRenewed(("r",))
+    gateway.handle(RequestWithdrawn("r"))
+    assert told(gateway.pass_time(250 * MS), "p") == [LeasesRenewed(())]
+
+
+# Tokens
+
+
+def test_tokens_reach_clients_under_the_names_they_know_and_no_others():
+    gateway = GatewayUnderTest(hello("w0"))
+    gateway.submit("r")
+    gateway.submit("s")
+    report = drew("w0", "r", "s")
+    (delivered,) = gateway.says(report)
+    assert delivered.emission is report.emission
+    # The attempt that was given up is not heard any more, the new one under the old name.
+    effects = gateway.says(RequestsLost("w0", ("r",)))
+    (again,) = of_kind(told(effects, "w0"), RequestsArrived)
+    assert again.requests[0].request_id == "r~1"
+    (delivered,) = of_kind(gateway.says(drew("w0", "r", "s", "r~1")), Deliver)
+    assert delivered.emission.request_ids == ("s", "r")
+    assert delivered.emission.tokens == (1, 2)
+    assert gateway.says(drew("w0", "r", "unknown")) == []
+    gateway.says(drew("w0", "s", reason=FinishReason.STOP))
+    status = gateway.machine.status(9)
+    assert (status.finished_requests, status.running_requests) == (1, 1)
+    assert status.workers[0].output_tokens == 5
+    assert status.workers[0].prompts == 3
+
+
+def test_what_comes_with_the_clients_withdrawal_is_not_delivered():
+    gateway = GatewayUnderTest(hello("w0"))
+    gateway.submit("r")
+    effects = gateway.handle(RequestWithdrawn("r"), WorkerSaid("w0/1", drew("w0", "r")))
+    assert not of_kind(effects, Deliver)
+
+
+def test_a_recomputed_first_token_is_delivered_once_by_the_decode_worker():
+    gateway = GatewayUnderTest(P, D, first_token=FirstToken.RECOMPUTED)
+    gateway.submit("r")
+    assert not of_kind(gateway.says(drew("p", "r")), Deliver)
+    gateway.says(computed(9, 3, held=True))
+    effects = gateway.says(reserved(0, 9, 20, 21, 22))
+    (order,) = of_kind(told(effects, "d"), MoveKv)
+    effects = gateway.says(arrived(order.transfer_id))
+    assert told(effects, "d") == [ImportDone("r", 9, ())]
+    (delivered,) = of_kind(gateway.says(drew("d", "r")), Deliver)
+    assert delivered.emission.request_ids == ("r",)
+
+
+def test_a_first_token_that_ends_the_answer_is_taken_from_whoever_drew_it():
+    gateway = GatewayUnderTest(P, D, first_token=FirstToken.RECOMPUTED)
+    gateway.submit("r")
+    assert of_kind(gateway.says(drew("p", "r", reason=FinishReason.STOP)), Deliver)
+    assert not gateway.machine.router.passages
+
+
+# KV
+
+
+def test_kv_is_ordered_from_the_blocks_that_were_announced_into_those_reserved():
+    gateway = GatewayUnderTest(P, D)
+    gateway.submit("r", 11)
+    effects = gateway.says(computed(4, 1))
+    assert of_kind(told(effects, "d"), ImportsArrived)
+    effects = gateway.says(reserved(0, 11, 20, 21, 22))
+    assert told(effects, "d") == [MoveKv(0, "r", "p", "1", 0, 4, (10,), (1,), (20,))]
+    gateway.says(drew("p", "r"))
+    effects = gateway.says(computed(11, 3, held=True))
+    assert told(effects, "d") == [MoveKv(1, "r", "p", "1", 4, 11, (11, 12), (2, 3), (21, 22))]
+    gateway.says(arrived(1))
+    effects = gateway.says(arrived(0))
+    assert told(effects, "d") == [ImportDone("r", 11, (0,))]
+    assert told(effects, "p") == [HoldsReleased(("r",))]
+    by_name = {each.worker: each for each in gateway.machine.status(9).workers}
+    assert (by_name["d"].transfers, by_name["d"].moved_bytes, by_name["d"].spans) == (2, 200, 4)
+    assert (by_name["d"].seconds, by_name["d"].connectors) == (1.0, ("shm",))
+    assert (by_name["p"].sent_bytes, by_name["p"].transfers) == (200, 0)
+
+
+def test_block_sizes_of_source_and_target_may_differ():
+    target = hello("d", Role.DECODE, block_size=8)
+    gateway = GatewayUnderTest(P, target)
+    gateway.submit("r", 13)
+    gateway.says(computed(4, 1))
+    # The target has the first block of eight in its cache.
+    effects = gateway.says(reserved(8, 13, 20))
+    assert not of_kind(told(effects, "d"), MoveKv)
+    gateway.says(drew("p", "r"))
+    effects = gateway.says(computed(12, 3))
+    assert told(effects, "d") == [MoveKv(0, "r", "p", "1", 8, 12, (12,), (3,), (20,))]
+    effects = gateway.says(computed(13, 4, held=True))
+    assert told(effects, "d") == [MoveKv(1, "r", "p", "1", 12, 13, (13,), (4,), (20,))]
+
+
+def test_large_source_blocks_are_read_in_part():
+    source = hello("p", Role.PREFILL, block_size=8)
+    gateway = GatewayUnderTest(source, D)
+    gateway.submit("r", 13)
+    gateway.says(computed(8, 1))
+    effects = gateway.says(reserved(4, 13, 20, 21, 22))
+    assert told(effects, "d") == [MoveKv(0, "r", "p", "1", 4, 8, (10,), (1,), (20,))]
+
+
+def test_a_lost_transfer_is_computed_and_counted():
+    gateway = GatewayUnderTest(P, D)
+    gateway.submit("r", 11)
+    gateway.says(drew("p", "r"))
+    gateway.says(computed(11, 3, held=True))
+    (order,) = of_kind(told(gateway.says(reserved(0, 11, 20, 21, 22)), "d"), MoveKv)
+    effects = gateway.says(arrived(order.transfer_id, whole=False))
+    assert told(effects, "d") == [ImportDone("r", 0)]
+    assert gateway.machine.status(9).workers[0].failed_transfers == 1
+
+
+def test_kv_that_is_not_where_it_was_said_to_be_is_computed():
+    few = KvReported("p", KvComputed(("r",), (11,), ((10, 11),), (True,), ((1, 1),)))
+    unchecked = KvReported("p", KvComputed(("r",), (11,), ((10, 11, 12),), (True,)))
+    for report in (few, unchecked):
+        gateway = GatewayUnderTest(P, D)
+        gateway.submit("r", 11)
+        gateway.says(drew("p", "r"))
+        gateway.says(report)
+        effects = gateway.says(reserved(0, 11, 20, 21, 22))
+        assert told(effects, "d") == [ImportDone("r", 0)]
+
+
+def test_a_withdrawn_requests_moves_are_stopped_and_its_books_closed():
+    gateway = GatewayUnderTest(P, D)
+    gateway.submit("r", 11)
+    gateway.says(computed(4, 1))
+    gateway.says(reserved(0, 11, 20, 21, 22))
+    effects = gateway.handle(RequestWithdrawn("r"))
+    assert told(effects, "d")[0] == StopMove(0)
+    assert not len(gateway.machine.routing.transfers)
+    assert gateway.says(arrived(0)) == []
+    # What is announced and reserved for it from now on is nobody's.
+    assert told(gateway.says(computed(11, 3, held=True)), "p") == [HoldsReleased(("r",))]
+    assert gateway.says(reserved(0, 11, 20, 21, 22)) == []
+
+
+def test_the_death_of_either_end_stops_the_move_and_starts_the_request_anew():
+    for dead, left in (("p", "d"), ("d", "p")):
+        gateway = GatewayUnderTest(P, D)
+        gateway.submit("r", 11)
+        gateway.says(computed(4, 1))
+        gateway.says(reserved(0, 11, 20, 21, 22))
+        effects = gateway.handle(PeerGone(f"{dead}/1", "died"))
+        assert (StopMove(0) in told(effects, left)) == (left == "d")
+        assert RequestsAborted(("r",)) in told(effects, left)
+        assert not len(gateway.machine.routing.transfers)
+        assert gateway.machine.router.passages["r"].names.attempt == 1
+
+
+def test_pulled_kv_waits_until_all_of_it_is_held():
+    dispatching = AlwaysRemote(transfer=Transfer.PULL)
+    gateway = GatewayUnderTest(P, D, dispatching=dispatching)
+    gateway.submit("r", 11)
+    assert gateway.says(computed(8, 2)) == []
+    gateway.says(drew("p", "r"))
+    effects = gateway.says(computed(11, 3, held=True))
+    assert of_kind(told(effects, "d"), ImportsArrived)
+
+
+def test_only_caches_that_name_blocks_alike_are_indexed():
+    foreign = hello("d", Role.BOTH, root=CacheRoot("model", "revision", b"other precision"))
+    coarse = hello("c", Role.BOTH, block_size=8)
+    gateway = GatewayUnderTest(hello("w"), foreign, coarse)
+    for name in ("w", "d", "c"):
+        changes = BlockChanges(0, (), (name.encode(),), (b"parent",))
+        assert gateway.says(BlocksReported(name, Tier.DEVICE, changes)) == []
+    assert gateway.machine.router.entrance.index.resident_blocks == 1
+    ahead = BlocksReported("w", Tier.DEVICE, BlockChanges(5, (), (b"x",), (b"parent",)))
+    assert told(gateway.says(ahead), "w") == [ListBlocks(Tier.DEVICE)]
+
+
+# Operators
+
+
+def test_a_drain_ends_when_the_worker_is_empty():
+    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    first = gateway.submit("r")
+    (place,) = [name for name in ("w0", "w1") if told(first, name)]
+    assert told(gateway.handle(DrainAsked(1, place)), place) == [Drain()]
+    assert gateway.says(Standing(place, Role.BOTH, accepting=False)) == []
+    # It still works on a request.
+    assert gateway.says(idle_load(place)) == []
+    gateway.says(drew(place, "r", reason=FinishReason.STOP))
+    busy = LoadReported(place, 0, 0, 0, 0, 99)
+    assert told(gateway.says(busy), place) == [NotNeeded()]
+    # It may still work for another gateway.
+    assert gateway.says(busy) == []
+    assert gateway.says(idle_load(place)) == [OperationEnded(1)]
+    # Nothing goes there until it is told to take requests again.
+    assert not any(told(gateway.submit(f"s{n}"), place) for n in range(4))
+    assert told(gateway.handle(UndrainAsked(2, place)), place) == [Undrain()]
+    assert OperationEnded(2) in gateway.says(Standing(place, Role.BOTH, accepting=True))
+    assert any(told(gateway.submit(f"t{n}"), place) for n in range(4))
+
+
+def test_a_flip_ends_when_the_role_is_taken():
+    gateway = GatewayUnderTest(P, hello("q", Role.PREFILL), D)
+    gateway.handle(DrainAsked(1, "q", then_role=Role.DECODE))
+    gateway.says(Standing("q", Role.PREFILL, accepting=False))
+    assert told(gateway.says(idle_load("q")), "q") == [NotNeeded()]
+    assert gateway.says(idle_load("q")) == []
+    assert gateway.says(Standing("q", Role.DECODE, accepting=True)) == [OperationEnded(1)]
+    assert gateway.machine.members.of_name("q").role is Role.DECODE
+
+
+def test_leaving_ends_with_goodbye():
+    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    assert told(gateway.handle(DrainAsked(1, "w0", leave=True)), "w0") == [Drain(None, leave=True)]
+    gateway.says(Standing("w0", Role.BOTH, accepting=False))
+    assert OperationEnded(1) in gateway.says(Goodbye("w0"))
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (DrainAsked(1, "x"), "no worker is called x; there are d, p, q"),
+        (UndrainAsked(1, "x"), "no worker is called x"),
+        (DrainAsked(1, "d"), "without d no worker would take decode"),
+        (DrainAsked(1, "d", leave=True), "without d no worker would take decode"),
+        (DrainAsked(1, "d", then_role=Role.PREFILL), "without d no worker would take decode"),
+        (DrainAsked(1, "p", then_role=Role.PREFILL), "p is a prefill worker already"),
+        (UndrainAsked(1, "p"), "p takes requests already"),
+    ],
+)
+def test_what_would_break_the_cluster_or_means_nothing_is_refused(event, words):
+    gateway = GatewayUnderTest(P, hello("q", Role.PREFILL), D)
+    (ended,) = gateway.handle(event)
+    assert words in ended.problem
+
+
+def test_a_worker_is_drained_once_at_a_time():
+    gateway = GatewayUnderTest(P, hello("q", Role.PREFILL), D)
+    gateway.handle(DrainAsked(1, "q"))
+    (ended,) = gateway.handle(DrainAsked(2, "q", leave=True))
+    assert (ended.operation_id, "being drained already" in ended.problem) == (2, True)
+    # The last one that prefills must stay meanwhile.
+    gateway.says(Standing("q", Role.PREFILL, accepting=False))
+    (ended,) = gateway.handle(DrainAsked(3, "p"))
+    assert "no worker would take prefill" in ended.problem
+
+
+def test_an_operation_ends_with_a_problem_when_its_worker_dies():
+    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    gateway.handle(DrainAsked(1, "w0"))
+    (ended,) = of_kind(gateway.handle(PeerGone("w0/1", "died")), OperationEnded)
+    assert "w0 is gone: died" in ended.problem
+
+
+def test_a_drain_that_somebody_else_calls_off_ends_with_a_problem():
+    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    gateway.handle(DrainAsked(1, "w0"))
+    # Said before it had heard of the drain.
+    assert not of_kind(gateway.says(Standing("w0", Role.BOTH, accepting=True)), OperationEnded)
+    gateway.says(Standing("w0", Role.BOTH, accepting=False))
+    (ended,) = of_kind(gateway.says(Standing("w0", Role.BOTH, accepting=True)), OperationEnded)
+    assert "told to take requests again" in ended.problem
+
+
+def test_a_worker_is_told_to_leave_and_come_back():
+    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    effects = gateway.handle(DrainAsked(1, "w0", leave=True, again=True))
+    assert told(effects, "w0") == [Drain(None, leave=True, again=True)]
+    gateway.says(Standing("w0", Role.BOTH, accepting=False))
+    assert of_kind(gateway.says(Goodbye("w0")), OperationEnded) == [OperationEnded(1)]
+
+
+def test_a_drain_that_was_not_heard_is_told_again():
+    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    gateway.handle(DrainAsked(1, "w0", leave=True))
+    assert told(gateway.says(hello("w0")), "w0")[-1] == Drain(None, leave=True)
+    gateway.says(Standing("w0", Role.BOTH, accepting=False))
+    assert told(gateway.says(idle_load("w0")), "w0") == [NotNeeded()]
+    # It forgets the gateway, not that it drains: it is let go anew.
+    effects = gateway.says(hello("w0", accepting=False))
+    assert not of_kind(told(effects, "w0"), Drain)
+    assert told(gateway.says(idle_load("w0")), "w0") == [NotNeeded()]
+
+
+def test_a_draining_workers_requests_go_on_elsewhere():
+    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    gateway.submit("r")
+    gateway.submit("s")
+    gateway.says(drew("w0", "r", "s"))
+    gateway.says(drew("w1", "r", "s"))
+    gateway.says(Standing("w0", Role.BOTH, accepting=False))
+    effects = gateway.says(idle_load("w0"))
+    (copied,) = of_kind(told(effects, "w0"), CopiesRequested)
+    assert copied.request_ids in {("r",), ("s",)}
+    passage = gateway.machine.router.passages[copied.request_ids[0]]
+    assert (passage.prefill, passage.decode) == ("w0", "w1")
+
+
+def test_a_draining_workers_requests_wait_for_a_target_that_can_take_them():
+    """However long it takes: what moved nobody was no attempt."""
+    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    gateway.submit("r")
+    gateway.submit("s")
+    gateway.says(drew("w0", "r", "s"))
+    gateway.says(drew("w1", "r", "s"))
+    gateway.says(Standing("w0", Role.BOTH, accepting=False))
+    full = LoadReported("w1", 0, 0, 0, 0, 0)
+    for _ in range(20):
+        gateway.says(full)
+        assert told(gateway.says(idle_load("w0")), "w0") == []
+    gateway.says(idle_load("w1"))
+    assert of_kind(told(gateway.says(idle_load("w0")), "w0"), CopiesRequested)
+
+
+def test_a_prompt_is_counted_once_where_several_of_its_tokens_come_at_once():
+    gateway = GatewayUnderTest(hello("w"))
+    gateway.submit("r")
+    gateway.says(drew("w", "r"), drew("w", "r"))
+    deeds = gateway.machine.members.of_name("w").deeds
+    assert (deeds.prompts, deeds.output_tokens) == (1, 2)
+
+
+def test_an_audit_asks_everybody_and_ends_when_all_have_answered_or_nobody_waits_longer():
+    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    effects = gateway.handle(AuditAsked(1))
+    assert told(effects, "w0") == told(effects, "w1") == [Audit()]
+    w0, w1 = (Audited(name, 0, 0, 0, 0, 0, 0, 0, 0, "") for name in ("w0", "w1"))
+    assert gateway.says(w1) == []
+    assert gateway.says(w0) == [AuditEnded(1, (w0, w1))]
+    gateway.handle(AuditAsked(2))
+    gateway.says(w0)
+    (ended,) = of_kind(gateway.handle(PeerGone("w1/1", "died")), AuditEnded)
+    assert ended == AuditEnded(2, (w0,))
+    gateway.handle(AuditAsked(3))
+    asked_ns = gateway.now_ns
+    while not (ended := of_kind(gateway.pass_time(300 * MS), AuditEnded)):
+        gateway.says(idle_load("w0"))
+        assert gateway.now_ns - asked_ns < 2_000 * MS
+    assert ended == [AuditEnded(3, (), "no answer from w0")]
+    assert GatewayUnderTest().handle(AuditAsked(4)) == [AuditEnded(4, ())]
+
+
+def test_broken_books_are_told_to_the_auditor():
+    gateway = GatewayUnderTest()
+    gateway.machine.router.entrance.line.in_use["nobody"] = 3
+    (ended,) = gateway.machine.handle(AuditAsked(1), 5)
+    assert "an invariant does not hold at Entrance.audit" in ended.problem
+
+
+def test_status_tells_what_waits_and_runs():
+    gateway = GatewayUnderTest(hello("w"), line=replace(GATEWAY_LINE, max_requests=1))
+    gateway.submit("r")
+    gateway.submit("s")
+    status = gateway.machine.status(gateway.now_ns + 2_000_000_000)
+    assert (status.gateway, status.waiting_requests, status.running_requests) == ("g", 1, 1)
+    assert status.workers[0].heard_ago_s > 1
+    assert status.workers[0].total_blocks == 100
+
+
+def test_without_workers_a_request_is_rejected_with_a_reason():
+    (rejected,) = GatewayUnderTest().submit("r")
+    assert isinstance(rejected, Reject)
+    assert rejected.reason

@@ -1,0 +1,305 @@
+"""A request moves to another worker while it decodes: stage by stage, and what may go wrong."""
+
+from dataclasses import replace
+
+import pytest
+
+from tandem.cluster.router.machine import RouterMachine
+from tandem.cluster.router.migration import MOST_BEHIND_TOKENS
+from tandem.cluster.router.request_state import Stage
+from tandem.facts.fleet import Role, Tier
+from tandem.facts.request import FinishReason
+from tandem.messages.cluster import Drain, NotNeeded
+from tandem.messages.node import BlocksPublished, Leave, PublishBlocks
+from tandem.messages.router import (
+    CancelTransfer,
+    ImportReported,
+    KvReported,
+    MigrationsRequested,
+    RequestRefused,
+    RequestsLost,
+    RequestWithdrawn,
+    StartTransfer,
+    Tell,
+    TransferEnded,
+    WorkerDrained,
+    WorkerLost,
+)
+from tandem.messages.worker import (
+    CopiesRequested,
+    HandoversRequested,
+    HoldsReleased,
+    ImportBlocks,
+    ImportDone,
+    ImportsArrived,
+    KvComputed,
+    RequestsAborted,
+    RequestsArrived,
+    StepDone,
+)
+from tests.cluster.cluster_parts import NodeUnderTest, of_kind, request, said
+from tests.cluster.test_router import drew, router, submit
+
+COPY = "r~0.1"
+
+
+class Moving:
+    """A request of seven known tokens that moves from w0 to w1, led by hand."""
+
+    def __init__(self) -> None:
+        self.machine: RouterMachine = router(Role.BOTH, Role.BOTH)
+        (started,) = submit(self.machine, "r")
+        assert started.worker == "w0"
+        self.hears(drew("w0", "r"), drew("w0", "r"))
+
+    def hears(self, *events) -> list:
+        effects = []
+        for event in events:
+            effects += self.machine.handle(event, 1)
+            self.machine.audit()
+        return effects
+
+    @property
+    def passage(self):
+        return self.machine.passages["r"]
+
+    def ask(self) -> list:
+        return self.hears(MigrationsRequested("w0", "w1", 1000))
+
+    def tell_kv(self, tokens: int, held: bool = False) -> list:
+        return self.hears(KvReported("w0", KvComputed(("r",), (tokens,), ((0, 1),), (held,))))
+
+    def reserve(self, tokens: int = 4) -> list:
+        name = self.passage.names.copy
+        return self.hears(ImportReported("w1", ImportBlocks(name, 0, tokens, (5,))))
+
+    def until_copying(self) -> StartTransfer:
+        self.ask()
+        self.tell_kv(4)
+        (transfer,) = self.reserve()
+        return transfer
+
+    def until_moving(self) -> None:
+        transfer = self.until_copying()
+        self.hears(TransferEnded(transfer.transfer_id, True))
+        assert self.passage.stage is Stage.MOVING
+
+
+def test_a_request_decodes_on_until_its_kv_is_at_the_next_worker():
+    moving = Moving()
+    assert moving.ask() == [Tell("w0", CopiesRequested(("r",)))]
+    (arrived,) = moving.tell_kv(4)
+    (known,) = arrived.event.requests
+    assert (arrived.worker, arrived.event) == ("w1", ImportsArrived((known,), (4,)))
+    assert (known.request_id, known.output_tokens) == (COPY, (7, 7))
+    assert moving.reserve() == [StartTransfer(0, COPY, "w0", Tier.DEVICE, "w1", 0, 4)]
+    # It says more while it is read.
+    assert moving.hears(drew("w0", "r")) == []
+    handed = moving.hears(TransferEnded(0, True))
+    assert handed == [Tell("w0", HandoversRequested(("r",)))]
+    moving.hears(drew("w0", "r"))
+    assert moving.tell_kv(8, held=True) == [
+        Tell("w1", ImportDone(COPY, 4, (7, 7))),
+        Tell("w0", HoldsReleased(("r",))),
+    ]
+    assert moving.hears(drew("w1", COPY, FinishReason.LENGTH)) == []
+    assert not moving.machine.passages
+    assert not moving.machine.takeovers
+
+
+def test_one_that_has_no_whole_block_yet_only_gets_a_place():
+    moving = Moving()
+    moving.machine = router(Role.BOTH, Role.BOTH)
+    passage_source = moving.machine.entrance.fleet.standings["w0"]
+    passage_source.capacity = replace(passage_source.capacity, block_size=64)
+    submit(moving.machine, "r")
+    moving.hears(drew("w0", "r"))
+    (arrived,) = moving.ask()
+    assert (arrived.worker, type(arrived.event)) == ("w1", ImportsArrived)
+    assert moving.reserve(6) == [Tell("w0", HandoversRequested(("r",)))]
+
+
+def stays(moving: Moving, effects: list) -> None:
+    """The target was told to forget it, and it goes on at the source as if nothing had been."""
+    target = [e.event for e in effects if isinstance(e, Tell) and e.worker == "w1"]
+    source = [e.event for e in effects if isinstance(e, Tell) and e.worker == "w0"]
+    assert target in ([], [RequestsAborted((COPY,))])
+    assert source == [HoldsReleased(("r",))]
+    assert moving.passage.stage is Stage.DECODING
+    moving.hears(drew("w0", "r"))
+    assert list(moving.passage.output) == [7, 7, 7]
+    moving.hears(drew("w0", "r", FinishReason.LENGTH))
+    assert not moving.machine.passages
+    assert not moving.machine.takeovers
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        WorkerLost("w1"),
+        WorkerDrained("w1"),
+        RequestRefused("w1", COPY, "too many wait", 1.0),
+        RequestsLost("w1", (COPY,)),
+        KvReported("w0", KvComputed(("r",), (0,), ((),), (False,))),
+        TransferEnded(0, False),
+    ],
+    ids=[
+        "target dies",
+        "target drains",
+        "target refuses",
+        "target forgets",
+        "source preempts",
+        "transfer fails",
+    ],
+)
+def test_whatever_goes_wrong_while_it_is_read_it_goes_on_where_it_is(trouble):
+    moving = Moving()
+    moving.until_copying()
+    effects = moving.hears(trouble)
+    ended = isinstance(trouble, TransferEnded)
+    assert ended or CancelTransfer(0) in effects
+    stays(moving, [effect for effect in effects if effect != CancelTransfer(0)])
+
+
+def test_a_target_that_found_room_too_late_begins_anew():
+    moving = Moving()
+    transfer = moving.until_copying()
+    late = replace(drew("w0", "r"), repeats=MOST_BEHIND_TOKENS)
+    moving.hears(late)
+    moving.hears(TransferEnded(transfer.transfer_id, True))
+    assert moving.passage.stage is Stage.DECODING
+    assert moving.ask() == [Tell("w0", CopiesRequested(("r",)))]
+    # The second time it moves in any case: with all that could be read by then.
+    (arrived,) = moving.tell_kv(4)
+    assert arrived.event.requests[0].request_id == "r~0.2"
+    (transfer,) = moving.reserve()
+    (handed,) = moving.hears(TransferEnded(transfer.transfer_id, False))
+    assert handed == Tell("w0", HandoversRequested(("r",)))
+    (done, _) = moving.tell_kv(260, held=True)
+    assert done == Tell("w1", ImportDone("r~0.2", 0, ()))
+
+
+def test_what_comes_late_of_a_copy_is_not_taken_for_the_next():
+    moving = Moving()
+    moving.until_copying()
+    moving.hears(RequestsLost("w1", (COPY,)))
+    moving.ask()
+    # Said before the worker heard that its copy was given up.
+    assert moving.hears(ImportReported("w1", ImportBlocks(COPY, 0, 4, (5,)))) == []
+    assert moving.hears(RequestRefused("w1", COPY, "too many wait", 1.0)) == []
+    assert moving.passage.stage is Stage.COPYING
+    assert moving.hears(TransferEnded(0, True)) == []
+
+
+def test_an_answer_that_ends_while_it_is_read_is_wanted_by_nobody_else():
+    moving = Moving()
+    moving.until_copying()
+    effects = moving.hears(drew("w0", "r", FinishReason.STOP))
+    assert Tell("w1", RequestsAborted((COPY,))) in effects
+    assert CancelTransfer(0) in effects
+    assert not moving.machine.passages
+
+
+def test_a_client_that_leaves_leaves_both():
+    moving = Moving()
+    moving.until_copying()
+    effects = moving.hears(RequestWithdrawn("r"))
+    assert Tell("w1", RequestsAborted((COPY,))) in effects
+    assert Tell("w0", RequestsAborted(("r",))) in effects
+
+
+@pytest.mark.parametrize(("stage", "dead"), [("copying", "w0"), ("moving", "w0"), ("moving", "w1")])
+def test_a_death_that_leaves_nothing_whole_begins_it_again_with_the_tokens_so_far(stage, dead):
+    moving = Moving()
+    getattr(moving, f"until_{stage}")()
+    effects = moving.hears(WorkerLost(dead))
+    (again,) = [e for e in effects if isinstance(e, Tell) and isinstance(e.event, RequestsArrived)]
+    (taken_up,) = again.event.requests
+    assert (taken_up.request_id, taken_up.output_tokens) == ("r~1", (7, 7))
+    assert again.worker != dead
+    moving.hears(drew(again.worker, "r~1", FinishReason.LENGTH))
+    assert not moving.machine.passages
+
+
+# What the worker says
+
+
+def decoding(tokens: int = 9) -> NodeUnderTest:
+    node = NodeUnderTest("g", block_count=17)
+    node.hears("g", RequestsArrived((request("r", tokens, max_tokens=40),)))
+    while node.machine.work.machine.residents.running[0].stay.confirmed < tokens:
+        node.handle(StepDone(node.result()))
+    return node
+
+
+def published(node: NodeUnderTest, effects: list) -> list:
+    """The headers are written: what is said then."""
+    (wanted,) = of_kind(effects, PublishBlocks)
+    return said(node.handle(BlocksPublished(wanted.publication_id)), "g")
+
+
+def test_a_worker_tells_its_whole_blocks_and_decodes_on():
+    node = decoding()
+    (told,) = published(node, node.hears("g", CopiesRequested(("r",))))
+    assert (told.computed.tokens, told.computed.held) == ((8,), (False,))
+    assert node.handle(StepDone(node.result()))
+    assert node.plans
+    # Nothing new: it is told all the same to whoever begins anew.
+    node.hears("g", HoldsReleased(("r",)))
+    (told,) = of_kind(said(node.hears("g", CopiesRequested(("r",))), "g"), KvReported)
+    assert told.computed.tokens == (8,)
+
+
+def test_of_what_cannot_be_read_no_tokens_are_told():
+    node = NodeUnderTest("g")
+    node.hears("g", RequestsArrived((request("r", 9),)))
+    (told,) = of_kind(said(node.hears("g", CopiesRequested(("r",))), "g"), KvReported)
+    assert told.computed.tokens == (0,)
+    # It is as much wanted as before.
+    assert node.machine.work.leases.owner("r") == "g"
+    assert said(node.hears("g", CopiesRequested(("nobody",))), "g") == []
+
+
+def test_a_copied_request_that_gives_way_says_so_and_waits_for_its_turn():
+    node = decoding()
+    published(node, node.hears("g", CopiesRequested(("r",))))
+    # More urgent, and nearly as large as the whole pool.
+    urgent = replace(request("u", 60, max_tokens=4), prompt_tokens=(9,) * 60, priority=-1)
+    effects = node.hears("g", RequestsArrived((urgent,)))
+    (lost,) = of_kind(said(effects + node.handle(StepDone(node.result())), "g"), KvReported)
+    assert (lost.computed.request_ids, lost.computed.tokens) == (("r",), (0,))
+    assert node.machine.work.leases.owner("r") == "g"
+    for _ in range(200):
+        if not node.plans:
+            break
+        node.handle(StepDone(node.result()))
+    assert node.machine.work.idle
+
+
+def test_of_one_that_gave_way_before_it_was_to_be_handed_over_nothing_is_awaited():
+    node = decoding()
+    urgent = replace(request("u", 60, max_tokens=4), prompt_tokens=(9,) * 60, priority=-1)
+    node.hears("g", RequestsArrived((urgent,)))
+    node.handle(StepDone(node.result()))
+    (lost,) = of_kind(said(node.hears("g", HandoversRequested(("r",))), "g"), KvReported)
+    assert (lost.computed.request_ids, lost.computed.tokens) == (("r",), (0,))
+    assert node.machine.work.leases.owner("r") == "g"
+    node.hears("g", RequestsAborted(("r", "u")))
+    while node.plans:
+        node.handle(StepDone(node.result()))
+    assert node.machine.work.idle
+    moving = Moving()
+    moving.ask()
+    moving.tell_kv(4)
+    moving.reserve(4)
+    moving.hears(TransferEnded(0, arrived=True))
+    assert moving.passage.stage is Stage.MOVING
+    effects = moving.tell_kv(0)
+    assert Tell("w1", RequestsAborted((COPY,))) in effects
+    assert moving.machine.passages["r"].names.attempt == 1
+
+
+def test_a_worker_that_is_told_to_come_back_says_so_to_whoever_started_it():
+    node = NodeUnderTest("g")
+    node.hears("g", Drain(leave=True, again=True))
+    assert of_kind(node.hears("g", NotNeeded()), Leave) == [Leave(again=True)]

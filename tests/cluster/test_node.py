@@ -1,0 +1,568 @@
+"""What a worker says to whom, rule by rule."""
+
+import pytest
+
+from tandem.facts.blocks import BlockChanges
+from tandem.facts.fleet import Role, Tier
+from tandem.facts.kv_export import MoveKv, MoveReport
+from tandem.messages.cluster import (
+    Audit,
+    Drain,
+    Goodbye,
+    Hello,
+    IntroduceYourself,
+    LeasesRenewed,
+    ListBlocks,
+    MoveEnded,
+    NotNeeded,
+    PeerJoined,
+    PeerLost,
+    Standing,
+    StopMove,
+    Undrain,
+    Unwelcome,
+)
+from tandem.messages.gateway import TimePassed
+from tandem.messages.node import (
+    BlocksPublished,
+    ConnectPeer,
+    EndMove,
+    ForgetPeer,
+    GatewayConnected,
+    GatewayGone,
+    GatewaySaid,
+    Leave,
+    LeaveRequested,
+    MoveFinished,
+    PublishBlocks,
+    SendToGateway,
+    StartMove,
+)
+from tandem.messages.router import (
+    BlocksListed,
+    BlocksReported,
+    ImportReported,
+    KvReported,
+    LoadReported,
+    RequestRefused,
+    RequestsLost,
+    TokensReported,
+)
+from tandem.messages.worker import (
+    HoldsReleased,
+    ImportDone,
+    ImportsArrived,
+    PrefillsArrived,
+    RequestsAborted,
+    RequestsArrived,
+    RunStep,
+    StepDone,
+)
+from tests.cluster.cluster_parts import MS, WELCOME, NodeUnderTest, hello, of_kind, request, said
+
+DONE = MoveReport(arrived=True, connector="shm", moved_bytes=10, spans=1, seconds=0.1)
+LOST = MoveReport(arrived=False, problem="lost")
+PEER = hello("p")
+
+
+def arrivals(*names: str) -> RequestsArrived:
+    return RequestsArrived(tuple(request(name) for name in names))
+
+
+def land(node: NodeUnderTest) -> list:
+    return node.handle(StepDone(node.result()))
+
+
+def importing(node: NodeUnderTest, gateway: str = "g", tokens: int = 9) -> tuple[int, ...]:
+    """Request "r" of this gateway waits for KV. Gives its blocks."""
+    node.hears(gateway, PeerJoined("p", "1", PEER.export))
+    effects = node.hears(gateway, ImportsArrived((request("r", tokens),), (tokens,)))
+    (ready,) = of_kind(said(effects, gateway), ImportReported)
+    return ready.wanted.blocks
+
+
+def order(transfer_id: int, first: int, end: int, blocks: tuple[int, ...], **changes) -> MoveKv:
+    fields = {"request_id": "r", "source": "p", "incarnation": "1"} | changes
+    return MoveKv(
+        transfer_id=transfer_id,
+        first_token=first,
+        end_token=end,
+        source_blocks=(1, 2, 3),
+        source_generations=(1, 1, 1),
+        target_blocks=blocks,
+        **fields,
+    )
+
+
+# Gateways come and go
+
+
+def test_a_worker_presents_itself_and_once_welcome_tells_what_it_has():
+    node = NodeUnderTest()
+    (presented,) = said(node.handle(GatewayConnected("g")), "g")
+    assert presented == node.machine.hello
+    words = said(node.hears("g", WELCOME), "g")
+    assert [type(one) for one in words] == [BlocksListed, LoadReported]
+    assert words[0] == BlocksListed("w", Tier.DEVICE, (), 0)
+
+
+def test_a_gateway_that_says_nothing_is_greeted_again():
+    node = NodeUnderTest()
+    node.handle(GatewayConnected("g"))
+    assert of_kind(said(node.pass_time(6_000 * MS), "g"), Hello)
+
+
+def test_a_gateway_that_joins_later_gets_a_listing_and_the_same_numbers():
+    node = NodeUnderTest("g")
+    node.hears("g", arrivals("r"))
+    reports = []
+    while node.plans:
+        reports += of_kind(said(land(node), "g"), BlocksReported)
+    assert [report.changes.sequence_number for report in reports] == list(range(len(reports)))
+    node.handle(GatewayConnected("h"))
+    (listing,) = of_kind(said(node.hears("h", WELCOME), "h"), BlocksListed)
+    stored = {digest for report in reports for digest in report.changes.stored}
+    assert set(listing.hashes) == stored
+    assert listing.next_sequence_number == len(reports)
+    effects = node.hears("h", RequestsArrived((request("s", 14),)))
+    effects += land(node)
+    later = [of_kind(said(effects, gateway), BlocksReported) for gateway in ("g", "h")]
+    assert later[0] == later[1] != []
+    assert later[0][0].changes.sequence_number == len(reports)
+
+
+def test_load_is_reported_every_interval():
+    node = NodeUnderTest("g", "h")
+    for gateway in ("g", "h"):
+        assert len(of_kind(said(node.pass_time(450 * MS), gateway), LoadReported)) in (4, 5)
+
+
+def test_who_takes_up_a_request_that_died_elsewhere_says_at_once_that_it_lives():
+    node = NodeUnderTest("g", "h")
+    assert not of_kind(said(node.hears("g", arrivals("r")), "g"), LoadReported)
+    effects = node.hears("g", arrivals("s~1"))
+    (report,) = of_kind(said(effects, "g"), LoadReported)
+    assert (report.heard, report.waiting_requests) == (2, 1)
+    assert not of_kind(said(effects, "h"), LoadReported)
+
+
+def test_each_gateway_hears_of_its_own_requests_only():
+    node = NodeUnderTest("g", "h")
+    node.handle(
+        GatewaySaid("g", RequestsArrived((request("r", 3),))),
+        GatewaySaid("h", RequestsArrived((request("s", 3),))),
+    )
+    # Both were planned into one step.
+    (plan,) = node.plans
+    assert len(plan.slots) == 2
+    effects = land(node)
+    for gateway, name in (("g", "r"), ("h", "s")):
+        (report,) = of_kind(said(effects, gateway), TokensReported)
+        assert report.emission.request_ids == (name,)
+        assert len(report.emission.tokens) == 1
+
+
+def test_what_everybody_in_a_step_belongs_to_is_passed_on_as_it_is():
+    node = NodeUnderTest("g", "h")
+    node.hears("g", RequestsArrived((request("r", 3), request("s", 3))))
+    (report,) = of_kind(said(land(node), "g"), TokensReported)
+    assert report.emission.request_ids == ("r", "s")
+
+
+def test_a_refusal_goes_to_whoever_asked_and_costs_no_lease():
+    node = NodeUnderTest("g", "h", max_waiting=1, max_sequences=1)
+    node.hears("g", arrivals("running"))
+    node.hears("g", arrivals("waiting"))
+    effects = node.hears("h", arrivals("late"))
+    (refused,) = of_kind(said(effects, "h"), RequestRefused)
+    assert (refused.request_id, refused.retry_after_s) == ("late", 1.0)
+    effects = node.hears("h", RequestsArrived((request("long", 64),)))
+    assert of_kind(said(effects, "h"), RequestRefused)[0].retry_after_s == 0.0
+    assert len(node.machine.work.leases) == 2
+
+
+def test_a_gateway_has_no_say_about_requests_of_another():
+    node = NodeUnderTest("g", "h")
+    node.hears("g", arrivals("r"))
+    node.hears("h", RequestsAborted(("r",)), HoldsReleased(("r",)))
+    assert not node.machine.work.idle
+
+
+@pytest.mark.parametrize("event", [GatewayGone("g"), GatewaySaid("g", IntroduceYourself())])
+def test_all_that_a_gateway_asked_for_goes_with_it(event):
+    node = NodeUnderTest("g", "h")
+    node.hears("g", arrivals("r", "s"))
+    node.hears("h", arrivals("t"))
+    effects = node.handle(event)
+    assert node.machine.work.leases.request_ids == {"t"}
+    greeted = of_kind(said(effects, "g"), Hello)
+    assert len(greeted) == isinstance(event, GatewaySaid)
+    # What it says before it has welcomed the worker is void.
+    node.hears("g", arrivals("u"))
+    assert node.machine.work.leases.request_ids == {"t"}
+
+
+def test_a_second_welcome_voids_what_came_between():
+    node = NodeUnderTest("g")
+    node.hears("g", arrivals("r"))
+    node.hears("g", WELCOME)
+    assert not len(node.machine.work.leases)
+    assert node.machine.work.machine.unfinished == {}
+
+
+def test_a_silent_gateways_requests_are_given_up_and_it_is_greeted_again():
+    node = NodeUnderTest("g", "h")
+    node.hears("g", arrivals("r"))
+    effects = node.pass_time(1_100 * MS, "h")
+    assert not len(node.machine.work.leases)
+    assert of_kind(said(effects, "g"), Hello)
+    assert not of_kind(said(effects, "h"), Hello)
+
+
+def test_a_worker_that_slept_takes_no_gateway_for_dead():
+    node = NodeUnderTest("g")
+    node.hears("g", arrivals("r"))
+    node.now_ns += 2_000 * MS
+    node.handle(TimePassed())
+    assert node.machine.work.leases.request_ids == {"r"}
+
+
+def test_requests_that_nobody_renews_are_given_up_and_their_gateway_hears_it():
+    node = NodeUnderTest("g")
+    node.hears("g", arrivals("r"))
+    node.pass_time(1_500 * MS, "g")
+    node.hears("g", arrivals("s"), LeasesRenewed(("s",)))
+    assert not of_kind(said(node.pass_time(1_400 * MS, "g"), "g"), RequestsLost)
+    effects = node.pass_time(200 * MS, "g")
+    assert of_kind(said(effects, "g"), RequestsLost) == [RequestsLost("w", ("r",))]
+    node.hears("g", LeasesRenewed(("s", "r")))
+    assert not of_kind(said(node.pass_time(1_500 * MS, "g"), "g"), RequestsLost)
+    assert node.machine.work.leases.request_ids == {"s"}
+
+
+def test_a_hold_that_nobody_renews_is_released():
+    node = NodeUnderTest("g")
+    node.hears("g", PrefillsArrived((request("r", 6),), (0,)))
+    (publish,) = of_kind(land(node), PublishBlocks)
+    node.handle(BlocksPublished(publish.publication_id))
+    assert node.machine.work.machine.residents.held
+    node.pass_time(3_100 * MS, "g")
+    assert node.machine.work.idle
+
+
+def test_unwelcome_ends_the_process_with_the_reason():
+    node = NodeUnderTest()
+    node.handle(GatewayConnected("g"))
+    assert node.hears("g", Unwelcome("too old")) == [Leave("too old")]
+    assert node.handle(GatewayConnected("g")) == []
+    assert node.machine.next_wakeup() is None
+
+
+# Peers
+
+
+def test_a_peer_is_connected_once_and_forgotten_when_nobody_speaks_for_it():
+    node = NodeUnderTest("g", "h")
+    joined = PeerJoined("p", "1", PEER.export)
+    assert node.hears("g", joined) == [ConnectPeer("p", "1", PEER.export)]
+    assert node.hears("h", joined) == []
+    assert node.handle(GatewayGone("g")) == []
+    assert node.handle(GatewayGone("h")) == [ForgetPeer("p", "1")]
+
+
+def test_a_peer_that_one_gateway_knows_dead_is_forgotten():
+    node = NodeUnderTest("g", "h")
+    for gateway in ("g", "h"):
+        node.hears(gateway, PeerJoined("p", "1", PEER.export))
+    assert node.hears("g", PeerLost("p", "1")) == [ForgetPeer("p", "1")]
+    assert node.hears("h", PeerLost("p", "1")) == []
+
+
+# KV comes in
+
+
+def test_ordered_moves_run_and_their_ends_are_told():
+    node = NodeUnderTest("g")
+    blocks = importing(node)
+    (start,) = node.hears("g", order(7, 0, 8, blocks[:2]))
+    assert start == StartMove(0, order(7, 0, 8, blocks[:2]))
+    effects = node.handle(MoveFinished(0, DONE))
+    assert said(effects, "g") == [MoveEnded("w", 7, DONE)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda blocks: order(1, 0, 8, blocks[1:]), "not reserved"),
+        (lambda blocks: order(1, 0, 9, blocks[:2]), "not reserved"),
+        (lambda blocks: order(1, 0, 13, blocks), "not to be imported"),
+        (lambda blocks: order(1, 4, 4, ()), "not to be imported"),
+        (lambda blocks: order(1, 0, 8, blocks[:2], request_id="s"), "no request of g"),
+        (lambda blocks: order(1, 0, 8, blocks[:2], source="x"), "no peer"),
+        (lambda blocks: order(1, 0, 8, blocks[:2], incarnation="2"), "no peer"),
+    ],
+)
+def test_orders_that_make_no_sense_are_not_carried_out(wrong, words):
+    node = NodeUnderTest("g")
+    blocks = importing(node)
+    (ended,) = said(node.hears("g", wrong(blocks)), "g")
+    assert not ended.report.arrived
+    assert words in ended.report.problem
+
+
+def test_a_gateway_cannot_order_kv_for_a_request_of_another_nor_twice():
+    node = NodeUnderTest("g", "h")
+    blocks = importing(node)
+    node.hears("h", PeerJoined("p", "1", PEER.export))
+    (ended,) = said(node.hears("h", order(1, 0, 8, blocks[:2])), "h")
+    assert "no request of h" in ended.report.problem
+    node.hears("g", order(1, 0, 8, blocks[:2]))
+    (ended,) = said(node.hears("g", order(1, 0, 8, blocks[:2])), "g")
+    assert "under way already" in ended.report.problem
+
+
+def test_an_import_ends_only_when_nobody_writes_to_its_blocks():
+    node = NodeUnderTest("g")
+    blocks = importing(node)
+    node.hears("g", order(1, 0, 8, blocks[:2]), order(2, 8, 9, blocks[2:]))
+    node.handle(MoveFinished(0, DONE))
+    # The second is late, and the gateway has given it up.
+    effects = node.hears("g", StopMove(2), ImportDone("r", 8))
+    assert effects == [EndMove(1)]
+    assert not node.plans
+    effects = node.handle(MoveFinished(1, LOST))
+    assert of_kind(effects, RunStep)
+    assert not node.machine.work.machine.residents.importing
+
+
+@pytest.mark.parametrize("gone", [GatewayGone("g"), GatewaySaid("g", RequestsAborted(("r",)))])
+def test_blocks_stay_reserved_while_a_move_writes_to_them(gone):
+    node = NodeUnderTest("g")
+    blocks = importing(node)
+    node.hears("g", order(1, 0, 9, blocks))
+    effects = node.handle(gone)
+    assert of_kind(effects, EndMove) == [EndMove(0)]
+    pool = node.machine.work.machine.residents.pool
+    assert pool.free_blocks == pool.block_count - len(blocks)
+    assert not len(node.machine.work.leases)
+    effects = node.handle(MoveFinished(0, DONE))
+    assert pool.free_blocks == pool.block_count
+    assert node.machine.work.idle
+    # Nobody who has forgotten the move hears of its end.
+    assert bool(of_kind(said(effects, "g"), MoveEnded)) == isinstance(gone, GatewaySaid)
+
+
+def test_a_move_is_stopped_once():
+    node = NodeUnderTest("g")
+    blocks = importing(node)
+    node.hears("g", order(1, 0, 9, blocks))
+    assert node.hears("g", StopMove(1), StopMove(1), StopMove(5)) == [EndMove(0)]
+    assert of_kind(node.hears("g", RequestsAborted(("r",))), EndMove) == []
+
+
+def test_no_more_kv_is_believed_than_has_come():
+    node = NodeUnderTest("g")
+    blocks = importing(node)
+    node.hears("g", order(1, 0, 4, blocks[:1]), order(2, 4, 8, blocks[1:2]))
+    node.handle(MoveFinished(1, DONE))
+    node.handle(MoveFinished(0, LOST))
+    node.hears("g", ImportDone("r", 9, (5,)))
+    (plan,) = node.plans
+    # The second part is of no use without the first: everything is computed.
+    assert plan.starts.tolist() == [0]
+
+
+def test_an_import_that_is_nobodys_is_ignored():
+    node = NodeUnderTest("g")
+    assert node.hears("g", ImportDone("r", 9), StopMove(3)) == []
+
+
+# KV goes out
+
+
+def prefilling(node: NodeUnderTest, prompt_tokens: int = 22) -> list:
+    node.hears("g", PrefillsArrived((request("r", prompt_tokens),), (0,)))
+    return land(node)
+
+
+def test_whole_blocks_are_announced_once_their_headers_are_written():
+    node = NodeUnderTest("g")
+    effects = prefilling(node)
+    (publish,) = of_kind(effects, PublishBlocks)
+    assert len(publish.blocks) == 2
+    assert not of_kind(said(effects, "g"), KvReported)
+    (report,) = said(node.handle(BlocksPublished(publish.publication_id)), "g")
+    assert report.computed.tokens == (8,)
+    assert report.computed.blocks == (publish.blocks,)
+    assert report.computed.generations == (publish.generations,)
+    assert report.computed.held == (False,)
+
+
+def test_a_part_of_a_block_is_announced_only_when_the_request_is_held():
+    node = NodeUnderTest("g")
+    node.hears("g", PrefillsArrived((request("s", 2), request("r", 13)), (0, 0)))
+    # The first step computes 2 and 6 tokens, the second the rest.
+    (first,) = of_kind(land(node), PublishBlocks)
+    (report,) = said(node.handle(BlocksPublished(first.publication_id)), "g")
+    rows = dict(zip(report.computed.request_ids, report.computed.tokens, strict=True))
+    assert rows == {"s": 2, "r": 4}
+    (second,) = of_kind(land(node), PublishBlocks)
+    (report,) = said(node.handle(BlocksPublished(second.publication_id)), "g")
+    assert (report.computed.tokens, report.computed.held) == ((13,), (True,))
+    assert len(report.computed.blocks[0]) == 4
+
+
+def test_announcements_keep_their_order_however_publications_end():
+    node = NodeUnderTest("g")
+    (first,) = of_kind(prefilling(node), PublishBlocks)
+    (second,) = of_kind(land(node), PublishBlocks)
+    assert node.handle(BlocksPublished(second.publication_id)) == []
+    (report,) = said(node.handle(BlocksPublished(first.publication_id)), "g")
+    assert report.computed.tokens == (8, 16)
+
+
+def test_blocks_whose_headers_are_written_are_not_written_again():
+    node = NodeUnderTest("g")
+    publications = of_kind(prefilling(node), PublishBlocks)
+    while node.plans:
+        publications += of_kind(land(node), PublishBlocks)
+    for publish in publications:
+        node.handle(BlocksPublished(publish.publication_id))
+    node.hears("g", HoldsReleased(("r",)))
+    # Its prompt is cached: a second request with it announces the same blocks.
+    node.hears("g", PrefillsArrived((request("again", 22),), (0,)))
+    (publish,) = of_kind(land(node), PublishBlocks)
+    (report,) = said(node.handle(BlocksPublished(publish.publication_id)), "g")
+    assert len(publish.blocks) == 1
+    assert len(report.computed.blocks[0]) == 6
+
+
+@pytest.mark.parametrize("last_word", [RequestsAborted(("r",)), HoldsReleased(("r",))])
+def test_nothing_is_announced_of_a_request_that_is_gone(last_word):
+    node = NodeUnderTest("g")
+    (publish,) = of_kind(prefilling(node, 6), PublishBlocks)
+    node.hears("g", RequestsAborted(("r",)), HoldsReleased(("r",)))
+    assert node.handle(BlocksPublished(publish.publication_id)) == []
+    assert node.machine.work.idle
+
+
+def test_generations_tell_a_block_from_what_it_held_before():
+    node = NodeUnderTest("g", block_count=16)
+    seen = {}
+    for number in range(6):
+        sampled = request(f"r{number}", 20 + number)
+        node.hears("g", PrefillsArrived((sampled,), (0,)))
+        while node.plans:
+            for publish in of_kind(land(node), PublishBlocks):
+                for block, generation in zip(publish.blocks, publish.generations, strict=True):
+                    assert seen.get(block, 0) < generation
+                    seen[block] = generation
+                node.handle(BlocksPublished(publish.publication_id))
+        node.hears("g", HoldsReleased((f"r{number}",)))
+    assert max(seen.values()) > 1
+
+
+# Duty
+
+
+def test_a_plain_drain_stays_until_it_is_called_off():
+    node = NodeUnderTest("g", "h")
+    effects = node.hears("g", Drain())
+    for gateway in ("g", "h"):
+        assert said(effects, gateway) == [Standing("w", Role.BOTH, accepting=False)]
+    node.hears("g", NotNeeded())
+    assert node.hears("h", NotNeeded()) == []
+    effects = node.hears("g", Undrain())
+    assert said(effects, "h") == [Standing("w", Role.BOTH, accepting=True)]
+
+
+def test_a_flip_waits_for_every_gateway_and_every_request():
+    node = NodeUnderTest("g", "h")
+    node.hears("g", arrivals("r"))
+    node.hears("h", Drain(then_role=Role.DECODE))
+    node.hears("h", NotNeeded())
+    # What was under way when it began to drain is still served.
+    node.hears("g", arrivals("s"))
+    while node.plans:
+        assert not of_kind(said(land(node), "g"), Standing)
+    effects = node.hears("g", NotNeeded())
+    for gateway in ("g", "h"):
+        assert said(effects, gateway) == [Standing("w", Role.DECODE, accepting=True)]
+    (presented,) = said(node.handle(GatewayConnected("k")), "k")
+    assert presented.role is Role.DECODE
+
+
+def test_leaving_says_goodbye_to_all():
+    node = NodeUnderTest("g", "h")
+    node.hears("g", Drain(leave=True))
+    node.hears("g", NotNeeded())
+    effects = node.hears("h", NotNeeded())
+    assert effects == [
+        SendToGateway("g", Goodbye("w")),
+        SendToGateway("h", Goodbye("w")),
+        Leave(),
+    ]
+
+
+def test_a_process_that_is_to_end_does_so_at_once_when_nobody_knows_it():
+    node = NodeUnderTest()
+    node.handle(GatewayConnected("g"))
+    assert node.handle(LeaveRequested()) == [Leave()]
+
+
+def test_nobody_calls_off_the_end_of_a_process():
+    node = NodeUnderTest("g")
+    node.hears("g", arrivals("r"))
+    assert said(node.handle(LeaveRequested()), "g") == [Standing("w", Role.BOTH, accepting=False)]
+    assert said(node.hears("g", Undrain()), "g") == [Standing("w", Role.BOTH, accepting=False)]
+    node.hears("g", Drain(then_role=Role.DECODE), RequestsAborted(("r",)))
+    while node.plans:
+        land(node)
+    assert of_kind(node.hears("g", NotNeeded()), Leave) == [Leave()]
+
+
+def test_when_the_last_gateway_goes_a_leaving_worker_goes_too():
+    node = NodeUnderTest("g", "h")
+    node.hears("g", arrivals("r"))
+    node.handle(LeaveRequested())
+    assert not of_kind(node.handle(GatewayGone("h")), Leave)
+    assert of_kind(node.handle(GatewayGone("g")), Leave)
+
+
+def test_a_change_of_duty_between_hello_and_welcome_is_told():
+    node = NodeUnderTest("g")
+    node.handle(GatewayConnected("h"))
+    node.hears("g", Drain())
+    words = said(node.hears("h", WELCOME), "h")
+    assert words[-1] == Standing("w", Role.BOTH, accepting=False)
+
+
+# Operators
+
+
+def test_an_audit_counts_what_is_held_and_names_what_is_broken():
+    node = NodeUnderTest("g")
+    node.hears("g", arrivals("r"))
+    (audited,) = said(node.hears("g", Audit()), "g")
+    assert (audited.running, audited.leases, audited.owned_blocks) == (1, 1, 2)
+    assert audited.problem == ""
+    node.machine.work.leases.end("r")
+    (audited,) = said(node.machine.handle(GatewaySaid("g", Audit()), node.now_ns), "g")
+    assert "an invariant does not hold at Work.audit" in audited.problem
+
+
+def test_blocks_are_listed_on_demand():
+    node = NodeUnderTest("g")
+    node.hears("g", arrivals("r"))
+    (changes,) = [report.changes for report in of_kind(said(land(node), "g"), BlocksReported)]
+    assert isinstance(changes, BlockChanges)
+    (listing,) = said(node.hears("g", ListBlocks(Tier.DEVICE)), "g")
+    assert listing.hashes == changes.stored
+    assert node.hears("g", ListBlocks(Tier.HOST)) == []
+
+
+def test_what_comes_from_a_broken_channel_is_void():
+    node = NodeUnderTest("g")
+    node.handle(GatewayGone("g"))
+    assert node.hears("g", arrivals("r")) == []
+    assert node.machine.work.idle

@@ -1,0 +1,368 @@
+"""A worker with slower tiers: what it writes through, reads back, brings up early and tells."""
+
+from dataclasses import replace
+
+from tandem.cluster.node.machine import NodeConfig, NodeMachine
+from tandem.cluster.tiers.config import TierLimits, TiersConfig
+from tandem.cluster.worker.machine import WorkerMachine
+from tandem.facts.fleet import Tier
+from tandem.facts.kv_tiers import BlockName
+from tandem.messages.cluster import (
+    FetchKv,
+    ListBlocks,
+    MoveEnded,
+    PinBlocks,
+    PoolNodeGone,
+    PoolNodeJoined,
+    StopMove,
+    TiersReported,
+)
+from tandem.messages.node import (
+    BlocksFetched,
+    BlocksKept,
+    BlocksStaged,
+    ConnectPoolNode,
+    CopyBlocks,
+    DropStaged,
+    EndFetch,
+    FetchBlocks,
+    ForgetBlocks,
+    ForgetPoolNode,
+    GatewayGone,
+    KeepStaged,
+    StageBlocks,
+)
+from tandem.messages.router import BlocksListed, BlocksReported, ImportReported
+from tandem.messages.worker import (
+    ImportDone,
+    ImportsArrived,
+    RequestsAborted,
+    RequestsArrived,
+    StepDone,
+)
+from tests.cluster.cluster_parts import MS, WELCOME, NodeUnderTest, hello, of_kind, request, said
+
+HOST, DISK, REMOTE = Tier.HOST, Tier.DISK, Tier.REMOTE
+POOL = PoolNodeJoined("pool-0", "1", "h:1")
+
+
+def worker_with(*gateways: str, block_count: int = 30, **config) -> NodeUnderTest:
+    """A worker that has host memory, and a disk where it is given one."""
+    node = NodeUnderTest(tells_sealed=True, block_count=block_count)
+    tiers = TiersConfig(
+        config.pop("capacities", {HOST: 20, DISK: 20}),
+        remote=True,
+        limits=TierLimits(**config.pop("limits", {})),
+        **config,
+    )
+    worker = WorkerMachine(node.machine.work.machine.config)
+    node.machine = NodeMachine(NodeConfig(hello("w"), tiers), worker)
+    for gateway in gateways:
+        connect(node, gateway)
+    return node
+
+
+def connect(node: NodeUnderTest, gateway: str) -> list:
+    from_start = node.machine.links
+    from_start.connect(gateway)
+    return node.hears(gateway, WELCOME)
+
+
+def compute(node: NodeUnderTest, request_id: str = "r", tokens: int = 9) -> list:
+    """A request is computed and has its answer. Gives everything that was said meanwhile."""
+    effects = node.hears("g", RequestsArrived((request(request_id, tokens),)))
+    while node.plans:
+        effects += node.handle(StepDone(node.result()))
+    return effects
+
+
+def one(effects: list, kind: type):
+    (found,) = of_kind(effects, kind)
+    return found
+
+
+def write_through(node: NodeUnderTest, effects: list) -> list:
+    """Whatever is staged is kept wherever it is wanted."""
+    told: list = []
+    waiting = of_kind(effects, StageBlocks)
+    while waiting:
+        staged = node.handle(BlocksStaged(waiting.pop(0).copy_id, staged=True))
+        told += staged
+        for keep in of_kind(staged, KeepStaged):
+            digests = tuple(name.digest for name in keep.names)
+            told += node.handle(BlocksKept(keep.copy_id, keep.tier, digests))
+        waiting += of_kind(told[len(told) :], StageBlocks)
+    return told
+
+
+def lose_device(node: NodeUnderTest) -> None:
+    """Another long request takes all blocks, so that nothing of the others is on the device."""
+    other = replace(request("other", 62, 1), prompt_tokens=tuple(range(30, 92)))
+    effects = node.hears("g", RequestsArrived((other,)))
+    while node.plans:
+        effects += node.handle(StepDone(node.result()))
+    write_through(node, effects)
+
+
+def import_again(node: NodeUnderTest, tokens: int = 8) -> ImportReported:
+    """The same prompt comes again, and `tokens` of it can be had elsewhere."""
+    effects = node.hears("g", ImportsArrived((request("again"),), (tokens,)))
+    return one(said(effects, "g"), ImportReported)
+
+
+def ready_to_fetch(**config) -> NodeUnderTest:
+    """The first two blocks of a prompt lie in the host memory, and only there."""
+    node = worker_with("g", block_count=16, **config)
+    write_through(node, compute(node))
+    lose_device(node)
+    return node
+
+
+def test_full_blocks_are_staged_kept_and_told():
+    node = worker_with("g")
+    effects = compute(node)
+    stage = one(effects, StageBlocks)
+    assert len(stage.blocks) == 2
+    staged = node.handle(BlocksStaged(stage.copy_id, staged=True))
+    keep = one(staged, KeepStaged)
+    assert (keep.tier, keep.rows) == (HOST, (0, 1))
+    assert keep.names[0] == BlockName(
+        keep.names[0].digest, node.machine.hello.root.hash(""), keep.names[0].digest
+    )
+    assert keep.names[1].parent == keep.names[1].first == keep.names[0].digest
+    digests = tuple(name.digest for name in keep.names)
+    effects = node.handle(BlocksKept(keep.copy_id, HOST, digests))
+    report = one(said(effects, "g"), BlocksReported)
+    assert (report.tier, set(report.changes.stored)) == (HOST, set(digests))
+    assert DropStaged(keep.copy_id) in effects
+    listed = one(said(node.hears("g", ListBlocks(HOST)), "g"), BlocksListed)
+    assert set(listed.hashes) == set(digests)
+    assert listed.next_sequence_number == 1
+
+
+def test_what_was_overwritten_while_it_was_staged_is_not_kept():
+    node = worker_with("g", block_count=16)
+    stage = one(compute(node), StageBlocks)
+    generations = node.machine.work.machine.residents.pool.generations
+    generations[stage.blocks[0]] += 1
+    keep = one(node.handle(BlocksStaged(stage.copy_id, staged=True)), KeepStaged)
+    assert keep.rows == (1,)
+    node.handle(BlocksKept(keep.copy_id, HOST, (keep.names[0].digest,)))
+    assert node.machine.tiers.writing.dropped_blocks == 1
+
+
+def test_the_pool_is_offered_what_is_full_while_it_is_there():
+    node = worker_with("g")
+    assert one(node.hears("g", POOL), ConnectPoolNode).address == "h:1"
+    stage = one(compute(node), StageBlocks)
+    staged = node.handle(BlocksStaged(stage.copy_id, staged=True))
+    assert [keep.tier for keep in of_kind(staged, KeepStaged)] == [HOST, REMOTE]
+    effects = node.handle(BlocksKept(stage.copy_id, HOST, ()))
+    assert not of_kind(effects, DropStaged)
+    effects = node.handle(BlocksKept(stage.copy_id, REMOTE, ()))
+    assert one(effects, DropStaged) == DropStaged(stage.copy_id)
+    assert not of_kind(said(effects, "g"), BlocksReported), "the pool speaks for itself"
+
+
+def test_a_fetch_fills_reserved_blocks_from_the_fastest_tier():
+    node = ready_to_fetch()
+    wanted = import_again(node).wanted
+    fetch = one(node.hears("g", FetchKv(7, "again", DISK, 0, 8)), FetchBlocks)
+    assert fetch.tiers == (HOST, HOST)
+    assert fetch.target_blocks == wanted.blocks[:2]
+    effects = node.handle(BlocksFetched(fetch.fetch_id, 2, 128, 0.01))
+    ended = one(said(effects, "g"), MoveEnded)
+    assert ended.transfer_id == 7
+    assert (ended.report.arrived, ended.report.tokens) == (True, 8)
+    assert ended.report.connector == "host"
+    node.hears("g", ImportDone("again", 8))
+    (plan,) = node.plans
+    assert list(plan.starts) == [8], "only the last token is computed"
+
+
+def test_the_part_that_came_counts_and_the_spoilt_is_dropped():
+    node = ready_to_fetch()
+    import_again(node)
+    fetch = one(node.hears("g", FetchKv(7, "again", HOST, 0, 8)), FetchBlocks)
+    spoilt = fetch.names[1].digest
+    effects = node.handle(BlocksFetched(fetch.fetch_id, 1, 64, 0.01, spoilt=(spoilt,)))
+    report = one(said(effects, "g"), MoveEnded).report
+    assert (report.arrived, report.tokens) == (False, 4)
+    assert ForgetBlocks(HOST, (spoilt,)) in effects
+    assert one(said(effects, "g"), BlocksReported).changes.removed == (spoilt,)
+    node.hears("g", ImportDone("again", 4))
+    assert list(node.plans[0].starts) == [4]
+    (figures, *_) = node.machine.tiers.figures(node.now_ns).tiers
+    assert (figures.fetched_blocks, figures.spoilt_blocks) == (1, 1)
+
+
+def test_no_block_is_given_back_while_a_fetch_may_write_to_it():
+    node = ready_to_fetch()
+    import_again(node)
+    pool = node.machine.work.machine.residents.pool
+    fetch = one(node.hears("g", FetchKv(7, "again", HOST, 0, 8)), FetchBlocks)
+    effects = node.hears("g", RequestsAborted(("again",)))
+    assert EndFetch(fetch.fetch_id) in effects
+    assert pool.free_blocks < pool.block_count
+    node.handle(BlocksFetched(fetch.fetch_id, 0))
+    assert pool.free_blocks == pool.block_count
+
+
+def test_fetches_that_were_not_wanted_any_more_are_no_failures_of_the_tier():
+    node = ready_to_fetch()
+    for number in range(5):
+        import_again(node)
+        fetch = one(node.hears("g", FetchKv(number, "again", HOST, 0, 8)), FetchBlocks)
+        node.hears("g", RequestsAborted(("again",)))
+        node.handle(BlocksFetched(fetch.fetch_id, 0, problem="stopped"))
+    assert not node.machine.tiers.fetches.ids()
+    (host, *_) = node.machine.tiers.figures(node.now_ns).tiers
+    assert (host.on, host.failures) == (True, 0)
+
+
+def test_a_gateway_that_goes_leaves_no_fetch_behind():
+    node = ready_to_fetch()
+    import_again(node)
+    fetch = one(node.hears("g", FetchKv(7, "again", HOST, 0, 8)), FetchBlocks)
+    assert EndFetch(fetch.fetch_id) in node.handle(GatewayGone("g"))
+    effects = node.handle(BlocksFetched(fetch.fetch_id, 2))
+    assert not of_kind(said(effects, "g"), MoveEnded)
+    assert node.machine.work.idle
+
+
+def test_orders_that_make_no_sense_are_refused():
+    node = ready_to_fetch()
+    import_again(node)
+    for order in (
+        FetchKv(1, "nobody", HOST, 0, 8),
+        FetchKv(2, "again", HOST, 0, 400),
+        FetchKv(3, "again", HOST, 2, 8),
+    ):
+        ended = one(said(node.hears("g", order), "g"), MoveEnded)
+        assert ended.transfer_id == order.transfer_id
+        assert not ended.report.arrived
+    plain = NodeUnderTest("g")
+    plain.hears("g", ImportsArrived((request("r"),), (8,)))
+    ended = one(said(plain.hears("g", FetchKv(1, "r", HOST, 0, 8)), "g"), MoveEnded)
+    assert ended.report.problem == "this worker has no slower tiers"
+
+
+def test_what_no_tier_has_ends_at_once():
+    node = worker_with("g")
+    node.hears("g", ImportsArrived((request("r"),), (8,)))
+    ended = one(said(node.hears("g", FetchKv(1, "r", REMOTE, 0, 8)), "g"), MoveEnded)
+    assert (ended.report.arrived, ended.report.tokens) == (False, 0)
+    node.hears("g", ImportDone("r", 0))
+    assert node.plans, "it is computed"
+
+
+def busy_with_disk() -> tuple[NodeUnderTest, CopyBlocks]:
+    """All slots are taken while a prompt comes whose blocks lie on the disk."""
+    node = worker_with("g", found=_names(2))
+    for index in range(4):
+        busy = replace(request(f"b{index}", 20, 30), prompt_tokens=(90 + index,) * 20)
+        node.hears("g", RequestsArrived((busy,)))
+    effects = node.hears("g", ImportsArrived((request("again"),), (8,)))
+    return node, one(effects, CopyBlocks)
+
+
+def _names(blocks: int) -> tuple[BlockName, ...]:
+    node = worker_with("g")
+    stage = one(compute(node), StageBlocks)
+    staged = node.handle(BlocksStaged(stage.copy_id, staged=True))
+    return one(staged, KeepStaged).names[:blocks]
+
+
+def test_blocks_of_a_waiting_request_come_up_meanwhile():
+    node, copy = busy_with_disk()
+    assert (copy.source, copy.target) == (DISK, HOST)
+    assert copy.names == _names(2)
+    digests = tuple(name.digest for name in copy.names)
+    effects = node.handle(BlocksKept(copy.copy_id, HOST, digests))
+    told = one(said(effects, "g"), BlocksReported)
+    assert (told.tier, set(told.changes.stored)) == (HOST, set(digests))
+
+
+def test_what_does_not_come_up_is_the_fault_of_where_it_comes_from():
+    node, copy = busy_with_disk()
+    node.handle(BlocksKept(copy.copy_id, HOST, (), "cannot read"))
+    host, disk, _ = node.machine.tiers.figures(node.now_ns).tiers
+    assert (host.failures, disk.failures) == (0, 1)
+    for _ in range(2):
+        node.machine.tiers.gain.failed(DISK, "cannot read", node.now_ns)
+    host, disk, _ = node.machine.tiers.figures(node.now_ns).tiers
+    assert (host.on, disk.on) == (True, False)
+
+
+def test_a_fetch_waits_for_what_is_on_its_way_up():
+    node, copy = busy_with_disk()
+    node.hears("g", RequestsAborted(("b0", "b1", "b2", "b3")))
+    while node.plans:
+        node.handle(StepDone(node.result()))
+    assert not of_kind(node.hears("g", FetchKv(7, "again", DISK, 0, 8)), FetchBlocks)
+    digests = tuple(name.digest for name in copy.names)
+    effects = node.handle(BlocksKept(copy.copy_id, HOST, digests))
+    assert one(effects, FetchBlocks).tiers == (HOST, HOST)
+
+
+def test_a_fetch_that_waits_is_stopped_at_once():
+    node, _ = busy_with_disk()
+    node.hears("g", RequestsAborted(("b0", "b1", "b2", "b3")))
+    while node.plans:
+        node.handle(StepDone(node.result()))
+    node.hears("g", FetchKv(7, "again", DISK, 0, 8))
+    effects = node.hears("g", StopMove(7))
+    assert not of_kind(effects, EndFetch)
+    assert one(said(effects, "g"), MoveEnded).transfer_id == 7
+
+
+def test_what_the_disk_held_is_listed_to_whoever_welcomes_the_worker():
+    names = _names(2)
+    node = worker_with(found=names)
+    told = said(connect(node, "g"), "g")
+    listed = {each.tier: each for each in of_kind(told, BlocksListed)}
+    assert set(listed) == {Tier.DEVICE, HOST, DISK}
+    assert set(listed[DISK].hashes) == {name.digest for name in names}
+    tiers = one(told, TiersReported).tiers
+    assert [(each.tier, each.blocks) for each in tiers] == [(HOST, 0), (DISK, 2), (REMOTE, 0)]
+    assert tiers[2].reason == "no process of the pool is there"
+
+
+def test_figures_are_told_with_the_load_when_they_changed():
+    node = worker_with("g")
+    assert not of_kind(said(node.pass_time(250 * MS, "g"), "g"), TiersReported)
+    write_through(node, compute(node))
+    reports = of_kind(said(node.pass_time(250 * MS, "g"), "g"), TiersReported)
+    assert [report.tiers[0].stored_blocks for report in reports] == [2]
+
+
+def test_a_pool_process_is_there_as_long_as_somebody_speaks_for_it():
+    node = worker_with("g", "h")
+    assert of_kind(node.hears("g", POOL), ConnectPoolNode)
+    assert not of_kind(node.hears("h", POOL), ConnectPoolNode)
+    assert not of_kind(node.hears("g", PoolNodeGone("pool-0", "1")), ForgetPoolNode)
+    effects = node.hears("h", replace(POOL, incarnation="2", address="h:2"))
+    assert of_kind(effects, ForgetPoolNode) == [ForgetPoolNode("pool-0", "1")]
+    assert of_kind(effects, ConnectPoolNode) == [ConnectPoolNode("pool-0", "2", "h:2")]
+    assert not of_kind(node.hears("h", PoolNodeGone("pool-0", "1")), ForgetPoolNode)
+    assert of_kind(node.handle(GatewayGone("h")), ForgetPoolNode) == [ForgetPoolNode("pool-0", "2")]
+    assert not node.machine.tiers.shared.there
+
+
+def test_an_outdated_gateway_speaks_for_the_old_start_only_until_it_learns():
+    node = worker_with("g", "h")
+    new = replace(POOL, incarnation="2")
+    node.hears("h", POOL)
+    node.hears("g", new)
+    effects = node.hears("g", PoolNodeGone("pool-0", "2"))
+    assert of_kind(effects, ConnectPoolNode) == [ConnectPoolNode("pool-0", "1", "h:1")]
+
+
+def test_pinned_blocks_outlive_what_comes_after_them():
+    node = worker_with("g", capacities={HOST: 4})
+    write_through(node, compute(node))
+    shelf = node.machine.tiers.keeper.shelves.by_tier[HOST]
+    digests = shelf.store.listing()
+    node.hears("g", PinBlocks(digests[::-1], ttl_ns=10_000 * MS))
+    lose_device(node)
+    assert set(digests) <= set(shelf.store.listing())

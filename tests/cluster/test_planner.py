@@ -1,0 +1,66 @@
+"""Windows and ticks of the planner machine, whenever it begins and however much there is to see."""
+
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.cluster.gateway.planner import KEPT_REQUESTS, PlannerConfig, PlannerMachine, Thinned
+from tandem.facts.service_level import ServiceLevel
+from tandem.policy.planning.contract import FleetView, Plan
+from tests.cluster.router_cluster import COST
+
+SECOND = 1_000_000_000
+CONFIG = PlannerConfig(COST, ServiceLevel(), 2, 8, startup_s=60.0, window_s=30.0)
+
+
+@dataclass
+class Seeing:
+    """A policy that wants nothing and remembers what it saw."""
+
+    interval_s: float = 10.0
+    seen: list[FleetView] = field(default_factory=list)
+
+    def plan(self, fleet: FleetView, now_ns: int) -> Plan:
+        del now_ns
+        self.seen.append(fleet)
+        return Plan()
+
+
+def run(begin_ns: int) -> list:
+    policy = Seeing()
+    machine = PlannerMachine(policy, CONFIG, begin_ns)
+    ticks = []
+    for second in range(1, 100):
+        now_ns = begin_ns + second * SECOND
+        machine.request_arrived(now_ns)
+        machine.request_finished((second, 5), 0.5, None, now_ns)
+        if machine.next_wakeup() <= now_ns:
+            machine.plan([], {}, now_ns)
+            ticks.append(second)
+    windows = [
+        [(w.end_ns - begin_ns, w.requests, w.lengths, w.ttft_s, w.tpot_s) for w in view.windows]
+        for view in policy.seen
+    ]
+    return [ticks, windows]
+
+
+def test_it_does_not_matter_when_the_clock_began():
+    ticks, windows = run(0)
+    assert ticks == list(range(10, 100, 10))
+    assert [len(seen) for seen in windows] == [0, 0, 1, 1, 1, 2, 2, 2, 3]
+    assert windows[2][0][:2] == (30 * SECOND, 29)
+    assert run(1_763_000_000 * SECOND) == [ticks, windows]
+
+
+@given(st.integers(0, 5 * KEPT_REQUESTS))
+def test_a_thinned_row_of_values_is_even_and_bounded(count):
+    thinned: Thinned[int] = Thinned()
+    for value in range(count):
+        thinned.add(value)
+    assert len(thinned.kept) <= KEPT_REQUESTS
+    assert count < KEPT_REQUESTS or len(thinned.kept) > KEPT_REQUESTS // 2
+    steps = {after - before for before, after in zip(thinned.kept, thinned.kept[1:], strict=False)}
+    assert thinned.kept[:1] == [0][:count]
+    assert len(steps) <= 1
+    assert not thinned.kept or count - thinned.kept[-1] <= max(steps, default=1)

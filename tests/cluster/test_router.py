@@ -1,0 +1,198 @@
+"""What a router says to whom, event by event."""
+
+from dataclasses import replace
+
+import pytest
+
+from tandem.cluster.router.admission import RouterConfig
+from tandem.cluster.router.fleet import Capacity
+from tandem.cluster.router.machine import RouterMachine
+from tandem.cluster.router.request_queue import LineConfig
+from tandem.facts.blocks import BlockChanges, CacheRoot
+from tandem.facts.fleet import Role, Tier
+from tandem.facts.request import FinishReason, Request
+from tandem.messages.router import (
+    AskForBlocks,
+    BlocksReported,
+    KvReported,
+    MigrationsRequested,
+    Reject,
+    RequestRefused,
+    RequestSubmitted,
+    RequestWithdrawn,
+    RoleTaken,
+    Tell,
+    TokensReported,
+    WorkerDrained,
+    WorkerJoined,
+    WorkerLost,
+)
+from tandem.messages.worker import (
+    CopiesRequested,
+    EmitTokens,
+    HoldsReleased,
+    KvComputed,
+    PrefillsArrived,
+    RequestsAborted,
+    RequestsArrived,
+)
+from tandem.policy.admission.thresholds import AdmitAll
+from tandem.policy.dispatch.rules import AlwaysRemote
+from tandem.policy.routing.registry import ROUTINGS
+from tests.cluster.router_cluster import COST
+
+
+def router(*roles: Role, **line) -> RouterMachine:
+    """Workers w0, w1 and so on are up in these roles."""
+    machine = RouterMachine(
+        RouterConfig(
+            block_size=4,
+            root=CacheRoot("model", "revision", b"layout"),
+            capacities={f"w{index}": Capacity(COST, 4, 100, 4) for index in range(4)},
+            routing=ROUTINGS["round-robin"](0),
+            admission=AdmitAll(),
+            dispatching=AlwaysRemote(),
+            line=LineConfig(**line),
+        )
+    )
+    for index, role in enumerate(roles):
+        machine.handle(WorkerJoined(f"w{index}", role), 0)
+    return machine
+
+
+def submit(machine: RouterMachine, request_id: str) -> list:
+    return machine.handle(RequestSubmitted(Request(request_id, (1, 2, 3, 4, 5)), 10.0), 0)
+
+
+def drew(worker: str, request_id: str, reason: FinishReason | None = None) -> TokensReported:
+    return TokensReported(worker, EmitTokens((request_id,), (7,), (reason,), (False,), (0,)))
+
+
+def told(effects: list) -> list[tuple[str, type]]:
+    return [(effect.worker, type(effect.event)) for effect in effects]
+
+
+def test_a_worker_takes_both_phases_or_a_pair_takes_one_each():
+    assert told(submit(router(Role.BOTH), "r")) == [("w0", RequestsArrived)]
+    assert told(submit(router(Role.PREFILL, Role.DECODE), "r")) == [("w0", PrefillsArrived)]
+
+
+def test_no_prompt_goes_to_a_worker_that_has_its_fill_while_another_has_room():
+    machine = router(Role.BOTH, Role.BOTH, prefill_depth=1)
+    first = told(submit(machine, "r0"))
+    # Round robin by the serial would send the third where the second still is.
+    second = told(submit(machine, "r1"))
+    assert {worker for worker, _ in first + second} == {"w0", "w1"}
+    assert submit(machine, "r2") == []
+    busy, free = first[0][0], second[0][0]
+    assert told(machine.handle(drew(free, "r1"), 1)) == [(free, RequestsArrived)]
+    assert busy != free
+    assert submit(machine, "r3") == []
+
+
+def test_a_dead_workers_requests_go_on_elsewhere_with_the_tokens_so_far():
+    machine = router(Role.BOTH)
+    submit(machine, "r")
+    machine.handle(drew("w0", "r"), 1)
+    assert machine.handle(WorkerLost("w0"), 2) == []
+    (effect,) = machine.handle(WorkerJoined("w1", Role.BOTH), 3)
+    (request,) = effect.event.requests
+    assert (effect.worker, request.request_id, request.output_tokens) == ("w1", "r~1", (7,))
+    # What comes late from the dead is nobody's.
+    assert machine.handle(drew("w0", "r", FinishReason.LENGTH), 4) == []
+    assert list(machine.passages["r"].output) == [7]
+
+
+def test_withdrawn_is_called_back_wherever_it_is():
+    machine = router(Role.PREFILL, Role.DECODE, max_requests=1)
+    submit(machine, "r0")
+    submit(machine, "r1")
+    assert machine.handle(RequestWithdrawn("r1"), 1) == []
+    effects = machine.handle(RequestWithdrawn("r0"), 2)
+    both = [("w1", RequestsAborted), ("w1", HoldsReleased)]
+    both += [("w0", RequestsAborted), ("w0", HoldsReleased)]
+    assert told(effects) == both
+    assert not machine.passages
+    assert machine.handle(RequestWithdrawn("r0"), 3) == []
+
+
+def test_what_a_worker_refuses_is_rejected_with_its_reason():
+    machine = router(Role.BOTH)
+    submit(machine, "r")
+    effects = machine.handle(RequestRefused("w0", "r", "too many wait", 2.5), 1)
+    assert effects[-1] == Reject("r", "too many wait", 2.5)
+    machine.audit()
+    assert not machine.passages
+
+
+def test_a_drained_worker_gets_nothing_until_it_takes_a_role():
+    machine = router(Role.BOTH, Role.BOTH)
+    machine.handle(WorkerDrained("w0"), 1)
+    assert {told(submit(machine, f"r{n}"))[0][0] for n in range(4)} == {"w1"}
+    machine.handle(RoleTaken("w0", Role.BOTH), 2)
+    assert {told(submit(machine, f"s{n}"))[0][0] for n in range(4)} == {"w0", "w1"}
+    # The news of one that is gone already concerns nobody.
+    for event in (WorkerDrained("w9"), RoleTaken("w9", Role.BOTH), WorkerLost("w9")):
+        assert machine.handle(event, 3) == []
+
+
+@pytest.mark.parametrize(("source", "target"), [("w0", "w0"), ("w0", "w9"), ("w9", "w1")])
+def test_a_migration_from_or_to_nowhere_moves_nothing(source, target):
+    machine = router(Role.BOTH)
+    submit(machine, "r")
+    machine.handle(drew("w0", "r"), 1)
+    assert machine.handle(MigrationsRequested(source, target, 100), 2) == []
+
+
+def test_a_migration_moves_the_largest_that_fit():
+    machine = router(Role.BOTH)
+    for name in ("r0", "r1", "r2"):
+        submit(machine, name)
+        machine.handle(drew("w0", name), 1)
+    machine.handle(drew("w0", "r1"), 2)
+    machine.handle(WorkerJoined("w1", Role.BOTH), 3)
+    assert machine.handle(MigrationsRequested("w0", "w1", 13), 4) == [
+        Tell("w0", CopiesRequested(("r1",))),
+        Tell("w0", CopiesRequested(("r0",))),
+    ]
+
+
+def test_nobody_moves_to_a_worker_that_takes_no_decodes():
+    machine = router(Role.BOTH)
+    submit(machine, "r")
+    machine.handle(drew("w0", "r"), 1)
+    machine.handle(WorkerJoined("w1", Role.PREFILL), 2)
+    machine.handle(WorkerJoined("w2", Role.BOTH), 2)
+    machine.handle(WorkerDrained("w2"), 2)
+    for target in ("w1", "w2"):
+        assert machine.handle(MigrationsRequested("w0", target, 100), 4) == []
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 24, 70])
+def test_output_is_charged_in_the_same_portions_however_much_is_told_at_once(at_once):
+    machine = router(Role.BOTH)
+    submit(machine, "r")
+    for _ in range(140 // at_once):
+        machine.handle(replace(drew("w0", "r"), repeats=at_once), 1)
+    told_tokens = len(machine.passages["r"].output)
+    assert machine.passages["r"].charged_output == told_tokens - told_tokens % 64
+
+
+def test_what_is_held_for_nobody_is_let_go():
+    machine = router(Role.PREFILL, Role.DECODE)
+    unknown = KvComputed(("long ago",), (5,), ((0, 1),), (True,))
+    assert machine.handle(KvReported("w0", unknown), 1) == [
+        Tell("w0", HoldsReleased(("long ago",)))
+    ]
+
+
+def test_a_missed_report_is_asked_for_and_the_dead_report_nothing():
+    machine = router(Role.BOTH)
+    ahead = BlocksReported("w0", Tier.DEVICE, BlockChanges(3, (), (b"x",), (b"p",)))
+    assert machine.handle(ahead, 1) == [AskForBlocks("w0", Tier.DEVICE)]
+    machine.handle(WorkerLost("w0"), 2)
+    assert machine.handle(ahead, 3) == []
+    machine.handle(WorkerJoined("w0", Role.BOTH), 4)
+    first = BlocksReported("w0", Tier.DEVICE, BlockChanges(0, (), (b"y",), (b"p",)))
+    assert machine.handle(first, 5) == []
+    assert machine.entrance.index.resident_blocks == 1
