@@ -37,7 +37,7 @@ from survive_cluster import (
     redis_server,
 )
 
-TRACE = Path(__file__).parents[1] / "tests" / "measure" / "data" / "azure_conv_200.csv"
+TRACE = Path(__file__).parents[1] / "tests" / "bench" / "data" / "azure_conv_200.csv"
 SPLIT = {"prefill": 1, "decode": 2}
 ONE = {"both": 1}
 # Recovery: streams that run when a worker dies, and how far they are by then.

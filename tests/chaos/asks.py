@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-TRACE = Path(__file__).parents[1] / "measure" / "data" / "azure_conv_200.csv"
+TRACE = Path(__file__).parents[1] / "bench" / "data" / "azure_conv_200.csv"
 MOST_PROMPT_WORDS = 700
 FEWEST_OUTPUT_TOKENS, MOST_OUTPUT_TOKENS = 24, 300
 WORDS = (

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 from tandem.commands.bench import bench
 from tests.bench.scripted_server import Script, ScriptedServer
 
-DATA = Path(__file__).parent.parent / "measure" / "data"
+DATA = Path(__file__).parent.parent / "bench" / "data"
 SMALL = ["--input-tokens", "20", "--output-tokens", "5", "--num-prompts", "12", "--warmup", "0"]
 
 
