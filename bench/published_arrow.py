@@ -9,7 +9,7 @@ from published_fleets import AGGREGATED, STATIC, fleet, planned, poisson
 from published_runs import AZURE_CODE, Bench, Finding, Report
 from tandem.commands.simulate_runs import Trial
 from tandem.config.cluster import Cluster, PoolConfig
-from tandem.facts.service_level import ServiceLevel
+from tandem.facts.slo import Slo
 from tandem.facts.trace import TraceRow
 
 ARROW_ARMS = (AGGREGATED, STATIC, "arrow", "tandem")
@@ -20,7 +20,7 @@ SLOWEST, RATE_STEP, RATE_STEPS = 0.25, 1.15, 32
 
 
 def arrow(bench: Bench) -> Report:
-    """The highest rate at which nine tenths of all requests keep their promise."""
+    """The highest rate at which nine tenths of all requests keep their SLO."""
     bursty = bench.rows(AZURE_CODE, 3_000)
     lengths = np.array([(row.prompt_tokens, row.output_tokens) for row in bursty])
     rate_rps = (len(bursty) - 1) / (bursty[-1].arrival_s - bursty[0].arrival_s)
@@ -69,7 +69,7 @@ def arrow(bench: Bench) -> Report:
         findings,
         [
             "their instances change phase at once; ours first finish what they have",
-            "only the abstract of the paper was read: model, hardware and promise are our choice",
+            "only the abstract of the paper was read: model, hardware and slo are our choice",
         ],
     )
 
@@ -96,6 +96,6 @@ def _arrow(arm: str, speed: float) -> Trial:
         # Arrow has so many instances, no more and no fewer.
         pools=tuple(replace(pool, min_count=pool.count) for pool in pools),
         policies=planned(arm),
-        slo=ServiceLevel(ttft_s=3.0, tpot_s=0.1),
+        slo=Slo(ttft_s=3.0, tpot_s=0.1),
     )
     return Trial(arm, cluster, speed)

@@ -7,7 +7,7 @@ from published_runs import SURROGATE, Bench, Finding, Report, mean_ttft_s
 from tandem.commands.simulate_output import Run
 from tandem.commands.simulate_runs import Trial
 from tandem.config.cluster import Cluster, PoolConfig
-from tandem.facts.service_level import ServiceLevel
+from tandem.facts.slo import Slo
 from tandem.policy.planning.dynamo import DynamoLoad, DynamoThroughput
 
 ARMS = ("dynamo", "tandem")
@@ -89,6 +89,6 @@ def _startup(arm: str, startup_s: int) -> Trial:
         pools=pools,
         policies=planned(arm, "cost", **options),
         block_size=512,
-        slo=ServiceLevel(ttft_s=1.5, tpot_s=0.05),
+        slo=Slo(ttft_s=1.5, tpot_s=0.05),
     )
     return Trial(f"{arm} {startup_s} s", cluster, 1.0)

@@ -21,7 +21,7 @@ from tandem.facts.request import FinishReason
 from tandem.live.channels.curve import KeyPair
 from tandem.live.channels.limits import ChannelLimits
 from tandem.live.channels.sockets import NodeKeys, node_socket
-from tandem.messages.cluster import PROTOCOL, Hello, IntroduceYourself, ToGateway
+from tandem.messages.cluster import PROTOCOL, Register, RegisterAgain, ToGateway
 from tandem.messages.codec import TO_GATEWAY, TO_WORKER
 from tandem.messages.router import LoadReported, TokensReported
 from tandem.messages.worker import EmitTokens, RequestsAborted, RequestsArrived
@@ -60,14 +60,14 @@ class Line:
                 case RequestsAborted(request_ids):
                     for request_id in request_ids:
                         self.left.pop(request_id, None)
-                case IntroduceYourself():
+                case RegisterAgain():
                     self.greet()
 
     def greet(self) -> None:
         export = KvExport("tandem-mini", "main", KvGeometry(8, 4, 64, 16, "float32"), BLOCKS, ())
         root = CacheRoot("tandem-mini", "main", b"none")
         self.send(
-            Hello(PROTOCOL, "0", "w0", "a", "both", Role.BOTH, True, root, export, 4096, 8192)
+            Register(PROTOCOL, "0", "w0", "a", "both", Role.BOTH, True, root, export, 4096, 8192)
         )
 
     def step(self) -> None:

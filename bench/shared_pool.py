@@ -36,7 +36,7 @@ from tandem.kv.tiers.pool_frames import batch_blocks, incarnation_proof
 from tandem.kv.tiers.pool_server import PoolServer, PoolTerms
 from tandem.kv.tiers.pool_stores import PoolStores
 from tandem.live.shared_pool import PoolInbox, PoolNode, Replicas
-from tandem.messages.cluster import PROTOCOL, PoolHello
+from tandem.messages.cluster import PROTOCOL, RegisterPoolNode
 
 SECRET = b"of this benchmark alone"
 ROOT = b"of a benchmark.."
@@ -56,8 +56,8 @@ def serve(block_bytes: int, capacity_blocks: int) -> None:
     inbox = PoolInbox()
     calls = TierCalls(lambda _: None, lambda: None, time.monotonic_ns)
     stores = PoolStores({Tier.HOST: memory}, tags.stored, calls)
-    hello = PoolHello(PROTOCOL, "", "pool-0", START, "", block_format, capacity_blocks)
-    machine = PoolNodeMachine(PoolNodeConfig(hello, tiers), time.monotonic_ns())
+    register = RegisterPoolNode(PROTOCOL, "", "pool-0", START, "", block_format, capacity_blocks)
+    machine = PoolNodeMachine(PoolNodeConfig(register, tiers), time.monotonic_ns())
     replicas = Replicas(stores, client_of(block_format), tags.stored, inbox)
     node = PoolNode(machine, inbox, stores, replicas)
     credentials = Credentials(SECRET, incarnation_proof(START))

@@ -48,7 +48,7 @@ HIT_TOKENS, HIT_ROUNDS = 2000, 7
 CHECKPOINT_ROUNDS = 5
 SESSIONS, TURNS, TURN_TOKENS = 8, 5, 200
 DOCUMENTS, QUESTIONS, DOCUMENT_TOKENS = 5, 4, 1500
-# A visit meets its promise when its first token and every gap are within these.
+# A visit meets its SLO when its first token and every gap are within these.
 TTFT_S, GAP_S = 2.0, 1.0
 
 

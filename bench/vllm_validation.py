@@ -125,7 +125,7 @@ def runs(folder: Path) -> list[Run]:
 
 def read_measured(folder: Path, files: str) -> Measured:
     """Arrivals are those at vLLM's front (`arrival_time`, on the wall clock); the engine's instants
-    are on its own clock. The quickest handover of a request to it is taken to last no time."""
+    are on its own clock. The quickest KV transfer of a request to it is taken to last no time."""
     prefix = f"{folder / 'llmservingsim/vllm_measured' / files}_vllm_"
     meta = json.loads(_text(f"{prefix}meta.json.gz"))
     rows = [json.loads(line) for line in _text(f"{prefix}requests.jsonl.gz").splitlines()]

@@ -4,12 +4,12 @@
 import json
 import sys
 
-from tandem.cluster.shared_pool.heat import HeatConfig
+from tandem.cluster.shared_pool.hot_blocks import HotBlocksConfig
 from tandem.cluster.shared_pool.machine import PoolNodeConfig, PoolNodeMachine
 from tandem.cluster.tiers.config import TiersConfig
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockFormat, BlockName
-from tandem.messages.cluster import PROTOCOL, Audit, PoolHello
+from tandem.messages.cluster import PROTOCOL, Audit, RegisterPoolNode
 from tandem.messages.gateway import AuditAsked, AuditEnded
 from tandem.messages.node import GatewayConnected, GatewaySaid
 from tandem.messages.pool_node import BlocksOffered, BlocksReceived
@@ -20,8 +20,8 @@ from tests.cluster.cluster_parts import (
     WELCOME,
     GatewayUnderTest,
     NodeUnderTest,
-    hello,
     of_kind,
+    register,
     request,
     said,
 )
@@ -44,9 +44,9 @@ def node_with_tiers():
 
 def pool_node():
     config = PoolNodeConfig(
-        PoolHello(PROTOCOL, "1", "pool-0", "one", "h:1", BlockFormat(bytes(16), 8), 9),
+        RegisterPoolNode(PROTOCOL, "1", "pool-0", "one", "h:1", BlockFormat(bytes(16), 8), 9),
         TiersConfig({Tier.HOST: 4}, lambda blocks: make_eviction("lru", blocks)),
-        HeatConfig(),
+        HotBlocksConfig(),
     )
     machine = PoolNodeMachine(config, 0)
     machine.handle(GatewayConnected("g"), 1)
@@ -57,7 +57,7 @@ def pool_node():
 
 
 def gateway():
-    gate = GatewayUnderTest(hello("w"))
+    gate = GatewayUnderTest(register("w"))
     gate.says(BlocksListed("w", Tier.DEVICE, (b"a" * 16, b"b" * 16), 0))
     gate.submit("r")
     return gate
@@ -81,12 +81,12 @@ def work(node):
     return node.machine.work
 
 
-def residents(node):
-    return work(node).machine.residents
+def sequences(node):
+    return work(node).machine.sequences
 
 
-def keeper(node):
-    return node.machine.tiers.keeper
+def hierarchy(node):
+    return node.machine.tiers.hierarchy
 
 
 def staged_too_much(node):
@@ -95,40 +95,40 @@ def staged_too_much(node):
 
 # What is broken: (how it is made, who answers, what is done to it).
 NODES = {
-    "a block without an owner": lambda n: residents(n).pool._free.popitem(),
-    "a block with an owner too many": lambda n: residents(n).pool._owners.__setitem__(0, 9),
-    "a hash of nothing": lambda n: residents(n).pool._block_of.__setitem__(b"x" * 16, 29),
-    "a slot lost": lambda n: residents(n).free_slots.pop(),
-    "a block filled by nobody": lambda n: residents(n)._filling.__setitem__(b"x", object()),
+    "a block without an owner": lambda n: sequences(n).pool._free.popitem(),
+    "a block with an owner too many": lambda n: sequences(n).pool._owners.__setitem__(0, 9),
+    "a hash of nothing": lambda n: sequences(n).pool._block_of.__setitem__(b"x" * 16, 29),
+    "a slot lost": lambda n: sequences(n).free_slots.pop(),
+    "a block filled by nobody": lambda n: sequences(n)._filling.__setitem__(b"x", object()),
     "a request forgotten": lambda n: work(n).machine.unfinished.popitem(),
     "a lease too few": lambda n: work(n).leases.end("r"),
-    "an import of nobody": lambda n: work(n).incoming.imports.begin(ImportBlocks("x", 0, 4, (1,))),
-    "a move of no import": lambda n: work(n).incoming.imports.moving.__setitem__(7, object()),
+    "an import of nobody": lambda n: work(n).inbound.imports.begin(ImportBlocks("x", 0, 4, (1,))),
+    "a move of no import": lambda n: work(n).inbound.imports.moving.__setitem__(7, object()),
 }
 TIERS = {
-    "a block without a name": lambda n: keeper(n).shelves._names.popitem(),
-    "a name of nothing": lambda n: keeper(n).shelves._names.__setitem__(b"x" * 16, BLOCK),
-    "a block that rises by itself": lambda n: keeper(n).rising.__setitem__(b"x" * 16, None),
+    "a block without a name": lambda n: hierarchy(n).caches._names.popitem(),
+    "a name of nothing": lambda n: hierarchy(n).caches._names.__setitem__(b"x" * 16, BLOCK),
+    "a block that rises by itself": lambda n: hierarchy(n).rising.__setitem__(b"x" * 16, None),
     "too much that waits": staged_too_much,
     "a fetch stopped that is none": lambda n: n.machine.tiers.fetches._stopped.add(9),
     "a fetch not taken": lambda n: n.machine.tiers._ended.append(object()),
 }
 POOLS = {
-    "a block told of and lost": lambda m: m.holdings.keeper.shelves.drop(
+    "a block told of and lost": lambda m: m.holdings.hierarchy.caches.drop(
         Tier.HOST, (BLOCK.digest,)
     ),
     "a block counted twice": lambda m: m.holdings.places.counts.__setitem__(BLOCK.digest, 2),
 }
 GATEWAYS = {
     "a request under another name": lambda g: g.machine.router._by_wire.popitem(),
-    "a request that nobody counts": lambda g: g.machine.router.passages.popitem(),
-    "a member that the fleet lost": lambda g: g.machine.router.entrance.fleet.standings.clear(),
-    "a transfer of nobody": lambda g: g.machine.router.handover._transfers.__setitem__(7, ()),
+    "a request that nobody counts": lambda g: g.machine.router.requests.popitem(),
+    "a member that the fleet lost": lambda g: g.machine.router.admission.fleet.workers.clear(),
+    "a transfer of nobody": lambda g: g.machine.router.kv_transfers._transfers.__setitem__(7, ()),
     "KV remembered of nobody": lambda g: g.machine.routing.transfers._computed.__setitem__(
         ("w", "x"), 1
     ),
-    "a prefix of nobody": lambda g: g.machine.router.entrance.index._runs._run_of.popitem(),
-    "a class that gives no place back": lambda g: g.machine.router.entrance.line.in_use.update(
+    "a prefix of nobody": lambda g: g.machine.router.admission.index._runs._run_of.popitem(),
+    "a class that gives no place back": lambda g: g.machine.router.admission.queue.in_use.update(
         {"x": 3}
     ),
 }

@@ -21,7 +21,7 @@ from tandem.live.channels.gateway_channel import GatewayChannel, OperatorSaid
 from tandem.live.channels.sockets import GatewayKeys, NodeKeys
 from tandem.live.gateway.operator import OperatorClient, OperatorFailed
 from tandem.live.launching.state_directory import StateDirectory
-from tandem.messages.cluster import Goodbye, Unwelcome
+from tandem.messages.cluster import Deregister, RegistrationRefused
 from tandem.messages.gateway import PeerGone, WorkerSaid
 from tandem.messages.node import GatewayConnected, GatewaySaid
 from tandem.messages.operator import Done
@@ -62,7 +62,7 @@ def test_a_revoked_key_cuts_the_worker_that_has_it_and_no_other(file):
         other = node_end(endpoint, at_other, name="other/a", keys=keys_of(OTHER))
         for end, news in ((one, at_one), (other, at_other)):
             await news.first(GatewayConnected)
-            end.send(Goodbye("here"))
+            end.send(Deregister("here"))
         await at_gateway.first(WorkerSaid, 2)
         file.write_text(lines(OTHER))
         # As a timer has it done every second.
@@ -71,13 +71,13 @@ def test_a_revoked_key_cuts_the_worker_that_has_it_and_no_other(file):
         gone = PeerGone("one/a/1", "its key was revoked", died=False)
         assert await at_gateway.first(PeerGone) == gone
         told = (await at_one.first(GatewaySaid)).message
-        assert isinstance(told, Unwelcome)
+        assert isinstance(told, RegistrationRefused)
         assert "its key was revoked" in told.reason
         # One that does not care is not heard, and comes in no more.
-        one.send(Goodbye("still here"))
+        one.send(Deregister("still here"))
         late = node_end(endpoint, again, name="one/b", keys=keys_of(ONE))
         assert "refuses this key" in await again.first(str)
-        other.send(Goodbye("all is well"))
+        other.send(Deregister("all is well"))
         await at_gateway.first(WorkerSaid, 3)
         assert {said.message.worker for said in at_gateway.of(WorkerSaid)} == {
             "here",
@@ -97,13 +97,13 @@ def test_a_revoked_worker_is_gone_whoever_had_the_file_read(file, noticed):
         gateway, endpoint = opened(file, at_gateway)
         one = node_end(endpoint, at_one, name="one/a", keys=keys_of(ONE))
         await at_one.first(GatewayConnected)
-        one.send(Goodbye("here"))
+        one.send(Deregister("here"))
         await at_gateway.first(WorkerSaid)
         file.write_text(lines(OTHER))
         late = node_end(endpoint, stranger, name="x/a", keys=keys_of(make_pair()))
         assert "refuses this key" in await stranger.first(str)
         if noticed == "it spoke":
-            one.send(Goodbye("still here"))
+            one.send(Deregister("still here"))
         else:
             gateway._senders.review()
         gone = PeerGone("one/a/1", "its key was revoked", died=False)
@@ -122,7 +122,7 @@ def test_a_worker_whose_key_is_an_operators_now_is_gone(file):
         gateway, endpoint = opened(file, at_gateway)
         one = node_end(endpoint, news, name="one/a", keys=keys_of(ONE))
         await news.first(GatewayConnected)
-        one.send(Goodbye("here"))
+        one.send(Deregister("here"))
         await at_gateway.first(WorkerSaid)
         file.write_text(lines(OTHER, operators=(ONE,)))
         gateway._senders.review()
@@ -137,11 +137,11 @@ def test_a_worker_whose_key_is_an_operators_now_is_gone(file):
 def test_a_revoked_key_is_no_death_of_the_requests_that_were_there(died):
     gateway = GatewayUnderTest(hello("w0"), hello("w1"))
     gateway.submit("r", 9)
-    passage = gateway.machine.router.passages["r"]
-    gateway.handle(PeerGone(f"{passage.prefill}/1", "gone", died=died))
+    state = gateway.machine.router.requests["r"]
+    gateway.handle(PeerGone(f"{state.prefill}/1", "gone", died=died))
     # It goes on at the other one.
-    assert passage.names.attempt == 1
-    assert passage.deaths.total == died
+    assert state.names.attempt == 1
+    assert state.deaths.total == died
 
 
 def test_a_new_key_comes_in_at_once(file):
@@ -182,13 +182,13 @@ def test_a_workers_key_cannot_act_as_an_operators_nor_the_other_way_round(file):
         said = await at_gateway.first(OperatorSaid)
         posing = node_end(endpoint, news, name="w9/a", keys=keys_of(OPERATOR))
         await news.first(GatewayConnected)
-        posing.send(Goodbye("w9"))
+        posing.send(Deregister("w9"))
         gateway.answer(said.peer, Done(said.message.question))
         await waiting
         honest = News()
         last = node_end(endpoint, honest, name="w2/a", keys=keys_of(OTHER))
         await honest.first(GatewayConnected)
-        last.send(Goodbye("w2"))
+        last.send(Deregister("w2"))
         await at_gateway.first(WorkerSaid)
         assert [said.message.worker for said in at_gateway.of(WorkerSaid)] == ["w2"]
         for channel in (posing, last, gateway):

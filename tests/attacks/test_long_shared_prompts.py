@@ -36,14 +36,14 @@ def asked() -> tuple[World, list[Request]]:
 
 def test_who_waits_for_the_same_prompt_is_not_looked_up_in_every_step():
     at, choices = asked()
-    pool, looked_up = at.machine.residents.pool, []
+    pool, looked_up = at.machine.sequences.pool, []
     look_up = pool.cached_prefix
     pool.cached_prefix = lambda chain: looked_up.append(chain) or look_up(chain)
     at.tell(RequestsArrived(tuple(choices)))
     for _ in range(PROMPT_TOKENS // CHUNK_TOKENS - 1):
         at.land()
     # The first computes; the others know whom they wait for.
-    assert len(at.machine.residents.running) == 1
+    assert len(at.machine.sequences.running) == 1
     assert len(looked_up) <= 2
 
 
@@ -67,6 +67,6 @@ def test_whoever_waited_for_one_that_is_aborted_goes_on_without_it():
     at.tell(RequestsArrived(tuple(choices)))
     for _ in range(3):
         at.land()
-        at.tell(RequestsAborted((at.machine.residents.running[0].request.request_id,)))
+        at.tell(RequestsAborted((at.machine.sequences.running[0].request.request_id,)))
     at.drain()
     assert len(at.answers) == CHOICES - 3

@@ -10,7 +10,7 @@ from tandem.commands.cluster.view import print_status
 from tandem.facts.blocks import BlockChanges, CacheRoot, extend_chain
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.kv_export import MoveKv
-from tandem.messages.cluster import ListBlocks, Welcome
+from tandem.messages.cluster import ListBlocks, Registered
 from tandem.messages.gateway import PeerGone
 from tandem.messages.router import BlocksListed, BlocksReported, ImportReported, KvReported
 from tandem.messages.worker import ImportBlocks, ImportDone, ImportsArrived, KvComputed
@@ -38,11 +38,11 @@ def holds(gateway: GatewayUnderTest, worker: str, root: CacheRoot, number: int =
 
 
 def known_hits(gateway: GatewayUnderTest, root: CacheRoot) -> dict[str, int]:
-    found = gateway.machine.router.entrance.index.match(chain_under(root, 8), gateway.now_ns)
+    found = gateway.machine.router.admission.index.match(chain_under(root, 8), gateway.now_ns)
     return {worker: hits.device_tokens for worker, hits in found.hits.items()}
 
 
-def handed_over(theirs: CacheRoot | None) -> list:
+def prefill_pinned(theirs: CacheRoot | None) -> list:
     """What a decode worker is told while a prompt that a prefill worker computes comes to it."""
     decode = of_root("d", theirs, Role.DECODE) if theirs else hello("d", Role.DECODE)
     if theirs is None:
@@ -56,12 +56,12 @@ def handed_over(theirs: CacheRoot | None) -> list:
 
 
 def test_a_prompt_is_handed_over_between_workers_of_one_identity():
-    assert of_kind(handed_over(OLD), MoveKv)
+    assert of_kind(prefill_pinned(OLD), MoveKv)
 
 
 def test_a_prompt_is_computed_again_by_a_worker_of_another_identity():
     for theirs in (NEW, None, CacheRoot(OLD.model, "another arithmetic", OLD.layout)):
-        heard = handed_over(theirs)
+        heard = prefill_pinned(theirs)
         assert of_kind(heard, ImportsArrived)
         assert not of_kind(heard, MoveKv)
         # It goes on with the tokens so far, and not one of them has KV from elsewhere.
@@ -71,24 +71,24 @@ def test_a_prompt_is_computed_again_by_a_worker_of_another_identity():
 def test_a_gateway_that_knows_no_weights_learns_what_blocks_are_called():
     nowhere = CacheRoot("a name", "main", b"layout")
     gateway = GatewayUnderTest(root=nowhere)
-    assert told(gateway.says(of_root("w0", NEW)), "w0") == [gateway.machine.config.welcome]
-    assert gateway.machine.router.entrance.root == NEW
+    assert told(gateway.says(of_root("w0", NEW)), "w0") == [gateway.machine.config.terms]
+    assert gateway.machine.router.admission.root == NEW
     holds(gateway, "w0", NEW)
     assert known_hits(gateway, NEW) == {"w0": 8}
     gateway.submit("r", 9)
-    passage = gateway.machine.router.passages["r"]
-    assert tuple(passage.chain) == chain_under(NEW, 8)
+    state = gateway.machine.router.requests["r"]
+    assert tuple(state.chain) == chain_under(NEW, 8)
 
 
 def test_a_request_that_goes_on_at_new_weights_is_looked_up_by_their_names():
     gateway = GatewayUnderTest(of_root("w0", OLD))
     gateway.submit("r", 9)
     gateway.says(of_root("w1", NEW))
-    passage = gateway.machine.router.passages["r"]
-    assert tuple(passage.chain) == chain_under(OLD, 8)
+    state = gateway.machine.router.requests["r"]
+    assert tuple(state.chain) == chain_under(OLD, 8)
     gateway.handle(PeerGone("w0/1", "restarted"))
-    assert passage.prefill == "w1"
-    assert tuple(passage.chain) == chain_under(NEW, 8)
+    assert state.prefill == "w1"
+    assert tuple(state.chain) == chain_under(NEW, 8)
 
 
 def test_a_restart_with_new_weights_one_by_one():
@@ -100,18 +100,18 @@ def test_a_restart_with_new_weights_one_by_one():
     gateway.handle(PeerGone("w0/1", "restarted"))
     gateway.says(of_root("w0", NEW, incarnation="2"))
     gateway.says(BlocksListed("w0", Tier.DEVICE, chain_under(NEW, 8), 1), incarnation="2")
-    assert gateway.machine.router.entrance.root == OLD
+    assert gateway.machine.router.admission.root == OLD
     assert known_hits(gateway, OLD) == {"w1": 8, "w2": 8}
     assert known_hits(gateway, NEW) == {}
     gateway.handle(PeerGone("w1/1", "restarted"))
     effects = gateway.says(of_root("w1", NEW, incarnation="2"))
     # Two against one: from now on the new names count, and whoever holds such blocks says which.
-    assert gateway.machine.router.entrance.root == NEW
+    assert gateway.machine.router.admission.root == NEW
     assert known_hits(gateway, OLD) == {}
     listings = [ListBlocks(tier) for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK)]
     assert of_kind(told(effects, "w0"), ListBlocks) == listings
     # The newcomer lists its blocks when it is welcomed.
-    assert of_kind(told(effects, "w1"), Welcome)
+    assert of_kind(told(effects, "w1"), Registered)
     assert not of_kind(told(effects, "w1"), ListBlocks)
     gateway.says(BlocksListed("w0", Tier.DEVICE, chain_under(NEW, 8), 1), incarnation="2")
     assert known_hits(gateway, NEW) == {"w0": 8}
@@ -121,12 +121,12 @@ def test_those_who_compute_prompts_say_what_blocks_are_called():
     """Where decode workers store KV otherwise, as many as they may be."""
     decoding = [of_root(f"d{n}", NEW, Role.DECODE) for n in range(3)]
     gateway = GatewayUnderTest(*decoding, of_root("p", OLD, Role.PREFILL))
-    assert gateway.machine.router.entrance.root == OLD
+    assert gateway.machine.router.admission.root == OLD
 
 
 def test_nobody_is_turned_away_for_other_weights():
     gateway = GatewayUnderTest(of_root("w0", OLD))
-    assert of_kind(told(gateway.says(of_root("w1", NEW)), "w1"), Welcome)
+    assert of_kind(told(gateway.says(of_root("w1", NEW)), "w1"), Registered)
 
 
 def test_an_operator_sees_it():

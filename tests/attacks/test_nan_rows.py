@@ -91,7 +91,7 @@ class NanBench(Bench):
         self.machine.handle = keeping
 
     def cached_blocks(self) -> list[int]:
-        return [b for b, d in enumerate(self.machine.residents.pool._hash_of) if d is not None]
+        return [b for b, d in enumerate(self.machine.sequences.pool._hash_of) if d is not None]
 
 
 def neighbours() -> list[Request]:
@@ -235,7 +235,7 @@ def test_a_cluster_serves_on(roles, prompt):
     workers = [ToyWorker(f"w{index}", role, ledgers) for index, role in enumerate(roles)]
     for worker in workers:
         numberless = NumberlessLedger(worker.engine.ledger, token=10)
-        worker.engine.ledger = ledgers[worker.hello.worker] = numberless
+        worker.engine.ledger = ledgers[worker.registration.worker] = numberless
         worker.node._mover._own = numberless
 
     async def main() -> None:
@@ -260,7 +260,7 @@ def test_a_cluster_serves_on(roles, prompt):
                         said += output.tokens
                 assert said == whole[seed][:end]
             await until(lambda: all(worker.drained for worker in workers))
-            assert not gateway.machine.router.passages
+            assert not gateway.machine.router.requests
             assert len(list(gateway.machine.members)) == len(workers)
             assert await read(gateway, request("last", (4, 5), max_tokens=1))
 

@@ -228,7 +228,7 @@ def test_a_worker_dies_of_a_lonely_request_twice():
     assert effects[0].request_id == "r"
     assert "2 workers died" in effects[0].reason
     machine.audit()
-    assert not machine.passages
+    assert not machine.requests
 
 
 def test_workers_that_died_together_say_nothing_of_a_request():
@@ -236,13 +236,13 @@ def test_workers_that_died_together_say_nothing_of_a_request():
     submit(machine, "r")
     for index in range(4):
         # Nobody has heard of the next one since the request was sent there.
-        machine.handle(WorkerLost(machine.passages["r"].decode), index)
-    assert machine.passages["r"].deaths.own == 1
-    assert machine.passages["r"].deaths.total == 4
+        machine.handle(WorkerLost(machine.requests["r"].decode), index)
+    assert machine.requests["r"].deaths.own == 1
+    assert machine.requests["r"].deaths.total == 4
     # Long after, it says something again.
     machine.handle(WorkerJoined("w0", Role.BOTH), 5)
     machine.handle(WorkerLost("w0"), 5 + COINCIDENCE_NS)
-    assert "r" not in machine.passages
+    assert "r" not in machine.requests
 
 
 def test_suspects_of_one_worker_run_one_by_one_and_are_cleared():
@@ -261,12 +261,12 @@ def test_suspects_of_one_worker_run_one_by_one_and_are_cleared():
     # The only suspect there is held to be the one.
     again = die(machine, "w0")
     machine.audit()
-    assert {each.request_id: each.deaths.own for each in machine.passages.values()} == {
+    assert {each.request_id: each.deaths.own for each in machine.requests.values()} == {
         "a": 0, "b": 1, "c": 0, "new": 0,
     }  # fmt: skip
     # Whoever was there besides may have been it as well, and is never with it again.
     assert starts(again) == [("w0", "c")]
-    assert list(machine.entrance.suspects.waiting) == ["a", "b", "new"]
+    assert list(machine.admission.suspects.waiting) == ["a", "b", "new"]
 
 
 def test_whoever_comes_beside_a_suspect_cannot_have_it_ended():
@@ -275,23 +275,23 @@ def test_whoever_comes_beside_a_suspect_cannot_have_it_ended():
     submit(machine, "other")
     die(machine, "w0")
     die(machine, "w0")
-    assert list(machine.entrance.suspects.running) == ["innocent"]
+    assert list(machine.admission.suspects.running) == ["innocent"]
     machine.handle(RequestWithdrawn("other"), 1)
     submit(machine, "poison")
     # Of the two only the innocent one is a suspect now.
     assert starts(die(machine, "w0")) == [("w0", "innocent")]
-    assert machine.passages["innocent"].deaths.own == 1
+    assert machine.requests["innocent"].deaths.own == 1
     get_ahead = [drew("w0", "innocent~3")] * CLEARING_TOKENS
     assert starts(machine.handle_together(get_ahead, 1)) == [("w0", "poison")]
     # Now it is the other way round.
     assert starts(die(machine, "w0")) == [("w0", "innocent")]
-    assert machine.passages["poison"].deaths.own == 1
+    assert machine.requests["poison"].deaths.own == 1
     get_ahead = [drew("w0", "innocent~4")] * CLEARING_TOKENS
     assert starts(machine.handle_together(get_ahead, 1)) == [("w0", "poison")]
     effects = die(machine, "w0")
     assert [each.request_id for each in effects if isinstance(each, FailRequest)] == ["poison"]
     assert starts(effects) == [("w0", "innocent")]
-    assert not machine.passages["innocent"].deaths.suspect
+    assert not machine.requests["innocent"].deaths.suspect
     machine.audit()
 
 
@@ -310,19 +310,19 @@ def test_a_suspect_who_leaves_makes_way_for_the_next():
 def test_only_who_was_there_is_held_to_have_been():
     machine = router(Role.PREFILL, Role.DECODE, Role.DECODE)
     submit(machine, "r")
-    decode = machine.passages["r"].decode
+    decode = machine.requests["r"].decode
     # The prompt is not computed yet, so its next worker has never heard of it.
     machine.handle(WorkerLost(decode), 1)
     machine.handle(WorkerJoined(decode, Role.DECODE), 1)
-    assert machine.passages["r"].deaths.total == 0
+    assert machine.requests["r"].deaths.total == 0
     lives(machine, "w0")
     machine.handle(WorkerLost("w0"), 1)
-    assert machine.passages["r"].deaths.total == 1
+    assert machine.requests["r"].deaths.total == 1
     # Who waits in the gateway dies of nothing, and who sends a worker away kills nobody.
     machine.handle(WorkerLost(decode), 1)
     machine.handle(WorkerJoined("w0", Role.PREFILL), 1)
     machine.handle(WorkerLost("w0", died=False), 1)
-    assert machine.passages["r"].deaths.total == 1
+    assert machine.requests["r"].deaths.total == 1
 
 
 def test_a_hand_over_counts_for_both_its_workers():
@@ -332,7 +332,7 @@ def test_a_hand_over_counts_for_both_its_workers():
     computed = KvComputed(("r",), (5,), ((0, 1),), (True,), ((0, 0),))
     machine.handle(KvReported("w0", computed), 1)
     machine.handle(WorkerLost("w1"), 1)
-    assert machine.passages["r"].deaths.own == 1
+    assert machine.requests["r"].deaths.own == 1
     effects = machine.handle(WorkerJoined("w1", Role.DECODE), 1)
     assert isinstance(effects[0].event, PrefillsArrived)
     lives(machine, "w0")
@@ -344,14 +344,14 @@ def test_one_that_gets_on_a_little_each_time_ends_all_the_same():
     machine = router(Role.BOTH)
     submit(machine, "r")
     for death in range(MOST_DEATHS):
-        assert "r" in machine.passages
-        wire_id = machine.passages["r"].wire_id
+        assert "r" in machine.requests
+        wire_id = machine.requests["r"].wire_id
         many = EmitTokens((wire_id,), (7,), (None,), (False,), (0,))
         machine.handle(TokensReported("w0", many, repeats=CLEARING_TOKENS + 1), 1)
-        assert machine.passages["r"].deaths.total == death
-        assert machine.passages["r"].deaths.own == 0
+        assert machine.requests["r"].deaths.total == death
+        assert machine.requests["r"].deaths.own == 0
         die(machine, "w0")
-    assert "r" not in machine.passages
+    assert "r" not in machine.requests
 
 
 @dataclass
@@ -371,8 +371,8 @@ class Undertaker:
             worker.engine.ledger = self.ledgers[name] = mortal
             worker.node._mover._own = mortal
             self.starts += 1
-            worker.hello = replace(worker.hello, incarnation=str(self.starts))
-            worker.node.machine.hello = worker.hello
+            worker.registration = replace(worker.registration, incarnation=str(self.starts))
+            worker.node.machine.registration = worker.registration
             worker.start(endpoint)
             assert worker.task is not None
             try:
@@ -388,13 +388,13 @@ class Undertaker:
 
 @pytest.mark.parametrize("roles", [(Role.BOTH,), (Role.PREFILL, Role.DECODE, Role.DECODE)])
 def test_answers_beside_one_that_kills_real_workers_are_whole(roles):
-    keeper = Undertaker({"poison": 12})
+    hierarchy = Undertaker({"poison": 12})
 
     async def main() -> None:
         gateway = make_gateway()
         async with asyncio.timeout(PATIENCE_S), serving(gateway) as endpoint:
             tasks = [
-                asyncio.create_task(keeper.keep(f"w{index}", role, endpoint))
+                asyncio.create_task(hierarchy.keep(f"w{index}", role, endpoint))
                 for index, role in enumerate(roles)
             ]
             await until(lambda: gateway.ready)
@@ -408,10 +408,10 @@ def test_answers_beside_one_that_kills_real_workers_are_whole(roles):
             assert tokens == whole[: len(tokens)]
             for one, other in zip(wanted, others, strict=True):
                 assert await other == answer(one.prompt_tokens, one.sampling, CONTEXT_TOKENS)
-            assert 2 <= keeper.deaths <= MOST_OWN_DEATHS
+            assert 2 <= hierarchy.deaths <= MOST_OWN_DEATHS
             after = request("after")
             assert await read(gateway, after) == answer((1, 2, 3), after.sampling, CONTEXT_TOKENS)
-            assert not gateway.machine.router.passages
+            assert not gateway.machine.router.requests
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
 from tandem.cluster.gateway.machine import GatewayMachine
-from tandem.cluster.router.request_queue import LineConfig
+from tandem.cluster.router.request_queue import RequestQueueConfig
 from tandem.cluster.tiers.config import TiersConfig
-from tandem.cluster.tiers.keeper import TierKeeper
+from tandem.cluster.tiers.hierarchy import TierHierarchy
 from tandem.commands.cluster.policies import router_policies
 from tandem.config.cluster import ClassConfig, Cluster, PoolConfig, TenantConfig, TierConfigs
 from tandem.config.cluster_tiers import tenant_pin_shares
@@ -25,8 +25,8 @@ from tandem.facts.blocks import CacheRoot, salt_of
 from tandem.facts.errors import Overloaded
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockName
-from tandem.facts.service_level import AS_THEY_WISH
 from tandem.facts.serving import Caller
+from tandem.facts.slo import AS_THEY_WISH
 from tandem.live.gateway.gateway import Gateway, GatewayTerms
 from tandem.live.local_worker import LocalWorker
 from tandem.policy.eviction.pinned import Pin
@@ -144,7 +144,7 @@ def test_one_keys_flood_leaves_room_and_a_turn_to_another(text):
             # One call fills the engine, then two of 32 answers each all waiting places.
             prompts = [[token] * 9 for token in range(4)]
             calls = [asyncio.create_task(door.ask("flood", prompt=prompts))]
-            await until(lambda: len(door.worker.machine.residents.running) == 4)
+            await until(lambda: len(door.worker.machine.sequences.running) == 4)
             calls += [asyncio.create_task(door.ask("flood", n=32)) for _ in range(2)]
             await until(lambda: door.waiting == 64)
             late = await door.ask("flood")
@@ -231,8 +231,8 @@ def on_a_cluster(scenario, gateway: Gateway) -> None:
 
 def with_tenants(**terms) -> Gateway:
     config = gateway_config()
-    line = LineConfig(max_requests=SEQUENCES)
-    router = replace(config.router, classes=CLASSES, line=line)
+    line = RequestQueueConfig(max_requests=SEQUENCES)
+    router = replace(config.router, classes=CLASSES, queue=line)
     card = make_gateway().card
     return Gateway(card, GatewayMachine(replace(config, router=router)), GatewayTerms("i", **terms))
 
@@ -240,7 +240,7 @@ def with_tenants(**terms) -> Gateway:
 def test_a_flood_at_the_gateway_takes_no_place_that_another_wants():
     async def scenario(reader: Reader, worker: ToyWorker) -> None:
         flood = reader.ask("flood", 64, priority=-(2**31))
-        await until(lambda: len(reader.gateway.machine.router.passages) == 64)
+        await until(lambda: len(reader.gateway.machine.router.requests) == 64)
         # Alone it may have all places, and no more.
         flood += reader.ask("flood", 3)
         await until(lambda: len(reader.refused) == 3)
@@ -258,12 +258,12 @@ def test_a_flood_at_the_gateway_takes_no_place_that_another_wants():
 def test_nor_does_it_come_before_another_by_priorities_or_headers():
     async def scenario(reader: Reader, worker: ToyWorker) -> None:
         flood = reader.ask("flood", 60, priority=-(2**31), x_tier="gold")
-        await until(lambda: len(reader.gateway.machine.router.passages) == 60)
-        views = [each.view for each in reader.gateway.machine.router.passages.values()]
+        await until(lambda: len(reader.gateway.machine.router.requests) == 60)
+        views = [each.view for each in reader.gateway.machine.router.requests.values()]
         assert {(view.service_class, view.priority) for view in views} == {("", 0)}
         quiet = reader.ask("quiet", 4)
         paying = reader.ask("paying", 4)
-        await until(lambda: len(reader.gateway.machine.router.passages) == 68)
+        await until(lambda: len(reader.gateway.machine.router.requests) == 68)
         worker.engine.gate.set()
         await asyncio.gather(*quiet, *paying)
         # Those who ran already, then at most as many of the flood as of the other tenant; and the
@@ -305,58 +305,58 @@ def test_a_cluster_trusts_its_clients_only_where_its_file_says_so(serve, priorit
     assert router_policies(cluster).classes.classify({}, "").priority_of(-7) == priority
 
 
-def keeper_of(**config) -> TierKeeper:
-    return TierKeeper(TiersConfig({Tier.HOST: 100}, **config), count())
+def keeper_of(**config) -> TierHierarchy:
+    return TierHierarchy(TiersConfig({Tier.HOST: 100}, **config), count())
 
 
-def bring(keeper: TierKeeper, tenant: str, blocks: int, now_ns: int = 0) -> list[bytes]:
+def bring(hierarchy: TierHierarchy, tenant: str, blocks: int, now_ns: int = 0) -> list[bytes]:
     digests = [f"{tenant}{number}".encode() for number in range(blocks)]
     names = [BlockName(digest, b"root", digests[0], tenant) for digest in digests]
-    wanted = keeper.wanted(Tier.HOST, names)
-    keeper.kept(Tier.HOST, wanted, [name.digest for name in wanted], now_ns)
-    keeper.audit()
+    wanted = hierarchy.wanted(Tier.HOST, names)
+    hierarchy.kept(Tier.HOST, wanted, [name.digest for name in wanted], now_ns)
+    hierarchy.audit()
     return digests
 
 
-def kept(keeper: TierKeeper, digests: list[bytes]) -> int:
-    return sum(keeper.shelves.tier_of(digest) is not None for digest in digests)
+def kept(hierarchy: TierHierarchy, digests: list[bytes]) -> int:
+    return sum(hierarchy.caches.tier_of(digest) is not None for digest in digests)
 
 
 def test_pins_of_one_tenant_give_way_to_those_of_another():
-    keeper = keeper_of()
-    greedy, modest = bring(keeper, "greedy", 80), bring(keeper, "modest", 20)
+    hierarchy = keeper_of()
+    greedy, modest = bring(hierarchy, "greedy", 80), bring(hierarchy, "modest", 20)
     for renewal in range(3):
-        keeper.shelves.pin(greedy, Pin(3600 * SECOND), renewal)
-    keeper.shelves.pin(modest, Pin(60 * SECOND), 3)
+        hierarchy.caches.pin(greedy, Pin(3600 * SECOND), renewal)
+    hierarchy.caches.pin(modest, Pin(60 * SECOND), 3)
     # It may renew as often as it likes: each has what it wants, or an even share of half the tier.
-    keeper.shelves.pin(greedy, Pin(3600 * SECOND), 4)
-    bring(keeper, "others", 1000, 5)
-    assert kept(keeper, modest) == 20
-    assert kept(keeper, greedy) == 30
+    hierarchy.caches.pin(greedy, Pin(3600 * SECOND), 4)
+    bring(hierarchy, "others", 1000, 5)
+    assert kept(hierarchy, modest) == 20
+    assert kept(hierarchy, greedy) == 30
 
 
 def test_what_may_be_pinned_has_a_bound_together_and_for_each_tenant():
-    keeper = keeper_of(pin_share=0.2, pin_shares={"greedy": 0.05})
-    greedy, modest = bring(keeper, "greedy", 50), bring(keeper, "modest", 50)
-    keeper.shelves.pin(greedy, Pin(3600 * SECOND), 1)
-    keeper.shelves.pin(modest, Pin(3600 * SECOND), 1)
-    bring(keeper, "others", 1000, 2)
-    assert (kept(keeper, greedy), kept(keeper, modest)) == (5, 15)
+    hierarchy = keeper_of(pin_share=0.2, pin_shares={"greedy": 0.05})
+    greedy, modest = bring(hierarchy, "greedy", 50), bring(hierarchy, "modest", 50)
+    hierarchy.caches.pin(greedy, Pin(3600 * SECOND), 1)
+    hierarchy.caches.pin(modest, Pin(3600 * SECOND), 1)
+    bring(hierarchy, "others", 1000, 2)
+    assert (kept(hierarchy, greedy), kept(hierarchy, modest)) == (5, 15)
 
 
 def test_pins_for_blocks_that_never_come_do_not_drive_out_those_of_another():
-    keeper = keeper_of()
+    hierarchy = keeper_of()
     names = [BlockName(b"m", b"root", b"m", "modest")]
-    keeper.wanted(Tier.HOST, names)
-    keeper.shelves.pin([b"m"], Pin(3600 * SECOND), 0)
+    hierarchy.wanted(Tier.HOST, names)
+    hierarchy.caches.pin([b"m"], Pin(3600 * SECOND), 0)
     for start in range(0, 8192, 1024):
         digests = [f"g{number}".encode() for number in range(start, start + 1024)]
         waiting = [BlockName(digest, b"root", digests[0], "greedy") for digest in digests]
-        keeper.wanted(Tier.HOST, waiting)
-        keeper.shelves.pin(digests, Pin(3600 * SECOND), 0)
-    keeper.kept(Tier.HOST, names, [b"m"], 1)
-    bring(keeper, "others", 1000, 2)
-    assert kept(keeper, [b"m"]) == 1
+        hierarchy.wanted(Tier.HOST, waiting)
+        hierarchy.caches.pin(digests, Pin(3600 * SECOND), 0)
+    hierarchy.kept(Tier.HOST, names, [b"m"], 1)
+    bring(hierarchy, "others", 1000, 2)
+    assert kept(hierarchy, [b"m"]) == 1
 
 
 def test_nobody_pins_by_its_own_word_unless_the_operator_says_so():

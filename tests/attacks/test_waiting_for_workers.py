@@ -94,7 +94,7 @@ def test_who_gives_way_while_nobody_is_there_hears_so_at_once():
                 (*wanted[:-1], request("newcomer")), (*tasks[:-1], newcomer), strict=True
             ):
                 assert await task == answer(one.prompt_tokens, one.sampling, CONTEXT_TOKENS)
-        await until(lambda: not gateway.machine.router.passages)
+        await until(lambda: not gateway.machine.router.requests)
 
     bereaved(scenario, max_waiting=3)
 
@@ -148,7 +148,7 @@ def test_nobody_waits_for_ever_and_who_leaves_is_not_counted_any_more():
         assert not gateway.ready
         with pytest.raises(NotReady):
             await read(gateway, request("later"))
-        assert not gateway.machine.router.passages
+        assert not gateway.machine.router.requests
 
     bereaved(scenario, comeback_s=0.05)
 

@@ -12,9 +12,9 @@ from tandem.bench.record import RequestRecord
 from tandem.bench.sweep import LoadPoint, SweepPoint
 from tandem.commands.bench import load_plotter
 from tandem.facts.errors import InvalidConfiguration
-from tandem.facts.service_level import ServiceLevel
+from tandem.facts.slo import Slo
 
-SLO = ServiceLevel(ttft_s=0.2, tpot_s=0.1)
+SLO = Slo(ttft_s=0.2, tpot_s=0.1)
 
 
 def records(count: int, ttft_s: float) -> list[RequestRecord]:
@@ -73,7 +73,7 @@ def test_an_infinite_rate_stays_off_the_axis() -> None:
 @pytest.mark.parametrize("name", ["a.png", "a.html"])
 def test_both_libraries_draw(tmp_path: Path, name: str) -> None:
     draw = load_plotter(tmp_path / name)
-    for figure in (sweep((0.1, 0.5)), run_figure("nothing", "", [], ServiceLevel())):
+    for figure in (sweep((0.1, 0.5)), run_figure("nothing", "", [], Slo())):
         draw(figure, tmp_path / name)
         assert (tmp_path / name).stat().st_size > 5000
 

@@ -8,7 +8,7 @@ from tandem.bench.record import RequestRecord
 from tandem.bench.slo import parse_slo
 from tandem.bench.sweep import LoadPoint, SweepPoint, knee
 from tandem.facts.errors import InvalidConfiguration
-from tandem.facts.service_level import ServiceLevel
+from tandem.facts.slo import Slo
 
 
 def record(index: int, sent_s: float, ttft_s: float, gaps_s: list[float]) -> RequestRecord:
@@ -30,7 +30,7 @@ def test_by_hand() -> None:
     # Two answers over 2 s: 3 tokens from 0.0 to 1.0, 2 tokens from 1.0 to 2.0.
     records = [record(0, 0.0, 0.4, [0.2, 0.4]), record(1, 1.0, 0.5, [0.5])]
     failed = RequestRecord(2, due_s=0.5, sent_s=0.5, ended_s=0.6, error="HTTP 429: full")
-    summary = summarise([*records, failed], ServiceLevel(ttft_s=0.45, tpot_s=0.31))
+    summary = summarise([*records, failed], Slo(ttft_s=0.45, tpot_s=0.31))
     assert (summary.requests, summary.succeeded) == (3, 2)
     assert summary.failures == {"HTTP 429: full": 1}
     assert summary.duration_s == pytest.approx(2.0)
@@ -54,7 +54,7 @@ def test_percentiles_are_numpys() -> None:
     rng = np.random.default_rng(0)
     ttfts_s = rng.exponential(0.2, 500)
     records = [record(i, 0.01 * i, float(ttft_s), [0.01]) for i, ttft_s in enumerate(ttfts_s)]
-    found = summarise(records, ServiceLevel()).latencies.ttft
+    found = summarise(records, Slo()).latencies.ttft
     assert found is not None
     for value, percentile in (
         (found.p50_s, 50),
@@ -68,19 +68,19 @@ def test_percentiles_are_numpys() -> None:
 def test_answers_of_one_token_have_no_tpot() -> None:
     single = record(0, 0.0, 0.1, [])
     assert single.tpot_s is None
-    assert ServiceLevel(tpot_s=0.001).kept(single.ttft_s, single.tpot_s, single.latency_s)
-    assert summarise([single], ServiceLevel()).latencies.tpot is None
+    assert Slo(tpot_s=0.001).kept(single.ttft_s, single.tpot_s, single.latency_s)
+    assert summarise([single], Slo()).latencies.tpot is None
 
 
 def test_nothing_at_all() -> None:
-    summary = summarise([], ServiceLevel(ttft_s=1.0))
+    summary = summarise([], Slo(ttft_s=1.0))
     assert (summary.requests, summary.attainment, summary.latencies.ttft) == (0, None, None)
     assert summary.cached_share is None
 
 
 def test_all_failed() -> None:
     failed = [RequestRecord(i, 0.0, ended_s=0.1, error="x") for i in range(3)]
-    summary = summarise(failed, ServiceLevel(ttft_s=1.0))
+    summary = summarise(failed, Slo(ttft_s=1.0))
     assert (summary.goodput_rps, summary.attainment, summary.failures) == (0.0, 0.0, {"x": 3})
 
 
@@ -94,11 +94,11 @@ def test_all_failed() -> None:
     ],
 )
 def test_slo_spellings(texts: list[str]) -> None:
-    assert parse_slo(texts) == ServiceLevel(ttft_s=0.5, tpot_s=0.05)
+    assert parse_slo(texts) == Slo(ttft_s=0.5, tpot_s=0.05)
 
 
 def test_slo_of_the_whole_answer() -> None:
-    assert parse_slo(["e2el:2000"]) == parse_slo(["e2e=2s"]) == ServiceLevel(e2e_s=2.0)
+    assert parse_slo(["e2el:2000"]) == parse_slo(["e2e=2s"]) == Slo(e2e_s=2.0)
     assert parse_slo([]).empty
 
 
@@ -108,14 +108,14 @@ def test_bad_slos_are_named(text: str) -> None:
         parse_slo([text])
 
 
-def point(rate_rps: float, ttft_s: float, slo: ServiceLevel) -> SweepPoint:
+def point(rate_rps: float, ttft_s: float, slo: Slo) -> SweepPoint:
     records = [record(i, i / rate_rps, ttft_s, [0.01]) for i in range(10)]
     summary: Summary = summarise(records, slo)
     return SweepPoint(LoadPoint(rate_rps), summary)
 
 
 def test_knee_is_the_last_load_before_the_first_miss() -> None:
-    slo = ServiceLevel(ttft_s=0.5)
+    slo = Slo(ttft_s=0.5)
     points = [point(1, 0.1, slo), point(2, 0.2, slo), point(4, 0.9, slo), point(8, 0.3, slo)]
     assert knee(points) is points[1]
     assert knee(points[2:]) is None
@@ -123,9 +123,9 @@ def test_knee_is_the_last_load_before_the_first_miss() -> None:
 
 def test_knee_without_slo_compares_with_the_lowest_load() -> None:
     points = [
-        point(4, 0.9, ServiceLevel()),
-        point(1, 0.1, ServiceLevel()),
-        point(2, 0.29, ServiceLevel()),
+        point(4, 0.9, Slo()),
+        point(1, 0.1, Slo()),
+        point(2, 0.29, Slo()),
     ]
     found = knee(points)
     assert found is not None and found.load.rate_rps == 2

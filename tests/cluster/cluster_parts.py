@@ -14,7 +14,7 @@ from tandem.facts.kv_tiers import BlockFormat
 from tandem.facts.request import FinishReason, Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.steps import StepResult
-from tandem.messages.cluster import PROTOCOL, Hello, LeasesRenewed, Welcome
+from tandem.messages.cluster import PROTOCOL, LeasesRenewed, Register, Registered
 from tandem.messages.gateway import SendToWorker, TimePassed, WorkerSaid
 from tandem.messages.node import GatewayConnected, GatewaySaid, SendToGateway
 from tandem.messages.router import LoadReported, RequestSubmitted, TokensReported
@@ -27,14 +27,14 @@ from tandem.policy.routing.registry import ROUTINGS
 from tests.cluster.router_cluster import COST
 
 MS = 1_000_000
-WELCOME = Welcome("g", report_interval_ns=100 * MS, silence_ns=1000 * MS, lease_ns=3000 * MS)
+WELCOME = Registered("g", report_interval_ns=100 * MS, silence_ns=1000 * MS, lease_ns=3000 * MS)
 ROOT = CacheRoot("model", "revision", b"layout")
 
 
-def hello(name: str, role: Role = Role.BOTH, *, block_size: int = 4, **changes) -> Hello:
+def register(name: str, role: Role = Role.BOTH, *, block_size: int = 4, **changes) -> Register:
     """A worker of 100 blocks."""
     geometry = KvGeometry(2, 2, 8, block_size, "float32")
-    presented = Hello(
+    presented = Register(
         protocol=PROTOCOL,
         version="1",
         worker=name,
@@ -53,7 +53,9 @@ def hello(name: str, role: Role = Role.BOTH, *, block_size: int = 4, **changes) 
 class GatewayUnderTest:
     """A gateway whose workers are played by hand; peers are called `worker/incarnation`."""
 
-    def __init__(self, *workers: Hello, block_format: BlockFormat | None = None, **router) -> None:
+    def __init__(
+        self, *workers: Register, block_format: BlockFormat | None = None, **router
+    ) -> None:
         config = GatewayConfig(
             gateway="g",
             router=RouterConfig(
@@ -67,10 +69,10 @@ class GatewayUnderTest:
                     **router,
                 }
             ),
-            capacity_of=lambda hello: Capacity(
-                COST, hello.export.geometry.block_size, hello.export.block_count, 4
+            capacity_of=lambda register: Capacity(
+                COST, register.export.geometry.block_size, register.export.block_count, 4
             ),
-            welcome=WELCOME,
+            terms=WELCOME,
             model="model",
             revision="revision",
             block_format=block_format,
@@ -144,7 +146,7 @@ class NodeUnderTest:
                 **config,
             }
         )
-        self.machine = NodeMachine(NodeConfig(hello("w")), WorkerMachine(worker))
+        self.machine = NodeMachine(NodeConfig(register("w")), WorkerMachine(worker))
         self.plans: list = []
         self.now_ns = 0
         for gateway in gateways:

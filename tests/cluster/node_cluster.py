@@ -9,7 +9,7 @@ from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
 from tandem.cluster.node.machine import NodeConfig, NodeMachine
 from tandem.cluster.router.admission import RouterConfig
 from tandem.cluster.router.fleet import Capacity
-from tandem.cluster.router.request_queue import LineConfig
+from tandem.cluster.router.request_queue import RequestQueueConfig
 from tandem.cluster.router.request_state import Stage
 from tandem.cluster.tiers.config import TiersConfig
 from tandem.cluster.worker.machine import WorkerConfig, WorkerMachine
@@ -17,7 +17,7 @@ from tandem.facts.fleet import Role
 from tandem.facts.kv_export import KvExport, KvGeometry, MoveKv, MoveReport
 from tandem.facts.kv_tiers import BlockFormat
 from tandem.facts.request import Request
-from tandem.messages.cluster import PROTOCOL, Audited, Drain, Hello, ToWorker, Welcome
+from tandem.messages.cluster import PROTOCOL, Audited, Drain, Register, Registered, ToWorker
 from tandem.messages.codec import TO_GATEWAY, TO_WORKER
 from tandem.messages.gateway import (
     AuditAsked,
@@ -58,8 +58,8 @@ from tandem.messages.router import (
 from tandem.messages.worker import (
     CopiesRequested,
     FailRequest,
-    HandoversRequested,
     ImportDone,
+    KvTransfersRequested,
     PrefillsArrived,
     RequestsArrived,
     RunStep,
@@ -73,7 +73,7 @@ from tests.cluster.ledger_engine import NONSENSE, LedgerEngine
 from tests.cluster.router_cluster import CLASSES, COST, is_copy
 
 MS = 1_000_000
-WELCOME = Welcome("", report_interval_ns=100 * MS, silence_ns=1000 * MS, lease_ns=3000 * MS)
+WELCOME = Registered("", report_interval_ns=100 * MS, silence_ns=1000 * MS, lease_ns=3000 * MS)
 ROLES = ((Role.PREFILL, Role.DECODE), (Role.BOTH,), (Role.PREFILL, Role.DECODE, Role.BOTH))
 
 
@@ -169,7 +169,7 @@ class NodeCluster:
             "routing": ROUTINGS[chance.choice(sorted(ROUTINGS))](chance.randrange(100)),
             "admission": ADMISSIONS["none"](),
             "dispatching": DISPATCHES[dispatch](transfer=transfer, **bounds),
-            "line": LineConfig(
+            "line": RequestQueueConfig(
                 max_requests=chance.choice([0, 0, 3]), prefill_depth=chance.choice([0, 0, 1, 2])
             ),
             "classes": CLASSES,
@@ -185,7 +185,7 @@ class NodeCluster:
             gateway=name,
             router=RouterConfig(**self.policies),
             capacity_of=self._capacity,
-            welcome=WELCOME,
+            terms=WELCOME,
             model="model",
             revision="revision",
             block_format=self.block_format,
@@ -201,15 +201,15 @@ class NodeCluster:
             else:
                 self.channels[name, process.peer] = Channel()
 
-    def _capacity(self, hello: Hello) -> Capacity:
-        config = self.configs[hello.worker]
+    def _capacity(self, register: Register) -> Capacity:
+        config = self.configs[register.worker]
         return Capacity(COST, config.block_size, config.block_count, config.max_sequences)
 
     def start_worker(self, name: str, role: Role) -> None:
         config = self.configs[name]
         self.starts += 1
         geometry = KvGeometry(1, 1, 1, config.block_size, "float32")
-        hello = Hello(
+        register = Register(
             protocol=PROTOCOL,
             version="1",
             worker=name,
@@ -229,9 +229,9 @@ class NodeCluster:
             max_sequences=config.max_sequences,
             context_tokens=config.context_tokens,
         )
-        node = NodeMachine(NodeConfig(hello, self.tiers_of(name)), WorkerMachine(config))
+        node = NodeMachine(NodeConfig(register, self.tiers_of(name)), WorkerMachine(config))
         engine = LedgerEngine(config.block_size, config.block_count, config.max_sequences)
-        process = Process(name, hello.incarnation, node, engine)
+        process = Process(name, register.incarnation, node, engine)
         self.processes.append(process)
         for gateway in self.gates:
             self.channels[gateway, process.peer] = Channel()
@@ -342,8 +342,8 @@ class NodeCluster:
                     self.seen["explained"] += 1
         if not self.chance.randrange(3):
             gate.machine.audit()
-        for request_id, passage in gate.machine.router.passages.items():
-            assert list(passage.output) == gate.clients[request_id].output
+        for request_id, state in gate.machine.router.requests.items():
+            assert list(state.output) == gate.clients[request_id].output
 
     def _count(self, message: ToWorker) -> None:
         match message:
@@ -351,7 +351,7 @@ class NodeCluster:
                 self.seen["copies"] += 1
             case ImportDone(wire_id, tokens, said) if said and is_copy(wire_id):
                 self.seen["migrated" if tokens else "migrated without KV"] += 1
-            case HandoversRequested():
+            case KvTransfersRequested():
                 self.seen["migrations"] += 1
             case ImportDone(_, tokens):
                 self.seen["hand-overs" if tokens else "hand-overs without KV"] += 1
@@ -435,9 +435,11 @@ class NodeCluster:
     def end_move(self, process: Process, move_id: int) -> None:
         """KV is read and written now: as late as may be."""
         order = process.moves.pop(move_id)
-        importing = process.node.work.machine.residents.importing
-        stay = importing[order.request_id].stay
-        assert set(order.target_blocks) <= set(stay.blocks), "nobody writes into blocks given back"
+        importing = process.node.work.machine.sequences.importing
+        residency = importing[order.request_id].residency
+        assert set(order.target_blocks) <= set(residency.blocks), (
+            "nobody writes into blocks given back"
+        )
         keys = self._read(process, order)
         arrived = keys is not None and self.chance.randrange(6) > 0
         self.seen["transfers" if arrived else "transfers failed"] += 1
@@ -547,8 +549,8 @@ class NodeCluster:
 
     def migrate(self, gate: Gate) -> None:
         """Somebody has found that requests should go on elsewhere."""
-        decoding = (p for p in gate.machine.router.passages.values() if p.stage is Stage.DECODING)
-        sources = sorted({passage.decode for passage in decoding})
+        decoding = (p for p in gate.machine.router.requests.values() if p.stage is Stage.DECODING)
+        sources = sorted({state.decode for state in decoding})
         if sources and not gate.hung:
             source, target = self.chance.choice(sources), self.chance.choice(sorted(self.configs))
             wanted = MigrationsRequested(source, target, self.chance.randint(10, 120))
@@ -634,10 +636,11 @@ class NodeCluster:
         if not self.known():
             return False
         for gate in self.gates.values():
-            if gate.machine.router.passages or gate.open:
+            if gate.machine.router.requests or gate.open:
                 return False
         return all(
-            process.node.work.idle and process.node.duty.accepting for process in self.living()
+            process.node.work.idle and process.node.role_state.accepting
+            for process in self.living()
         )
 
     def known(self) -> bool:

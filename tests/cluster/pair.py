@@ -9,13 +9,13 @@ from tandem.facts.request import Request
 from tandem.messages.worker import (
     CopiesRequested,
     EmitTokens,
-    HandoversRequested,
-    HoldsReleased,
     ImportsArrived,
     KvComputed,
+    KvTransfersRequested,
     PrefillsArrived,
     RequestsAborted,
     RequestsArrived,
+    TransferPinsReleased,
 )
 from tests.cluster.ledger_engine import keys_of
 from tests.cluster.world import World
@@ -80,7 +80,9 @@ class Pair:
     def audit(self) -> None:
         """Assert that the workers hold exactly what somebody reads or has yet to let go, and that
         what was last said about KV is still true."""
-        held = [(w, name) for w, at in enumerate(self.worlds) for name in at.machine.residents.held]
+        held = [
+            (w, name) for w, at in enumerate(self.worlds) for name in at.machine.sequences.pinned
+        ]
         read = [(one.source, one.wire_id) for one in self.by_wire.values() if one.held]
         assert sorted(held) == sorted(read + self.unread_holds)
         assert not any(world.refused for world in self.worlds)
@@ -146,7 +148,7 @@ class Pair:
 
     def request_handover(self, journey: Journey) -> None:
         journey.copying = False
-        self.tell(journey.source, HandoversRequested((journey.wire_id,)))
+        self.tell(journey.source, KvTransfersRequested((journey.wire_id,)))
 
     def may_be_offered(self, journey: Journey) -> bool:
         return (
@@ -197,7 +199,7 @@ class Pair:
 
     def let_go(self) -> None:
         worker, wire_id = self.unread_holds.pop(self.chance.randrange(len(self.unread_holds)))
-        self.tell(worker, HoldsReleased((wire_id,)))
+        self.tell(worker, TransferPinsReleased((wire_id,)))
 
     def land(self, worker: int) -> None:
         world = self.worlds[worker]

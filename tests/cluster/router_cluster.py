@@ -8,7 +8,7 @@ from random import Random
 from tandem.cluster.router.admission import RouterConfig
 from tandem.cluster.router.fleet import Capacity
 from tandem.cluster.router.machine import RouterMachine
-from tandem.cluster.router.request_queue import LineConfig
+from tandem.cluster.router.request_queue import RequestQueueConfig
 from tandem.cluster.router.request_state import Stage
 from tandem.cluster.worker.load import load_of
 from tandem.cluster.worker.machine import WorkerConfig
@@ -46,10 +46,10 @@ from tandem.messages.worker import (
     CopiesRequested,
     EmitTokens,
     FailRequest,
-    HandoversRequested,
     ImportBlocks,
     ImportDone,
     KvComputed,
+    KvTransfersRequested,
     PrefillsArrived,
     Refuse,
     ReportBlocks,
@@ -138,7 +138,7 @@ class Cluster:
             routing=ROUTINGS[chance.choice(sorted(ROUTINGS))](chance.randrange(100)),
             admission=ADMISSIONS["none"](),
             dispatching=DISPATCHES[dispatch](transfer=transfer, **bounds),
-            line=LineConfig(
+            queue=RequestQueueConfig(
                 max_requests=chance.choice([0, 0, 3]), prefill_depth=chance.choice([0, 0, 1, 2])
             ),
             classes=CLASSES,
@@ -176,8 +176,8 @@ class Cluster:
                 case Explain():
                     self.seen["explained"] += 1
         self.router.audit()
-        for request_id, passage in self.router.passages.items():
-            assert list(passage.output) == self.clients[request_id].output
+        for request_id, state in self.router.requests.items():
+            assert list(state.output) == self.clients[request_id].output
 
     def _count(self, told: WorkerEvent) -> None:
         match told:
@@ -185,7 +185,7 @@ class Cluster:
                 self.seen["copies"] += 1
             case ImportDone(wire_id, tokens, said) if said and is_copy(wire_id):
                 self.seen["migrated" if tokens else "migrated without KV"] += 1
-            case HandoversRequested():
+            case KvTransfersRequested():
                 self.seen["migrations"] += 1
             case ImportDone(_, tokens, output_tokens) if output_tokens:
                 self.seen["hand-overs" if tokens else "hand-overs without KV"] += 1
@@ -197,8 +197,8 @@ class Cluster:
         for wire_id, token, reason in zip(
             emission.request_ids, emission.tokens, emission.finish_reasons, strict=True
         ):
-            if passage := self.router.passage_of(wire_id):
-                client = self.clients[passage.request_id]
+            if state := self.router.state_of(wire_id):
+                client = self.clients[state.request_id]
                 assert not client.endings
                 client.output.append(token)
                 if reason:
@@ -215,7 +215,7 @@ class Cluster:
         told = seat.inbox.popleft()
         match told:
             case AskForBlocks():
-                listing = seat.world.machine.residents.pool.listing()
+                listing = seat.world.machine.sequences.pool.listing()
                 seat.outbox.append(BlocksListed(name, Tier.DEVICE, *listing))
                 return
             case ImportDone(wire_id):
@@ -278,11 +278,11 @@ class Cluster:
 
     def _copy(self, order: StartTransfer, source: World | None, target: World) -> None:
         if source is None:
-            passage = self.router.passage_of(order.request_id)
-            keys = keys_of(tuple(passage.tokens()))[: order.end_token]
+            state = self.router.state_of(order.request_id)
+            keys = keys_of(tuple(state.tokens()))[: order.end_token]
             self.seen["pulled from a tier"] += 1
         else:
-            name = self.router.passage_of(order.request_id).name_at(order.source)
+            name = self.router.state_of(order.request_id).name_at(order.source)
             keys = source.engine.read(source.computed[name][1], order.end_token)
         wanted = target.imports[order.request_id]
         for token in range(order.first_token, order.end_token):
@@ -314,9 +314,9 @@ class Cluster:
         """Who was drained and is needed no more."""
         needed = {
             name
-            for passage in self.router.passages.values()
+            for state in self.router.requests.values()
             for name in self.configs
-            if passage.needs(name)
+            if state.needs(name)
         }
         return [
             name
@@ -334,8 +334,8 @@ class Cluster:
         self.seen["flips"] += 1
 
     def migrate(self) -> None:
-        decoding = (p for p in self.router.passages.values() if p.stage is Stage.DECODING)
-        sources = sorted({passage.decode for passage in decoding})
+        decoding = (p for p in self.router.requests.values() if p.stage is Stage.DECODING)
+        sources = sorted({state.decode for state in decoding})
         source = self.chance.choice(sources or sorted(self.configs))
         target = self.chance.choice(sorted(self.configs))
         self.seen["migrations wanted"] += 1
@@ -405,13 +405,13 @@ class Cluster:
         for _ in range(50_000):
             choices = self.routine()
             if not choices:
-                if not self.router.passages:
+                if not self.router.requests:
                     break
                 self._unblock()
                 continue
             action, *arguments = self.chance.choice(choices)
             action(*arguments)
-        assert not self.router.passages
+        assert not self.router.requests
         for seat in self.seats.values():
             seat.world.assert_empty()
         assert not self.transfers
@@ -422,8 +422,10 @@ class Cluster:
         if absent:
             self.join(absent[0], Role.BOTH)
             return
-        standings = self.router.entrance.fleet.standings
-        assert not any(standings[name].role is Role.BOTH for name in self.seats), "nobody moves"
+        tracked_workers = self.router.admission.fleet.workers
+        assert not any(tracked_workers[name].role is Role.BOTH for name in self.seats), (
+            "nobody moves"
+        )
         name = next(iter(self.seats))
         if not self.seats[name].draining:
             self.drain(name)

@@ -39,7 +39,7 @@ def arrive(one: Fleet, tokens: int) -> None:
 
 
 def figures(one: Fleet) -> tuple[int, int, int, int, int]:
-    standing = one.standings["w"]
+    standing = one.workers["w"]
     return (
         standing.sent_requests,
         standing.sent_prefill_tokens,
@@ -121,4 +121,4 @@ def test_a_report_takes_off_exactly_what_the_worker_had_heard(seed: int) -> None
         assert figures(one) == tuple(sum(each[i] for each in unheard) for i in range(5))
     one.report(idle(len(sent)), 2)
     assert figures(one) == (0, 0, 0, 0, 0)
-    assert not one.standings["w"].unheard
+    assert not one.workers["w"].unheard

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.cluster.router.request_queue import LineConfig
+from tandem.cluster.router.request_queue import RequestQueueConfig
 from tandem.facts.blocks import BlockChanges, CacheRoot
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.kv_export import KvGeometry, MoveKv, MoveReport
@@ -14,20 +14,20 @@ from tandem.facts.sampling import SamplingParameters
 from tandem.messages.cluster import (
     Audit,
     Audited,
+    Deregister,
     Drain,
-    Goodbye,
-    IntroduceYourself,
     LeasesRenewed,
     ListBlocks,
     MoveEnded,
     NotNeeded,
     PeerJoined,
     PeerLost,
-    Standing,
+    RegisterAgain,
+    Registered,
+    RegistrationRefused,
+    RoleStateReported,
     StopMove,
     Undrain,
-    Unwelcome,
-    Welcome,
 )
 from tandem.messages.gateway import (
     AuditAsked,
@@ -52,13 +52,13 @@ from tandem.messages.router import (
 )
 from tandem.messages.worker import (
     CopiesRequested,
-    HoldsReleased,
     ImportBlocks,
     ImportDone,
     ImportsArrived,
     KvComputed,
     RequestsAborted,
     RequestsArrived,
+    TransferPinsReleased,
 )
 from tandem.policy.dispatch.contract import FirstToken, Transfer
 from tandem.policy.dispatch.rules import AlwaysRemote
@@ -73,7 +73,7 @@ from tests.cluster.cluster_parts import (
 )
 
 P, D = hello("p", Role.PREFILL), hello("d", Role.DECODE)
-GATEWAY_LINE = LineConfig()
+GATEWAY_LINE = RequestQueueConfig()
 
 
 def computed(tokens: int, blocks: int, *, held: bool = False) -> KvReported:
@@ -96,12 +96,12 @@ def arrived(transfer_id: int, *, whole: bool = True) -> MoveEnded:
 
 def test_whoever_joins_is_welcomed_and_all_hear_of_each_other():
     gateway = GatewayUnderTest()
-    assert told(gateway.says(P), "p") == [gateway.machine.config.welcome]
+    assert told(gateway.says(P), "p") == [gateway.machine.config.terms]
     effects = gateway.says(D)
-    assert [type(one) for one in told(effects, "d")] == [Welcome, PeerJoined]
+    assert [type(one) for one in told(effects, "d")] == [Registered, PeerJoined]
     assert told(effects, "p") == [PeerJoined("d", "1", D.export)]
     assert [member.name for member in gateway.machine.members] == ["d", "p"]
-    assert set(gateway.machine.prices.capacities) == {"p", "d"}
+    assert set(gateway.machine.costs.capacities) == {"p", "d"}
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_whoever_joins_is_welcomed_and_all_hear_of_each_other():
 def test_whoever_cannot_work_with_the_others_is_told_why(changes, words):
     gateway = GatewayUnderTest(P)
     (answer,) = told(gateway.says(replace(D, **changes)), "d")
-    assert isinstance(answer, Unwelcome)
+    assert isinstance(answer, RegistrationRefused)
     assert words in answer.reason
     assert [member.name for member in gateway.machine.members] == ["p"]
 
@@ -141,23 +141,23 @@ def test_a_name_belongs_to_the_newest_start():
         PeerJoined("w", "2", newer.export),
     ]
     (answer,) = told(gateway.says(hello("w")), "w")
-    assert isinstance(answer, Unwelcome)
+    assert isinstance(answer, RegistrationRefused)
     assert gateway.machine.members.of_peer("w/2") is not None
 
 
 def test_strangers_are_asked_who_they_are_once_a_second():
     gateway = GatewayUnderTest()
-    assert told(gateway.says(idle_load("w")), "w") == [IntroduceYourself()]
+    assert told(gateway.says(idle_load("w")), "w") == [RegisterAgain()]
     assert gateway.says(idle_load("w")) == []
     gateway.now_ns += 1_000 * MS
-    assert told(gateway.says(idle_load("w")), "w") == [IntroduceYourself()]
+    assert told(gateway.says(idle_load("w")), "w") == [RegisterAgain()]
     # Another is asked all the same.
-    assert told(gateway.says(idle_load("v")), "v") == [IntroduceYourself()]
+    assert told(gateway.says(idle_load("v")), "v") == [RegisterAgain()]
 
 
 def test_nobody_speaks_in_the_name_of_another():
     gateway = GatewayUnderTest(hello("w"), hello("v"))
-    gateway.handle(WorkerSaid("v/1", Goodbye("w")))
+    gateway.handle(WorkerSaid("v/1", Deregister("w")))
     assert gateway.machine.members.of_name("w") is not None
 
 
@@ -180,7 +180,7 @@ def test_choices_of_one_call_go_to_a_worker_in_one_message():
         assert names == sorted(names)
         seen += names
         # It is asked for what it hears by: the message, not the request.
-        assert gateway.machine.router.entrance.fleet.standings[name].told == len(messages)
+        assert gateway.machine.router.admission.fleet.workers[name].told == len(messages)
     assert sorted(seen) == list(range(16))
     gateway.machine.audit()
 
@@ -221,7 +221,7 @@ def test_a_broken_connection_is_a_death_without_a_fence():
 
 def test_whoever_says_goodbye_did_not_die():
     gateway = GatewayUnderTest(hello("w0"), hello("w1"))
-    effects = gateway.says(Goodbye("w0"))
+    effects = gateway.says(Deregister("w0"))
     assert told(effects, "w1") == [PeerLost("w0", "1")]
     assert gateway.machine.status(9).lost == ()
 
@@ -241,7 +241,7 @@ def test_a_worker_that_presents_itself_anew_has_lost_its_requests_only():
     assert len(arrivals) == 1
     assert arrivals[0].endswith("~1")
     assert not of_kind(told(effects, "w1"), PeerLost)
-    assert [type(one) for one in told(effects, "w0")][:2] == [Welcome, PeerJoined]
+    assert [type(one) for one in told(effects, "w0")][:2] == [Registered, PeerJoined]
 
 
 def test_leases_are_renewed_for_requests_in_every_stage_and_show_that_the_gateway_lives():
@@ -303,7 +303,7 @@ def test_a_first_token_that_ends_the_answer_is_taken_from_whoever_drew_it():
     gateway = GatewayUnderTest(P, D, first_token=FirstToken.RECOMPUTED)
     gateway.submit("r")
     assert of_kind(gateway.says(drew("p", "r", reason=FinishReason.STOP)), Deliver)
-    assert not gateway.machine.router.passages
+    assert not gateway.machine.router.requests
 
 
 # KV
@@ -322,7 +322,7 @@ def test_kv_is_ordered_from_the_blocks_that_were_announced_into_those_reserved()
     gateway.says(arrived(1))
     effects = gateway.says(arrived(0))
     assert told(effects, "d") == [ImportDone("r", 11, (0,))]
-    assert told(effects, "p") == [HoldsReleased(("r",))]
+    assert told(effects, "p") == [TransferPinsReleased(("r",))]
     by_name = {each.worker: each for each in gateway.machine.status(9).workers}
     assert (by_name["d"].transfers, by_name["d"].moved_bytes, by_name["d"].spans) == (2, 200, 4)
     assert (by_name["d"].seconds, by_name["d"].connectors) == (1.0, ("shm",))
@@ -386,7 +386,7 @@ def test_a_withdrawn_requests_moves_are_stopped_and_its_books_closed():
     assert not len(gateway.machine.routing.transfers)
     assert gateway.says(arrived(0)) == []
     # What is announced and reserved for it from now on is nobody's.
-    assert told(gateway.says(computed(11, 3, held=True)), "p") == [HoldsReleased(("r",))]
+    assert told(gateway.says(computed(11, 3, held=True)), "p") == [TransferPinsReleased(("r",))]
     assert gateway.says(reserved(0, 11, 20, 21, 22)) == []
 
 
@@ -400,7 +400,7 @@ def test_the_death_of_either_end_stops_the_move_and_starts_the_request_anew():
         assert (StopMove(0) in told(effects, left)) == (left == "d")
         assert RequestsAborted(("r",)) in told(effects, left)
         assert not len(gateway.machine.routing.transfers)
-        assert gateway.machine.router.passages["r"].names.attempt == 1
+        assert gateway.machine.router.requests["r"].names.attempt == 1
 
 
 def test_pulled_kv_waits_until_all_of_it_is_held():
@@ -420,7 +420,7 @@ def test_only_caches_that_name_blocks_alike_are_indexed():
     for name in ("w", "d", "c"):
         changes = BlockChanges(0, (), (name.encode(),), (b"parent",))
         assert gateway.says(BlocksReported(name, Tier.DEVICE, changes)) == []
-    assert gateway.machine.router.entrance.index.resident_blocks == 1
+    assert gateway.machine.router.admission.index.resident_blocks == 1
     ahead = BlocksReported("w", Tier.DEVICE, BlockChanges(5, (), (b"x",), (b"parent",)))
     assert told(gateway.says(ahead), "w") == [ListBlocks(Tier.DEVICE)]
 
@@ -433,7 +433,7 @@ def test_a_drain_ends_when_the_worker_is_empty():
     first = gateway.submit("r")
     (place,) = [name for name in ("w0", "w1") if told(first, name)]
     assert told(gateway.handle(DrainAsked(1, place)), place) == [Drain()]
-    assert gateway.says(Standing(place, Role.BOTH, accepting=False)) == []
+    assert gateway.says(RoleStateReported(place, Role.BOTH, accepting=False)) == []
     # It still works on a request.
     assert gateway.says(idle_load(place)) == []
     gateway.says(drew(place, "r", reason=FinishReason.STOP))
@@ -445,25 +445,25 @@ def test_a_drain_ends_when_the_worker_is_empty():
     # Nothing goes there until it is told to take requests again.
     assert not any(told(gateway.submit(f"s{n}"), place) for n in range(4))
     assert told(gateway.handle(UndrainAsked(2, place)), place) == [Undrain()]
-    assert OperationEnded(2) in gateway.says(Standing(place, Role.BOTH, accepting=True))
+    assert OperationEnded(2) in gateway.says(RoleStateReported(place, Role.BOTH, accepting=True))
     assert any(told(gateway.submit(f"t{n}"), place) for n in range(4))
 
 
 def test_a_flip_ends_when_the_role_is_taken():
     gateway = GatewayUnderTest(P, hello("q", Role.PREFILL), D)
     gateway.handle(DrainAsked(1, "q", then_role=Role.DECODE))
-    gateway.says(Standing("q", Role.PREFILL, accepting=False))
+    gateway.says(RoleStateReported("q", Role.PREFILL, accepting=False))
     assert told(gateway.says(idle_load("q")), "q") == [NotNeeded()]
     assert gateway.says(idle_load("q")) == []
-    assert gateway.says(Standing("q", Role.DECODE, accepting=True)) == [OperationEnded(1)]
+    assert gateway.says(RoleStateReported("q", Role.DECODE, accepting=True)) == [OperationEnded(1)]
     assert gateway.machine.members.of_name("q").role is Role.DECODE
 
 
 def test_leaving_ends_with_goodbye():
     gateway = GatewayUnderTest(hello("w0"), hello("w1"))
     assert told(gateway.handle(DrainAsked(1, "w0", leave=True)), "w0") == [Drain(None, leave=True)]
-    gateway.says(Standing("w0", Role.BOTH, accepting=False))
-    assert OperationEnded(1) in gateway.says(Goodbye("w0"))
+    gateway.says(RoleStateReported("w0", Role.BOTH, accepting=False))
+    assert OperationEnded(1) in gateway.says(Deregister("w0"))
 
 
 @pytest.mark.parametrize(
@@ -490,7 +490,7 @@ def test_a_worker_is_drained_once_at_a_time():
     (ended,) = gateway.handle(DrainAsked(2, "q", leave=True))
     assert (ended.operation_id, "being drained already" in ended.problem) == (2, True)
     # The last one that prefills must stay meanwhile.
-    gateway.says(Standing("q", Role.PREFILL, accepting=False))
+    gateway.says(RoleStateReported("q", Role.PREFILL, accepting=False))
     (ended,) = gateway.handle(DrainAsked(3, "p"))
     assert "no worker would take prefill" in ended.problem
 
@@ -506,9 +506,13 @@ def test_a_drain_that_somebody_else_calls_off_ends_with_a_problem():
     gateway = GatewayUnderTest(hello("w0"), hello("w1"))
     gateway.handle(DrainAsked(1, "w0"))
     # Said before it had heard of the drain.
-    assert not of_kind(gateway.says(Standing("w0", Role.BOTH, accepting=True)), OperationEnded)
-    gateway.says(Standing("w0", Role.BOTH, accepting=False))
-    (ended,) = of_kind(gateway.says(Standing("w0", Role.BOTH, accepting=True)), OperationEnded)
+    assert not of_kind(
+        gateway.says(RoleStateReported("w0", Role.BOTH, accepting=True)), OperationEnded
+    )
+    gateway.says(RoleStateReported("w0", Role.BOTH, accepting=False))
+    (ended,) = of_kind(
+        gateway.says(RoleStateReported("w0", Role.BOTH, accepting=True)), OperationEnded
+    )
     assert "told to take requests again" in ended.problem
 
 
@@ -516,15 +520,15 @@ def test_a_worker_is_told_to_leave_and_come_back():
     gateway = GatewayUnderTest(hello("w0"), hello("w1"))
     effects = gateway.handle(DrainAsked(1, "w0", leave=True, again=True))
     assert told(effects, "w0") == [Drain(None, leave=True, again=True)]
-    gateway.says(Standing("w0", Role.BOTH, accepting=False))
-    assert of_kind(gateway.says(Goodbye("w0")), OperationEnded) == [OperationEnded(1)]
+    gateway.says(RoleStateReported("w0", Role.BOTH, accepting=False))
+    assert of_kind(gateway.says(Deregister("w0")), OperationEnded) == [OperationEnded(1)]
 
 
 def test_a_drain_that_was_not_heard_is_told_again():
     gateway = GatewayUnderTest(hello("w0"), hello("w1"))
     gateway.handle(DrainAsked(1, "w0", leave=True))
     assert told(gateway.says(hello("w0")), "w0")[-1] == Drain(None, leave=True)
-    gateway.says(Standing("w0", Role.BOTH, accepting=False))
+    gateway.says(RoleStateReported("w0", Role.BOTH, accepting=False))
     assert told(gateway.says(idle_load("w0")), "w0") == [NotNeeded()]
     # It forgets the gateway, not that it drains: it is let go anew.
     effects = gateway.says(hello("w0", accepting=False))
@@ -538,12 +542,12 @@ def test_a_draining_workers_requests_go_on_elsewhere():
     gateway.submit("s")
     gateway.says(drew("w0", "r", "s"))
     gateway.says(drew("w1", "r", "s"))
-    gateway.says(Standing("w0", Role.BOTH, accepting=False))
+    gateway.says(RoleStateReported("w0", Role.BOTH, accepting=False))
     effects = gateway.says(idle_load("w0"))
     (copied,) = of_kind(told(effects, "w0"), CopiesRequested)
     assert copied.request_ids in {("r",), ("s",)}
-    passage = gateway.machine.router.passages[copied.request_ids[0]]
-    assert (passage.prefill, passage.decode) == ("w0", "w1")
+    state = gateway.machine.router.requests[copied.request_ids[0]]
+    assert (state.prefill, state.decode) == ("w0", "w1")
 
 
 def test_a_draining_workers_requests_wait_for_a_target_that_can_take_them():
@@ -553,7 +557,7 @@ def test_a_draining_workers_requests_wait_for_a_target_that_can_take_them():
     gateway.submit("s")
     gateway.says(drew("w0", "r", "s"))
     gateway.says(drew("w1", "r", "s"))
-    gateway.says(Standing("w0", Role.BOTH, accepting=False))
+    gateway.says(RoleStateReported("w0", Role.BOTH, accepting=False))
     full = LoadReported("w1", 0, 0, 0, 0, 0)
     for _ in range(20):
         gateway.says(full)
@@ -566,7 +570,7 @@ def test_a_prompt_is_counted_once_where_several_of_its_tokens_come_at_once():
     gateway = GatewayUnderTest(hello("w"))
     gateway.submit("r")
     gateway.says(drew("w", "r"), drew("w", "r"))
-    deeds = gateway.machine.members.of_name("w").deeds
+    deeds = gateway.machine.members.of_name("w").counters
     assert (deeds.prompts, deeds.output_tokens) == (1, 2)
 
 
@@ -592,9 +596,9 @@ def test_an_audit_asks_everybody_and_ends_when_all_have_answered_or_nobody_waits
 
 def test_broken_books_are_told_to_the_auditor():
     gateway = GatewayUnderTest()
-    gateway.machine.router.entrance.line.in_use["nobody"] = 3
+    gateway.machine.router.admission.queue.in_use["nobody"] = 3
     (ended,) = gateway.machine.handle(AuditAsked(1), 5)
-    assert "an invariant does not hold at Entrance.audit" in ended.problem
+    assert "an invariant does not hold at AdmissionFront.audit" in ended.problem
 
 
 def test_status_tells_what_waits_and_runs():

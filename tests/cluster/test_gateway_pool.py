@@ -14,19 +14,19 @@ from tandem.messages.cluster import (
     PROTOCOL,
     Audit,
     Audited,
+    Deregister,
     FetchKv,
-    Goodbye,
-    IntroduceYourself,
     LeasesRenewed,
     ListBlocks,
     MoveEnded,
     PinBlocks,
-    PoolHello,
     PoolNodeGone,
     PoolNodeJoined,
+    RegisterAgain,
+    Registered,
+    RegisterPoolNode,
+    RegistrationRefused,
     TiersReported,
-    Unwelcome,
-    Welcome,
 )
 from tandem.messages.gateway import AuditAsked, AuditEnded, Fence, PeerGone
 from tandem.messages.router import (
@@ -43,9 +43,9 @@ from tests.cluster.cluster_parts import (
     WELCOME,
     GatewayUnderTest,
     drew,
-    hello,
     idle_load,
     of_kind,
+    register,
     told,
 )
 
@@ -54,8 +54,8 @@ PROMPT = tuple(range(17))
 ON = TierFigures(Tier.REMOTE, True, 0, 0)
 
 
-def node(name: str = "pool-0", **changes) -> PoolHello:
-    presented = PoolHello(PROTOCOL, "1", name, "1", f"10.0.0.1:7{name[-1]}", FORMAT, 50)
+def node(name: str = "pool-0", **changes) -> RegisterPoolNode:
+    presented = RegisterPoolNode(PROTOCOL, "1", name, "1", f"10.0.0.1:7{name[-1]}", FORMAT, 50)
     return replace(presented, **changes)
 
 
@@ -80,7 +80,7 @@ def submitted(request_id: str = "r", **terms) -> RequestSubmitted:
 
 
 def test_a_process_of_the_pool_is_made_known_to_everybody():
-    under_test = gateway(hello("a"))
+    under_test = gateway(register("a"))
     effects = under_test.says(node())
     assert told(effects, "pool-0") == [WELCOME]
     joined = PoolNodeJoined("pool-0", "1", "10.0.0.1:70")
@@ -89,7 +89,7 @@ def test_a_process_of_the_pool_is_made_known_to_everybody():
     other = PoolNodeJoined("pool-1", "1", "10.0.0.1:71")
     assert told(effects, "pool-1") == [WELCOME, joined]
     assert told(effects, "pool-0") == told(effects, "a") == [other]
-    effects = under_test.says(hello("b"))
+    effects = under_test.says(register("b"))
     assert of_kind(told(effects, "b"), PoolNodeJoined) == [joined, other]
 
 
@@ -103,10 +103,10 @@ def test_a_process_of_the_pool_is_made_known_to_everybody():
     ],
 )
 def test_a_process_that_does_not_fit_is_told_why(changes, words):
-    under_test = gateway(hello("a"))
+    under_test = gateway(register("a"))
     (unwelcome,) = of_kind(
         [effect.message for effect in under_test.says(node(**{"incarnation": "2"} | changes))],
-        Unwelcome,
+        RegistrationRefused,
     )
     assert words in unwelcome.reason
     assert not list(under_test.machine.pool.nodes)
@@ -121,13 +121,13 @@ def test_a_worker_cannot_take_the_name_of_a_process_of_the_pool():
     under_test = gateway()
     under_test.says(node())
     (unwelcome,) = of_kind(
-        told(under_test.says(hello("pool-0", incarnation="2")), "pool-0"), Unwelcome
+        told(under_test.says(register("pool-0", incarnation="2")), "pool-0"), RegistrationRefused
     )
     assert "already known as a process of the shared pool" in unwelcome.reason
 
 
 def test_what_the_pool_holds_is_fetched_by_whoever_gets_the_request():
-    under_test = gateway(hello("a"))
+    under_test = gateway(register("a"))
     under_test.says(node())
     under_test.says(holds("pool-0", Tier.REMOTE, 3))
     # A worker that has not said how its tiers fare fetches nothing.
@@ -148,7 +148,7 @@ def test_what_the_pool_holds_is_fetched_by_whoever_gets_the_request():
 
 
 def test_of_a_fetch_that_breaks_off_the_first_part_is_kept():
-    under_test = gateway(hello("a"))
+    under_test = gateway(register("a"))
     under_test.says(
         node(),
     )
@@ -166,7 +166,7 @@ def test_of_a_fetch_that_breaks_off_the_first_part_is_kept():
 
 
 def test_a_lost_process_is_told_and_what_it_held_is_forgotten():
-    under_test = gateway(hello("a"))
+    under_test = gateway(register("a"))
     under_test.says(TiersReported("a", (ON,)))
     under_test.says(node())
     under_test.says(node("pool-1"))
@@ -183,9 +183,9 @@ def test_a_lost_process_is_told_and_what_it_held_is_forgotten():
 
 
 def test_whoever_leaves_did_not_die():
-    under_test = gateway(hello("a"))
+    under_test = gateway(register("a"))
     under_test.says(node())
-    assert told(under_test.says(Goodbye("pool-0")), "a") == [PoolNodeGone("pool-0", "1")]
+    assert told(under_test.says(Deregister("pool-0")), "a") == [PoolNodeGone("pool-0", "1")]
     assert under_test.machine.status(under_test.now_ns).lost == ()
 
 
@@ -199,11 +199,11 @@ def test_silence_is_a_death_and_every_word_a_sign_of_life():
         under_test.says(TiersReported("pool-0", ()))
     assert [fence.peer for fence in of_kind(under_test.pass_time(1100 * MS), Fence)] == ["pool-0/1"]
     effects = under_test.says(TiersReported("pool-0", ()))
-    assert told(effects, "pool-0") == [IntroduceYourself()]
+    assert told(effects, "pool-0") == [RegisterAgain()]
 
 
 def test_the_newest_start_has_the_name():
-    under_test = gateway(hello("a"))
+    under_test = gateway(register("a"))
     under_test.says(node())
     effects = under_test.says(node(incarnation="2", address="10.0.0.1:99"))
     assert of_kind(effects, Fence)[0].peer == "pool-0/1"
@@ -216,12 +216,12 @@ def test_the_newest_start_has_the_name():
 
 
 def test_the_same_start_again_tells_anew_what_it_holds():
-    under_test = gateway(hello("a"))
+    under_test = gateway(register("a"))
     under_test.says(TiersReported("a", (ON,)))
     under_test.says(node())
     under_test.says(holds("pool-0", Tier.REMOTE, 3))
     effects = under_test.says(node())
-    assert [type(one) for one in told(effects, "pool-0")] == [Welcome]
+    assert [type(one) for one in told(effects, "pool-0")] == [Registered]
     assert not told(effects, "a")
     assert isinstance(told(under_test.handle(submitted()), "a")[0], RequestsArrived)
     under_test.says(BlocksListed("pool-0", Tier.REMOTE, tuple(chain()[:2]), 7))
@@ -230,21 +230,21 @@ def test_the_same_start_again_tells_anew_what_it_holds():
 
 
 def test_a_missed_report_has_the_pool_list_its_blocks():
-    under_test = gateway(hello("a"))
+    under_test = gateway(register("a"))
     under_test.says(node())
     effects = under_test.says(holds("pool-0", Tier.REMOTE, 3, number=5))
     assert told(effects, "pool-0") == [ListBlocks(Tier.REMOTE)]
 
 
 def test_workers_do_not_speak_for_the_pool():
-    under_test = gateway(hello("a"))
+    under_test = gateway(register("a"))
     under_test.says(TiersReported("a", (ON,)))
     under_test.says(holds("a", Tier.REMOTE, 3))
     assert isinstance(told(under_test.handle(submitted()), "a")[0], RequestsArrived)
 
 
 def test_a_tier_that_is_off_is_not_counted_on():
-    under_test = gateway(hello("a"))
+    under_test = gateway(register("a"))
     disk = TierFigures(Tier.DISK, True, 3, 9)
     under_test.says(TiersReported("a", (disk,)))
     under_test.says(holds("a", Tier.DISK, 3))
@@ -258,7 +258,7 @@ def test_a_tier_that_is_off_is_not_counted_on():
 
 
 def test_what_was_measured_counts_before_the_datasheet():
-    under_test = gateway(hello("a"))
+    under_test = gateway(register("a"))
     measured = TierFigures(Tier.DISK, True, 3, 9, fetch_s_per_token=2.0, compute_s_per_token=1.0)
     under_test.says(TiersReported("a", (measured,)))
     under_test.says(holds("a", Tier.DISK, 3))
@@ -266,14 +266,14 @@ def test_what_was_measured_counts_before_the_datasheet():
     faster = replace(measured, fetch_s_per_token=0.01)
     under_test.says(TiersReported("a", (faster,)))
     assert isinstance(told(under_test.handle(submitted("s")), "a")[0], ImportsArrived)
-    prices = under_test.machine.prices.capacities["a"].cost
+    prices = under_test.machine.costs.capacities["a"].cost
     # Noise makes no new price.
     under_test.says(TiersReported("a", (replace(measured, fetch_s_per_token=0.0101),)))
-    assert under_test.machine.prices.capacities["a"].cost is prices
+    assert under_test.machine.costs.capacities["a"].cost is prices
 
 
 def test_what_a_session_leaves_is_pinned_where_it_ran_and_in_the_pool():
-    under_test = gateway(hello("a"))
+    under_test = gateway(register("a"))
     under_test.says(node())
     under_test.handle(submitted(session="s", pin_ns=5_000))
     under_test.says(drew("a", "r"))
@@ -286,7 +286,7 @@ def test_what_a_session_leaves_is_pinned_where_it_ran_and_in_the_pool():
 
 
 def test_an_audit_asks_the_pool_too():
-    under_test = gateway(hello("a"))
+    under_test = gateway(register("a"))
     under_test.says(node())
     effects = under_test.handle(AuditAsked(1))
     assert told(effects, "pool-0") == told(effects, "a") == [Audit()]
@@ -301,7 +301,7 @@ def test_an_audit_asks_the_pool_too():
 
 
 def test_recomputed_tokens_are_what_a_takeover_did_not_find():
-    under_test = gateway(hello("a"), hello("b"))
+    under_test = gateway(register("a"), register("b"))
     under_test.says(node())
     for worker in ("a", "b"):
         under_test.says(TiersReported(worker, (ON,)))

@@ -27,15 +27,15 @@ from tandem.messages.router import (
 )
 from tandem.messages.worker import (
     CopiesRequested,
-    HandoversRequested,
-    HoldsReleased,
     ImportBlocks,
     ImportDone,
     ImportsArrived,
     KvComputed,
+    KvTransfersRequested,
     RequestsAborted,
     RequestsArrived,
     StepDone,
+    TransferPinsReleased,
 )
 from tests.cluster.cluster_parts import NodeUnderTest, of_kind, request, said
 from tests.cluster.test_router import drew, router, submit
@@ -60,8 +60,8 @@ class Moving:
         return effects
 
     @property
-    def passage(self):
-        return self.machine.passages["r"]
+    def state(self):
+        return self.machine.requests["r"]
 
     def ask(self) -> list:
         return self.hears(MigrationsRequested("w0", "w1", 1000))
@@ -70,7 +70,7 @@ class Moving:
         return self.hears(KvReported("w0", KvComputed(("r",), (tokens,), ((0, 1),), (held,))))
 
     def reserve(self, tokens: int = 4) -> list:
-        name = self.passage.names.copy
+        name = self.state.names.copy
         return self.hears(ImportReported("w1", ImportBlocks(name, 0, tokens, (5,))))
 
     def until_copying(self) -> StartTransfer:
@@ -82,7 +82,7 @@ class Moving:
     def until_moving(self) -> None:
         transfer = self.until_copying()
         self.hears(TransferEnded(transfer.transfer_id, True))
-        assert self.passage.stage is Stage.MOVING
+        assert self.state.stage is Stage.MOVING
 
 
 def test_a_request_decodes_on_until_its_kv_is_at_the_next_worker():
@@ -96,27 +96,27 @@ def test_a_request_decodes_on_until_its_kv_is_at_the_next_worker():
     # It says more while it is read.
     assert moving.hears(drew("w0", "r")) == []
     handed = moving.hears(TransferEnded(0, True))
-    assert handed == [Tell("w0", HandoversRequested(("r",)))]
+    assert handed == [Tell("w0", KvTransfersRequested(("r",)))]
     moving.hears(drew("w0", "r"))
     assert moving.tell_kv(8, held=True) == [
         Tell("w1", ImportDone(COPY, 4, (7, 7))),
-        Tell("w0", HoldsReleased(("r",))),
+        Tell("w0", TransferPinsReleased(("r",))),
     ]
     assert moving.hears(drew("w1", COPY, FinishReason.LENGTH)) == []
-    assert not moving.machine.passages
+    assert not moving.machine.requests
     assert not moving.machine.takeovers
 
 
 def test_one_that_has_no_whole_block_yet_only_gets_a_place():
     moving = Moving()
     moving.machine = router(Role.BOTH, Role.BOTH)
-    passage_source = moving.machine.entrance.fleet.standings["w0"]
-    passage_source.capacity = replace(passage_source.capacity, block_size=64)
+    state_source = moving.machine.admission.fleet.workers["w0"]
+    state_source.capacity = replace(state_source.capacity, block_size=64)
     submit(moving.machine, "r")
     moving.hears(drew("w0", "r"))
     (arrived,) = moving.ask()
     assert (arrived.worker, type(arrived.event)) == ("w1", ImportsArrived)
-    assert moving.reserve(6) == [Tell("w0", HandoversRequested(("r",)))]
+    assert moving.reserve(6) == [Tell("w0", KvTransfersRequested(("r",)))]
 
 
 def stays(moving: Moving, effects: list) -> None:
@@ -124,12 +124,12 @@ def stays(moving: Moving, effects: list) -> None:
     target = [e.event for e in effects if isinstance(e, Tell) and e.worker == "w1"]
     source = [e.event for e in effects if isinstance(e, Tell) and e.worker == "w0"]
     assert target in ([], [RequestsAborted((COPY,))])
-    assert source == [HoldsReleased(("r",))]
-    assert moving.passage.stage is Stage.DECODING
+    assert source == [TransferPinsReleased(("r",))]
+    assert moving.state.stage is Stage.DECODING
     moving.hears(drew("w0", "r"))
-    assert list(moving.passage.output) == [7, 7, 7]
+    assert list(moving.state.output) == [7, 7, 7]
     moving.hears(drew("w0", "r", FinishReason.LENGTH))
-    assert not moving.machine.passages
+    assert not moving.machine.requests
     assert not moving.machine.takeovers
 
 
@@ -167,14 +167,14 @@ def test_a_target_that_found_room_too_late_begins_anew():
     late = replace(drew("w0", "r"), repeats=MOST_BEHIND_TOKENS)
     moving.hears(late)
     moving.hears(TransferEnded(transfer.transfer_id, True))
-    assert moving.passage.stage is Stage.DECODING
+    assert moving.state.stage is Stage.DECODING
     assert moving.ask() == [Tell("w0", CopiesRequested(("r",)))]
     # The second time it moves in any case: with all that could be read by then.
     (arrived,) = moving.tell_kv(4)
     assert arrived.event.requests[0].request_id == "r~0.2"
     (transfer,) = moving.reserve()
     (handed,) = moving.hears(TransferEnded(transfer.transfer_id, False))
-    assert handed == Tell("w0", HandoversRequested(("r",)))
+    assert handed == Tell("w0", KvTransfersRequested(("r",)))
     (done, _) = moving.tell_kv(260, held=True)
     assert done == Tell("w1", ImportDone("r~0.2", 0, ()))
 
@@ -187,7 +187,7 @@ def test_what_comes_late_of_a_copy_is_not_taken_for_the_next():
     # Said before the worker heard that its copy was given up.
     assert moving.hears(ImportReported("w1", ImportBlocks(COPY, 0, 4, (5,)))) == []
     assert moving.hears(RequestRefused("w1", COPY, "too many wait", 1.0)) == []
-    assert moving.passage.stage is Stage.COPYING
+    assert moving.state.stage is Stage.COPYING
     assert moving.hears(TransferEnded(0, True)) == []
 
 
@@ -197,7 +197,7 @@ def test_an_answer_that_ends_while_it_is_read_is_wanted_by_nobody_else():
     effects = moving.hears(drew("w0", "r", FinishReason.STOP))
     assert Tell("w1", RequestsAborted((COPY,))) in effects
     assert CancelTransfer(0) in effects
-    assert not moving.machine.passages
+    assert not moving.machine.requests
 
 
 def test_a_client_that_leaves_leaves_both():
@@ -218,7 +218,7 @@ def test_a_death_that_leaves_nothing_whole_begins_it_again_with_the_tokens_so_fa
     assert (taken_up.request_id, taken_up.output_tokens) == ("r~1", (7, 7))
     assert again.worker != dead
     moving.hears(drew(again.worker, "r~1", FinishReason.LENGTH))
-    assert not moving.machine.passages
+    assert not moving.machine.requests
 
 
 # What the worker says
@@ -227,7 +227,7 @@ def test_a_death_that_leaves_nothing_whole_begins_it_again_with_the_tokens_so_fa
 def decoding(tokens: int = 9) -> NodeUnderTest:
     node = NodeUnderTest("g", block_count=17)
     node.hears("g", RequestsArrived((request("r", tokens, max_tokens=40),)))
-    while node.machine.work.machine.residents.running[0].stay.confirmed < tokens:
+    while node.machine.work.machine.sequences.running[0].residency.confirmed < tokens:
         node.handle(StepDone(node.result()))
     return node
 
@@ -245,7 +245,7 @@ def test_a_worker_tells_its_whole_blocks_and_decodes_on():
     assert node.handle(StepDone(node.result()))
     assert node.plans
     # Nothing new: it is told all the same to whoever begins anew.
-    node.hears("g", HoldsReleased(("r",)))
+    node.hears("g", TransferPinsReleased(("r",)))
     (told,) = of_kind(said(node.hears("g", CopiesRequested(("r",))), "g"), KvReported)
     assert told.computed.tokens == (8,)
 
@@ -281,7 +281,7 @@ def test_of_one_that_gave_way_before_it_was_to_be_handed_over_nothing_is_awaited
     urgent = replace(request("u", 60, max_tokens=4), prompt_tokens=(9,) * 60, priority=-1)
     node.hears("g", RequestsArrived((urgent,)))
     node.handle(StepDone(node.result()))
-    (lost,) = of_kind(said(node.hears("g", HandoversRequested(("r",))), "g"), KvReported)
+    (lost,) = of_kind(said(node.hears("g", KvTransfersRequested(("r",))), "g"), KvReported)
     assert (lost.computed.request_ids, lost.computed.tokens) == (("r",), (0,))
     assert node.machine.work.leases.owner("r") == "g"
     node.hears("g", RequestsAborted(("r", "u")))
@@ -293,10 +293,10 @@ def test_of_one_that_gave_way_before_it_was_to_be_handed_over_nothing_is_awaited
     moving.tell_kv(4)
     moving.reserve(4)
     moving.hears(TransferEnded(0, arrived=True))
-    assert moving.passage.stage is Stage.MOVING
+    assert moving.state.stage is Stage.MOVING
     effects = moving.tell_kv(0)
     assert Tell("w1", RequestsAborted((COPY,))) in effects
-    assert moving.machine.passages["r"].names.attempt == 1
+    assert moving.machine.requests["r"].names.attempt == 1
 
 
 def test_a_worker_that_is_told_to_come_back_says_so_to_whoever_started_it():

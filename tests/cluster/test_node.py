@@ -7,20 +7,20 @@ from tandem.facts.fleet import Role, Tier
 from tandem.facts.kv_export import MoveKv, MoveReport
 from tandem.messages.cluster import (
     Audit,
+    Deregister,
     Drain,
-    Goodbye,
-    Hello,
-    IntroduceYourself,
     LeasesRenewed,
     ListBlocks,
     MoveEnded,
     NotNeeded,
     PeerJoined,
     PeerLost,
-    Standing,
+    Register,
+    RegisterAgain,
+    RegistrationRefused,
+    RoleStateReported,
     StopMove,
     Undrain,
-    Unwelcome,
 )
 from tandem.messages.gateway import TimePassed
 from tandem.messages.node import (
@@ -49,7 +49,6 @@ from tandem.messages.router import (
     TokensReported,
 )
 from tandem.messages.worker import (
-    HoldsReleased,
     ImportDone,
     ImportsArrived,
     PrefillsArrived,
@@ -57,12 +56,13 @@ from tandem.messages.worker import (
     RequestsArrived,
     RunStep,
     StepDone,
+    TransferPinsReleased,
 )
-from tests.cluster.cluster_parts import MS, WELCOME, NodeUnderTest, hello, of_kind, request, said
+from tests.cluster.cluster_parts import MS, WELCOME, NodeUnderTest, of_kind, register, request, said
 
 DONE = MoveReport(arrived=True, connector="shm", moved_bytes=10, spans=1, seconds=0.1)
 LOST = MoveReport(arrived=False, problem="lost")
-PEER = hello("p")
+PEER = register("p")
 
 
 def arrivals(*names: str) -> RequestsArrived:
@@ -100,7 +100,7 @@ def order(transfer_id: int, first: int, end: int, blocks: tuple[int, ...], **cha
 def test_a_worker_presents_itself_and_once_welcome_tells_what_it_has():
     node = NodeUnderTest()
     (presented,) = said(node.handle(GatewayConnected("g")), "g")
-    assert presented == node.machine.hello
+    assert presented == node.machine.registration
     words = said(node.hears("g", WELCOME), "g")
     assert [type(one) for one in words] == [BlocksListed, LoadReported]
     assert words[0] == BlocksListed("w", Tier.DEVICE, (), 0)
@@ -109,7 +109,7 @@ def test_a_worker_presents_itself_and_once_welcome_tells_what_it_has():
 def test_a_gateway_that_says_nothing_is_greeted_again():
     node = NodeUnderTest()
     node.handle(GatewayConnected("g"))
-    assert of_kind(said(node.pass_time(6_000 * MS), "g"), Hello)
+    assert of_kind(said(node.pass_time(6_000 * MS), "g"), Register)
 
 
 def test_a_gateway_that_joins_later_gets_a_listing_and_the_same_numbers():
@@ -184,18 +184,18 @@ def test_a_refusal_goes_to_whoever_asked_and_costs_no_lease():
 def test_a_gateway_has_no_say_about_requests_of_another():
     node = NodeUnderTest("g", "h")
     node.hears("g", arrivals("r"))
-    node.hears("h", RequestsAborted(("r",)), HoldsReleased(("r",)))
+    node.hears("h", RequestsAborted(("r",)), TransferPinsReleased(("r",)))
     assert not node.machine.work.idle
 
 
-@pytest.mark.parametrize("event", [GatewayGone("g"), GatewaySaid("g", IntroduceYourself())])
+@pytest.mark.parametrize("event", [GatewayGone("g"), GatewaySaid("g", RegisterAgain())])
 def test_all_that_a_gateway_asked_for_goes_with_it(event):
     node = NodeUnderTest("g", "h")
     node.hears("g", arrivals("r", "s"))
     node.hears("h", arrivals("t"))
     effects = node.handle(event)
     assert node.machine.work.leases.request_ids == {"t"}
-    greeted = of_kind(said(effects, "g"), Hello)
+    greeted = of_kind(said(effects, "g"), Register)
     assert len(greeted) == isinstance(event, GatewaySaid)
     # What it says before it has welcomed the worker is void.
     node.hears("g", arrivals("u"))
@@ -215,8 +215,8 @@ def test_a_silent_gateways_requests_are_given_up_and_it_is_greeted_again():
     node.hears("g", arrivals("r"))
     effects = node.pass_time(1_100 * MS, "h")
     assert not len(node.machine.work.leases)
-    assert of_kind(said(effects, "g"), Hello)
-    assert not of_kind(said(effects, "h"), Hello)
+    assert of_kind(said(effects, "g"), Register)
+    assert not of_kind(said(effects, "h"), Register)
 
 
 def test_a_worker_that_slept_takes_no_gateway_for_dead():
@@ -245,7 +245,7 @@ def test_a_hold_that_nobody_renews_is_released():
     node.hears("g", PrefillsArrived((request("r", 6),), (0,)))
     (publish,) = of_kind(land(node), PublishBlocks)
     node.handle(BlocksPublished(publish.publication_id))
-    assert node.machine.work.machine.residents.held
+    assert node.machine.work.machine.sequences.pinned
     node.pass_time(3_100 * MS, "g")
     assert node.machine.work.idle
 
@@ -253,7 +253,7 @@ def test_a_hold_that_nobody_renews_is_released():
 def test_unwelcome_ends_the_process_with_the_reason():
     node = NodeUnderTest()
     node.handle(GatewayConnected("g"))
-    assert node.hears("g", Unwelcome("too old")) == [Leave("too old")]
+    assert node.hears("g", RegistrationRefused("too old")) == [Leave("too old")]
     assert node.handle(GatewayConnected("g")) == []
     assert node.machine.next_wakeup() is None
 
@@ -332,7 +332,7 @@ def test_an_import_ends_only_when_nobody_writes_to_its_blocks():
     assert not node.plans
     effects = node.handle(MoveFinished(1, LOST))
     assert of_kind(effects, RunStep)
-    assert not node.machine.work.machine.residents.importing
+    assert not node.machine.work.machine.sequences.importing
 
 
 @pytest.mark.parametrize("gone", [GatewayGone("g"), GatewaySaid("g", RequestsAborted(("r",)))])
@@ -342,7 +342,7 @@ def test_blocks_stay_reserved_while_a_move_writes_to_them(gone):
     node.hears("g", order(1, 0, 9, blocks))
     effects = node.handle(gone)
     assert of_kind(effects, EndMove) == [EndMove(0)]
-    pool = node.machine.work.machine.residents.pool
+    pool = node.machine.work.machine.sequences.pool
     assert pool.free_blocks == pool.block_count - len(blocks)
     assert not len(node.machine.work.leases)
     effects = node.handle(MoveFinished(0, DONE))
@@ -428,7 +428,7 @@ def test_blocks_whose_headers_are_written_are_not_written_again():
         publications += of_kind(land(node), PublishBlocks)
     for publish in publications:
         node.handle(BlocksPublished(publish.publication_id))
-    node.hears("g", HoldsReleased(("r",)))
+    node.hears("g", TransferPinsReleased(("r",)))
     # Its prompt is cached: a second request with it announces the same blocks.
     node.hears("g", PrefillsArrived((request("again", 22),), (0,)))
     (publish,) = of_kind(land(node), PublishBlocks)
@@ -437,11 +437,11 @@ def test_blocks_whose_headers_are_written_are_not_written_again():
     assert len(report.computed.blocks[0]) == 6
 
 
-@pytest.mark.parametrize("last_word", [RequestsAborted(("r",)), HoldsReleased(("r",))])
+@pytest.mark.parametrize("last_word", [RequestsAborted(("r",)), TransferPinsReleased(("r",))])
 def test_nothing_is_announced_of_a_request_that_is_gone(last_word):
     node = NodeUnderTest("g")
     (publish,) = of_kind(prefilling(node, 6), PublishBlocks)
-    node.hears("g", RequestsAborted(("r",)), HoldsReleased(("r",)))
+    node.hears("g", RequestsAborted(("r",)), TransferPinsReleased(("r",)))
     assert node.handle(BlocksPublished(publish.publication_id)) == []
     assert node.machine.work.idle
 
@@ -458,22 +458,22 @@ def test_generations_tell_a_block_from_what_it_held_before():
                     assert seen.get(block, 0) < generation
                     seen[block] = generation
                 node.handle(BlocksPublished(publish.publication_id))
-        node.hears("g", HoldsReleased((f"r{number}",)))
+        node.hears("g", TransferPinsReleased((f"r{number}",)))
     assert max(seen.values()) > 1
 
 
-# Duty
+# RoleState
 
 
 def test_a_plain_drain_stays_until_it_is_called_off():
     node = NodeUnderTest("g", "h")
     effects = node.hears("g", Drain())
     for gateway in ("g", "h"):
-        assert said(effects, gateway) == [Standing("w", Role.BOTH, accepting=False)]
+        assert said(effects, gateway) == [RoleStateReported("w", Role.BOTH, accepting=False)]
     node.hears("g", NotNeeded())
     assert node.hears("h", NotNeeded()) == []
     effects = node.hears("g", Undrain())
-    assert said(effects, "h") == [Standing("w", Role.BOTH, accepting=True)]
+    assert said(effects, "h") == [RoleStateReported("w", Role.BOTH, accepting=True)]
 
 
 def test_a_flip_waits_for_every_gateway_and_every_request():
@@ -484,10 +484,10 @@ def test_a_flip_waits_for_every_gateway_and_every_request():
     # What was under way when it began to drain is still served.
     node.hears("g", arrivals("s"))
     while node.plans:
-        assert not of_kind(said(land(node), "g"), Standing)
+        assert not of_kind(said(land(node), "g"), RoleStateReported)
     effects = node.hears("g", NotNeeded())
     for gateway in ("g", "h"):
-        assert said(effects, gateway) == [Standing("w", Role.DECODE, accepting=True)]
+        assert said(effects, gateway) == [RoleStateReported("w", Role.DECODE, accepting=True)]
     (presented,) = said(node.handle(GatewayConnected("k")), "k")
     assert presented.role is Role.DECODE
 
@@ -498,8 +498,8 @@ def test_leaving_says_goodbye_to_all():
     node.hears("g", NotNeeded())
     effects = node.hears("h", NotNeeded())
     assert effects == [
-        SendToGateway("g", Goodbye("w")),
-        SendToGateway("h", Goodbye("w")),
+        SendToGateway("g", Deregister("w")),
+        SendToGateway("h", Deregister("w")),
         Leave(),
     ]
 
@@ -513,8 +513,12 @@ def test_a_process_that_is_to_end_does_so_at_once_when_nobody_knows_it():
 def test_nobody_calls_off_the_end_of_a_process():
     node = NodeUnderTest("g")
     node.hears("g", arrivals("r"))
-    assert said(node.handle(LeaveRequested()), "g") == [Standing("w", Role.BOTH, accepting=False)]
-    assert said(node.hears("g", Undrain()), "g") == [Standing("w", Role.BOTH, accepting=False)]
+    assert said(node.handle(LeaveRequested()), "g") == [
+        RoleStateReported("w", Role.BOTH, accepting=False)
+    ]
+    assert said(node.hears("g", Undrain()), "g") == [
+        RoleStateReported("w", Role.BOTH, accepting=False)
+    ]
     node.hears("g", Drain(then_role=Role.DECODE), RequestsAborted(("r",)))
     while node.plans:
         land(node)
@@ -534,7 +538,7 @@ def test_a_change_of_duty_between_hello_and_welcome_is_told():
     node.handle(GatewayConnected("h"))
     node.hears("g", Drain())
     words = said(node.hears("h", WELCOME), "h")
-    assert words[-1] == Standing("w", Role.BOTH, accepting=False)
+    assert words[-1] == RoleStateReported("w", Role.BOTH, accepting=False)
 
 
 # Operators

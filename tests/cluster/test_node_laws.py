@@ -62,9 +62,9 @@ def check(cluster: NodeCluster) -> None:
     for gate in cluster.gates.values():
         assert not len(gate.machine.routing.transfers)
         for process in cluster.living():
-            name = process.node.hello.worker
-            standing = gate.machine.router.entrance.fleet.standings[name]
-            assert standing.told == process.node.links.of(gate.name).heard_events
+            name = process.node.registration.worker
+            standing = gate.machine.router.admission.fleet.workers[name]
+            assert standing.told == process.node.gateways.of(gate.name).heard_events
             assert not standing.unheard
             assert standing.sent_requests == standing.sent_prefill_tokens == 0
             assert standing.sent_blocks == standing.sent_decodes == 0

@@ -40,7 +40,7 @@ from tandem.messages.worker import (
     RequestsArrived,
     StepDone,
 )
-from tests.cluster.cluster_parts import MS, WELCOME, NodeUnderTest, hello, of_kind, request, said
+from tests.cluster.cluster_parts import MS, WELCOME, NodeUnderTest, of_kind, register, request, said
 
 HOST, DISK, REMOTE = Tier.HOST, Tier.DISK, Tier.REMOTE
 POOL = PoolNodeJoined("pool-0", "1", "h:1")
@@ -48,7 +48,7 @@ POOL = PoolNodeJoined("pool-0", "1", "h:1")
 
 def worker_with(*gateways: str, block_count: int = 30, **config) -> NodeUnderTest:
     """A worker that has host memory, and a disk where it is given one."""
-    node = NodeUnderTest(tells_sealed=True, block_count=block_count)
+    node = NodeUnderTest(reports_committed=True, block_count=block_count)
     tiers = TiersConfig(
         config.pop("capacities", {HOST: 20, DISK: 20}),
         remote=True,
@@ -56,14 +56,14 @@ def worker_with(*gateways: str, block_count: int = 30, **config) -> NodeUnderTes
         **config,
     )
     worker = WorkerMachine(node.machine.work.machine.config)
-    node.machine = NodeMachine(NodeConfig(hello("w"), tiers), worker)
+    node.machine = NodeMachine(NodeConfig(register("w"), tiers), worker)
     for gateway in gateways:
         connect(node, gateway)
     return node
 
 
 def connect(node: NodeUnderTest, gateway: str) -> list:
-    from_start = node.machine.links
+    from_start = node.machine.gateways
     from_start.connect(gateway)
     return node.hears(gateway, WELCOME)
 
@@ -127,7 +127,7 @@ def test_full_blocks_are_staged_kept_and_told():
     keep = one(staged, KeepStaged)
     assert (keep.tier, keep.rows) == (HOST, (0, 1))
     assert keep.names[0] == BlockName(
-        keep.names[0].digest, node.machine.hello.root.hash(""), keep.names[0].digest
+        keep.names[0].digest, node.machine.registration.root.hash(""), keep.names[0].digest
     )
     assert keep.names[1].parent == keep.names[1].first == keep.names[0].digest
     digests = tuple(name.digest for name in keep.names)
@@ -143,7 +143,7 @@ def test_full_blocks_are_staged_kept_and_told():
 def test_what_was_overwritten_while_it_was_staged_is_not_kept():
     node = worker_with("g", block_count=16)
     stage = one(compute(node), StageBlocks)
-    generations = node.machine.work.machine.residents.pool.generations
+    generations = node.machine.work.machine.sequences.pool.generations
     generations[stage.blocks[0]] += 1
     keep = one(node.handle(BlocksStaged(stage.copy_id, staged=True)), KeepStaged)
     assert keep.rows == (1,)
@@ -199,7 +199,7 @@ def test_the_part_that_came_counts_and_the_spoilt_is_dropped():
 def test_no_block_is_given_back_while_a_fetch_may_write_to_it():
     node = ready_to_fetch()
     import_again(node)
-    pool = node.machine.work.machine.residents.pool
+    pool = node.machine.work.machine.sequences.pool
     fetch = one(node.hears("g", FetchKv(7, "again", HOST, 0, 8)), FetchBlocks)
     effects = node.hears("g", RequestsAborted(("again",)))
     assert EndFetch(fetch.fetch_id) in effects
@@ -289,7 +289,7 @@ def test_what_does_not_come_up_is_the_fault_of_where_it_comes_from():
     host, disk, _ = node.machine.tiers.figures(node.now_ns).tiers
     assert (host.failures, disk.failures) == (0, 1)
     for _ in range(2):
-        node.machine.tiers.gain.failed(DISK, "cannot read", node.now_ns)
+        node.machine.tiers.benefit.failed(DISK, "cannot read", node.now_ns)
     host, disk, _ = node.machine.tiers.figures(node.now_ns).tiers
     assert (host.on, disk.on) == (True, False)
 
@@ -361,8 +361,8 @@ def test_an_outdated_gateway_speaks_for_the_old_start_only_until_it_learns():
 def test_pinned_blocks_outlive_what_comes_after_them():
     node = worker_with("g", capacities={HOST: 4})
     write_through(node, compute(node))
-    shelf = node.machine.tiers.keeper.shelves.by_tier[HOST]
-    digests = shelf.store.listing()
+    cache = node.machine.tiers.hierarchy.caches.by_tier[HOST]
+    digests = cache.store.listing()
     node.hears("g", PinBlocks(digests[::-1], ttl_ns=10_000 * MS))
     lose_device(node)
-    assert set(digests) <= set(shelf.store.listing())
+    assert set(digests) <= set(cache.store.listing())

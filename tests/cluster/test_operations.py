@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from tandem.facts.fleet import Role
-from tandem.messages.cluster import Standing, Undrain
+from tandem.messages.cluster import RoleStateReported, Undrain
 from tandem.messages.gateway import DrainAsked, OperationEnded, UndrainAsked
 from tests.cluster.cluster_parts import GatewayUnderTest, hello, idle_load, of_kind, told
 
@@ -12,13 +12,13 @@ def test_a_flip_and_an_undrain_that_were_both_lost_both_end():
     workers = [hello(name) for name in ("a", "b")]
     gateway = GatewayUnderTest(*workers)
     gateway.handle(DrainAsked(1, "a"))
-    effects = gateway.says(Standing("a", Role.BOTH, False), idle_load("a"))
+    effects = gateway.says(RoleStateReported("a", Role.BOTH, False), idle_load("a"))
     assert of_kind(effects, OperationEnded) == [OperationEnded(1)]
     gateway.handle(DrainAsked(2, "a", then_role=Role.PREFILL))
     gateway.handle(UndrainAsked(3, "a"))
     effects = gateway.says(replace(workers[0], accepting=False))
     assert of_kind(told(effects, "a"), Undrain)
-    effects = gateway.says(Standing("a", Role.BOTH, True))
+    effects = gateway.says(RoleStateReported("a", Role.BOTH, True))
     ended = {effect.operation_id: effect.problem for effect in of_kind(effects, OperationEnded)}
     assert ended.keys() == {2, 3}, ended
     assert not ended[3]

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.cluster.gateway.planner import KEPT_REQUESTS, PlannerConfig, PlannerMachine, Thinned
-from tandem.facts.service_level import ServiceLevel
+from tandem.facts.slo import Slo
 from tandem.policy.planning.contract import FleetView, Plan
 from tests.cluster.router_cluster import COST
 
 SECOND = 1_000_000_000
-CONFIG = PlannerConfig(COST, ServiceLevel(), 2, 8, startup_s=60.0, window_s=30.0)
+CONFIG = PlannerConfig(COST, Slo(), 2, 8, startup_s=60.0, window_s=30.0)
 
 
 @dataclass

@@ -33,7 +33,7 @@ def request(name: str, priority: int = 0, prompt=(1, 2, 3), **sampling) -> Reque
 
 
 def running(at: World) -> list[str]:
-    return [sequence.request.request_id for sequence in at.machine.residents.running]
+    return [sequence.request.request_id for sequence in at.machine.sequences.running]
 
 
 def test_an_urgent_request_takes_the_slot_of_a_lesser_one_which_goes_on_later():
@@ -78,7 +78,7 @@ def test_a_prefix_that_is_being_computed_is_awaited_not_computed_twice():
     at.tell(RequestsArrived((request("first", prompt=prompt), request("second", prompt=prompt))))
     while "second" not in running(at):
         at.land()
-    second = next(s for s in at.machine.residents.running if s.request.request_id == "second")
+    second = next(s for s in at.machine.sequences.running if s.request.request_id == "second")
     assert second.found.cached_tokens == 8
     at.drain()
 
@@ -96,7 +96,7 @@ def test_what_another_computed_of_a_prompt_while_one_had_given_way_is_a_hit():
     assert 4 <= own_tokens < 12
     while running(at) != ["lesser"]:
         at.land()
-    assert lesser.stay.scheduled >= 12
+    assert lesser.residency.scheduled >= 12
     assert lesser.found.cached_tokens == 12 - own_tokens
     at.drain()
 

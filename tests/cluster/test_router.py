@@ -7,7 +7,7 @@ import pytest
 from tandem.cluster.router.admission import RouterConfig
 from tandem.cluster.router.fleet import Capacity
 from tandem.cluster.router.machine import RouterMachine
-from tandem.cluster.router.request_queue import LineConfig
+from tandem.cluster.router.request_queue import RequestQueueConfig
 from tandem.facts.blocks import BlockChanges, CacheRoot
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.request import FinishReason, Request
@@ -30,11 +30,11 @@ from tandem.messages.router import (
 from tandem.messages.worker import (
     CopiesRequested,
     EmitTokens,
-    HoldsReleased,
     KvComputed,
     PrefillsArrived,
     RequestsAborted,
     RequestsArrived,
+    TransferPinsReleased,
 )
 from tandem.policy.admission.thresholds import AdmitAll
 from tandem.policy.dispatch.rules import AlwaysRemote
@@ -52,7 +52,7 @@ def router(*roles: Role, **line) -> RouterMachine:
             routing=ROUTINGS["round-robin"](0),
             admission=AdmitAll(),
             dispatching=AlwaysRemote(),
-            line=LineConfig(**line),
+            queue=RequestQueueConfig(**line),
         )
     )
     for index, role in enumerate(roles):
@@ -100,7 +100,7 @@ def test_a_dead_workers_requests_go_on_elsewhere_with_the_tokens_so_far():
     assert (effect.worker, request.request_id, request.output_tokens) == ("w1", "r~1", (7,))
     # What comes late from the dead is nobody's.
     assert machine.handle(drew("w0", "r", FinishReason.LENGTH), 4) == []
-    assert list(machine.passages["r"].output) == [7]
+    assert list(machine.requests["r"].output) == [7]
 
 
 def test_withdrawn_is_called_back_wherever_it_is():
@@ -109,10 +109,10 @@ def test_withdrawn_is_called_back_wherever_it_is():
     submit(machine, "r1")
     assert machine.handle(RequestWithdrawn("r1"), 1) == []
     effects = machine.handle(RequestWithdrawn("r0"), 2)
-    both = [("w1", RequestsAborted), ("w1", HoldsReleased)]
-    both += [("w0", RequestsAborted), ("w0", HoldsReleased)]
+    both = [("w1", RequestsAborted), ("w1", TransferPinsReleased)]
+    both += [("w0", RequestsAborted), ("w0", TransferPinsReleased)]
     assert told(effects) == both
-    assert not machine.passages
+    assert not machine.requests
     assert machine.handle(RequestWithdrawn("r0"), 3) == []
 
 
@@ -122,7 +122,7 @@ def test_what_a_worker_refuses_is_rejected_with_its_reason():
     effects = machine.handle(RequestRefused("w0", "r", "too many wait", 2.5), 1)
     assert effects[-1] == Reject("r", "too many wait", 2.5)
     machine.audit()
-    assert not machine.passages
+    assert not machine.requests
 
 
 def test_a_drained_worker_gets_nothing_until_it_takes_a_role():
@@ -174,15 +174,15 @@ def test_output_is_charged_in_the_same_portions_however_much_is_told_at_once(at_
     submit(machine, "r")
     for _ in range(140 // at_once):
         machine.handle(replace(drew("w0", "r"), repeats=at_once), 1)
-    told_tokens = len(machine.passages["r"].output)
-    assert machine.passages["r"].charged_output == told_tokens - told_tokens % 64
+    told_tokens = len(machine.requests["r"].output)
+    assert machine.requests["r"].charged_output == told_tokens - told_tokens % 64
 
 
 def test_what_is_held_for_nobody_is_let_go():
     machine = router(Role.PREFILL, Role.DECODE)
     unknown = KvComputed(("long ago",), (5,), ((0, 1),), (True,))
     assert machine.handle(KvReported("w0", unknown), 1) == [
-        Tell("w0", HoldsReleased(("long ago",)))
+        Tell("w0", TransferPinsReleased(("long ago",)))
     ]
 
 
@@ -195,4 +195,4 @@ def test_a_missed_report_is_asked_for_and_the_dead_report_nothing():
     machine.handle(WorkerJoined("w0", Role.BOTH), 4)
     first = BlocksReported("w0", Tier.DEVICE, BlockChanges(0, (), (b"y",), (b"p",)))
     assert machine.handle(first, 5) == []
-    assert machine.entrance.index.resident_blocks == 1
+    assert machine.admission.index.resident_blocks == 1

@@ -5,14 +5,15 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.messages.worker import BlocksSealed, ReportBlocks, RequestsArrived
+from tandem.messages.worker import BlocksCommitted, ReportBlocks, RequestsArrived
 from tests.cluster.ledger_engine import keys_of
 from tests.cluster.world import World, configs, requests
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    configs(prefix_caching=True, tells_sealed=True), st.lists(requests(), min_size=1, max_size=6)
+    configs(prefix_caching=True, reports_committed=True),
+    st.lists(requests(), min_size=1, max_size=6),
 )
 def test_what_is_told_to_be_full_is_exactly_what_the_cache_gains(config, wanted):
     world = World.of(config)
@@ -22,7 +23,7 @@ def test_what_is_told_to_be_full_is_exactly_what_the_cache_gains(config, wanted)
     while world.landing:
         world.land()
         kinds = [type(effect) for effect in world.effects]
-        sealed = [effect for effect in world.effects if isinstance(effect, BlocksSealed)]
+        sealed = [effect for effect in world.effects if isinstance(effect, BlocksCommitted)]
         stored = [
             digest
             for effect in world.effects
@@ -30,7 +31,7 @@ def test_what_is_told_to_be_full_is_exactly_what_the_cache_gains(config, wanted)
             for digest in effect.changes.stored
         ]
         if sealed:
-            assert kinds.index(BlocksSealed) < kinds.index(ReportBlocks)
+            assert kinds.index(BlocksCommitted) < kinds.index(ReportBlocks)
         names = [name for each in sealed for name in each.names]
         assert set(stored) <= {name.digest for name in names}
         for each in sealed:
@@ -39,7 +40,7 @@ def test_what_is_told_to_be_full_is_exactly_what_the_cache_gains(config, wanted)
             ):
                 assert name.tenant == "t"
                 told[name.digest] = block
-                current = world.machine.residents.pool.generations[block] == generation
+                current = world.machine.sequences.pool.generations[block] == generation
                 if current:
                     keys = world.engine.kv[block]
                     assert keys == keys_of(keys[-1])[-config.block_size :]

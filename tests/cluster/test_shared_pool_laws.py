@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from tandem.cluster.shared_pool.heat import HeatConfig
+from tandem.cluster.shared_pool.hot_blocks import HotBlocksConfig
 from tandem.cluster.shared_pool.machine import PoolNodeConfig, PoolNodeMachine
 from tandem.cluster.tiers.config import TierLimits, TiersConfig
 from tandem.facts.blocks import block_hash
@@ -16,16 +16,16 @@ from tandem.messages.cluster import (
     PROTOCOL,
     Audit,
     Audited,
+    Deregister,
     Drain,
-    Goodbye,
-    IntroduceYourself,
     PinBlocks,
-    PoolHello,
     PoolNodeGone,
     PoolNodeJoined,
+    RegisterAgain,
+    Registered,
+    RegisterPoolNode,
     TiersReported,
     Undrain,
-    Welcome,
 )
 from tandem.messages.gateway import TimePassed
 from tandem.messages.node import (
@@ -113,7 +113,7 @@ class World:
         if Tier.DISK in capacities:
             self.stores[Tier.DISK].update(dict.fromkeys(each.digest for each in self.found))
         self.config = PoolNodeConfig(
-            PoolHello(PROTOCOL, "1", "pool-0", "one", "h:1", BlockFormat(ROOT, 8), 9),
+            RegisterPoolNode(PROTOCOL, "1", "pool-0", "one", "h:1", BlockFormat(ROOT, 8), 9),
             TiersConfig(
                 capacities,
                 lambda blocks: make_eviction(chance.choice(["lru", "fifo", "lfu"]), blocks),
@@ -121,7 +121,7 @@ class World:
                 quotas={"greedy": 0.3} if chance.random() < 0.5 else {},
                 limits=TierLimits(copy_blocks=chance.randint(1, 8)),
             ),
-            HeatConfig(window_ns=chance.choice([1, 60]) * SECOND_NS),
+            HotBlocksConfig(window_ns=chance.choice([1, 60]) * SECOND_NS),
         )
         self.machine = PoolNodeMachine(self.config, 0)
         self.gates: dict[str, Gate] = {}
@@ -281,14 +281,16 @@ class World:
             self.gates[name] = Gate()
             self.tell(GatewayConnected(name))
             if chance.random() < 0.9:
-                self.tell(GatewaySaid(name, Welcome(name, SECOND_NS, 100 * SECOND_NS, SECOND_NS)))
+                self.tell(
+                    GatewaySaid(name, Registered(name, SECOND_NS, 100 * SECOND_NS, SECOND_NS))
+                )
         elif chance.random() < 0.2:
             self.tell(GatewayGone(name))
             del self.gates[name]
         elif chance.random() < 0.3:
             self.gates[name] = Gate()
-            self.tell(GatewaySaid(name, IntroduceYourself()))
-            self.tell(GatewaySaid(name, Welcome(name, SECOND_NS, 100 * SECOND_NS, SECOND_NS)))
+            self.tell(GatewaySaid(name, RegisterAgain()))
+            self.tell(GatewaySaid(name, Registered(name, SECOND_NS, 100 * SECOND_NS, SECOND_NS)))
         else:
             message = chance.choice([Audit(), Drain(), Undrain(), Undrain()])
             self.tell(GatewaySaid(name, message))
@@ -330,12 +332,12 @@ def check(world: World) -> None:
     there = {digest for store in world.stores.values() for digest in store}
     # Blocks that were spoilt and not read again are still believed to be there.
     assert len(there - held) == 0
-    for tier, shelf in machine.holdings.keeper.shelves.by_tier.items():
-        assert not shelf.leaving
-        assert set(shelf.store.listing()) == set(world.stores[tier])
+    for tier, cache in machine.holdings.hierarchy.caches.by_tier.items():
+        assert not cache.leaving
+        assert set(cache.store.listing()) == set(world.stores[tier])
     for name, gate in world.gates.items():
-        link = machine.links.of(name)
-        if link is not None and link.welcome is not None:
+        link = machine.gateways.of(name)
+        if link is not None and link.terms is not None:
             world.seen["told"] += 1
             assert gate.held == held
             world.tell(GatewaySaid(name, Audit()))
@@ -365,15 +367,15 @@ def test_what_is_told_is_what_is_there(chunk):
 
 
 def alone(**changes) -> PoolNodeMachine:
-    hello = PoolHello(PROTOCOL, "1", "pool-0", "one", "h:1", BlockFormat(ROOT, 8), 9)
+    register = RegisterPoolNode(PROTOCOL, "1", "pool-0", "one", "h:1", BlockFormat(ROOT, 8), 9)
     return PoolNodeMachine(
-        PoolNodeConfig(hello, TiersConfig({Tier.HOST: 10}), HeatConfig(**changes)), 0
+        PoolNodeConfig(register, TiersConfig({Tier.HOST: 10}), HotBlocksConfig(**changes)), 0
     )
 
 
-def welcome(machine: PoolNodeMachine, now_ns: int = 0) -> list[object]:
+def terms(machine: PoolNodeMachine, now_ns: int = 0) -> list[object]:
     machine.handle(GatewayConnected("g"), now_ns)
-    said = GatewaySaid("g", Welcome("g", SECOND_NS, 5 * SECOND_NS, SECOND_NS))
+    said = GatewaySaid("g", Registered("g", SECOND_NS, 5 * SECOND_NS, SECOND_NS))
     return machine.handle(said, now_ns)
 
 
@@ -384,19 +386,19 @@ def stored(machine: PoolNodeMachine, chain: list[BlockName]) -> None:
 
 def test_it_is_heard_of_at_every_interval_and_greets_again_after_silence():
     machine = alone()
-    assert [type(e.message) for e in welcome(machine)] == [BlocksListed, TiersReported]
+    assert [type(e.message) for e in terms(machine)] == [BlocksListed, TiersReported]
     assert machine.next_wakeup() == SECOND_NS
     (report,) = machine.handle(TimePassed(), SECOND_NS)
     assert isinstance(report.message, TiersReported)
     for second in (2, 3, 4):
         machine.handle(TimePassed(), second * SECOND_NS)
-    (hello,) = machine.handle(TimePassed(), 5 * SECOND_NS)
-    assert isinstance(hello.message, PoolHello)
+    (register,) = machine.handle(TimePassed(), 5 * SECOND_NS)
+    assert isinstance(register.message, RegisterPoolNode)
 
 
 def test_blocks_in_demand_go_to_the_next_one_once():
     machine = alone(hot_reads=2)
-    welcome(machine)
+    terms(machine)
     chain = chain_of((1, 2, 3), "")
     stored(machine, chain)
     machine.handle(GatewaySaid("g", PoolNodeJoined("pool-1", "a", "h:2")), 0)
@@ -418,7 +420,7 @@ def test_blocks_in_demand_go_to_the_next_one_once():
 
 def test_one_copy_is_enough_where_that_is_wanted():
     machine = alone(replicas=1)
-    welcome(machine)
+    terms(machine)
     machine.handle(GatewaySaid("g", PoolNodeJoined("pool-1", "a", "h:2")), 0)
     sent = []
     for token in range(20):
@@ -436,7 +438,7 @@ def test_one_copy_is_enough_where_that_is_wanted():
 
 def test_who_drains_wants_nothing_new_and_still_gives():
     machine = alone()
-    welcome(machine)
+    terms(machine)
     chain = chain_of((1, 2), "")
     stored(machine, chain)
     machine.handle(GatewaySaid("g", Drain()), 0)
@@ -446,4 +448,4 @@ def test_who_drains_wants_nothing_new_and_still_gives():
     fetch = machine.handle(BlocksAsked(2, tuple(more)), 0)[0]
     assert fetch == FetchHeld(2, (Tier.HOST,) * 2, tuple(chain))
     effects = machine.handle(GatewaySaid("g", Drain(leave=True, again=True)), 0)
-    assert effects == [SendToGateway("g", Goodbye("pool-0")), Leave(again=True)]
+    assert effects == [SendToGateway("g", Deregister("pool-0")), Leave(again=True)]

@@ -15,17 +15,17 @@ from tandem.facts.sampling import SamplingParameters
 from tandem.facts.steps import StepPlan, StepResult
 from tandem.messages.worker import (
     EmitTokens,
-    HandoversRequested,
-    HoldsReleased,
     ImportBlocks,
     ImportDone,
     ImportsArrived,
     KvComputed,
+    KvTransfersRequested,
     PrefillsArrived,
     RequestsAborted,
     RequestsArrived,
     RunStep,
     StepDone,
+    TransferPinsReleased,
 )
 from tandem.policy.batching import TokenBudgetBatching
 from tests.cluster.ledger_engine import VOCABULARY
@@ -61,7 +61,7 @@ class Lane:
         return self.tell(StepDone(result), now_ns)
 
     def skip(self, steps: int) -> None:
-        self.machine.skip_steps(steps, self.tokens())
+        self.machine.fast_forward(steps, self.tokens())
         self.landed += steps
 
 
@@ -142,11 +142,11 @@ class Duel:
             case 0:
                 self.tell(RequestsAborted((name,)))
             case 1:
-                self.tell(HandoversRequested((name,)))
+                self.tell(KvTransfersRequested((name,)))
             case 2 | 3 if self.imports:
                 self.finish_import(self.chance.choice(sorted(self.imports)))
             case 4 | 5 if self.held:
-                self.tell(HoldsReleased((self.held.pop(),)))
+                self.tell(TransferPinsReleased((self.held.pop(),)))
             case _:
                 self.arrive()
 
@@ -156,8 +156,8 @@ class Duel:
 
     def advance(self) -> None:
         """Both take some steps, the quick one at one go."""
-        steady = self.quick.machine.steady_steps()
-        assert self.slow.machine.steady_steps() == steady
+        steady = self.quick.machine.repeatable_steps()
+        assert self.slow.machine.repeatable_steps() == steady
         if not steady:
             self.seen["one by one"] += 1
             self.now_ns += 1
@@ -186,7 +186,7 @@ class Duel:
             elif self.imports:
                 self.finish_import(min(self.imports))
             else:
-                self.tell(HoldsReleased((self.held.pop(),)))
+                self.tell(TransferPinsReleased((self.held.pop(),)))
 
 
 def test_steps_taken_at_one_go_change_nothing_that_follows():

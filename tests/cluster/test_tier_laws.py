@@ -42,12 +42,12 @@ def check_tiers(cluster: TierCluster) -> None:
         assert not lanes.staged
         assert not lanes.fetching
         process.node.audit()
-        for tier, shelf in tiers.keeper.shelves.by_tier.items():
-            listing = shelf.store.listing()
-            assert not shelf.leaving
+        for tier, cache in tiers.hierarchy.caches.by_tier.items():
+            listing = cache.store.listing()
+            assert not cache.leaving
             assert set(lanes.stores[tier].blocks) == set(listing)
             for gate in cluster.gates.values():
-                pools = gate.machine.router.entrance.index._pools.get(process.name, {})
+                pools = gate.machine.router.admission.index._pools.get(process.name, {})
                 # Who has forgotten a worker that was drained asks when it hears of it again.
                 if tier in pools:
                     assert set(pools[tier].held) == set(listing)

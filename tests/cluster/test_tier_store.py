@@ -13,12 +13,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tandem.cluster.tiers.hierarchy import Arrival, Hierarchy, Move
 from tandem.cluster.tiers.store import TierStore
 from tandem.facts.fleet import Tier
 from tandem.policy.eviction.lru import Lru
 from tandem.policy.eviction.pinned import Pin, Pinned
 from tandem.policy.eviction.registry import EVICTIONS, make_eviction
+from tandem.twin.hierarchy import Arrival, Hierarchy, Move
 
 
 def chain(text: str) -> tuple[bytes, ...]:

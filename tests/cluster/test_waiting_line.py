@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from tandem.cluster.router.request_queue import LineConfig, WaitingLine
-from tandem.cluster.router.request_state import Passage
+from tandem.cluster.router.request_queue import RequestQueue, RequestQueueConfig
+from tandem.cluster.router.request_state import RequestState
 from tandem.facts.fleet import Role
 from tandem.facts.request import Request
 from tandem.messages.router import RequestSubmitted
@@ -18,27 +18,27 @@ WORKERS = [
 ]
 
 
-def passage(name: str, prompt_tokens: int, tenant: str = "", **hits: int) -> Passage:
+def state(name: str, prompt_tokens: int, tenant: str = "", **hits: int) -> RequestState:
     submitted = RequestSubmitted(Request(name, (1,) * prompt_tokens), 10.0, tenant)
-    made = Passage.of(submitted, 0, 0)
+    made = RequestState.of(submitted, 0, 0)
     held = {worker: TierHits(tokens) for worker, tokens in hits.items()}
     made.view = replace(made.view, hits=held)
     return made
 
 
-def queued(line: WaitingLine, tenant: str = "") -> list[int]:
+def queued(line: RequestQueue, tenant: str = "") -> list[int]:
     return [view.queued_prefill_tokens for view in line.before(WORKERS, tenant)]
 
 
 def test_what_one_tenant_has_in_line_is_before_another_only_turn_by_turn():
-    line = WaitingLine(LineConfig(max_requests=1), Classes())
-    flood = [passage(str(number), 1000, "flood") for number in range(20)]
+    line = RequestQueue(RequestQueueConfig(max_requests=1), Classes())
+    flood = [state(str(number), 1000, "flood") for number in range(20)]
     for each in flood:
         line.wait(each)
     assert queued(line, "flood") == [0, 10_050, 10_000]
     # A newcomer would be the second to go, and with one in line the fourth.
     assert queued(line, "quiet") == [0, 550, 500]
-    line.wait(passage("quiet", 400, "quiet"))
+    line.wait(state("quiet", 400, "quiet"))
     assert queued(line, "quiet") == [0, 1250, 1200]
     for each in flood:
         line.wait_no_more(each)
@@ -46,11 +46,11 @@ def test_what_one_tenant_has_in_line_is_before_another_only_turn_by_turn():
 
 
 def test_those_in_line_are_shared_out_with_what_is_still_to_compute_of_them():
-    line = WaitingLine(LineConfig(max_requests=1), Classes())
+    line = RequestQueue(RequestQueueConfig(max_requests=1), Classes())
     assert queued(line) == [0, 50, 0]
-    cold = passage("cold", 1000)
+    cold = state("cold", 1000)
     line.wait(cold)
-    cached = passage("cached", 1000, p0=300, p1=900)
+    cached = state("cached", 1000, p0=300, p1=900)
     line.wait(cached)
     assert queued(line) == [0, 50 + 550, 550]
     # The prefix has gone meanwhile: what was counted in is what is taken out.

@@ -15,13 +15,13 @@ from tandem.messages.cluster import (
     PROTOCOL,
     Audit,
     Audited,
-    Hello,
-    IntroduceYourself,
     ListBlocks,
     PinBlocks,
-    PoolHello,
+    Register,
+    RegisterAgain,
+    Registered,
+    RegisterPoolNode,
     TiersReported,
-    Welcome,
 )
 from tandem.messages.codec import TO_GATEWAY, TO_WORKER
 from tandem.messages.node import ConnectPoolNode, ForgetPoolNode
@@ -100,15 +100,15 @@ class TierCluster(NodeCluster):
         small = {
             name: replace(
                 config,
-                tells_sealed=True,
+                reports_committed=True,
                 block_count=-(-config.context_tokens // config.block_size) + chance.randrange(2),
             )
             for name, config in configs.items()
         }
         super().__init__(small, gateways, chance)
 
-    def _capacity(self, hello: Hello) -> Capacity:
-        return replace(super()._capacity(hello), cost=COST)
+    def _capacity(self, register: Register) -> Capacity:
+        return replace(super()._capacity(register), cost=COST)
 
     # Workers with tiers
 
@@ -180,8 +180,8 @@ class TierCluster(NodeCluster):
         lanes.stores[Tier.REMOTE] = pool.store if pool is not None and there else Store()
         lanes.pool_there = lambda: there
         for blocks in lanes.fetching.values():
-            importing = process.node.work.machine.residents.importing.values()
-            reserved = {block for sequence in importing for block in sequence.stay.blocks}
+            importing = process.node.work.machine.sequences.importing.values()
+            reserved = {block for sequence in importing for block in sequence.residency.blocks}
             assert set(blocks) <= reserved, "nobody writes into blocks given back"
         events = lanes.step(tier)
         self.speak()
@@ -203,8 +203,10 @@ class TierCluster(NodeCluster):
         assert pool is not None
         pool.served.discard(gateway)
         channel = self.channels[gateway, pool.peer] = Channel()
-        hello = PoolHello(PROTOCOL, "1", "pool-0", pool.incarnation, "there", FORMAT, 1000)
-        channel.up.append(TO_GATEWAY.encode(hello))
+        register = RegisterPoolNode(
+            PROTOCOL, "1", "pool-0", pool.incarnation, "there", FORMAT, 1000
+        )
+        channel.up.append(TO_GATEWAY.encode(register))
 
     def stop_pool(self) -> None:
         pool, self.pool = self.pool, None
@@ -222,9 +224,9 @@ class TierCluster(NodeCluster):
 
     def pin(self, process: Process) -> None:
         """Somebody's session is to be kept."""
-        shelf = next(iter(process.node.tiers.keeper.shelves.by_tier.values()), None)
-        if shelf is not None:
-            message = PinBlocks(shelf.store.listing()[:3], self.chance.choice([10**8, 10**10]))
+        cache = next(iter(process.node.tiers.hierarchy.caches.by_tier.values()), None)
+        if cache is not None:
+            message = PinBlocks(cache.store.listing()[:3], self.chance.choice([10**8, 10**10]))
             for gateway in self.gates:
                 self.channels[gateway, process.peer].down.append(TO_WORKER.encode(message))
 
@@ -248,9 +250,9 @@ class TierCluster(NodeCluster):
         data = self.channels[gateway, pool.peer].down.popleft()
         message = None if data is None else TO_WORKER.decode(data)
         match message:
-            case None | IntroduceYourself():
+            case None | RegisterAgain():
                 self._call(gateway)
-            case Welcome() | ListBlocks():
+            case Registered() | ListBlocks():
                 pool.served.add(gateway)
                 listed = tuple(pool.store.blocks)
                 self._say(gateway, BlocksListed("pool-0", Tier.REMOTE, listed, pool.store.count))

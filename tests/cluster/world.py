@@ -58,12 +58,12 @@ class World:
         self.effects = self.machine.handle(event, self.now_ns)
         for effect in self.effects:
             self._perform(effect)
-        assert len(self.landing) <= self.machine.config.max_flights
+        assert len(self.landing) <= self.machine.config.max_steps_in_flight
         if self.machine.config.pipeline_stages > 1:
             drawing = [name for names in self.drawing for name in names]
             assert len(set(drawing)) == len(drawing)
         self.machine.audit()
-        pool = self.machine.residents.pool
+        pool = self.machine.sequences.pool
         assert len(self.cached_hashes) == pool.cached_blocks
         assert all(pool.holds(digest) for digest in self.cached_hashes)
 
@@ -131,8 +131,8 @@ class World:
 
     def assert_empty(self) -> None:
         assert self.machine.idle
-        assert self.machine.residents.pool.free_blocks == self.machine.config.block_count
-        assert len(self.machine.residents.free_slots) == self.machine.config.max_sequences
+        assert self.machine.sequences.pool.free_blocks == self.machine.config.block_count
+        assert len(self.machine.sequences.free_slots) == self.machine.config.max_sequences
 
 
 @st.composite

@@ -25,7 +25,7 @@ from tandem.facts.fleet import Role, Tier
 from tandem.facts.kv_export import KvExport, KvGeometry
 from tandem.facts.kv_tiers import TierFigures
 from tandem.live.launching.state_directory import StateDirectory
-from tandem.messages.cluster import PROTOCOL, Hello
+from tandem.messages.cluster import PROTOCOL, Register
 from tandem.messages.gateway import ClusterStatus, PoolNodeStatus
 from tests.live.statuses import worker_status
 
@@ -93,25 +93,25 @@ def test_set_ups_are_read_as_they_were_written_and_by_nobody_else(tmp_path):
     assert gateway.keys.gateway_secret not in repr(programs)
 
 
-def hello(pool: str, block_size=32, dtype="float32") -> Hello:
+def register(pool: str, block_size=32, dtype="float32") -> Register:
     export = KvExport("m", "main", KvGeometry(4, 2, 32, block_size, dtype), 77, ())
     root = CacheRoot("m", "main", b"")
-    return Hello(PROTOCOL, "1", "w", "i", pool, Role.BOTH, True, root, export, 5, 100)
+    return Register(PROTOCOL, "1", "w", "i", pool, Role.BOTH, True, root, export, 5, 100)
 
 
 def test_a_worker_is_priced_by_its_pool_and_counted_by_its_own_word():
     made = setups()
     cluster = replace(made.cluster, model=str(made.checkpoint))
     price = capacity_of(cluster)
-    capacity = price(hello("d"))
+    capacity = price(register("d"))
     assert (capacity.block_size, capacity.block_count, capacity.max_sequences) == (32, 77, 5)
-    half = price(hello("d", dtype="bfloat16"))
+    half = price(register("d", dtype="bfloat16"))
     assert capacity.cost.kv_bytes_per_token == 2 * half.cost.kv_bytes_per_token
     # Two ranks on one computer are no faster than one; who is of no pool counts as of the first.
-    assert price(hello("p")).cost.prefill_seconds(1000) == capacity.cost.prefill_seconds(1000)
-    assert price(hello("nobody's")).cost == price(hello("p")).cost
+    assert price(register("p")).cost.prefill_seconds(1000) == capacity.cost.prefill_seconds(1000)
+    assert price(register("nobody's")).cost == price(register("p")).cost
     capacities = {}
-    config = router_config(cluster, hello("d").root, 16, capacities)
+    config = router_config(cluster, register("d").root, 16, capacities)
     assert (config.capacities, config.block_size) == (capacities, 16)
 
 

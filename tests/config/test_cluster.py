@@ -9,7 +9,7 @@ from tandem.config.cluster_build import Choice
 from tandem.config.cluster_hardware import pool_blocks, pool_cost, pool_device, worker_hardware
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Role, Tier
-from tandem.facts.service_level import ServiceLevel
+from tandem.facts.slo import Slo
 from tandem.policy.dispatch.contract import Transfer
 
 SMALL = """\
@@ -107,9 +107,9 @@ seed: 7
     assert cluster.policies.admission == Choice("prediction", {"longest_retry_after_s": 30})
     assert cluster.policies.transfer is Transfer.PULL
     assert cluster.health.report_interval_s == 0.5
-    assert cluster.classes[0].slo == ServiceLevel(ttft_s=1.0)
+    assert cluster.classes[0].slo == Slo(ttft_s=1.0)
     assert cluster.tenants[0].weight == 3.0
-    assert cluster.slo == ServiceLevel(ttft_s=2.0, tpot_s=0.05)
+    assert cluster.slo == Slo(ttft_s=2.0, tpot_s=0.05)
     assert cluster.faults == ({"at": "30s", "crash": "w-0"},)
 
 
@@ -186,7 +186,7 @@ def test_overrides_reach_everything(tmp_path):
     assert [pool.count for pool in cluster.pools] == [5, 1]
     assert cluster.pools[1].max_num_seqs == 8
     assert cluster.policies.admission == Choice("prediction", {"longest_retry_after_s": 9})
-    assert cluster.slo == ServiceLevel(ttft_s=3.0)
+    assert cluster.slo == Slo(ttft_s=3.0)
     assert cluster.tiers.host is not None
 
 

@@ -147,7 +147,7 @@ class Bench:
         while self.landing:
             self.land()
         assert self.machine.idle
-        pool = self.machine.residents.pool
+        pool = self.machine.sequences.pool
         assert pool.free_blocks == pool.block_count
 
     def ask(self, *requests: Request) -> None:

@@ -29,7 +29,7 @@ from tandem.live.channels.gateway_channel import GatewayChannel
 from tandem.live.channels.sockets import GatewayKeys
 from tandem.live.clock import now_ns
 from tandem.live.mailbox import Mailboxes
-from tandem.messages.cluster import Hello, MoveEnded, Welcome
+from tandem.messages.cluster import MoveEnded, Register, Registered
 from tandem.messages.gateway import (
     AuditAsked,
     AuditEnded,
@@ -59,7 +59,7 @@ OPTIONS = ServeOptions(
     threads=1, kv_cache_memory="64MiB", max_num_seqs=8, max_num_batched_tokens=64
 )
 HEALTH = HealthSetup(report_interval_s=0.05, heartbeat_timeout_s=10.0)
-WELCOME = Welcome("g0", 50_000_000, 10_000_000_000, 20_000_000_000)
+WELCOME = Registered("g0", 50_000_000, 10_000_000_000, 20_000_000_000)
 COST = WorkerCost(
     FittedStepTime(fixed_s=0.01, token_s=1e-3),
     kv_bytes_per_token=1.0,
@@ -88,9 +88,9 @@ def gateway_config(root: CacheRoot, transfer: Transfer) -> GatewayConfig:
     return GatewayConfig("g0", router, capacity_of, WELCOME, MODEL, REVISION)
 
 
-def capacity_of(hello: Hello) -> Capacity:
-    export = hello.export
-    return Capacity(COST, export.geometry.block_size, export.block_count, hello.max_sequences)
+def capacity_of(register: Register) -> Capacity:
+    export = register.export
+    return Capacity(COST, export.geometry.block_size, export.block_count, register.max_sequences)
 
 
 class GatewaySide:

@@ -27,11 +27,11 @@ from tandem.live.clock import now_ns
 from tandem.messages.cluster import (
     Audit,
     Audited,
-    PoolHello,
     PoolNodeGone,
     PoolNodeJoined,
+    Registered,
+    RegisterPoolNode,
     TiersReported,
-    Welcome,
 )
 from tandem.messages.gateway import PeerGone, WorkerSaid
 from tandem.messages.router import BlocksListed, BlocksReported
@@ -46,7 +46,7 @@ KEYS = CurveKeys(
     worker_public=WORKER_PAIR.public,
     worker_secret=WORKER_PAIR.secret,
 )
-WELCOME = Welcome("g0", 50_000_000, 10_000_000_000, 20_000_000_000)
+WELCOME = Registered("g0", 50_000_000, 10_000_000_000, 20_000_000_000)
 START = """
 import sys
 from pathlib import Path
@@ -63,7 +63,7 @@ class PoolSide:
 
     def __init__(self) -> None:
         self.held: dict[str, set[bytes]] = {}
-        self.hellos: dict[str, PoolHello] = {}
+        self.hellos: dict[str, RegisterPoolNode] = {}
         self.figures: dict[str, TiersReported] = {}
         self.audited: dict[str, Audited] = {}
         self.changed = threading.Condition()
@@ -113,11 +113,11 @@ class PoolSide:
 
     def _take(self, peer: str, message: object) -> None:
         match message:
-            case PoolHello():
+            case RegisterPoolNode():
                 self._channel.send(peer, WELCOME)
-                for other, hello in self.hellos.items():
+                for other, register in self.hellos.items():
                     if other != message.worker:
-                        self._channel.send(peer, _joined(hello))
+                        self._channel.send(peer, _joined(register))
                         self._channel.send(self._peers[other], _joined(message))
                 self._peers[message.worker] = peer
                 self.hellos[message.worker] = message
@@ -139,14 +139,14 @@ class PoolSide:
                 self.audited[node] = message
 
     def _lose(self, node: str) -> None:
-        hello = self.hellos.pop(node)
+        register = self.hellos.pop(node)
         del self._peers[node], self.held[node]
         for other in self._peers.values():
-            self._channel.send(other, PoolNodeGone(node, hello.incarnation))
+            self._channel.send(other, PoolNodeGone(node, register.incarnation))
 
 
-def _joined(hello: PoolHello) -> PoolNodeJoined:
-    return PoolNodeJoined(hello.worker, hello.incarnation, hello.address)
+def _joined(register: RegisterPoolNode) -> PoolNodeJoined:
+    return PoolNodeJoined(register.worker, register.incarnation, register.address)
 
 
 class PoolNodes:
@@ -200,8 +200,8 @@ class PoolNodes:
         """Once the gateway knows them."""
         self.side.until(lambda: set(nodes) <= self.side.held.keys())
         for node in nodes:
-            hello = self.side.hellos[node]
-            client.connect(node, hello.incarnation, hello.address)
+            register = self.side.hellos[node]
+            client.connect(node, register.incarnation, register.address)
 
     def kill_all(self) -> None:
         for process in self.processes.values():

@@ -9,7 +9,7 @@ from tandem.live.channels.curve import KeyPair
 from tandem.live.channels.limits import ChannelLimits
 from tandem.live.channels.sockets import gateway_socket
 from tandem.live.clock import now_ns
-from tandem.messages.cluster import Audit, Audited, Hello, Welcome
+from tandem.messages.cluster import Audit, Audited, Register, Registered
 from tandem.messages.codec import TO_GATEWAY, TO_WORKER
 
 PATIENCE_MS = 60_000
@@ -17,7 +17,7 @@ Message = TypeVar("Message")
 
 
 class RawGateway:
-    """One worker at a time; the last that said Hello."""
+    """One worker at a time; the last that said Register."""
 
     def __init__(self, own: KeyPair, workers: str) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -28,10 +28,10 @@ class RawGateway:
         self.endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT).decode()
         self._peer = b""
 
-    def welcome(self, welcome: Welcome) -> Hello:
-        hello = self.hear(Hello)
-        self.say(TO_WORKER.encode(welcome))
-        return hello
+    def terms(self, terms: Registered) -> Register:
+        register = self.hear(Register)
+        self.say(TO_WORKER.encode(terms))
+        return register
 
     def hear(self, kind: type[Message]) -> Message:
         """The next message of this type; others are passed over, but not for ever."""

@@ -22,10 +22,10 @@ from tandem.live.channels.sockets import NodeKeys, node_socket
 from tandem.messages.cluster import (
     PROTOCOL,
     Audit,
-    Goodbye,
-    IntroduceYourself,
+    Deregister,
     PeerLost,
-    Unwelcome,
+    RegisterAgain,
+    RegistrationRefused,
 )
 from tandem.messages.codec import OPERATOR, TO_GATEWAY, TO_WORKER
 from tandem.messages.gateway import PeerGone, WorkerSaid
@@ -99,11 +99,11 @@ def test_last_words_arrive_before_the_end_is_told():
         await at_node.first(GatewayConnected)
         for number in range(1000):
             node.send(load(number))
-        node.send(Goodbye("w0"))
+        node.send(Deregister("w0"))
         await node.close(5.0)
         gone = await at_gateway.first(PeerGone)
         assert gone == PeerGone("w0/a/1", "the connection broke")
-        assert at_gateway.told[-2:] == [WorkerSaid("w0/a/1", Goodbye("w0")), gone]
+        assert at_gateway.told[-2:] == [WorkerSaid("w0/a/1", Deregister("w0")), gone]
         gateway.send("w0/a/1", Audit())
         await gateway.close(0.0)
         assert at_gateway.told[-1] == gone
@@ -128,10 +128,10 @@ def test_a_wrong_key_gets_nothing(stranger, caplog):
             assert "another cluster" in await at_stranger.first(str)
         good = node_end(endpoint, at_node)
         await at_node.first(GatewayConnected)
-        wrong.send(Goodbye("evil"))
-        good.send(Goodbye("w0"))
+        wrong.send(Deregister("evil"))
+        good.send(Deregister("w0"))
         await at_gateway.first(WorkerSaid)
-        assert at_gateway.told == [WorkerSaid("w0/a/1", Goodbye("w0"))]
+        assert at_gateway.told == [WorkerSaid("w0/a/1", Deregister("w0"))]
         assert not at_stranger.of(GatewayConnected)
         told = {"worker": "refuses the key", "gateway": "does not prove to be the gateway"}
         # The stranger learns of it in a time of its own.
@@ -152,12 +152,12 @@ def test_an_unencrypted_client_gets_nothing():
         plain.linger = 0
         plain.routing_id = b"w9/a/1"
         plain.connect(endpoint)
-        plain.send(TO_GATEWAY.encode(Goodbye("w9")))
+        plain.send(TO_GATEWAY.encode(Deregister("w9")))
         good = node_end(endpoint, at_node)
         await at_node.first(GatewayConnected)
-        good.send(Goodbye("w0"))
+        good.send(Deregister("w0"))
         await at_gateway.first(WorkerSaid)
-        assert at_gateway.told == [WorkerSaid("w0/a/1", Goodbye("w0"))]
+        assert at_gateway.told == [WorkerSaid("w0/a/1", Deregister("w0"))]
         assert not plain.poll(0)
         plain.close()
         context.term()
@@ -208,9 +208,9 @@ def test_a_worker_that_reads_nothing_is_gone_after_the_silence_and_not_before():
         context = zmq.Context()
         hung = node_socket(context, NODE_KEYS, limits, b"hung/a/1")
         hung.connect(endpoint)
-        hung.send(TO_GATEWAY.encode(Goodbye("hung")))
+        hung.send(TO_GATEWAY.encode(Deregister("hung")))
         await at_gateway.first(WorkerSaid)
-        bulk, began_s = Unwelcome("x" * (1 << 20)), loop.time()
+        bulk, began_s = RegistrationRefused("x" * (1 << 20)), loop.time()
         for _ in range(200):
             gateway.send("hung/a/1", bulk)
         assert not at_gateway.of(PeerGone)
@@ -225,10 +225,10 @@ def test_a_worker_that_reads_nothing_is_gone_after_the_silence_and_not_before():
             hung.recv()
         hung.send(TO_GATEWAY.encode(load(7)))
         await at_gateway.until(lambda: WorkerSaid("hung/a/1", load(7)) in at_gateway.told)
-        gateway.send("hung/a/1", IntroduceYourself())
+        gateway.send("hung/a/1", RegisterAgain())
         while not hung.poll(10):
             await asyncio.sleep(0)
-        assert TO_WORKER.decode(hung.recv()) == IntroduceYourself()
+        assert TO_WORKER.decode(hung.recv()) == RegisterAgain()
         hung.close(0)
         context.term()
         await good.close(0.0)
@@ -318,7 +318,7 @@ def test_a_gateway_that_does_not_read_is_gone():
         gateway, endpoint = gateway_end(at_gateway)
         node = node_end(endpoint, at_node, limits=limits)
         await at_node.first(GatewayConnected)
-        bulk = Goodbye("x" * (1 << 19))
+        bulk = Deregister("x" * (1 << 19))
         for _ in range(300):  # the loop gets no turn, so the gateway cannot read
             node.send(bulk)
         await at_node.first(GatewayGone)
@@ -495,7 +495,7 @@ def test_a_worker_of_another_protocol_is_told_why_it_must_go():
         answer = socket.recv()
         assert answer[0] == PROTOCOL + 1
         farewell = TO_WORKER.decode(bytes((PROTOCOL,)) + answer[1:])
-        assert isinstance(farewell, Unwelcome)
+        assert isinstance(farewell, RegistrationRefused)
         assert "same version" in farewell.reason
         assert not at_gateway.told
         socket.close(0)
@@ -509,7 +509,7 @@ FLOODING = """
 import sys, zmq
 from tandem.live.channels.limits import ChannelLimits
 from tandem.live.channels.sockets import NodeKeys, node_socket
-from tandem.messages.cluster import Goodbye
+from tandem.messages.cluster import Deregister
 from tandem.messages.codec import TO_GATEWAY
 from tandem.live.channels.curve import KeyPair
 keys = NodeKeys(KeyPair(sys.argv[2], sys.argv[3]), sys.argv[4])
@@ -517,7 +517,7 @@ socket = node_socket(zmq.Context(), keys, ChannelLimits(high_water=8), b"flood/a
 socket.connect(sys.argv[1])
 sent = 0
 while socket.poll(200, zmq.POLLOUT):
-    socket.send(TO_GATEWAY.encode(Goodbye("x" * (1 << 16))))
+    socket.send(TO_GATEWAY.encode(Deregister("x" * (1 << 16))))
     sent += 1
 print(sent, flush=True)
 sys.stdin.read()
@@ -553,7 +553,7 @@ def test_a_worker_killed_while_it_waited_to_be_read_does_no_harm():
 KILLED = """
 import asyncio, sys
 from tests.live.ends import News, node_end
-from tandem.messages.cluster import Goodbye
+from tandem.messages.cluster import Deregister
 from tandem.messages.node import GatewayConnected
 from tandem.live.channels.sockets import NodeKeys
 from tandem.live.channels.curve import KeyPair
@@ -562,7 +562,7 @@ async def main():
     keys = NodeKeys(KeyPair(sys.argv[2], sys.argv[3]), sys.argv[4])
     node = node_end(sys.argv[1], news, name="victim/a", keys=keys)
     await news.first(GatewayConnected)
-    node.send(Goodbye("victim"))
+    node.send(Deregister("victim"))
     await asyncio.Event().wait()
 asyncio.run(main())
 """

@@ -109,7 +109,7 @@ def test_a_reader_who_leaves_frees_everything():
         stream = gateway.generate(request("gone", max_tokens=150))
         await anext(stream)
         await stream.aclose()
-        await until(lambda: worker.drained and not gateway.machine.router.passages)
+        await until(lambda: worker.drained and not gateway.machine.router.requests)
         assert 'request_success_total{finished_reason="abort",model_name="toy"} 1.0' in text_of(
             gateway
         )
@@ -142,7 +142,7 @@ def test_what_cannot_run_is_refused_and_disturbs_nobody():
         with pytest.raises(InvalidRequest, match=r"^prompt .*empty"):
             await read(gateway, request("empty", ()))
         assert len(await good) == 60
-        assert not gateway.machine.router.passages
+        assert not gateway.machine.router.requests
 
     run(scenario, ToyWorker("w"))
 
@@ -292,10 +292,10 @@ def test_closing_ends_what_runs_and_tells_the_workers():
 def test_a_gateway_whose_machine_fails_says_so():
     async def scenario(gateway, _):
         running = asyncio.create_task(read(gateway, request("running", max_tokens=150)))
-        await until(lambda: gateway.machine.router.passages)
+        await until(lambda: gateway.machine.router.requests)
         # What no shell does: a request that the machine already has.
-        passage = next(iter(gateway.machine.router.passages.values()))
-        gateway.hear(RequestSubmitted(passage.submission.request, 1.0))
+        state = next(iter(gateway.machine.router.requests.values()))
+        gateway.hear(RequestSubmitted(state.submission.request, 1.0))
         with pytest.raises(EngineFailed, match="the gateway failed"):
             await running
         await gateway.ended()

@@ -79,7 +79,7 @@ async def read(worker: LocalWorker, wanted: Request) -> list[int]:
 
 
 def drained(worker: LocalWorker) -> bool:
-    pool = worker.machine.residents.pool
+    pool = worker.machine.sequences.pool
     return worker.machine.idle and pool.free_blocks == pool.block_count
 
 
@@ -164,7 +164,7 @@ def test_a_full_queue_refuses_with_a_time_to_come_back():
     async def scenario(worker, engine):
         running = [asyncio.create_task(read(worker, request(str(i)))) for i in range(SEQUENCES)]
         # Both flights are out, so nobody else is admitted before the gate opens.
-        await until(lambda: len(worker.machine.residents.running) == SEQUENCES)
+        await until(lambda: len(worker.machine.sequences.running) == SEQUENCES)
         waiting = [asyncio.create_task(read(worker, request(f"w{i}"))) for i in range(SEQUENCES)]
         await until(lambda: len(worker.machine.planner.waiting) == SEQUENCES)
         with pytest.raises(Overloaded) as refusal:

@@ -20,12 +20,12 @@ from tandem.live.node import Node, say_goodbye
 from tandem.live.ranks.still_mover import StillMover
 from tandem.messages.cluster import (
     PROTOCOL,
-    Goodbye,
-    Hello,
+    Deregister,
     NotNeeded,
-    Standing,
+    Register,
+    Registered,
+    RoleStateReported,
     ToGateway,
-    Welcome,
 )
 from tandem.messages.node import GatewayConnected, GatewaySaid, LeaveRequested
 from tandem.messages.router import TokensReported
@@ -35,7 +35,7 @@ from tests.cluster.ledger_engine import VOCABULARY, answer
 from tests.live.test_local_worker import GatedEngine
 
 GATEWAY = "tcp://gateway"
-WELCOME = Welcome("g", 10_000_000, 60_000_000_000, 60_000_000_000)
+WELCOME = Registered("g", 10_000_000, 60_000_000_000, 60_000_000_000)
 CONFIG = WorkerConfig(
     block_size=4,
     block_count=64,
@@ -61,13 +61,13 @@ class Gateway:
 
     def send(self, message: ToGateway) -> None:
         self.heard.append(message)
-        if isinstance(message, Hello):
+        if isinstance(message, Register):
             self.inbox.put(GatewaySaid(GATEWAY, WELCOME))
             if self.request:
                 self.inbox.put(GatewaySaid(GATEWAY, RequestsArrived((self.request,))))
         if isinstance(message, TokensReported) and message.emission.finish_reasons[-1]:
             self.inbox.put(LeaveRequested())
-        if isinstance(message, Standing) and not message.accepting:
+        if isinstance(message, RoleStateReported) and not message.accepting:
             self.inbox.put(GatewaySaid(GATEWAY, NotNeeded()))
 
     async def close(self, linger_s: float) -> None:
@@ -76,8 +76,8 @@ class Gateway:
 
 def make_machine() -> NodeMachine:
     export = KvExport("m", "r", KvGeometry(1, 1, 1, 4, "float32"), 64, ())
-    hello = Hello(PROTOCOL, "0", "w", "1", "p", Role.BOTH, True, CONFIG.root, export, 4, 200)
-    return NodeMachine(NodeConfig(hello), WorkerMachine(CONFIG))
+    register = Register(PROTOCOL, "0", "w", "1", "p", Role.BOTH, True, CONFIG.root, export, 4, 200)
+    return NodeMachine(NodeConfig(register), WorkerMachine(CONFIG))
 
 
 async def serve(engine: GatedEngine, inbox: Inbox, channels: dict[str, Gateway]) -> str:
@@ -105,7 +105,7 @@ def test_it_serves_then_says_goodbye_and_leaves():
     said = [m for m in gateway.heard if isinstance(m, TokensReported)]
     tokens = [token for report in said for token in report.emission.tokens]
     assert tokens == answer(request.prompt_tokens, request.sampling, CONFIG.context_tokens)
-    assert isinstance(gateway.heard[-1], Goodbye)
+    assert isinstance(gateway.heard[-1], Deregister)
     assert gateway.closed
 
 

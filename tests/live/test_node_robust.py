@@ -13,33 +13,33 @@ from tandem.facts.request import FinishReason, Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.messages.cluster import (
     Drain,
-    IntroduceYourself,
     LeasesRenewed,
-    Standing,
+    RegisterAgain,
+    Registered,
+    RegistrationRefused,
+    RoleStateReported,
     StopMove,
     Undrain,
-    Unwelcome,
-    Welcome,
 )
 from tandem.messages.codec import TO_WORKER
 from tandem.messages.errors import BadMessage
 from tandem.messages.router import TokensReported
 from tandem.messages.worker import (
-    HandoversRequested,
-    HoldsReleased,
     ImportDone,
     ImportsArrived,
+    KvTransfersRequested,
     PrefillsArrived,
     RequestsAborted,
     RequestsArrived,
+    TransferPinsReleased,
 )
 from tests.live.gateway_side import GATEWAY_PAIR, PATIENCE_S, WORKER_PAIR, Workers
 from tests.live.raw_gateway import RawGateway
 from tests.messages.instances import TYPES, of_type
 
-WELCOME = Welcome("hostile", 20_000_000, 1 << 39, 1 << 39)
+WELCOME = Registered("hostile", 20_000_000, 1 << 39, 1 << 39)
 # A gateway may well send these home, and decide how long it may be silent.
-OBEYED = (Drain, IntroduceYourself, Unwelcome, Welcome)
+OBEYED = (Drain, RegisterAgain, RegistrationRefused, Registered)
 HARMLESS = [kind for kind in TYPES["to_worker"] if kind not in OBEYED]
 NAMES = ["a", "b", "c", "d"]
 
@@ -49,7 +49,7 @@ def worker(tmp_path_factory):
     gateway = RawGateway(GATEWAY_PAIR, WORKER_PAIR.public)
     workers = Workers(tmp_path_factory.mktemp("robust"), gateway.endpoint)
     process = workers.start("w", "both")
-    gateway.welcome(WELCOME)
+    gateway.terms(WELCOME)
     yield gateway, process, workers
     workers.kill_all()
     gateway.close()
@@ -57,8 +57,8 @@ def worker(tmp_path_factory):
 
 def at_rest(gateway: RawGateway) -> None:
     """Everything that was asked for can be called off, and then nothing is left."""
-    gateway.say(TO_WORKER.encode(IntroduceYourself()))
-    gateway.welcome(WELCOME)
+    gateway.say(TO_WORKER.encode(RegisterAgain()))
+    gateway.terms(WELCOME)
     while True:
         audited = gateway.audit()
         assert audited.problem == ""
@@ -118,8 +118,8 @@ def an_order(chance: Random):
             PrefillsArrived((request,), (tokens,)),
             ImportsArrived((request,), (tokens,)),
             ImportDone(name, tokens, chance.choice([(), (7,), (7, 8)])),
-            HandoversRequested((name, other)),
-            HoldsReleased((name, other)),
+            KvTransfersRequested((name, other)),
+            TransferPinsReleased((name, other)),
             RequestsAborted((name, other)),
             LeasesRenewed((name, other)),
             MoveKv(tokens, name, "nobody", "0", 0, tokens, few, few, few),
@@ -150,22 +150,22 @@ def test_it_still_works_then_drains_and_leaves_when_it_is_unwelcome(worker):
         reasons += gateway.hear(TokensReported).emission.finish_reasons
     assert len(reasons) == 4
     gateway.say(TO_WORKER.encode(Drain(then_role=Role.DECODE)))
-    assert gateway.hear(Standing) == Standing("w", Role.BOTH, False)
+    assert gateway.hear(RoleStateReported) == RoleStateReported("w", Role.BOTH, False)
     gateway.say(TO_WORKER.encode(Undrain()))
-    assert gateway.hear(Standing) == Standing("w", Role.BOTH, True)
-    gateway.say(TO_WORKER.encode(Unwelcome("of another model")))
+    assert gateway.hear(RoleStateReported) == RoleStateReported("w", Role.BOTH, True)
+    gateway.say(TO_WORKER.encode(RegistrationRefused("of another model")))
     assert process.wait(PATIENCE_S) == 3
 
 
 def test_who_is_told_twice_ends_at_once(worker):
     gateway, _, workers = worker
     process = workers.start("hasty", "both")
-    gateway.welcome(WELCOME)
+    gateway.terms(WELCOME)
     # A worker that no gateway has welcomed yet leaves at the first word: be sure that it heard.
     gateway.audit()
     process.send_signal(signal.SIGTERM)
     # This gateway never says that it needs the worker no more.
-    assert gateway.hear(Standing) == Standing("hasty", Role.BOTH, False)
+    assert gateway.hear(RoleStateReported) == RoleStateReported("hasty", Role.BOTH, False)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM

@@ -28,7 +28,7 @@ from tandem.live.channels.node_channel import NodeChannel
 from tandem.live.engine_thread import EngineThread
 from tandem.live.gateway.gateway import Gateway, GatewayTerms
 from tandem.live.node import Node
-from tandem.messages.cluster import PROTOCOL, Hello, Welcome
+from tandem.messages.cluster import PROTOCOL, Register, Registered
 from tandem.messages.node import BlocksPublished, Leave, MoveFinished
 from tandem.policy.admission.registry import ADMISSIONS
 from tandem.policy.batching import TokenBudgetBatching
@@ -48,7 +48,7 @@ EXPORT = KvExport(
     (),
     identity=ROOT.identity,
 )
-WELCOME = Welcome("g0", 20_000_000, 2_000_000_000, 4_000_000_000)
+WELCOME = Registered("g0", 20_000_000, 2_000_000_000, 4_000_000_000)
 COST = WorkerCost(
     FittedStepTime(fixed_s=0.01, token_s=1e-3),
     kv_bytes_per_token=1.0,
@@ -67,9 +67,9 @@ def gateway_config(root: CacheRoot = ROOT) -> GatewayConfig:
         dispatching=DISPATCHES["remote"](),
     )
 
-    def capacity_of(hello: Hello) -> Capacity:
-        export = hello.export
-        return Capacity(COST, BLOCK_SIZE, export.block_count, hello.max_sequences)
+    def capacity_of(register: Register) -> Capacity:
+        export = register.export
+        return Capacity(COST, BLOCK_SIZE, export.block_count, register.max_sequences)
 
     return GatewayConfig("g0", router, capacity_of, WELCOME, MODEL, REVISION)
 
@@ -162,7 +162,7 @@ class ToyWorker:
         self.inbox = Inbox()
         ledgers = ledgers if ledgers is not None else {}
         ledgers[name] = self.engine.ledger
-        self.hello = Hello(
+        self.registration = Register(
             PROTOCOL, "0", name, "a", "p", role, True, ROOT, export, SEQUENCES, context_tokens
         )
         config = WorkerConfig(
@@ -177,13 +177,15 @@ class ToyWorker:
         )
         self.machine = WorkerMachine(config)
         mover = LedgerMover(self.inbox, self.engine.ledger, ledgers)
-        self.node = Node(NodeMachine(NodeConfig(self.hello), self.machine), self.inbox, mover)
+        self.node = Node(
+            NodeMachine(NodeConfig(self.registration), self.machine), self.inbox, mover
+        )
         self.task: asyncio.Task[Leave] | None = None
         self._steps = EngineThread(self.engine, self.node.take_result, self.inbox.fail)
         self._channels: dict[str, NodeChannel] = {}
 
     def start(self, *endpoints: str) -> None:
-        identity = f"{self.hello.worker}/{self.hello.incarnation}"
+        identity = f"{self.registration.worker}/{self.registration.incarnation}"
         self._channels = {
             endpoint: NodeChannel(
                 endpoint,
@@ -211,7 +213,7 @@ class ToyWorker:
 
     @property
     def drained(self) -> bool:
-        pool = self.machine.residents.pool
+        pool = self.machine.sequences.pool
         return self.machine.idle and pool.free_blocks == pool.block_count
 
 

@@ -13,14 +13,14 @@ from tandem.facts.request import FinishReason, Request, TokenLogprobs
 from tandem.facts.sampling import SamplingParameters
 from tandem.messages.cluster import (
     FetchKv,
-    Hello,
     PinBlocks,
-    PoolHello,
     PoolNodeJoined,
+    Register,
+    Registered,
+    RegisterPoolNode,
     TiersReported,
     ToGateway,
     ToWorker,
-    Welcome,
 )
 from tandem.messages.operator import OperatorMessage
 from tandem.messages.router import TokensReported
@@ -170,16 +170,16 @@ SPECIAL: dict[Any, st.SearchStrategy[Any]] = {
 FIELDS: dict[tuple[type, str], st.SearchStrategy[Any]] = {
     (TokensReported, "repeats"): st.integers(1, 1000),
     (ImportDone, "output_tokens"): many(tokens),
-    (Hello, "worker"): st.text(min_size=1, max_size=8),
-    (Hello, "incarnation"): st.text(min_size=1, max_size=8),
-    (Hello, "max_sequences"): sizes,
+    (Register, "worker"): st.text(min_size=1, max_size=8),
+    (Register, "incarnation"): st.text(min_size=1, max_size=8),
+    (Register, "max_sequences"): sizes,
     **{
         (kind, name): st.text(min_size=1, max_size=8)
-        for kind, own in ((PoolHello, "worker"), (PoolNodeJoined, "node"))
+        for kind, own in ((RegisterPoolNode, "worker"), (PoolNodeJoined, "node"))
         for name in (own, "incarnation", "address")
     },
     **{
-        (Welcome, name): st.integers(1, 1 << 40)
+        (Registered, name): st.integers(1, 1 << 40)
         for name in ("report_interval_ns", "silence_ns", "lease_ns")
     },
 }

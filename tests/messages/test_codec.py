@@ -19,9 +19,9 @@ from tandem.messages.cluster import (
     FetchKv,
     MoveEnded,
     PinBlocks,
-    PoolHello,
+    RegisterPoolNode,
+    RegistrationRefused,
     TiersReported,
-    Unwelcome,
 )
 from tandem.messages.codec import MESSAGE_LIMIT_BYTES, OPERATOR, TO_GATEWAY, TO_WORKER, Codec
 from tandem.messages.encoded_requests import RequestForm, RequestsForm
@@ -116,7 +116,7 @@ def test_bombs_are_refused(body):
 
 
 def test_a_text_that_is_no_text_is_refused():
-    good = TO_WORKER.encode(Unwelcome("ab"))
+    good = TO_WORKER.encode(RegistrationRefused("ab"))
     with pytest.raises(BadMessage):
         TO_WORKER.decode(good.replace(b"ab", b"\xff\xfe"))
 
@@ -127,12 +127,14 @@ def test_too_much_is_refused_unread():
 
 
 def test_a_stranger_of_another_protocol_can_be_told_to_go():
-    newer = Codec(Audit, Unwelcome, protocol=PROTOCOL + 1)
+    newer = Codec(Audit, RegistrationRefused, protocol=PROTOCOL + 1)
     with pytest.raises(OtherProtocol) as refusal:
-        Codec(Audit, Unwelcome).decode(newer.encode(Audit()))
+        Codec(Audit, RegistrationRefused).decode(newer.encode(Audit()))
     assert refusal.value.protocol == PROTOCOL + 1
-    farewell = Codec(Audit, Unwelcome).encode(Unwelcome("old"), protocol=refusal.value.protocol)
-    assert newer.decode(farewell) == Unwelcome("old")
+    farewell = Codec(Audit, RegistrationRefused).encode(
+        RegistrationRefused("old"), protocol=refusal.value.protocol
+    )
+    assert newer.decode(farewell) == RegistrationRefused("old")
 
 
 EMISSION = EmitTokens(("a", "b"), (1, 2), (None, None), (False, False), (0, 0))
@@ -152,9 +154,9 @@ EMISSION = EmitTokens(("a", "b"), (1, 2), (None, None), (False, False), (0, 0))
         KvReported("w", KvComputed(("a",), (8,), ((3, 4),), (True,), ((1,),))),
         KvReported("w", KvComputed(("a",), (8,), ((3, 4),), (True,), ((1, -1),))),
         KvReported("w", KvComputed(("a",), (8,), ((3, -4),), (True,), ((1, 1),))),
-        PoolHello(PROTOCOL, "1", "pool-0", "1", "", BlockFormat(bytes(16), 64), 3),
-        PoolHello(PROTOCOL, "1", "pool-0", "1", "host:1", BlockFormat(bytes(3), 64), 3),
-        PoolHello(PROTOCOL, "1", "pool-0", "1", "host:1", BlockFormat(bytes(16), 0), 3),
+        RegisterPoolNode(PROTOCOL, "1", "pool-0", "1", "", BlockFormat(bytes(16), 64), 3),
+        RegisterPoolNode(PROTOCOL, "1", "pool-0", "1", "host:1", BlockFormat(bytes(3), 64), 3),
+        RegisterPoolNode(PROTOCOL, "1", "pool-0", "1", "host:1", BlockFormat(bytes(16), 0), 3),
         TiersReported("w", (TierFigures(Tier.HOST, True, -1, 5),)),
         TiersReported("w", (TierFigures(Tier.DEVICE, True, 1, 5),)),
         TiersReported("w", (TierFigures(Tier.HOST, True, 1, 5),) * 2),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from tandem.cost.step import StepShape
 from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.fleet import Role, Tier
-from tandem.facts.service_level import ServiceLevel
+from tandem.facts.slo import Slo
 from tandem.policy.routing.cost_seconds import CostSeconds
 from tandem.policy.views import RequestView, WorkerView
 
@@ -56,7 +56,7 @@ def request(prompt=1000, answer=100.0, ttft=None, tpot=None, **values):
     return RequestView(
         prompt_tokens=prompt,
         expected_output_tokens=answer,
-        promise=ServiceLevel(ttft_s=ttft, tpot_s=tpot),
+        slo=Slo(ttft_s=ttft, tpot_s=tpot),
         **values,
     )
 

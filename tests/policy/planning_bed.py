@@ -11,7 +11,7 @@ from statistics import NormalDist
 from tandem.cost.step import StepShape
 from tandem.cost.worker import WorkerCost
 from tandem.facts.fleet import Role
-from tandem.facts.service_level import ServiceLevel
+from tandem.facts.slo import Slo
 from tandem.policy.planning.contract import FleetView, Plan, Planning, Window
 from tandem.policy.views import WorkerView
 
@@ -43,7 +43,7 @@ class AffineStep:
 
 
 COST = WorkerCost(AffineStep(), kv_bytes_per_token=320e3, chunk_tokens=2048)
-PROMISE = ServiceLevel(ttft_s=2.0, tpot_s=0.05)
+PROMISE = Slo(ttft_s=2.0, tpot_s=0.05)
 LENGTHS = ((200, 50), (800, 400), (1500, 150), (4000, 250), (12000, 300))
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.cost.worker import WorkerCost
-from tandem.facts.service_level import ServiceLevel
+from tandem.facts.slo import Slo
 from tandem.policy.planning.demand import (
     DecodeRoom,
     Demand,
@@ -21,10 +21,8 @@ from tests.policy.planning_bed import COST, LENGTHS, PROMISE, AffineStep, window
 ROOM = DecodeRoom(kv_tokens=400_000, sequences=512)
 
 
-def demand(lengths=LENGTHS, promise=PROMISE, room=ROOM, cost=COST, **workload):
-    return Demand.of(
-        cost, promise, Workload(tuple(lengths), **workload), attainment=0.95, room=room
-    )
+def demand(lengths=LENGTHS, slo=PROMISE, room=ROOM, cost=COST, **workload):
+    return Demand.of(cost, slo, Workload(tuple(lengths), **workload), attainment=0.95, room=room)
 
 
 @given(st.integers(1, 40), st.floats(0.01, 0.99))
@@ -47,12 +45,12 @@ def test_one_server_waits_as_pollaczek_and_khinchine_say():
     wait_s = rate_per_s * sum(one * one for one in seconds) / 10 / (2 * (1 - load))
     for bound_s in (0.7, 0.8, 1.0, 1.2):
         late = sum(load * exp(-(bound_s - one) * load / wait_s) for one in seconds) / 10
-        model = demand(lengths, ServiceLevel(ttft_s=bound_s), cost=cost)
+        model = demand(lengths, Slo(ttft_s=bound_s), cost=cost)
         assert model.ttft_kept(rate_per_s, 1) == (late <= 0.05)
 
 
 def test_decode_is_the_fixed_point_of_littles_law():
-    model = demand([(1000, 100)], ServiceLevel(tpot_s=0.05))
+    model = demand([(1000, 100)], Slo(tpot_s=0.05))
     workers = model.sizes(300.0, 100).decode
     assert model.tpot_kept(300.0, workers)
     assert not model.tpot_kept(300.0, workers - 1)
@@ -87,9 +85,9 @@ def test_a_heavier_tail_of_equal_mean_never_needs_fewer(prompt, heavier, rate_pe
     even = [(10 * prompt, 10 * prompt)] * 10
     rest = (100 * prompt - 10 * prompt * heavier) // 9
     tail = [(rest, rest)] * 9 + [(100 * prompt - 9 * rest,) * 2]
-    promise = ServiceLevel(ttft_s=60.0, tpot_s=0.08)
+    slo = Slo(ttft_s=60.0, tpot_s=0.08)
     calm, heavy = (
-        demand(lengths, promise, cost=cost).sizes(rate_per_s, 2000) for lengths in (even, tail)
+        demand(lengths, slo, cost=cost).sizes(rate_per_s, 2000) for lengths in (even, tail)
     )
     assert heavy.prefill >= calm.prefill
     assert heavy.decode >= calm.decode
@@ -103,11 +101,11 @@ def test_the_tail_matters_where_the_mean_would_not_see_it():
 
 
 def test_every_bound_of_the_promise_counts():
-    loose = demand(promise=ServiceLevel()).sizes(20.0, 200)
-    assert demand(promise=ServiceLevel(ttft_s=0.8)).sizes(20.0, 200).prefill > loose.prefill
-    assert demand(promise=ServiceLevel(tpot_s=0.03)).sizes(20.0, 200).decode > loose.decode
-    assert demand(promise=ServiceLevel(e2e_s=12.0)).sizes(20.0, 200).decode > loose.decode
-    tight = demand(promise=ServiceLevel(), room=DecodeRoom(kv_tokens=100_000))
+    loose = demand(slo=Slo()).sizes(20.0, 200)
+    assert demand(slo=Slo(ttft_s=0.8)).sizes(20.0, 200).prefill > loose.prefill
+    assert demand(slo=Slo(tpot_s=0.03)).sizes(20.0, 200).decode > loose.decode
+    assert demand(slo=Slo(e2e_s=12.0)).sizes(20.0, 200).decode > loose.decode
+    tight = demand(slo=Slo(), room=DecodeRoom(kv_tokens=100_000))
     assert tight.sizes(20.0, 200).decode > loose.decode
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.facts.errors import InvalidConfiguration
-from tandem.facts.service_level import AS_THEY_WISH, ClientPriorities
+from tandem.facts.slo import AS_THEY_WISH, ClientPriorities
 from tandem.policy.qos.classes import UNNAMED, Classes, ServiceClass, to_preempt
 
 GOLD = ServiceClass("gold", priority=0, reserved=0.5, headers={"X-Tier": "gold"}, deadline_s=2.5)

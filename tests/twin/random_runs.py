@@ -4,11 +4,11 @@ from dataclasses import dataclass, field, replace
 from math import isclose
 from random import Random
 
-from tandem.cluster.router.request_queue import LineConfig
+from tandem.cluster.router.request_queue import RequestQueueConfig
 from tandem.cost.fitted import FittedStepTime
 from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.fleet import Role, Tier
-from tandem.facts.service_level import ServiceLevel
+from tandem.facts.slo import Slo
 from tandem.facts.trace import TraceRow
 from tandem.policy.admission.registry import ADMISSIONS
 from tandem.policy.batching import TokenBudgetBatching
@@ -71,7 +71,7 @@ class Draw:
             _policies(chance, pools[0].role is not Role.BOTH),
             block_size=16,
             context_tokens=CONTEXT_TOKENS,
-            promise=chance.choice([ServiceLevel(), ServiceLevel(2.0, 0.05)]),
+            slo=chance.choice([Slo(), Slo(2.0, 0.05)]),
             remote_blocks=chance.choice([0, 0, 30]),
             pool_bytes_per_s=1e6,
             network_latency_s=chance.choice([0.0, 1e-5]),
@@ -150,7 +150,7 @@ def _policies(chance: Random, split: bool) -> Policies:
         eviction=lambda: make_eviction(eviction, 0),
         planning=Restless(Random(chance.random())) if chance.randrange(2) else None,
         classes=chance.choice([Classes(), CLASSES]),
-        line=LineConfig(
+        queue=RequestQueueConfig(
             max_requests=chance.choice([0, 0, 4]), prefill_depth=chance.choice([0, 0, 1, 2])
         ),
     )
@@ -182,18 +182,18 @@ def audit(simulation: Simulation) -> None:
     world.router.audit()
     if any(request.ending is Ending.FAILED for request in run.requests):
         return
-    assert not world.router.passages
-    assert not world.router.handover.moving
+    assert not world.router.requests
+    assert not world.router.kv_transfers.moving
     for name, member in world.members.up.items():
-        standing = world.router.entrance.fleet.standings[name]
+        standing = world.router.admission.fleet.workers[name]
         assert not standing.prefilling
         assert not standing.expected_decodes
         assert not standing.expected_context_tokens
         if not member.hangs:
-            pool = member.worker.machine.residents.pool
+            pool = member.worker.machine.sequences.pool
             assert pool.free_blocks == member.pool.kind.block_count
             assert member.worker.machine.idle
-    assert not any(world.router.entrance.line.in_use.values())
+    assert not any(world.router.admission.queue.in_use.values())
     _audit_workers(run)
     shipping = world.transport.shipping
     ledger = shipping.network.ledger

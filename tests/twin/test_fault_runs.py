@@ -125,7 +125,7 @@ def test_requests_fail_with_their_gateway_and_the_next_find_the_caches():
     after = [request for request in run.requests if request.arrival_ns > 2_100_000_000]
     assert all(request.ending is not Ending.FAILED for request in after)
     assert any(request.reused_tokens.get(Tier.DEVICE) for request in after)
-    assert not world.router.passages
+    assert not world.router.requests
     for member in world.members.up.values():
         assert member.worker.machine.idle
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.cluster.router.request_queue import LineConfig
+from tandem.cluster.router.request_queue import RequestQueueConfig
 from tandem.cost.fitted import FittedStepTime
 from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.fleet import Role, Tier
-from tandem.facts.service_level import ServiceLevel
+from tandem.facts.slo import Slo
 from tandem.facts.trace import TraceRow
 from tandem.policy.admission.registry import ADMISSIONS
 from tandem.policy.batching import TokenBudgetBatching
@@ -53,24 +53,24 @@ def ends_s(run: RunRecord, **fields) -> list[float]:
 
 def test_a_reserve_is_kept_for_its_class_while_others_crowd_in():
     classes = Classes((ServiceClass("gold", reserved=0.5), ServiceClass("batch", priority=1)))
-    line = LineConfig(max_requests=SLOTS)
+    line = RequestQueueConfig(max_requests=SLOTS)
     rows = crowd(100, service_class="batch")
     gold = [TraceRow(2.0 + 0.5 * index, 64, 40, service_class="gold") for index in range(8)]
-    with_reserve = simulate(one_worker(classes=classes, line=line), rows + gold)
+    with_reserve = simulate(one_worker(classes=classes, queue=line), rows + gold)
     waits_s = [r.ttft_s for r in with_reserve.requests if r.service_class == "gold"]
     assert max(waits_s) < 0.1
     assert all(r.ending is Ending.FINISHED for r in with_reserve.requests)
     # Without the reserve and the priority the same requests stand in one line.
-    without = simulate(one_worker(line=LineConfig(SLOTS, max_wait_s=1e9)), rows + gold)
+    without = simulate(one_worker(queue=RequestQueueConfig(SLOTS, max_wait_s=1e9)), rows + gold)
     assert min(r.ttft_s for r in without.requests[-8:]) > 0.5
 
 
 @pytest.mark.parametrize(("weight", "least", "most"), [(1.0, 0.9, 1.1), (3.0, 2.4, 3.6)])
 def test_tenants_share_by_their_weights_while_both_wait(weight, least, most):
-    line = LineConfig(max_requests=SLOTS, weights={"b": weight}, max_wait_s=1e9)
+    line = RequestQueueConfig(max_requests=SLOTS, weights={"b": weight}, max_wait_s=1e9)
     # Tenant a came first, with all it has.
     rows = crowd(80, tenant="a") + crowd(80, tenant="b")
-    run = simulate(one_worker(line=line), rows)
+    run = simulate(one_worker(queue=line), rows)
     until_s = ends_s(run, tenant="b")[59]
     of_a = sum(1 for end_s in ends_s(run, tenant="a") if end_s <= until_s)
     assert least < 60 / of_a < most
@@ -79,9 +79,7 @@ def test_tenants_share_by_their_weights_while_both_wait(weight, least, most):
 @pytest.mark.parametrize("name", ["threshold", "load", "prediction"])
 def test_whoever_is_turned_away_hears_why_and_when_to_come_back(name):
     bounds = {"max_queued_tokens": 2000} if name == "threshold" else {}
-    scenario = replace(
-        one_worker(admission=ADMISSIONS[name](**bounds)), promise=ServiceLevel(ttft_s=1.0)
-    )
+    scenario = replace(one_worker(admission=ADMISSIONS[name](**bounds)), slo=Slo(ttft_s=1.0))
     run = simulate(scenario, [TraceRow(0.0, 512, 4) for _ in range(60)])
     turned_away = [r for r in run.requests if r.ending is Ending.REJECTED]
     served = [r for r in run.requests if r.ending is Ending.FINISHED]
@@ -91,12 +89,12 @@ def test_whoever_is_turned_away_hears_why_and_when_to_come_back(name):
         assert request.reason
         assert not request.emitted_tokens
     if name != "threshold":
-        # The promise holds for all who were let in; 5 % for what no forecast knows.
+        # The SLO holds for all who were let in; 5 % for what no forecast knows.
         assert max(r.ttft_s for r in served) <= 1.05
     # Honest: whoever comes back when told to is let in.
     again_s = max(request.retry_after_s for request in turned_away)
     rows = [TraceRow(0.0, 512, 4) for _ in range(60)] + [TraceRow(again_s + 0.01, 512, 4)]
-    fresh = replace(one_worker(admission=ADMISSIONS[name](**bounds)), promise=scenario.promise)
+    fresh = replace(one_worker(admission=ADMISSIONS[name](**bounds)), slo=scenario.slo)
     assert simulate(fresh, rows).requests[-1].ending is Ending.FINISHED
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.facts.service_level import ServiceLevel
+from tandem.facts.slo import Slo
 from tandem.twin.comparison import Point
 from tandem.twin.plot_chart import COLOURS, Mark
 from tandem.twin.plot_comparison import comparison_chart
@@ -15,7 +15,7 @@ from tandem.twin.plot_timeline import timeline
 from tandem.twin.summary import Terms, summarise
 from tests.twin.made_runs import made_run
 
-PROMISE = ServiceLevel(ttft_s=4.0, tpot_s=0.1)
+PROMISE = Slo(ttft_s=4.0, tpot_s=0.1)
 TERMS = Terms(PROMISE)
 
 
@@ -70,7 +70,7 @@ def test_a_comparison_over_loads_shows_the_knee():
     assert [curve.name for curve in goodput.curves] == ["round-robin", "cost"]
     assert goodput.curves[0].x == (0.5, 1.0, 2.0, 4.0)
     assert [(guide.value, guide.text) for guide in goodput.guides] == [(2.0, "knee of cost")]
-    assert chart.title.startswith("Cost keeps the promise up to 2x")
+    assert chart.title.startswith("Cost keeps the SLO up to 2x")
 
 
 def test_a_comparison_at_one_load_is_bars_best_first():

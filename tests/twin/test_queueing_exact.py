@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from tandem.bench.trace import read_trace
-from tandem.cluster.router.request_queue import LineConfig
+from tandem.cluster.router.request_queue import RequestQueueConfig
 from tandem.cost.fitted import FittedStepTime
 from tandem.cost.worker import WorkerCost
 from tandem.facts.fleet import Role
@@ -44,7 +44,7 @@ def servers(count: int, step_time: FittedStepTime, batched_tokens: int) -> Scena
             AdmitAll(),
             AlwaysRemote(),
             Lru,
-            line=LineConfig(prefill_depth=step_time.stages, max_wait_s=1e9),
+            queue=RequestQueueConfig(prefill_depth=step_time.stages, max_wait_s=1e9),
         ),
         block_size=512,
         context_tokens=8192,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tandem.facts.fleet import Tier
-from tandem.facts.service_level import ServiceLevel
+from tandem.facts.slo import Slo
 from tandem.twin.comparison import Point, comparison_table, finding, knee
 from tandem.twin.distribution import distribution, weighted_distribution
 from tandem.twin.record import Ending, RequestRecord, RunRecord, TransferRecord, WorkerRecord
@@ -21,8 +21,8 @@ from tandem.twin.summary import DeviceTerms, Summary, Terms, generalised, summar
 from tests.twin.made_runs import SECOND, made_run
 
 TERMS = Terms(
-    ServiceLevel(ttft_s=2.0, tpot_s=0.1),
-    {"gold": ServiceLevel(ttft_s=0.5)},
+    Slo(ttft_s=2.0, tpot_s=0.1),
+    {"gold": Slo(ttft_s=0.5)},
     {"a100": DeviceTerms(usd_per_hour=2.0, idle_watts=60, prefill_watts=400, decode_watts=250)},
 )
 HOUR = 3600 * SECOND
@@ -143,7 +143,7 @@ def test_tables_tell_every_section():
         console.print(table)
     text = file.getvalue()
     for words in (
-        "0.250  requests/s within the promise",
+        "0.250  requests/s within the SLO",
         "TTFT (first token)",
         "gold",
         "both on ",
@@ -168,7 +168,7 @@ def test_reasons_lose_their_numbers_only():
 
 
 def compared(service_s: dict[str, float], speeds: tuple[float, ...]) -> list[Point]:
-    terms = Terms(ServiceLevel(ttft_s=4.0))
+    terms = Terms(Slo(ttft_s=4.0))
     return [
         Point(name, speed, played(each, speed, terms))
         for name, each in service_s.items()
@@ -186,10 +186,10 @@ def test_the_knee_is_the_last_load_at_which_the_promise_is_kept():
     assert knee(points, "fast") == 2.0
     assert knee(compared({"hopeless": 9.0}, (1.0,)), "hopeless") is None
     assert finding([point for point in points if point.speed < 2]).startswith(
-        "The promise is kept up to 1x the recorded load or more; there fast has the highest goodput"
+        "The SLO is kept up to 1x the recorded load or more; there fast has the highest goodput"
     )
     assert finding(points) == (
-        "fast keeps the promise up to 2x the recorded load or more; the others 1x at most"
+        "fast keeps the SLO up to 2x the recorded load or more; the others 1x at most"
     )
 
 

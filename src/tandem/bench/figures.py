@@ -10,7 +10,7 @@ import numpy as np
 
 from tandem.bench.record import RequestRecord
 from tandem.bench.sweep import SweepPoint, knee
-from tandem.facts.service_level import ServiceLevel
+from tandem.facts.slo import Slo
 
 _BINS = 60
 
@@ -64,9 +64,7 @@ class Figure:
     panels: tuple[Panel, ...]
 
 
-def run_figure(
-    title: str, subtitle: str, records: Sequence[RequestRecord], slo: ServiceLevel
-) -> Figure:
+def run_figure(title: str, subtitle: str, records: Sequence[RequestRecord], slo: Slo) -> Figure:
     """One run: TTFT as it went, the distributions, tokens a second, requests in flight."""
     good = [record for record in records if record.succeeded and record.ttft_s is not None]
     first = Series(
@@ -100,9 +98,7 @@ def run_figure(
     return Figure(title, subtitle, panels)
 
 
-def sweep_figure(
-    title: str, subtitle: str, points: Sequence[SweepPoint], slo: ServiceLevel
-) -> Figure:
+def sweep_figure(title: str, subtitle: str, points: Sequence[SweepPoint], slo: Slo) -> Figure:
     """A sweep: latencies, goodput and throughput over the load, with the knee marked."""
     by_rate = points[0].load.rate_rps is not None
     # "All at once" has no place on an axis.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tandem.bench.record import RequestRecord
-from tandem.facts.service_level import ServiceLevel
+from tandem.facts.slo import Slo
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 
@@ -60,7 +60,7 @@ class Summary:
     latencies: Latencies
 
 
-def summarise(records: Sequence[RequestRecord], slo: ServiceLevel) -> Summary:
+def summarise(records: Sequence[RequestRecord], slo: Slo) -> Summary:
     """The numbers of a run; throughput counts the requests that succeeded."""
     good = [record for record in records if record.succeeded]
     starts_s = [record.sent_s for record in records]

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from tandem.bench.metrics import Distribution, Summary
 from tandem.bench.sweep import ENOUGH_ATTAINMENT, SLOWDOWN_AT_KNEE, SweepPoint, knee
-from tandem.facts.service_level import ServiceLevel
+from tandem.facts.slo import Slo
 
 _LATENCIES = (
     ("ttft", "TTFT (first token)"),
@@ -17,7 +17,7 @@ _LATENCIES = (
 )
 
 
-def run_tables(summary: Summary, slo: ServiceLevel) -> list[Table]:
+def run_tables(summary: Summary, slo: Slo) -> list[Table]:
     """The totals, then the latencies in milliseconds, then the failures if there are any."""
     totals = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     totals.add_column(style="bold")
@@ -66,7 +66,7 @@ def sweep_table(points: Sequence[SweepPoint], best: SweepPoint | None) -> Table:
     return table
 
 
-def knee_sentence(points: Sequence[SweepPoint], slo: ServiceLevel) -> str:
+def knee_sentence(points: Sequence[SweepPoint], slo: Slo) -> str:
     """What the sweep found, in words."""
     rule = (
         f"the median TTFT stays within {SLOWDOWN_AT_KNEE:g} times that of the lowest load"
@@ -81,7 +81,7 @@ def knee_sentence(points: Sequence[SweepPoint], slo: ServiceLevel) -> str:
     return f"Knee: {best.load}, the highest load at which {rule}."
 
 
-def _totals(summary: Summary, slo: ServiceLevel) -> list[tuple[str, str, str]]:
+def _totals(summary: Summary, slo: Slo) -> list[tuple[str, str, str]]:
     rows = [
         ("requests", f"{summary.succeeded}", f"of {summary.requests} succeeded"),
         ("duration", f"{summary.duration_s:.2f}", "s"),

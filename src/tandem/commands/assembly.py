@@ -17,8 +17,8 @@ from tandem.config.hardware import BUNDLED_MODEL
 from tandem.config.options import ServeOptions
 from tandem.config.resolve import ServerPlan
 from tandem.engine.engine import Engine
-from tandem.facts.service_level import AS_THEY_WISH, LOWER_ONLY
 from tandem.facts.serving import ModelCard
+from tandem.facts.slo import AS_THEY_WISH, LOWER_ONLY
 from tandem.kv.store import KvStore
 from tandem.live.clock import wall_clock_s
 from tandem.live.local_worker import LocalWorker

@@ -13,7 +13,7 @@ from tandem.bench.results import RunResult
 from tandem.bench.sweep import LoadPoint, SweepPoint, knee
 from tandem.bench.workload import Conversation
 from tandem.commands.bench_options import BenchOptions, ReportOptions
-from tandem.facts.service_level import ServiceLevel
+from tandem.facts.slo import Slo
 
 # Above this, a workload that shares nothing was surely asked before.
 _SURPRISING_CACHED_SHARE = 0.05
@@ -29,7 +29,7 @@ class Bench:
     endpoint: Endpoint
     points: list[LoadPoint]
     planned: list[Conversation]
-    slo: ServiceLevel
+    slo: Slo
     console: Console
 
 

@@ -126,7 +126,7 @@ class TrialOptions:
     ] = None
     slo: Annotated[
         list[str] | None,
-        typer.Option("--slo", help="The promise, as ttft=2s,tpot=50ms. (default: the cluster's)"),
+        typer.Option("--slo", help="The SLO, as ttft=2s,tpot=50ms. (default: the cluster's)"),
     ] = None
     settings: Annotated[
         list[str] | None,
@@ -149,7 +149,7 @@ class TrialOptions:
     def variants(self, names: list[str], seed: int | None) -> dict[str, Cluster]:
         """Every cluster with every routing, under the label that tells it from the others; all with
         this seed if there is one. Raises `InvalidConfiguration`."""
-        promise = parse_slo(self.slo or ())
+        slo = parse_slo(self.slo or ())
         faults = tuple(_fault(text) for text in self.faults or ())
         variants: dict[str, Cluster] = {}
         names = list(dict.fromkeys(names))
@@ -165,8 +165,8 @@ class TrialOptions:
                 cluster = replace(cluster, faults_per_hour=self.fault_rate)
             if seed is not None:
                 cluster = replace(cluster, seed=seed)
-            if not promise.empty:
-                cluster = replace(cluster, slo=promise)
+            if not slo.empty:
+                cluster = replace(cluster, slo=slo)
             for routing in self._routings(cluster.policies.routing):
                 policies = replace(cluster.policies, routing=routing)
                 label = f"{stem} {routing.name}" if len(names) > 1 else routing.name

@@ -10,7 +10,7 @@ from tandem.bench.results import write_bytes
 from tandem.commands.simulate_runs import Trial
 from tandem.config.cluster_hardware import pool_device
 from tandem.facts.errors import InvalidConfiguration
-from tandem.facts.service_level import ServiceLevel
+from tandem.facts.slo import Slo
 from tandem.twin.comparison import Point, comparison_table, finding
 from tandem.twin.plot_chart import Chart
 from tandem.twin.plot_comparison import comparison_chart
@@ -56,12 +56,12 @@ def terms_of(trial: Trial) -> Terms:
 
 
 def run_notes(runs: Sequence[Run], clusters: Sequence[str]) -> list[str]:
-    """What was simulated and, where runs are compared, the promise that they are compared by."""
+    """What was simulated and, where runs are compared, the SLO that they are compared by."""
     names = " and ".join(dict.fromkeys(Path(name).stem for name in clusters))
     if len(runs) == 1:
         trial = runs[0].trial
         return [f"{names}, routing {trial.cluster.policies.routing.name}, at {trial.speed:g}x"]
-    promises = list(dict.fromkeys(str(run.terms.promise) for run in runs))
+    promises = list(dict.fromkeys(str(run.terms.slo) for run in runs))
     told = promises[0] if len(promises) == 1 else "each cluster's own"
     return [names, f"promise {told or 'none'}"]
 
@@ -92,7 +92,7 @@ def write_figures(path: Path, runs: Sequence[Run], notes: Sequence[str]) -> None
             {
                 "label": run.trial.label,
                 "speed": run.trial.speed,
-                "slo": run.terms.promise,
+                "slo": run.terms.slo,
                 "settings": run.record.settings,
                 "summary": run.summary,
             }
@@ -140,12 +140,12 @@ def load_plotter(path: Path) -> Draw:
 def save_plot(draw: Draw, path: Path, runs: Sequence[Run], notes: Sequence[str]) -> None:
     """The timeline of one run, or the comparison of several."""
     subtitle = "; ".join(notes)
-    promise = runs[0].terms.promise
+    slo = runs[0].terms.slo
     if len(runs) == 1:
-        chart = timeline(runs[0].record, runs[0].summary, promise, subtitle)
+        chart = timeline(runs[0].record, runs[0].summary, slo, subtitle)
     else:
-        # A line for one cluster's promise would be read as everybody's.
-        common = promise if all(run.terms.promise == promise for run in runs) else ServiceLevel()
+        # A line for one cluster's slo would be read as everybody's.
+        common = slo if all(run.terms.slo == slo for run in runs) else Slo()
         chart = comparison_chart([run.point for run in runs], common, subtitle)
     save_chart(draw, chart, path)
 

@@ -37,7 +37,7 @@ def scenario_of(cluster: Cluster, explains: bool = False) -> Scenario:
         policies=_policies(cluster, pools),
         block_size=cluster.block_size,
         context_tokens=cluster.max_model_len or held_tokens,
-        promise=cluster.slo,
+        slo=cluster.slo,
         pin_sessions_s=cluster.tiers.pin_sessions_s,
         remote_blocks=_blocks(cluster, remote, pools[0].kind.cost),
         pool_bytes_per_s=_remote_bytes_per_s(remote, pools),
@@ -163,7 +163,7 @@ def _policies(cluster: Cluster, pools: tuple[Pool, ...]) -> Policies:
         eviction=lambda: make_eviction(chosen.eviction.name, capacity),
         planning=_planning(cluster),
         classes=deciding.classes,
-        line=deciding.line,
+        queue=deciding.queue,
     )
 
 

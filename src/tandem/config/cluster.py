@@ -20,7 +20,7 @@ from tandem.config.cluster_tree import RefusedAt, nearest, override, parse
 from tandem.config.options import OF_GATEWAYS, ServeOptions
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Role
-from tandem.facts.service_level import LEAST_URGENT, ServiceLevel
+from tandem.facts.slo import LEAST_URGENT, Slo
 from tandem.forecast.choose import NAMES as FORECASTS
 from tandem.policy.admission.registry import ADMISSIONS
 from tandem.policy.dispatch.contract import FirstToken, Transfer
@@ -265,7 +265,7 @@ class ClassConfig:
     name: str
     priority: int = 0
     reserved: Share = 0.0
-    slo: ServiceLevel = field(default_factory=ServiceLevel)
+    slo: Slo = field(default_factory=Slo)
     deadline_s: float | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     default: bool = False
@@ -325,7 +325,7 @@ class Cluster:
     queue: QueueConfig = field(default_factory=QueueConfig)
     classes: tuple[ClassConfig, ...] = ()
     tenants: tuple[TenantConfig, ...] = ()
-    slo: ServiceLevel = field(default_factory=ServiceLevel)
+    slo: Slo = field(default_factory=Slo)
     faults: tuple[Mapping[str, object], ...] = ()
     faults_per_hour: Annotated[float, Meta(ge=0, le=MOST_FAULTS_PER_HOUR)] = 0.0
     seed: int = 0
@@ -351,11 +351,11 @@ def name_problem(name: str) -> str | None:
     return f"name {name!r}: up to 64 letters, digits, - _ or ., the first no sign"
 
 
-def _refuse_zero(promise: ServiceLevel) -> None:
+def _refuse_zero(slo: Slo) -> None:
     for key, bound_s in (
-        ("ttft", promise.ttft_s),
-        ("tpot", promise.tpot_s),
-        ("e2e", promise.e2e_s),
+        ("ttft", slo.ttft_s),
+        ("tpot", slo.tpot_s),
+        ("e2e", slo.e2e_s),
     ):
         if bound_s == 0:
             problem = f"slo: nobody keeps a {key} of 0; leave it out for no bound"

@@ -12,8 +12,8 @@ from functools import partial
 from tandem.cluster.worker.machine import WorkerMachine
 from tandem.facts.errors import EngineFailed, InvalidRequest, RequestFailed
 from tandem.facts.request import FinishReason, Request, TokenOutput
-from tandem.facts.service_level import LOWER_ONLY, ClientPriorities
 from tandem.facts.serving import ANYBODY, Caller, ModelCard
+from tandem.facts.slo import LOWER_ONLY, ClientPriorities
 from tandem.facts.steps import StepResult
 from tandem.live.clock import now_ns
 from tandem.live.engine_thread import EngineThread, PlanRunner

@@ -12,13 +12,13 @@ from tandem.facts.fleet import Tier
 from tandem.facts.kv_export import KvExport, MoveKv
 from tandem.messages.cluster import (
     FetchKv,
-    Hello,
     MoveEnded,
     PinBlocks,
-    PoolHello,
     PoolNodeJoined,
+    Register,
+    Registered,
+    RegisterPoolNode,
     TiersReported,
-    Welcome,
 )
 from tandem.messages.errors import BadMessage
 from tandem.messages.router import (
@@ -128,28 +128,28 @@ def _load(load: LoadReported) -> None:
     )
 
 
-def _hello(hello: Hello) -> None:
-    export: KvExport = hello.export
+def _hello(register: Register) -> None:
+    export: KvExport = register.export
     geometry = export.geometry
     sizes = (geometry.layers, geometry.kv_heads, geometry.head_dim, geometry.block_size)
-    _counts((*sizes, export.block_count, hello.max_sequences, hello.context_tokens))
-    _need(min(*sizes, export.block_count, hello.max_sequences) > 0, "has a size of 0")
-    _need(bool(hello.worker and hello.incarnation), "has no name")
+    _counts((*sizes, export.block_count, register.max_sequences, register.context_tokens))
+    _need(min(*sizes, export.block_count, register.max_sequences) > 0, "has a size of 0")
+    _need(bool(register.worker and register.incarnation), "has no name")
     _need(len(export.identity) <= IDENTITY_LIMIT, "has an identity that is none")
     for shard in export.shards:
         _counts((shard.rank, shard.first_layer, shard.layers, shard.first_head, shard.heads))
 
 
-def _welcome(welcome: Welcome) -> None:
-    intervals = (welcome.report_interval_ns, welcome.silence_ns, welcome.lease_ns)
+def _welcome(terms: Registered) -> None:
+    intervals = (terms.report_interval_ns, terms.silence_ns, terms.lease_ns)
     _need(min(intervals) > 0 and max(intervals) < COUNT_LIMIT << 10, "has impossible intervals")
 
 
-def _pool_hello(hello: PoolHello) -> None:
-    _need(bool(hello.worker and hello.incarnation and hello.address), "has no name")
-    _hashes((hello.format.root,))
-    _counts((hello.format.block_bytes, hello.capacity_blocks))
-    _need(hello.format.block_bytes > 0, "has a size of 0")
+def _pool_hello(register: RegisterPoolNode) -> None:
+    _need(bool(register.worker and register.incarnation and register.address), "has no name")
+    _hashes((register.format.root,))
+    _counts((register.format.block_bytes, register.capacity_blocks))
+    _need(register.format.block_bytes > 0, "has a size of 0")
 
 
 def _pool_node_joined(joined: PoolNodeJoined) -> None:
@@ -223,9 +223,9 @@ _RULES: dict[type, Callable[[Any], None]] = {
     ImportsArrived: _arrived,
     ImportDone: _import_done,
     LoadReported: _load,
-    Hello: _hello,
-    Welcome: _welcome,
-    PoolHello: _pool_hello,
+    Register: _hello,
+    Registered: _welcome,
+    RegisterPoolNode: _pool_hello,
     PoolNodeJoined: _pool_node_joined,
     TiersReported: _tiers_reported,
     FetchKv: _fetch_kv,

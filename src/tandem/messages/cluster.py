@@ -24,13 +24,13 @@ from tandem.messages.router import (
 )
 from tandem.messages.worker import (
     CopiesRequested,
-    HandoversRequested,
-    HoldsReleased,
     ImportDone,
     ImportsArrived,
+    KvTransfersRequested,
     PrefillsArrived,
     RequestsAborted,
     RequestsArrived,
+    TransferPinsReleased,
 )
 
 # Goes up whenever a message changes its meaning or its fields.
@@ -38,7 +38,7 @@ PROTOCOL = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class Register:
     """A worker presents itself, empty of the gateway's requests. `root` names the KV it computes;
     `accepting` is False while it drains."""
 
@@ -56,7 +56,7 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RoleStateReported:
     """A worker's role, and whether it takes new requests, have changed."""
 
     worker: str
@@ -91,7 +91,7 @@ class Audited:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolHello:
+class RegisterPoolNode:
     """A process of the shared pool presents itself. Workers reach it at `address` (host:port)."""
 
     protocol: int
@@ -113,15 +113,15 @@ class TiersReported:
 
 
 @dataclass(frozen=True, slots=True)
-class Goodbye:
+class Deregister:
     """The worker leaves, with nothing left to do."""
 
     worker: str
 
 
 ToGateway = (
-    Hello
-    | Standing
+    Register
+    | RoleStateReported
     | LoadReported
     | BlocksReported
     | BlocksListed
@@ -132,15 +132,15 @@ ToGateway = (
     | RequestsLost
     | MoveEnded
     | Audited
-    | Goodbye
-    | PoolHello
+    | Deregister
+    | RegisterPoolNode
     | TiersReported
     | RequestBroken
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Welcome:
+class Registered:
     """The gateway knows the worker from now on. Intervals in nanoseconds: the worker reports at
     least every `report_interval_ns`, and takes a gateway silent for `silence_ns` for dead; requests
     whose lease is not renewed for `lease_ns` are given up."""
@@ -152,15 +152,15 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Unwelcome:
+class RegistrationRefused:
     """The gateway will never work with this worker; it should say why and end."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class IntroduceYourself:
-    """The gateway does not know the worker (any more): forget whatever it asked for, say Hello."""
+class RegisterAgain:
+    """The gateway does not know the worker (any more): forget whatever it asked for, say Register."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,9 +268,9 @@ class Audit:
 
 
 ToWorker = (
-    Welcome
-    | Unwelcome
-    | IntroduceYourself
+    Registered
+    | RegistrationRefused
+    | RegisterAgain
     | PeerJoined
     | PeerLost
     | LeasesRenewed
@@ -279,8 +279,8 @@ ToWorker = (
     | ImportsArrived
     | ImportDone
     | CopiesRequested
-    | HandoversRequested
-    | HoldsReleased
+    | KvTransfersRequested
+    | TransferPinsReleased
     | RequestsAborted
     | MoveKv
     | StopMove

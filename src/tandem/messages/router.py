@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from tandem.facts.blocks import BlockChanges
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.request import Request
-from tandem.facts.service_level import ServiceLevel
+from tandem.facts.slo import Slo
 from tandem.messages.worker import (
     EmitTokens,
     FailRequest,
@@ -25,7 +25,7 @@ class RequestSubmitted:
     tenant: str = ""
     service_class: str = ""
     session: str = ""
-    promise: ServiceLevel = field(default_factory=ServiceLevel)
+    slo: Slo = field(default_factory=Slo)
     deadline_ns: int | None = None
     pin_ns: int = 0
 

@@ -19,7 +19,7 @@ class RequestsArrived:
 @dataclass(frozen=True, slots=True)
 class PrefillsArrived:
     """Another worker will go on with these: compute what is known, draw one token, and keep the
-    blocks until `HoldsReleased`. A request that ends with that token holds nothing. The KV of the
+    blocks until `TransferPinsReleased`. A request that ends with that token holds nothing. The KV of the
     first `import_tokens[i]` known tokens can be had elsewhere."""
 
     requests: tuple[Request, ...]
@@ -50,14 +50,14 @@ class ImportDone:
 class CopiesRequested:
     """Another worker may soon go on with these running requests: tell how far their KV can be read
     by now (`KvComputed`), and go on. 0 tokens are told of one of which nothing can be read, and of
-    one that must give its blocks away later; `HoldsReleased` ends the interest. Unknown ids are
+    one that must give its blocks away later; `TransferPinsReleased` ends the interest. Unknown ids are
     ignored."""
 
     request_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class HandoversRequested:
+class KvTransfersRequested:
     """Another worker will go on with these running requests: draw what is under way, then hold the
     blocks. 0 tokens are told (`KvComputed`) of one that does not run; unknown ids are ignored."""
 
@@ -65,7 +65,7 @@ class HandoversRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class HoldsReleased:
+class TransferPinsReleased:
     """Nobody reads the held or copied blocks of these any more. Unknown ids are ignored."""
 
     request_ids: tuple[str, ...]
@@ -91,8 +91,8 @@ WorkerEvent = (
     | ImportsArrived
     | ImportDone
     | CopiesRequested
-    | HandoversRequested
-    | HoldsReleased
+    | KvTransfersRequested
+    | TransferPinsReleased
     | RequestsAborted
     | StepDone
 )
@@ -145,7 +145,7 @@ class ReportBlocks:
 
 
 @dataclass(frozen=True, slots=True)
-class BlocksSealed:
+class BlocksCommitted:
     """These blocks are full and confirmed. Each keeps its content for as long as the pool has it
     under this generation. Parallel tuples."""
 
@@ -191,7 +191,7 @@ WorkerEffect = (
     | EmitTokens
     | Refuse
     | FailRequest
-    | BlocksSealed
+    | BlocksCommitted
     | ReportBlocks
     | ImportBlocks
     | CancelImport

@@ -61,9 +61,9 @@ class WorkerMetrics:
         return self._registry.exposition()
 
     def _read_machine(self, machine: WorkerMachine) -> None:
-        residents, planner, gauge = machine.residents, machine.planner, self._registry.gauge
-        pool = residents.pool
-        gauge("num_requests_running", "Sequences in a slot", lambda: len(residents.running))
+        sequences, planner, gauge = machine.sequences, machine.planner, self._registry.gauge
+        pool = sequences.pool
+        gauge("num_requests_running", "Sequences in a slot", lambda: len(sequences.running))
         gauge("num_requests_waiting", "Sequences in the queue", lambda: len(planner.waiting))
         gauge(
             "kv_cache_usage_perc",

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from tandem.cost.worker import WorkerCost
 from tandem.facts.fleet import Role
-from tandem.facts.service_level import ServiceLevel
+from tandem.facts.slo import Slo
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class RequestView:
     service_class: str = ""
     priority: int = 0
     session: str = ""
-    promise: ServiceLevel = field(default_factory=ServiceLevel)
+    slo: Slo = field(default_factory=Slo)
     deadline_ns: int | None = None
 
     def hit(self, worker: str) -> TierHits:

@@ -131,7 +131,7 @@ def policies_of(points: Sequence[Point]) -> list[str]:
 
 
 def knee(points: Sequence[Point], policy: str) -> float | None:
-    """The highest speed up to which the policy keeps the promise for nine requests in ten; None
+    """The highest speed up to which the policy keeps the SLO for nine requests in ten; None
     where it never does."""
     best = None
     for speed in speeds_of(points):
@@ -143,7 +143,7 @@ def knee(points: Sequence[Point], policy: str) -> float | None:
 
 
 def farthest(points: Sequence[Point]) -> tuple[float, list[str]]:
-    """The highest knee of all, and whose it is; 0 and everybody where nobody keeps the promise."""
+    """The highest knee of all, and whose it is; 0 and everybody where nobody keeps the SLO."""
     knees = {policy: knee(points, policy) or 0.0 for policy in policies_of(points)}
     highest = max(knees.values())
     return highest, [policy for policy, speed in knees.items() if speed == highest]
@@ -156,15 +156,15 @@ def finding(points: Sequence[Point]) -> str:
     if len(speeds) == 1:
         return _leader(points, speeds[0], "" if speeds == [1.0] else f" at {speeds[0]:g}x")
     if not highest:
-        return "Nobody keeps the promise; " + _leader(points, speeds[0], f" at {speeds[0]:g}x")
+        return "Nobody keeps the SLO; " + _leader(points, speeds[0], f" at {speeds[0]:g}x")
     open_end = " or more" if highest == speeds[-1] else ""
     if len(leaders) == 1:
         rest = [knee(points, policy) or 0.0 for policy in policies if policy != leaders[0]]
         second = max(rest, default=0.0)
         others = f"; the others {second:g}x at most" if second else ""
-        kept = f"{leaders[0]} keeps the promise up to {highest:g}x the recorded load"
+        kept = f"{leaders[0]} keeps the SLO up to {highest:g}x the recorded load"
         return f"{kept}{open_end}{others}"
-    return f"The promise is kept up to {highest:g}x the recorded load{open_end}; there " + _leader(
+    return f"The SLO is kept up to {highest:g}x the recorded load{open_end}; there " + _leader(
         points, highest, ""
     )
 

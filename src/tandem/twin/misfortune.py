@@ -103,7 +103,7 @@ class Misfortune:
         world = self._world
         world.catch_up(now_ns)
         world.gateway_up = False
-        under_way = list(world.router.passages)
+        under_way = list(world.router.requests)
         world.recorder.failed("its gateway died", now_ns)
         for request_id in under_way:
             world.tell_router(RequestWithdrawn(request_id), now_ns)

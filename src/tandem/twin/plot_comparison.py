@@ -3,7 +3,7 @@ one load, as bars."""
 
 from collections.abc import Callable, Sequence
 
-from tandem.facts.service_level import ServiceLevel
+from tandem.facts.slo import Slo
 from tandem.twin.comparison import Point, farthest, finding, policies_of, speeds_of
 from tandem.twin.distribution import Distribution
 from tandem.twin.plot_chart import Chart, Curve, Guide, Mark, Panel
@@ -12,9 +12,9 @@ from tandem.twin.summary import Summary
 Reading = Callable[[Summary], float | None]
 
 
-def comparison_chart(points: Sequence[Point], promise: ServiceLevel, subtitle: str) -> Chart:
+def comparison_chart(points: Sequence[Point], slo: Slo, subtitle: str) -> Chart:
     """Small multiples of one measure each; the title says the finding."""
-    panels = _bar_panels(points) if len(speeds_of(points)) == 1 else _load_panels(points, promise)
+    panels = _bar_panels(points) if len(speeds_of(points)) == 1 else _load_panels(points, slo)
     title = finding(points)
     return Chart(title[0].upper() + title[1:], subtitle, panels)
 
@@ -44,7 +44,7 @@ _ttft_p99 = _latency(lambda summary: summary.latencies.ttft, "p99", 1e9)
 _tpot_p99 = _latency(lambda summary: summary.latencies.tpot, "p99", 1e6)
 
 
-def _load_panels(points: Sequence[Point], promise: ServiceLevel) -> tuple[Panel, ...]:
+def _load_panels(points: Sequence[Point], slo: Slo) -> tuple[Panel, ...]:
     def panel(title: str, unit: str, read: Reading, guides: tuple[Guide, ...] = ()) -> Panel:
         curves = tuple(
             _load_curve(points, policy, read, colour)
@@ -53,16 +53,16 @@ def _load_panels(points: Sequence[Point], promise: ServiceLevel) -> tuple[Panel,
         log_y = unit == "seconds"
         return Panel(title, "load (1 = as recorded)", unit, curves, guides, log_y)
 
-    ttft = () if promise.ttft_s is None else (Guide(promise.ttft_s, "promised"),)
-    tpot = () if promise.tpot_s is None else (Guide(promise.tpot_s * 1e3, "promised"),)
+    ttft = () if slo.ttft_s is None else (Guide(slo.ttft_s, "promised"),)
+    tpot = () if slo.tpot_s is None else (Guide(slo.tpot_s * 1e3, "promised"),)
     return (
         panel(
-            "Goodput: requests a second that keep the promise",
+            "Goodput: requests a second that keep the SLO",
             "requests / s",
             _goodput,
             _knee(points),
         ),
-        panel("Share of all requests that keep the promise", "%", _kept, (Guide(90.0, "90 %"),)),
+        panel("Share of all requests that keep the SLO", "%", _kept, (Guide(90.0, "90 %"),)),
         panel("Time to first token, median", "seconds", _ttft_p50, ttft),
         panel("Time to first token, p99", "seconds", _ttft_p99, ttft),
         panel("Time per output token, p99", "milliseconds", _tpot_p99, tpot),
@@ -71,7 +71,7 @@ def _load_panels(points: Sequence[Point], promise: ServiceLevel) -> tuple[Panel,
 
 
 def _knee(points: Sequence[Point]) -> tuple[Guide, ...]:
-    """Where the best policy still keeps the promise; one beyond the loads tried is no knee."""
+    """Where the best policy still keeps the SLO; one beyond the loads tried is no knee."""
     highest, leaders = farthest(points)
     if not highest or highest == speeds_of(points)[-1]:
         return ()
@@ -98,7 +98,7 @@ def _bar_panels(points: Sequence[Point]) -> tuple[Panel, ...]:
         return Panel(title, unit, "", (curve,), bars=tuple(point.policy for point in ordered))
 
     return (
-        panel("Goodput: requests a second that keep the promise", "requests / s", _goodput),
+        panel("Goodput: requests a second that keep the SLO", "requests / s", _goodput),
         panel("Prompt tokens found in a cache", "%", _hits),
         panel("Time to first token, p99", "seconds", _ttft_p99),
         panel("Time per output token, p99", "milliseconds", _tpot_p99),

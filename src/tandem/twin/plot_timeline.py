@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from tandem.facts.service_level import ServiceLevel
+from tandem.facts.slo import Slo
 from tandem.twin.plot_chart import Chart, Curve, Guide, Mark, Panel
 from tandem.twin.record import Ending, RunRecord, Sample
 from tandem.twin.summary import Summary
@@ -12,7 +12,7 @@ _FEWEST_BINS, _MOST_BINS, _REQUESTS_A_BIN = 12, 120, 15
 _SHOWN_POINTS = 4000
 
 
-def timeline(record: RunRecord, summary: Summary, promise: ServiceLevel, subtitle: str) -> Chart:
+def timeline(record: RunRecord, summary: Summary, slo: Slo, subtitle: str) -> Chart:
     """The chart of one run."""
     faults = tuple(
         Guide(decision.now_ns / 1e9, decision.text, vertical=True, fault=True)
@@ -23,7 +23,7 @@ def timeline(record: RunRecord, summary: Summary, promise: ServiceLevel, subtitl
     marks = tuple(Guide(guide.value, vertical=True, fault=True) for guide in faults)
     panels = [
         _arrival_panel(record, faults),
-        _ttft_panel(record, promise, marks),
+        _ttft_panel(record, slo, marks),
         _request_panel(record, marks),
         _panel("Prompt tokens waiting", "thousand", marks, _curve(record, _queued)),
         _panel("KV blocks in use", "% of all", marks, _curve(record, _kv_used)),
@@ -32,15 +32,15 @@ def timeline(record: RunRecord, summary: Summary, promise: ServiceLevel, subtitl
     if any(sample.moving_bytes for sample in record.samples):
         moving = _curve(record, lambda sample: sample.moving_bytes / 1e9)
         panels.append(_panel("KV on the network", "GB under way", marks, moving))
-    return Chart(_title(summary, promise), subtitle, tuple(panels), columns=1)
+    return Chart(_title(summary, slo), subtitle, tuple(panels), columns=1)
 
 
-def _title(summary: Summary, promise: ServiceLevel) -> str:
+def _title(summary: Summary, slo: Slo) -> str:
     kept = f"{summary.attainment:.1%} of {summary.requests:,} requests"
     rejected = summary.endings.get("rejected", 0)
     turned = f", {rejected:,} rejected" if rejected else ""
     rate = f"goodput {summary.goodput_rps:.2f}/s"
-    return f"{kept} {'kept ' + str(promise) if not promise.empty else 'finished'} - {rate}{turned}"
+    return f"{kept} {'kept ' + str(slo) if not slo.empty else 'finished'} - {rate}{turned}"
 
 
 def _queued(sample: Sample) -> float:
@@ -86,7 +86,7 @@ def _rate(name: str, instants_s: Iterable[float], bin_s: float, bins: int) -> Cu
     return Curve(name, x, y, Mark.STEPS, label=name)
 
 
-def _ttft_panel(record: RunRecord, promise: ServiceLevel, marks: tuple[Guide, ...]) -> Panel:
+def _ttft_panel(record: RunRecord, slo: Slo, marks: tuple[Guide, ...]) -> Panel:
     seen = [
         (request.arrival_ns / 1e9, request.ttft_s)
         for request in record.requests
@@ -95,7 +95,7 @@ def _ttft_panel(record: RunRecord, promise: ServiceLevel, marks: tuple[Guide, ..
     # A plot of more points is slower and looks the same.
     seen = seen[:: -(-len(seen) // _SHOWN_POINTS) or 1]
     x, y = tuple(point[0] for point in seen), tuple(point[1] for point in seen)
-    bound = () if promise.ttft_s is None else (Guide(promise.ttft_s, "promised"),)
+    bound = () if slo.ttft_s is None else (Guide(slo.ttft_s, "promised"),)
     curve = Curve("a request", x, y, Mark.POINTS)
     title = "Time to first token of each request, by its arrival"
     guides = (*bound, *marks)

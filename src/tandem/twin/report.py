@@ -93,14 +93,14 @@ def _totals_table(summary: Summary, terms: Terms) -> Table:
 
 
 def _served_rows(summary: Summary, terms: Terms) -> list[tuple[str, str, str]]:
-    promise = str(terms.promise) or "no promise: all that finished"
+    slo = str(terms.slo) or "no SLO: all that finished"
     endings = ", ".join(f"{count:,} {name}" for name, count in summary.endings.items())
     return [
         ("requests", f"{summary.requests:,}", endings),
         ("duration", f"{summary.duration_s:,.1f}", "s, first arrival to last end"),
-        ("goodput", f"{summary.goodput_rps:.3f}", f"requests/s within the promise ({promise})"),
+        ("goodput", f"{summary.goodput_rps:.3f}", f"requests/s within the SLO ({slo})"),
         ("", f"{summary.goodput_rps_per_device:.5f}", "requests/s per device"),
-        ("attainment", f"{summary.attainment:.1%}", "of all requests within the promise"),
+        ("attainment", f"{summary.attainment:.1%}", "of all requests within the SLO"),
         ("output", f"{summary.output_tokens_per_s:,.0f}", "tokens/s"),
     ]
 
@@ -149,7 +149,7 @@ def _latency_table(summary: Summary) -> Table:
 
 
 def _class_table(summary: Summary) -> Table:
-    columns = ("class", "requests", "within promise", "rejected", "TTFT p99", "TPOT p99")
+    columns = ("class", "requests", "within SLO", "rejected", "TTFT p99", "TPOT p99")
     table = _table("", columns)
     for name, entry in summary.classes.items():
         table.add_row(

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tandem.cluster.router.request_queue import LineConfig
+from tandem.cluster.router.request_queue import RequestQueueConfig
 from tandem.cost.worker import WorkerCost
 from tandem.facts.fleet import Role
-from tandem.facts.service_level import ServiceLevel
+from tandem.facts.slo import Slo
 from tandem.policy.admission.contract import Admission
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.contract import Dispatching
@@ -63,7 +63,7 @@ class Policies:
     eviction: Callable[[], Eviction[bytes]]
     planning: Planning | None = None
     classes: Classes = field(default_factory=Classes)
-    line: LineConfig = field(default_factory=LineConfig)
+    queue: RequestQueueConfig = field(default_factory=RequestQueueConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Scenario:
     policies: Policies
     block_size: int
     context_tokens: int
-    promise: ServiceLevel = field(default_factory=ServiceLevel)
+    slo: Slo = field(default_factory=Slo)
     remote_blocks: int = 0
     pin_sessions_s: float = 0.0
     pool_bytes_per_s: float = 50e9

@@ -104,7 +104,7 @@ class Simulation:
         service = world.router.config.classes.classify({}, row.tenant)
         if row.service_class:
             service = world.router.config.classes.named(row.service_class)
-        promise = self._scenario.promise if service.promise.empty else service.promise
+        slo = self._scenario.slo if service.slo.empty else service.slo
         for request in self._workload.requests_of(turn, service.priority):
             self._to_come -= 1
             self._turns[request.request_id] = turn
@@ -114,7 +114,7 @@ class Simulation:
                 tenant=row.tenant,
                 service_class=service.name,
                 session=row.session,
-                promise=promise,
+                slo=slo,
                 deadline_ns=service.deadline_ns(now_ns),
             )
             world.recorder.submitted(event, now_ns)

@@ -48,7 +48,7 @@ class Staffing:
             planning,
             PlannerConfig(
                 cost=pools[0].kind.cost,
-                promise=self._scenario.promise,
+                slo=self._scenario.slo,
                 min_workers=sum(pool.min_count for pool in pools),
                 max_workers=sum(pool.max_count for pool in pools),
                 startup_s=max(pool.kind.startup_s for pool in pools),
@@ -60,7 +60,7 @@ class Staffing:
         assert self.planner is not None
         world = self._world
         world.refresh_loads(now_ns)
-        views = world.router.entrance.fleet.views()
+        views = world.router.admission.fleet.views()
         starting = Counter(str(role) for role in self._starting.values())
         starting.update(str(role) for role in self._draining.values() if role is not None)
         plan = self.planner.plan(views, dict(starting), now_ns)

@@ -1,4 +1,4 @@
-"""From the record of a simulated run to the numbers people compare: what was kept of the promise,
+"""From the record of a simulated run to the numbers people compare: what was kept of the SLO,
 how long things took, what was reused, moved, wasted, and what it cost."""
 
 import re
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import fsum
 
 from tandem.facts.fleet import Tier
-from tandem.facts.service_level import ServiceLevel
+from tandem.facts.slo import Slo
 from tandem.twin.distribution import Distribution, distribution, weighted_distribution
 from tandem.twin.record import Ending, RequestRecord, RunRecord, WorkerRecord
 
@@ -28,18 +28,18 @@ class DeviceTerms:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a run is judged by: the promise (a service class may have its own) and, by name, the
+    """What a run is judged by: the SLO (a service class may have its own) and, by name, the
     devices."""
 
-    promise: ServiceLevel = field(default_factory=ServiceLevel)
-    by_class: Mapping[str, ServiceLevel] = field(default_factory=dict)
+    slo: Slo = field(default_factory=Slo)
+    by_class: Mapping[str, Slo] = field(default_factory=dict)
     devices: Mapping[str, DeviceTerms] = field(default_factory=dict)
 
     def kept(self, request: RequestRecord) -> bool:
-        """Whether the request finished within its promise."""
-        promise = self.by_class.get(request.service_class, self.promise)
+        """Whether the request finished within its SLO."""
+        slo = self.by_class.get(request.service_class, self.slo)
         finished = request.ending is Ending.FINISHED
-        return finished and promise.kept(request.ttft_s, request.tpot_s, request.latency_s)
+        return finished and slo.kept(request.ttft_s, request.tpot_s, request.latency_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Bill:
 @dataclass(frozen=True, slots=True)
 class Summary:
     """One run. Rates are per second from the first arrival to the last end. `goodput_rps` counts
-    the requests that finished within their promise, `attainment` is their share of all requests,
+    the requests that finished within their SLO, `attainment` is their share of all requests,
     rejected and failed ones included."""
 
     requests: int

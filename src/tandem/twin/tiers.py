@@ -4,8 +4,7 @@ background, and what the router is told of it."""
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tandem.cluster.router.request_state import Passage
-from tandem.cluster.tiers.hierarchy import Hierarchy, Move
+from tandem.cluster.router.request_state import RequestState
 from tandem.cluster.tiers.store import TierStore
 from tandem.facts.blocks import BlockChanges
 from tandem.facts.fleet import Tier
@@ -13,11 +12,12 @@ from tandem.messages.router import BlocksReported, RouterEvent, StartTransfer
 from tandem.messages.worker import EmitTokens
 from tandem.policy.eviction.pinned import Pin, Pinned
 from tandem.twin.damage import Damage
+from tandem.twin.hierarchy import Hierarchy, Move
 from tandem.twin.network_paths import path_between_tiers
 from tandem.twin.scenario import Pool, Scenario
 from tandem.twin.shipping import Shipment, Shipping
 
-PassageOf = Callable[[str], Passage | None]
+PassageOf = Callable[[str], RequestState | None]
 TellRouter = Callable[[RouterEvent, int], None]
 
 
@@ -50,11 +50,11 @@ class Tiers:
             tiers[Tier.REMOTE] = self._remote
         self.hierarchies[name] = Hierarchy(tiers)
 
-    def read(self, order: StartTransfer, passage: Passage, now_ns: int) -> tuple[bytes, ...]:
+    def read(self, order: StartTransfer, state: RequestState, now_ns: int) -> tuple[bytes, ...]:
         """The blocks that are wanted, if the tier still holds what the index promised; reading
         keeps them from eviction."""
         first = order.first_token // self._block_size
-        digests = passage.chain[first : -(-order.end_token // self._block_size)]
+        digests = state.chain[first : -(-order.end_token // self._block_size)]
         store = self.hierarchies[order.target].tiers.get(order.tier)
         if store is None or store.prefix(digests) < len(digests):
             return ()
@@ -62,21 +62,21 @@ class Tiers:
         return tuple(digests)
 
     def pin_ended(
-        self, worker: str, emission: EmitTokens, passage_of: PassageOf, now_ns: int
+        self, worker: str, emission: EmitTokens, state_of: PassageOf, now_ns: int
     ) -> None:
         """Where a session's answer ends with these tokens, keep for a while what the tiers of its
         workers have of it."""
         for wire_id, reason in zip(emission.request_ids, emission.finish_reasons, strict=True):
-            passage = passage_of(wire_id) if self._pin_ns and reason else None
-            if passage is not None and passage.submission.session:
-                for name in dict.fromkeys((passage.prefill, worker)):
-                    self._pin(name, passage, now_ns)
+            state = state_of(wire_id) if self._pin_ns and reason else None
+            if state is not None and state.submission.session:
+                for name in dict.fromkeys((state.prefill, worker)):
+                    self._pin(name, state, now_ns)
 
-    def _pin(self, worker: str, passage: Passage, now_ns: int) -> None:
-        pin = Pin(now_ns + self._pin_ns, passage.view.priority)
+    def _pin(self, worker: str, state: RequestState, now_ns: int) -> None:
+        pin = Pin(now_ns + self._pin_ns, state.view.priority)
         for store in self.hierarchies[worker].tiers.values():
             # The start first: without it, what follows is worth nothing.
-            for digest in passage.chain[: store.prefix(passage.chain)]:
+            for digest in state.chain[: store.prefix(state.chain)]:
                 self._pinned[id(store)].pin(digest, pin, now_ns)
 
     def write_through(self, worker: str, changes: BlockChanges, now_ns: int) -> None:

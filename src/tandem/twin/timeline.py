@@ -9,9 +9,9 @@ from tandem.twin.world import World
 def sample(world: World, now_ns: int) -> Sample:
     """A look at every worker and every request on its way."""
     in_line = computing = decoding = 0
-    for passage in world.router.passages.values():
-        stage = passage.stage
-        in_line += stage is Stage.LINE
+    for state in world.router.requests.values():
+        stage = state.stage
+        in_line += stage is Stage.QUEUED
         computing += stage is Stage.PREFILLING
         decoding += stage is Stage.MOVING or stage is Stage.DECODING
     queued_prefill_tokens = used_blocks = total_blocks = prefilling = waiting = 0

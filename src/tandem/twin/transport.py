@@ -3,7 +3,7 @@ links with contention."""
 
 from dataclasses import dataclass
 
-from tandem.cluster.router.request_state import Passage
+from tandem.cluster.router.request_state import RequestState
 from tandem.facts.fleet import Tier
 from tandem.messages.router import StartTransfer, TransferEnded
 from tandem.twin.agenda import Agenda, Turn
@@ -44,12 +44,12 @@ class Transport:
             self.shipping.network.add_port(port, bytes_per_s)
         self.tiers.add_worker(name, pool)
 
-    def start(self, order: StartTransfer, passage: Passage | None, now_ns: int) -> None:
+    def start(self, order: StartTransfer, state: RequestState | None, now_ns: int) -> None:
         """The router wants KV moved."""
         cargo = OrderedKv(self, order)
         if order.source:
             path: tuple[str, ...] = path_to_node(order.source, order.target)
-        elif passage is not None and (digests := self.tiers.read(order, passage, now_ns)):
+        elif state is not None and (digests := self.tiers.read(order, state, now_ns)):
             cargo = OrderedKv(self, order, digests)
             path = path_between_tiers(order.target, order.tier, Tier.DEVICE)
         else:

@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from tandem.cluster.router.deaths import CLEARING_TOKENS
-from tandem.cluster.router.request_state import taken_up_again
+from tandem.cluster.router.request_state import failed_over
 from tandem.cluster.worker.load import load_of
 from tandem.cluster.worker.machine import WorkerConfig, WorkerMachine
 from tandem.cost.step import StepShape
@@ -151,7 +151,7 @@ class SimulatedWorker:
             return []
         self._load = None
         started_ns = first.done_ns - first.duration_ns
-        self.machine.skip_steps(steps, first.tokens)
+        self.machine.fast_forward(steps, first.tokens)
         self._steps.leapt(self.name, first.request_ids, landed)
         self._steps.landed(self.name, landed[-1] - started_ns, False, steps)
         before_ns = landed[-1]
@@ -173,7 +173,7 @@ class SimulatedWorker:
         # So are the tokens by which a request is cleared of the deaths of its workers.
         if any(self._may_be_cleared(each) for each in self._flights[0].request_ids):
             return
-        steps = min(LEAP_STEPS, self.machine.steady_steps())
+        steps = min(LEAP_STEPS, self.machine.repeatable_steps())
         if steps < LEAST_LEAP_STEPS:
             return
         self._leap = [flight.done_ns for flight in self._flights]
@@ -189,7 +189,7 @@ class SimulatedWorker:
 
     def _may_be_cleared(self, request_id: str) -> bool:
         sequence = self.machine.unfinished.get(request_id)
-        if sequence is None or not taken_up_again(request_id):
+        if sequence is None or not failed_over(request_id):
             return False
         request = sequence.request
         known_tokens = len(request.prompt_tokens) + len(request.output_tokens)

@@ -70,7 +70,7 @@ class World:
                 admission=policies.admission,
                 dispatching=policies.dispatching,
                 classes=policies.classes,
-                line=policies.line,
+                queue=policies.queue,
                 explains=scenario.explains,
             )
         )
@@ -112,7 +112,7 @@ class World:
     def finished(self, name: str) -> bool:
         """Whether nobody needs this worker any more."""
         idle = self.members.up[name].worker.idle
-        return idle and not any(p.needs(name) for p in self.router.passages.values())
+        return idle and not any(p.needs(name) for p in self.router.requests.values())
 
     def settle_accounts(self, name: str, now_ns: int) -> None:
         """Write down what a worker was up for, until now."""
@@ -124,7 +124,7 @@ class World:
 
     def tell_router(self, event: RouterEvent, now_ns: int) -> None:
         """Events wait until the effects of those before them are performed, as messages do."""
-        if not self._delivering and self.router.entrance.line.heeds_output:
+        if not self._delivering and self.router.admission.queue.heeds_output:
             self.catch_up(now_ns)
         self._mail.append(event)
         self._deliver(now_ns)
@@ -147,7 +147,7 @@ class World:
 
     def _land(self, name: str, now_ns: int) -> None:
         """Steps of a worker land; where the router may decide by them, all that land now."""
-        if self.router.entrance.line.heeds_output:
+        if self.router.admission.queue.heeds_output:
             self.catch_up(now_ns)
         else:
             self.members.catch_up_one(name, now_ns)
@@ -177,8 +177,8 @@ class World:
                     self._note_route(name, event, now_ns)
                     self.members.tell(name, event, now_ns)
                 case StartTransfer():
-                    passage = self.router.passage_of(effect.request_id)
-                    self.transport.start(effect, passage, now_ns)
+                    state = self.router.state_of(effect.request_id)
+                    self.transport.start(effect, state, now_ns)
                 case CancelTransfer(transfer_id):
                     self.transport.cancel(transfer_id, now_ns)
                 case Reject(request_id, reason, retry_after_s):
@@ -188,7 +188,7 @@ class World:
                 case Explain(request_id, kind, text, figures):
                     self.decide(Decision(now_ns, request_id, kind, text, figures))
                 case AskForBlocks(name, Tier.DEVICE) if name in self.members.up:
-                    pool = self.members.up[name].worker.machine.residents.pool
+                    pool = self.members.up[name].worker.machine.sequences.pool
                     self.tell_router(BlocksListed(name, Tier.DEVICE, *pool.listing()), now_ns)
 
     def _note_route(self, name: str, event: WorkerEvent, now_ns: int) -> None:
@@ -198,8 +198,8 @@ class World:
                     self.recorder.routed(request.request_id, name, True, now_ns)
             case ImportsArrived(requests, _):
                 for request in requests:
-                    passage = self.router.passage_of(request.request_id)
-                    prefill = passage is not None and passage.prefill == name
+                    state = self.router.state_of(request.request_id)
+                    prefill = state is not None and state.prefill == name
                     self.recorder.routed(request.request_id, name, prefill, now_ns)
 
     def _hear(self, name: str, effects: list[SimulatedEffect], now_ns: int) -> None:
@@ -209,7 +209,7 @@ class World:
                 case Leapt(emission, steps):
                     self.tell_router(TokensReported(name, emission, steps), now_ns)
                 case EmitTokens():
-                    self.transport.tiers.pin_ended(name, effect, self.router.passage_of, now_ns)
+                    self.transport.tiers.pin_ended(name, effect, self.router.state_of, now_ns)
                     self.tell_router(TokensReported(name, effect), now_ns)
                 case ReportBlocks(changes):
                     self.tell_router(BlocksReported(name, Tier.DEVICE, changes), now_ns)

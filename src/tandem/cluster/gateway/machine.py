@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tandem.cluster.audit import first_broken_law, invariant
-from tandem.cluster.gateway.attention import attend_drains, renewals
 from tandem.cluster.gateway.heartbeats import Heartbeats
+from tandem.cluster.gateway.housekeeping import check_drains, renewals
+from tandem.cluster.gateway.measured_costs import MeasuredCosts
 from tandem.cluster.gateway.members import Member, Members
 from tandem.cluster.gateway.operations import Drains, Inquiries, Inquiry
 from tandem.cluster.gateway.pool_nodes import PoolNodes
-from tandem.cluster.gateway.prices import Prices
 from tandem.cluster.gateway.routing import Routing
 from tandem.cluster.gateway.shared_pool import SharedPool
 from tandem.cluster.gateway.status import pool_node_status, worker_status
@@ -24,18 +24,18 @@ from tandem.facts.kv_tiers import BlockFormat
 from tandem.messages.cluster import (
     Audit,
     Audited,
-    Goodbye,
-    Hello,
-    IntroduceYourself,
+    Deregister,
     MoveEnded,
     PeerJoined,
     PeerLost,
-    PoolHello,
-    Standing,
+    Register,
+    RegisterAgain,
+    Registered,
+    RegisterPoolNode,
+    RegistrationRefused,
+    RoleStateReported,
     TiersReported,
     ToGateway,
-    Unwelcome,
-    Welcome,
 )
 from tandem.messages.gateway import (
     AuditAsked,
@@ -70,14 +70,14 @@ BEATS = 4
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
     """`capacity_of` prices a worker when it joins; what `router.capacities` says is not used. Every
-    worker is told `welcome`, whose `silence_ns` holds for workers too. Only workers of this `model`
+    worker is told `terms`, whose `silence_ns` holds for workers too. Only workers of this `model`
     and `revision` are let in, and only processes of the shared pool that keep blocks of
     `block_format` (None: there is no shared pool)."""
 
     gateway: str
     router: RouterConfig
-    capacity_of: Callable[[Hello], Capacity]
-    welcome: Welcome
+    capacity_of: Callable[[Register], Capacity]
+    terms: Registered
     model: str
     revision: str
     block_format: BlockFormat | None = None
@@ -88,18 +88,18 @@ class GatewayMachine:
 
     def __init__(self, config: GatewayConfig) -> None:
         self.config = config
-        self.prices = Prices(config.capacity_of)
+        self.costs = MeasuredCosts(config.capacity_of)
         self.members = Members(config.model, config.revision)
         nodes = PoolNodes(config.block_format)
-        router = replace(config.router, capacities=self.prices.capacities)
+        router = replace(config.router, capacities=self.costs.capacities)
         self.routing = Routing(router, self.members, nodes)
-        self.heartbeats = Heartbeats(config.welcome.silence_ns)
+        self.heartbeats = Heartbeats(config.terms.silence_ns)
         self.pool = SharedPool(nodes, self.members, self.routing, heartbeats=self.heartbeats)
         self.drains = Drains(self.members)
         self.inquiries = Inquiries()
         self._started_ns: int | None = None
-        welcome = config.welcome
-        self._renewal_ns = min(welcome.lease_ns // RENEWALS, welcome.silence_ns // BEATS)
+        terms = config.terms
+        self._renewal_ns = min(terms.lease_ns // RENEWALS, terms.silence_ns // BEATS)
         self._renew_at_ns = 0
         self._wakeup_ns: int | None = None
 
@@ -120,21 +120,21 @@ class GatewayMachine:
             self._started_ns, self._renew_at_ns = now_ns, now_ns + self._renewal_ns
         if self._wakeup_ns is not None:
             asleep_ns = now_ns - self._wakeup_ns
-            if asleep_ns > self.config.welcome.silence_ns // BEATS:
+            if asleep_ns > self.config.terms.silence_ns // BEATS:
                 self.heartbeats.excuse(asleep_ns)
         effects: Effects = []
         for event in events:
             self._take(event, now_ns, effects)
         effects += self.routing.flush(now_ns)
         self._keep_time(now_ns, effects)
-        effects += attend_drains(self.drains, self.members, self.routing, now_ns)
+        effects += check_drains(self.drains, self.members, self.routing, now_ns)
         due_ns = [self._renew_at_ns, self.heartbeats.next_wakeup(), self.inquiries.next_wakeup()]
         self._wakeup_ns = min(due for due in due_ns if due is not None)
         return effects
 
     def status(self, now_ns: int) -> ClusterStatus:
         """All that is known at this instant."""
-        waiting = self.router.entrance.suspects.all_waiting
+        waiting = self.router.admission.suspects.all_waiting
         started_ns = now_ns if self._started_ns is None else self._started_ns
         return ClusterStatus(
             gateway=self.config.gateway,
@@ -144,7 +144,7 @@ class GatewayMachine:
                 for member in self.members
             ),
             waiting_requests=waiting,
-            running_requests=len(self.router.passages) - waiting,
+            running_requests=len(self.router.requests) - waiting,
             finished_requests=self.routing.finished_requests,
             takeovers=self.router.takeovers,
             lost=tuple(self.members.lost),
@@ -160,12 +160,12 @@ class GatewayMachine:
         auditor."""
         self.router.audit()
         self.routing.transfers.audit()
-        standings = self.router.entrance.fleet.standings
+        tracked_workers = self.router.admission.fleet.workers
         names = {member.name for member in self.members}
-        invariant(set(standings) == names, "the fleet is made of the members")
+        invariant(set(tracked_workers) == names, "the fleet is made of the members")
         for member in self.members:
-            standing = standings[member.name]
-            agreed = standing.accepting == member.accepting and standing.role is member.role
+            tracked = tracked_workers[member.name]
+            agreed = tracked.accepting == member.accepting and tracked.role is member.role
             invariant(agreed, f"fleet and members agree on {member.name}")
 
     def _take(self, event: GatewayEvent, now_ns: int, effects: Effects) -> None:
@@ -180,11 +180,11 @@ class GatewayMachine:
                 effects += self._ask(event, now_ns)
 
     def _hear(self, peer: str, message: ToGateway, now_ns: int, effects: Effects) -> None:
-        if isinstance(message, Hello):
+        if isinstance(message, Register):
             self._let_in(peer, message, now_ns, effects)
             return
-        if isinstance(message, PoolHello):
-            effects += self.pool.let_in(peer, message, self.config.welcome, now_ns)
+        if isinstance(message, RegisterPoolNode):
+            effects += self.pool.let_in(peer, message, self.config.terms, now_ns)
             return
         if node := self.pool.nodes.of_peer(peer):
             self.heartbeats.heard(peer, now_ns)
@@ -194,48 +194,48 @@ class GatewayMachine:
         member = self.members.of_peer(peer)
         if member is None:
             if self.members.to_be_asked(peer, now_ns):
-                effects.append(SendToWorker(peer, IntroduceYourself()))
+                effects.append(SendToWorker(peer, RegisterAgain()))
             return
         self.heartbeats.heard(peer, now_ns)
         if message.worker != member.name:
             # It speaks in the name of another: nobody listens.
             return
         match message:
-            case Standing():
+            case RoleStateReported():
                 self.routing.add(member.stand(message))
-                effects += self.drains.standing(member)
+                effects += self.drains.role_state_reported(member)
             case MoveEnded():
                 self.routing.move_ended(member, message)
             case Audited():
                 effects += self.inquiries.answered(message)
-            case Goodbye():
+            case Deregister():
                 self._lose(member, "", now_ns, effects, died=False)
             case TiersReported(worker, tiers):
                 member.tiers = tiers
-                if capacity := self.prices.reported(worker, tiers):
+                if capacity := self.costs.reported(worker, tiers):
                     self.routing.reprice(worker, capacity)
             case _:
                 if isinstance(message, LoadReported):
                     member.load, member.reported = message, True
                 effects += self.routing.hear(member, message, now_ns)
 
-    def _let_in(self, peer: str, hello: Hello, now_ns: int, effects: Effects) -> None:
-        known, older = self.members.of_peer(peer), self.members.of_name(hello.worker)
-        problem = self.members.objection(hello) or self.pool.clash(peer, hello.worker)
+    def _let_in(self, peer: str, register: Register, now_ns: int, effects: Effects) -> None:
+        known, older = self.members.of_peer(peer), self.members.of_name(register.worker)
+        problem = self.members.objection(register) or self.pool.clash(peer, register.worker)
         if problem:
             if known is not None:
                 self._lose(known, problem, now_ns, effects, died=False)
-            effects.append(SendToWorker(peer, Unwelcome(problem)))
+            effects.append(SendToWorker(peer, RegistrationRefused(problem)))
             return
-        member = Member.of(peer, hello)
-        again = known is older and _same_start(known, hello)
+        member = Member.of(peer, register)
+        again = known is older and _same_start(known, register)
         if known is not None and again:
             # The same process has forgotten everything: only what it was asked for is lost.
-            member.deeds = known.deeds
+            member.counters = known.counters
             effects += self._lose_work(known, now_ns, died=False)
         elif known is not None:
             self._lose(known, "its process presents itself anew", now_ns, effects)
-        older = self.members.of_name(hello.worker)
+        older = self.members.of_name(register.worker)
         if older is not None:
             reason = "another process has taken its name"
             self.members.outdated(older)
@@ -243,17 +243,17 @@ class GatewayMachine:
             self._lose(older, reason, now_ns, effects)
         self.members.add(member)
         self.heartbeats.heard(peer, now_ns)
-        self.prices.joined(hello)
-        effects.append(SendToWorker(peer, self.config.welcome))
+        self.costs.joined(register)
+        effects.append(SendToWorker(peer, self.config.terms))
         for other in self.members.others(member):
             effects.append(SendToWorker(peer, _introduction(other)))
             if not again:
                 effects.append(SendToWorker(other.peer, _introduction(member)))
         effects += self.pool.introductions(peer)
         effects += self.routing.adopt_root(member, now_ns)
-        self.routing.add(WorkerJoined(hello.worker, hello.role))
-        if not hello.accepting:
-            self.routing.add(WorkerDrained(hello.worker))
+        self.routing.add(WorkerJoined(register.worker, register.role))
+        if not register.accepting:
+            self.routing.add(WorkerDrained(register.worker))
         effects += self.routing.flush(now_ns)
         effects += self.drains.presented(member)
 
@@ -273,7 +273,7 @@ class GatewayMachine:
         effects += self._lose_work(member, now_ns, died=died)
         if reason:
             self.members.lost.append((member.name, reason))
-        lost = PeerLost(member.name, member.hello.incarnation)
+        lost = PeerLost(member.name, member.registration.incarnation)
         effects += (SendToWorker(other.peer, lost) for other in self.members)
         effects += self.drains.gone(member.name, reason)
 
@@ -306,7 +306,7 @@ class GatewayMachine:
             everybody = [*self.members, *self.pool.nodes]
             waiting = {each.name: None for each in everybody}
             effects += (SendToWorker(each.peer, Audit()) for each in everybody)
-            end_ns = now_ns + self.config.welcome.silence_ns
+            end_ns = now_ns + self.config.terms.silence_ns
             return effects + self.inquiries.begin(Inquiry(event, end_ns, problem, waiting))
         member = self.members.of_name(event.worker)
         problem = self.drains.objection(event)
@@ -315,9 +315,9 @@ class GatewayMachine:
         return [SendToWorker(member.peer, self.drains.begin(event))]
 
 
-def _same_start(member: Member | None, hello: Hello) -> bool:
-    return member is not None and member.hello.incarnation == hello.incarnation
+def _same_start(member: Member | None, register: Register) -> bool:
+    return member is not None and member.registration.incarnation == register.incarnation
 
 
 def _introduction(member: Member) -> PeerJoined:
-    return PeerJoined(member.name, member.hello.incarnation, member.hello.export)
+    return PeerJoined(member.name, member.registration.incarnation, member.registration.export)

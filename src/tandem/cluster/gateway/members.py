@@ -12,7 +12,7 @@ from tandem.facts.blocks import CacheRoot
 from tandem.facts.fleet import Role
 from tandem.facts.kv_export import KvGeometry, MoveReport
 from tandem.facts.kv_tiers import TierFigures
-from tandem.messages.cluster import PROTOCOL, Hello, Standing
+from tandem.messages.cluster import PROTOCOL, Register, RoleStateReported
 from tandem.messages.router import LoadReported, RoleTaken, WorkerDrained
 
 # A stranger is asked for its name once in so long.
@@ -22,7 +22,7 @@ KEPT_STRANGERS = 10_000
 
 
 @dataclass(slots=True)
-class Deeds:
+class WorkerCounters:
     """What a worker has done since it joined."""
 
     prompts: int = 0
@@ -66,40 +66,40 @@ class Member:
     told last."""
 
     peer: str
-    hello: Hello
+    registration: Register
     role: Role
     accepting: bool
     load: LoadReported
     reported: bool = False
     let_go: bool = False
     migrations: int = 0
-    deeds: Deeds = field(default_factory=Deeds)
+    counters: WorkerCounters = field(default_factory=WorkerCounters)
     tiers: tuple[TierFigures, ...] = ()
 
     @classmethod
-    def of(cls, peer: str, hello: Hello) -> "Member":
-        load = LoadReported(hello.worker, 0, 0, 0, 0, hello.export.block_count)
-        return cls(peer, hello, hello.role, hello.accepting, load)
+    def of(cls, peer: str, register: Register) -> "Member":
+        load = LoadReported(register.worker, 0, 0, 0, 0, register.export.block_count)
+        return cls(peer, register, register.role, register.accepting, load)
 
     @property
     def name(self) -> str:
-        return self.hello.worker
+        return self.registration.worker
 
     @property
     def block_size(self) -> int:
-        return self.hello.export.geometry.block_size
+        return self.registration.export.geometry.block_size
 
     def indexed(self, root: CacheRoot, block_size: int) -> bool:
         """Whether its blocks have the names by which this router looks for them."""
-        return self.hello.root == root and self.block_size == block_size
+        return self.registration.root == root and self.block_size == block_size
 
     def reads(self, source: "Member") -> bool:
         """Whether KV of that worker is as its own: computed with the same weights, in the same
         way."""
-        mine = self.hello.export.identity
-        return bool(mine) and mine == source.hello.export.identity
+        mine = self.registration.export.identity
+        return bool(mine) and mine == source.registration.export.identity
 
-    def stand(self, standing: Standing) -> RoleTaken | WorkerDrained:
+    def stand(self, standing: RoleStateReported) -> RoleTaken | WorkerDrained:
         """It says in which role it takes requests, or that it takes none any more. Gives what that
         means for a router."""
         self.accepting = standing.accepting
@@ -142,7 +142,8 @@ class Members:
         many, the root of `now`. Where nobody does, that as well."""
         alike = [each for each in self if each.block_size == block_size]
         roots = Counter(
-            each.hello.root for each in [each for each in alike if each.role.prefills] or alike
+            each.registration.root
+            for each in [each for each in alike if each.role.prefills] or alike
         )
         most = max(roots.values(), default=0)
         if roots[now] == most:
@@ -161,7 +162,7 @@ class Members:
 
     def outdated(self, member: Member) -> None:
         """A newer start has taken its name: this one will not be let in again."""
-        self._replaced.append((member.name, member.hello.incarnation))
+        self._replaced.append((member.name, member.registration.incarnation))
 
     def to_be_asked(self, peer: str, now_ns: int) -> bool:
         """Whether to ask this stranger who it is: not for every word that it says."""
@@ -173,27 +174,27 @@ class Members:
             del self._asked_ns[next(iter(self._asked_ns))]
         return True
 
-    def objection(self, hello: Hello) -> str:
+    def objection(self, register: Register) -> str:
         """Why this worker cannot be had; empty when it can."""
-        export = hello.export
-        if hello.protocol != PROTOCOL:
+        export = register.export
+        if register.protocol != PROTOCOL:
             return (
-                f"{hello.worker} (version {hello.version}) speaks protocol {hello.protocol}, this "
+                f"{register.worker} (version {register.version}) speaks protocol {register.protocol}, this "
                 f"gateway {PROTOCOL}; run the same version everywhere"
             )
         if (export.model, export.revision) != (self.model, self.revision):
             return (
-                f"{hello.worker} serves {_named(export.model, export.revision)}, this cluster "
+                f"{register.worker} serves {_named(export.model, export.revision)}, this cluster "
                 f"{_named(self.model, self.revision)}"
             )
-        if (hello.worker, hello.incarnation) in self._replaced:
-            return f"another process has taken the name {hello.worker}"
+        if (register.worker, register.incarnation) in self._replaced:
+            return f"another process has taken the name {register.worker}"
         if export.geometry.block_size < 1:
-            return f"{hello.worker} has blocks of {export.geometry.block_size} tokens"
+            return f"{register.worker} has blocks of {export.geometry.block_size} tokens"
         for member in self:
-            theirs = member.hello.export.geometry
-            if member.name != hello.worker and (problem := _misfit(export.geometry, theirs)):
-                return f"KV of {hello.worker} does not fit that of {member.name}: {problem}"
+            theirs = member.registration.export.geometry
+            if member.name != register.worker and (problem := _misfit(export.geometry, theirs)):
+                return f"KV of {register.worker} does not fit that of {member.name}: {problem}"
         return ""
 
 

@@ -71,7 +71,7 @@ class Drains:
         self._drains[asked.worker] = Drainage(asked)
         return self._drains[asked.worker].order
 
-    def standing(self, member: Member) -> Effects:
+    def role_state_reported(self, member: Member) -> Effects:
         """The worker has told how it stands now."""
         effects: Effects = []
         problem = "" if member.accepting else f"{member.name} is about to leave"
@@ -100,7 +100,7 @@ class Drains:
             return [SendToWorker(member.peer, Undrain())]
         if drainage is not None and not drainage.begun:
             return [SendToWorker(member.peer, drainage.order)]
-        return self.standing(member)
+        return self.role_state_reported(member)
 
     def emptied(self, member: Member) -> Effects:
         """The draining worker holds nothing any more."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from tandem.cost.worker import WorkerCost
-from tandem.facts.service_level import ServiceLevel
+from tandem.facts.slo import Slo
 from tandem.policy.planning.contract import FleetView, Plan, Planning, Window
 from tandem.policy.views import WorkerView
 
@@ -18,7 +18,7 @@ class PlannerConfig:
     rest are the bounds and costs of the fleet (see `FleetView`)."""
 
     cost: WorkerCost
-    promise: ServiceLevel
+    slo: Slo
     min_workers: int
     max_workers: int
     startup_s: float
@@ -92,7 +92,7 @@ class PlannerMachine:
             windows=tuple(self._windows),
             starting=starting,
             cost=config.cost,
-            promise=config.promise,
+            slo=config.slo,
             min_workers=config.min_workers,
             max_workers=config.max_workers,
             startup_s=config.startup_s,

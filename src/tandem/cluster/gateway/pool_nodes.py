@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tandem.cluster.gateway.members import KEPT_LOSSES
 from tandem.facts.kv_tiers import BlockFormat, TierFigures
-from tandem.messages.cluster import PROTOCOL, PoolHello
+from tandem.messages.cluster import PROTOCOL, RegisterPoolNode
 
 
 @dataclass(slots=True)
@@ -15,12 +15,12 @@ class PoolNode:
     """One process. `tiers` are its figures as it told them last."""
 
     peer: str
-    hello: PoolHello
+    registration: RegisterPoolNode
     tiers: tuple[TierFigures, ...] = ()
 
     @property
     def name(self) -> str:
-        return self.hello.worker
+        return self.registration.worker
 
 
 class PoolNodes:
@@ -57,24 +57,24 @@ class PoolNodes:
 
     def outdated(self, node: PoolNode) -> None:
         """A newer start has taken its name: this one will not be let in again."""
-        self._replaced.append((node.name, node.hello.incarnation))
+        self._replaced.append((node.name, node.registration.incarnation))
 
-    def objection(self, hello: PoolHello) -> str:
+    def objection(self, register: RegisterPoolNode) -> str:
         """Why this process cannot be had; empty when it can."""
-        if hello.protocol != PROTOCOL:
+        if register.protocol != PROTOCOL:
             return (
-                f"{hello.worker} (version {hello.version}) speaks protocol {hello.protocol}, this "
+                f"{register.worker} (version {register.version}) speaks protocol {register.protocol}, this "
                 f"gateway {PROTOCOL}; run the same version everywhere"
             )
         if self.block_format is None:
-            return f"{hello.worker} keeps KV for all, and this cluster has no remote tier"
-        if hello.format.block_bytes != self.block_format.block_bytes:
+            return f"{register.worker} keeps KV for all, and this cluster has no remote tier"
+        if register.format.block_bytes != self.block_format.block_bytes:
             return (
-                f"{hello.worker} keeps blocks of {hello.format.block_bytes} bytes, this cluster "
+                f"{register.worker} keeps blocks of {register.format.block_bytes} bytes, this cluster "
                 f"has blocks of {self.block_format.block_bytes}"
             )
-        if hello.format != self.block_format:
-            return f"{hello.worker} keeps KV of another model or layout than this cluster's"
-        if (hello.worker, hello.incarnation) in self._replaced:
-            return f"another process has taken the name {hello.worker}"
+        if register.format != self.block_format:
+            return f"{register.worker} keeps KV of another model or layout than this cluster's"
+        if (register.worker, register.incarnation) in self._replaced:
+            return f"another process has taken the name {register.worker}"
         return ""

@@ -11,7 +11,7 @@ from tandem.cluster.gateway.transfers import Transfers
 from tandem.cluster.router.admission import RouterConfig
 from tandem.cluster.router.fleet import Capacity
 from tandem.cluster.router.machine import RouterMachine
-from tandem.cluster.router.request_state import Passage
+from tandem.cluster.router.request_state import RequestState
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_export import MoveKv
 from tandem.messages.cluster import FetchKv, ListBlocks, MoveEnded, StopMove, ToWorker
@@ -79,11 +79,11 @@ class Routing:
                 ending = ending_with_pins(event, self.router)
                 if self._decisive or ending:
                     effects = self.flush(now_ns)
-                for passage in ending:
-                    self._pin(passage, effects)
+                for state in ending:
+                    self._pin(state, effects)
                 drawn = for_clients(event, self.router)
-                member.deeds.prompts += drawn.prompts
-                member.deeds.output_tokens += drawn.tokens
+                member.counters.prompts += drawn.prompts
+                member.counters.output_tokens += drawn.tokens
                 self.finished_requests += drawn.finished
                 self.recomputed_tokens += drawn.recomputed_tokens
                 # What comes next of the same prompts is to find them done.
@@ -91,7 +91,7 @@ class Routing:
                 if drawn.emission is not None:
                     effects.append(Deliver(drawn.emission))
             case BlocksReported() | BlocksListed():
-                root, block_size = self.router.entrance.root, self.router.config.block_size
+                root, block_size = self.router.admission.root, self.router.config.block_size
                 # Of the shared pool its own processes tell.
                 if event.tier is Tier.REMOTE or not member.indexed(root, block_size):
                     return []
@@ -110,29 +110,29 @@ class Routing:
         if source is None:
             return
         if source:
-            member.deeds.read(report)
+            member.counters.read(report)
         else:
-            member.deeds.fetched(report, report.tokens)
+            member.counters.fetched(report, report.tokens)
         read_from = self._members.of_name(source)
         if read_from is not None:
-            read_from.deeds.sent_bytes += report.moved_bytes
+            read_from.counters.sent_bytes += report.moved_bytes
         self.add(TransferEnded(message.transfer_id, report.arrived, report.tokens))
 
     def adopt_root(self, newcomer: Member | None, now_ns: int) -> Effects:
         """Somebody has come or gone: prompts are looked up under the root that most have, for a
         gateway knows no weights. Where that is another one than before, what others hold is
         forgotten, and whoever holds blocks of it lists them; a `newcomer` does so by itself."""
-        entrance, block_size = self.router.entrance, self.router.config.block_size
-        root = self._members.common_root(block_size, entrance.root)
-        if root == entrance.root:
+        admission, block_size = self.router.admission, self.router.config.block_size
+        root = self._members.common_root(block_size, admission.root)
+        if root == admission.root:
             return []
         effects = self.flush(now_ns)
-        entrance.root = root
-        for passage in self.router.passages.values():
-            passage.chain = []
+        admission.root = root
+        for state in self.router.requests.values():
+            state.chain = []
         for member in self._members:
             if not member.indexed(root, block_size):
-                entrance.index.forget_worker(member.name)
+                admission.index.forget_worker(member.name)
             elif member is not newcomer:
                 tiers = (tier for tier in Tier if tier is not Tier.REMOTE)
                 effects += (SendToWorker(member.peer, ListBlocks(tier)) for tier in tiers)
@@ -140,7 +140,7 @@ class Routing:
 
     def reprice(self, worker: str, capacity: Capacity) -> None:
         """What a worker's work costs has changed."""
-        self.router.entrance.fleet.reprice(worker, capacity)
+        self.router.admission.fleet.reprice(worker, capacity)
 
     def lost(self, worker: str, *, died: bool) -> None:
         """A worker is gone, with all that it held."""
@@ -176,7 +176,7 @@ class Routing:
                 case _:
                     effects.append(effect)
         for worker, events in told.items():
-            self.router.entrance.fleet.tell(worker, events)
+            self.router.admission.fleet.tell(worker, events)
         return effects
 
     def _start(self, start: StartTransfer, effects: Effects) -> None:
@@ -193,11 +193,11 @@ class Routing:
         # Nobody knows where to read, or it is KV of other numbers: what is missing is computed.
         self.add(TransferEnded(start.transfer_id, arrived=False))
 
-    def _pin(self, passage: Passage, effects: Effects) -> None:
+    def _pin(self, state: RequestState, effects: Effects) -> None:
         """Whoever has worked on it, and the shared pool, keep what it leaves."""
-        pin = pin_of(passage, self.router)
+        pin = pin_of(state, self.router)
         pooled = [node.name for node in self._nodes]
-        for name in dict.fromkeys((passage.prefill, passage.decode, *pooled)):
+        for name in dict.fromkeys((state.prefill, state.decode, *pooled)):
             self._send(name, pin, effects)
 
     def _send(self, worker: str, message: ToWorker, effects: Effects) -> None:

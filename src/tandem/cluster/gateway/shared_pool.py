@@ -9,16 +9,16 @@ from tandem.cluster.gateway.routing import Routing
 from tandem.facts.fleet import Tier
 from tandem.messages.cluster import (
     Audited,
-    Goodbye,
+    Deregister,
     LeasesRenewed,
-    PoolHello,
     PoolNodeGone,
     PoolNodeJoined,
+    Registered,
+    RegisterPoolNode,
+    RegistrationRefused,
     TiersReported,
     ToGateway,
     ToWorker,
-    Unwelcome,
-    Welcome,
 )
 from tandem.messages.gateway import Fence, GatewayEffect, SendToWorker
 from tandem.messages.router import BlocksListed, BlocksReported, PoolNodeLost
@@ -43,18 +43,20 @@ class SharedPool:
             return f"{worker} is already known as a process of the shared pool"
         return ""
 
-    def let_in(self, peer: str, hello: PoolHello, welcome: Welcome, now_ns: int) -> Effects:
+    def let_in(
+        self, peer: str, register: RegisterPoolNode, terms: Registered, now_ns: int
+    ) -> Effects:
         """A process presents itself."""
         effects: Effects = []
-        known, older = self.nodes.of_peer(peer), self.nodes.of_name(hello.worker)
-        problem = self.nodes.objection(hello)
-        if self._members.of_name(hello.worker) or self._members.of_peer(peer):
-            problem = problem or f"{hello.worker} is already known as a worker"
+        known, older = self.nodes.of_peer(peer), self.nodes.of_name(register.worker)
+        problem = self.nodes.objection(register)
+        if self._members.of_name(register.worker) or self._members.of_peer(peer):
+            problem = problem or f"{register.worker} is already known as a worker"
         if problem:
             if known is not None:
                 effects += self.lose(known, problem, now_ns)
-            return [*effects, SendToWorker(peer, Unwelcome(problem))]
-        again = known is not None and known.hello == hello
+            return [*effects, SendToWorker(peer, RegistrationRefused(problem))]
+        again = known is not None and known.registration == register
         if known is not None and again:
             # What it holds is told anew; for workers it was never gone.
             effects += self._lose_content(known, now_ns)
@@ -65,10 +67,10 @@ class SharedPool:
             self.nodes.outdated(older)
             effects.append(Fence(older.peer, reason))
             effects += self.lose(older, reason, now_ns)
-        node = PoolNode(peer, hello)
+        node = PoolNode(peer, register)
         self.nodes.add(node)
         self._heartbeats.heard(peer, now_ns)
-        effects.append(SendToWorker(peer, welcome))
+        effects.append(SendToWorker(peer, terms))
         effects += [SendToWorker(peer, _introduction(each)) for each in self.nodes.others(node)]
         if not again:
             effects += self._tell_others(node, _introduction(node))
@@ -93,7 +95,7 @@ class SharedPool:
                 node.tiers = tiers
             case Audited():
                 return inquiries.answered(message)
-            case Goodbye():
+            case Deregister():
                 return self.lose(node, "", now_ns) + inquiries.gone(node.name)
             case _:
                 # Nothing else is for a process of the pool to say.
@@ -105,7 +107,7 @@ class SharedPool:
         effects = self._lose_content(node, now_ns)
         if reason:
             self._members.lost.append((node.name, reason))
-        gone = PoolNodeGone(node.name, node.hello.incarnation)
+        gone = PoolNodeGone(node.name, node.registration.incarnation)
         return effects + self._tell_others(node, gone)
 
     def _lose_content(self, node: PoolNode, now_ns: int) -> Effects:
@@ -120,4 +122,4 @@ class SharedPool:
 
 
 def _introduction(node: PoolNode) -> PoolNodeJoined:
-    return PoolNodeJoined(node.name, node.hello.incarnation, node.hello.address)
+    return PoolNodeJoined(node.name, node.registration.incarnation, node.registration.address)

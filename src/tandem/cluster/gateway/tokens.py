@@ -26,31 +26,31 @@ def for_clients(event: TokensReported, router: RouterMachine) -> Drawn:
     """Sort out what attempts that were given up still say, and first tokens that the next worker
     draws again. The router must know all that came before, and not yet this."""
     emission = event.emission
-    reasons, passage_of = emission.finish_reasons, router.passage_of
+    reasons, state_of = emission.finish_reasons, router.state_of
     rows: list[int] = []
     request_ids: list[str] = []
     prompts = finished = recomputed_tokens = 0
     cached_tokens = list(emission.cached_tokens)
     for row, wire_id in enumerate(emission.request_ids):
-        passage = passage_of(wire_id)
-        if passage is None:
+        state = state_of(wire_id)
+        if state is None:
             continue
         reason = reasons[row]
         # The worker counts what its own device had.
-        there_tokens = max(passage.pulled_tokens, cached_tokens[row])
-        if passage.pulled_tokens:
-            prompt_tokens = len(passage.submission.request.prompt_tokens)
+        there_tokens = max(state.pulled_tokens, cached_tokens[row])
+        if state.pulled_tokens:
+            prompt_tokens = len(state.submission.request.prompt_tokens)
             cached_tokens[row] = min(there_tokens, prompt_tokens)
-        if passage.stage is Stage.PREFILLING:
+        if state.stage is Stage.PREFILLING:
             prompts += 1
-            if passage.names.attempt:
-                recomputed_tokens += passage.known_tokens - there_tokens
-            if not passage.takes_token(reason, router.config.first_token):
+            if state.names.attempt:
+                recomputed_tokens += state.known_tokens - there_tokens
+            if not state.takes_token(reason, router.config.first_token):
                 continue
         if reason is not None:
             finished += 1
         rows.append(row)
-        request_ids.append(passage.request_id)
+        request_ids.append(state.request_id)
     if not rows:
         return Drawn(None, 0, prompts, finished, recomputed_tokens)
     if (cached := tuple(cached_tokens)) != emission.cached_tokens:

@@ -10,10 +10,10 @@ from tandem.facts.kv_export import MoveKv
 from tandem.messages.cluster import FetchKv, MoveEnded
 from tandem.messages.router import ImportReported, KvReported, StartTransfer
 from tandem.messages.worker import (
-    HoldsReleased,
     ImportBlocks,
     ImportDone,
     RequestsAborted,
+    TransferPinsReleased,
     WorkerEvent,
 )
 
@@ -53,9 +53,9 @@ class Transfers:
             computed.generations,
             strict=True,
         ):
-            passage = self._router.passage_of(request_id)
+            state = self._router.state_of(request_id)
             # What is told late of a copy that was given up is read by nobody.
-            read = passage is not None and passage.prefill == report.worker and not passage.local
+            read = state is not None and state.prefill == report.worker and not state.local
             if tokens and read:
                 entry = Computed(tokens, blocks, generations)
                 self._computed[report.worker, request_id] = entry
@@ -63,14 +63,14 @@ class Transfers:
     def wanted(self, report: ImportReported) -> None:
         """Blocks that a worker has reserved, for a request that is to go on there."""
         request_id = report.wanted.request_id
-        passage = self._router.passage_of(request_id)
-        if passage is not None and passage.needs(report.worker):
+        state = self._router.state_of(request_id)
+        if state is not None and state.needs(report.worker):
             self._wanted[report.worker, request_id] = report.wanted
 
     def order(self, start: StartTransfer, source: Member, target: Member) -> MoveKv | None:
         """What the target is to be told; None when it is not known what lies where."""
-        passage = self._router.passage_of(start.request_id)
-        name = start.request_id if passage is None else passage.name_at(source.name)
+        state = self._router.state_of(start.request_id)
+        name = start.request_id if state is None else state.name_at(source.name)
         computed = self._computed.get((source.name, name))
         wanted = self._wanted.get((target.name, start.request_id))
         if computed is None or wanted is None or computed.tokens < start.end_token:
@@ -87,7 +87,7 @@ class Transfers:
             transfer_id=start.transfer_id,
             request_id=start.request_id,
             source=source.name,
-            incarnation=source.hello.incarnation,
+            incarnation=source.registration.incarnation,
             first_token=first,
             end_token=end,
             source_blocks=computed.blocks[read],
@@ -125,7 +125,7 @@ class Transfers:
         match event:
             case ImportDone(request_id):
                 self._wanted.pop((worker, request_id), None)
-            case HoldsReleased(request_ids) | RequestsAborted(request_ids):
+            case TransferPinsReleased(request_ids) | RequestsAborted(request_ids):
                 for request_id in request_ids:
                     self._computed.pop((worker, request_id), None)
                     self._wanted.pop((worker, request_id), None)
@@ -138,10 +138,10 @@ class Transfers:
 
     def audit(self) -> None:
         """Assert that only what is under way is remembered."""
-        moving = self._router.handover.moving
+        moving = self._router.kv_transfers.moving
         invariant(len(self._moving) == moving, "transfers under way are those of the router")
         for book in (self._computed, self._wanted):
             for worker, request_id in book:
-                passage = self._router.passage_of(request_id)
-                needed = passage is not None and passage.needs(worker)
+                state = self._router.state_of(request_id)
+                needed = state is not None and state.needs(worker)
                 invariant(needed, "KV is remembered of requests that need the worker")

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.cluster.audit import invariant
-from tandem.cluster.tiers.gain import Gain
-from tandem.cluster.tiers.keeper import TierKeeper
+from tandem.cluster.tiers.benefit_gate import BenefitGate
+from tandem.cluster.tiers.hierarchy import TierHierarchy
 from tandem.cluster.tiers.shared import SharedContent
-from tandem.cluster.tiers.shelf import Counts
-from tandem.cluster.tiers.shelves import KeeperEffect
+from tandem.cluster.tiers.tier_cache import Counts
+from tandem.cluster.tiers.tier_caches import KeeperEffect
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_export import MoveReport
 from tandem.facts.kv_tiers import BlockName
@@ -41,10 +41,10 @@ class Fetches:
     """Owns the fetches by id. Those that want a block which is being brought into the host memory
     wait for it: nothing is read twice at the same time. `pool_counts` are of the shared pool."""
 
-    def __init__(self, block_size: int, keeper: TierKeeper, shared: SharedContent) -> None:
+    def __init__(self, block_size: int, hierarchy: TierHierarchy, shared: SharedContent) -> None:
         self.block_size = block_size
         self.pool_counts = Counts()
-        self._keeper = keeper
+        self._hierarchy = hierarchy
         self._shared = shared
         self._waiting: dict[int, Wanted] = {}
         self._under_way: dict[int, tuple[Wanted, FetchBlocks]] = {}
@@ -53,7 +53,7 @@ class Fetches:
 
     def start(self, wanted: Wanted, now_ns: int) -> tuple[Effects, Ended | None]:
         """Begin, or wait. Also tells when nothing of it is to be had."""
-        rising = self._keeper.rising
+        rising = self._hierarchy.rising
         if any(name.digest in rising for name in wanted.names):
             self._waiting[wanted.fetch_id] = wanted
             return [], None
@@ -65,7 +65,7 @@ class Fetches:
         self._under_way[wanted.fetch_id] = wanted, fetch
         for tier in dict.fromkeys(tiers):
             if tier is not Tier.REMOTE:
-                self._keeper.shelves.read(tier, _of_tier(fetch, tier), now_ns)
+                self._hierarchy.caches.read(tier, _of_tier(fetch, tier), now_ns)
         return [fetch], None
 
     def go_on(self, now_ns: int) -> tuple[Effects, list[Ended]]:
@@ -87,7 +87,9 @@ class Fetches:
             return None
         return _nothing(fetch_id, "not wanted any more")
 
-    def ended(self, event: BlocksFetched, gain: Gain, now_ns: int) -> tuple[Effects, Ended]:
+    def ended(
+        self, event: BlocksFetched, benefit: BenefitGate, now_ns: int
+    ) -> tuple[Effects, Ended]:
         """Nobody writes for this fetch any more."""
         wanted, fetch = self._under_way.pop(event.fetch_id)
         effects: Effects = []
@@ -96,7 +98,7 @@ class Fetches:
         if event.fetch_id in self._stopped:
             self._stopped.remove(event.fetch_id)
         else:
-            self._judge(fetch, event, gain, now_ns)
+            self._judge(fetch, event, benefit, now_ns)
         tiers = dict.fromkeys(fetch.tiers[: event.blocks])
         report = MoveReport(
             arrived=False,
@@ -113,7 +115,7 @@ class Fetches:
         """Assert that whoever waits has something to wait for."""
         stopped = self._stopped <= self._under_way.keys()
         invariant(stopped, "only fetches under way are being stopped")
-        rising = self._keeper.rising
+        rising = self._hierarchy.rising
         for wanted in self._waiting.values():
             some = any(name.digest in rising for name in wanted.names)
             invariant(some, "a fetch that waits has a block on its way up")
@@ -126,13 +128,13 @@ class Fetches:
         """What is counted of a tier, the pool included."""
         if tier is Tier.REMOTE:
             return self.pool_counts
-        return self._keeper.shelves.by_tier[tier].counts
+        return self._hierarchy.caches.by_tier[tier].counts
 
     def _places(self, wanted: Wanted) -> tuple[Tier, ...]:
         """Where to read each block from, up to the first that is nowhere."""
         tiers: list[Tier] = []
         for name in wanted.names:
-            tier = self._keeper.shelves.tier_of(name.digest)
+            tier = self._hierarchy.caches.tier_of(name.digest)
             if tier is None and wanted.tier is Tier.REMOTE and self._shared.there:
                 tier = Tier.REMOTE
             if tier is None:
@@ -155,19 +157,21 @@ class Fetches:
         if shared:
             self._shared.lost([*spoilt, *missing])
             return []
-        return [*self._keeper.shelves.drop(tier, [*spoilt, *missing])]
+        return [*self._hierarchy.caches.drop(tier, [*spoilt, *missing])]
 
-    def _judge(self, fetch: FetchBlocks, event: BlocksFetched, gain: Gain, now_ns: int) -> None:
+    def _judge(
+        self, fetch: FetchBlocks, event: BlocksFetched, benefit: BenefitGate, now_ns: int
+    ) -> None:
         tiers = dict.fromkeys(fetch.tiers)
         if event.problem and event.blocks < len(fetch.tiers):
             failed = fetch.tiers[event.blocks]
             self.counts_of(failed).failures += 1
-            gain.failed(failed, event.problem, now_ns)
+            benefit.failed(failed, event.problem, now_ns)
         elif len(tiers) == 1 and event.blocks and event.seconds > 0.0:
             # Of a fetch from several nobody knows which took how long.
-            gain.worked(fetch.tiers[0])
+            benefit.worked(fetch.tiers[0])
             tokens = event.blocks * self.block_size
-            gain.fetched(fetch.tiers[0], tokens, event.seconds, now_ns)
+            benefit.fetched(fetch.tiers[0], tokens, event.seconds, now_ns)
 
 
 def _rows(fetch: FetchBlocks, blocks: int) -> list[tuple[BlockName, Tier]]:

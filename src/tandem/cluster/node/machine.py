@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tandem.cluster.audit import first_broken_law
-from tandem.cluster.node.duty import Duty
-from tandem.cluster.node.links import Link, Links
+from tandem.cluster.node.gateway_connections import GatewayConnection, GatewayConnections
 from tandem.cluster.node.peers import Peers
+from tandem.cluster.node.role_state import RoleState
 from tandem.cluster.node.tiers import WorkerTiers
 from tandem.cluster.node.work import Work
-from tandem.cluster.router.request_state import taken_up_again
+from tandem.cluster.router.request_state import failed_over
 from tandem.cluster.tiers.config import TiersConfig
 from tandem.cluster.worker.load import load_of
 from tandem.cluster.worker.machine import WorkerMachine
@@ -22,11 +22,9 @@ from tandem.facts.kv_export import MoveKv
 from tandem.messages.cluster import (
     Audit,
     Audited,
+    Deregister,
     Drain,
     FetchKv,
-    Goodbye,
-    Hello,
-    IntroduceYourself,
     LeasesRenewed,
     ListBlocks,
     NotNeeded,
@@ -35,12 +33,14 @@ from tandem.messages.cluster import (
     PinBlocks,
     PoolNodeGone,
     PoolNodeJoined,
-    Standing,
+    Register,
+    RegisterAgain,
+    Registered,
+    RegistrationRefused,
+    RoleStateReported,
     StopMove,
     ToWorker,
     Undrain,
-    Unwelcome,
-    Welcome,
 )
 from tandem.messages.node import (
     BlocksFetched,
@@ -60,14 +60,14 @@ from tandem.messages.node import (
 from tandem.messages.router import BlocksListed, RequestsLost
 from tandem.messages.worker import (
     CopiesRequested,
-    HandoversRequested,
-    HoldsReleased,
     ImportDone,
     ImportsArrived,
+    KvTransfersRequested,
     PrefillsArrived,
     RequestsAborted,
     RequestsArrived,
     StepDone,
+    TransferPinsReleased,
 )
 
 Effects = list[NodeEffect]
@@ -75,30 +75,36 @@ Effects = list[NodeEffect]
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """`hello` is how the worker presents itself; its role and `accepting` are those it starts
+    """`register` is how the worker presents itself; its role and `accepting` are those it starts
     with. `tiers` are those below its device, which its worker machine tells of sealed blocks; None
     where there are none."""
 
-    hello: Hello
+    registration: Register
     tiers: TiersConfig | None = None
 
 
 class NodeMachine:
     """`handle(event, now_ns)` gives the effects to perform, in order; after `Leave` there are none.
-    `links` are the gateways, `work` is what they have asked for."""
+    `gateways` are the gateways, `work` is what they have asked for."""
 
     def __init__(self, config: NodeConfig, machine: WorkerMachine) -> None:
-        self.hello = config.hello
-        self.duty = Duty(config.hello.role, config.hello.accepting)
-        self.links = Links()
+        self.registration = config.registration
+        self.role_state = RoleState(config.registration.role, config.registration.accepting)
+        self.gateways = GatewayConnections()
         self.peers = Peers()
-        assert config.tiers is None or machine.config.tells_sealed
+        assert config.tiers is None or machine.config.reports_committed
         self.tiers = (
-            WorkerTiers(config.tiers, machine, self.links, self.duty, worker=config.hello.worker)
+            WorkerTiers(
+                config.tiers,
+                machine,
+                self.gateways,
+                self.role_state,
+                worker=config.registration.worker,
+            )
             if config.tiers is not None
             else None
         )
-        self.work = Work(config.hello.worker, machine, self.links, self.tiers)
+        self.work = Work(config.registration.worker, machine, self.gateways, self.tiers)
         self._wakeup_ns: int | None = None
         self._left = False
 
@@ -114,7 +120,7 @@ class NodeMachine:
         if self._left:
             return []
         if self._wakeup_ns is not None and now_ns > self._wakeup_ns:
-            self.links.excuse(now_ns - self._wakeup_ns)
+            self.gateways.excuse(now_ns - self._wakeup_ns)
         effects: Effects = []
         if self.tiers is not None:
             effects += self.tiers.begin(now_ns)
@@ -124,7 +130,7 @@ class NodeMachine:
         effects += self.work.flush(now_ns)
         effects += self._keep_time(now_ns)
         effects += self._finish_drain()
-        self._wakeup_ns = _due_ns(self.links, self.work)
+        self._wakeup_ns = _due_ns(self.gateways, self.work)
         effects = _until_leaving(effects)
         if effects and isinstance(effects[-1], Leave):
             self._left, self._wakeup_ns = True, None
@@ -144,59 +150,61 @@ class NodeMachine:
             case MoveFinished() | BlocksStaged() | BlocksKept() | BlocksFetched():
                 effects += self.work.happened(event, now_ns)
             case BlocksPublished(publication_id):
-                effects += self.work.outlet.published(publication_id)
+                effects += self.work.outbox.published(publication_id)
             case GatewayConnected(gateway):
                 effects += self._forget(gateway, now_ns)
-                self.links.connect(gateway)
+                self.gateways.connect(gateway)
                 effects += self._greet(gateway, now_ns)
             case GatewayGone(gateway):
                 effects += self._forget(gateway, now_ns)
-                self.links.disconnect(gateway)
+                self.gateways.disconnect(gateway)
             case LeaveRequested():
-                self.duty.leave()
+                self.role_state.leave()
                 effects += self._tell_standing(begun=True)
 
     def _hear(self, gateway: str, message: ToWorker, now_ns: int) -> Effects:
-        link = self.links.of(gateway)
-        if link is None:
+        connection = self.gateways.of(gateway)
+        if connection is None:
             # Its channel has just broken: what it wanted is void.
             return []
-        link.heard_ns = now_ns
+        connection.heard_ns = now_ns
         match message:
-            case Welcome():
+            case Registered():
                 return self._begin(gateway, message, now_ns)
-            case Unwelcome(reason):
+            case RegistrationRefused(reason):
                 return [Leave(reason)]
-            case IntroduceYourself():
+            case RegisterAgain():
                 return self._forget(gateway, now_ns) + self._greet(gateway, now_ns)
-            case _ if link.welcome is None:
-                # It believes that the worker still serves it; a Hello is on its way.
+            case _ if connection.terms is None:
+                # It believes that the worker still serves it; a Register is on its way.
                 return []
             case RequestsArrived() | PrefillsArrived() | ImportsArrived():
-                link.heard_events += 1
-                end_ns = now_ns + link.welcome.lease_ns
-                if any(taken_up_again(each.request_id) for each in message.requests):
+                connection.heard_events += 1
+                end_ns = now_ns + connection.terms.lease_ns
+                if any(failed_over(each.request_id) for each in message.requests):
                     # Should this worker die of it, the gateway knows that it lived when it came.
-                    link.report_at(now_ns)
+                    connection.report_at(now_ns)
                 return self.work.arrive(gateway, message, end_ns, now_ns)
             case LeasesRenewed(request_ids):
-                self.work.leases.renew(gateway, request_ids, now_ns + link.welcome.lease_ns)
+                self.work.leases.renew(gateway, request_ids, now_ns + connection.terms.lease_ns)
                 return []
             case (
                 ImportDone()
                 | CopiesRequested()
-                | HandoversRequested()
-                | HoldsReleased()
+                | KvTransfersRequested()
+                | TransferPinsReleased()
                 | RequestsAborted()
             ):
-                link.heard_events += 1
+                connection.heard_events += 1
                 return self.work.change(gateway, message, now_ns)
             case Audit():
                 return [*self.work.flush(now_ns), SendToGateway(gateway, _audited(self))]
             case _:
-                return self._obey(gateway, link, message, now_ns)
+                return self._obey(gateway, connection, message, now_ns)
 
-    def _obey(self, gateway: str, link: Link, message: ToWorker, now_ns: int) -> Effects:
+    def _obey(
+        self, gateway: str, connection: GatewayConnection, message: ToWorker, now_ns: int
+    ) -> Effects:
         match message:
             case MoveKv():
                 known = (message.source, message.incarnation) in self.peers
@@ -214,101 +222,117 @@ class NodeMachine:
             case PeerLost(worker, incarnation):
                 return self.peers.lost(worker, incarnation)
             case Drain():
-                self.duty.drain_for(message)
+                self.role_state.drain_for(message)
                 return self._tell_standing(begun=True)
             case Undrain():
-                self.duty.undrain()
+                self.role_state.undrain()
                 return self._tell_standing()
             case NotNeeded():
-                link.not_needed = True
+                connection.not_needed = True
             case ListBlocks(tier):
                 return [SendToGateway(gateway, each) for each in _listings(self.work, (tier,))]
         return []
 
     def _greet(self, gateway: str, now_ns: int) -> Effects:
-        link = self.links.of(gateway)
-        assert link is not None
-        link.hello_ns = now_ns
-        link.told = self.duty.role, self.duty.accepting
-        hello = replace(self.hello, role=self.duty.role, accepting=self.duty.accepting)
-        return [SendToGateway(gateway, hello)]
+        connection = self.gateways.of(gateway)
+        assert connection is not None
+        connection.registered_ns = now_ns
+        connection.told = self.role_state.role, self.role_state.accepting
+        register = replace(
+            self.registration, role=self.role_state.role, accepting=self.role_state.accepting
+        )
+        return [SendToGateway(gateway, register)]
 
-    def _begin(self, gateway: str, welcome: Welcome, now_ns: int) -> Effects:
+    def _begin(self, gateway: str, terms: Registered, now_ns: int) -> Effects:
         """From here on the gateway knows the worker, as an empty one: whatever it asked for before
         is void on its side too."""
-        link = self.links.of(gateway)
-        assert link is not None
-        told = link.told
+        connection = self.gateways.of(gateway)
+        assert connection is not None
+        told = connection.told
         effects = self._forget(gateway, now_ns)
-        link.welcome, link.told, link.reported_ns, link.not_needed = welcome, told, now_ns, False
-        link.heard_events = 0
+        connection.terms, connection.told, connection.reported_ns, connection.not_needed = (
+            terms,
+            told,
+            now_ns,
+            False,
+        )
+        connection.heard_events = 0
         effects += (SendToGateway(gateway, each) for each in _listings(self.work, Tier))
-        link.told_tiers = None
-        effects += self._report(gateway, link, now_ns)
-        if told != (self.duty.role, self.duty.accepting):
-            standing = Standing(self.hello.worker, self.duty.role, self.duty.accepting)
+        connection.told_tiers = None
+        effects += self._report(gateway, connection, now_ns)
+        if told != (self.role_state.role, self.role_state.accepting):
+            standing = RoleStateReported(
+                self.registration.worker, self.role_state.role, self.role_state.accepting
+            )
             effects.append(SendToGateway(gateway, standing))
         return effects
 
     def _forget(self, gateway: str, now_ns: int) -> Effects:
         """All that this gateway asked for is void."""
-        link = self.links.of(gateway)
-        if link is not None:
-            link.welcome = link.hello_ns = link.told = None
+        connection = self.gateways.of(gateway)
+        if connection is not None:
+            connection.terms = connection.registered_ns = connection.told = None
         effects = self.work.forget(gateway, now_ns) + self.peers.gateway_gone(gateway)
         return effects + ([] if self.tiers is None else self.tiers.gateway_gone(gateway))
 
     def _keep_time(self, now_ns: int) -> Effects:
         effects: Effects = []
-        for gateway in self.links.silent(now_ns):
+        for gateway in self.gateways.silent(now_ns):
             # It may have given the worker up as well, and hear it again some day.
             effects += self._forget(gateway, now_ns)
             effects += self._greet(gateway, now_ns)
-        for gateway in self.links.unanswered(now_ns):
+        for gateway in self.gateways.unanswered(now_ns):
             effects += self._greet(gateway, now_ns)
         for gateway, request_ids in self.work.leases.expired(now_ns).items():
             effects += self.work.give_up(request_ids, now_ns)
-            effects.append(SendToGateway(gateway, RequestsLost(self.hello.worker, request_ids)))
-        for gateway, link in self.links.serving():
-            due_ns = link.report_due_ns()
+            effects.append(
+                SendToGateway(gateway, RequestsLost(self.registration.worker, request_ids))
+            )
+        for gateway, connection in self.gateways.serving():
+            due_ns = connection.report_due_ns()
             if due_ns is not None and due_ns <= now_ns:
-                link.reported_ns = now_ns
-                effects += self._report(gateway, link, now_ns)
+                connection.reported_ns = now_ns
+                effects += self._report(gateway, connection, now_ns)
         return effects
 
-    def _report(self, gateway: str, link: Link, now_ns: int) -> Effects:
+    def _report(self, gateway: str, connection: GatewayConnection, now_ns: int) -> Effects:
         """The load, and how the slower tiers fare if that is news there."""
-        load = load_of(self.hello.worker, self.work.machine)
-        effects: Effects = [SendToGateway(gateway, replace(load, heard=link.heard_events))]
+        load = load_of(self.registration.worker, self.work.machine)
+        effects: Effects = [SendToGateway(gateway, replace(load, heard=connection.heard_events))]
         figures = None if self.tiers is None else self.tiers.figures(now_ns)
-        if figures is not None and figures != link.told_tiers:
-            link.told_tiers = figures
+        if figures is not None and figures != connection.told_tiers:
+            connection.told_tiers = figures
             effects.append(SendToGateway(gateway, figures))
         return effects
 
     def _tell_standing(self, *, begun: bool = False) -> Effects:
         """Tell all gateways. When a drain has `begun`, each of them must let the worker go anew."""
         effects: Effects = []
-        role, accepting = self.duty.role, self.duty.accepting
-        for gateway, link in self.links.serving():
-            link.told = role, accepting
-            link.not_needed = link.not_needed and not begun
-            effects.append(SendToGateway(gateway, Standing(self.hello.worker, role, accepting)))
+        role, accepting = self.role_state.role, self.role_state.accepting
+        for gateway, connection in self.gateways.serving():
+            connection.told = role, accepting
+            connection.not_needed = connection.not_needed and not begun
+            effects.append(
+                SendToGateway(gateway, RoleStateReported(self.registration.worker, role, accepting))
+            )
         return effects
 
     def _finish_drain(self) -> Effects:
-        if self.duty.accepting:
+        if self.role_state.accepting:
             return []
-        serving = list(self.links.serving())
-        empty = self.work.idle and all(link.not_needed for _, link in serving)
-        if self.duty.leaving and (empty or not serving):
-            goodbye, leave = Goodbye(self.hello.worker), Leave(again=self.duty.again)
+        serving = list(self.gateways.serving())
+        empty = self.work.idle and all(connection.not_needed for _, connection in serving)
+        if self.role_state.leaving and (empty or not serving):
+            goodbye, leave = (
+                Deregister(self.registration.worker),
+                Leave(again=self.role_state.again),
+            )
             return [*(SendToGateway(gateway, goodbye) for gateway, _ in serving), leave]
-        return self._tell_standing() if empty and self.duty.take_role() else []
+        return self._tell_standing() if empty and self.role_state.take_role() else []
 
 
-def _due_ns(links: Links, work: Work) -> int | None:
-    due_ns = links.due_ns()
+def _due_ns(gateways: GatewayConnections, work: Work) -> int | None:
+    due_ns = gateways.due_ns()
     lease_ns = work.leases.next_wakeup()
     if lease_ns is not None:
         due_ns.append(lease_ns)
@@ -319,25 +343,25 @@ def _listings(work: Work, tiers: Iterable[Tier]) -> Iterator[BlocksListed]:
     """What lies on those of these that the worker has."""
     for tier in tiers:
         if tier is Tier.DEVICE:
-            yield BlocksListed(work.worker, tier, *work.machine.residents.pool.listing())
+            yield BlocksListed(work.worker, tier, *work.machine.sequences.pool.listing())
         elif work.tiers is not None and (listing := work.tiers.listing(tier)) is not None:
             yield listing
 
 
 def _audited(node: NodeMachine) -> Audited:
     work = node.work
-    residents = work.machine.residents
-    pool = residents.pool
+    sequences = work.machine.sequences
+    pool = sequences.pool
     return Audited(
         worker=work.worker,
         owned_blocks=pool.block_count - pool.free_blocks,
         cached_blocks=pool.cached_blocks,
-        running=len(residents.running),
+        running=len(sequences.running),
         waiting=len(work.machine.planner.waiting),
-        importing=len(residents.importing),
-        held=len(residents.held),
+        importing=len(sequences.importing),
+        held=len(sequences.pinned),
         leases=len(work.leases),
-        moves=len(work.incoming.imports.moving),
+        moves=len(work.inbound.imports.moving),
         problem=first_broken_law(node.audit),
     )
 

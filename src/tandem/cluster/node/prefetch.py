@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from tandem.cluster.node.duty import Duty
-from tandem.cluster.tiers.keeper import TierKeeper
+from tandem.cluster.node.role_state import RoleState
+from tandem.cluster.tiers.hierarchy import TierHierarchy
 from tandem.cluster.tiers.shared import SharedContent
-from tandem.cluster.tiers.shelves import Effects
+from tandem.cluster.tiers.tier_caches import Effects
 from tandem.cluster.worker.machine import WorkerMachine
 from tandem.cluster.worker.sequence import Phase
 from tandem.facts.fleet import Role, Tier
@@ -31,17 +31,21 @@ class Prefetch:
     turn."""
 
     def __init__(
-        self, keeper: TierKeeper, shared: SharedContent, machine: WorkerMachine, duty: Duty
+        self,
+        hierarchy: TierHierarchy,
+        shared: SharedContent,
+        machine: WorkerMachine,
+        role_state: RoleState,
     ) -> None:
-        self._keeper = keeper
+        self._hierarchy = hierarchy
         self._shared = shared
         self._machine = machine
-        self._duty = duty
+        self._duty = role_state
         self._waiting: dict[str, Asked] = {}
 
     def arrived(self, event: ImportsArrived | PrefillsArrived) -> Effects:
         """Those of these that did not start at once want their blocks soon."""
-        if Tier.HOST not in self._keeper.shelves.by_tier:
+        if Tier.HOST not in self._hierarchy.caches.by_tier:
             return []
         # What a worker that only decodes imports comes from another worker's device.
         pulls = isinstance(event, PrefillsArrived) or self._duty.role is Role.BOTH
@@ -52,7 +56,7 @@ class Prefetch:
             blocks = tokens // block_size
             if sequence is None or not waits or len(self._waiting) >= WAITING_REQUESTS:
                 continue
-            cached = sequence.found.likely_cached_tokens // block_size
+            cached = sequence.prefix_hit.likely_cached_tokens // block_size
             if blocks > cached:
                 self._waiting[request.request_id] = Asked(blocks, pulls, cached)
         return self.go_on()
@@ -61,7 +65,7 @@ class Prefetch:
         """Ask for as much as may be on its way at once, for those first that came first."""
         effects = Effects()
         for request_id in list(self._waiting):
-            if not self._keeper.rising_room:
+            if not self._hierarchy.rising_room:
                 break
             asked = self._waiting[request_id]
             effects += self._ask(request_id, asked)
@@ -74,13 +78,13 @@ class Prefetch:
         if sequence is None or sequence.phase is not Phase.WAITING:
             asked.position = asked.blocks
             return []
-        room = self._keeper.rising_room
+        room = self._hierarchy.rising_room
         names: dict[Tier, list[BlockName]] = {Tier.DISK: [], Tier.REMOTE: []}
         end = asked.blocks = min(asked.blocks, len(sequence.chain))
         while asked.position < end and room:
             name = sequence.block_name(asked.position)
             asked.position += 1
-            tier = self._keeper.shelves.tier_of(name.digest)
+            tier = self._hierarchy.caches.tier_of(name.digest)
             if tier is None and asked.shared and self._shared.there:
                 tier = Tier.REMOTE
             if tier in names:
@@ -88,5 +92,5 @@ class Prefetch:
                 room -= 1
         effects = Effects()
         for tier, wanted in names.items():
-            effects += self._keeper.promote(tier, wanted)
+            effects += self._hierarchy.promote(tier, wanted)
         return effects

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from tandem.cluster.tiers.gain import NS_PER_S, Gain
+from tandem.cluster.tiers.benefit_gate import NS_PER_S, BenefitGate
 from tandem.facts.steps import StepPlan
 
 # A step says something about prompts from so many tokens on, nearly all of them of prompts.
@@ -14,8 +14,8 @@ class StepClock:
     """Steps land in the order in which they were launched; one that waited behind another began
     when that landed."""
 
-    def __init__(self, gain: Gain) -> None:
-        self._gain = gain
+    def __init__(self, benefit: BenefitGate) -> None:
+        self._benefit = benefit
         self._flights: deque[tuple[int, int]] = deque()
         self._landed_ns = 0
 
@@ -33,5 +33,5 @@ class StepClock:
         launched_ns, tokens = self._flights.popleft()
         if tokens:
             seconds = (now_ns - max(launched_ns, self._landed_ns)) / NS_PER_S
-            self._gain.computed(tokens, seconds)
+            self._benefit.computed(tokens, seconds)
         self._landed_ns = now_ns

@@ -8,18 +8,18 @@ from collections.abc import Iterable, Iterator
 from itertools import count
 
 from tandem.cluster.audit import invariant
-from tandem.cluster.node.duty import Duty
 from tandem.cluster.node.fetches import Ended, Fetches, Wanted
-from tandem.cluster.node.links import Links
+from tandem.cluster.node.gateway_connections import GatewayConnections
 from tandem.cluster.node.pool_nodes import PoolNodes
 from tandem.cluster.node.prefetch import Prefetch
+from tandem.cluster.node.role_state import RoleState
 from tandem.cluster.node.step_clock import StepClock
+from tandem.cluster.tiers.benefit_gate import BenefitGate
 from tandem.cluster.tiers.config import TiersConfig
-from tandem.cluster.tiers.gain import Gain
-from tandem.cluster.tiers.keeper import TierKeeper
+from tandem.cluster.tiers.hierarchy import TierHierarchy
 from tandem.cluster.tiers.shared import SharedContent
-from tandem.cluster.tiers.shelf import tier_figures
-from tandem.cluster.tiers.shelves import TierChanged
+from tandem.cluster.tiers.tier_cache import tier_figures
+from tandem.cluster.tiers.tier_caches import TierChanged
 from tandem.cluster.tiers.write_through import WriteThrough
 from tandem.cluster.worker.machine import WorkerMachine
 from tandem.facts.fleet import Tier
@@ -41,7 +41,7 @@ from tandem.messages.node import (
 )
 from tandem.messages.router import BlocksListed, BlocksReported
 from tandem.messages.worker import (
-    BlocksSealed,
+    BlocksCommitted,
     ImportsArrived,
     PrefillsArrived,
     RunStep,
@@ -61,27 +61,33 @@ class WorkerTiers:
     whatever may have ended some."""
 
     def __init__(
-        self, config: TiersConfig, machine: WorkerMachine, links: Links, duty: Duty, *, worker: str
+        self,
+        config: TiersConfig,
+        machine: WorkerMachine,
+        gateways: GatewayConnections,
+        role_state: RoleState,
+        *,
+        worker: str,
     ) -> None:
         copy_ids: Iterator[int] = count()
-        self.keeper = TierKeeper(config, copy_ids)
+        self.hierarchy = TierHierarchy(config, copy_ids)
         self.shared = SharedContent()
-        self.gain = Gain((*self.keeper.shelves.by_tier, Tier.REMOTE), config.limits)
-        self.clock = StepClock(self.gain)
-        self.fetches = Fetches(machine.config.block_size, self.keeper, self.shared)
+        self.benefit = BenefitGate((*self.hierarchy.caches.by_tier, Tier.REMOTE), config.limits)
+        self.clock = StepClock(self.benefit)
+        self.fetches = Fetches(machine.config.block_size, self.hierarchy, self.shared)
         self.writing = WriteThrough(
-            self.keeper, self.shared, machine.residents.pool.generations, copy_ids
+            self.hierarchy, self.shared, machine.sequences.pool.generations, copy_ids
         )
-        self.prefetch = Prefetch(self.keeper, self.shared, machine, duty)
+        self.prefetch = Prefetch(self.hierarchy, self.shared, machine, role_state)
         self.pool_nodes = PoolNodes()
         self._worker = worker
         self._remote = config.remote
-        self._links = links
+        self._links = gateways
         self._ended: list[Ended] = []
 
     def begin(self, now_ns: int) -> Effects:
         """Before everything else; then it does nothing more."""
-        return self._addressed(self.keeper.begin(now_ns))
+        return self._addressed(self.hierarchy.begin(now_ns))
 
     def heard(self, event: WorkerEvent, landed: Iterable[WorkerEffect], now_ns: int) -> Effects:
         """The worker machine has heard this and said that in turn."""
@@ -91,8 +97,8 @@ class WorkerTiers:
         for effect in landed:
             if isinstance(effect, RunStep):
                 self.clock.launched(effect.plan, now_ns)
-            elif isinstance(effect, BlocksSealed):
-                effects += self._addressed(self.writing.sealed(effect, self.gain, now_ns))
+            elif isinstance(effect, BlocksCommitted):
+                effects += self._addressed(self.writing.sealed(effect, self.benefit, now_ns))
         if isinstance(event, ImportsArrived | PrefillsArrived):
             effects += self._addressed(self.prefetch.arrived(event))
         return effects
@@ -103,7 +109,7 @@ class WorkerTiers:
             case BlocksStaged():
                 return self._addressed(self.writing.staged(event, now_ns))
             case BlocksFetched():
-                effects, ended = self.fetches.ended(event, self.gain, now_ns)
+                effects, ended = self.fetches.ended(event, self.benefit, now_ns)
                 self._ended.append(ended)
                 return self._addressed(effects)
             case _:
@@ -132,7 +138,7 @@ class WorkerTiers:
         """What a gateway says of the pool, or wants to be kept."""
         match message:
             case PinBlocks(digests, ttl_ns, priority):
-                self.keeper.shelves.pin(digests, Pin(now_ns + ttl_ns, priority), now_ns)
+                self.hierarchy.caches.pin(digests, Pin(now_ns + ttl_ns, priority), now_ns)
                 return []
             case PoolNodeJoined():
                 return self._pool_changed(self.pool_nodes.joined(gateway, message))
@@ -145,39 +151,39 @@ class WorkerTiers:
 
     def listing(self, tier: Tier) -> BlocksListed | None:
         """All that one tier holds; None for tiers that this worker has not."""
-        shelf = self.keeper.shelves.by_tier.get(tier)
-        return None if shelf is None else BlocksListed(self._worker, tier, *shelf.listing())
+        cache = self.hierarchy.caches.by_tier.get(tier)
+        return None if cache is None else BlocksListed(self._worker, tier, *cache.listing())
 
     def figures(self, now_ns: int) -> TiersReported:
         """How all tiers fare."""
-        figures = list(self.keeper.shelves.figures())
+        figures = list(self.hierarchy.caches.figures())
         if self._remote:
             counts, there = self.fetches.pool_counts, self.shared.there
             reason = "" if there else "no process of the pool is there"
             figures.append(tier_figures(Tier.REMOTE, counts, on=there, reason=reason))
-        judged = tuple(self.gain.judged(each, now_ns) for each in figures)
+        judged = tuple(self.benefit.judged(each, now_ns) for each in figures)
         return TiersReported(self._worker, judged)
 
     def audit(self) -> None:
         """Assert that nothing is under way that nobody waits for."""
-        self.keeper.audit()
+        self.hierarchy.audit()
         self.writing.audit()
         self.fetches.audit()
         invariant(not self._ended, "fetches that are over have been taken")
 
     def _kept(self, event: BlocksKept, now_ns: int) -> Effects:
-        between = self.keeper.owns_copy(event.copy_id)
-        tier = self.keeper.slower_tier(event.copy_id) if between else event.tier
+        between = self.hierarchy.owns_copy(event.copy_id)
+        tier = self.hierarchy.slower_tier(event.copy_id) if between else event.tier
         if event.problem:
-            self.gain.failed(tier, event.problem, now_ns)
+            self.benefit.failed(tier, event.problem, now_ns)
             if not between or tier is Tier.REMOTE:
-                # The keeper counts for its own tiers what it ordered itself.
+                # The hierarchy counts for its own tiers what it ordered itself.
                 self.fetches.counts_of(tier).failures += 1
         elif event.kept:
-            self.gain.worked(tier)
+            self.benefit.worked(tier)
         if not between:
             return self._addressed(self.writing.kept(event, now_ns))
-        effects = self._addressed(self.keeper.copied(event, now_ns))
+        effects = self._addressed(self.hierarchy.copied(event, now_ns))
         begun, ended = self.fetches.go_on(now_ns)
         self._ended += ended
         return effects + self._addressed([*begun, *self.prefetch.go_on()])

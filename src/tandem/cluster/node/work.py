@@ -1,10 +1,10 @@
 """What a worker's gateways have asked of it: its worker machine, and the KV on its way in."""
 
 from tandem.cluster.audit import invariant
+from tandem.cluster.node.gateway_connections import GatewayConnections
 from tandem.cluster.node.imports import Order
-from tandem.cluster.node.incoming import Incoming
-from tandem.cluster.node.links import Links
-from tandem.cluster.node.outlet import Outlet
+from tandem.cluster.node.inbound_transfers import InboundTransfers
+from tandem.cluster.node.outbox import Outbox
 from tandem.cluster.node.tiers import TierEvent, WorkerTiers
 from tandem.cluster.worker.machine import WorkerMachine
 from tandem.messages.node import MoveFinished, NodeEffect
@@ -12,21 +12,23 @@ from tandem.messages.worker import (
     CancelImport,
     CopiesRequested,
     FailRequest,
-    HandoversRequested,
-    HoldsReleased,
     ImportBlocks,
     ImportDone,
     ImportsArrived,
     KvComputed,
+    KvTransfersRequested,
     PrefillsArrived,
     Refuse,
     RequestsAborted,
     RequestsArrived,
+    TransferPinsReleased,
     WorkerEvent,
 )
 
 Arrival = RequestsArrived | PrefillsArrived | ImportsArrived
-Change = ImportDone | CopiesRequested | HandoversRequested | HoldsReleased | RequestsAborted
+Change = (
+    ImportDone | CopiesRequested | KvTransfersRequested | TransferPinsReleased | RequestsAborted
+)
 Effects = list[NodeEffect]
 
 
@@ -35,14 +37,18 @@ class Work:
     one instant wait for `flush` (or for any other event), so that they are planned together."""
 
     def __init__(
-        self, worker: str, machine: WorkerMachine, links: Links, tiers: WorkerTiers | None = None
+        self,
+        worker: str,
+        machine: WorkerMachine,
+        gateways: GatewayConnections,
+        tiers: WorkerTiers | None = None,
     ) -> None:
         self.worker = worker
         self.machine = machine
         self.tiers = tiers
-        self.outlet = Outlet(worker, machine.config.block_size, links)
-        self.leases = self.outlet.leases
-        self.incoming = Incoming(worker, machine, tiers)
+        self.outbox = Outbox(worker, machine.config.block_size, gateways)
+        self.leases = self.outbox.leases
+        self.inbound = InboundTransfers(worker, machine, tiers)
         self._arrived: Arrival | None = None
 
     @property
@@ -75,7 +81,7 @@ class Work:
         """A gateway wants this of requests of its own; it has no say about others."""
         if isinstance(event, ImportDone):
             mine = self.leases.owner(event.request_id) == gateway
-            return self.incoming.conclude(event) + self._end_quiet(now_ns) if mine else []
+            return self.inbound.conclude(event) + self._end_quiet(now_ns) if mine else []
         request_ids = tuple(
             request_id
             for request_id in event.request_ids
@@ -84,10 +90,10 @@ class Work:
         if not request_ids:
             return []
         effects = self.tell(type(event)(request_ids), now_ns)
-        if isinstance(event, HoldsReleased):
+        if isinstance(event, TransferPinsReleased):
             # Whoever wants to read one that goes on hears of its KV from the start.
             for request_id in request_ids:
-                self.outlet.publications.drop(request_id)
+                self.outbox.publications.drop(request_id)
         self._settle(request_ids)
         return effects
 
@@ -95,28 +101,28 @@ class Work:
         """Bring KV to a request of this gateway, unless there is a `problem`."""
         if self.leases.owner(order.request_id) != gateway:
             problem = f"{order.request_id} is no request of {gateway} here"
-        effects = self.incoming.order(gateway, order, problem, now_ns)
+        effects = self.inbound.order(gateway, order, problem, now_ns)
         return effects + self._end_quiet(now_ns)
 
     def stop_move(self, gateway: str, transfer_id: int, now_ns: int) -> Effects:
         """Nobody waits for this move any more."""
-        return self.incoming.stop(gateway, transfer_id) + self._end_quiet(now_ns)
+        return self.inbound.stop(gateway, transfer_id) + self._end_quiet(now_ns)
 
     def happened(self, event: MoveFinished | TierEvent, now_ns: int) -> Effects:
         """A move, or something that the slower tiers asked for, is done."""
-        return self.incoming.happened(event, now_ns) + self._end_quiet(now_ns)
+        return self.inbound.happened(event, now_ns) + self._end_quiet(now_ns)
 
     def give_up(self, request_ids: tuple[str, ...], now_ns: int) -> Effects:
         """Nobody wants these any more: they end here, and what they hold is freed as soon as nobody
         writes to it."""
         effects = self.tell(RequestsAborted(request_ids), now_ns)
-        effects += self.tell(HoldsReleased(request_ids), now_ns)
+        effects += self.tell(TransferPinsReleased(request_ids), now_ns)
         self._settle(request_ids)
         return effects
 
     def forget(self, gateway: str, now_ns: int) -> Effects:
         """Everything of this gateway is void; its moves are stopped and nobody hears of them."""
-        effects = self.incoming.disown(gateway)
+        effects = self.inbound.disown(gateway)
         request_ids = self.leases.of(gateway)
         if request_ids:
             effects += self.give_up(request_ids, now_ns)
@@ -126,27 +132,27 @@ class Work:
         """Assert that every request has an owner, and every import its books."""
         invariant(self._arrived is None, "requests that arrived have been put to the worker")
         self.machine.audit()
-        held = self.machine.residents.held.keys()
-        leased, importing = self.leases.request_ids, self.machine.residents.importing.keys()
+        held = self.machine.sequences.pinned.keys()
+        leased, importing = self.leases.request_ids, self.machine.sequences.importing.keys()
         invariant(leased == self.machine.unfinished.keys() | held, "every request has a lease")
-        published = self.outlet.publications.request_ids
+        published = self.outbox.publications.request_ids
         invariant(published <= leased, "blocks are published for requests with a lease")
-        imports = self.incoming.imports.request_ids
+        imports = self.inbound.imports.request_ids
         invariant(imports <= importing, "KV is imported for sequences that wait for it")
-        self.incoming.audit()
+        self.inbound.audit()
 
     def _tell(self, event: WorkerEvent, now_ns: int) -> Effects:
         landed = self.machine.handle(event, now_ns)
-        effects = self.outlet.address(landed)
+        effects = self.outbox.address(landed)
         if self.tiers is not None:
             effects += self.tiers.heard(event, landed, now_ns)
         for effect in landed:
             match effect:
                 case ImportBlocks():
-                    self.incoming.imports.begin(effect)
+                    self.inbound.imports.begin(effect)
                 case CancelImport(request_id):
                     # Only this process writes to the blocks: it need not ask anybody to stop.
-                    effects += self.incoming.conclude(ImportDone(request_id, 0))
+                    effects += self.inbound.conclude(ImportDone(request_id, 0))
                 case Refuse(request_id) | FailRequest(request_id):
                     self._settle((request_id,))
                 case KvComputed(request_ids, (0,)):
@@ -157,14 +163,14 @@ class Work:
     def _end_quiet(self, now_ns: int) -> Effects:
         """The machine hears of the imports that have ended and that nobody writes for."""
         effects: Effects = []
-        for outcome in self.incoming.imports.take_quiet():
+        for outcome in self.inbound.imports.take_quiet():
             effects += self.tell(outcome, now_ns)
         return effects
 
     def _settle(self, request_ids: tuple[str, ...]) -> None:
         """Those of these that hold nothing any more have no lease either."""
-        alive, held = self.machine.unfinished, self.machine.residents.held
-        self.outlet.end(each for each in request_ids if each not in alive and each not in held)
+        alive, held = self.machine.unfinished, self.machine.sequences.pinned
+        self.outbox.end(each for each in request_ids if each not in alive and each not in held)
 
 
 def _together(earlier: Arrival, later: Arrival) -> Arrival | None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from tandem.cluster.audit import invariant
 from tandem.cluster.router.fleet import Capacity, Fleet
 from tandem.cluster.router.prefix_index import PrefixIndex
-from tandem.cluster.router.request_queue import LineConfig, WaitingLine
-from tandem.cluster.router.request_state import Passage, Stage
+from tandem.cluster.router.request_queue import RequestQueue, RequestQueueConfig
+from tandem.cluster.router.request_state import RequestState, Stage
 from tandem.cluster.router.suspects import Suspects, Witnesses
 from tandem.facts.blocks import CacheRoot, PromptChains, grown_chain
 from tandem.facts.fleet import Tier
@@ -43,7 +43,7 @@ class RouterConfig:
     admission: Admission
     dispatching: Dispatching
     classes: Classes = field(default_factory=Classes)
-    line: LineConfig = field(default_factory=LineConfig)
+    queue: RequestQueueConfig = field(default_factory=RequestQueueConfig)
     explains: bool = False
     first_token: FirstToken = FirstToken.SENT
 
@@ -60,8 +60,8 @@ class Choice:
         return next(view for view in self.workers if view.worker == worker)
 
 
-class Entrance:
-    """Owns what decisions are made from: the fleet's standings, the prefix index, the line, and
+class AdmissionFront:
+    """Owns what decisions are made from: the fleet's tracked_workers, the prefix index, the line, and
     the suspects, who wait beside it. `root` is that under which prompts are looked up now."""
 
     def __init__(self, config: RouterConfig) -> None:
@@ -69,8 +69,8 @@ class Entrance:
         self.root = config.root
         self.fleet = Fleet(config.capacities)
         self.index = PrefixIndex(config.block_size)
-        self.line = WaitingLine(config.line, config.classes)
-        self.suspects = Suspects(self.line)
+        self.queue = RequestQueue(config.queue, config.classes)
+        self.suspects = Suspects(self.queue)
         self.witnesses = Witnesses()
         self._predictor = Predictor()
         self._chains = PromptChains(config.block_size)
@@ -83,7 +83,7 @@ class Entrance:
         """What workers carry and hold. A report that does not follow the last one has the blocks
         listed anew."""
         shared = not isinstance(event, LoadReported) and event.tier is Tier.REMOTE
-        if not shared and event.worker not in self.fleet.standings:
+        if not shared and event.worker not in self.fleet.workers:
             # The news of one that died: its name may come back empty.
             return []
         match event:
@@ -101,20 +101,22 @@ class Entrance:
                 self.index.resynchronise(worker, tier, hashes, next_number)
         return []
 
-    def judge(self, passage: Passage, now_ns: int) -> tuple[Verdict, Choice | None]:
+    def judge(self, state: RequestState, now_ns: int) -> tuple[Verdict, Choice | None]:
         """Whether a new request comes in, and where it would go at once (None: it must wait)."""
-        workers = self.line.before(self.fleet.views(), passage.view.tenant)
-        view = self._look(passage, now_ns)
+        workers = self.queue.before(self.fleet.views(), state.view.tenant)
+        view = self._look(state, now_ns)
         route = self.config.routing.choose(view, workers, now_ns)
         verdict = self.config.admission.judge(view, route, workers, now_ns)
-        if route is None or len(self.line) or not self.has_room():
+        if route is None or len(self.queue) or not self.has_room():
             return verdict, None
         free = self._with_room(workers)
         if len(free) < len(workers):
             route = None
         return verdict, self._choose(view, free, now_ns, route)
 
-    def next(self, passages: Mapping[str, Passage], now_ns: int) -> tuple[Passage, Choice] | None:
+    def next(
+        self, requests: Mapping[str, RequestState], now_ns: int
+    ) -> tuple[RequestState, Choice] | None:
         """Take the next request out of the line, if there is one and room for it. Suspects that
         may start stood in line before."""
         if not self.suspects.all_waiting or not self.has_room():
@@ -125,124 +127,124 @@ class Entrance:
             if choice := self._choose(view, self._with_room(apart), now_ns):
                 self.suspects.starts(suspect)
                 return suspect, choice
-        if not len(self.line):
+        if not len(self.queue):
             return None
-        request_id = self.line.first(now_ns)
+        request_id = self.queue.first(now_ns)
         if request_id is None:
             return None
-        passage = passages[request_id]
-        view = self._look(passage, now_ns)
+        state = requests[request_id]
+        view = self._look(state, now_ns)
         choice = self._choose(view, self._with_room(self.fleet.views()), now_ns)
         if choice is None:
             # Nobody can take anybody now; a worker that joins or frees up asks again.
             return None
-        self.line.wait_no_more(passage)
-        return passage, choice
+        self.queue.wait_no_more(state)
+        return state, choice
 
-    def start(self, passage: Passage, choice: Choice, now_ns: int) -> int:
+    def start(self, state: RequestState, choice: Choice, now_ns: int) -> int:
         """Count the request in where it goes. Gives up to which token its KV is pulled from slower
         tiers of the prefill worker."""
-        dispatch, view = choice.dispatch, passage.view
+        dispatch, view = choice.dispatch, state.view
         prefill = dispatch.prefill or choice.route.prefill
-        passage.go(prefill, dispatch.decode, dispatch.transfer)
+        state.go(prefill, dispatch.decode, dispatch.transfer)
         pulling = view
         if choice.view(prefill).cost.tiers:
             # What is only expected on the device may be gone from there: the worker looks itself.
-            pulling = replace(view, hits={prefill: self.index.held(prefill, passage.chain)})
-        passage.tier_ends = worthwhile_pulls(pulling, choice.view(prefill), self._predictor)
-        pulled_tokens = passage.tier_ends[-1][1] if passage.tier_ends else 0
+            pulling = replace(view, hits={prefill: self.index.held(prefill, state.chain)})
+        state.tier_ends = worthwhile_pulls(pulling, choice.view(prefill), self._predictor)
+        pulled_tokens = state.tier_ends[-1][1] if state.tier_ends else 0
         kept_tokens = max(view.hit(prefill).device_tokens, pulled_tokens)
         known_tokens = view.prompt_tokens
-        self.line.enter(passage)
-        self.witnesses.sent(passage, prefill, self.fleet.standings[prefill].told)
+        self.queue.enter(state)
+        self.witnesses.sent(state, prefill, self.fleet.workers[prefill].told)
         self.fleet.send(prefill, max(1, known_tokens - kept_tokens), known_tokens)
-        self.fleet.standings[prefill].prefilling.add(passage.wire_id)
-        self.index.expect(prefill, passage.chain, now_ns)
-        if not passage.local:
-            self.expect(passage)
+        self.fleet.workers[prefill].prefilling.add(state.wire_id)
+        self.index.expect(prefill, state.chain, now_ns)
+        if not state.local:
+            self.expect(state)
         return pulled_tokens
 
-    def expect(self, passage: Passage) -> None:
+    def expect(self, state: RequestState) -> None:
         """The decode worker will get this request once its KV is there."""
-        passage.expected_tokens = passage.known_tokens
-        self.fleet.expect(passage.decode, passage.expected_tokens)
+        state.expected_tokens = state.known_tokens
+        self.fleet.expect(state.decode, state.expected_tokens)
 
-    def arrived(self, passage: Passage) -> None:
+    def arrived(self, state: RequestState) -> None:
         """Its KV is at the decode worker, which goes on."""
-        if passage.expected_tokens:
-            self.fleet.arrived(passage.decode, passage.expected_tokens)
-            passage.expected_tokens = 0
+        if state.expected_tokens:
+            self.fleet.arrived(state.decode, state.expected_tokens)
+            state.expected_tokens = 0
 
-    def expect_no_more(self, passage: Passage) -> None:
-        if passage.expected_tokens:
-            self.fleet.expect_no_more(passage.decode, passage.expected_tokens)
-            passage.expected_tokens = 0
+    def expect_no_more(self, state: RequestState) -> None:
+        if state.expected_tokens:
+            self.fleet.expect_no_more(state.decode, state.expected_tokens)
+            state.expected_tokens = 0
 
-    def prompt_done(self, passage: Passage) -> None:
+    def prompt_done(self, state: RequestState) -> None:
         """No part of the prompt is to be computed any more, for whatever reason."""
-        standing = self.fleet.standings.get(passage.prefill)
-        if standing is not None:
-            standing.prefilling.discard(passage.wire_id)
+        tracked = self.fleet.workers.get(state.prefill)
+        if tracked is not None:
+            tracked.prefilling.discard(state.wire_id)
 
-    def leave(self, passage: Passage) -> None:
+    def leave(self, state: RequestState) -> None:
         """The request is at no worker any more."""
-        self.prompt_done(passage)
-        self.expect_no_more(passage)
-        self.suspects.leaves(passage)
-        self.line.leave(passage)
+        self.prompt_done(state)
+        self.expect_no_more(state)
+        self.suspects.leaves(state)
+        self.queue.leave(state)
 
     def has_room(self) -> bool:
-        depth = self.config.line.prefill_depth
-        if self.line.full or not depth:
-            return not self.line.full
+        depth = self.config.queue.prefill_depth
+        if self.queue.full or not depth:
+            return not self.queue.full
         return any(
-            standing.role.prefills and len(standing.prefilling) < depth
-            for standing in self.fleet.accepting()
+            tracked.role.prefills and len(tracked.prefilling) < depth
+            for tracked in self.fleet.accepting()
         )
 
-    def audit(self, on_their_way: Sequence[Passage]) -> None:
-        """Assert that the counts are those of these passages."""
-        in_use = Counter(passage.view.service_class for passage in on_their_way)
-        counted = {name: count for name, count in self.line.in_use.items() if count}
+    def audit(self, on_their_way: Sequence[RequestState]) -> None:
+        """Assert that the counts are those of these requests."""
+        in_use = Counter(state.view.service_class for state in on_their_way)
+        counted = {name: count for name, count in self.queue.in_use.items() if count}
         invariant(in_use == counted, "classes use the places that their requests take")
-        for worker, standing in self.fleet.standings.items():
+        for worker, tracked in self.fleet.workers.items():
             prefilling = {
-                passage.wire_id
-                for passage in on_their_way
-                if passage.stage is Stage.PREFILLING and passage.prefill == worker
+                state.wire_id
+                for state in on_their_way
+                if state.stage is Stage.PREFILLING and state.prefill == worker
             }
-            counted_prompts = standing.prefilling == prefilling
+            counted_prompts = tracked.prefilling == prefilling
             invariant(counted_prompts, f"the prompts counted at {worker} are there")
             expected = [
-                passage.expected_tokens
-                for passage in on_their_way
-                if passage.expected_tokens and passage.decode == worker
+                state.expected_tokens
+                for state in on_their_way
+                if state.expected_tokens and state.decode == worker
             ]
-            counted_decodes = standing.expected_decodes, standing.expected_context_tokens
+            counted_decodes = tracked.expected_decodes, tracked.expected_context_tokens
             decodes = len(expected), sum(expected)
             invariant(counted_decodes == decodes, f"the decodes expected at {worker} will come")
         self.index.audit()
         self.suspects.audit(on_their_way)
 
-    def _look(self, passage: Passage, now_ns: int) -> RequestView:
+    def _look(self, state: RequestState, now_ns: int) -> RequestView:
         """The request as policies see it now: with the tokens so far, and who holds its prefix."""
-        config, request = self.config, passage.submission.request
+        config, request = self.config, state.submission.request
         root = self.root.hash(request.salt)
-        if not passage.chain:
-            passage.chain = self._chains.chain(root, request.prompt_tokens)
-        passage.chain = grown_chain(passage.chain, root, passage.tokens(), config.block_size)
-        found = self.index.match(passage.chain, now_ns)
-        passage.look(found.hits, found.remote_tokens)
-        return passage.view
+        if not state.chain:
+            state.chain = self._chains.chain(root, request.prompt_tokens)
+        state.chain = grown_chain(state.chain, root, state.tokens(), config.block_size)
+        found = self.index.match(state.chain, now_ns)
+        state.look(found.hits, found.remote_tokens)
+        return state.view
 
     def _with_room(self, workers: list[WorkerView]) -> list[WorkerView]:
-        depth, standings = self.config.line.prefill_depth, self.fleet.standings
+        depth, tracked_workers = self.config.queue.prefill_depth, self.fleet.workers
         if not depth:
             return workers
         return [
             view
             for view in workers
-            if not view.role.prefills or len(standings[view.worker].prefilling) < depth
+            if not view.role.prefills or len(tracked_workers[view.worker].prefilling) < depth
         ]
 
     def _choose(

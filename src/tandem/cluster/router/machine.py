@@ -8,12 +8,12 @@ goes out. The gateway and the twin drive the same object.
 from collections.abc import Iterable
 
 from tandem.cluster.audit import invariant
-from tandem.cluster.router.admission import Choice, Entrance, RouterConfig
-from tandem.cluster.router.cancel import call_back
+from tandem.cluster.router.admission import AdmissionFront, Choice, RouterConfig
+from tandem.cluster.router.cancel import cancel_everywhere
 from tandem.cluster.router.deaths import blame, reason_of
-from tandem.cluster.router.kv_transfer import Handover
+from tandem.cluster.router.kv_transfer import KvTransfers
 from tandem.cluster.router.migration import Migrations
-from tandem.cluster.router.request_state import Passage, Stage
+from tandem.cluster.router.request_state import RequestState, Stage
 from tandem.messages.router import (
     BlocksListed,
     BlocksReported,
@@ -42,10 +42,10 @@ from tandem.messages.router import (
 )
 from tandem.messages.worker import (
     FailRequest,
-    HoldsReleased,
     ImportsArrived,
     PrefillsArrived,
     RequestsArrived,
+    TransferPinsReleased,
     WorkerEvent,
 )
 from tandem.policy.dispatch.contract import Transfer
@@ -57,16 +57,16 @@ CHARGED_TOKENS = 64
 
 
 class RouterMachine:
-    """`handle(event, now_ns)` gives the effects to perform, in order. `passages` are the requests
+    """`handle(event, now_ns)` gives the effects to perform, in order. `requests` are the requests
     on their way, by request id; `takeovers` counts how often one of them began again."""
 
     def __init__(self, config: RouterConfig) -> None:
         self.config = config
-        self.entrance = Entrance(config)
-        self.handover = Handover()
-        self.passages: dict[str, Passage] = {}
-        self._by_wire: dict[str, Passage] = {}
-        self.migrations = Migrations(self.entrance, self.handover, self._by_wire)
+        self.admission = AdmissionFront(config)
+        self.kv_transfers = KvTransfers()
+        self.requests: dict[str, RequestState] = {}
+        self._by_wire: dict[str, RequestState] = {}
+        self.migrations = Migrations(self.admission, self.kv_transfers, self._by_wire)
         self._serial = 0
         self.takeovers = 0
 
@@ -84,7 +84,7 @@ class RouterMachine:
         for event in events:
             match event:
                 case LoadReported() | BlocksReported() | BlocksListed():
-                    effects += self.entrance.learn(event, now_ns)
+                    effects += self.admission.learn(event, now_ns)
                     continue
                 case TokensReported():
                     news = self._take_tokens(event, effects) or news
@@ -94,20 +94,20 @@ class RouterMachine:
                 case RequestSubmitted():
                     self._submit(event, now_ns, effects)
                 case RequestWithdrawn(request_id):
-                    if passage := self.passages.get(request_id):
-                        effects += call_back(passage, self.entrance, self.handover)
-                        self._forget(passage)
+                    if state := self.requests.get(request_id):
+                        effects += cancel_everywhere(state, self.admission, self.kv_transfers)
+                        self._forget(state)
                 case RequestRefused(_, wire_id, reason, retry_after_s):
-                    passage = self._by_wire.get(wire_id)
-                    if passage is not None and wire_id == passage.names.copy:
-                        effects += self.migrations.give_up(passage)
-                    elif passage is not None:
-                        effects += call_back(passage, self.entrance, self.handover)
-                        self._forget(passage)
-                        effects.append(Reject(passage.request_id, reason, retry_after_s))
+                    state = self._by_wire.get(wire_id)
+                    if state is not None and wire_id == state.names.copy:
+                        effects += self.migrations.give_up(state)
+                    elif state is not None:
+                        effects += cancel_everywhere(state, self.admission, self.kv_transfers)
+                        self._forget(state)
+                        effects.append(Reject(state.request_id, reason, retry_after_s))
                 case RequestBroken(_, wire_id, reason):
                     if broken := self._by_wire.get(wire_id):
-                        effects += call_back(broken, self.entrance, self.handover)
+                        effects += cancel_everywhere(broken, self.admission, self.kv_transfers)
                         self._forget(broken)
                         effects.append(FailRequest(broken.request_id, reason))
                 case _:
@@ -117,48 +117,50 @@ class RouterMachine:
             self._fill(now_ns, effects)
         return effects
 
-    def passage_of(self, wire_id: str) -> Passage | None:
+    def state_of(self, wire_id: str) -> RequestState | None:
         """The request that workers know by this id, while they work on it."""
         return self._by_wire.get(wire_id)
 
     def audit(self) -> None:
         """Assert that every request is somewhere, and counted where it is. For tests and for the
         auditor."""
-        on_their_way = [p for p in self.passages.values() if p.stage is not Stage.LINE]
+        on_their_way = [p for p in self.requests.values() if p.stage is not Stage.QUEUED]
         by_wire = {name: each for each in on_their_way for name in each.names.all}
         invariant(self._by_wire == by_wire, "workers know requests by the names they were given")
-        waiting = len(self.passages) - len(on_their_way)
-        invariant(self.entrance.suspects.all_waiting == waiting, "a request waits or is on its way")
-        self.entrance.audit(on_their_way)
-        self.handover.audit(on_their_way)
+        waiting = len(self.requests) - len(on_their_way)
+        invariant(
+            self.admission.suspects.all_waiting == waiting, "a request waits or is on its way"
+        )
+        self.admission.audit(on_their_way)
+        self.kv_transfers.audit(on_their_way)
 
     def _change_fleet(self, event: RouterEvent, now_ns: int, effects: Effects) -> None:
-        fleet = self.entrance.fleet
+        fleet = self.admission.fleet
         match event:
             case WorkerJoined(worker, role):
                 fleet.join(worker, role, now_ns)
-            case WorkerDrained(worker) if worker in fleet.standings:
+            case WorkerDrained(worker) if worker in fleet.workers:
                 fleet.drain(worker)
                 effects += self.migrations.target_drains(worker)
-            case RoleTaken(worker, role) if worker in fleet.standings:
+            case RoleTaken(worker, role) if worker in fleet.workers:
                 fleet.take_role(worker, role)
             case WorkerLost(worker, died):
                 fleet.lose(worker)
-                self.entrance.witnesses.lost(worker)
-                self.entrance.index.forget_worker(worker)
+                self.admission.witnesses.lost(worker)
+                self.admission.index.forget_worker(worker)
                 if died:
-                    there = [each for each in self.passages.values() if each.is_at(worker)]
+                    there = [each for each in self.requests.values() if each.is_at(worker)]
                     blame(there, worker, now_ns)
-                for passage in list(self.passages.values()):
-                    if passage.deaths.enough:
-                        effects += call_back(passage, self.entrance, self.handover)
-                        self._forget(passage)
-                        reason = reason_of(passage.deaths)
-                        effects.append(FailRequest(passage.request_id, reason))
-                    elif passage.needs(worker):
-                        self._begin_again(passage, effects, lost=worker)
+                for state in list(self.requests.values()):
+                    if state.deaths.enough:
+                        effects += cancel_everywhere(state, self.admission, self.kv_transfers)
+                        self._forget(state)
+                        reason = reason_of(state.deaths)
+                        effects.append(FailRequest(state.request_id, reason))
+                    elif state.needs(worker):
+                        self._begin_again(state, effects, lost=worker)
             case PoolNodeLost(node):
-                self.entrance.index.forget_worker(node)
+                self.admission.index.forget_worker(node)
             case RequestsLost(worker, wire_ids):
                 for wire_id in wire_ids:
                     if (lost := self._by_wire.get(wire_id)) and lost.needs(worker):
@@ -168,10 +170,10 @@ class RouterMachine:
 
     def _submit(self, event: RequestSubmitted, now_ns: int, effects: Effects) -> None:
         request_id = event.request.request_id
-        assert request_id not in self.passages
-        passage = Passage.of(event, self._serial, now_ns)
+        assert request_id not in self.requests
+        state = RequestState.of(event, self._serial, now_ns)
         self._serial += 1
-        verdict, choice = self.entrance.judge(passage, now_ns)
+        verdict, choice = self.admission.judge(state, now_ns)
         if self.config.explains:
             text = verdict.reason or "admitted"
             figures = () if verdict.admitted else (("retry_after_s", verdict.retry_after_s),)
@@ -179,68 +181,68 @@ class RouterMachine:
         if not verdict.admitted:
             effects.append(Reject(request_id, verdict.reason, verdict.retry_after_s))
             return
-        self.passages[request_id] = passage
+        self.requests[request_id] = state
         if choice is None:
-            self.entrance.line.wait(passage)
+            self.admission.queue.wait(state)
         else:
-            self._start(passage, choice, now_ns, effects)
+            self._start(state, choice, now_ns, effects)
 
     def _fill(self, now_ns: int, effects: Effects) -> None:
         """Start whoever may go. Where a class waits for its reserve, the newest requests of those
         who borrowed it go back in line, with the tokens that they have."""
-        while started := self.entrance.next(self.passages, now_ns):
+        while started := self.admission.next(self.requests, now_ns):
             self._start(*started, now_ns, effects)
-        lent = self.entrance.line.to_give_back()
+        lent = self.admission.queue.to_give_back()
         if not lent:
             return
         on_their_way = {each.view.serial: each for each in self._by_wire.values()}
-        for _, passage in sorted(on_their_way.items(), reverse=True):
-            if lent.get(passage.view.service_class, 0):
-                lent[passage.view.service_class] -= 1
-                self._begin_again(passage, effects)
-        while started := self.entrance.next(self.passages, now_ns):
+        for _, state in sorted(on_their_way.items(), reverse=True):
+            if lent.get(state.view.service_class, 0):
+                lent[state.view.service_class] -= 1
+                self._begin_again(state, effects)
+        while started := self.admission.next(self.requests, now_ns):
             self._start(*started, now_ns, effects)
 
-    def _start(self, passage: Passage, choice: Choice, now_ns: int, effects: Effects) -> None:
+    def _start(self, state: RequestState, choice: Choice, now_ns: int, effects: Effects) -> None:
         if self.config.explains:
-            effects += _explanations(passage, choice)
-        pulled_tokens = self.entrance.start(passage, choice, now_ns)
-        self._by_wire[passage.wire_id] = passage
-        request = passage.request(passage.prefill)
+            effects += _explanations(state, choice)
+        pulled_tokens = self.admission.start(state, choice, now_ns)
+        self._by_wire[state.wire_id] = state
+        request = state.request(state.prefill)
         event: WorkerEvent = RequestsArrived((request,))
-        if not passage.local:
+        if not state.local:
             event = PrefillsArrived((request,), (pulled_tokens,))
         elif pulled_tokens:
             event = ImportsArrived((request,), (pulled_tokens,))
-        effects.append(Tell(passage.prefill, event))
+        effects.append(Tell(state.prefill, event))
 
     def _take_tokens(self, event: TokensReported, effects: Effects) -> bool:
         """Whether a prompt or an answer ended, or a suspect was cleared, so that somebody else may
         go."""
         emission, ended = event.emission, False
         for index, wire_id in enumerate(emission.request_ids):
-            passage = self._by_wire.get(wire_id)
-            if passage is None:
+            state = self._by_wire.get(wire_id)
+            if state is None:
                 continue
             reason = emission.finish_reasons[index]
-            taken = passage.takes_token(reason, self.config.first_token)
-            if passage.stage is Stage.PREFILLING:
-                self.entrance.prompt_done(passage)
-                passage.stage = Stage.DECODING if passage.local else Stage.MOVING
+            taken = state.takes_token(reason, self.config.first_token)
+            if state.stage is Stage.PREFILLING:
+                self.admission.prompt_done(state)
+                state.stage = Stage.DECODING if state.local else Stage.MOVING
                 ended = True
             if not taken:
                 continue
-            passage.output.extend((emission.tokens[index],) * event.repeats)
-            if passage.deaths.clears(passage.known_tokens):
-                self.entrance.suspects.leaves(passage)
+            state.output.extend((emission.tokens[index],) * event.repeats)
+            if state.deaths.clears(state.known_tokens):
+                self.admission.suspects.leaves(state)
                 ended = True
-            if len(passage.output) - passage.charged_output >= CHARGED_TOKENS:
-                self.entrance.line.charge(passage, CHARGED_TOKENS)
+            if len(state.output) - state.charged_output >= CHARGED_TOKENS:
+                self.admission.queue.charge(state, CHARGED_TOKENS)
             if reason is not None:
-                if event.worker != passage.decode:
+                if event.worker != state.decode:
                     # It ended before its hand-over: whoever waits to go on need not.
-                    effects += call_back(passage, self.entrance, self.handover)
-                self._forget(passage)
+                    effects += cancel_everywhere(state, self.admission, self.kv_transfers)
+                self._forget(state)
                 ended = True
         return ended
 
@@ -251,71 +253,71 @@ class RouterMachine:
     ) -> None:
         match event:
             case TransferEnded():
-                effects += self.handover.ended(event)
+                effects += self.kv_transfers.ended(event)
             case ImportCancelled(_, wire_id):
-                effects += self.handover.cancelled(self._by_wire.get(wire_id), event)
+                effects += self.kv_transfers.cancelled(self._by_wire.get(wire_id), event)
             case ImportReported(_, wanted):
-                if passage := self._by_wire.get(wanted.request_id):
-                    effects += self.handover.import_ready(passage, event)
+                if state := self._by_wire.get(wanted.request_id):
+                    effects += self.kv_transfers.import_ready(state, event)
             case KvReported(worker, computed):
                 for wire_id, tokens, held in zip(
                     computed.request_ids, computed.tokens, computed.held, strict=True
                 ):
-                    passage = self._by_wire.get(wire_id)
-                    if passage is not None and passage.prefill == worker:
-                        self._kv_computed(passage, tokens, held, effects)
+                    state = self._by_wire.get(wire_id)
+                    if state is not None and state.prefill == worker:
+                        self._kv_computed(state, tokens, held, effects)
                     elif held:
                         # Its way has ended meanwhile: nobody will read what is held.
-                        effects.append(Tell(worker, HoldsReleased((wire_id,))))
-        for passage in self.handover.take_copied():
-            effects += self.migrations.copied(passage)
-        for passage in self.handover.take_finished():
-            self.entrance.arrived(passage)
-            self.migrations.arrived(passage)
+                        effects.append(Tell(worker, TransferPinsReleased((wire_id,))))
+        for state in self.kv_transfers.take_copied():
+            effects += self.migrations.copied(state)
+        for state in self.kv_transfers.take_finished():
+            self.admission.arrived(state)
+            self.migrations.arrived(state)
 
-    def _kv_computed(self, passage: Passage, tokens: int, held: bool, effects: Effects) -> None:
-        if passage.stage in (Stage.COPYING, Stage.DECODING):
-            effects += self.migrations.readable(passage, tokens)
+    def _kv_computed(self, state: RequestState, tokens: int, held: bool, effects: Effects) -> None:
+        if state.stage in (Stage.COPYING, Stage.DECODING):
+            effects += self.migrations.readable(state, tokens)
             return
         if not tokens:
-            self._begin_again(passage, effects)
+            self._begin_again(state, effects)
             return
-        passage.computed_tokens = max(passage.computed_tokens, tokens)
-        passage.handed_over = held
+        state.computed_tokens = max(state.computed_tokens, tokens)
+        state.prefill_pinned = held
         # Nothing is reserved at the decode worker before the prefill runs, which then needs nobody
         # else to end: two workers never wait for each other's blocks.
-        if not passage.announced and (held or passage.transfer is Transfer.PUSH):
-            passage.announced = True
-            wanted_tokens = tokens if held else passage.known_tokens
-            request = passage.request(passage.decode)
-            told = self.entrance.fleet.standings[passage.decode].told
-            self.entrance.witnesses.sent(passage, passage.decode, told)
-            effects.append(Tell(passage.decode, ImportsArrived((request,), (wanted_tokens,))))
-        effects += self.handover.push_on(passage)
+        if not state.announced and (held or state.transfer is Transfer.PUSH):
+            state.announced = True
+            wanted_tokens = tokens if held else state.known_tokens
+            request = state.request(state.decode)
+            told = self.admission.fleet.workers[state.decode].told
+            self.admission.witnesses.sent(state, state.decode, told)
+            effects.append(Tell(state.decode, ImportsArrived((request,), (wanted_tokens,))))
+        effects += self.kv_transfers.push_on(state)
 
-    def _begin_again(self, passage: Passage, effects: Effects, *, lost: str = "") -> None:
+    def _begin_again(self, state: RequestState, effects: Effects, *, lost: str = "") -> None:
         """A worker died with part of it: take it up elsewhere, with the tokens so far. Where the
         one that is `lost` only read a copy, it goes on where it is."""
-        if passage.stage is Stage.COPYING and lost == passage.decode:
-            effects += self.migrations.give_up(passage)
+        if state.stage is Stage.COPYING and lost == state.decode:
+            effects += self.migrations.give_up(state)
             return
         self.takeovers += 1
-        effects += call_back(passage, self.entrance, self.handover)
-        for name in passage.names.all:
+        effects += cancel_everywhere(state, self.admission, self.kv_transfers)
+        for name in state.names.all:
             del self._by_wire[name]
-        self.entrance.leave(passage)
-        passage.restart()
-        self.entrance.suspects.wait(passage)
+        self.admission.leave(state)
+        state.restart()
+        self.admission.suspects.wait(state)
 
-    def _forget(self, passage: Passage) -> None:
-        del self.passages[passage.request_id]
-        if passage.stage is not Stage.LINE:
-            for name in passage.names.all:
+    def _forget(self, state: RequestState) -> None:
+        del self.requests[state.request_id]
+        if state.stage is not Stage.QUEUED:
+            for name in state.names.all:
                 del self._by_wire[name]
-            self.entrance.leave(passage)
+            self.admission.leave(state)
 
 
-def _explanations(passage: Passage, choice: Choice) -> list[RouterEffect]:
+def _explanations(state: RequestState, choice: Choice) -> list[RouterEffect]:
     """Why the request goes where it goes: every candidate with its score and predicted seconds."""
     route, dispatch = choice.route, choice.dispatch
     figures: list[tuple[str, float | str]] = [("ttft_s", route.ttft_s), ("tpot_s", route.tpot_s)]
@@ -328,6 +330,6 @@ def _explanations(passage: Passage, choice: Choice) -> list[RouterEffect]:
     chosen = f"prefill on {route.prefill}, decode on {route.decode}"
     placement = (("placement", str(dispatch.placement)),)
     return [
-        Explain(passage.request_id, "routing", chosen, tuple(figures)),
-        Explain(passage.request_id, "dispatch", dispatch.reason, placement),
+        Explain(state.request_id, "routing", chosen, tuple(figures)),
+        Explain(state.request_id, "dispatch", dispatch.reason, placement),
     ]

@@ -4,17 +4,17 @@ computed there. Whatever fails before that, it goes on where it is."""
 
 from collections.abc import Collection
 
-from tandem.cluster.router.admission import Entrance
+from tandem.cluster.router.admission import AdmissionFront
 from tandem.cluster.router.fleet import Fleet
-from tandem.cluster.router.kv_transfer import Handover
-from tandem.cluster.router.request_state import Passage, Stage
+from tandem.cluster.router.kv_transfer import KvTransfers
+from tandem.cluster.router.request_state import RequestState, Stage
 from tandem.messages.router import MigrationsRequested, RouterEffect, Tell
 from tandem.messages.worker import (
     CopiesRequested,
-    HandoversRequested,
-    HoldsReleased,
     ImportsArrived,
+    KvTransfersRequested,
     RequestsAborted,
+    TransferPinsReleased,
 )
 
 # A target that took long to find room is so far behind that the client would notice: it had better
@@ -23,105 +23,107 @@ MOST_BEHIND_TOKENS = 256
 
 
 class Migrations:
-    """Owns the passages that are COPYING; `by_wire` gets the names that their targets know."""
+    """Owns the requests that are COPYING; `by_wire` gets the names that their targets know."""
 
-    def __init__(self, entrance: Entrance, handover: Handover, by_wire: dict[str, Passage]) -> None:
-        self._entrance = entrance
-        self._handover = handover
+    def __init__(
+        self, admission: AdmissionFront, kv_transfers: KvTransfers, by_wire: dict[str, RequestState]
+    ) -> None:
+        self._admission = admission
+        self._kv_transfers = kv_transfers
         self._by_wire = by_wire
 
     def begin(self, wanted: MigrationsRequested) -> list[RouterEffect]:
         """Somebody wants requests to go on elsewhere: ask what can be read of them."""
         effects: list[RouterEffect] = []
-        standings = self._entrance.fleet.standings
-        for passage in to_migrate(wanted, self._by_wire.values(), self._entrance.fleet):
-            passage.copy_to(wanted.target)
-            self._by_wire[passage.names.copy] = passage
-            self._entrance.expect(passage)
-            if passage.known_tokens > standings[wanted.source].capacity.block_size:
-                effects.append(Tell(wanted.source, CopiesRequested((passage.wire_id,))))
+        tracked_workers = self._admission.fleet.workers
+        for state in to_migrate(wanted, self._by_wire.values(), self._admission.fleet):
+            state.copy_to(wanted.target)
+            self._by_wire[state.names.copy] = state
+            self._admission.expect(state)
+            if state.known_tokens > tracked_workers[wanted.source].capacity.block_size:
+                effects.append(Tell(wanted.source, CopiesRequested((state.wire_id,))))
             else:
                 # Not a block that could be read yet: only a place is needed.
-                effects += self._announce(passage, passage.known_tokens)
+                effects += self._announce(state, state.known_tokens)
         return effects
 
-    def readable(self, passage: Passage, tokens: int) -> list[RouterEffect]:
+    def readable(self, state: RequestState, tokens: int) -> list[RouterEffect]:
         """The KV of so many first tokens can be read now; of none: any more. What is told late of
         a copy that was given up means nothing."""
-        if passage.stage is not Stage.COPYING:
+        if state.stage is not Stage.COPYING:
             return []
         if not tokens:
-            return self.give_up(passage)
-        passage.computed_tokens = max(passage.computed_tokens, tokens)
-        return [] if passage.announced else self._announce(passage, tokens)
+            return self.give_up(state)
+        state.computed_tokens = max(state.computed_tokens, tokens)
+        return [] if state.announced else self._announce(state, tokens)
 
-    def copied(self, passage: Passage) -> list[RouterEffect]:
+    def copied(self, state: RequestState) -> list[RouterEffect]:
         """Nothing moves any more: the request stops where it is and goes on at the target."""
-        leg = passage.imports.get(passage.decode)
-        if passage.stage is not Stage.COPYING or leg is None:
+        leg = state.imports.get(state.decode)
+        if state.stage is not Stage.COPYING or leg is None:
             return []
-        behind_tokens = passage.known_tokens - leg.end_token
+        behind_tokens = state.known_tokens - leg.end_token
         failed = leg.lost_token is not None or behind_tokens > MOST_BEHIND_TOKENS
-        if failed and not passage.copy_failed:
-            passage.copy_failed = True
-            return self.give_up(passage)
+        if failed and not state.copy_failed:
+            state.copy_failed = True
+            return self.give_up(state)
         # Whoever asks for it once more wants it to move, with whatever there is.
-        passage.stage = Stage.MOVING
-        return [Tell(passage.prefill, HandoversRequested((passage.wire_id,)))]
+        state.stage = Stage.MOVING
+        return [Tell(state.prefill, KvTransfersRequested((state.wire_id,)))]
 
-    def give_up(self, passage: Passage) -> list[RouterEffect]:
+    def give_up(self, state: RequestState) -> list[RouterEffect]:
         """The request goes on where it is; the target forgets it."""
-        source, target = passage.prefill, passage.decode
-        effects = self._handover.stop(passage, target)
-        if target in self._entrance.fleet.standings:
-            effects.append(Tell(target, RequestsAborted((passage.names.copy,))))
-        effects.append(Tell(source, HoldsReleased((passage.wire_id,))))
-        self._entrance.expect_no_more(passage)
-        del self._by_wire[passage.names.copy]
-        passage.names.copy = ""
-        passage.decode, passage.stage = source, Stage.DECODING
+        source, target = state.prefill, state.decode
+        effects = self._kv_transfers.stop(state, target)
+        if target in self._admission.fleet.workers:
+            effects.append(Tell(target, RequestsAborted((state.names.copy,))))
+        effects.append(Tell(source, TransferPinsReleased((state.wire_id,))))
+        self._admission.expect_no_more(state)
+        del self._by_wire[state.names.copy]
+        state.names.copy = ""
+        state.decode, state.stage = source, Stage.DECODING
         return effects
 
     def target_drains(self, worker: str) -> list[RouterEffect]:
         """Who is still being read there would only have to move once more."""
         effects: list[RouterEffect] = []
-        for name, passage in list(self._by_wire.items()):
-            if name == passage.names.copy and passage.decode == worker:
-                effects += self.give_up(passage) if passage.stage is Stage.COPYING else []
+        for name, state in list(self._by_wire.items()):
+            if name == state.names.copy and state.decode == worker:
+                effects += self.give_up(state) if state.stage is Stage.COPYING else []
         return effects
 
-    def arrived(self, passage: Passage) -> None:
-        """A passage goes on at its next worker, which may know it by another name."""
-        if passage.names.copy:
-            del self._by_wire[passage.names.wire]
-            passage.names.take_over()
-            passage.copy_failed = False
+    def arrived(self, state: RequestState) -> None:
+        """A state goes on at its next worker, which may know it by another name."""
+        if state.names.copy:
+            del self._by_wire[state.names.wire]
+            state.names.take_over()
+            state.copy_failed = False
 
-    def _announce(self, passage: Passage, tokens: int) -> list[RouterEffect]:
-        passage.announced = True
-        event = ImportsArrived((passage.request(passage.decode),), (tokens,))
-        return [Tell(passage.decode, event)]
+    def _announce(self, state: RequestState, tokens: int) -> list[RouterEffect]:
+        state.announced = True
+        event = ImportsArrived((state.request(state.decode),), (tokens,))
+        return [Tell(state.decode, event)]
 
 
 def to_migrate(
-    event: MigrationsRequested, on_their_way: Collection[Passage], fleet: Fleet
-) -> list[Passage]:
+    event: MigrationsRequested, on_their_way: Collection[RequestState], fleet: Fleet
+) -> list[RequestState]:
     """The largest that decode at the source and fit into the tokens asked for, each counted; none
     where the target takes no decodes, and no suspects, whom another might meet there."""
-    target = fleet.standings.get(event.target)
+    target = fleet.workers.get(event.target)
     if event.source == event.target or not target or not target.decodes_more:
         return []
     decoding = [
-        passage
-        for passage in on_their_way
-        if passage.stage is Stage.DECODING
-        and passage.decode == event.source
-        and not passage.deaths.suspect
+        state
+        for state in on_their_way
+        if state.stage is Stage.DECODING
+        and state.decode == event.source
+        and not state.deaths.suspect
     ]
-    decoding.sort(key=lambda passage: (-passage.known_tokens, passage.request_id))
+    decoding.sort(key=lambda state: (-state.known_tokens, state.request_id))
     chosen, tokens = [], 0
-    for passage in decoding:
-        if tokens + passage.known_tokens <= event.tokens:
-            tokens += passage.known_tokens
-            chosen.append(passage)
+    for state in decoding:
+        if tokens + state.known_tokens <= event.tokens:
+            tokens += state.known_tokens
+            chosen.append(state)
     return chosen

@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tandem.cluster.router.request_state import Passage
+from tandem.cluster.router.request_state import RequestState
 from tandem.policy.qos.classes import Classes, to_preempt
 from tandem.policy.qos.fair_queue import FairQueue
 from tandem.policy.views import RequestView, WorkerView
 
 
 @dataclass(frozen=True, slots=True)
-class LineConfig:
+class RequestQueueConfig:
     """`max_requests` may be at workers at once and `prefill_depth` prompts at each prefill worker;
     what goes beyond waits (0: no bound). Tenants share by `weights`, 1 where none is given; whoever
     waited `max_wait_s` goes before them."""
@@ -21,11 +21,11 @@ class LineConfig:
     max_wait_s: float = 30.0
 
 
-class WaitingLine:
+class RequestQueue:
     """The fair queue with the bounds of what stands behind it. `in_use` counts the requests at
     workers, by class."""
 
-    def __init__(self, config: LineConfig, classes: Classes) -> None:
+    def __init__(self, config: RequestQueueConfig, classes: Classes) -> None:
         self.config = config
         self.in_use: dict[str, int] = {}
         self._classes = classes
@@ -51,13 +51,13 @@ class WaitingLine:
             return False
         return len(self._tenants) > 1 or any(each.reserved for each in self._classes.classes)
 
-    def wait(self, passage: Passage) -> None:
-        self._tenants[passage.view.tenant] = None
-        self._queue.push(passage.view)
-        self._count(passage.view, 1)
+    def wait(self, state: RequestState) -> None:
+        self._tenants[state.view.tenant] = None
+        self._queue.push(state.view)
+        self._count(state.view, 1)
 
-    def wait_no_more(self, passage: Passage) -> None:
-        self._count(self._queue.remove(passage.request_id), -1)
+    def wait_no_more(self, state: RequestState) -> None:
+        self._count(self._queue.remove(state.request_id), -1)
 
     def first(self, now_ns: int) -> str | None:
         """Who goes next, by request id; None when nobody may."""
@@ -65,25 +65,25 @@ class WaitingLine:
         view = self._queue.first(self.in_use, capacity, now_ns)
         return None if view is None else view.request_id
 
-    def enter(self, passage: Passage) -> None:
+    def enter(self, state: RequestState) -> None:
         """The request goes to its workers."""
-        view = passage.view
+        view = state.view
         self.in_use[view.service_class] = self.in_use.get(view.service_class, 0) + 1
         self._queue.charge(view.tenant, view.prompt_tokens, 0)
 
-    def leave(self, passage: Passage) -> None:
+    def leave(self, state: RequestState) -> None:
         """The request is at no worker any more."""
-        self.in_use[passage.view.service_class] -= 1
-        self.charge(passage, 1)
+        self.in_use[state.view.service_class] -= 1
+        self.charge(state, 1)
 
-    def charge(self, passage: Passage, portion_tokens: int) -> None:
+    def charge(self, state: RequestState, portion_tokens: int) -> None:
         """Count the output that the tenant got since the last time, in whole portions: however many
         tokens are told at once, the counts are the same."""
-        tokens = len(passage.output) - passage.charged_output
+        tokens = len(state.output) - state.charged_output
         tokens -= tokens % portion_tokens
         if tokens:
-            self._queue.charge(passage.view.tenant, 0, tokens)
-            passage.charged_output += tokens
+            self._queue.charge(state.view.tenant, 0, tokens)
+            state.charged_output += tokens
 
     def to_give_back(self) -> dict[str, int]:
         """How many requests of each class hold slots that a class below its reserve waits for."""

@@ -16,10 +16,10 @@ from tandem.policy.views import RequestView, TierHits
 
 
 class Stage(Enum):
-    """Where a passage stands. It begins and, when a worker dies, begins again in LINE. While one is
+    """Where a state stands. It begins and, when a worker dies, begins again in QUEUED. While one is
     COPYING it decodes at its `prefill` worker, and its `decode` worker reads its KV."""
 
-    LINE = "line"
+    QUEUED = "queued"
     PREFILLING = "prefilling"
     MOVING = "moving"
     DECODING = "decoding"
@@ -79,13 +79,13 @@ class Names:
         self.wire, self.copy = self.copy, ""
 
 
-def taken_up_again(wire_id: str) -> bool:
+def failed_over(wire_id: str) -> bool:
     """Whether workers know a request by this name whose first worker died."""
     return "~" in wire_id
 
 
 @dataclass(slots=True)
-class Passage:
+class RequestState:
     """A submitted request, known to workers by its `names`. `output` are the tokens drawn so far,
     whoever drew them; `sent_output` of them the worker that goes on was told. The decode worker
     knows of it once it is `announced`; `expected_tokens` count to that worker's load until their KV
@@ -96,7 +96,7 @@ class Passage:
     view: RequestView
     chain: Chain
     names: Names
-    stage: Stage = Stage.LINE
+    stage: Stage = Stage.QUEUED
     copy_failed: bool = False
     pulled_tokens: int = 0
     prefill: str = ""
@@ -105,7 +105,7 @@ class Passage:
     tier_ends: tuple[tuple[Tier, int], ...] = ()
     computed_tokens: int = 0
     announced: bool = False
-    handed_over: bool = False
+    prefill_pinned: bool = False
     sent_output: int = 0
     expected_tokens: int = 0
     charged_output: int = 0
@@ -114,7 +114,7 @@ class Passage:
     deaths: Deaths = field(default_factory=Deaths)
 
     @classmethod
-    def of(cls, event: RequestSubmitted, serial: int, now_ns: int) -> "Passage":
+    def of(cls, event: RequestSubmitted, serial: int, now_ns: int) -> "RequestState":
         request = event.request
         view = RequestView(
             request_id=request.request_id,
@@ -126,7 +126,7 @@ class Passage:
             service_class=event.service_class,
             priority=request.priority,
             session=event.session,
-            promise=event.promise,
+            slo=event.slo,
             deadline_ns=event.deadline_ns,
         )
         return cls(event, view, [], Names(request.request_id, request.request_id))
@@ -162,7 +162,7 @@ class Passage:
 
     def needs(self, worker: str) -> bool:
         """Whether the request cannot go on as planned without this worker."""
-        if self.stage is Stage.LINE:
+        if self.stage is Stage.QUEUED:
             return False
         if self.stage is Stage.DECODING:
             return worker == self.decode
@@ -171,7 +171,7 @@ class Passage:
     def is_at(self, worker: str) -> bool:
         """Whether this worker has a part of it, so that it may be what the worker dies of."""
         match self.stage:
-            case Stage.LINE:
+            case Stage.QUEUED:
                 return False
             case Stage.DECODING:
                 return worker == self.decode
@@ -204,7 +204,7 @@ class Passage:
         self.prefill, self.decode, self.transfer = prefill, decode, transfer
         self.stage = Stage.PREFILLING
         self.computed_tokens = 0
-        self.announced = self.handed_over = False
+        self.announced = self.prefill_pinned = False
 
     def copy_to(self, worker: str) -> None:
         """It goes on where it decodes, and this one is to take it over."""
@@ -226,6 +226,6 @@ class Passage:
         self.copy_failed = False
         self.pulled_tokens = 0
         self.go("", "", Transfer.PULL)
-        self.stage = Stage.LINE
+        self.stage = Stage.QUEUED
         self.tier_ends = ()
         self.imports = {}

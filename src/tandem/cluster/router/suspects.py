@@ -4,18 +4,18 @@ worker lived when such a request came is known (see `deaths`)."""
 from collections.abc import Sequence
 
 from tandem.cluster.audit import invariant
-from tandem.cluster.router.request_queue import WaitingLine
-from tandem.cluster.router.request_state import Passage
+from tandem.cluster.router.request_queue import RequestQueue
+from tandem.cluster.router.request_state import RequestState
 
 
 class Suspects:
     """By request id. `waiting` are at no worker, in the order in which they are to start, beside
     the `line` of all others; `running` are at workers."""
 
-    def __init__(self, line: WaitingLine) -> None:
+    def __init__(self, line: RequestQueue) -> None:
         self._line = line
-        self.waiting: dict[str, Passage] = {}
-        self.running: dict[str, Passage] = {}
+        self.waiting: dict[str, RequestState] = {}
+        self.running: dict[str, RequestState] = {}
 
     @property
     def all_waiting(self) -> int:
@@ -23,35 +23,35 @@ class Suspects:
         return len(self._line) + len(self.waiting)
 
     @property
-    def first(self) -> Passage | None:
+    def first(self) -> RequestState | None:
         return next(iter(self.waiting.values()), None)
 
     def workers(self) -> set[str]:
         """Where there is one."""
         return {worker for each in self.running.values() for worker in _workers_of(each)}
 
-    def wait(self, passage: Passage) -> None:
+    def wait(self, state: RequestState) -> None:
         """It stands here if it is a suspect, else in the line."""
-        if passage.deaths.suspect:
-            self.waiting[passage.request_id] = passage
+        if state.deaths.suspect:
+            self.waiting[state.request_id] = state
         else:
-            self._line.wait(passage)
+            self._line.wait(state)
 
-    def wait_no_more(self, passage: Passage) -> None:
+    def wait_no_more(self, state: RequestState) -> None:
         """It will not go on."""
-        if self.waiting.pop(passage.request_id, None) is None:
-            self._line.wait_no_more(passage)
+        if self.waiting.pop(state.request_id, None) is None:
+            self._line.wait_no_more(state)
 
-    def starts(self, passage: Passage) -> None:
+    def starts(self, state: RequestState) -> None:
         """It goes to workers now, where no other is."""
-        del self.waiting[passage.request_id]
-        self.running[passage.request_id] = passage
+        del self.waiting[state.request_id]
+        self.running[state.request_id] = state
 
-    def leaves(self, passage: Passage) -> None:
+    def leaves(self, state: RequestState) -> None:
         """It is at no worker any more, or no suspect. Others, too, may leave."""
-        self.running.pop(passage.request_id, None)
+        self.running.pop(state.request_id, None)
 
-    def audit(self, on_their_way: Sequence[Passage]) -> None:
+    def audit(self, on_their_way: Sequence[RequestState]) -> None:
         """Raises `InvariantBroken` unless all suspects are here, and no two share a worker."""
         running = {each.request_id: each for each in on_their_way if each.deaths.suspect}
         invariant(running == self.running, "suspects at workers are known")
@@ -65,12 +65,12 @@ class Witnesses:
     """Requests that were sent to a worker after another died with them, until it is heard again."""
 
     def __init__(self) -> None:
-        self._awaited: dict[str, list[tuple[Passage, int, int]]] = {}
+        self._awaited: dict[str, list[tuple[RequestState, int, int]]] = {}
 
-    def sent(self, passage: Passage, worker: str, told: int) -> None:
+    def sent(self, state: RequestState, worker: str, told: int) -> None:
         """To be heard of: the worker had been told so many events before."""
-        if passage.deaths.total:
-            entry = passage, passage.names.attempt, told
+        if state.deaths.total:
+            entry = state, state.names.attempt, told
             self._awaited.setdefault(worker, []).append(entry)
 
     def heard(self, worker: str, heard: int | None) -> None:
@@ -78,11 +78,11 @@ class Witnesses:
         if worker not in self._awaited:
             return
         left = []
-        for passage, attempt, told in self._awaited.pop(worker):
+        for state, attempt, told in self._awaited.pop(worker):
             if heard is not None and heard <= told:
-                left.append((passage, attempt, told))
-            elif passage.names.attempt == attempt:
-                passage.deaths.heard.add(worker)
+                left.append((state, attempt, told))
+            elif state.names.attempt == attempt:
+                state.deaths.heard.add(worker)
         if left:
             self._awaited[worker] = left
 
@@ -91,5 +91,5 @@ class Witnesses:
         self._awaited.pop(worker, None)
 
 
-def _workers_of(passage: Passage) -> set[str]:
-    return {name for name in (passage.prefill, passage.decode) if passage.needs(name)}
+def _workers_of(state: RequestState) -> set[str]:
+    return {name for name in (state.prefill, state.decode) if state.needs(name)}

@@ -8,30 +8,30 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tandem.cluster.audit import first_broken_law
-from tandem.cluster.node.links import Links
+from tandem.cluster.node.gateway_connections import GatewayConnections
 from tandem.cluster.node.pool_nodes import PoolNodes
-from tandem.cluster.shared_pool.heat import Heat, HeatConfig
-from tandem.cluster.shared_pool.holdings import Holdings, Outcome
+from tandem.cluster.shared_pool.contents import Outcome, PoolContents
+from tandem.cluster.shared_pool.hot_blocks import HotBlocks, HotBlocksConfig
 from tandem.cluster.tiers.config import TiersConfig
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockName
 from tandem.messages.cluster import (
     Audit,
     Audited,
+    Deregister,
     Drain,
-    Goodbye,
-    IntroduceYourself,
     ListBlocks,
     PinBlocks,
-    PoolHello,
     PoolNodeGone,
     PoolNodeJoined,
+    RegisterAgain,
+    Registered,
+    RegisterPoolNode,
+    RegistrationRefused,
     TiersReported,
     ToGateway,
     ToWorker,
     Undrain,
-    Unwelcome,
-    Welcome,
 )
 from tandem.messages.node import (
     BlocksFetched,
@@ -62,12 +62,12 @@ Effects = list[PoolNodeEffect]
 
 @dataclass(frozen=True, slots=True)
 class PoolNodeConfig:
-    """`hello` is how the process presents itself. HOST of `tiers` is its memory; DISK is whatever
+    """`register` is how the process presents itself. HOST of `tiers` is its memory; DISK is whatever
     lies behind that."""
 
-    hello: PoolHello
+    registration: RegisterPoolNode
     tiers: TiersConfig
-    heat: HeatConfig = field(default_factory=HeatConfig)
+    heat: HotBlocksConfig = field(default_factory=HotBlocksConfig)
 
 
 class PoolNodeMachine:
@@ -75,11 +75,11 @@ class PoolNodeMachine:
     none."""
 
     def __init__(self, config: PoolNodeConfig, now_ns: int) -> None:
-        self.hello = config.hello
-        self.links = Links()
-        self.holdings = Holdings(config.tiers)
+        self.registration = config.registration
+        self.links = GatewayConnections()
+        self.holdings = PoolContents(config.tiers)
         self.siblings = PoolNodes()
-        self._heat = Heat(config.hello.worker, config.heat)
+        self._heat = HotBlocks(config.registration.worker, config.heat)
         self._wakeup_ns: int | None = None
         self._leaving: Leave | None = None
         # Nobody has been told of anything yet: the listing says it all.
@@ -105,7 +105,7 @@ class PoolNodeMachine:
         self._keep_time(now_ns, effects)
         self._wakeup_ns = min(self.links.due_ns(), default=None)
         if self._leaving is not None:
-            goodbye = Goodbye(self.hello.worker)
+            goodbye = Deregister(self.registration.worker)
             self._tell(goodbye, effects)
             effects.append(self._leaving)
             self._wakeup_ns = None
@@ -150,23 +150,23 @@ class PoolNodeMachine:
             return
         link.heard_ns = now_ns
         match message:
-            case Welcome():
-                link.welcome, link.reported_ns = message, now_ns
+            case Registered():
+                link.terms, link.reported_ns = message, now_ns
                 effects.append(SendToGateway(gateway, _listing(self)))
                 effects.append(SendToGateway(gateway, _report(self)))
-            case Unwelcome(reason):
+            case RegistrationRefused(reason):
                 self._leaving = Leave(reason)
-            case IntroduceYourself():
+            case RegisterAgain():
                 self._forget(gateway, effects)
                 self._greet(gateway, now_ns, effects)
             case PoolNodeJoined(node):
-                if node != self.hello.worker:
+                if node != self.registration.worker:
                     self._meet(self.siblings.joined(gateway, message), effects)
             case PoolNodeGone(node, incarnation):
                 self._meet(self.siblings.gone(gateway, node, incarnation), effects)
             case PinBlocks(digests, ttl_ns, priority):
                 pin = Pin(now_ns + ttl_ns, priority)
-                self.holdings.keeper.shelves.pin(digests, pin, now_ns)
+                self.holdings.hierarchy.caches.pin(digests, pin, now_ns)
             case ListBlocks(tier) if tier is Tier.REMOTE:
                 effects.append(SendToGateway(gateway, _listing(self)))
             case Audit():
@@ -182,7 +182,7 @@ class PoolNodeMachine:
         on_stores, changes = outcome
         effects += on_stores
         for change in changes:
-            self._tell(BlocksReported(self.hello.worker, Tier.REMOTE, change), effects)
+            self._tell(BlocksReported(self.registration.worker, Tier.REMOTE, change), effects)
 
     def _spread(self, hot: Sequence[BlockName], effects: Effects) -> None:
         """These are in demand: nearer they come, and to others too."""
@@ -201,13 +201,13 @@ class PoolNodeMachine:
     def _greet(self, gateway: str, now_ns: int, effects: Effects) -> None:
         link = self.links.of(gateway)
         assert link is not None
-        link.hello_ns = now_ns
-        effects.append(SendToGateway(gateway, self.hello))
+        link.registered_ns = now_ns
+        effects.append(SendToGateway(gateway, self.registration))
 
     def _forget(self, gateway: str, effects: Effects) -> None:
         link = self.links.of(gateway)
         if link is not None:
-            link.welcome = link.hello_ns = None
+            link.terms = link.registered_ns = None
         self._meet(self.siblings.gateway_gone(gateway), effects)
 
     def _keep_time(self, now_ns: int, effects: Effects) -> None:
@@ -228,14 +228,16 @@ class PoolNodeMachine:
 
 
 def _listing(machine: PoolNodeMachine) -> BlocksListed:
-    return BlocksListed(machine.hello.worker, Tier.REMOTE, *machine.holdings.places.listing())
+    return BlocksListed(
+        machine.registration.worker, Tier.REMOTE, *machine.holdings.places.listing()
+    )
 
 
 def _report(machine: PoolNodeMachine) -> TiersReported:
-    return TiersReported(machine.hello.worker, machine.holdings.keeper.shelves.figures())
+    return TiersReported(machine.registration.worker, machine.holdings.hierarchy.caches.figures())
 
 
 def _audited(machine: PoolNodeMachine) -> Audited:
     cached = len(machine.holdings.places.counts)
     problem = first_broken_law(machine.audit)
-    return Audited(machine.hello.worker, 0, cached, 0, 0, 0, 0, 0, 0, problem)
+    return Audited(machine.registration.worker, 0, cached, 0, 0, 0, 0, 0, 0, problem)

@@ -1,69 +1,148 @@
-"""The tiers below one worker: what is written through where, and what goes down for want of room.
+"""What the memory and the disk of one process hold, and the copies between them: of a worker, or of
+a process of the shared pool.
 
-It owns hashes, never bytes or time: what must be copied is returned as moves.
+It knows names, never bytes, nor where blocks come from: whoever brings them asks what is `wanted`,
+writes that into the store and says what was `kept`.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 
-from tandem.cluster.tiers.store import TierStore
+from tandem.cluster.audit import invariant
+from tandem.cluster.tiers.config import TiersConfig
+from tandem.cluster.tiers.tier_caches import Effects, TierCaches
 from tandem.facts.fleet import Tier
+from tandem.facts.kv_tiers import BlockName
+from tandem.messages.node import BlocksKept, CopyBlocks
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
-    """Blocks of one chain to be copied from one tier of a worker to another."""
+class TierHierarchy:
+    """`caches` say what is where. Copies that it orders (`CopyBlocks`) have ids from `copy_ids`,
+    and their `BlocksKept` is to be told to `copied`."""
 
-    source: Tier
-    target: Tier
-    digests: tuple[bytes, ...]
+    def __init__(self, config: TiersConfig, copy_ids: Iterator[int]) -> None:
+        self.limits = config.limits
+        self.caches = TierCaches(config)
+        self._found = config.found
+        self._copy_ids = copy_ids
+        self._copies: dict[int, CopyBlocks] = {}
+        # What leaves the host memory and waits for its copy, the one evicted first in front.
+        self._going_down: deque[BlockName] = deque()
+        # What is being brought into the fastest tier, by digest.
+        self.rising: dict[bytes, None] = {}
+
+    def begin(self, now_ns: int) -> Effects:
+        """At the start: take over what the disk holds."""
+        chains: dict[bytes, dict[BlockName, None]] = {}
+        for name in self._found:
+            # The chain that was written to last is the youngest.
+            chain = chains.pop(name.first, {})
+            chain[name] = None
+            chains[name.first] = chain
+        effects: Effects = []
+        for chain in chains.values():
+            wanted = self.caches.expect(Tier.DISK, tuple(chain))
+            effects += self.kept(Tier.DISK, wanted, [name.digest for name in wanted], now_ns)
+        self._found = ()
+        return effects
+
+    def wanted(self, tier: Tier, names: Sequence[BlockName]) -> tuple[BlockName, ...]:
+        """Those that are to be written into `tier`: neither there nor on their way. From now on
+        they are on their way, until `kept` says how that ended."""
+        return self.caches.expect(tier, names)
+
+    def kept(
+        self, tier: Tier, names: Sequence[BlockName], digests: Iterable[bytes], now_ns: int
+    ) -> Effects:
+        """What was `wanted` in `tier` as `names` is not on its way any more: the store has
+        `digests` of it now. With no digests it is given up."""
+        effects, leaving = self.caches.arrive(tier, names, digests, now_ns)
+        self._going_down.extend(leaving)
+        return effects + self._go_down(now_ns)
+
+    @property
+    def rising_room(self) -> int:
+        """So many blocks more may be on their way into the fastest tier: never most of it."""
+        target = self.caches.fastest
+        capacity = 0 if target is None else self.caches.by_tier[target].store.capacity_blocks
+        most = min(self.limits.copies * self.limits.copy_blocks, -(-capacity // 4))
+        return max(0, most - len(self.rising))
+
+    def promote(self, tier: Tier, names: Sequence[BlockName]) -> Effects:
+        """Bring blocks from `tier` into the fastest one, as many as may be on their way at once;
+        those that are there, or coming, are left out."""
+        target = self.caches.fastest
+        assert target is not None
+        wanted = self.caches.expect(target, names[: self.rising_room])
+        self.rising.update(dict.fromkeys(name.digest for name in wanted))
+        return [
+            self._copy(tier, target, wanted[start : start + self.limits.copy_blocks])
+            for start in range(0, len(wanted), self.limits.copy_blocks)
+        ]
+
+    def owns_copy(self, copy_id: int) -> bool:
+        """Whether the hierarchy ordered this copy and waits for its end."""
+        return copy_id in self._copies
+
+    def slower_tier(self, copy_id: int) -> Tier:
+        """Where a copy that the hierarchy ordered goes to or, when it comes up, comes from: memory is
+        not what fails."""
+        copy = self._copies[copy_id]
+        return copy.target if _goes_down(copy) else copy.source
+
+    def copied(self, event: BlocksKept, now_ns: int) -> Effects:
+        """A copy that the hierarchy ordered is over."""
+        cache = self.caches.by_tier.get(self.slower_tier(event.copy_id))
+        if event.problem and cache is not None:
+            cache.counts.failures += 1
+        copy = self._copies.pop(event.copy_id)
+        digests = [name.digest for name in copy.names]
+        for digest in digests:
+            self.rising.pop(digest, None)
+        effects = self.kept(copy.target, copy.names, event.kept, now_ns)
+        if _goes_down(copy):
+            effects += self.caches.let_go(copy.source, digests)
+        return effects + self._go_down(now_ns)
+
+    def audit(self) -> None:
+        """Assert that whatever leaves or rises has a copy that it waits for."""
+        self.caches.audit()
+        under_way = [copy for copy in self._copies.values() if _goes_down(copy)]
+        leaving = {name.digest for name in self._going_down}
+        leaving |= {name.digest for copy in under_way for name in copy.names}
+        host = self.caches.by_tier.get(Tier.HOST)
+        expected = host.leaving.keys() if host is not None else set()
+        invariant(leaving == expected, "what leaves the memory is being copied to the disk")
+        rising = [copy for copy in self._copies.values() if not _goes_down(copy)]
+        copied = {name.digest for copy in rising for name in copy.names}
+        invariant(self.rising.keys() == copied, "what rises is being copied into memory")
+
+    def _copy(self, source: Tier, target: Tier, names: tuple[BlockName, ...]) -> CopyBlocks:
+        copy = CopyBlocks(next(self._copy_ids), source, target, names)
+        self._copies[copy.copy_id] = copy
+        return copy
+
+    def _go_down(self, now_ns: int) -> Effects:
+        """Start what may be under way at once; of what waits, keep as much again."""
+        limits, effects = self.limits, Effects()
+        under_way = sum(_goes_down(copy) for copy in self._copies.values())
+        while self._going_down and under_way < limits.copies:
+            names = self._next_down(limits.copy_blocks)
+            effects.append(self._copy(Tier.HOST, Tier.DISK, names))
+            under_way += 1
+        excess = len(self._going_down) - limits.copies * limits.copy_blocks
+        if excess > 0:
+            # The ends of chains: without its begin, what is left of one would be worth nothing.
+            names = tuple(self._going_down.pop() for _ in range(excess))
+            given_up, _ = self.caches.arrive(Tier.DISK, names, (), now_ns)
+            effects += given_up
+            effects += self.caches.let_go(Tier.HOST, [name.digest for name in names])
+        return effects
+
+    def _next_down(self, blocks: int) -> tuple[BlockName, ...]:
+        waiting = self._going_down
+        return tuple(waiting.popleft() for _ in range(min(blocks, len(waiting))))
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """What the end of a move changed in its target tier, and the moves that follow from it."""
-
-    added: tuple[bytes, ...]
-    evicted: tuple[bytes, ...]
-    moves: tuple[Move, ...]
-
-
-class Hierarchy:
-    """The tiers below one worker's device. Its host memory and disk are its own; the store given as
-    REMOTE is the same object for all workers.
-
-    Blocks are written through: to the fastest tier of the worker, and to the shared pool. What the
-    host memory evicts goes down to the disk; what the disk or the pool evicts is gone.
-    """
-
-    def __init__(self, tiers: Mapping[Tier, TierStore]) -> None:
-        assert Tier.DEVICE not in tiers
-        # Fastest first, as the enumeration is.
-        self.tiers = {tier: tiers[tier] for tier in Tier if tier in tiers}
-
-    def write_through(self, digests: Sequence[bytes]) -> list[Move]:
-        """The copies to be made of blocks that were just sealed on the device, in chain order. A
-        block that was read from a lower tier is sealed too, and so comes up to the host again."""
-        local = next((tier for tier in self.tiers if tier is not Tier.REMOTE), None)
-        targets = [tier for tier in self.tiers if tier in (local, Tier.REMOTE)]
-        moves = [Move(Tier.DEVICE, tier, self.tiers[tier].expect(digests)) for tier in targets]
-        return [move for move in moves if move.digests]
-
-    def arrived(self, move: Move, now_ns: int) -> Arrival:
-        """The bytes of a move to a tier are there. The moves returned are demotions; until they
-        arrive, their blocks are found nowhere."""
-        store = self.tiers[move.target]
-        if not store.up:
-            store.forgo(move.digests)
-            return Arrival((), (), ())
-        stored = store.store(move.digests, now_ns)
-        moves: tuple[Move, ...] = ()
-        if move.target is Tier.HOST and Tier.DISK in self.tiers:
-            # Evicted from the tail of a chain to its start: turned round they are a chain again.
-            demoted = self.tiers[Tier.DISK].expect(stored.evicted[::-1])
-            moves = (Move(Tier.HOST, Tier.DISK, demoted),) if demoted else ()
-        return Arrival(stored.added, stored.evicted, moves)
-
-    def lost(self, move: Move) -> None:
-        """A move to a tier was cancelled or died: its blocks may be written again."""
-        self.tiers[move.target].forgo(move.digests)
+def _goes_down(copy: CopyBlocks) -> bool:
+    return copy.source is Tier.HOST

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tandem.cluster.audit import invariant
-from tandem.cluster.tiers.gain import Gain
-from tandem.cluster.tiers.keeper import TierKeeper
+from tandem.cluster.tiers.benefit_gate import BenefitGate
+from tandem.cluster.tiers.hierarchy import TierHierarchy
 from tandem.cluster.tiers.shared import SharedContent
-from tandem.cluster.tiers.shelves import KeeperEffect
+from tandem.cluster.tiers.tier_caches import KeeperEffect
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockName
 from tandem.messages.node import (
@@ -23,7 +23,7 @@ from tandem.messages.node import (
     KeepStaged,
     StageBlocks,
 )
-from tandem.messages.worker import BlocksSealed
+from tandem.messages.worker import BlocksCommitted
 
 Effects = list[StageBlocks | KeepStaged | DropStaged | KeeperEffect]
 
@@ -52,25 +52,25 @@ class WriteThrough:
 
     def __init__(
         self,
-        keeper: TierKeeper,
+        hierarchy: TierHierarchy,
         shared: SharedContent,
         generations: Sequence[int],
         copy_ids: Iterator[int],
     ) -> None:
         self.dropped_blocks = 0
-        self._keeper = keeper
+        self._hierarchy = hierarchy
         self._shared = shared
         self._generations = generations
         self._copy_ids = copy_ids
         self._waiting: deque[Sealed] = deque()
         self._stagings: dict[int, Staging] = {}
 
-    def sealed(self, event: BlocksSealed, gain: Gain, now_ns: int) -> Effects:
+    def sealed(self, event: BlocksCommitted, benefit: BenefitGate, now_ns: int) -> Effects:
         """These are full from now on. What is written nowhere is not copied at all."""
         tiers: dict[bytes, tuple[Tier, ...]] = {}
-        local = self._keeper.shelves.fastest
-        if local is not None and gain.is_on(local, now_ns):
-            for name in self._keeper.wanted(local, event.names):
+        local = self._hierarchy.caches.fastest
+        if local is not None and benefit.is_on(local, now_ns):
+            for name in self._hierarchy.wanted(local, event.names):
                 tiers[name.digest] = (local,)
         for name in self._shared.wanted(event.names):
             tiers[name.digest] = (*tiers.get(name.digest, ()), Tier.REMOTE)
@@ -80,7 +80,7 @@ class WriteThrough:
             for block, generation, name in rows
             if name.digest in tiers
         )
-        excess = len(self._waiting) - self._keeper.limits.queued_blocks
+        excess = len(self._waiting) - self._hierarchy.limits.queued_blocks
         lost = [self._waiting.popleft() for _ in range(excess)]
         return self._give_up(lost, now_ns) + self._stage(now_ns)
 
@@ -115,7 +115,7 @@ class WriteThrough:
 
     def audit(self) -> None:
         """Assert that no more is under way than may be."""
-        limits, staged = self._keeper.limits, len(self._stagings)
+        limits, staged = self._hierarchy.limits, len(self._stagings)
         invariant(staged <= limits.stagings, "no more copies are staged than may be")
         invariant(len(self._waiting) <= limits.queued_blocks, "no more blocks wait than may")
         full = staged == limits.stagings
@@ -125,7 +125,7 @@ class WriteThrough:
         return self._generations[row.block] == row.generation
 
     def _stage(self, now_ns: int) -> Effects:
-        limits, effects = self._keeper.limits, Effects()
+        limits, effects = self._hierarchy.limits, Effects()
         while self._waiting and len(self._stagings) < limits.stagings:
             count = min(limits.copy_blocks, len(self._waiting))
             next_rows = [self._waiting.popleft() for _ in range(count)]
@@ -159,4 +159,4 @@ class WriteThrough:
         if tier is Tier.REMOTE:
             self._shared.kept(names, kept)
             return []
-        return [*self._keeper.kept(tier, names, kept, now_ns)]
+        return [*self._hierarchy.kept(tier, names, kept, now_ns)]

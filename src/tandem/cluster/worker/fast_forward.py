@@ -19,7 +19,7 @@ def repeating_steps(
             return 0
         if not all(draws for _, _, draws in flight.rows):
             return 0
-    if any(end != sequence.stay.confirmed + 1 for sequence, end, _ in flights[0].rows):
+    if any(end != sequence.residency.confirmed + 1 for sequence, end, _ in flights[0].rows):
         return 0
     return min(_repeating_steps_of(sequence, block_size, sealing) for sequence in running)
 
@@ -27,10 +27,13 @@ def repeating_steps(
 def _repeating_steps_of(sequence: Sequence, block_size: int, sealing: bool) -> int:
     steps = min(
         sequence.target_tokens - sequence.known_tokens - sequence.unseen,
-        len(sequence.stay.blocks) * block_size - sequence.stay.scheduled,
+        len(sequence.residency.blocks) * block_size - sequence.residency.scheduled,
     )
     if sealing:
-        steps = min(steps, (sequence.stay.sealed + 1) * block_size - 1 - sequence.stay.confirmed)
+        steps = min(
+            steps,
+            (sequence.residency.committed + 1) * block_size - 1 - sequence.residency.confirmed,
+        )
     return steps
 
 
@@ -38,8 +41,8 @@ def repeat(flights: Ordered[PlanBuilder], steps: int, tokens: Iterable[int]) -> 
     """The rows of all flights move on by `steps` tokens; row i draws `tokens[i]` each time."""
     for (sequence, _, _), token in zip(flights[0].rows, tokens, strict=True):
         sequence.extend(array("I", (token,)) * steps)
-        sequence.stay.scheduled += steps
-        sequence.stay.confirmed += steps
+        sequence.residency.scheduled += steps
+        sequence.residency.confirmed += steps
     for flight in flights:
         flight.step_id += steps
         flight.rows = [(sequence, end + steps, draws) for sequence, end, draws in flight.rows]

@@ -1,10 +1,10 @@
 """Which blocks of a worker have become full, for whoever copies them elsewhere."""
 
 from tandem.facts.kv_tiers import BlockName
-from tandem.messages.worker import BlocksSealed
+from tandem.messages.worker import BlocksCommitted
 
 
-class SealedBlocks:
+class CommittedBlocks:
     """To be added to only where somebody `wanted` that."""
 
     def __init__(self, *, wanted: bool) -> None:
@@ -15,10 +15,10 @@ class SealedBlocks:
         """The block is full and keeps what it holds under this generation."""
         self._rows.append((block, generation, name))
 
-    def take(self) -> BlocksSealed | None:
+    def take(self) -> BlocksCommitted | None:
         """What was added since the last call; None when nothing."""
         if not self._rows:
             return None
         blocks, generations, names = zip(*self._rows, strict=True)
         self._rows = []
-        return BlocksSealed(blocks, generations, names)
+        return BlocksCommitted(blocks, generations, names)

@@ -10,9 +10,9 @@ def load_of(worker: str, machine: WorkerMachine) -> LoadReported:
     """A look at one worker. Sequences whose whole prompt comes from another worker are counted by
     whoever sent them; where a part of it comes from a slower tier, the rest is prefill of this
     worker, also while it still waits for that part."""
-    residents = machine.residents
+    sequences = machine.sequences
     running_sequences = context_tokens = queued_prefill_tokens = 0
-    for sequence in residents.running:
+    for sequence in sequences.running:
         pending_tokens = sequence.pending_tokens
         if pending_tokens > 1:
             queued_prefill_tokens += pending_tokens
@@ -22,7 +22,7 @@ def load_of(worker: str, machine: WorkerMachine) -> LoadReported:
     waiting = machine.planner.waiting
     waiting_requests = waiting.requests
     queued_prefill_tokens += waiting.prefill_tokens
-    for sequence in residents.importing.values():
+    for sequence in sequences.importing.values():
         tokens = prefill_tokens_of(sequence)
         if tokens and sequence.phase is not Phase.ENDED:
             waiting_requests += 1
@@ -33,5 +33,5 @@ def load_of(worker: str, machine: WorkerMachine) -> LoadReported:
         waiting_requests=waiting_requests,
         queued_prefill_tokens=queued_prefill_tokens,
         context_tokens=context_tokens,
-        free_blocks=residents.pool.free_blocks,
+        free_blocks=sequences.pool.free_blocks,
     )

@@ -13,9 +13,9 @@ import numpy as np
 from tandem.cluster.audit import invariant
 from tandem.cluster.worker.block_pool import BlockPool
 from tandem.cluster.worker.fast_forward import repeat, repeating_steps
-from tandem.cluster.worker.output import Emission, news_of_copies, news_of_kv, news_of_lost_kv
+from tandem.cluster.worker.output import StepOutput, report_copies, report_kv, report_lost_kv
 from tandem.cluster.worker.plan_builder import PlanBuilder
-from tandem.cluster.worker.running import Residents
+from tandem.cluster.worker.running import RunningSequences
 from tandem.cluster.worker.sequence import Phase, Sequence
 from tandem.cluster.worker.step_planner import StepPlanner
 from tandem.facts.blocks import CacheRoot, PromptChains
@@ -26,10 +26,9 @@ from tandem.messages.worker import (
     CancelImport,
     CopiesRequested,
     FailRequest,
-    HandoversRequested,
-    HoldsReleased,
     ImportDone,
     ImportsArrived,
+    KvTransfersRequested,
     PrefillsArrived,
     Refuse,
     ReportBlocks,
@@ -37,6 +36,7 @@ from tandem.messages.worker import (
     RequestsArrived,
     RunStep,
     StepDone,
+    TransferPinsReleased,
     WorkerEffect,
     WorkerEvent,
 )
@@ -49,8 +49,8 @@ NO_NUMBERS = "the model's numbers are not finite (NaN) for this request, so it h
 class WorkerConfig:
     """`steps_in_flight` is how many steps may wait behind the one that runs (0 or 1); with 1 the
     next step is decided before the tokens of this one are known. With more than one of
-    `pipeline_stages` as many steps are under way at once, each of other sequences. `tells_sealed`:
-    somebody copies full blocks and is to hear of each (`BlocksSealed`)."""
+    `pipeline_stages` as many steps are under way at once, each of other sequences. `reports_committed`:
+    somebody copies full blocks and is to hear of each (`BlocksCommitted`)."""
 
     block_size: int
     block_count: int
@@ -63,7 +63,7 @@ class WorkerConfig:
     prefix_caching: bool = True
     max_waiting: int = 4096
     pipeline_stages: int = 1
-    tells_sealed: bool = False
+    reports_committed: bool = False
 
     def __post_init__(self) -> None:
         # One sequence alone must always fit, or it would be preempted for ever.
@@ -73,7 +73,7 @@ class WorkerConfig:
         assert self.pipeline_stages > 0
 
     @property
-    def max_flights(self) -> int:
+    def max_steps_in_flight(self) -> int:
         """Steps that may be under way, the running one included."""
         return max(self.steps_in_flight + 1, self.pipeline_stages)
 
@@ -85,14 +85,17 @@ class WorkerMachine:
     def __init__(self, config: WorkerConfig) -> None:
         self.config = config
         pool = BlockPool(config.block_count)
-        self.residents = Residents(
-            config.max_sequences, pool, config.block_size, tells_sealed=config.tells_sealed
+        self.sequences = RunningSequences(
+            config.max_sequences,
+            pool,
+            config.block_size,
+            reports_committed=config.reports_committed,
         )
         self.planner = StepPlanner(
-            self.residents, config.batching, config.prefix_caching, config.pipeline_stages
+            self.sequences, config.batching, config.prefix_caching, config.pipeline_stages
         )
         self.unfinished: dict[str, Sequence] = {}
-        self._flights: deque[PlanBuilder] = deque()
+        self._in_flight: deque[PlanBuilder] = deque()
         self._chains = PromptChains(config.block_size)
         # The newest prompt whose tokens were found to be in the vocabulary.
         self._spoken: Iterable[int] = ()
@@ -107,8 +110,8 @@ class WorkerMachine:
     @property
     def idle(self) -> bool:
         """Whether nothing runs, waits, is held or is in flight."""
-        residents = self.residents
-        return not (self.unfinished or self._flights or residents.importing or residents.held)
+        sequences = self.sequences
+        return not (self.unfinished or self._in_flight or sequences.importing or sequences.pinned)
 
     def handle(self, event: WorkerEvent, now_ns: int) -> list[WorkerEffect]:
         """Take one event; the effects are to be performed in order."""
@@ -122,7 +125,7 @@ class WorkerMachine:
             case PrefillsArrived(requests, import_tokens):
                 for request, tokens in zip(requests, import_tokens, strict=True):
                     if sequence := self._arrive(request, effects, tokens):
-                        sequence.hand_over()
+                        sequence.stop_for_transfer()
             case ImportsArrived(requests, import_tokens):
                 for request, tokens in zip(requests, import_tokens, strict=True):
                     self._arrive(request, effects, tokens)
@@ -130,19 +133,19 @@ class WorkerMachine:
                 self._import_done(event)
             case CopiesRequested(request_ids):
                 wanted = [self.unfinished[each] for each in request_ids if each in self.unfinished]
-                effects += news_of_copies(wanted, self.residents.pool, self.config.block_size)
-            case HandoversRequested(request_ids):
+                effects += report_copies(wanted, self.sequences.pool, self.config.block_size)
+            case KvTransfersRequested(request_ids):
                 for request_id in request_ids:
                     if sequence := self.unfinished.get(request_id):
                         if sequence.phase is Phase.RUNNING:
-                            sequence.hand_over()
+                            sequence.stop_for_transfer()
                         else:
-                            effects.append(news_of_lost_kv(sequence))
-            case HoldsReleased(request_ids):
+                            effects.append(report_lost_kv(sequence))
+            case TransferPinsReleased(request_ids):
                 for request_id in request_ids:
-                    self.residents.release_hold(request_id)
+                    self.sequences.release_transfer_pin(request_id)
                     if sequence := self.unfinished.get(request_id):
-                        sequence.stay.copied = False
+                        sequence.residency.copied = False
             case RequestsAborted(request_ids):
                 for request_id in request_ids:
                     if sequence := self.unfinished.get(request_id):
@@ -151,18 +154,18 @@ class WorkerMachine:
                 effects += self._land(result)
         effects += self._launch()
         effects += self.planner.take_imports()
-        if sealed := self.residents.sealed.take():
+        if sealed := self.sequences.committed.take():
             effects.append(sealed)
-        if changes := self.residents.pool.take_changes():
+        if changes := self.sequences.pool.take_changes():
             effects.append(ReportBlocks(changes))
         return effects
 
     def audit(self) -> None:
         """Assert that nothing is lost: every block, slot and sequence is where it says it is."""
-        self.residents.audit()
-        residents = self.residents
-        importing = [s for s in residents.importing.values() if s.phase is Phase.IMPORTING]
-        in_work = len(residents.running) + len(importing) + len(self.planner.waiting)
+        self.sequences.audit()
+        sequences = self.sequences
+        importing = [s for s in sequences.importing.values() if s.phase is Phase.IMPORTING]
+        in_work = len(sequences.running) + len(importing) + len(self.planner.waiting)
         invariant(len(self.unfinished) == in_work, "unfinished requests run, import or wait")
 
     def _arrive(
@@ -178,8 +181,8 @@ class WorkerMachine:
         if self.config.prefix_caching:
             sequence.chain = self._chains.chain(root, request.prompt_tokens)
             chain = sequence.reusable_chain(self.config.block_size)
-            cached_blocks = self.residents.pool.likely_prefix_blocks(chain)
-            sequence.found.likely_cached_tokens = cached_blocks * self.config.block_size
+            cached_blocks = self.sequences.pool.likely_prefix_blocks(chain)
+            sequence.prefix_hit.likely_cached_tokens = cached_blocks * self.config.block_size
         self.unfinished[request.request_id] = sequence
         self.planner.enqueue(sequence)
         return sequence
@@ -202,10 +205,10 @@ class WorkerMachine:
             return InvalidRequest("logit_bias", "names a token id outside the vocabulary")
         if any(token not in vocabulary for token in request.sampling.stop_token_ids):
             return InvalidRequest("stop_token_ids", "names a token id outside the vocabulary")
-        residents = self.residents
+        sequences = self.sequences
         if any(
             request.request_id in taken
-            for taken in (self.unfinished, residents.importing, residents.held)
+            for taken in (self.unfinished, sequences.importing, sequences.pinned)
         ):
             return InvalidRequest("request_id", f"{request.request_id!r} is already running")
         return None
@@ -229,11 +232,11 @@ class WorkerMachine:
         del self.unfinished[request_id]
         match sequence.phase:
             case Phase.RUNNING:
-                self.residents.leave(sequence, Phase.ENDED)
+                self.sequences.leave(sequence, Phase.ENDED)
             case Phase.IMPORTING:
-                self.residents.give_up_import(sequence)
+                self.sequences.give_up_import(sequence)
                 if self.planner.withdraw_import(request_id):
-                    self.residents.end_import(sequence)
+                    self.sequences.end_import(sequence)
                 else:
                     effects.append(CancelImport(request_id))
             case _:
@@ -241,44 +244,46 @@ class WorkerMachine:
                 sequence.stop(Phase.ENDED)
 
     def _import_done(self, event: ImportDone) -> None:
-        sequence = self.residents.importing[event.request_id]
-        assert event.tokens <= max(sequence.import_tokens, sequence.stay.scheduled)
+        sequence = self.sequences.importing[event.request_id]
+        assert event.tokens <= max(sequence.import_tokens, sequence.residency.scheduled)
         sequence.import_tokens = 0
-        if not self.residents.end_import(sequence):
+        if not self.sequences.end_import(sequence):
             return
         sequence.extend(event.output_tokens)
         # The last known token is always computed: its logits draw the next one.
         tokens = min(event.tokens, sequence.known_tokens - 1)
-        if tokens > sequence.stay.scheduled:
-            sequence.stay.scheduled = tokens
-            self.residents.confirm(sequence, tokens, self.config.prefix_caching)
+        if tokens > sequence.residency.scheduled:
+            sequence.residency.scheduled = tokens
+            self.sequences.confirm(sequence, tokens, self.config.prefix_caching)
 
     def _launch(self) -> list[WorkerEffect]:
         effects: list[WorkerEffect] = []
-        while len(self._flights) < self.config.max_flights:
-            builder = self.planner.plan(self._steps, self.config.max_flights - len(self._flights))
+        while len(self._in_flight) < self.config.max_steps_in_flight:
+            builder = self.planner.plan(
+                self._steps, self.config.max_steps_in_flight - len(self._in_flight)
+            )
             self._unplanned = False
             for sequence in self.planner.take_lost():
                 if sequence.phase is Phase.ENDED:
                     del self.unfinished[sequence.request.request_id]
-                effects.append(news_of_lost_kv(sequence))
+                effects.append(report_lost_kv(sequence))
             if builder is None:
                 break
             self._steps += 1
-            self._flights.append(builder)
+            self._in_flight.append(builder)
             effects.append(RunStep(builder.build()))
         return effects
 
     def _land(self, result: StepResult) -> list[WorkerEffect]:
-        builder = self._flights.popleft()
+        builder = self._in_flight.popleft()
         assert builder.step_id == result.step_id
-        emission = Emission()
+        emission = StepOutput()
         effects: list[WorkerEffect] = []
         computed: list[Sequence] = []
         drawn = 0
         failed = {builder.rows[row][0] for row in result.failed_rows}
         for sequence, computed_tokens, draws in builder.rows:
-            sequence.flights -= 1
+            sequence.steps_in_flight -= 1
             token_index = drawn
             if draws:
                 drawn += 1
@@ -294,41 +299,41 @@ class WorkerMachine:
             # A sequence preempted since has given its blocks away, but its token is as good as
             # any: it was drawn from KV that was whole when the step ran.
             if sequence.phase is Phase.RUNNING:
-                self.residents.confirm(sequence, computed_tokens, self.config.prefix_caching)
-                if sequence.hands_over:
+                self.sequences.confirm(sequence, computed_tokens, self.config.prefix_caching)
+                if sequence.transfers_after:
                     computed.append(sequence)
             if draws:
                 self._take_token(sequence, emission.take(sequence, result, token_index), effects)
-        self.residents.step_landed()
-        return emission.effects() + effects + news_of_kv(computed, self.residents.pool)
+        self.sequences.step_landed()
+        return emission.effects() + effects + report_kv(computed, self.sequences.pool)
 
     def _take_token(self, sequence: Sequence, ended: bool, effects: list[WorkerEffect]) -> None:
         """After a token was drawn: the sequence ends, waits for its next worker, or goes on."""
         if ended:
             self._end(sequence, effects)
-        elif sequence.hands_over and not sequence.unseen:
+        elif sequence.transfers_after and not sequence.unseen:
             del self.unfinished[sequence.request.request_id]
-            self.residents.hold(sequence)
+            self.sequences.pin_for_transfer(sequence)
 
-    def steady_steps(self) -> int:
+    def repeatable_steps(self) -> int:
         """How many of the coming steps are known already: the same sequences decode, nobody ends,
-        enters, takes or fills a block. A simulator may take them at one go (`skip_steps`)."""
+        enters, takes or fills a block. A simulator may take them at one go (`fast_forward`)."""
         config = self.config
-        if config.pipeline_stages > 1 or len(self._flights) < config.max_flights:
+        if config.pipeline_stages > 1 or len(self._in_flight) < config.max_steps_in_flight:
             return 0
         if self._unplanned or (len(self.planner.waiting) and not self.planner.settled):
             return 0
         return repeating_steps(
-            self._flights, self.residents.running, config.block_size, config.prefix_caching
+            self._in_flight, self.sequences.running, config.block_size, config.prefix_caching
         )
 
-    def skip_steps(self, steps: int, tokens: Iterable[int]) -> None:
-        """As if `steps` steps had landed and as many been planned; at most `steady_steps()`.
+    def fast_forward(self, steps: int, tokens: Iterable[int]) -> None:
+        """As if `steps` steps had landed and as many been planned; at most `repeatable_steps()`.
 
         `tokens[i]` is what row i of the step under way draws, each time; none stops its sequence.
         The ids of the plans in flight grow by `steps`."""
         self._steps += steps
-        repeat(self._flights, steps, tokens)
+        repeat(self._in_flight, steps, tokens)
 
 
 def _speakable(tokens: Iterable[int], vocabulary: range) -> bool:

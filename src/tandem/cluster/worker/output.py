@@ -9,7 +9,7 @@ from tandem.facts.steps import StepResult
 from tandem.messages.worker import EmitTokens, KvComputed, WorkerEffect
 
 
-class Emission:
+class StepOutput:
     """The columns of one `EmitTokens` while a landed step is read."""
 
     def __init__(self) -> None:
@@ -41,7 +41,9 @@ class Emission:
                 tokens=tuple(self.tokens),
                 finish_reasons=tuple(self.reasons),
                 stopped_by_token=tuple(self.stopped),
-                cached_tokens=tuple(sequence.found.cached_tokens for sequence in self.sequences),
+                cached_tokens=tuple(
+                    sequence.prefix_hit.cached_tokens for sequence in self.sequences
+                ),
                 logprobs=tuple(self.logprobs),
             )
         ]
@@ -60,40 +62,41 @@ def rows_of(emission: EmitTokens, rows: Ordered[int]) -> EmitTokens:
     )
 
 
-def news_of_kv(sequences: list[Sequence], pool: BlockPool) -> list[WorkerEffect]:
+def report_kv(sequences: list[Sequence], pool: BlockPool) -> list[WorkerEffect]:
     """What may be read of these sequences, which hand over; those that have ended are left out."""
     generations = pool.generations
-    whole = [s for s in sequences if s.phase in (Phase.RUNNING, Phase.HELD)]
+    whole = [s for s in sequences if s.phase in (Phase.RUNNING, Phase.PINNED)]
     if not whole:
         return []
     return [
         KvComputed(
             request_ids=tuple(sequence.request.request_id for sequence in whole),
-            tokens=tuple(sequence.stay.confirmed for sequence in whole),
-            blocks=tuple(tuple(sequence.stay.blocks) for sequence in whole),
-            held=tuple(sequence.phase is Phase.HELD for sequence in whole),
+            tokens=tuple(sequence.residency.confirmed for sequence in whole),
+            blocks=tuple(tuple(sequence.residency.blocks) for sequence in whole),
+            held=tuple(sequence.phase is Phase.PINNED for sequence in whole),
             generations=tuple(
-                tuple(generations[block] for block in sequence.stay.blocks) for sequence in whole
+                tuple(generations[block] for block in sequence.residency.blocks)
+                for sequence in whole
             ),
         )
     ]
 
 
-def news_of_copies(
+def report_copies(
     sequences: list[Sequence], pool: BlockPool, block_size: int
 ) -> list[WorkerEffect]:
     """What may be read of these by now while they go on here; nothing of those without a whole
     block of KV."""
     readable, effects = [], list[WorkerEffect]()
     for sequence in sequences:
-        if sequence.phase is Phase.RUNNING and sequence.stay.confirmed >= block_size:
-            sequence.stay.copied = True
+        if sequence.phase is Phase.RUNNING and sequence.residency.confirmed >= block_size:
+            sequence.residency.copied = True
             readable.append(sequence)
         else:
-            effects.append(news_of_lost_kv(sequence))
-    return effects + news_of_kv(readable, pool)
+            effects.append(report_lost_kv(sequence))
+    return effects + report_kv(readable, pool)
 
 
-def news_of_lost_kv(sequence: Sequence) -> KvComputed:
+def report_lost_kv(sequence: Sequence) -> KvComputed:
     """Nothing of this sequence may be read any more."""
     return KvComputed((sequence.request.request_id,), (0,), ((),), (False,), ((),))

@@ -41,36 +41,38 @@ class PlanBuilder:
 
     def place(self, sequence: Sequence) -> None:
         """The sequence enters its slot, with the blocks it has so far."""
-        sequence.stay.placed = True
+        sequence.residency.placed = True
         self._placements.append(
             Placement(
-                sequence.stay.slot,
+                sequence.residency.slot,
                 sequence.request.request_id,
                 sequence.tokens[:],
                 len(sequence.request.prompt_tokens),
                 sequence.request.sampling,
             )
         )
-        self._placed.append((sequence.stay.slot, np.array(sequence.stay.blocks, np.int32)))
-        self._placed_blocks += len(sequence.stay.blocks)
+        self._placed.append(
+            (sequence.residency.slot, np.array(sequence.residency.blocks, np.int32))
+        )
+        self._placed_blocks += len(sequence.residency.blocks)
 
     def add_block(self, sequence: Sequence, block: int) -> None:
-        self._table.append((sequence.stay.slot, len(sequence.stay.blocks), block))
-        sequence.stay.blocks.append(block)
+        self._table.append((sequence.residency.slot, len(sequence.residency.blocks), block))
+        sequence.residency.blocks.append(block)
 
     def add_row(self, sequence: Sequence, chunk_tokens: int) -> None:
         """Schedule the next `chunk_tokens` of a running sequence, whose blocks are there."""
-        self._slots.append(sequence.stay.slot)
-        self._starts.append(sequence.stay.scheduled)
+        self._slots.append(sequence.residency.slot)
+        self._starts.append(sequence.residency.scheduled)
         self._counts.append(chunk_tokens)
         self.budget_tokens -= chunk_tokens
-        sequence.stay.scheduled += chunk_tokens
-        sequence.flights += 1
+        sequence.residency.scheduled += chunk_tokens
+        sequence.steps_in_flight += 1
         draws = sequence.draws_next
         if draws:
             sequence.unseen += 1
         self._samples.append(draws)
-        self.rows.append((sequence, sequence.stay.scheduled, draws))
+        self.rows.append((sequence, sequence.residency.scheduled, draws))
         self.planned.add(sequence)
 
     def build(self) -> StepPlan:

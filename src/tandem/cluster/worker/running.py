@@ -5,24 +5,24 @@ from collections.abc import Iterable
 
 from tandem.cluster.audit import invariant
 from tandem.cluster.worker.block_pool import BlockPool
-from tandem.cluster.worker.full_blocks import SealedBlocks
+from tandem.cluster.worker.full_blocks import CommittedBlocks
 from tandem.cluster.worker.sequence import Phase, Sequence
 
 
-class Residents:
+class RunningSequences:
     """Owns the slots, the block pool and the sequences that hold any: `running` by rank,
     `importing` while their KV is on its way (a slot, and blocks that somebody writes to, so never
-    preempted), `held` after their last step here (blocks that somebody reads, no slot)."""
+    preempted), `pinned` after their last step here (blocks that somebody reads, no slot)."""
 
     def __init__(
-        self, slot_count: int, pool: BlockPool, block_size: int, *, tells_sealed: bool = False
+        self, slot_count: int, pool: BlockPool, block_size: int, *, reports_committed: bool = False
     ) -> None:
         self.pool = pool
-        self.sealed = SealedBlocks(wanted=tells_sealed)
+        self.committed = CommittedBlocks(wanted=reports_committed)
         self.block_size = block_size
         self.running: list[Sequence] = []
         self.importing: dict[str, Sequence] = {}
-        self.held: dict[str, Sequence] = {}
+        self.pinned: dict[str, Sequence] = {}
         self.free_slots = list(range(slot_count - 1, -1, -1))
         # Hashes of prompt blocks that a running sequence is about to fill: another sequence that
         # needs one waits for it rather than computing it a second time.
@@ -37,29 +37,29 @@ class Residents:
 
     def blocks_for(self, sequence: Sequence, tokens: int) -> int:
         """How many more blocks the first `tokens` of the sequence need than it has."""
-        return -(-tokens // self.block_size) - len(sequence.stay.blocks)
+        return -(-tokens // self.block_size) - len(sequence.residency.blocks)
 
     def start(self, sequence: Sequence, cached_blocks: list[int]) -> None:
         """A waiting sequence takes a slot and shares these cached blocks."""
         self.pool.share(cached_blocks)
         sequence.start(self.free_slots.pop(), cached_blocks, self.block_size)
         insort(self.running, sequence, key=_rank)
-        for digest in sequence.chain[sequence.stay.sealed :]:
+        for digest in sequence.chain[sequence.residency.committed :]:
             self._filling.setdefault(digest, sequence)
 
     def leave(self, sequence: Sequence, phase: Phase) -> None:
         """A running sequence gives everything back; what it sealed stays in the cache."""
         self.running.remove(sequence)
-        self.free_slots.append(sequence.stay.slot)
-        self.pool.release(sequence.stay.blocks)
+        self.free_slots.append(sequence.residency.slot)
+        self.pool.release(sequence.residency.blocks)
         self._fills_no_more(sequence)
-        if sequence.flights:
-            self._touched.append((sequence, sequence.stay.blocks))
+        if sequence.steps_in_flight:
+            self._touched.append((sequence, sequence.residency.blocks))
         sequence.stop(phase)
 
     def step_landed(self) -> None:
         """Blocks that only the landed step still touched are quiet now."""
-        self._touched = [(left, blocks) for left, blocks in self._touched if left.flights]
+        self._touched = [(left, blocks) for left, blocks in self._touched if left.steps_in_flight]
 
     def quiet(self, blocks: Iterable[int]) -> bool:
         """Whether no step under way touches these blocks on behalf of a former owner."""
@@ -70,7 +70,7 @@ class Residents:
         """A sequence just started gets the blocks for all tokens before `end_token`, and waits
         until their KV has come. Gives the new blocks."""
         new_blocks = [self.pool.allocate() for _ in range(self.blocks_for(sequence, end_token))]
-        sequence.stay.blocks += new_blocks
+        sequence.residency.blocks += new_blocks
         self.running.remove(sequence)
         self.importing[sequence.request.request_id] = sequence
         sequence.phase = Phase.IMPORTING
@@ -85,60 +85,60 @@ class Residents:
         """Nobody writes to the blocks any more. Whether the sequence goes on here."""
         del self.importing[sequence.request.request_id]
         if sequence.phase is Phase.ENDED:
-            self.free_slots.append(sequence.stay.slot)
-            self.pool.release(sequence.stay.blocks)
+            self.free_slots.append(sequence.residency.slot)
+            self.pool.release(sequence.residency.blocks)
             sequence.stop(Phase.ENDED)
             return False
         sequence.phase = Phase.RUNNING
         insort(self.running, sequence, key=_rank)
         return True
 
-    def hold(self, sequence: Sequence) -> None:
+    def pin_for_transfer(self, sequence: Sequence) -> None:
         """A running sequence has done its part here and keeps its blocks for a reader."""
         self.running.remove(sequence)
-        self.free_slots.append(sequence.stay.slot)
+        self.free_slots.append(sequence.residency.slot)
         self._fills_no_more(sequence)
-        self.held[sequence.request.request_id] = sequence
-        sequence.phase = Phase.HELD
+        self.pinned[sequence.request.request_id] = sequence
+        sequence.phase = Phase.PINNED
 
-    def release_hold(self, request_id: str) -> bool:
+    def release_transfer_pin(self, request_id: str) -> bool:
         """Free a held sequence's blocks. Whether there was one."""
-        sequence = self.held.pop(request_id, None)
+        sequence = self.pinned.pop(request_id, None)
         if sequence is None:
             return False
-        self.pool.release(sequence.stay.blocks)
+        self.pool.release(sequence.residency.blocks)
         sequence.stop(Phase.ENDED)
         return True
 
     def _fills_no_more(self, sequence: Sequence) -> None:
-        for digest in sequence.chain[sequence.stay.sealed :]:
+        for digest in sequence.chain[sequence.residency.committed :]:
             if self._filling.get(digest) is sequence:
                 del self._filling[digest]
 
     def confirm(self, sequence: Sequence, computed_tokens: int, seal: bool) -> None:
         """The KV of the first `computed_tokens` is there; full blocks go into the cache."""
-        sequence.stay.confirmed = computed_tokens
+        sequence.residency.confirmed = computed_tokens
         full_blocks = computed_tokens // self.block_size
-        if not seal or full_blocks <= sequence.stay.sealed:
+        if not seal or full_blocks <= sequence.residency.committed:
             return
         sequence.grow_chain(self.block_size)
-        for index in range(sequence.stay.sealed, full_blocks):
-            digest, block = sequence.chain[index], sequence.stay.blocks[index]
+        for index in range(sequence.residency.committed, full_blocks):
+            digest, block = sequence.chain[index], sequence.residency.blocks[index]
             new = self.pool.seal(block, digest, sequence.parent_hash(index))
-            if new and self.sealed.wanted:
-                self.sealed.add(block, self.pool.generations[block], sequence.block_name(index))
+            if new and self.committed.wanted:
+                self.committed.add(block, self.pool.generations[block], sequence.block_name(index))
             if self._filling.get(digest) is sequence:
                 del self._filling[digest]
-        sequence.stay.sealed = full_blocks
+        sequence.residency.committed = full_blocks
 
     def audit(self) -> None:
         """Assert that blocks and slots have exactly the owners that the sequences say."""
         in_slots = [*self.running, *self.importing.values()]
-        resident = [*in_slots, *self.held.values()]
-        self.pool.audit([sequence.stay.blocks for sequence in resident])
+        resident = [*in_slots, *self.pinned.values()]
+        self.pool.audit([sequence.residency.blocks for sequence in resident])
         counted = all(each.known_tokens == len(each.tokens) for each in resident)
         invariant(counted, "sequences know how many tokens they know")
-        slots = [sequence.stay.slot for sequence in in_slots] + self.free_slots
+        slots = [sequence.residency.slot for sequence in in_slots] + self.free_slots
         invariant(sorted(slots) == list(range(len(slots))), "each slot is free or has one sequence")
         filling = set(self._filling.values())
         invariant(filling <= set(in_slots), "blocks are filled by sequences that run")

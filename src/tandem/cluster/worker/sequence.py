@@ -14,23 +14,23 @@ from tandem.policy.batching import Rank
 class Phase(Enum):
     """Where a sequence stands. Every accepted sequence reaches ENDED exactly once.
 
-    IMPORTING: has a slot and blocks, whose KV is on its way from elsewhere. HELD: has drawn its one
+    IMPORTING: has a slot and blocks, whose KV is on its way from elsewhere. PINNED: has drawn its one
     token and keeps its blocks for the worker that goes on with it.
     """
 
     WAITING = "waiting"
     IMPORTING = "importing"
     RUNNING = "running"
-    HELD = "held"
+    PINNED = "pinned"
     ENDED = "ended"
 
 
 @dataclass(slots=True)
-class Stay:
+class KvResidency:
     """What a sequence has while it is resident, and loses as a whole when it leaves.
 
     KV is planned for the first `scheduled` tokens and confirmed for the first `confirmed`; the
-    first `sealed` of `blocks` are in the prefix cache. `placed` says that a plan has told the
+    first `committed` of `blocks` are in the prefix cache. `placed` says that a plan has told the
     engine who is in the slot, `copied` that another worker reads the blocks meanwhile.
     """
 
@@ -38,13 +38,13 @@ class Stay:
     blocks: list[int] = field(default_factory=list)
     scheduled: int = 0
     confirmed: int = 0
-    sealed: int = 0
+    committed: int = 0
     placed: bool = False
     copied: bool = False
 
 
 @dataclass(slots=True)
-class Found:
+class PrefixHit:
     """`cached_tokens` of the prompt were found in the cache; -1 before the first look. KV of the
     first `reached_tokens` was here, or on its way, in an earlier stay: finding that is no hit.
     `likely_cached_tokens` are what a look on arrival found. While another fills blocks that both
@@ -60,27 +60,27 @@ class Sequence:
     """A request on its way.
 
     `tokens` are known (prompt and drawn), `known_tokens` of them; `unseen` counts tokens drawn by
-    steps still in flight. `stay` is what it has here now, `chain` holds the hashes of its full
+    steps still in flight. `residency` is what it has here now, `chain` holds the hashes of its full
     known blocks.
     Steps are planned until `target_tokens` tokens are drawn or known; the answer ends at
-    `limit_tokens`, which lies further only when another worker goes on (`hands_over`).
+    `limit_tokens`, which lies further only when another worker goes on (`transfers_after`).
     """
 
     __slots__ = (
         "chain",
-        "flights",
-        "found",
-        "hands_over",
         "import_tokens",
         "known_tokens",
         "limit_tokens",
         "phase",
+        "prefix_hit",
         "rank",
         "request",
+        "residency",
         "root",
-        "stay",
+        "steps_in_flight",
         "target_tokens",
         "tokens",
+        "transfers_after",
         "unseen",
     )
 
@@ -94,14 +94,14 @@ class Sequence:
         self.known_tokens = len(self.tokens)
         wanted_tokens = len(request.prompt_tokens) + request.sampling.max_tokens
         self.limit_tokens = self.target_tokens = min(wanted_tokens, context_tokens)
-        self.hands_over = False
+        self.transfers_after = False
         self.import_tokens = 0
         self.chain: Chain = ()
         self.phase = Phase.WAITING
-        self.stay = Stay()
+        self.residency = KvResidency()
         self.unseen = 0
-        self.flights = 0
-        self.found = Found()
+        self.steps_in_flight = 0
+        self.prefix_hit = PrefixHit()
 
     @property
     def pending_tokens(self) -> int:
@@ -109,18 +109,18 @@ class Sequence:
         coming_tokens = self.known_tokens + self.unseen
         if coming_tokens >= self.target_tokens or self.phase is Phase.IMPORTING:
             return 0
-        return coming_tokens - self.stay.scheduled
+        return coming_tokens - self.residency.scheduled
 
     @property
     def untouched(self) -> bool:
         """Whether nothing was computed, moved or said for it yet: refusing it wastes nothing."""
-        never_ran = self.found.cached_tokens < 0 and not self.import_tokens
+        never_ran = self.prefix_hit.cached_tokens < 0 and not self.import_tokens
         return never_ran and self.known_tokens == len(self.request.prompt_tokens)
 
     @property
     def draws_next(self) -> bool:
         """Whether the tokens scheduled so far end where the next token is to be drawn."""
-        return self.stay.scheduled == self.known_tokens + self.unseen
+        return self.residency.scheduled == self.known_tokens + self.unseen
 
     def reusable_chain(self, block_size: int) -> Chain:
         """Hashes of the blocks that may come from the cache.
@@ -143,30 +143,32 @@ class Sequence:
         parent = self.parent_hash(block_index)
         return BlockName(chain[block_index], parent, chain[0], self.request.tenant)
 
-    def hand_over(self) -> None:
+    def stop_for_transfer(self) -> None:
         """Draw one token more or, when some are being drawn, only those; then wait for the worker
         that goes on."""
-        self.hands_over = True
+        self.transfers_after = True
         self.target_tokens = min(self.limit_tokens, self.known_tokens + max(1, self.unseen))
 
     def start(self, slot: int, cached_blocks: list[int], block_size: int) -> None:
         """Take a slot, with the KV of these shared blocks already there."""
         assert self.phase is Phase.WAITING
-        assert not self.flights
+        assert not self.steps_in_flight
         self.phase = Phase.RUNNING
         cached_tokens = len(cached_blocks) * block_size
-        self.stay = Stay(
+        self.residency = KvResidency(
             slot, list(cached_blocks), cached_tokens, cached_tokens, len(cached_blocks)
         )
-        found, prompt_tokens = self.found, len(self.request.prompt_tokens)
-        new_tokens = min(cached_tokens, prompt_tokens) - found.reached_tokens
-        found.cached_tokens = max(0, found.cached_tokens) + max(0, new_tokens)
+        hit, prompt_tokens = self.prefix_hit, len(self.request.prompt_tokens)
+        new_tokens = min(cached_tokens, prompt_tokens) - hit.reached_tokens
+        hit.cached_tokens = max(0, hit.cached_tokens) + max(0, new_tokens)
 
     def stop(self, phase: Phase) -> None:
         """Give up slot, blocks and computed KV; the known tokens stay."""
         self.phase = phase
-        self.found.reached_tokens = max(self.found.reached_tokens, self.stay.scheduled)
-        self.stay = Stay()
+        self.prefix_hit.reached_tokens = max(
+            self.prefix_hit.reached_tokens, self.residency.scheduled
+        )
+        self.residency = KvResidency()
 
     def append(self, token: int) -> tuple[FinishReason | None, bool]:
         """Take a drawn token. Says whether the sequence ends, and whether this token stops it."""

@@ -1,9 +1,9 @@
 """Turns running and waiting sequences into the plan of one step, with the policy's order and the
 pool's blocks: who continues, who is admitted, who gives way."""
 
-from tandem.cluster.worker.entry import Entry
+from tandem.cluster.worker.entry_check import Entry
 from tandem.cluster.worker.plan_builder import PlanBuilder
-from tandem.cluster.worker.running import Residents
+from tandem.cluster.worker.running import RunningSequences
 from tandem.cluster.worker.sequence import Phase, Sequence
 from tandem.cluster.worker.waiting import WaitingSequences
 from tandem.messages.worker import ImportBlocks
@@ -11,18 +11,18 @@ from tandem.policy.batching import TokenBudgetBatching
 
 
 class StepPlanner:
-    """Plans steps over `residents` and a queue of waiting sequences, which it owns."""
+    """Plans steps over `sequences` and a queue of waiting sequences, which it owns."""
 
     def __init__(
         self,
-        residents: Residents,
+        sequences: RunningSequences,
         batching: TokenBudgetBatching,
         prefix_caching: bool,
         pipeline_stages: int,
     ) -> None:
-        self.residents = residents
+        self.sequences = sequences
         self.batching = batching
-        self._entry = Entry(residents, batching, prefix_caching)
+        self._entry = Entry(sequences, batching, prefix_caching)
         self.pipeline_stages = pipeline_stages
         self.waiting = WaitingSequences()
         # Whether the last plan moved no block and let nobody in or out: the next finds no more.
@@ -37,8 +37,8 @@ class StepPlanner:
         """Wait by rank: a preempted sequence is older than the newcomers and stands before them."""
         self.waiting.add(sequence)
 
-    def plan(self, step_id: int, free_flights: int) -> PlanBuilder | None:
-        """The next step, or None when nothing can run now; the first of `free_flights` more that
+    def plan(self, step_id: int, free_steps: int) -> PlanBuilder | None:
+        """The next step, or None when nothing can run now; the first of `free_steps` more that
         may be under way.
 
         Decodes come first, then prompts by priority, whether they already run or still wait.
@@ -46,9 +46,9 @@ class StepPlanner:
         builder = PlanBuilder(step_id, self.batching.max_batched_tokens)
         self.settled = True
         self._yield_to_urgent()
-        decodes, prefills = self.batching.decodes_and_prefills(self.residents.running)
+        decodes, prefills = self.batching.decodes_and_prefills(self.sequences.running)
         if self.pipeline_stages > 1:
-            decodes = self._one_stage_full(decodes, free_flights)
+            decodes = self._one_stage_full(decodes, free_steps)
         self._continue(builder, decodes)
         if prefills:
             self._admit_waiting(builder, prefills[0])
@@ -58,7 +58,7 @@ class StepPlanner:
 
     def take_imports(self) -> list[ImportBlocks]:
         """The imports begun, not taken before, and into blocks that no step still touches."""
-        ready = [wanted for wanted in self._imports.values() if self.residents.quiet(wanted.blocks)]
+        ready = [wanted for wanted in self._imports.values() if self.sequences.quiet(wanted.blocks)]
         for wanted in ready:
             del self._imports[wanted.request_id]
         return ready
@@ -85,23 +85,23 @@ class StepPlanner:
         for sequence in sequences:
             if sequence.phase is not Phase.RUNNING:
                 continue
-            if not (sequence.stay.placed or builder.may_place):
+            if not (sequence.residency.placed or builder.may_place):
                 continue
             chunk_tokens = self.batching.chunk_tokens(
                 sequence.pending_tokens, builder.budget_tokens
             )
             if chunk_tokens and self._make_room(builder, sequence, chunk_tokens):
-                if not sequence.stay.placed:
+                if not sequence.residency.placed:
                     builder.place(sequence)
                 builder.add_row(sequence, chunk_tokens)
 
     def _make_room(self, builder: PlanBuilder, sequence: Sequence, chunk_tokens: int) -> bool:
         """Give a running sequence the blocks for its chunk, preempting others if need be."""
-        pool = self.residents.pool
-        needed = self.residents.blocks_for(sequence, sequence.stay.scheduled + chunk_tokens)
+        pool = self.sequences.pool
+        needed = self.sequences.blocks_for(sequence, sequence.residency.scheduled + chunk_tokens)
         while pool.free_blocks < needed:
             builder.short_of_blocks = True
-            candidates = [s for s in self.residents.running if s not in builder.planned]
+            candidates = [s for s in self.sequences.running if s not in builder.planned]
             victim = self.batching.victim(candidates)
             if victim is sequence and len(candidates) == 1:
                 # All others run in this step and will free blocks in the end: keep what is
@@ -118,7 +118,7 @@ class StepPlanner:
     def _admit_waiting(self, builder: PlanBuilder, before: Sequence | None) -> None:
         """Admit by rank while there is room: all, or only those who outrank `before`."""
         for sequence in self.waiting:
-            if builder.short_of_blocks or not self.residents.free_slots:
+            if builder.short_of_blocks or not self.sequences.free_slots:
                 return
             if not builder.may_place:
                 return
@@ -136,23 +136,25 @@ class StepPlanner:
     def _admit(self, builder: PlanBuilder, sequence: Sequence, cached: list[int]) -> None:
         self.settled = False
         self.waiting.admit(sequence)
-        if sequence.found.cached_tokens < 0:
+        if sequence.prefix_hit.cached_tokens < 0:
             # A sequence that was preempted finds its own blocks: that is no hit.
             self.prefix_query_tokens += sequence.known_tokens
-            self.prefix_hit_tokens += len(cached) * self.residents.block_size
-        self.residents.start(sequence, cached)
+            self.prefix_hit_tokens += len(cached) * self.sequences.block_size
+        self.sequences.start(sequence, cached)
         if sequence.import_tokens:
             self._start_import(sequence)
             return
         builder.place(sequence)
         chunk_tokens = self.batching.chunk_tokens(sequence.pending_tokens, builder.budget_tokens)
-        for _ in range(self.residents.blocks_for(sequence, sequence.stay.scheduled + chunk_tokens)):
-            builder.add_block(sequence, self.residents.pool.allocate())
+        for _ in range(
+            self.sequences.blocks_for(sequence, sequence.residency.scheduled + chunk_tokens)
+        ):
+            builder.add_block(sequence, self.sequences.pool.allocate())
         builder.add_row(sequence, chunk_tokens)
 
     def _start_import(self, sequence: Sequence) -> None:
-        blocks = self.residents.start_import(sequence, sequence.import_tokens)
-        first_token = sequence.stay.scheduled
+        blocks = self.sequences.start_import(sequence, sequence.import_tokens)
+        first_token = sequence.residency.scheduled
         end_token = max(first_token, sequence.import_tokens)
         request_id = sequence.request.request_id
         self._imports[request_id] = ImportBlocks(request_id, first_token, end_token, blocks)
@@ -160,10 +162,10 @@ class StepPlanner:
     def _yield_to_urgent(self) -> None:
         """When the first waiting sequence cannot enter but would if all of lower priority left,
         preempt as many of those as it takes."""
-        if not len(self.waiting) or not self.residents.running:
+        if not len(self.waiting) or not self.sequences.running:
             return
         urgent = self.waiting.first
-        lesser = [s for s in self.residents.running if self.batching.outranks(urgent, s)]
+        lesser = [s for s in self.sequences.running if self.batching.outranks(urgent, s)]
         if not lesser:
             return
         cached = self._entry.cached_blocks(urgent)
@@ -180,10 +182,10 @@ class StepPlanner:
         whoever reads must hear of it."""
         self.settled = False
         self.preemptions += 1
-        if sequence.hands_over or sequence.stay.copied:
+        if sequence.transfers_after or sequence.residency.copied:
             self._lost.append(sequence)
-        if sequence.hands_over:
-            self.residents.leave(sequence, Phase.ENDED)
+        if sequence.transfers_after:
+            self.sequences.leave(sequence, Phase.ENDED)
         else:
-            self.residents.leave(sequence, Phase.WAITING)
+            self.sequences.leave(sequence, Phase.WAITING)
             self.enqueue(sequence)

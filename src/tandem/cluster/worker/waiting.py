@@ -75,7 +75,9 @@ def prefill_tokens_of(sequence: Sequence) -> int:
     come_tokens = sequence.import_tokens
     if come_tokens >= len(sequence.request.prompt_tokens):
         return 0
-    computed_tokens = max(come_tokens, sequence.found.likely_cached_tokens, sequence.stay.scheduled)
+    computed_tokens = max(
+        come_tokens, sequence.prefix_hit.likely_cached_tokens, sequence.residency.scheduled
+    )
     return max(1, sequence.known_tokens - computed_tokens)
 
 

@@ -36,7 +36,7 @@ from tandem.live.clock import NS_PER_S, wall_clock_s
 from tandem.live.event_loop import loop_runner
 from tandem.live.gateway.gateway import Gateway, GatewayTerms
 from tandem.live.launching.parent import end_with_parent
-from tandem.messages.cluster import Welcome
+from tandem.messages.cluster import Registered
 from tandem.models.configuration import read_model_spec
 from tandem.text.model import TextModel
 
@@ -103,7 +103,7 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
         # Under this root there is no block: the workers will say by which theirs are named.
         router=router_config(cluster, form.root, form.layout.block_size, {}),
         capacity_of=capacity_of(cluster),
-        welcome=_welcome(setup),
+        terms=_welcome(setup),
         model=name,
         revision=options.revision,
         block_format=form.block_format if cluster.tiers.remote is not None else None,
@@ -208,9 +208,9 @@ def _announce(setup: GatewaySetup, endpoint: str, url: str) -> None:
     logger.info("%s listens on %s, and for workers on %s", setup.gateway, url, endpoint)
 
 
-def _welcome(setup: GatewaySetup) -> Welcome:
+def _welcome(setup: GatewaySetup) -> Registered:
     health = setup.health
-    return Welcome(
+    return Registered(
         gateway=setup.gateway,
         report_interval_ns=int(health.report_interval_s * NS_PER_S),
         silence_ns=int(health.heartbeat_timeout_s * NS_PER_S),

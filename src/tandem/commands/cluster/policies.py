@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from tandem.cluster.router.request_queue import LineConfig
+from tandem.cluster.router.request_queue import RequestQueueConfig
 from tandem.config.cluster import Cluster, PoolConfig
 from tandem.config.cluster_build import Choice
 from tandem.config.cluster_parameters import parameters
 from tandem.config.cluster_tree import nearest
 from tandem.facts.errors import InvalidConfiguration
-from tandem.facts.service_level import AS_THEY_WISH, LOWER_ONLY, ClientPriorities
+from tandem.facts.slo import AS_THEY_WISH, LOWER_ONLY, ClientPriorities
 from tandem.policy.admission.contract import Admission
 from tandem.policy.admission.registry import ADMISSIONS
 from tandem.policy.dispatch.contract import Dispatching
@@ -31,7 +31,7 @@ class RouterPolicies:
     admission: Admission
     dispatching: Dispatching
     classes: Classes
-    line: LineConfig
+    queue: RequestQueueConfig
 
 
 def router_policies(cluster: Cluster) -> RouterPolicies:
@@ -44,7 +44,7 @@ def router_policies(cluster: Cluster) -> RouterPolicies:
         admission=_made("admission", chosen.admission, ADMISSIONS[chosen.admission.name]),
         dispatching=_made("dispatch", dispatch, DISPATCHES[dispatch.name]),
         classes=_classes(cluster),
-        line=_line(cluster),
+        queue=_line(cluster),
     )
 
 
@@ -77,7 +77,7 @@ def _made(kind: str, choice: Choice, make: Callable[..., T]) -> T:
     return make(**parameters(kind, choice, make))
 
 
-def _line(cluster: Cluster) -> LineConfig:
+def _line(cluster: Cluster) -> RequestQueueConfig:
     """Classes and tenants mean something only where somebody has to wait."""
     queue = cluster.queue
     max_requests, prefill_depth = queue.max_requests, queue.prefill_depth
@@ -88,7 +88,7 @@ def _line(cluster: Cluster) -> LineConfig:
     if prefill_depth is None:
         prefill_depth = int(cluster.policies.dispatch.name == "queue")
     weights = {tenant.name: tenant.weight for tenant in cluster.tenants}
-    return LineConfig(max_requests, prefill_depth, weights, queue.max_wait_s)
+    return RequestQueueConfig(max_requests, prefill_depth, weights, queue.max_wait_s)
 
 
 def _classes(cluster: Cluster) -> Classes:
@@ -97,7 +97,7 @@ def _classes(cluster: Cluster) -> Classes:
             name=entry.name,
             priority=entry.priority,
             reserved=entry.reserved,
-            promise=cluster.slo if entry.slo.empty else entry.slo,
+            slo=cluster.slo if entry.slo.empty else entry.slo,
             headers=entry.headers,
             deadline_s=entry.deadline_s,
             client_priorities=ClientPriorities(-entry.client_may_raise, entry.client_may_lower),

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import tandem
 from tandem.api.ambient import fresh_chance
-from tandem.cluster.shared_pool.heat import HeatConfig
+from tandem.cluster.shared_pool.hot_blocks import HotBlocksConfig
 from tandem.cluster.shared_pool.machine import PoolNodeConfig, PoolNodeMachine
 from tandem.cluster.tiers.config import TierLimits, TiersConfig
 from tandem.commands.cluster.member_process import (
@@ -62,7 +62,7 @@ from tandem.live.launching.parent import end_with_parent
 from tandem.live.process_end import end_within
 from tandem.live.shared_pool import PoolInbox, PoolNode, Replicas
 from tandem.live.startup import StartUp
-from tandem.messages.cluster import PROTOCOL, PoolHello
+from tandem.messages.cluster import PROTOCOL, RegisterPoolNode
 from tandem.messages.node import BlocksKept, Leave
 from tandem.policy.eviction.registry import make_eviction
 
@@ -105,7 +105,7 @@ def _run(setup: PoolNodeSetup) -> Leave:
         undo.callback(replicas.close, LAST_WORD_S)
         listening = _listening(setup)
         undo.callback(listening.close)
-        hello = PoolHello(
+        register = RegisterPoolNode(
             protocol=PROTOCOL,
             version=tandem.__version__,
             worker=setup.node,
@@ -114,9 +114,9 @@ def _run(setup: PoolNodeSetup) -> Leave:
             format=block_format,
             capacity_blocks=sum(tiers.capacities.values()),
         )
-        config = PoolNodeConfig(hello, tiers, HeatConfig(replicas=setup.replicas))
+        config = PoolNodeConfig(register, tiers, HotBlocksConfig(replicas=setup.replicas))
         node = PoolNode(PoolNodeMachine(config, now_ns()), inbox, stores, replicas)
-        credentials = Credentials(transfer_secret(setup), incarnation_proof(hello.incarnation))
+        credentials = Credentials(transfer_secret(setup), incarnation_proof(register.incarnation))
         terms = PoolTerms(tags, credentials, random_bytes)
         failure = EngineFailed("the port of the shared pool failed")
         server = PoolServer(listening, terms, node.desk, lambda: inbox.fail(failure))
@@ -128,8 +128,8 @@ def _run(setup: PoolNodeSetup) -> Leave:
 
 async def _work(setup: PoolNodeSetup, node: PoolNode, inbox: PoolInbox) -> Leave:
     heed_signals(inbox)
-    hello = node.machine.hello
-    identity = f"{hello.worker}/{hello.incarnation}"
+    register = node.machine.registration
+    identity = f"{register.worker}/{register.incarnation}"
     channels = channels_to(setup.gateways, setup.keys, identity, inbox)
     code = FAILED
     try:

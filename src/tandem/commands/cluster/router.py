@@ -14,7 +14,7 @@ from tandem.config.cluster_hardware import pool_cost
 from tandem.config.cluster_live import as_served, on_cpu
 from tandem.cost.worker import WorkerCost
 from tandem.facts.blocks import CacheRoot
-from tandem.messages.cluster import Hello
+from tandem.messages.cluster import Register
 
 
 def router_config(
@@ -31,12 +31,12 @@ def router_config(
         admission=policies.admission,
         dispatching=policies.dispatching,
         classes=policies.classes,
-        line=policies.line,
+        queue=policies.queue,
         first_token=cluster.policies.first_token,
     )
 
 
-def capacity_of(cluster: Cluster) -> Callable[[Hello], Capacity]:
+def capacity_of(cluster: Cluster) -> Callable[[Register], Capacity]:
     """What a worker can hold, as it says itself, at the prices of its pool and of the precision in
     which it stores KV. A worker of a pool that the file does not name has the first one's prices.
     `cluster.model` must be a shape that is here. Raises `InvalidConfiguration` at once."""
@@ -52,14 +52,14 @@ def capacity_of(cluster: Cluster) -> Callable[[Hello], Capacity]:
     for pool in cluster.pools:
         cost(pool.name, pool.kv_dtype)
 
-    def capacity(hello: Hello) -> Capacity:
-        pool = hello.pool if hello.pool in pools else cluster.pools[0].name
-        geometry = hello.export.geometry
+    def capacity(register: Register) -> Capacity:
+        pool = register.pool if register.pool in pools else cluster.pools[0].name
+        geometry = register.export.geometry
         return Capacity(
             cost=cost(pool, geometry.dtype),
             block_size=geometry.block_size,
-            block_count=hello.export.block_count,
-            max_sequences=hello.max_sequences,
+            block_count=register.export.block_count,
+            max_sequences=register.max_sequences,
         )
 
     return capacity

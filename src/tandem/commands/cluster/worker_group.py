@@ -144,7 +144,7 @@ def start_worker(setup: WorkerSetup, inbox: Inbox, agent: str) -> Worker:
     rank = load_rank(planned, planned.places[0], Groups(ALONE, ALONE), calls, agent=agent)
     export = _with_endpoints(planned.export, {0: rank.mover.endpoints()})
     tiers = make_tiers(planned, rank.store, inbox)
-    config = replace(planned.model.plan.worker, tells_sealed=tiers is not None)
+    config = replace(planned.model.plan.worker, reports_committed=tiers is not None)
     return SoleWorker(config, export, rank, tiers, inbox)
 
 

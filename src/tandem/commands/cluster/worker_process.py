@@ -26,7 +26,7 @@ from tandem.live.launching.parent import end_with_parent
 from tandem.live.node import Node, say_goodbye
 from tandem.live.process_end import end_within
 from tandem.live.startup import StartUp
-from tandem.messages.cluster import PROTOCOL, Hello
+from tandem.messages.cluster import PROTOCOL, Register
 from tandem.messages.node import Leave
 
 logger = logging.getLogger(__name__)
@@ -59,8 +59,8 @@ def _run(setup: WorkerSetup) -> Leave:
 async def _work(setup: WorkerSetup, node: Node, worker: Worker, inbox: Inbox) -> Leave:
     heed_signals(inbox)
     steps = worker.steps(node.take_result)
-    hello = node.machine.hello
-    identity = f"{hello.worker}/{hello.incarnation}"
+    register = node.machine.registration
+    identity = f"{register.worker}/{register.incarnation}"
     channels = channels_to(setup.gateways, setup.keys, identity, inbox)
     code = FAILED
     try:
@@ -74,7 +74,7 @@ async def _work(setup: WorkerSetup, node: Node, worker: Worker, inbox: Inbox) ->
 
 def _machine(setup: WorkerSetup, worker: Worker, incarnation: str) -> NodeMachine:
     config = worker.config
-    hello = Hello(
+    register = Register(
         protocol=PROTOCOL,
         version=tandem.__version__,
         worker=setup.worker,
@@ -88,4 +88,4 @@ def _machine(setup: WorkerSetup, worker: Worker, incarnation: str) -> NodeMachin
         context_tokens=config.context_tokens,
     )
     tiers = worker.tiers.config if worker.tiers else None
-    return NodeMachine(NodeConfig(hello, tiers), WorkerMachine(config))
+    return NodeMachine(NodeConfig(register, tiers), WorkerMachine(config))

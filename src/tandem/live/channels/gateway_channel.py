@@ -25,7 +25,7 @@ from tandem.live.channels.sockets import (
     close_context,
     gateway_socket,
 )
-from tandem.messages.cluster import ToWorker, Unwelcome
+from tandem.messages.cluster import RegistrationRefused, ToWorker
 from tandem.messages.codec import OPERATOR, TO_GATEWAY, TO_WORKER
 from tandem.messages.errors import BadMessage, OtherProtocol
 from tandem.messages.gateway import PeerGone, WorkerSaid
@@ -177,7 +177,7 @@ class GatewayChannel:
     def _lose(self, peer: str, reason: str) -> None:
         if reason == REVOKED and not peer.startswith(OPERATOR_PREFIX):
             # An honest one ends, hearing why; of another nothing is heard any more.
-            self._put(peer, TO_WORKER.encode(Unwelcome(f"{peer}: {reason}")))
+            self._put(peer, TO_WORKER.encode(RegistrationRefused(f"{peer}: {reason}")))
             if peer not in self._peers:
                 return  # it was not there any more, and that was told
         self.drop(peer)
@@ -222,7 +222,9 @@ class GatewayChannel:
         peer = identity.decode(errors="backslashreplace")
         first = self.malformed.of(peer, error)
         if first and isinstance(error, OtherProtocol):
-            farewell = Unwelcome(f"{peer} {error}: install the same version of Tandem everywhere")
+            farewell = RegistrationRefused(
+                f"{peer} {error}: install the same version of Tandem everywhere"
+            )
             self._peers.setdefault(peer, Outbox(self._limits))
             self._put(peer, TO_WORKER.encode(farewell, protocol=error.protocol))
 

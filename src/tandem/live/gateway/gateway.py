@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from tandem.cluster.gateway.machine import GatewayMachine
 from tandem.facts.errors import EngineFailed, NotReady, PromptTooLong
 from tandem.facts.request import FinishReason, Request, TokenOutput
-from tandem.facts.service_level import ServiceLevel
 from tandem.facts.serving import ANYBODY, Caller, ModelCard
+from tandem.facts.slo import Slo
 from tandem.live.channels.gateway_channel import ChannelNews
 from tandem.live.clock import NS_PER_S, now_ns
 from tandem.live.gateway.clients import Clients
@@ -26,14 +26,14 @@ logger = logging.getLogger(__name__)
 class GatewayTerms:
     """`incarnation` tells this start of the process from all others: with the gateway's name it
     makes request ids unique among all gateways. `max_waiting` requests may wait for their first
-    token; `promise` is what every request gets promised. What a session's request leaves in slower
+    token; `slo` is what every request gets promised. What a session's request leaves in slower
     tiers is kept for `pin_sessions_s`, and what a client asks to be kept for up to `longest_pin_s`,
     unless its tenant (`longest_pins_s`) or its class has a bound of its own, which holds for its
     sessions as well. Last words may take `farewell_s`."""
 
     incarnation: str
     max_waiting: int = 4096
-    promise: ServiceLevel = field(default_factory=ServiceLevel)
+    slo: Slo = field(default_factory=Slo)
     pin_sessions_s: float = 0.0
     longest_pin_s: float = 0.0
     longest_pins_s: Mapping[str, float] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Gateway:
     @property
     def card(self) -> ModelCard:
         """`context_tokens` are those of the worker that holds least: any may get a request."""
-        contexts = [member.hello.context_tokens for member in self.machine.members]
+        contexts = [member.registration.context_tokens for member in self.machine.members]
         least_tokens = min(contexts, default=self._card.context_tokens)
         if least_tokens >= self._card.context_tokens:
             return self._card
@@ -153,7 +153,7 @@ class Gateway:
                     tenant=caller.account,
                     service_class=service.name,
                     session=caller.session,
-                    promise=self._terms.promise if service.promise.empty else service.promise,
+                    slo=self._terms.slo if service.slo.empty else service.slo,
                     deadline_ns=service.deadline_ns(now_ns()),
                     pin_ns=round(self._terms.pin_s(caller, service.longest_pin_s) * NS_PER_S),
                 )

@@ -11,7 +11,7 @@ from tandem.live.channels.gateway_channel import OperatorSaid
 from tandem.live.clock import NS_PER_S, now_ns
 from tandem.live.gateway.clients import Clients
 from tandem.live.gateway.questions import Questions
-from tandem.messages.cluster import Hello, ToWorker, Welcome
+from tandem.messages.cluster import Register, Registered, ToWorker
 from tandem.messages.gateway import (
     AuditEnded,
     Deliver,
@@ -120,7 +120,7 @@ class GatewayLoop:
                 channel.send(peer, message)
                 if isinstance(message, RequestsArrived | PrefillsArrived | ImportsArrived):
                     self._clients.sent(message.requests, instant_ns)
-                elif isinstance(message, Welcome):
+                elif isinstance(message, Registered):
                     self._greeted(peer)
             case Reject():
                 self._clients.reject(effect)
@@ -143,7 +143,7 @@ class GatewayLoop:
             self._clients.metrics.lost()
         elif isinstance(event, PeerGone) and self.machine.pool.nodes.of_peer(event.peer):
             logger.warning("%s of the shared pool is gone: %s", event.peer, event.reason)
-        elif isinstance(event, WorkerSaid) and isinstance(event.message, Hello):
+        elif isinstance(event, WorkerSaid) and isinstance(event.message, Register):
             logger.info("worker %s presents itself", event.peer)
 
     def _greeted(self, peer: str) -> None:

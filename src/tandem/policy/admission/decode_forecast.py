@@ -101,7 +101,7 @@ EMPTY = Occupancy(0.0, 0.0, 0.0)
 
 def load_with(request: RequestView, view: WorkerView, others: Occupancy) -> DecodeLoad:
     """The request attends to its prompt and, on average, half its answer; it needs room for all of
-    both. Without a promise on TPOT only the room for sequences and KV limits."""
+    both. Without an SLO on TPOT only the room for sequences and KV limits."""
     own_context_tokens = request.prompt_tokens + ceil(request.expected_output_tokens / 2)
     own_kv_tokens = request.prompt_tokens + ceil(request.expected_output_tokens)
     # An expected 0.3 sequence is one that may still be there; 1e-6 forgives rounding.
@@ -109,7 +109,7 @@ def load_with(request: RequestView, view: WorkerView, others: Occupancy) -> Deco
     context_tokens = own_context_tokens + ceil(others.context_tokens - 1e-6)
     kv_tokens = own_kv_tokens + ceil(others.kv_tokens - 1e-6)
     gap_s = view.cost.decode_seconds(sequences, context_tokens)
-    promised_s = request.promise.tpot_s
+    promised_s = request.slo.tpot_s
     return DecodeLoad(
         gap_s=gap_s,
         gap_share=0.0 if promised_s is None else gap_s / promised_s,

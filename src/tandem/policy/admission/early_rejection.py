@@ -25,8 +25,8 @@ class EarlyRejection:
 
     `predictive` reads the decode load when this request's decode will start (now + predicted
     TTFT), else now. `answer_tokens` is the mean answer of the fleet, by which the running sequences
-    end; None takes this request's expectation. `admit_infeasible` lets in requests whose promise
-    no idle worker could keep, as if nothing had been promised there. A promise on the whole answer
+    end; None takes this request's expectation. `admit_infeasible` lets in requests whose SLO
+    no idle worker could keep, as if nothing had been promised there. A slo on the whole answer
     (E2E) is not judged.
     """
 

@@ -1,4 +1,4 @@
-"""Whether the promise on the first token holds on the route that the request would take."""
+"""Whether the SLO on the first token holds on the route that the request would take."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from tandem.policy.views import RequestView, WorkerView
 
 def first_token_bound_s(request: RequestView) -> float:
     """The promised TTFT or the deadline, whichever is sooner, counted from the arrival."""
-    promised_s = inf if request.promise.ttft_s is None else request.promise.ttft_s
+    promised_s = inf if request.slo.ttft_s is None else request.slo.ttft_s
     if request.deadline_ns is None:
         return promised_s
     return min(promised_s, (request.deadline_ns - request.arrival_ns) / 1e9)

@@ -1,4 +1,4 @@
-"""Whether the promise on later tokens, and the room for them, holds on the decode worker."""
+"""Whether the SLO on later tokens, and the room for them, holds on the decode worker."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,13 +38,13 @@ def later_tokens_refusal(
 
 
 def without_infeasible(request: RequestView, workers: Sequence[WorkerView]) -> RequestView:
-    """The request without a promise on TPOT that no idle worker can keep."""
-    if request.promise.tpot_s is None:
+    """The request without an SLO on TPOT that no idle worker can keep."""
+    if request.slo.tpot_s is None:
         return request
     decoding = [view for view in workers if view.accepting and view.role.decodes]
     if any(load_with(request, view, EMPTY).gap_share <= 1 for view in decoding):
         return request
-    return replace(request, promise=replace(request.promise, tpot_s=None))
+    return replace(request, slo=replace(request.slo, tpot_s=None))
 
 
 def _wait_s(request: RequestView, expected: DecodeForecast, ahead_s: float) -> float:
@@ -77,7 +77,7 @@ def _now_or_then(request: RequestView, load: DecodeLoad, view: WorkerView, ahead
             f"{others} decode there {when}"
         )
     return (
-        f"predicted TPOT {in_words(load.gap_s)} exceeds {in_words(request.promise.tpot_s or 0)}: "
+        f"predicted TPOT {in_words(load.gap_s)} exceeds {in_words(request.slo.tpot_s or 0)}: "
         f"{others} sequences decode at worker {view.worker} {when}"
     )
 
@@ -89,6 +89,6 @@ def _never(request: RequestView, load: DecodeLoad, view: WorkerView) -> str:
             f"{view.worker} holds {view.total_tokens:,}"
         )
     return (
-        f"a TPOT of {in_words(request.promise.tpot_s or 0)} cannot hold even on an idle worker: "
+        f"a TPOT of {in_words(request.slo.tpot_s or 0)} cannot hold even on an idle worker: "
         f"{view.worker} takes {in_words(load.gap_s)}"
     )

@@ -14,8 +14,8 @@ from tandem.policy.planning.prediction import interval_kept, ttft_kept
 class Arrow:
     """Never changes the number of workers; flips one at a time towards each role.
 
-    To prefill: the TTFT predicted for a typical prompt breaks its promise, and decode would keep
-    its token interval with one instance fewer. To decode: the token interval breaks its promise or
+    To prefill: the TTFT predicted for a typical prompt breaks its SLO, and decode would keep
+    its token interval with one instance fewer. To decode: the token interval breaks its SLO or
     `full_kv` of the KV memory is used, and prefill would keep its TTFT with one instance fewer.
     Where both phases break theirs nothing flips: it would only move the pain.
     """

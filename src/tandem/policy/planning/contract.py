@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tandem.cost.worker import WorkerCost
-from tandem.facts.service_level import ServiceLevel
+from tandem.facts.slo import Slo
 from tandem.policy.views import WorkerView
 
 
@@ -36,7 +36,7 @@ class FleetView:
     windows: Sequence[Window]
     starting: dict[str, int]
     cost: WorkerCost
-    promise: ServiceLevel
+    slo: Slo
     min_workers: int
     max_workers: int
     startup_s: float

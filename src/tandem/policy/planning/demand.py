@@ -1,4 +1,4 @@
-"""How many workers a workload needs to keep its promise, from the distribution of its lengths.
+"""How many workers a workload needs to keep its SLO, from the distribution of its lengths.
 
 Prefill is a queue with several servers, M/G/c with bursts: the second moment of the prompts' work
 makes the waiting. Decode is a pool without a queue, M/G/infinity: Little's law gives the sequences
@@ -13,7 +13,7 @@ from math import ceil, exp, fsum, inf, sqrt
 from statistics import NormalDist, median
 
 from tandem.cost.worker import WorkerCost
-from tandem.facts.service_level import ServiceLevel
+from tandem.facts.slo import Slo
 from tandem.policy.planning.contract import Window
 from tandem.policy.planning.pools import Sizes, mean
 
@@ -54,7 +54,7 @@ class Demand:
     several rates are cheap. `attainment` is the share of requests that must keep each bound."""
 
     cost: WorkerCost
-    promise: ServiceLevel
+    slo: Slo
     workload: Workload
     attainment: float
     room: DecodeRoom
@@ -67,7 +67,7 @@ class Demand:
     def of(
         cls,
         cost: WorkerCost,
-        promise: ServiceLevel,
+        slo: Slo,
         workload: Workload,
         *,
         attainment: float,
@@ -84,12 +84,12 @@ class Demand:
         seen = workload.context_tokens * mean([output for _, output in workload.lengths])
         more = max(1.0, seen / context) if context else 1.0
         return cls(
-            cost, promise, workload, attainment, room, prefill_s, context * more, squared * more**2
+            cost, slo, workload, attainment, room, prefill_s, context * more, squared * more**2
         )
 
     def sizes(self, rate_per_s: float, most: int) -> Sizes:
         """The fewest workers, at least one and at most `most` of each role, that serve `rate_per_s`
-        requests within the promise."""
+        requests within the SLO."""
         if not self.workload.lengths:
             return Sizes(1, 1)
         return Sizes(
@@ -122,7 +122,7 @@ class Demand:
 
     @property
     def _ttft_bound_s(self) -> float:
-        bounds = [bound for bound in (self.promise.ttft_s, self.promise.e2e_s) if bound is not None]
+        bounds = [bound for bound in (self.slo.ttft_s, self.slo.e2e_s) if bound is not None]
         return min(bounds, default=inf)
 
     def tpot_kept(self, rate_per_s: float, workers: int) -> bool:
@@ -152,14 +152,14 @@ class Demand:
 
     @property
     def _interval_bound_s(self) -> float:
-        bound_s = inf if self.promise.tpot_s is None else self.promise.tpot_s
-        if self.promise.e2e_s is None:
+        bound_s = inf if self.slo.tpot_s is None else self.slo.tpot_s
+        if self.slo.e2e_s is None:
             return bound_s
         # Each answer leaves so much time a token; the promised share of them must have it.
         room_s = sorted(
-            (self.promise.e2e_s - seconds) / output
+            (self.slo.e2e_s - seconds) / output
             for seconds, (_, output) in zip(self.prefill_s, self.workload.lengths, strict=True)
-            if output and seconds < self.promise.e2e_s
+            if output and seconds < self.slo.e2e_s
         )
         return min([bound_s, *room_s[int(len(room_s) * (1 - self.attainment)) :][:1]])
 

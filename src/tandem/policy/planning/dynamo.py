@@ -27,7 +27,7 @@ SAFE_SHARE = 0.8
 
 @dataclass(slots=True)
 class DynamoThroughput:
-    """Every `period_s`: ceil(predicted rate over the rate one engine serves within the promise),
+    """Every `period_s`: ceil(predicted rate over the rate one engine serves within the SLO),
     from mean lengths. At most eight workers of a role come or go at once."""
 
     forecaster: Forecaster = field(default_factory=ExponentialSmoothing)
@@ -60,7 +60,7 @@ class DynamoThroughput:
 
 @dataclass(slots=True)
 class DynamoLoad:
-    """Every 5 s: one more worker where every engine's estimate breaks the promise; one fewer where
+    """Every 5 s: one more worker where every engine's estimate breaks the SLO; one fewer where
     N - 1 of them would stay below 0.8 of it, with room for the KV. Nothing while workers change."""
 
     interval_s: float = 5.0
@@ -85,8 +85,8 @@ class DynamoLoad:
             return [ttft_s(view, prompt_tokens, spread) for view in prefilling]
 
         return Sizes(
-            _changed(len(prefilling), fleet.promise.ttft_s, ttfts_s),
-            _changed(len(decoding), fleet.promise.tpot_s, intervals_s),
+            _changed(len(prefilling), fleet.slo.ttft_s, ttfts_s),
+            _changed(len(decoding), fleet.slo.tpot_s, intervals_s),
         )
 
 
@@ -155,7 +155,7 @@ def _decode_tokens_per_s(fleet: FleetView, context_tokens: float) -> float:
     views = pool(fleet, Role.DECODE)
     fits = min((int(view.total_tokens / context_tokens) for view in views), default=256)
     most = max(1, min([fits, *(view.max_sequences for view in views)]))
-    bound_s = inf if fleet.promise.tpot_s is None else fleet.promise.tpot_s
+    bound_s = inf if fleet.slo.tpot_s is None else fleet.slo.tpot_s
     batch = bisect_right(
         range(1, most + 1),
         bound_s,

@@ -27,7 +27,7 @@ def ttft_kept(
     fleet: FleetView, workers: Sequence[WorkerView], prompt_tokens: float, fewer: int = 0
 ) -> bool:
     """Whether the mean worker of a pool keeps the TTFT promised, with `fewer` workers than now."""
-    bound_s = fleet.promise.ttft_s
+    bound_s = fleet.slo.ttft_s
     if bound_s is None or len(workers) <= fewer:
         return bound_s is None
     spread = len(workers) / (len(workers) - fewer)
@@ -44,6 +44,6 @@ def interval_kept(
     spread = len(workers) / (len(workers) - fewer)
     if mean([view.kv_used for view in workers]) * spread > full_kv:
         return False
-    bound_s = fleet.promise.tpot_s
+    bound_s = fleet.slo.tpot_s
     interval_s = mean([token_interval_s(view, spread) for view in workers])
     return bound_s is None or interval_s <= bound_s

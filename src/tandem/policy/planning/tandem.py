@@ -1,4 +1,4 @@
-"""Our planner: the fewest workers that keep the promise when help could be there, from the
+"""Our planner: the fewest workers that keep the SLO when help could be there, from the
 distribution of lengths; flips before start-ups; slow to let go of what is dear to get back."""
 
 from dataclasses import dataclass, field
@@ -114,7 +114,7 @@ class Tandem:
                 FULL_KV * min(view.total_tokens for view in decoding),
                 min(view.max_sequences for view in decoding),
             )
-        return Demand.of(fleet.cost, fleet.promise, workload, attainment=self.attainment, room=room)
+        return Demand.of(fleet.cost, fleet.slo, workload, attainment=self.attainment, room=room)
 
     def _remember(self, safe: Sizes, fleet: FleetView, now_ns: int) -> None:
         if self._watched_from_ns is None:
@@ -195,11 +195,11 @@ def _grown(sizes: Sizes, missing: Sizes, max_workers: int) -> Sizes:
 
 
 def _backlog_s(fleet: FleetView, lengths: tuple[tuple[int, int], ...]) -> float:
-    """Seconds of prefill that wait beyond what the promise allows to wait."""
+    """Seconds of prefill that wait beyond what the SLO allows to wait."""
     prefilling = pool(fleet, Role.PREFILL)
     prompt_tokens = sum(prompt for prompt, _ in lengths)
-    if not prefilling or not prompt_tokens or fleet.promise.ttft_s is None:
+    if not prefilling or not prompt_tokens or fleet.slo.ttft_s is None:
         return 0.0
     queued_tokens = sum(view.queued_prefill_tokens for view in prefilling)
     queued_s = fleet.cost.queue_seconds(queued_tokens, prompt_tokens // len(lengths))
-    return max(0.0, queued_s - fleet.promise.ttft_s * len(prefilling) / 2)
+    return max(0.0, queued_s - fleet.slo.ttft_s * len(prefilling) / 2)

@@ -78,7 +78,7 @@ def _room(view: WorkerView) -> int:
 def _load(view: WorkerView, fleet: FleetView) -> float:
     if view.role is Role.DECODE:
         return _decode_load(view)
-    return view.cost.queue_seconds(view.queued_prefill_tokens) / (fleet.promise.ttft_s or 1.0)
+    return view.cost.queue_seconds(view.queued_prefill_tokens) / (fleet.slo.ttft_s or 1.0)
 
 
 def _decode_load(view: WorkerView) -> float:

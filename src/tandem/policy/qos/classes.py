@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import floor
 
 from tandem.facts.errors import InvalidConfiguration
-from tandem.facts.service_level import LOWER_ONLY, ClientPriorities, ServiceLevel
+from tandem.facts.slo import LOWER_ONLY, ClientPriorities, Slo
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class ServiceClass:
     name: str
     priority: int = 0
     reserved: float = 0.0
-    promise: ServiceLevel = field(default_factory=ServiceLevel)
+    slo: Slo = field(default_factory=Slo)
     headers: Mapping[str, str] = field(default_factory=dict)
     deadline_s: float | None = None
     client_priorities: ClientPriorities = LOWER_ONLY
@@ -50,7 +50,7 @@ UNNAMED = ServiceClass("")
 class Classes:
     """All classes, in the order in which headers are tried; `tenants` gives the class of requests
     whose headers name none. Whoever fits nowhere is in the class called `default`, or where there
-    is none in `unnamed`, a class with no promise.
+    is none in `unnamed`, a class with no SLO.
 
     Headers are the caller's claim, and the tenant outranks them: they choose among its own class
     and those that `may_use` gives it. Where tenants are told apart, a caller without one chooses

@@ -20,7 +20,7 @@ class Quote(NamedTuple):
     lost_s: float
 
 
-class Standing(NamedTuple):
+class WorkerEstimate(NamedTuple):
     """What is true of a worker whatever comes next. `stretch` is how much longer a chunk takes with
     the running decodes mixed into its step; `neighbours` decode with `gap_s` between tokens and
     attend to `context_tokens`; a new prompt starts after `wait_s`."""
@@ -52,7 +52,7 @@ class Predictor:
 
     def __init__(self) -> None:
         self._curves: dict[int, PrefillCurve] = {}
-        self._standings: dict[str, Standing] = {}
+        self._standings: dict[str, WorkerEstimate] = {}
 
     def prefill_quotes(
         self, request: RequestView, views: Sequence[WorkerView], phase: Role
@@ -69,12 +69,12 @@ class Predictor:
         cold: dict[int, float] = {}
         quotes = []
         for view in views:
-            standing = self._standing(view)
-            curve, neighbours = standing.curve, standing.neighbours
+            estimate = self._standing(view)
+            curve, neighbours = estimate.curve, estimate.neighbours
             hits = hits_of(view.worker, NO_HITS)
             pull_s = 0.0
             if remote_tokens or hits is not NO_HITS:
-                fetch = cheapest_fetch(request, hits, standing)
+                fetch = cheapest_fetch(request, hits, estimate)
                 pull_s = fetch.seconds
                 compute_s = curve.between(fetch.end_token, prompt_tokens)
             else:
@@ -82,13 +82,13 @@ class Predictor:
                 if known is None:
                     known = cold[id(curve)] = curve.between(0, prompt_tokens)
                 compute_s = known
-            ttft_s = standing.wait_s + pull_s + standing.stretch * compute_s
+            ttft_s = estimate.wait_s + pull_s + estimate.stretch * compute_s
             if curve.stages > 1:
                 ttft_s += curve.fill_seconds(compute_s)
-            ttft_s += room_seconds(request, hits, standing, output_tokens)
+            ttft_s += room_seconds(request, hits, estimate, output_tokens)
             tpot_s, decode_lost_s = 0.0, 0.0
             if output_tokens:
-                tpot_s, decode_lost_s = _decoding(request, standing)
+                tpot_s, decode_lost_s = _decoding(request, estimate)
             # Whoever comes next waits behind this prompt, as it does behind those that wait now: as
             # many, in a steady queue.
             harmed = neighbours + view.waiting_requests
@@ -103,7 +103,7 @@ class Predictor:
         self._forget_old(len(views))
         quotes = []
         for view in views:
-            standing = self._standing(view)
+            estimate = self._standing(view)
             hits = request.hits.get(view.worker, NO_HITS)
             moved_bytes = view.cost.kv_bytes(max(0, request.prompt_tokens - hits.device_tokens))
             network = view.cost.network
@@ -111,8 +111,8 @@ class Predictor:
             if source is not network:
                 # The slower end of the path sets the pace.
                 ttft_s = max(ttft_s, source.seconds(moved_bytes))
-            ttft_s += room_seconds(request, hits, standing, request.expected_output_tokens)
-            tpot_s, decode_lost_s = _decoding(request, standing)
+            ttft_s += room_seconds(request, hits, estimate, request.expected_output_tokens)
+            tpot_s, decode_lost_s = _decoding(request, estimate)
             quotes.append(Quote(ttft_s, tpot_s, ttft_s + decode_lost_s))
         return quotes
 
@@ -120,11 +120,11 @@ class Predictor:
         """Which cached prefix the worker should use, if the request goes there."""
         return cheapest_fetch(request, request.hit(view.worker), self._standing(view))
 
-    def _standing(self, view: WorkerView) -> Standing:
-        standing = self._standings.get(view.worker)
-        if standing is None or standing.view is not view:
-            standing = self._standings[view.worker] = _standing(view, self._curve(view.cost))
-        return standing
+    def _standing(self, view: WorkerView) -> WorkerEstimate:
+        estimate = self._standings.get(view.worker)
+        if estimate is None or estimate.view is not view:
+            estimate = self._standings[view.worker] = _standing(view, self._curve(view.cost))
+        return estimate
 
     def _curve(self, cost: WorkerCost) -> PrefillCurve:
         # The curve holds the cost, so its id cannot pass to another one.
@@ -140,17 +140,17 @@ class Predictor:
             self._curves.clear()
 
 
-def cheapest_fetch(request: RequestView, hits: TierHits, standing: Standing) -> Fetch:
+def cheapest_fetch(request: RequestView, hits: TierHits, estimate: WorkerEstimate) -> Fetch:
     """Which cached prefix to use beyond the device's.
 
     Each tier in turn is pulled after the faster ones, or the pull ends and the rest is computed,
     whichever is cheaper for the request and all whom it delays together; the shared pool may take
     over after any of them. A pull delays nobody else, so it is worth more beside many decodes.
     """
-    curve, cost = standing.curve, standing.view.cost
+    curve, cost = estimate.curve, estimate.view.cost
     # The last prompt token is always computed: its logits start the answer.
     last = request.prompt_tokens - 1
-    price = standing.stretch + standing.neighbours + standing.view.waiting_requests
+    price = estimate.stretch + estimate.neighbours + estimate.view.waiting_requests
     end = min(hits.device_tokens, last)
     pulled_s = 0.0
     best = Fetch(0.0, end, end)
@@ -177,14 +177,14 @@ def cheapest_fetch(request: RequestView, hits: TierHits, standing: Standing) -> 
 
 
 def room_seconds(
-    request: RequestView, hits: TierHits, standing: Standing, output_tokens: float
+    request: RequestView, hits: TierHits, estimate: WorkerEstimate, output_tokens: float
 ) -> float:
     """How long until enough running sequences ended to give this one its KV blocks and its slot.
 
     All of them are replaced once in the time of an answer (Little's law), so a shortage costs its
     share of the residents times that time.
     """
-    view = standing.view
+    view = estimate.view
     tokens = request.prompt_tokens + output_tokens - hits.device_tokens
     free_blocks, total_blocks = view.free_blocks, view.total_blocks
     # A request larger than the whole pool is refused elsewhere.
@@ -197,10 +197,10 @@ def room_seconds(
     share = max(
         missing_blocks / max(1, total_blocks - free_blocks), missing_slots / view.max_sequences
     )
-    return share * request.expected_output_tokens * standing.gap_s
+    return share * request.expected_output_tokens * estimate.gap_s
 
 
-def _standing(view: WorkerView, curve: PrefillCurve) -> Standing:
+def _standing(view: WorkerView, curve: PrefillCurve) -> WorkerEstimate:
     neighbours = view.running_sequences + view.expected_decodes
     context_tokens = view.context_tokens + view.expected_context_tokens
     step_s = view.cost.decode_stage_seconds(neighbours, context_tokens)
@@ -209,7 +209,7 @@ def _standing(view: WorkerView, curve: PrefillCurve) -> Standing:
     chunk_tokens = max(1, curve.chunk_tokens - -(-neighbours // curve.stages))
     added_s = max(0.0, step_s - curve.step_s) * curve.chunk_tokens / chunk_tokens
     stretch = 1.0 + added_s / curve.chunk_s
-    return Standing(
+    return WorkerEstimate(
         view=view,
         curve=curve,
         neighbours=neighbours,
@@ -220,14 +220,14 @@ def _standing(view: WorkerView, curve: PrefillCurve) -> Standing:
     )
 
 
-def _decoding(request: RequestView, standing: Standing) -> tuple[float, float]:
+def _decoding(request: RequestView, estimate: WorkerEstimate) -> tuple[float, float]:
     """One more decode here: the gap between its tokens, and the seconds that it takes for them
     all, together with what its neighbours wait longer in that time."""
     output_tokens = request.expected_output_tokens
-    gap_s = standing.view.cost.decode_seconds(
-        standing.neighbours + 1,
-        standing.context_tokens + request.prompt_tokens + int(output_tokens) // 2,
+    gap_s = estimate.view.cost.decode_seconds(
+        estimate.neighbours + 1,
+        estimate.context_tokens + request.prompt_tokens + int(output_tokens) // 2,
     )
     # A step that only fills a pipeline harms nobody.
-    harm_s = standing.neighbours * max(0.0, gap_s - standing.gap_s)
+    harm_s = estimate.neighbours * max(0.0, gap_s - estimate.gap_s)
     return gap_s, output_tokens * (gap_s + harm_s)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from tandem.facts.blocks import BlockChanges
 
 
-class Places:
+class Replicas:
     """In how many tiers each block lies, and the reports of what that amounts to."""
 
     def __init__(self) -> None:

@@ -23,10 +23,10 @@ def renewals(router: RouterMachine, members: Members) -> Iterator[SendToWorker]:
     """To every worker, all requests that need it. It is also how workers hear that the gateway
     lives."""
     wanted: dict[str, list[str]] = {member.name: [] for member in members}
-    for passage in router.passages.values():
-        for worker in dict.fromkeys((passage.prefill, passage.decode)):
-            if worker in wanted and passage.needs(worker):
-                wanted[worker].append(passage.name_at(worker))
+    for state in router.requests.values():
+        for worker in dict.fromkeys((state.prefill, state.decode)):
+            if worker in wanted and state.needs(worker):
+                wanted[worker].append(state.name_at(worker))
     for member in members:
         wire_ids = wanted[member.name]
         for start in range(0, max(1, len(wire_ids)), RENEWED_AT_ONCE):
@@ -34,7 +34,7 @@ def renewals(router: RouterMachine, members: Members) -> Iterator[SendToWorker]:
             yield SendToWorker(member.peer, LeasesRenewed(some))
 
 
-def attend_drains(
+def check_drains(
     drains: Drains, members: Members, routing: Routing, now_ns: int
 ) -> list[GatewayEffect]:
     """Let go who is not needed any more, and help the others to become so."""
@@ -58,7 +58,7 @@ def attend_drains(
 
 def needed(router: RouterMachine, member: Member) -> bool:
     """Whether a request of this gateway still needs the worker."""
-    return any(passage.needs(member.name) for passage in router.passages.values())
+    return any(state.needs(member.name) for state in router.requests.values())
 
 
 def empty(member: Member) -> bool:
@@ -66,20 +66,20 @@ def empty(member: Member) -> bool:
     load = member.load
     if load.running_sequences or load.waiting_requests:
         return False
-    return load.free_blocks == member.hello.export.block_count
+    return load.free_blocks == member.registration.export.block_count
 
 
 def migration(router: RouterMachine, member: Member) -> MigrationsRequested | None:
     """Where decoding requests of a draining worker may go on: at whoever has most room, up to half
     of that at a time."""
     decodes = any(
-        passage.stage is Stage.DECODING and passage.decode == member.name
-        for passage in router.passages.values()
+        state.stage is Stage.DECODING and state.decode == member.name
+        for state in router.requests.values()
     )
     if not decodes or member.migrations >= MIGRATIONS:
         return None
-    fleet = router.entrance.fleet
-    on_their_way = [each for each in router.passages.values() if each.stage is not Stage.LINE]
+    fleet = router.admission.fleet
+    on_their_way = [each for each in router.requests.values() if each.stage is not Stage.QUEUED]
     room = [(view.free_blocks * view.block_size, view.worker) for view in fleet.views()]
     for tokens, target in sorted(room, reverse=True):
         wanted = MigrationsRequested(member.name, target, tokens // 2)

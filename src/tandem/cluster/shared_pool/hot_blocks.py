@@ -11,7 +11,7 @@ COUNTED_BLOCKS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class HeatConfig:
+class HotBlocksConfig:
     """What was read `hot_reads` times within `window_ns` is copied, to so many processes that
     `replicas` have it."""
 
@@ -27,10 +27,10 @@ class _Reads:
     sent_to: set[str] = field(default_factory=set)
 
 
-class Heat:
+class HotBlocks:
     """By digest. One copy at a time is under way to each process."""
 
-    def __init__(self, node: str, config: HeatConfig) -> None:
+    def __init__(self, node: str, config: HotBlocksConfig) -> None:
         self._node = node
         self._config = config
         self._reads: dict[bytes, _Reads] = {}

@@ -38,7 +38,7 @@ class Pace:
 
 
 @dataclass(slots=True)
-class Standing:
+class TierGain:
     """One tier. `fetches` and `tokens` are the evidence since it was last switched on; it is off
     until `off_until_ns` because of `reason`."""
 
@@ -52,12 +52,12 @@ class Standing:
     reason: str = ""
 
 
-class Gain:
+class BenefitGate:
     """Knows tiers and figures only."""
 
     def __init__(self, tiers: Iterable[Tier], limits: TierLimits) -> None:
         self._limits = limits
-        self._standings = {tier: Standing(Pace()) for tier in tiers}
+        self._standings = {tier: TierGain(Pace()) for tier in tiers}
         self._compute = Pace()
 
     def computed(self, tokens: int, seconds: float) -> None:
@@ -117,7 +117,7 @@ class Gain:
             reason=figures.reason if on else standing.reason,
         )
 
-    def _switch_off(self, standing: Standing, pause_ns: int, reason: str, now_ns: int) -> None:
+    def _switch_off(self, standing: TierGain, pause_ns: int, reason: str, now_ns: int) -> None:
         standing.off_until_ns = max(standing.off_until_ns, now_ns + pause_ns)
         standing.reason = reason
         standing.fetches = standing.tokens = 0

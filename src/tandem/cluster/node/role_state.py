@@ -4,7 +4,7 @@ from tandem.facts.fleet import Role
 from tandem.messages.cluster import Drain
 
 
-class Duty:
+class RoleState:
     """`drain` is what the worker is to do once nothing is left; None while it takes requests."""
 
     def __init__(self, role: Role, accepting: bool) -> None:

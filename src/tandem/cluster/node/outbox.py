@@ -3,8 +3,8 @@ cache to all. KV is announced only when its headers are written."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from tandem.cluster.node.gateway_connections import GatewayConnections
 from tandem.cluster.node.leases import Leases
-from tandem.cluster.node.links import Links
 from tandem.cluster.node.publications import Publications, reported
 from tandem.cluster.worker.output import rows_of
 from tandem.facts.errors import Overloaded
@@ -33,14 +33,14 @@ from tandem.messages.worker import (
 Effects = list[NodeEffect]
 
 
-class Outlet:
+class Outbox:
     """Owns the `leases`, which say whose a request is, and the `publications`."""
 
-    def __init__(self, worker: str, block_size: int, links: Links) -> None:
+    def __init__(self, worker: str, block_size: int, gateways: GatewayConnections) -> None:
         self.worker = worker
         self.leases = Leases()
         self.publications = Publications(block_size)
-        self._links = links
+        self._links = gateways
 
     def address(self, landed: Iterable[WorkerEffect]) -> Effects:
         """What the worker machine has said, to whom it concerns. What concerns nobody any more is

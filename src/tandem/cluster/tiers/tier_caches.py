@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from tandem.cluster.audit import invariant
 from tandem.cluster.tiers.config import TiersConfig
-from tandem.cluster.tiers.hierarchy import Hierarchy, Move
-from tandem.cluster.tiers.shelf import Shelf
+from tandem.cluster.tiers.tier_cache import TierCache
 from tandem.facts.blocks import BlockChanges
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockName, TierFigures
 from tandem.messages.node import CopyBlocks, ForgetBlocks
 from tandem.policy.eviction.pinned import Pin
+from tandem.twin.hierarchy import Hierarchy, Move
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +30,18 @@ KeeperEffect = CopyBlocks | ForgetBlocks | TierChanged
 Effects = list[KeeperEffect]
 
 
-class Shelves:
+class TierCaches:
     """`by_tier` are the tiers that exist, fastest first. A block has a name while any of them has
     it, or expects it."""
 
     def __init__(self, config: TiersConfig) -> None:
         self._names: dict[bytes, BlockName] = {}
         self.by_tier = {
-            tier: Shelf(tier, config, self._tenant_of)
+            tier: TierCache(tier, config, self._tenant_of)
             for tier in (Tier.HOST, Tier.DISK)
             if tier in config.capacities
         }
-        self._hierarchy = Hierarchy({tier: shelf.store for tier, shelf in self.by_tier.items()})
+        self._hierarchy = Hierarchy({tier: cache.store for tier, cache in self.by_tier.items()})
 
     @property
     def fastest(self) -> Tier | None:
@@ -50,8 +50,8 @@ class Shelves:
 
     def tier_of(self, digest: bytes) -> Tier | None:
         """The fastest tier that holds this block."""
-        for tier, shelf in self.by_tier.items():
-            if shelf.store.holds(digest):
+        for tier, cache in self.by_tier.items():
+            if cache.store.holds(digest):
                 return tier
         return None
 
@@ -62,9 +62,9 @@ class Shelves:
     def expect(self, tier: Tier, names: Sequence[BlockName]) -> tuple[BlockName, ...]:
         """Those that should be written into `tier`: neither there nor on their way there or away.
         From now on they are on their way."""
-        shelf = self.by_tier[tier]
-        by_digest = {name.digest: name for name in names if name.digest not in shelf.leaving}
-        wanted = tuple(by_digest[digest] for digest in shelf.store.expect(tuple(by_digest)))
+        cache = self.by_tier[tier]
+        by_digest = {name.digest: name for name in names if name.digest not in cache.leaving}
+        wanted = tuple(by_digest[digest] for digest in cache.store.expect(tuple(by_digest)))
         for name in wanted:
             self._names.setdefault(name.digest, name)
         return wanted
@@ -74,37 +74,37 @@ class Shelves:
     ) -> tuple[Effects, tuple[BlockName, ...]]:
         """What was on its way into `tier` has ended: the store has `digests` of it now. Gives
         beside the effects what is leaving for the next tier."""
-        shelf, arrived = self.by_tier[tier], set(digests)
-        shelf.store.forgo([name.digest for name in names if name.digest not in arrived])
+        cache, arrived = self.by_tier[tier], set(digests)
+        cache.store.forgo([name.digest for name in names if name.digest not in arrived])
         present = tuple(name.digest for name in names if name.digest in arrived)
         arrival = self._hierarchy.arrived(Move(Tier.DEVICE, tier, present), now_ns)
-        shelf.counts.stored += len(arrival.added)
-        shelf.keep_promises(arrival.added, now_ns)
-        effects = self._changed(shelf, arrival.evicted, arrival.added)
+        cache.counts.stored += len(arrival.added)
+        cache.keep_promises(arrival.added, now_ns)
+        effects = self._changed(cache, arrival.evicted, arrival.added)
         down = dict.fromkeys(digest for move in arrival.moves for digest in move.digests)
-        shelf.leaving.update(down)
+        cache.leaving.update(down)
         # Some stay out: all else is pinned, or their tenant has had its share.
         ended = (*arrival.evicted, *present)
-        effects += _forget(shelf, [digest for digest in ended if not shelf.has(digest)])
+        effects += _forget(cache, [digest for digest in ended if not cache.has(digest)])
         self._forget_names([*(name.digest for name in names), *arrival.evicted])
         return effects, tuple(self._names[digest] for digest in down)
 
     def let_go(self, tier: Tier, digests: Sequence[bytes]) -> Effects:
         """What was leaving has arrived further down, or will not."""
-        shelf = self.by_tier[tier]
+        cache = self.by_tier[tier]
         for digest in digests:
-            del shelf.leaving[digest]
-        effects = _forget(shelf, digests)
+            del cache.leaving[digest]
+        effects = _forget(cache, digests)
         self._forget_names(digests)
         return effects
 
     def drop(self, tier: Tier, digests: Iterable[bytes]) -> Effects:
         """Blocks turned out spoilt or missing: `tier` holds them no more."""
-        shelf = self.by_tier[tier]
-        gone = tuple(d for d in dict.fromkeys(digests) if shelf.store.resident(d))
-        shelf.store.drop(gone)
-        effects = self._changed(shelf, gone, ())
-        effects += _forget(shelf, gone)
+        cache = self.by_tier[tier]
+        gone = tuple(d for d in dict.fromkeys(digests) if cache.store.resident(d))
+        cache.store.drop(gone)
+        effects = self._changed(cache, gone, ())
+        effects += _forget(cache, gone)
         self._forget_names(gone)
         return effects
 
@@ -115,40 +115,40 @@ class Shelves:
 
     def pin(self, digests: Sequence[bytes], pin: Pin, now_ns: int) -> None:
         """Keep what the tiers have of this chain, or are about to have, until the pin ends."""
-        for shelf in self.by_tier.values():
-            shelf.pin([digest for digest in digests if digest in self._names], pin, now_ns)
+        for cache in self.by_tier.values():
+            cache.pin([digest for digest in digests if digest in self._names], pin, now_ns)
 
     def figures(self) -> tuple[TierFigures, ...]:
         """What the tiers know of themselves."""
-        return tuple(shelf.figures() for shelf in self.by_tier.values())
+        return tuple(cache.figures() for cache in self.by_tier.values())
 
     def audit(self) -> None:
         """Assert that every block somewhere has a name, and that nothing else has."""
-        somewhere = {digest for shelf in self.by_tier.values() for digest in shelf.digests()}
+        somewhere = {digest for cache in self.by_tier.values() for digest in cache.digests()}
         invariant(somewhere == self._names.keys(), "blocks that lie somewhere have names")
-        for shelf in self.by_tier.values():
-            fits = shelf.store.blocks <= shelf.store.capacity_blocks
+        for cache in self.by_tier.values():
+            fits = cache.store.blocks <= cache.store.capacity_blocks
             invariant(fits, "a tier holds no more than its capacity")
-            gone = not any(shelf.store.has_or_expects(digest) for digest in shelf.leaving)
+            gone = not any(cache.store.has_or_expects(digest) for digest in cache.leaving)
             invariant(gone, "what leaves a tier is not counted there any more")
 
     def _tenant_of(self, digest: bytes) -> str:
         return self._names[digest].tenant
 
     def _changed(
-        self, shelf: Shelf, removed: tuple[bytes, ...], added: tuple[bytes, ...]
+        self, cache: TierCache, removed: tuple[bytes, ...], added: tuple[bytes, ...]
     ) -> Effects:
         if not removed and not added:
             return []
         parents = tuple(self._names[digest].parent for digest in added)
-        return [TierChanged(shelf.tier, shelf.report(removed, added, parents))]
+        return [TierChanged(cache.tier, cache.report(removed, added, parents))]
 
     def _forget_names(self, digests: Iterable[bytes]) -> None:
-        shelves = self.by_tier.values()
+        caches = self.by_tier.values()
         for digest in digests:
-            if not any(shelf.has(digest) for shelf in shelves):
+            if not any(cache.has(digest) for cache in caches):
                 self._names.pop(digest, None)
 
 
-def _forget(shelf: Shelf, digests: Sequence[bytes]) -> Effects:
-    return [ForgetBlocks(shelf.tier, tuple(digests))] if digests else []
+def _forget(cache: TierCache, digests: Sequence[bytes]) -> Effects:
+    return [ForgetBlocks(cache.tier, tuple(digests))] if digests else []

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from itertools import count, groupby, takewhile
 
 from tandem.cluster.audit import invariant
-from tandem.cluster.shared_pool.places import Places
+from tandem.cluster.shared_pool.replicas import Replicas
 from tandem.cluster.tiers.config import TiersConfig
-from tandem.cluster.tiers.keeper import TierKeeper
-from tandem.cluster.tiers.shelves import KeeperEffect, TierChanged
+from tandem.cluster.tiers.hierarchy import TierHierarchy
+from tandem.cluster.tiers.tier_caches import KeeperEffect, TierChanged
 from tandem.facts.blocks import BlockChanges
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockName
@@ -24,27 +24,27 @@ StoreEffect = CopyBlocks | ForgetBlocks
 Outcome = tuple[list[StoreEffect], list[BlockChanges]]
 
 
-class Holdings:
+class PoolContents:
     """`places` is what gateways are told; `accepting` is false while nothing new is wanted."""
 
     def __init__(self, config: TiersConfig) -> None:
-        self.keeper = TierKeeper(config, count())
+        self.hierarchy = TierHierarchy(config, count())
         self.accepting = True
-        local = self.keeper.shelves.fastest
+        local = self.hierarchy.caches.fastest
         assert local is not None
         self._local: Tier = local
-        self.places = Places()
+        self.places = Replicas()
         self._fetches: dict[int, FetchHeld] = {}
 
     def begin(self, now_ns: int) -> Outcome:
         """Take over what the disk holds."""
-        return self._told(self.keeper.begin(now_ns))
+        return self._told(self.hierarchy.begin(now_ns))
 
     def offered(self, offer: BlocksOffered) -> AnswerOffer:
         """Blocks of several chains, each in its order."""
         held = tuple(name.digest for name in offer.names if name.digest in self.places)
         new = [name for name in offer.names if name.digest not in self.places]
-        wanted = self.keeper.wanted(self._local, new) if self.accepting else ()
+        wanted = self.hierarchy.wanted(self._local, new) if self.accepting else ()
         return AnswerOffer(offer.offer_id, tuple(name.digest for name in wanted), held)
 
     def received(self, names: Sequence[BlockName], kept: Iterable[bytes], now_ns: int) -> Outcome:
@@ -55,26 +55,26 @@ class Holdings:
         for _, chain in groupby(names, key=lambda name: name.first):
             blocks = tuple(chain)
             mine = [name.digest for name in blocks if name.digest in arrived]
-            effects += self.keeper.kept(self._local, blocks, mine, now_ns)
+            effects += self.hierarchy.kept(self._local, blocks, mine, now_ns)
         return self._told(effects)
 
     def asked(self, fetch_id: int, names: Sequence[BlockName], now_ns: int) -> FetchHeld:
         """Where the leading ones of these lie that are here; they count as read."""
-        found = (self.keeper.shelves.tier_of(name.digest) for name in names)
+        found = (self.hierarchy.caches.tier_of(name.digest) for name in names)
         tiers = tuple(tier for tier in takewhile(lambda tier: tier is not None, found) if tier)
         fetch = FetchHeld(fetch_id, tiers, tuple(names[: len(tiers)]))
         self._fetches[fetch_id] = fetch
         for tier in dict.fromkeys(tiers):
             # Blocks of one tier are touched together, as one chain.
             digests = [d.digest for d, t in zip(fetch.names, tiers, strict=True) if t is tier]
-            self.keeper.shelves.read(tier, digests, now_ns)
+            self.hierarchy.caches.read(tier, digests, now_ns)
         if len(tiers) < len(names):
             self._count(self._local, missed=1)
         return fetch
 
     def find(self, names: Sequence[BlockName]) -> tuple[tuple[Tier, ...], tuple[BlockName, ...]]:
         """Those of these that are here, and in which tiers."""
-        found = [(self.keeper.shelves.tier_of(name.digest), name) for name in names]
+        found = [(self.hierarchy.caches.tier_of(name.digest), name) for name in names]
         here = [(tier, name) for tier, name in found if tier is not None]
         return tuple(tier for tier, _ in here), tuple(name for _, name in here)
 
@@ -89,34 +89,34 @@ class Holdings:
             if digest in tier_of:
                 tier = tier_of[digest]
                 self._count(tier, spoilt=digest in event.spoilt, missed=digest in event.missing)
-                effects += self.keeper.shelves.drop(tier, (digest,))
+                effects += self.hierarchy.caches.drop(tier, (digest,))
         return self._told(effects)
 
     def promoted(self, names: Sequence[BlockName]) -> Outcome:
         """These are in demand: bring what is not in the fastest tier there."""
         by_tier: dict[Tier, list[BlockName]] = {}
         for name in names:
-            tier = self.keeper.shelves.tier_of(name.digest)
+            tier = self.hierarchy.caches.tier_of(name.digest)
             if tier is not None and tier is not self._local:
                 by_tier.setdefault(tier, []).append(name)
         effects: list[KeeperEffect] = []
         for tier, slow in by_tier.items():
-            effects += self.keeper.promote(tier, slow)
+            effects += self.hierarchy.promote(tier, slow)
         return self._told(effects)
 
     def copied(self, event: BlocksKept, now_ns: int) -> Outcome:
         """A copy between tiers is over."""
-        return self._told(self.keeper.copied(event, now_ns))
+        return self._told(self.hierarchy.copied(event, now_ns))
 
     def audit(self) -> None:
         """Assert that what was told amounts exactly to what the tiers hold."""
-        self.keeper.audit()
-        shelves = self.keeper.shelves.by_tier.values()
-        counts = Counter(digest for shelf in shelves for digest in shelf.store.listing())
+        self.hierarchy.audit()
+        caches = self.hierarchy.caches.by_tier.values()
+        counts = Counter(digest for cache in caches for digest in cache.store.listing())
         invariant(counts == self.places.counts, "what was told is what the tiers hold")
 
     def _count(self, tier: Tier, *, fetched: int = 0, missed: int = 0, spoilt: int = 0) -> None:
-        counts = self.keeper.shelves.by_tier[tier].counts
+        counts = self.hierarchy.caches.by_tier[tier].counts
         counts.fetched += fetched
         counts.missed += missed
         counts.spoilt += spoilt

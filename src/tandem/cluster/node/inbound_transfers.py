@@ -23,7 +23,7 @@ from tandem.messages.worker import ImportDone
 Effects = list[NodeEffect]
 
 
-class Incoming:
+class InboundTransfers:
     """Owns the `imports`. After every method some of them may be quiet (`Imports.take_quiet`)."""
 
     def __init__(self, worker: str, machine: WorkerMachine, tiers: WorkerTiers | None) -> None:
@@ -78,7 +78,7 @@ class Incoming:
 
     def _fetch(self, move_id: int, order: FetchKv, now_ns: int) -> Effects:
         assert self._tiers is not None
-        sequence = self._machine.residents.importing[order.request_id]
+        sequence = self._machine.sequences.importing[order.request_id]
         block_size = self._machine.config.block_size
         # Only full blocks have names.
         end = min(order.end_token // block_size, len(sequence.chain))

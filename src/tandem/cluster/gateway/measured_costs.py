@@ -11,7 +11,7 @@ from tandem.cluster.router.fleet import Capacity
 from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import TierFigures
-from tandem.messages.cluster import Hello
+from tandem.messages.cluster import Register
 
 # Measured bandwidths are told apart in steps of a quarter of a doubling, so that noise makes no new
 # prices.
@@ -23,21 +23,21 @@ SHORTEST_S, LONGEST_S = 1e-12, 1e6
 Links = tuple[tuple[Tier, LinkCost], ...]
 
 
-class Prices:
+class MeasuredCosts:
     """`capacities` are those of all workers that ever joined, as they are priced now."""
 
-    def __init__(self, capacity_of: Callable[[Hello], Capacity]) -> None:
+    def __init__(self, capacity_of: Callable[[Register], Capacity]) -> None:
         self.capacities: dict[str, Capacity] = {}
         self._capacity_of = capacity_of
         self._listed: dict[str, WorkerCost] = {}
         # Equal prices are one object, by which others keep what follows from them.
         self._made: dict[tuple[int, Links], tuple[WorkerCost, WorkerCost]] = {}
 
-    def joined(self, hello: Hello) -> None:
+    def joined(self, register: Register) -> None:
         """The worker has no tier until it says which it has."""
-        capacity = self._capacity_of(hello)
-        self._listed[hello.worker] = capacity.cost
-        self.capacities[hello.worker] = replace(capacity, cost=self._priced(capacity.cost, ()))
+        capacity = self._capacity_of(register)
+        self._listed[register.worker] = capacity.cost
+        self.capacities[register.worker] = replace(capacity, cost=self._priced(capacity.cost, ()))
 
     def reported(self, worker: str, tiers: Iterable[TierFigures]) -> Capacity | None:
         """How the tiers of a worker that has joined fare now; None when no price changes."""
@@ -63,7 +63,7 @@ class Prices:
 def link_of(listed: WorkerCost, figures: TierFigures) -> LinkCost:
     """The way to a tier: as measured, once it is, else as the price list has it.
 
-    Prices of computing are estimates, and seconds of fetching are compared with them. So what
+    MeasuredCosts of computing are estimates, and seconds of fetching are compared with them. So what
     counts is how the worker's fetching compares with its own computing, where it has measured both.
     """
     link = listed.tiers.get(figures.tier, LinkCost())

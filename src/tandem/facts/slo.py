@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceLevel:
+class Slo:
     """Bounds on time to the first token, time per token after it, and the whole answer; None where
     nothing was promised."""
 

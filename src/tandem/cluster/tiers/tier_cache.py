@@ -28,7 +28,7 @@ class Counts:
     failures: int = 0
 
 
-class Shelf:
+class TierCache:
     """`leaving` blocks are not found here any more, though their bytes lie in the store until they
     have arrived further down."""
 
