@@ -29,8 +29,8 @@ def test_every_auditor_finds_what_was_broken(answers):
     # Auditors of every part were asked, and said where.
     places = {found.split(" at ")[1].split(".audit")[0] for found in broken.values()}
     parts = {
-        "BlockPool", "BlockRuns", "AdmissionFront", "Fetches", "GatewayMachine", "KvTransfers", "PoolContents",
-        "Imports", "RunningSequences", "RouterMachine", "TierCaches", "TierHierarchy", "Transfers", "Work",
-        "WorkerMachine", "WorkerTiers", "WriteThrough",
+        "AdmissionFront", "BlockPool", "BlockRuns", "Fetches", "GatewayMachine", "Imports",
+        "KvTransfers", "PoolContents", "RouterMachine", "RunningSequences", "TierCaches",
+        "TierHierarchy", "Transfers", "Work", "WorkerMachine", "WorkerTiers", "WriteThrough",
     }  # fmt: skip
     assert places == parts

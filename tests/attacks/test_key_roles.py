@@ -25,7 +25,7 @@ from tandem.messages.cluster import Deregister, RegistrationRefused
 from tandem.messages.gateway import PeerGone, WorkerSaid
 from tandem.messages.node import GatewayConnected, GatewaySaid
 from tandem.messages.operator import Done
-from tests.cluster.cluster_parts import GatewayUnderTest, hello
+from tests.cluster.cluster_parts import GatewayUnderTest, register
 from tests.live.ends import PATIENCE_S, News, node_end
 
 GATEWAY, OPERATOR, ONE, OTHER = (make_pair() for _ in range(4))
@@ -135,7 +135,7 @@ def test_a_worker_whose_key_is_an_operators_now_is_gone(file):
 
 @pytest.mark.parametrize("died", [True, False])
 def test_a_revoked_key_is_no_death_of_the_requests_that_were_there(died):
-    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    gateway = GatewayUnderTest(register("w0"), register("w1"))
     gateway.submit("r", 9)
     state = gateway.machine.router.requests["r"]
     gateway.handle(PeerGone(f"{state.prefill}/1", "gone", died=died))

@@ -14,13 +14,13 @@ from tandem.messages.cluster import ListBlocks, Registered
 from tandem.messages.gateway import PeerGone
 from tandem.messages.router import BlocksListed, BlocksReported, ImportReported, KvReported
 from tandem.messages.worker import ImportBlocks, ImportDone, ImportsArrived, KvComputed
-from tests.cluster.cluster_parts import ROOT, GatewayUnderTest, drew, hello, of_kind, told
+from tests.cluster.cluster_parts import ROOT, GatewayUnderTest, drew, of_kind, register, told
 
 OLD, NEW = ROOT, CacheRoot("new weights", "arithmetic", b"layout")
 
 
 def of_root(name: str, root: CacheRoot, role: Role = Role.BOTH, **changes):
-    presented = hello(name, role, root=root, **changes)
+    presented = register(name, role, root=root, **changes)
     return replace(presented, export=replace(presented.export, identity=root.identity))
 
 
@@ -44,7 +44,7 @@ def known_hits(gateway: GatewayUnderTest, root: CacheRoot) -> dict[str, int]:
 
 def prefill_pinned(theirs: CacheRoot | None) -> list:
     """What a decode worker is told while a prompt that a prefill worker computes comes to it."""
-    decode = of_root("d", theirs, Role.DECODE) if theirs else hello("d", Role.DECODE)
+    decode = of_root("d", theirs, Role.DECODE) if theirs else register("d", Role.DECODE)
     if theirs is None:
         decode = replace(decode, export=replace(decode.export, identity=""))
     gateway = GatewayUnderTest(of_root("p", OLD, Role.PREFILL), decode)

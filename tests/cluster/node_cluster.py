@@ -169,7 +169,7 @@ class NodeCluster:
             "routing": ROUTINGS[chance.choice(sorted(ROUTINGS))](chance.randrange(100)),
             "admission": ADMISSIONS["none"](),
             "dispatching": DISPATCHES[dispatch](transfer=transfer, **bounds),
-            "line": RequestQueueConfig(
+            "queue": RequestQueueConfig(
                 max_requests=chance.choice([0, 0, 3]), prefill_depth=chance.choice([0, 0, 1, 2])
             ),
             "classes": CLASSES,

@@ -66,13 +66,13 @@ from tests.cluster.cluster_parts import (
     MS,
     GatewayUnderTest,
     drew,
-    hello,
     idle_load,
     of_kind,
+    register,
     told,
 )
 
-P, D = hello("p", Role.PREFILL), hello("d", Role.DECODE)
+P, D = register("p", Role.PREFILL), register("d", Role.DECODE)
 GATEWAY_LINE = RequestQueueConfig()
 
 
@@ -126,21 +126,21 @@ def test_whoever_cannot_work_with_the_others_is_told_why(changes, words):
 
 
 def test_block_sizes_may_differ_where_one_divides_the_other():
-    gateway = GatewayUnderTest(P, hello("d", Role.DECODE, block_size=8))
+    gateway = GatewayUnderTest(P, register("d", Role.DECODE, block_size=8))
     assert len(list(gateway.machine.members)) == 2
 
 
 def test_a_name_belongs_to_the_newest_start():
-    gateway = GatewayUnderTest(hello("w"), hello("other"))
+    gateway = GatewayUnderTest(register("w"), register("other"))
     gateway.submit("r0")
-    newer = hello("w", incarnation="2")
+    newer = register("w", incarnation="2")
     effects = gateway.says(newer)
     assert Fence("w/1", "another process has taken its name") in effects
     assert told(effects, "other")[-2:] == [
         PeerLost("w", "1"),
         PeerJoined("w", "2", newer.export),
     ]
-    (answer,) = told(gateway.says(hello("w")), "w")
+    (answer,) = told(gateway.says(register("w")), "w")
     assert isinstance(answer, RegistrationRefused)
     assert gateway.machine.members.of_peer("w/2") is not None
 
@@ -156,14 +156,14 @@ def test_strangers_are_asked_who_they_are_once_a_second():
 
 
 def test_nobody_speaks_in_the_name_of_another():
-    gateway = GatewayUnderTest(hello("w"), hello("v"))
+    gateway = GatewayUnderTest(register("w"), register("v"))
     gateway.handle(WorkerSaid("v/1", Deregister("w")))
     assert gateway.machine.members.of_name("w") is not None
 
 
 def test_choices_of_one_call_go_to_a_worker_in_one_message():
     """So that their prompt travels once, and is looked at once."""
-    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    gateway = GatewayUnderTest(register("w0"), register("w1"))
     one, another = array("I", range(100, 120)), array("I", range(200, 220))
     submitted = [
         RequestSubmitted(Request(f"r{number}", prompt, SamplingParameters(max_tokens=3)), 3)
@@ -186,7 +186,7 @@ def test_choices_of_one_call_go_to_a_worker_in_one_message():
 
 
 def test_the_silent_are_fenced_and_their_requests_go_on_elsewhere():
-    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    gateway = GatewayUnderTest(register("w0"), register("w1"))
     first = gateway.submit("r")
     (place,) = [name for name in ("w0", "w1") if told(first, name)]
     other = "w1" if place == "w0" else "w0"
@@ -204,14 +204,14 @@ def test_the_silent_are_fenced_and_their_requests_go_on_elsewhere():
 
 
 def test_a_gateway_that_slept_takes_nobody_for_dead():
-    gateway = GatewayUnderTest(hello("w"))
+    gateway = GatewayUnderTest(register("w"))
     gateway.now_ns += 60_000 * MS
     assert not of_kind(gateway.handle(), Fence)
     assert of_kind(gateway.pass_time(1_100 * MS), Fence)
 
 
 def test_a_broken_connection_is_a_death_without_a_fence():
-    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    gateway = GatewayUnderTest(register("w0"), register("w1"))
     effects = gateway.handle(PeerGone("w0/1", "its connection broke"))
     assert told(effects, "w1") == [PeerLost("w0", "1")]
     assert not of_kind(effects, Fence)
@@ -220,17 +220,17 @@ def test_a_broken_connection_is_a_death_without_a_fence():
 
 
 def test_whoever_says_goodbye_did_not_die():
-    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    gateway = GatewayUnderTest(register("w0"), register("w1"))
     effects = gateway.says(Deregister("w0"))
     assert told(effects, "w1") == [PeerLost("w0", "1")]
     assert gateway.machine.status(9).lost == ()
 
 
 def test_a_worker_that_presents_itself_anew_has_lost_its_requests_only():
-    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    gateway = GatewayUnderTest(register("w0"), register("w1"))
     gateway.submit("r0")
     gateway.submit("r1")
-    effects = gateway.says(hello("w0"))
+    effects = gateway.says(register("w0"))
     # The one that it had begins again, somewhere; the other worker hears of no death.
     arrivals = [
         one.request_id
@@ -258,7 +258,7 @@ def test_leases_are_renewed_for_requests_in_every_stage_and_show_that_the_gatewa
 
 
 def test_tokens_reach_clients_under_the_names_they_know_and_no_others():
-    gateway = GatewayUnderTest(hello("w0"))
+    gateway = GatewayUnderTest(register("w0"))
     gateway.submit("r")
     gateway.submit("s")
     report = drew("w0", "r", "s")
@@ -280,7 +280,7 @@ def test_tokens_reach_clients_under_the_names_they_know_and_no_others():
 
 
 def test_what_comes_with_the_clients_withdrawal_is_not_delivered():
-    gateway = GatewayUnderTest(hello("w0"))
+    gateway = GatewayUnderTest(register("w0"))
     gateway.submit("r")
     effects = gateway.handle(RequestWithdrawn("r"), WorkerSaid("w0/1", drew("w0", "r")))
     assert not of_kind(effects, Deliver)
@@ -330,7 +330,7 @@ def test_kv_is_ordered_from_the_blocks_that_were_announced_into_those_reserved()
 
 
 def test_block_sizes_of_source_and_target_may_differ():
-    target = hello("d", Role.DECODE, block_size=8)
+    target = register("d", Role.DECODE, block_size=8)
     gateway = GatewayUnderTest(P, target)
     gateway.submit("r", 13)
     gateway.says(computed(4, 1))
@@ -345,7 +345,7 @@ def test_block_sizes_of_source_and_target_may_differ():
 
 
 def test_large_source_blocks_are_read_in_part():
-    source = hello("p", Role.PREFILL, block_size=8)
+    source = register("p", Role.PREFILL, block_size=8)
     gateway = GatewayUnderTest(source, D)
     gateway.submit("r", 13)
     gateway.says(computed(8, 1))
@@ -414,9 +414,9 @@ def test_pulled_kv_waits_until_all_of_it_is_held():
 
 
 def test_only_caches_that_name_blocks_alike_are_indexed():
-    foreign = hello("d", Role.BOTH, root=CacheRoot("model", "revision", b"other precision"))
-    coarse = hello("c", Role.BOTH, block_size=8)
-    gateway = GatewayUnderTest(hello("w"), foreign, coarse)
+    foreign = register("d", Role.BOTH, root=CacheRoot("model", "revision", b"other precision"))
+    coarse = register("c", Role.BOTH, block_size=8)
+    gateway = GatewayUnderTest(register("w"), foreign, coarse)
     for name in ("w", "d", "c"):
         changes = BlockChanges(0, (), (name.encode(),), (b"parent",))
         assert gateway.says(BlocksReported(name, Tier.DEVICE, changes)) == []
@@ -429,7 +429,7 @@ def test_only_caches_that_name_blocks_alike_are_indexed():
 
 
 def test_a_drain_ends_when_the_worker_is_empty():
-    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    gateway = GatewayUnderTest(register("w0"), register("w1"))
     first = gateway.submit("r")
     (place,) = [name for name in ("w0", "w1") if told(first, name)]
     assert told(gateway.handle(DrainAsked(1, place)), place) == [Drain()]
@@ -450,7 +450,7 @@ def test_a_drain_ends_when_the_worker_is_empty():
 
 
 def test_a_flip_ends_when_the_role_is_taken():
-    gateway = GatewayUnderTest(P, hello("q", Role.PREFILL), D)
+    gateway = GatewayUnderTest(P, register("q", Role.PREFILL), D)
     gateway.handle(DrainAsked(1, "q", then_role=Role.DECODE))
     gateway.says(RoleStateReported("q", Role.PREFILL, accepting=False))
     assert told(gateway.says(idle_load("q")), "q") == [NotNeeded()]
@@ -460,7 +460,7 @@ def test_a_flip_ends_when_the_role_is_taken():
 
 
 def test_leaving_ends_with_goodbye():
-    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    gateway = GatewayUnderTest(register("w0"), register("w1"))
     assert told(gateway.handle(DrainAsked(1, "w0", leave=True)), "w0") == [Drain(None, leave=True)]
     gateway.says(RoleStateReported("w0", Role.BOTH, accepting=False))
     assert OperationEnded(1) in gateway.says(Deregister("w0"))
@@ -479,13 +479,13 @@ def test_leaving_ends_with_goodbye():
     ],
 )
 def test_what_would_break_the_cluster_or_means_nothing_is_refused(event, words):
-    gateway = GatewayUnderTest(P, hello("q", Role.PREFILL), D)
+    gateway = GatewayUnderTest(P, register("q", Role.PREFILL), D)
     (ended,) = gateway.handle(event)
     assert words in ended.problem
 
 
 def test_a_worker_is_drained_once_at_a_time():
-    gateway = GatewayUnderTest(P, hello("q", Role.PREFILL), D)
+    gateway = GatewayUnderTest(P, register("q", Role.PREFILL), D)
     gateway.handle(DrainAsked(1, "q"))
     (ended,) = gateway.handle(DrainAsked(2, "q", leave=True))
     assert (ended.operation_id, "being drained already" in ended.problem) == (2, True)
@@ -496,14 +496,14 @@ def test_a_worker_is_drained_once_at_a_time():
 
 
 def test_an_operation_ends_with_a_problem_when_its_worker_dies():
-    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    gateway = GatewayUnderTest(register("w0"), register("w1"))
     gateway.handle(DrainAsked(1, "w0"))
     (ended,) = of_kind(gateway.handle(PeerGone("w0/1", "died")), OperationEnded)
     assert "w0 is gone: died" in ended.problem
 
 
 def test_a_drain_that_somebody_else_calls_off_ends_with_a_problem():
-    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    gateway = GatewayUnderTest(register("w0"), register("w1"))
     gateway.handle(DrainAsked(1, "w0"))
     # Said before it had heard of the drain.
     assert not of_kind(
@@ -517,7 +517,7 @@ def test_a_drain_that_somebody_else_calls_off_ends_with_a_problem():
 
 
 def test_a_worker_is_told_to_leave_and_come_back():
-    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    gateway = GatewayUnderTest(register("w0"), register("w1"))
     effects = gateway.handle(DrainAsked(1, "w0", leave=True, again=True))
     assert told(effects, "w0") == [Drain(None, leave=True, again=True)]
     gateway.says(RoleStateReported("w0", Role.BOTH, accepting=False))
@@ -525,19 +525,19 @@ def test_a_worker_is_told_to_leave_and_come_back():
 
 
 def test_a_drain_that_was_not_heard_is_told_again():
-    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    gateway = GatewayUnderTest(register("w0"), register("w1"))
     gateway.handle(DrainAsked(1, "w0", leave=True))
-    assert told(gateway.says(hello("w0")), "w0")[-1] == Drain(None, leave=True)
+    assert told(gateway.says(register("w0")), "w0")[-1] == Drain(None, leave=True)
     gateway.says(RoleStateReported("w0", Role.BOTH, accepting=False))
     assert told(gateway.says(idle_load("w0")), "w0") == [NotNeeded()]
     # It forgets the gateway, not that it drains: it is let go anew.
-    effects = gateway.says(hello("w0", accepting=False))
+    effects = gateway.says(register("w0", accepting=False))
     assert not of_kind(told(effects, "w0"), Drain)
     assert told(gateway.says(idle_load("w0")), "w0") == [NotNeeded()]
 
 
 def test_a_draining_workers_requests_go_on_elsewhere():
-    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    gateway = GatewayUnderTest(register("w0"), register("w1"))
     gateway.submit("r")
     gateway.submit("s")
     gateway.says(drew("w0", "r", "s"))
@@ -552,7 +552,7 @@ def test_a_draining_workers_requests_go_on_elsewhere():
 
 def test_a_draining_workers_requests_wait_for_a_target_that_can_take_them():
     """However long it takes: what moved nobody was no attempt."""
-    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    gateway = GatewayUnderTest(register("w0"), register("w1"))
     gateway.submit("r")
     gateway.submit("s")
     gateway.says(drew("w0", "r", "s"))
@@ -567,7 +567,7 @@ def test_a_draining_workers_requests_wait_for_a_target_that_can_take_them():
 
 
 def test_a_prompt_is_counted_once_where_several_of_its_tokens_come_at_once():
-    gateway = GatewayUnderTest(hello("w"))
+    gateway = GatewayUnderTest(register("w"))
     gateway.submit("r")
     gateway.says(drew("w", "r"), drew("w", "r"))
     deeds = gateway.machine.members.of_name("w").counters
@@ -575,7 +575,7 @@ def test_a_prompt_is_counted_once_where_several_of_its_tokens_come_at_once():
 
 
 def test_an_audit_asks_everybody_and_ends_when_all_have_answered_or_nobody_waits_longer():
-    gateway = GatewayUnderTest(hello("w0"), hello("w1"))
+    gateway = GatewayUnderTest(register("w0"), register("w1"))
     effects = gateway.handle(AuditAsked(1))
     assert told(effects, "w0") == told(effects, "w1") == [Audit()]
     w0, w1 = (Audited(name, 0, 0, 0, 0, 0, 0, 0, 0, "") for name in ("w0", "w1"))
@@ -602,7 +602,7 @@ def test_broken_books_are_told_to_the_auditor():
 
 
 def test_status_tells_what_waits_and_runs():
-    gateway = GatewayUnderTest(hello("w"), line=replace(GATEWAY_LINE, max_requests=1))
+    gateway = GatewayUnderTest(register("w"), queue=replace(GATEWAY_LINE, max_requests=1))
     gateway.submit("r")
     gateway.submit("s")
     status = gateway.machine.status(gateway.now_ns + 2_000_000_000)

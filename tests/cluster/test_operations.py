@@ -5,11 +5,11 @@ from dataclasses import replace
 from tandem.facts.fleet import Role
 from tandem.messages.cluster import RoleStateReported, Undrain
 from tandem.messages.gateway import DrainAsked, OperationEnded, UndrainAsked
-from tests.cluster.cluster_parts import GatewayUnderTest, hello, idle_load, of_kind, told
+from tests.cluster.cluster_parts import GatewayUnderTest, idle_load, of_kind, register, told
 
 
 def test_a_flip_and_an_undrain_that_were_both_lost_both_end():
-    workers = [hello(name) for name in ("a", "b")]
+    workers = [register(name) for name in ("a", "b")]
     gateway = GatewayUnderTest(*workers)
     gateway.handle(DrainAsked(1, "a"))
     effects = gateway.says(RoleStateReported("a", Role.BOTH, False), idle_load("a"))

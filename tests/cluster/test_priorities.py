@@ -79,7 +79,7 @@ def test_a_prefix_that_is_being_computed_is_awaited_not_computed_twice():
     while "second" not in running(at):
         at.land()
     second = next(s for s in at.machine.sequences.running if s.request.request_id == "second")
-    assert second.found.cached_tokens == 8
+    assert second.prefix_hit.cached_tokens == 8
     at.drain()
 
 
@@ -92,12 +92,12 @@ def test_what_another_computed_of_a_prompt_while_one_had_given_way_is_a_hit():
     at.land()
     assert running(at) == ["urgent"]
     lesser = at.machine.unfinished["lesser"]
-    own_tokens = lesser.found.reached_tokens
+    own_tokens = lesser.prefix_hit.reached_tokens
     assert 4 <= own_tokens < 12
     while running(at) != ["lesser"]:
         at.land()
     assert lesser.residency.scheduled >= 12
-    assert lesser.found.cached_tokens == 12 - own_tokens
+    assert lesser.prefix_hit.cached_tokens == 12 - own_tokens
     at.drain()
 
 

@@ -362,7 +362,7 @@ def test_what_is_told_is_what_is_there(chunk):
         assert world.machine.handle(TimePassed(), world.now_ns) == []
         seen.update(world.seen)
     often = ("CopyBlocks", "ForgetBlocks", "SendReplica", "told", "spoilt", "broken off")
-    often += ("BlocksListed", "BlocksReported", "TiersReported", "Goodbye", "ForgetPoolNode")
+    often += ("BlocksListed", "BlocksReported", "TiersReported", "Deregister", "ForgetPoolNode")
     assert all(seen[what] >= 3 for what in often), seen
 
 

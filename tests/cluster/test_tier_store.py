@@ -14,11 +14,11 @@ from hypothesis.stateful import (
 )
 
 from tandem.cluster.tiers.store import TierStore
+from tandem.cluster.tiers.tier_moves import Arrival, TierMove, TierMoves
 from tandem.facts.fleet import Tier
 from tandem.policy.eviction.lru import Lru
 from tandem.policy.eviction.pinned import Pin, Pinned
 from tandem.policy.eviction.registry import EVICTIONS, make_eviction
-from tandem.twin.hierarchy import Arrival, Hierarchy, Move
 
 
 def chain(text: str) -> tuple[bytes, ...]:
@@ -169,8 +169,8 @@ def test_the_laws_of_a_tier_hold_under_every_eviction_order(eviction):
     run_state_machine_as_test(laws, settings=settings(max_examples=40))
 
 
-def hierarchy(host: int = 4, disk: int = 8, remote: int = 8) -> Hierarchy:
-    return Hierarchy(
+def hierarchy(host: int = 4, disk: int = 8, remote: int = 8) -> TierMoves:
+    return TierMoves(
         {Tier.REMOTE: store_of(remote), Tier.HOST: store_of(host), Tier.DISK: store_of(disk)}
     )
 
@@ -179,8 +179,8 @@ def test_sealed_blocks_are_written_to_the_host_and_to_the_pool():
     tiers = hierarchy()
     moves = tiers.write_through(chain("ab"))
     assert moves == [
-        Move(Tier.DEVICE, Tier.HOST, chain("ab")),
-        Move(Tier.DEVICE, Tier.REMOTE, chain("ab")),
+        TierMove(Tier.DEVICE, Tier.HOST, chain("ab")),
+        TierMove(Tier.DEVICE, Tier.REMOTE, chain("ab")),
     ]
     assert tiers.write_through(chain("ab")) == []
     assert tiers.tiers[Tier.HOST].prefix(chain("ab")) == 0
@@ -189,28 +189,28 @@ def test_sealed_blocks_are_written_to_the_host_and_to_the_pool():
 
 
 def test_without_host_memory_blocks_go_straight_to_the_disk():
-    tiers = Hierarchy({Tier.DISK: store_of(4)})
-    assert tiers.write_through(chain("a")) == [Move(Tier.DEVICE, Tier.DISK, chain("a"))]
+    tiers = TierMoves({Tier.DISK: store_of(4)})
+    assert tiers.write_through(chain("a")) == [TierMove(Tier.DEVICE, Tier.DISK, chain("a"))]
 
 
 def test_the_host_demotes_to_the_disk_and_the_disk_forgets():
     tiers = hierarchy(host=2, disk=2)
-    tiers.arrived(Move(Tier.DEVICE, Tier.HOST, chain("ab")), 0)
-    arrival = tiers.arrived(Move(Tier.DEVICE, Tier.HOST, chain("cd")), 1)
+    tiers.arrived(TierMove(Tier.DEVICE, Tier.HOST, chain("ab")), 0)
+    arrival = tiers.arrived(TierMove(Tier.DEVICE, Tier.HOST, chain("cd")), 1)
     # The tail is evicted first; on the disk the blocks are a chain in its order again.
     assert arrival.evicted == chain("ba")
-    assert arrival.moves == (Move(Tier.HOST, Tier.DISK, chain("ab")),)
+    assert arrival.moves == (TierMove(Tier.HOST, Tier.DISK, chain("ab")),)
     assert not any(store.prefix(chain("ab")) for store in tiers.tiers.values())
     assert tiers.arrived(arrival.moves[0], 2) == Arrival(chain("ab"), (), ())
     assert tiers.tiers[Tier.DISK].prefix(chain("ab")) == 2
-    assert tiers.arrived(Move(Tier.HOST, Tier.DISK, chain("x")), 3) == Arrival(
+    assert tiers.arrived(TierMove(Tier.HOST, Tier.DISK, chain("x")), 3) == Arrival(
         chain("x"), chain("b"), ()
     )
 
 
 def test_the_pool_is_shared_and_may_be_down():
     pool = store_of(8)
-    one, other = Hierarchy({Tier.REMOTE: pool}), Hierarchy({Tier.REMOTE: pool})
+    one, other = TierMoves({Tier.REMOTE: pool}), TierMoves({Tier.REMOTE: pool})
     (move,) = one.write_through(chain("ab"))
     assert other.write_through(chain("ab")) == []
     one.lost(move)

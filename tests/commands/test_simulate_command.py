@@ -146,9 +146,9 @@ def test_the_cluster_and_the_promise_are_named(trace):
     few = ("--trace", trace, "--first", 5)
     assert "mixed, routing cost, at 2x" in run("mixed", *few, "--speed", "2").output
     compared = run("mixed", *few, "--routing", "cost, random", "--processes", 1).output
-    assert "mixed; slo TTFT <= 2 s, TPOT <= 60 ms; trace " in compared
+    assert "mixed; SLO TTFT <= 2 s, TPOT <= 60 ms; trace " in compared
     apart = run("mixed", "aggregated-16", *few, "--processes", 1).output
-    assert "mixed and aggregated-16; slo each cluster's own" in apart
+    assert "mixed and aggregated-16; SLO each cluster's own" in apart
 
 
 def test_rates_are_drawn_for_one_workload_with_given_lengths(tmp_path):

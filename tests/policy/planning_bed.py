@@ -73,7 +73,7 @@ def fleet(views=(), windows=(), **changes) -> FleetView:
     settings = {
         "starting": {},
         "cost": COST,
-        "promise": PROMISE,
+        "slo": PROMISE,
         "min_workers": 2,
         "max_workers": 64,
         "startup_s": 60.0,

@@ -63,7 +63,7 @@ def run_notes(runs: Sequence[Run], clusters: Sequence[str]) -> list[str]:
         return [f"{names}, routing {trial.cluster.policies.routing.name}, at {trial.speed:g}x"]
     promises = list(dict.fromkeys(str(run.terms.slo) for run in runs))
     told = promises[0] if len(promises) == 1 else "each cluster's own"
-    return [names, f"promise {told or 'none'}"]
+    return [names, f"SLO {told or 'none'}"]
 
 
 def print_runs(console: Console, runs: Sequence[Run], notes: Sequence[str]) -> None:

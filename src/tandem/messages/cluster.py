@@ -160,7 +160,7 @@ class RegistrationRefused:
 
 @dataclass(frozen=True, slots=True)
 class RegisterAgain:
-    """The gateway does not know the worker (any more): forget whatever it asked for, say Register."""
+    """The gateway does not know the worker (any more): forget what it asked for, and register."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ class RequestsArrived:
 @dataclass(frozen=True, slots=True)
 class PrefillsArrived:
     """Another worker will go on with these: compute what is known, draw one token, and keep the
-    blocks until `TransferPinsReleased`. A request that ends with that token holds nothing. The KV of the
-    first `import_tokens[i]` known tokens can be had elsewhere."""
+    blocks until `TransferPinsReleased`. A request that ends with that token holds nothing. The KV
+    of the first `import_tokens[i]` known tokens can be had elsewhere."""
 
     requests: tuple[Request, ...]
     import_tokens: tuple[int, ...]
@@ -50,8 +50,8 @@ class ImportDone:
 class CopiesRequested:
     """Another worker may soon go on with these running requests: tell how far their KV can be read
     by now (`KvComputed`), and go on. 0 tokens are told of one of which nothing can be read, and of
-    one that must give its blocks away later; `TransferPinsReleased` ends the interest. Unknown ids are
-    ignored."""
+    one that must give its blocks away later; `TransferPinsReleased` ends the interest. Unknown ids
+    are ignored."""
 
     request_ids: tuple[str, ...]
 

@@ -3,9 +3,9 @@ read, and chains are lost along with the part of a tier that held them."""
 
 from collections.abc import Callable, Mapping, Sequence
 
+from tandem.cluster.tiers.tier_moves import TierMoves
 from tandem.facts.fleet import Tier
 from tandem.policy.chance import draw
-from tandem.twin.hierarchy import Hierarchy
 
 # Who tells the router: worker, tier, (blocks given up, new blocks), now.
 Report = Callable[[str, Tier, tuple[tuple[bytes, ...], tuple[bytes, ...]], int], None]
@@ -17,7 +17,7 @@ class Damage:
 
     def __init__(
         self,
-        hierarchies: Mapping[str, Hierarchy],
+        hierarchies: Mapping[str, TierMoves],
         parents: Mapping[bytes, bytes],
         report: Report,
     ) -> None:

@@ -125,11 +125,11 @@ def _draw_guide(
     if guide.text:
         words = {"annotation_text": guide.text, "annotation_font_color": colour}
     if guide.vertical:
-        canvas.add_vline(guide.value, queue=line, **words, **at)
+        canvas.add_vline(guide.value, line=line, **words, **at)
         return
     if guide.text:
         words["annotation_y"] = _word_height(guide.value, panel)
-    canvas.add_hline(guide.value, queue=line, **words, **at)
+    canvas.add_hline(guide.value, line=line, **words, **at)
 
 
 def _word_height(value: float, panel: Panel) -> float:

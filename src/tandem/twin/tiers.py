@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from tandem.cluster.router.request_state import RequestState
 from tandem.cluster.tiers.store import TierStore
+from tandem.cluster.tiers.tier_moves import TierMove, TierMoves
 from tandem.facts.blocks import BlockChanges
 from tandem.facts.fleet import Tier
 from tandem.messages.router import BlocksReported, RouterEvent, StartTransfer
 from tandem.messages.worker import EmitTokens
 from tandem.policy.eviction.pinned import Pin, Pinned
 from tandem.twin.damage import Damage
-from tandem.twin.hierarchy import Hierarchy, Move
 from tandem.twin.network_paths import path_between_tiers
 from tandem.twin.scenario import Pool, Scenario
 from tandem.twin.shipping import Shipment, Shipping
@@ -32,7 +32,7 @@ class Tiers:
         self._sequence_numbers: dict[tuple[str, Tier], int] = {}
         self._parents: dict[bytes, bytes] = {}
         self._block_bytes: dict[str, float] = {}
-        self.hierarchies: dict[str, Hierarchy] = {}
+        self.hierarchies: dict[str, TierMoves] = {}
         self.damage = Damage(self.hierarchies, self._parents, self.report)
         remote_blocks = scenario.remote_blocks
         self._pin_ns = round(scenario.pin_sessions_s * 1e9)
@@ -48,7 +48,7 @@ class Tiers:
                 tiers[tier] = self._store(blocks)
         if self._remote is not None:
             tiers[Tier.REMOTE] = self._remote
-        self.hierarchies[name] = Hierarchy(tiers)
+        self.hierarchies[name] = TierMoves(tiers)
 
     def read(self, order: StartTransfer, state: RequestState, now_ns: int) -> tuple[bytes, ...]:
         """The blocks that are wanted, if the tier still holds what the index promised; reading
@@ -87,7 +87,7 @@ class Tiers:
             for move in hierarchy.write_through(changes.stored):
                 self.ship(worker, move, now_ns)
 
-    def ship(self, worker: str, move: Move, now_ns: int) -> None:
+    def ship(self, worker: str, move: TierMove, now_ns: int) -> None:
         moved_bytes = len(move.digests) * self._block_bytes[worker]
         cargo = MovingBlocks(self, worker, move)
         path = path_between_tiers(worker, move.source, move.target)
@@ -139,7 +139,7 @@ class MovingBlocks:
 
     tiers: Tiers
     worker: str
-    move: Move
+    move: TierMove
 
     def arrived(self, now_ns: int) -> None:
         self.tiers.damage.mended(self.worker, self.move.target, self.move.digests)

@@ -63,8 +63,8 @@ class MeasuredCosts:
 def link_of(listed: WorkerCost, figures: TierFigures) -> LinkCost:
     """The way to a tier: as measured, once it is, else as the price list has it.
 
-    MeasuredCosts of computing are estimates, and seconds of fetching are compared with them. So what
-    counts is how the worker's fetching compares with its own computing, where it has measured both.
+    Costs of computing are estimates, and seconds of fetching are compared with them. So what counts
+    is how the worker's fetching compares with its own computing, where it has measured both.
     """
     link = listed.tiers.get(figures.tier, LinkCost())
     if figures.fetch_s_per_token <= 0:

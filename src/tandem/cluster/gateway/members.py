@@ -179,8 +179,8 @@ class Members:
         export = register.export
         if register.protocol != PROTOCOL:
             return (
-                f"{register.worker} (version {register.version}) speaks protocol {register.protocol}, this "
-                f"gateway {PROTOCOL}; run the same version everywhere"
+                f"{register.worker} (version {register.version}) speaks protocol "
+                f"{register.protocol}, this gateway {PROTOCOL}; run the same version everywhere"
             )
         if (export.model, export.revision) != (self.model, self.revision):
             return (

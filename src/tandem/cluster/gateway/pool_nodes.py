@@ -63,15 +63,15 @@ class PoolNodes:
         """Why this process cannot be had; empty when it can."""
         if register.protocol != PROTOCOL:
             return (
-                f"{register.worker} (version {register.version}) speaks protocol {register.protocol}, this "
-                f"gateway {PROTOCOL}; run the same version everywhere"
+                f"{register.worker} (version {register.version}) speaks protocol "
+                f"{register.protocol}, this gateway {PROTOCOL}; run the same version everywhere"
             )
         if self.block_format is None:
             return f"{register.worker} keeps KV for all, and this cluster has no remote tier"
         if register.format.block_bytes != self.block_format.block_bytes:
             return (
-                f"{register.worker} keeps blocks of {register.format.block_bytes} bytes, this cluster "
-                f"has blocks of {self.block_format.block_bytes}"
+                f"{register.worker} keeps blocks of {register.format.block_bytes} bytes, this "
+                f"cluster has blocks of {self.block_format.block_bytes}"
             )
         if register.format != self.block_format:
             return f"{register.worker} keeps KV of another model or layout than this cluster's"

@@ -61,8 +61,8 @@ class Choice:
 
 
 class AdmissionFront:
-    """Owns what decisions are made from: the fleet's tracked_workers, the prefix index, the line, and
-    the suspects, who wait beside it. `root` is that under which prompts are looked up now."""
+    """Owns what decisions are made from: the fleet, the prefix index, the request queue, and the
+    suspects, which wait beside it. `root` is that under which prompts are looked up now."""
 
     def __init__(self, config: RouterConfig) -> None:
         self.config = config

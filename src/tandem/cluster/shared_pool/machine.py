@@ -62,7 +62,7 @@ Effects = list[PoolNodeEffect]
 
 @dataclass(frozen=True, slots=True)
 class PoolNodeConfig:
-    """`register` is how the process presents itself. HOST of `tiers` is its memory; DISK is whatever
+    """`registration` is how the process registers. HOST of `tiers` is its memory; DISK is whatever
     lies behind that."""
 
     registration: RegisterPoolNode
@@ -76,7 +76,7 @@ class PoolNodeMachine:
 
     def __init__(self, config: PoolNodeConfig, now_ns: int) -> None:
         self.registration = config.registration
-        self.links = GatewayConnections()
+        self.gateways = GatewayConnections()
         self.holdings = PoolContents(config.tiers)
         self.siblings = PoolNodes()
         self._heat = HotBlocks(config.registration.worker, config.heat)
@@ -97,13 +97,13 @@ class PoolNodeMachine:
         if self._leaving is not None:
             return []
         if self._wakeup_ns is not None and now_ns > self._wakeup_ns:
-            self.links.excuse(now_ns - self._wakeup_ns)
+            self.gateways.excuse(now_ns - self._wakeup_ns)
         effects: Effects = [*self._first]
         self._first = []
         for event in events:
             self._take(event, now_ns, effects)
         self._keep_time(now_ns, effects)
-        self._wakeup_ns = min(self.links.due_ns(), default=None)
+        self._wakeup_ns = min(self.gateways.due_ns(), default=None)
         if self._leaving is not None:
             goodbye = Deregister(self.registration.worker)
             self._tell(goodbye, effects)
@@ -135,23 +135,23 @@ class PoolNodeMachine:
                 self._hear(gateway, message, now_ns, effects)
             case GatewayConnected(gateway):
                 self._meet(self.siblings.gateway_gone(gateway), effects)
-                self.links.connect(gateway)
+                self.gateways.connect(gateway)
                 self._greet(gateway, now_ns, effects)
             case GatewayGone(gateway):
                 self._meet(self.siblings.gateway_gone(gateway), effects)
-                self.links.disconnect(gateway)
+                self.gateways.disconnect(gateway)
             case LeaveRequested():
                 self._leaving = Leave()
 
     def _hear(self, gateway: str, message: ToWorker, now_ns: int, effects: Effects) -> None:
-        link = self.links.of(gateway)
-        if link is None:
+        connection = self.gateways.of(gateway)
+        if connection is None:
             # Its channel has just broken.
             return
-        link.heard_ns = now_ns
+        connection.heard_ns = now_ns
         match message:
             case Registered():
-                link.terms, link.reported_ns = message, now_ns
+                connection.terms, connection.reported_ns = message, now_ns
                 effects.append(SendToGateway(gateway, _listing(self)))
                 effects.append(SendToGateway(gateway, _report(self)))
             case RegistrationRefused(reason):
@@ -199,32 +199,32 @@ class PoolNodeMachine:
                 self._heat.forget(change.node)
 
     def _greet(self, gateway: str, now_ns: int, effects: Effects) -> None:
-        link = self.links.of(gateway)
-        assert link is not None
-        link.registered_ns = now_ns
+        connection = self.gateways.of(gateway)
+        assert connection is not None
+        connection.registered_ns = now_ns
         effects.append(SendToGateway(gateway, self.registration))
 
     def _forget(self, gateway: str, effects: Effects) -> None:
-        link = self.links.of(gateway)
-        if link is not None:
-            link.terms = link.registered_ns = None
+        connection = self.gateways.of(gateway)
+        if connection is not None:
+            connection.terms = connection.registered_ns = None
         self._meet(self.siblings.gateway_gone(gateway), effects)
 
     def _keep_time(self, now_ns: int, effects: Effects) -> None:
-        for gateway in self.links.silent(now_ns):
+        for gateway in self.gateways.silent(now_ns):
             # It may have given this process up as well, and hear it again some day.
             self._forget(gateway, effects)
             self._greet(gateway, now_ns, effects)
-        for gateway in self.links.unanswered(now_ns):
+        for gateway in self.gateways.unanswered(now_ns):
             self._greet(gateway, now_ns, effects)
-        for gateway, link in self.links.serving():
-            due_ns = link.report_due_ns()
+        for gateway, connection in self.gateways.serving():
+            due_ns = connection.report_due_ns()
             if due_ns is not None and due_ns <= now_ns:
-                link.reported_ns = now_ns
+                connection.reported_ns = now_ns
                 effects.append(SendToGateway(gateway, _report(self)))
 
     def _tell(self, message: ToGateway, effects: Effects) -> None:
-        effects += (SendToGateway(gateway, message) for gateway, _ in self.links.serving())
+        effects += (SendToGateway(gateway, message) for gateway, _ in self.gateways.serving())
 
 
 def _listing(machine: PoolNodeMachine) -> BlocksListed:

@@ -81,12 +81,12 @@ class TierHierarchy:
         ]
 
     def owns_copy(self, copy_id: int) -> bool:
-        """Whether the hierarchy ordered this copy and waits for its end."""
+        """Whether this hierarchy ordered the copy and waits for its end."""
         return copy_id in self._copies
 
     def slower_tier(self, copy_id: int) -> Tier:
-        """Where a copy that the hierarchy ordered goes to or, when it comes up, comes from: memory is
-        not what fails."""
+        """Where a copy ordered here goes to or, when it comes up, comes from: memory is not what
+        fails."""
         copy = self._copies[copy_id]
         return copy.target if _goes_down(copy) else copy.source
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from tandem.cluster.audit import invariant
 from tandem.cluster.tiers.config import TiersConfig
 from tandem.cluster.tiers.tier_cache import TierCache
+from tandem.cluster.tiers.tier_moves import TierMove, TierMoves
 from tandem.facts.blocks import BlockChanges
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockName, TierFigures
 from tandem.messages.node import CopyBlocks, ForgetBlocks
 from tandem.policy.eviction.pinned import Pin
-from tandem.twin.hierarchy import Hierarchy, Move
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class TierCaches:
             for tier in (Tier.HOST, Tier.DISK)
             if tier in config.capacities
         }
-        self._hierarchy = Hierarchy({tier: cache.store for tier, cache in self.by_tier.items()})
+        self._hierarchy = TierMoves({tier: cache.store for tier, cache in self.by_tier.items()})
 
     @property
     def fastest(self) -> Tier | None:
@@ -77,7 +77,7 @@ class TierCaches:
         cache, arrived = self.by_tier[tier], set(digests)
         cache.store.forgo([name.digest for name in names if name.digest not in arrived])
         present = tuple(name.digest for name in names if name.digest in arrived)
-        arrival = self._hierarchy.arrived(Move(Tier.DEVICE, tier, present), now_ns)
+        arrival = self._hierarchy.arrived(TierMove(Tier.DEVICE, tier, present), now_ns)
         cache.counts.stored += len(arrival.added)
         cache.keep_promises(arrival.added, now_ns)
         effects = self._changed(cache, arrival.evicted, arrival.added)

@@ -49,8 +49,8 @@ NO_NUMBERS = "the model's numbers are not finite (NaN) for this request, so it h
 class WorkerConfig:
     """`steps_in_flight` is how many steps may wait behind the one that runs (0 or 1); with 1 the
     next step is decided before the tokens of this one are known. With more than one of
-    `pipeline_stages` as many steps are under way at once, each of other sequences. `reports_committed`:
-    somebody copies full blocks and is to hear of each (`BlocksCommitted`)."""
+    `pipeline_stages` as many steps are under way at once, each of other sequences. With
+    `reports_committed` every full block is reported (`BlocksCommitted`), for who copies them."""
 
     block_size: int
     block_count: int

@@ -14,8 +14,8 @@ from tandem.policy.batching import Rank
 class Phase(Enum):
     """Where a sequence stands. Every accepted sequence reaches ENDED exactly once.
 
-    IMPORTING: has a slot and blocks, whose KV is on its way from elsewhere. PINNED: has drawn its one
-    token and keeps its blocks for the worker that goes on with it.
+    IMPORTING: has a slot and blocks, whose KV is on its way from elsewhere. PINNED: has drawn its
+    one token and keeps its blocks until the worker that goes on with it has read them.
     """
 
     WAITING = "waiting"

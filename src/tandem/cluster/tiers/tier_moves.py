@@ -11,7 +11,7 @@ from tandem.facts.fleet import Tier
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class TierMove:
     """Blocks of one chain to be copied from one tier of a worker to another."""
 
     source: Tier
@@ -25,10 +25,10 @@ class Arrival:
 
     added: tuple[bytes, ...]
     evicted: tuple[bytes, ...]
-    moves: tuple[Move, ...]
+    moves: tuple[TierMove, ...]
 
 
-class Hierarchy:
+class TierMoves:
     """The tiers below one worker's device. Its host memory and disk are its own; the store given as
     REMOTE is the same object for all workers.
 
@@ -41,15 +41,15 @@ class Hierarchy:
         # Fastest first, as the enumeration is.
         self.tiers = {tier: tiers[tier] for tier in Tier if tier in tiers}
 
-    def write_through(self, digests: Sequence[bytes]) -> list[Move]:
+    def write_through(self, digests: Sequence[bytes]) -> list[TierMove]:
         """The copies to be made of blocks that were just sealed on the device, in chain order. A
         block that was read from a lower tier is sealed too, and so comes up to the host again."""
         local = next((tier for tier in self.tiers if tier is not Tier.REMOTE), None)
         targets = [tier for tier in self.tiers if tier in (local, Tier.REMOTE)]
-        moves = [Move(Tier.DEVICE, tier, self.tiers[tier].expect(digests)) for tier in targets]
+        moves = [TierMove(Tier.DEVICE, tier, self.tiers[tier].expect(digests)) for tier in targets]
         return [move for move in moves if move.digests]
 
-    def arrived(self, move: Move, now_ns: int) -> Arrival:
+    def arrived(self, move: TierMove, now_ns: int) -> Arrival:
         """The bytes of a move to a tier are there. The moves returned are demotions; until they
         arrive, their blocks are found nowhere."""
         store = self.tiers[move.target]
@@ -57,13 +57,13 @@ class Hierarchy:
             store.forgo(move.digests)
             return Arrival((), (), ())
         stored = store.store(move.digests, now_ns)
-        moves: tuple[Move, ...] = ()
+        moves: tuple[TierMove, ...] = ()
         if move.target is Tier.HOST and Tier.DISK in self.tiers:
             # Evicted from the tail of a chain to its start: turned round they are a chain again.
             demoted = self.tiers[Tier.DISK].expect(stored.evicted[::-1])
-            moves = (Move(Tier.HOST, Tier.DISK, demoted),) if demoted else ()
+            moves = (TierMove(Tier.HOST, Tier.DISK, demoted),) if demoted else ()
         return Arrival(stored.added, stored.evicted, moves)
 
-    def lost(self, move: Move) -> None:
+    def lost(self, move: TierMove) -> None:
         """A move to a tier was cancelled or died: its blocks may be written again."""
         self.tiers[move.target].forgo(move.digests)
