@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tandem.cluster.router.prefix_index import PrefixIndex
+from tandem.cluster.router.prefix_cache.index import PrefixIndex
 from tandem.facts.blocks import BlockChanges
 from tandem.facts.fleet import Tier
 

@@ -9,7 +9,7 @@ import pytest
 
 from tandem.cluster.router.deaths import CLEARING_TOKENS, COINCIDENCE_NS, MOST_DEATHS
 from tandem.cluster.router.machine import RouterMachine
-from tandem.cluster.worker.load import load_of
+from tandem.cluster.worker.machine import load_of
 from tandem.facts.errors import RequestFailed
 from tandem.facts.fleet import Role
 from tandem.facts.sampling import SamplingParameters

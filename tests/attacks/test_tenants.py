@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
 from tandem.cluster.gateway.machine import GatewayMachine
-from tandem.cluster.router.request_queue import RequestQueueConfig
+from tandem.cluster.router.queue import RequestQueueConfig
 from tandem.cluster.tiers.config import TiersConfig
 from tandem.cluster.tiers.hierarchy import TierHierarchy
 from tandem.commands.cluster.policies import router_policies

@@ -9,7 +9,7 @@ from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
 from tandem.cluster.node.machine import NodeConfig, NodeMachine
 from tandem.cluster.router.admission import RouterConfig
 from tandem.cluster.router.fleet import Capacity
-from tandem.cluster.router.request_queue import RequestQueueConfig
+from tandem.cluster.router.queue import RequestQueueConfig
 from tandem.cluster.router.request_state import Stage
 from tandem.cluster.tiers.config import TiersConfig
 from tandem.cluster.worker.machine import WorkerConfig, WorkerMachine

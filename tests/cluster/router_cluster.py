@@ -8,10 +8,9 @@ from random import Random
 from tandem.cluster.router.admission import RouterConfig
 from tandem.cluster.router.fleet import Capacity
 from tandem.cluster.router.machine import RouterMachine
-from tandem.cluster.router.request_queue import RequestQueueConfig
+from tandem.cluster.router.queue import RequestQueueConfig
 from tandem.cluster.router.request_state import Stage
-from tandem.cluster.worker.load import load_of
-from tandem.cluster.worker.machine import WorkerConfig
+from tandem.cluster.worker.machine import WorkerConfig, load_of
 from tandem.cost.fitted import FittedStepTime
 from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.blocks import BlockChanges

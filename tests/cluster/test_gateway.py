@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.cluster.router.request_queue import RequestQueueConfig
+from tandem.cluster.router.queue import RequestQueueConfig
 from tandem.facts.blocks import BlockChanges, CacheRoot
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.kv_export import KvGeometry, MoveKv, MoveReport

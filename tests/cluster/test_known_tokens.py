@@ -5,7 +5,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.cluster.worker.known_tokens import KnownTokens
+from tandem.cluster.worker.sequence import KnownTokens
 
 TOKENS = st.lists(st.integers(0, (1 << 32) - 1), max_size=8)
 

@@ -1,6 +1,6 @@
 """What a worker says it carries, while its prompts wait, come from elsewhere and run."""
 
-from tandem.cluster.worker.load import load_of
+from tandem.cluster.worker.machine import load_of
 from tandem.messages.router import LoadReported
 from tandem.messages.worker import ImportsArrived, PrefillsArrived, RequestsAborted
 from tests.cluster.ledger_engine import keys_of

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.cluster.router.prefix_expectations import Expectations
+from tandem.cluster.router.prefix_cache.expectations import Expectations
 
 LIFETIME_NS = 10
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tandem.cluster.router.prefix_index import PrefixIndex, PrefixMatch
-from tandem.cluster.router.prefix_runs import common_blocks
+from tandem.cluster.router.prefix_cache.index import PrefixIndex, PrefixMatch
+from tandem.cluster.router.prefix_cache.runs import common_blocks
 from tandem.facts.blocks import BlockChanges, block_hash
 from tandem.facts.fleet import Tier
 from tandem.policy.views import TierHits

@@ -7,7 +7,7 @@ import pytest
 from tandem.cluster.router.admission import RouterConfig
 from tandem.cluster.router.fleet import Capacity
 from tandem.cluster.router.machine import RouterMachine
-from tandem.cluster.router.request_queue import RequestQueueConfig
+from tandem.cluster.router.queue import RequestQueueConfig
 from tandem.facts.blocks import BlockChanges, CacheRoot
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.request import FinishReason, Request

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tandem.cluster.router.request_queue import RequestQueue, RequestQueueConfig
+from tandem.cluster.router.queue import RequestQueue, RequestQueueConfig
 from tandem.cluster.router.request_state import RequestState
 from tandem.facts.fleet import Role
 from tandem.facts.request import Request

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from tandem.bench.trace import read_trace
-from tandem.cluster.router.request_queue import RequestQueueConfig
+from tandem.cluster.router.queue import RequestQueueConfig
 from tandem.cost.fitted import FittedStepTime
 from tandem.cost.worker import WorkerCost
 from tandem.facts.fleet import Role

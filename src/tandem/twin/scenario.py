@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tandem.cluster.router.request_queue import RequestQueueConfig
+from tandem.cluster.router.queue import RequestQueueConfig
 from tandem.cost.worker import WorkerCost
 from tandem.facts.fleet import Role
 from tandem.facts.slo import Slo

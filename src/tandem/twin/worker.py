@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from tandem.cluster.router.deaths import CLEARING_TOKENS
 from tandem.cluster.router.request_state import failed_over
-from tandem.cluster.worker.load import load_of
-from tandem.cluster.worker.machine import WorkerConfig, WorkerMachine
+from tandem.cluster.worker.machine import WorkerConfig, WorkerMachine, load_of
 from tandem.cost.step import StepShape
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.steps import StepPlan, StepResult

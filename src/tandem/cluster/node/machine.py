@@ -15,8 +15,7 @@ from tandem.cluster.node.tiers import WorkerTiers
 from tandem.cluster.node.work import Work
 from tandem.cluster.router.request_state import failed_over
 from tandem.cluster.tiers.config import TiersConfig
-from tandem.cluster.worker.load import load_of
-from tandem.cluster.worker.machine import WorkerMachine
+from tandem.cluster.worker.machine import WorkerMachine, load_of
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_export import MoveKv
 from tandem.messages.cluster import (

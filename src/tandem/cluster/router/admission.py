@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from tandem.cluster.audit import invariant
 from tandem.cluster.router.fleet import Capacity, Fleet
-from tandem.cluster.router.prefix_index import PrefixIndex
-from tandem.cluster.router.request_queue import RequestQueue, RequestQueueConfig
+from tandem.cluster.router.prefix_cache.index import PrefixIndex
+from tandem.cluster.router.queue import RequestQueue, RequestQueueConfig
 from tandem.cluster.router.request_state import RequestState, Stage
 from tandem.cluster.router.suspects import Suspects, Witnesses
 from tandem.facts.blocks import CacheRoot, PromptChains, grown_chain

@@ -9,11 +9,10 @@ from collections.abc import Iterable
 
 from tandem.cluster.audit import invariant
 from tandem.cluster.router.admission import AdmissionFront, Choice, RouterConfig
-from tandem.cluster.router.cancel import cancel_everywhere
 from tandem.cluster.router.deaths import blame, reason_of
-from tandem.cluster.router.kv_transfer import KvTransfers
 from tandem.cluster.router.migration import Migrations
 from tandem.cluster.router.request_state import RequestState, Stage
+from tandem.cluster.router.transfers import KvTransfers, cancel_everywhere
 from tandem.messages.router import (
     BlocksListed,
     BlocksReported,

@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from tandem.cluster.router.admission import AdmissionFront
 from tandem.cluster.router.fleet import Fleet
-from tandem.cluster.router.kv_transfer import KvTransfers
 from tandem.cluster.router.request_state import RequestState, Stage
+from tandem.cluster.router.transfers import KvTransfers
 from tandem.messages.router import MigrationsRequested, RouterEffect, Tell
 from tandem.messages.worker import (
     CopiesRequested,

@@ -4,7 +4,7 @@ worker lived when such a request came is known (see `deaths`)."""
 from collections.abc import Sequence
 
 from tandem.cluster.audit import invariant
-from tandem.cluster.router.request_queue import RequestQueue
+from tandem.cluster.router.queue import RequestQueue
 from tandem.cluster.router.request_state import RequestState
 
 

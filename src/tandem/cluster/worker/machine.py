@@ -18,10 +18,12 @@ from tandem.cluster.worker.plan_builder import PlanBuilder
 from tandem.cluster.worker.running import RunningSequences
 from tandem.cluster.worker.sequence import Phase, Sequence
 from tandem.cluster.worker.step_planner import StepPlanner
+from tandem.cluster.worker.waiting import prefill_tokens_of
 from tandem.facts.blocks import CacheRoot, PromptChains
 from tandem.facts.errors import InvalidRequest, Overloaded, PromptTooLong, TandemError
 from tandem.facts.request import Request
 from tandem.facts.steps import StepResult
+from tandem.messages.router import LoadReported
 from tandem.messages.worker import (
     CancelImport,
     CopiesRequested,
@@ -339,3 +341,34 @@ class WorkerMachine:
 def _speakable(tokens: Iterable[int], vocabulary: range) -> bool:
     ids = np.asarray(tokens)
     return not ids.size or bool(ids.min() >= 0 and ids.max() < len(vocabulary))
+
+
+def load_of(worker: str, machine: WorkerMachine) -> LoadReported:
+    """A look at one worker. Sequences whose whole prompt comes from another worker are counted by
+    whoever sent them; where a part of it comes from a slower tier, the rest is prefill of this
+    worker, also while it still waits for that part."""
+    sequences = machine.sequences
+    running_sequences = context_tokens = queued_prefill_tokens = 0
+    for sequence in sequences.running:
+        pending_tokens = sequence.pending_tokens
+        if pending_tokens > 1:
+            queued_prefill_tokens += pending_tokens
+        else:
+            running_sequences += 1
+            context_tokens += sequence.known_tokens
+    waiting = machine.planner.waiting
+    waiting_requests = waiting.requests
+    queued_prefill_tokens += waiting.prefill_tokens
+    for sequence in sequences.importing.values():
+        tokens = prefill_tokens_of(sequence)
+        if tokens and sequence.phase is not Phase.ENDED:
+            waiting_requests += 1
+            queued_prefill_tokens += tokens
+    return LoadReported(
+        worker=worker,
+        running_sequences=running_sequences,
+        waiting_requests=waiting_requests,
+        queued_prefill_tokens=queued_prefill_tokens,
+        context_tokens=context_tokens,
+        free_blocks=sequences.pool.free_blocks,
+    )

@@ -1,14 +1,53 @@
 """One sequence inside a worker: its tokens, its blocks, and how far each of them is."""
 
+from array import array
 from collections.abc import Iterable
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import overload
 
-from tandem.cluster.worker.known_tokens import KnownTokens
 from tandem.facts.blocks import Chain, grown_chain
 from tandem.facts.kv_tiers import BlockName
 from tandem.facts.request import FinishReason, Request
 from tandem.policy.batching import Rank
+
+
+class KnownTokens(Ordered[int]):
+    """Grows at its end. The prompt never changes and is not copied: 64 choices of one long prompt
+    are one prompt. Slices are arrays of their own. `later` is what follows the prompt."""
+
+    __slots__ = ("_prompt", "_prompt_tokens", "later")
+
+    def __init__(self, prompt: Ordered[int], later: Iterable[int] = ()) -> None:
+        self._prompt = prompt
+        self._prompt_tokens = len(prompt)
+        self.later = array("I", later)
+
+    def __len__(self) -> int:
+        return self._prompt_tokens + len(self.later)
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> "array[int]": ...
+
+    def __getitem__(self, place: int | slice) -> "int | array[int]":
+        prompt_tokens = self._prompt_tokens
+        if not isinstance(place, slice):
+            place = range(len(self))[place]
+            known = place < prompt_tokens
+            return self._prompt[place] if known else self.later[place - prompt_tokens]
+        first, end, step = place.indices(len(self))
+        assert step == 1
+        found = array("I", self._prompt[first:end])
+        if end > prompt_tokens:
+            found += self.later[max(0, first - prompt_tokens) : end - prompt_tokens]
+        return found
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        self.later.extend(tokens)
 
 
 class Phase(Enum):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from tandem.cluster.router.request_queue import RequestQueueConfig
+from tandem.cluster.router.queue import RequestQueueConfig
 from tandem.config.cluster import Cluster, PoolConfig
 from tandem.config.cluster_build import Choice
 from tandem.config.cluster_parameters import parameters

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from itertools import count
 
 from tandem.cluster.audit import invariant
+from tandem.cluster.router.admission import AdmissionFront
 from tandem.cluster.router.request_state import Import, RequestState, Stage
 from tandem.facts.fleet import Tier
 from tandem.messages.router import (
@@ -17,7 +18,7 @@ from tandem.messages.router import (
     Tell,
     TransferEnded,
 )
-from tandem.messages.worker import ImportDone, TransferPinsReleased
+from tandem.messages.worker import ImportDone, RequestsAborted, TransferPinsReleased
 
 
 class KvTransfers:
@@ -144,3 +145,22 @@ class KvTransfers:
             Tell(worker, ImportDone(state.name_at(worker), leg.arrived_tokens, tokens_since)),
             Tell(state.prefill, TransferPinsReleased((state.wire_id,))),
         ]
+
+
+def cancel_everywhere(
+    state: RequestState, admission: AdmissionFront, kv_transfers: KvTransfers
+) -> list[RouterEffect]:
+    """Nobody need go on with this request where it is now: it leaves the line, or its workers are
+    told and its transfers stopped."""
+    if state.stage is Stage.QUEUED:
+        admission.suspects.wait_no_more(state)
+        return []
+    effects: list[RouterEffect] = []
+    for worker in list(state.imports):
+        effects += kv_transfers.stop(state, worker)
+    for worker in dict.fromkeys((state.decode, state.prefill)):
+        if worker in admission.fleet.workers:
+            wire_ids = (state.name_at(worker),)
+            effects.append(Tell(worker, RequestsAborted(wire_ids)))
+            effects.append(Tell(worker, TransferPinsReleased(wire_ids)))
+    return effects

@@ -4,9 +4,9 @@ pools report. Knows hashes and names, never KV bytes or token ids."""
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tandem.cluster.router.prefix_expectations import Expectations
-from tandem.cluster.router.prefix_holders import HolderSets
-from tandem.cluster.router.prefix_runs import BlockRuns
+from tandem.cluster.router.prefix_cache.expectations import Expectations
+from tandem.cluster.router.prefix_cache.holders import HolderSets
+from tandem.cluster.router.prefix_cache.runs import BlockRuns
 from tandem.facts.blocks import BlockChanges
 from tandem.facts.fleet import Tier
 from tandem.policy.views import TierHits

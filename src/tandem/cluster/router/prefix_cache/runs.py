@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from tandem.cluster.audit import invariant
-from tandem.cluster.router.prefix_holders import HolderSet, HolderSets
+from tandem.cluster.router.prefix_cache.holders import HolderSet, HolderSets
 
 
 class Run:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from tandem.cluster.router.prefix_runs import common_blocks
+from tandem.cluster.router.prefix_cache.runs import common_blocks
 
 
 class _Expectation(NamedTuple):
