@@ -20,7 +20,7 @@ from tandem.facts.trace import TraceRow
 from tandem.policy.admission.registry import ADMISSIONS
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.registry import DISPATCHES
-from tandem.policy.eviction.lru import Lru
+from tandem.policy.eviction.baselines import Lru
 from tandem.policy.routing.registry import ROUTINGS
 from tandem.twin.distribution import Distribution, distribution
 from tandem.twin.record import RequestRecord

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 from tandem.cluster.tiers.store import TierStore
 from tandem.cluster.tiers.tier_moves import Arrival, TierMove, TierMoves
 from tandem.facts.fleet import Tier
-from tandem.policy.eviction.lru import Lru
+from tandem.policy.eviction.baselines import Lru
 from tandem.policy.eviction.pinned import Pin, Pinned
 from tandem.policy.eviction.registry import EVICTIONS, make_eviction
 

@@ -31,7 +31,7 @@ from tandem.messages.worker import (
 from tandem.policy.admission.registry import ADMISSIONS
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.registry import DISPATCHES
-from tandem.policy.eviction.lru import Lru
+from tandem.policy.eviction.baselines import Lru
 from tandem.policy.routing.registry import ROUTINGS
 from tandem.twin.record import RunRecord, WorkerRecord
 from tandem.twin.recorder import Recorder

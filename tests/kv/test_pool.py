@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.facts.kv_placement import placement
-from tandem.facts.kv_tiers import BlockFormat, BlockName
+from tandem.facts.kv_tiers import BlockFormat, BlockName, placement
 from tandem.kv.connectors.tcp_door import TcpLimits
 from tandem.kv.connectors.tcp_frames import BadFrame, Credentials
 from tandem.kv.connectors.tcp_link import Way, prove

@@ -22,7 +22,7 @@ from tandem.messages.cluster import (
     Undrain,
 )
 from tandem.messages.codec import TO_WORKER
-from tandem.messages.errors import BadMessage
+from tandem.messages.encoded import BadMessage
 from tandem.messages.router import TokensReported
 from tandem.messages.worker import (
     ImportDone,

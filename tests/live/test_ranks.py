@@ -18,7 +18,7 @@ from tandem.live.ranks.mover import RankedMover, RankTally
 from tandem.live.ranks.ranks import Ranks
 from tandem.live.ranks.start import start_follower
 from tandem.live.ranks.still_mover import StillMover
-from tandem.messages.errors import BadMessage
+from tandem.messages.encoded import BadMessage
 from tandem.messages.node import BlocksPublished, MoveFinished
 from tandem.messages.ranks import TO_FOLLOWER, TO_LEADER, RankReady
 from tests.live.gateway_side import Alive

@@ -24,8 +24,7 @@ from tandem.messages.cluster import (
     TiersReported,
 )
 from tandem.messages.codec import MESSAGE_LIMIT_BYTES, OPERATOR, TO_GATEWAY, TO_WORKER, Codec
-from tandem.messages.encoded_requests import RequestForm, RequestsForm
-from tandem.messages.errors import BadMessage, OtherProtocol
+from tandem.messages.encoded import BadMessage, OtherProtocol, RequestForm, RequestsForm
 from tandem.messages.router import BlocksListed, KvReported, TokensReported
 from tandem.messages.worker import (
     EmitTokens,

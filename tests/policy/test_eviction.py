@@ -5,11 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.facts.errors import InvalidConfiguration
+from tandem.policy.eviction.baselines import Fifo, Lfu, Lru
 from tandem.policy.eviction.cost_aware import CostAware
-from tandem.policy.eviction.fifo import Fifo
 from tandem.policy.eviction.keyed_heap import KeyedHeap
-from tandem.policy.eviction.lfu import Lfu
-from tandem.policy.eviction.lru import Lru
 from tandem.policy.eviction.pinned import Pinned
 from tandem.policy.eviction.registry import EVICTIONS, make_eviction
 

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Role
 from tandem.policy.planning.arrow import Arrow
-from tandem.policy.planning.choose import PLANNINGS, planning
 from tandem.policy.planning.contract import Flip, Move, Plan
 from tandem.policy.planning.dynamo import Dynamo, DynamoLoad, DynamoThroughput
 from tandem.policy.planning.pools import Sizes, within_bounds
 from tandem.policy.planning.prediction import ttft_s
-from tandem.policy.planning.static import Static
+from tandem.policy.planning.registry import PLANNINGS, Static, planning
 from tandem.policy.planning.tandem import Tandem
 from tandem.policy.planning.tetri import TetriInfer
 from tandem.policy.planning.utilisation import UtilisationThreshold

@@ -8,7 +8,7 @@ from tandem.facts.fleet import Role, Tier
 from tandem.facts.trace import TraceRow
 from tandem.policy.admission.registry import ADMISSIONS
 from tandem.policy.dispatch.registry import DISPATCHES
-from tandem.policy.eviction.lru import Lru
+from tandem.policy.eviction.baselines import Lru
 from tandem.policy.routing.registry import ROUTINGS
 from tandem.twin.damage import lost_share
 from tandem.twin.faults import Crash, Fault, GatewayCrash, TierLost, TierSpoilt

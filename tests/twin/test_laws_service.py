@@ -14,7 +14,7 @@ from tandem.facts.trace import TraceRow
 from tandem.policy.admission.registry import ADMISSIONS
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.rules import AlwaysRemote
-from tandem.policy.eviction.lru import Lru
+from tandem.policy.eviction.baselines import Lru
 from tandem.policy.qos.classes import Classes, ServiceClass
 from tandem.policy.routing.registry import ROUTINGS
 from tandem.twin.record import Ending, RunRecord

@@ -15,7 +15,7 @@ from tandem.facts.trace import TraceRow
 from tandem.policy.admission.thresholds import AdmitAll
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.rules import AlwaysRemote
-from tandem.policy.eviction.lru import Lru
+from tandem.policy.eviction.baselines import Lru
 from tandem.policy.routing.registry import ROUTINGS
 from tandem.twin.record import RequestRecord
 from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind

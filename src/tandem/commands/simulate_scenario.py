@@ -14,8 +14,8 @@ from tandem.facts.fleet import Tier
 from tandem.forecast.choose import forecaster
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.eviction.registry import make_eviction
-from tandem.policy.planning.choose import PLANNINGS, planning
 from tandem.policy.planning.contract import Planning
+from tandem.policy.planning.registry import PLANNINGS, planning
 from tandem.twin.faults import Fault, TierDown, TierLost, TierSpoilt
 from tandem.twin.faults_entries import read_faults
 from tandem.twin.faults_random import random_faults

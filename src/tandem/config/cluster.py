@@ -26,7 +26,7 @@ from tandem.policy.admission.registry import ADMISSIONS
 from tandem.policy.dispatch.contract import FirstToken, Transfer
 from tandem.policy.dispatch.registry import DISPATCHES
 from tandem.policy.eviction.registry import EVICTIONS
-from tandem.policy.planning.choose import PLANNINGS
+from tandem.policy.planning.registry import PLANNINGS
 from tandem.policy.routing.registry import ROUTINGS
 
 

@@ -1,4 +1,4 @@
-"""How many KV blocks fit on a worker's devices beside the weights?"""
+"""How many KV blocks fit on a worker's devices beside the weights."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Measured seconds between the points that were measured.
+"""Interpolation between measured points of seconds.
 
 Straight lines between knots: step times are sums of parts that are constant or linear in their
 argument (launch, streaming, arithmetic), so lines are exact within a regime, and sums of curves

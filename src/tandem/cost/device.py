@@ -1,5 +1,5 @@
-"""What is one accelerator, or a computer without one, capable of? Datasheet figures, and the share
-of them that kernels reach. The bundled sheets say where each figure comes from."""
+"""Device specifications: datasheet figures, and the share of them that kernels reach. The bundled
+sheets say where each figure comes from."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A step time that is linear in a few counts, and how to fit it to timed steps."""
+"""A fitted step time, linear in a few counts, and the fit from timed steps."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields

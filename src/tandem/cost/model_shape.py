@@ -1,4 +1,4 @@
-"""How much arithmetic and how many bytes does a token cost a model? Reads any config.json.
+"""The shape of a model for costs: arithmetic and bytes of a token, from any config.json.
 
 Wider than the models that the engine can run: also latent attention (MLA) and mixtures of experts.
 """

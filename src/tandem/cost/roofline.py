@@ -1,4 +1,4 @@
-"""How long does a step take by arithmetic peak, memory bandwidth and links alone?
+"""Roofline step time: arithmetic peak, memory bandwidth and links.
 
 Each group of matrices takes the longer of its arithmetic and of streaming its weights, as in the
 roofline model (Williams et al., 2009); of a mixture only the experts that are touched are streamed.

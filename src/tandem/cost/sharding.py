@@ -1,4 +1,4 @@
-"""How one worker's model is spread over its devices, and in how many bytes a number is kept."""
+"""Sharding of a model over the devices of one worker, and bytes per number."""
 
 from dataclasses import dataclass
 

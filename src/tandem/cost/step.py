@@ -1,4 +1,5 @@
-"""What one engine step computes, as the few numbers its time depends on, and who tells the time."""
+"""The shape of one engine step: the few numbers that its time depends on, and the port of step
+times."""
 
 from dataclasses import dataclass
 from typing import Protocol

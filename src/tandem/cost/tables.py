@@ -1,4 +1,4 @@
-"""How long does a step take by tables of measured operators?
+"""Step time from tables of measured operators.
 
 The parts of a step and their sum, as in Vidur (MLSys 2024) and AIConfigurator: everything whose
 time depends on the batch's tokens, on its sampled rows, on its chunks, on its decodes.

@@ -1,4 +1,4 @@
-"""What a worker's work costs in seconds: the one estimate that policies and the twin share."""
+"""Costs of a worker in seconds: the one estimate that policies and the twin share."""
 
 from dataclasses import dataclass, field
 from math import inf

@@ -1,4 +1,4 @@
-"""How long to wait before trying again: many who failed at one instant do not come back at one."""
+"""Exponential backoff with jitter: many that failed at one instant do not come back at one."""
 
 import math
 

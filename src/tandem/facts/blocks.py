@@ -1,4 +1,4 @@
-"""What names a KV block: a hash over its tokens and everything before them.
+"""Content addressing of KV blocks: a hash over a block's tokens and everything before them.
 
 Two blocks with one hash hold the same KV bytes wherever they lie, so a hash is the unit of reuse,
 transfer and routing. The root of a chain covers whatever else shapes those bytes.

@@ -1,4 +1,4 @@
-"""The caller's mistakes and the system's refusals, as types. Broken invariants are assertions."""
+"""Typed errors: callers' mistakes and the system's refusals. Broken invariants are assertions."""
 
 
 class TandemError(Exception):

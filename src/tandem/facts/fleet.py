@@ -1,4 +1,4 @@
-"""The nouns of a fleet: what a worker is for, and where KV may lie."""
+"""Roles of workers and tiers of KV."""
 
 from enum import StrEnum
 

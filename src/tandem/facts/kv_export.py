@@ -1,4 +1,4 @@
-"""The KV memory of a worker as others may reach it, and the order to read from it.
+"""The exported KV memory of a worker, and the order to read from it.
 
 A worker has one shard a rank: some layers of some KV heads of every block.
 """

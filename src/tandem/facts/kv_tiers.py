@@ -1,6 +1,8 @@
-"""KV blocks off the device: how they are named, and how their tiers fare."""
+"""KV blocks off the device: names, formats, figures of tiers, and placement on the shared pool."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from tandem.facts.fleet import Tier
 
@@ -45,3 +47,15 @@ class TierFigures:
     fetch_s_per_token: float = 0.0
     compute_s_per_token: float = 0.0
     reason: str = ""
+
+
+def placement(first: bytes, nodes: Iterable[str]) -> list[str]:
+    """All nodes, the one that a chain belongs to first; when that is gone, the next one takes its
+    place. `first` is the digest of the chain's first block. A node that joins or leaves moves only
+    the chains that it gets or had: rendezvous hashing (Thaler and Ravishankar, "Using name-based
+    mappings to increase hit rates", 1998)."""
+    return sorted(nodes, key=lambda node: (_weight(first, node), node), reverse=True)
+
+
+def _weight(first: bytes, node: str) -> bytes:
+    return blake2b(node.encode(), digest_size=8, key=first).digest()

@@ -1,4 +1,4 @@
-"""What a decoder-only model is: sizes and features, as numbers and flags.
+"""The description of a decoder-only model: sizes and features as numbers and flags.
 
 Everything that shapes the arithmetic or the bytes of a model, whatever file it came from.
 """

@@ -1,4 +1,4 @@
-"""A request as the workers see it: small, and resumable anywhere from what it holds."""
+"""A request as workers see it: small, and resumable anywhere from what it holds."""
 
 from array import array
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""How a request wants its tokens drawn: the parameters of sampling, checked once, never edited.
+"""Sampling parameters, checked once, never edited.
 
 Together with the prompt, the seed makes an answer a pure function: token i of a sequence is drawn
 with noise keyed by (seed, position, token id), so batching or moving a request changes nothing.

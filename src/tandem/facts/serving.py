@@ -1,4 +1,4 @@
-"""The port between the front door and whatever generates: one engine here, a cluster later."""
+"""The port between the HTTP API and whatever generates: one engine or a cluster."""
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field

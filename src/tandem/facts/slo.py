@@ -1,5 +1,5 @@
-"""What a client was promised: upper bounds, in seconds, that a good answer keeps; and what it may
-make of its own urgency."""
+"""SLOs: upper bounds in seconds on TTFT, TPOT and the whole answer; and how far a client may shift
+its priority."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What one engine step is: the plan that goes in, the tokens that come out.
+"""One engine step: the plan that goes in, the tokens that come out.
 
 A plan carries differences only. The engine keeps, for every slot, the tokens, the sampling
 parameters and the block table; plans are executed strictly in the order of their ids, which is

@@ -1,5 +1,5 @@
-"""Is a message that has the right types also one that could be meant? Parallel tuples are equally
-long, counts are not negative, hashes have their length.
+"""Semantic checks of decoded messages: parallel tuples are equally long, counts not negative,
+hashes of the right length.
 
 What depends on who sends it, or on what was said before, is for the machines.
 """
@@ -20,7 +20,7 @@ from tandem.messages.cluster import (
     RegisterPoolNode,
     TiersReported,
 )
-from tandem.messages.errors import BadMessage
+from tandem.messages.encoded import BadMessage
 from tandem.messages.router import (
     BlocksListed,
     BlocksReported,

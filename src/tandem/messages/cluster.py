@@ -1,5 +1,4 @@
-"""What gateways and workers say to each other. Every message is one of these, with a type of its
-own on the wire.
+"""Messages between gateways and workers. Each has a type of its own on the wire.
 
 A gateway may have forgotten a worker or be new to it; a worker serves several gateways. A worker is
 known by its name, and each start of its process by an incarnation.

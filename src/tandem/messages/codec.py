@@ -1,4 +1,4 @@
-"""How does a message become bytes, and bytes a message that can be trusted to be well formed?
+"""The codec: messages to bytes and back, with every malformed input refused as `BadMessage`.
 
 One byte for the protocol, one for the type, then msgpack. Whatever is not exactly a message of a
 known type is `BadMessage`, never anything else. Knows no socket, and no meaning of a message.
@@ -12,9 +12,7 @@ import msgspec
 from tandem.facts.errors import TandemError
 from tandem.messages.checks import check
 from tandem.messages.cluster import PROTOCOL, ToGateway, ToWorker
-from tandem.messages.encoded import Form
-from tandem.messages.encoded_requests import REQUEST_FORMS
-from tandem.messages.errors import BadMessage, OtherProtocol
+from tandem.messages.encoded import REQUEST_FORMS, BadMessage, Form, OtherProtocol
 from tandem.messages.operator import OperatorMessage
 
 M = TypeVar("M")

@@ -1,4 +1,4 @@
-"""What a gateway machine is told, and what it asks for."""
+"""Events and effects of the gateway machine."""
 
 from dataclasses import dataclass
 

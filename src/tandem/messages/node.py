@@ -1,4 +1,4 @@
-"""What the node machine of a worker process is told, and what it asks for."""
+"""Events and effects of the node machine of a worker process."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What an operator's terminal and a gateway say to each other.
+"""Messages between an operator's terminal and a gateway.
 
 Every question has a number of the asker's own choice, which its answer repeats.
 """

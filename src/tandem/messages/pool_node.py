@@ -1,5 +1,5 @@
-"""What a machine of a shared pool's process hears of its clients and stores, and what it wants
-done. Gateways speak to it as to a worker's (`facts.node_messages`)."""
+"""Events and effects of a shared pool process: offers and reads of clients, and its stores.
+Gateways talk to it as to a worker."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What the leader of a worker and its other ranks say to each other, over a socket between them.
+"""Messages between the leading rank of a worker and its other ranks, over a socket.
 
 Plans travel with their arrays as bytes; everything else is facts as they are.
 """

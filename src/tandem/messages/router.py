@@ -1,4 +1,4 @@
-"""What a router machine is told (events, past tense) and what it asks for (effects, imperative)."""
+"""Events (past tense) and effects (imperative) of the router machine."""
 
 from dataclasses import dataclass, field
 

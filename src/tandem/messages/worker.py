@@ -1,4 +1,4 @@
-"""What a worker machine is told (events, past tense) and what it asks for (effects, imperative)."""
+"""Events (past tense) and effects (imperative) of the worker machine."""
 
 from dataclasses import dataclass
 

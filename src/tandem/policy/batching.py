@@ -1,4 +1,4 @@
-"""Which sequences share the next step, and how many tokens of each.
+"""Batching: which sequences share the next step, and how many tokens of each.
 
 A sequence has tokens scheduled and a target; prefill, decode, prefix hits and resumption are all
 "scheduled < target". Steps mix decodes with chunks of prompts under one token budget, so that a

@@ -1,4 +1,4 @@
-"""Chance that can be replayed: a draw is a function of a seed and of what it is drawn for."""
+"""Reproducible random draws: a draw is a function of a seed and of what it is drawn for."""
 
 from hashlib import blake2b
 

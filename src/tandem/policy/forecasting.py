@@ -1,5 +1,5 @@
-"""What comes next in a series of counts or rates: the port, and the forecasts that need no
-library. ARIMA and seasonal forecasts stand behind the same port in the room `forecast`."""
+"""Forecasting of counts or rates: the port, and forecasts that need no library. ARIMA and seasonal
+forecasts stand behind the same port in the room `forecast`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

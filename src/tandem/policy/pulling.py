@@ -1,4 +1,5 @@
-"""Which KV a worker pulls from slower tiers for a request: what its prediction reckons with."""
+"""Which KV a worker pulls from slower tiers for a request: only what is predicted to be faster than
+computing it."""
 
 from tandem.facts.fleet import Tier
 from tandem.policy.routing.prediction import Predictor

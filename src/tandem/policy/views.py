@@ -1,4 +1,4 @@
-"""What policies see: snapshots of requests and workers, as numbers, true at one instant."""
+"""What policies see: snapshots of requests and workers as numbers, true at one instant."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,5 @@
-"""Who has been silent for too long. Any message is a sign of life.
+"""Heartbeats: which workers and pool processes have been silent for too long. Any message counts as
+a sign of life.
 
 A machine that was itself asleep (its process stopped, its host frozen) takes nobody for dead: what
 the others sent meanwhile still waits to be read.

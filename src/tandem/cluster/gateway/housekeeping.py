@@ -1,4 +1,5 @@
-"""What a gateway owes workers unasked: to renew leases, to help drains along, to let workers go."""
+"""Periodic work of a gateway: renewing leases at its workers, following drains, letting drained
+workers go."""
 
 from collections.abc import Iterator
 

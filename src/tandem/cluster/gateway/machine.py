@@ -1,4 +1,5 @@
-"""A gateway of a cluster: which workers there are, what each of them is told, and what clients get.
+"""The gateway machine: membership, routing, operators' requests and the shared pool, as events in
+and effects out.
 
 Knows no socket and no clock. Every request belongs to the router machine inside; here is what a
 router need not know: processes, silence, leases, blocks and operators.

@@ -1,4 +1,4 @@
-"""What the work of each worker costs, with its slower tiers as it says that they fare.
+"""What work costs on each worker: its cost model with the tiers replaced by measured bandwidths.
 
 A tier must earn its place: one that a worker does not have, or has switched off, is not counted on.
 """

@@ -1,4 +1,5 @@
-"""Which worker processes a gateway knows, under which names, and which it will not have.
+"""Membership: the worker processes that a gateway has registered, by name and by connection, and
+why it refuses others.
 
 A worker is known by its name; the transport knows its process as a peer. A name belongs to the
 newest start.

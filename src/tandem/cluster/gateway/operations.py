@@ -1,4 +1,5 @@
-"""What operators have asked of a gateway and still wait for: workers to be drained, and audits."""
+"""Operators' requests under way: drains, flips, and audits that wait for the answers of all
+processes."""
 
 from dataclasses import dataclass, field
 

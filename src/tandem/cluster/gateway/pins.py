@@ -1,4 +1,5 @@
-"""What is to be kept after an answer, because its client will come back soon."""
+"""Session pins: which KV blocks tiers should keep after an answer because its client will come back
+soon."""
 
 from tandem.cluster.router.machine import RouterMachine
 from tandem.cluster.router.request_state import RequestState

@@ -1,5 +1,5 @@
-"""How many workers there should be, decided anew at every tick from what came in and what it
-got."""
+"""The planner machine: how many workers of each role there should be, decided at every tick from
+arrivals, latencies and load."""
 
 from collections import deque
 from collections.abc import Sequence

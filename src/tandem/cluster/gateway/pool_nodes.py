@@ -1,5 +1,4 @@
-"""Which processes of the shared pool a gateway knows, under which names, and which it will not
-have."""
+"""Membership of the shared pool: its registered processes, and why a gateway refuses others."""
 
 from collections import deque
 from collections.abc import Iterator

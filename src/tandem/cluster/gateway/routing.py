@@ -1,4 +1,5 @@
-"""The router inside a gateway: what it hears from workers, and what it asks for, peer by peer."""
+"""The router machine inside a gateway: translates workers' messages into router events, and router
+effects into messages to workers."""
 
 from collections import Counter
 from collections.abc import Iterable

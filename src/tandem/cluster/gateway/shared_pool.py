@@ -1,5 +1,5 @@
-"""The shared pool as a gateway deals with it: its processes come, report what they hold, fall
-silent and go, and workers and siblings hear of it."""
+"""The shared pool as a gateway sees it: processes register, report their blocks, fall silent and
+leave; workers and other pool processes are told."""
 
 from tandem.cluster.gateway.heartbeats import Heartbeats
 from tandem.cluster.gateway.members import Members

@@ -1,4 +1,4 @@
-"""What a gateway knows, told to operators and metrics."""
+"""The status of a cluster as operators and metrics read it."""
 
 from tandem.cluster.gateway.members import Member
 from tandem.cluster.gateway.pool_nodes import PoolNode

@@ -1,4 +1,5 @@
-"""Which of the tokens that a worker reports reach clients, and under which names."""
+"""From a worker's report of drawn tokens to what clients get: stale attempts are dropped, worker-
+side request ids replaced."""
 
 from dataclasses import dataclass, replace
 

@@ -1,4 +1,5 @@
-"""Which blocks the KV of a request lies in, at whom, and which orders to copy it are under way."""
+"""KV transfer orders: in which blocks of which worker a request's KV lies, and which transfers are
+under way."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,5 @@
-"""The places of those who wait for their first token, shared by accounts: nobody keeps the others
-out, and whoever is alone may have all."""
+"""Bounded places for requests that wait for their first token, shared fairly by accounts (max-min:
+one account alone may have all)."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,5 @@
-"""What a worker reads from its slower tiers into reserved blocks: which block from where, after
-what, and what that says about the tiers."""
+"""Fetches: KV blocks read from slower tiers into reserved device blocks, each block from one place
+and never twice at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

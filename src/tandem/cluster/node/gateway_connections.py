@@ -1,4 +1,5 @@
-"""Which gateways a worker serves, and how it stands with each: said register, welcomed, silent."""
+"""The gateways that a worker serves, and the state of each connection: registering, registered,
+silent."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which KV is on its way into this worker's blocks, and when nobody writes to them any more.
+"""Imports: reserved blocks that KV is being written to, and when nothing writes to them any more.
 
 Only this process writes to its memory. So it alone knows when blocks are quiet: whatever a gateway
 says or fails to say, no block goes back to the pool while a move may still write to it.

@@ -1,5 +1,5 @@
-"""KV on its way into a worker's reserved blocks, from other workers and from slower tiers: orders,
-their ends, and who is told."""
+"""Inbound KV transfers of a worker, from other workers and from slower tiers: orders, their ends,
+and reports to the gateway that ordered them."""
 
 from collections.abc import Iterable
 from dataclasses import replace

@@ -1,4 +1,5 @@
-"""Whose requests a worker serves, and for how long without hearing that they are still wanted.
+"""Leases: which gateway each request of a worker belongs to, and until when it lives without being
+renewed.
 
 A gateway that dies, or forgets a request, never comes to fetch what it left: what is not renewed is
 given up. Knows ids and instants only.

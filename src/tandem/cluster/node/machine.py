@@ -1,5 +1,5 @@
-"""A worker process in a cluster: what its gateways want of its worker machine, the KV that comes in
-and goes out, and what it owes to whom when gateways or peers fail.
+"""The node machine of a worker process: gateways, leases, KV transfers and tiers around the worker
+machine (the scheduler).
 
 Knows no socket, engine or memory: events in, effects out. Every request belongs to one gateway.
 """

@@ -1,5 +1,5 @@
-"""To whom a worker says what: each request's news go to the gateway that it belongs to, news of the
-cache to all. KV is announced only when its headers are written."""
+"""The outbox of a worker: tokens and KV reports go to the gateway that owns the request, cache
+events to all gateways; KV is reported once its metadata is exported."""
 
 from collections.abc import Iterable, Mapping, Sequence
 

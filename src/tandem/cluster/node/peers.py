@@ -1,4 +1,4 @@
-"""Which other workers this one may read KV from, as its gateways tell it."""
+"""The other workers that this one may read KV from, as its gateways report them."""
 
 from tandem.messages.cluster import PeerJoined
 from tandem.messages.node import ConnectPeer, ForgetPeer, NodeEffect

@@ -1,4 +1,5 @@
-"""Which processes of the shared pool a worker, or another of them, may use, as gateways tell it."""
+"""The processes of the shared pool that a worker or another pool process may use, as gateways
+report them."""
 
 from tandem.messages.cluster import PoolNodeJoined
 from tandem.messages.node import ConnectPoolNode, ForgetPoolNode

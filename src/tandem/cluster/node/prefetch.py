@@ -1,4 +1,5 @@
-"""Blocks of requests that wait for their turn, brought into the host memory meanwhile."""
+"""Prefetch: blocks of queued requests are brought from slow tiers into host memory before their
+turn."""
 
 from dataclasses import dataclass
 

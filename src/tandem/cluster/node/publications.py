@@ -1,5 +1,5 @@
-"""What a worker may announce of the KV that others will read: whole blocks, or everything of a held
-request, and nothing before its headers are written."""
+"""Block export: which KV of which request other workers may read, reported only after the blocks'
+metadata is written."""
 
 from collections import deque
 from collections.abc import Iterable

@@ -1,4 +1,5 @@
-"""A worker's role and whether it takes new requests: draining, flipping, leaving."""
+"""The role state of a worker: its role, and whether it accepts requests, drains, flips or
+leaves."""
 
 from tandem.facts.fleet import Role
 from tandem.messages.cluster import Drain

@@ -1,4 +1,5 @@
-"""How long this worker takes to compute a prompt token: what fetching is measured against."""
+"""Measures how long this worker takes to compute a prompt token, which fetching from tiers is
+compared with."""
 
 from collections import deque
 

@@ -1,5 +1,5 @@
-"""The slower tiers of a worker: what is written through to them, read from them and brought up in
-time, what the gateways are told of it, and whether it is worth its while.
+"""The tiers of one worker: write-through, fetches, prefetch, the benefit gate, and the reports to
+its gateways.
 
 Knows sequences, names and instants; whose requests these are it does not know.
 """

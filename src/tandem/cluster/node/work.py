@@ -1,4 +1,5 @@
-"""What a worker's gateways have asked of it: its worker machine, and the KV on its way in."""
+"""The requests of a worker's gateways: leases, the worker machine, and inbound KV transfers
+together."""
 
 from tandem.cluster.audit import invariant
 from tandem.cluster.node.gateway_connections import GatewayConnections

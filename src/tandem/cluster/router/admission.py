@@ -1,5 +1,5 @@
-"""Who comes in, when, and where to: admission on arrival, the line of those who wait, and the
-choice of workers when there is room."""
+"""The admission front of the router: admission on arrival, the request queue, and the choice of
+workers when there is room."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

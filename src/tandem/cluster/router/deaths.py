@@ -1,4 +1,4 @@
-"""Which request is it that workers die of, and when is it given up?
+"""Poison requests: which request kills its workers, found with few deaths, and when it is given up.
 
 A worker that dies takes down every request in it, and nobody says which one was to blame, if any:
 somebody may just have killed the process. What is known is who was there. This is how the one is

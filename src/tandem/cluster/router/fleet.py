@@ -1,5 +1,5 @@
-"""What the router knows of the workers: their roles, their load, and what was sent to them since
-they last reported it."""
+"""The router's view of the workers: role, last reported load, and what was sent to each since that
+report."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping

@@ -1,5 +1,5 @@
-"""The way of every request through a cluster, from its arrival to its last token: where it starts,
-the hand-over of its KV, and taking over when a worker dies.
+"""The router machine: admission, routing, KV transfer, migration and failover of every request of a
+cluster.
 
 Knows no socket and no clock: what workers and clients report comes in, what is to be told to them
 goes out. The gateway and the twin drive the same object.

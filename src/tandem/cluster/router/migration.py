@@ -1,6 +1,5 @@
-"""Live migration: which requests go on elsewhere when somebody asks for it, and how. Each decodes
-on while the next worker reads its KV; only then it stops, and what it has said meanwhile is
-computed there. Whatever fails before that, it goes on where it is."""
+"""Live migration: a running request decodes on while another worker reads its KV, then continues
+there. If anything fails before that, it continues where it is."""
 
 from collections.abc import Collection
 

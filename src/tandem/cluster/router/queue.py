@@ -1,4 +1,5 @@
-"""Who stands before the workers, who may go next, and what everybody there uses by class."""
+"""The request queue: fair queueing by class and tenant, bounded by what may be at the workers at
+once."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,5 +1,5 @@
-"""One request's way through a cluster: who prefills, who decodes, what has been said so far, and
-the KV that is on its way for it."""
+"""The router's state of one request: its stage, its prefill and decode worker, the tokens so far,
+and KV transfers under way."""
 
 from array import array
 from collections.abc import Mapping

@@ -1,5 +1,4 @@
-"""The requests of which a worker may have died: no two of them are at one worker, and whether a
-worker lived when such a request came is known (see `deaths`)."""
+"""Requests suspected of killing workers (see `deaths`): no two of them run on one worker."""
 
 from collections.abc import Sequence
 

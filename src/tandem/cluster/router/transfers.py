@@ -1,6 +1,5 @@
-"""How KV gets to the worker that needs it: from the worker that computed the prompt, while it still
-computes, or from a slower tier. Turns what workers report into transfers, and their ends into
-`ImportDone`."""
+"""KV transfers of the router: from the prefill worker while it still computes (push), after it
+(pull), or from a slower tier; their ends become `ImportDone`."""
 
 from collections.abc import Iterable
 from itertools import count

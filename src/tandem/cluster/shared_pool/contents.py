@@ -1,5 +1,5 @@
-"""What one process of the shared pool holds: what it wants of what it is offered, where it finds
-what it is asked for, and how that is told to gateways.
+"""Contents of one process of the shared pool: which offered blocks it takes, where it finds asked
+ones, and its block events.
 
 To others it is one tier, whatever lies in its memory and what on its disk.
 """

@@ -1,10 +1,10 @@
-"""Which blocks are in such demand that another process of the pool should have them too?"""
+"""Hot-block replication: which blocks are asked for so often that another pool process should hold
+them too."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tandem.facts.kv_placement import placement
-from tandem.facts.kv_tiers import BlockName
+from tandem.facts.kv_tiers import BlockName, placement
 
 # Blocks whose reads are counted; beyond that the oldest are forgotten.
 COUNTED_BLOCKS = 1 << 16

@@ -1,4 +1,4 @@
-"""A process of the shared pool: what its clients bring and fetch, and how it stands with gateways.
+"""The machine of a shared pool process: offers, reads, tiers, replication, and its gateways.
 
 Knows no socket, store or clock: events in, effects out. Gateways ask nothing of it that could be
 lost: it owes them only the truth about what it holds.

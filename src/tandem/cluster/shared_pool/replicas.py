@@ -1,4 +1,4 @@
-"""Several tiers as one: a block is there while any of them holds it."""
+"""Replicas: several tiers looked at as one; a block is there while any of them holds it."""
 
 from collections.abc import Iterable
 

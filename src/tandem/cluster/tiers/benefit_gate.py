@@ -1,5 +1,5 @@
-"""Whether a slower tier is worth fetching from: measured seconds a token of fetching and of
-computing, and what a tier that loses, or fails, has to wait until it is tried again."""
+"""The benefit gate: a tier is used only while fetching a token is measured to be faster than
+computing it; a tier that loses or fails rests and is tried again."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

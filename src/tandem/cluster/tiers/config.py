@@ -1,12 +1,13 @@
-"""What the slower tiers of one process are, and how much may be under way in them at once."""
+"""Configuration of the tiers of one process: capacities, quotas, and limits of what may be under
+way."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockName
+from tandem.policy.eviction.baselines import Lru
 from tandem.policy.eviction.contract import Eviction
-from tandem.policy.eviction.lru import Lru
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""What the memory and the disk of one process hold, and the copies between them: of a worker, or of
-a process of the shared pool.
+"""The tier hierarchy of one process, memory above disk: what each holds, and the copies between
+them.
 
 It knows names, never bytes, nor where blocks come from: whoever brings them asks what is `wanted`,
 writes that into the store and says what was `kept`.

@@ -1,4 +1,5 @@
-"""What a worker knows of the shared pool: only what it wrote there or read from there itself."""
+"""What a worker knows of the shared pool's contents: what it wrote there or read from there
+itself."""
 
 from collections.abc import Iterable, Sequence
 

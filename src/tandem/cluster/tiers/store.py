@@ -1,4 +1,4 @@
-"""Which KV blocks one tier off the device holds, and which it gives up.
+"""Bookkeeping of one tier: which KV blocks it holds and which it evicts. Knows hashes, never bytes.
 
 It owns hashes, never bytes or time: a block counts as stored only once the caller says that its
 bytes arrived.

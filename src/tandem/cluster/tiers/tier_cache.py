@@ -1,4 +1,4 @@
-"""One tier of a process: what it holds, in which order it goes, and how that is told to others."""
+"""One tier of a process: contents, eviction order, and block events for gateways."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace

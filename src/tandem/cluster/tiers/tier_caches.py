@@ -1,4 +1,5 @@
-"""Which blocks lie on which tier of one process, under which names, and what changes there.
+"""All tiers of one process: which block lies on which tier, under which name, and the block events
+that follow.
 
 Effects are to be performed in order. A store performs what it is asked for in that order too, so a
 block asked for before it is forgotten is still read.

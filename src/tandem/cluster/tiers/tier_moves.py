@@ -1,4 +1,5 @@
-"""The tiers below one worker: what is written through where, and what goes down for want of room.
+"""Rules of write-through and demotion: what is copied to which tier, and what goes down when a tier
+is full.
 
 It owns hashes, never bytes or time: what must be copied is returned as moves.
 """

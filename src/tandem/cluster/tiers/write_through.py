@@ -1,5 +1,5 @@
-"""How a worker's full blocks come into its slower tiers in the background: staged beside the
-device, looked at once more, then written.
+"""Write-through: a worker's full blocks are staged beside the device, checked once more by version,
+then written to its tiers.
 
 A block may be overwritten while it is staged. Its generation tells: what it held under the old one
 is kept, or nothing.

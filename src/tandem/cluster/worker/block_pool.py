@@ -1,4 +1,5 @@
-"""Which KV block is where: free, owned, or cached under its hash. Knows numbers, never bytes.
+"""The block pool of a worker: each KV block is free, owned by sequences, or cached under its hash.
+Knows numbers, never bytes.
 
 A freed block keeps its content and hash until it is handed out again, so the free list, oldest
 first, is the LRU of the prefix cache. Sharing a block is one more owner, never a copy.

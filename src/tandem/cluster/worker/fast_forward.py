@@ -1,5 +1,5 @@
-"""How many coming steps only repeat the one under way, and taking them at one go. Simulators gain
-by it; what follows is exactly what follows when they land one by one."""
+"""Fast-forward of decode steps that only repeat the one in flight: for simulators. The result is
+that of single steps."""
 
 from array import array
 from collections.abc import Iterable

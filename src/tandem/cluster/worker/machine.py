@@ -1,4 +1,5 @@
-"""What a worker does next: takes requests and landed steps, gives plans, tokens and block news.
+"""The worker machine: the scheduler of one engine. Requests and finished steps in; step plans,
+tokens and block events out.
 
 Knows no clock, no engine and no client: events in, effects out. The engine runs plans strictly in
 order, so blocks freed here may be reused by the very next plan.

@@ -1,4 +1,5 @@
-"""What a landed step has to tell: the tokens it drew, and which KV another worker may read now."""
+"""Output of a finished step: the tokens that were drawn, and the KV that another worker may read
+now."""
 
 from collections.abc import Sequence as Ordered
 

@@ -1,4 +1,4 @@
-"""Collects the rows of one step while the worker machine decides them."""
+"""Builds the plan of one step (`StepPlan`) row by row while the scheduler decides."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,4 +1,5 @@
-"""The sequences that hold blocks, and what they share through the prefix cache."""
+"""Running, importing and pinned sequences of a worker: slots, blocks, and sharing through the
+prefix cache."""
 
 from bisect import insort
 from collections.abc import Iterable

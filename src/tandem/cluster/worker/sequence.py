@@ -1,4 +1,4 @@
-"""One sequence inside a worker: its tokens, its blocks, and how far each of them is."""
+"""One sequence of a worker: its tokens, its KV residency, and how far both are."""
 
 from array import array
 from collections.abc import Iterable

@@ -1,5 +1,5 @@
-"""Turns running and waiting sequences into the plan of one step, with the policy's order and the
-pool's blocks: who continues, who is admitted, who gives way."""
+"""Plans one step: continues running sequences, admits waiting ones, preempts when blocks run
+out."""
 
 from bisect import bisect_left
 from collections.abc import Sequence as Ordered

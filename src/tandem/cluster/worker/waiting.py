@@ -1,4 +1,5 @@
-"""The sequences that wait for a slot: by rank, by account, and how much prefill they stand for."""
+"""The waiting queue of a worker: by rank, turns by account, and the prefill tokens it stands
+for."""
 
 from bisect import insort
 from collections.abc import Iterator

@@ -13,8 +13,7 @@ from itertools import groupby
 from typing import Final
 
 from tandem.facts.backoff import longest, spread
-from tandem.facts.kv_placement import placement
-from tandem.facts.kv_tiers import BlockFormat, BlockName
+from tandem.facts.kv_tiers import BlockFormat, BlockName, placement
 from tandem.kernels.transfer.contract import Transfer
 from tandem.kv.connector import ConnectorError
 from tandem.kv.connectors.tcp import address_problem

@@ -27,7 +27,7 @@ from tandem.live.channels.sockets import (
 )
 from tandem.messages.cluster import RegistrationRefused, ToWorker
 from tandem.messages.codec import OPERATOR, TO_GATEWAY, TO_WORKER
-from tandem.messages.errors import BadMessage, OtherProtocol
+from tandem.messages.encoded import BadMessage, OtherProtocol
 from tandem.messages.gateway import PeerGone, WorkerSaid
 from tandem.messages.operator import Answer, Done, OperatorMessage
 

@@ -18,7 +18,7 @@ from tandem.live.channels.pump import SocketPump
 from tandem.live.channels.sockets import NodeKeys, close_context, node_socket
 from tandem.messages.cluster import ToGateway
 from tandem.messages.codec import TO_GATEWAY, TO_WORKER
-from tandem.messages.errors import BadMessage
+from tandem.messages.encoded import BadMessage
 from tandem.messages.node import GatewayConnected, GatewayGone, GatewaySaid
 
 logger = logging.getLogger(__name__)

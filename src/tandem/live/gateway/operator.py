@@ -12,7 +12,7 @@ from tandem.live.channels.limits import ChannelLimits
 from tandem.live.channels.sockets import OPERATOR_PREFIX, NodeKeys, node_socket
 from tandem.live.clock import NS_PER_S, now_ns
 from tandem.messages.codec import OPERATOR
-from tandem.messages.errors import BadMessage
+from tandem.messages.encoded import BadMessage
 from tandem.messages.gateway import ClusterStatus
 from tandem.messages.operator import (
     AskAudit,

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from tandem.facts.errors import TandemError
 from tandem.messages.codec import MESSAGE_LIMIT_BYTES, Codec
-from tandem.messages.errors import BadMessage
+from tandem.messages.encoded import BadMessage
 
 Out = TypeVar("Out")
 In = TypeVar("In")

@@ -1,9 +1,11 @@
-"""What admission answers on arrival: yes, or no with the reason and an honest time to come back."""
+"""The port of admission policies: admitted or refused, with the reason and an honest Retry-
+After."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tandem.facts.errors import InvalidConfiguration
 from tandem.policy.routing.contract import Route
 from tandem.policy.views import RequestView, WorkerView
 
@@ -32,3 +34,42 @@ class Admission(Protocol):
         workers: Sequence[WorkerView],
         now_ns: int,
     ) -> Verdict: ...
+
+
+MIN_RETRY_S = 0.1
+MAX_RETRY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """`wait_s` is when the cause is predicted to be gone, infinite where waiting does not help."""
+
+    reason: str
+    wait_s: float
+
+    def verdict(self, max_retry_s: float) -> Verdict:
+        return Verdict(False, self.reason, min(max(self.wait_s, MIN_RETRY_S), max_retry_s))
+
+
+def check_max_retry(max_retry_s: float) -> None:
+    """Raises `InvalidConfiguration`."""
+    if not max_retry_s >= MIN_RETRY_S:
+        raise InvalidConfiguration(
+            f"max_retry_s is {max_retry_s:g}; choose at least {MIN_RETRY_S:g}, "
+            "the shortest retry that is ever told"
+        )
+
+
+def no_worker(workers: Sequence[WorkerView], max_retry_s: float) -> Verdict:
+    """Nobody can say when a worker comes, so the longest retry is told."""
+    phases = []
+    if not any(view.accepting and view.role.prefills for view in workers):
+        phases.append("prefill")
+    if not any(view.accepting and view.role.decodes for view in workers):
+        phases.append("decode")
+    what = f"requests for {' or '.join(phases)}" if phases else "this request"
+    return Verdict(False, f"no worker accepts {what}", max_retry_s)
+
+
+def in_words(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

@@ -1,4 +1,4 @@
-"""How full a decode worker will be some seconds from now, and how well one more would fit in.
+"""Forecast of a decode worker's load some seconds ahead, and whether one more request fits.
 
 Views count sequences and do not say how old they are, so ages are taken as even: with answers of
 `answer_tokens`, one each `gap_s`, sequences end evenly over one answer's time.

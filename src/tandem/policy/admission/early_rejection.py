@@ -1,4 +1,5 @@
-"""Early rejection over both phases: by the load of now, or by the load of the time to come.
+"""Early rejection over both phases (Mooncake, arXiv 2407.00079): by present load or by predicted
+load.
 
 After Mooncake (arXiv 2407.00079, section 7). Rejecting by the decode load of now lets prefill and
 decode loads swing against each other, because an admitted request decodes only after its prefill;
@@ -10,11 +11,16 @@ from dataclasses import dataclass
 from math import inf
 
 from tandem.facts.errors import InvalidConfiguration
-from tandem.policy.admission.contract import ADMITTED, Verdict
+from tandem.policy.admission.contract import (
+    ADMITTED,
+    MAX_RETRY_S,
+    Verdict,
+    check_max_retry,
+    no_worker,
+)
 from tandem.policy.admission.decode_forecast import forecast
 from tandem.policy.admission.first_token import first_token_refusal
 from tandem.policy.admission.later_tokens import later_tokens_refusal, without_infeasible
-from tandem.policy.admission.refusal import MAX_RETRY_S, check_max_retry, no_worker
 from tandem.policy.routing.contract import Route
 from tandem.policy.views import RequestView, WorkerView
 

@@ -1,10 +1,10 @@
-"""Whether the SLO on the first token holds on the route that the request would take."""
+"""Admission by TTFT: whether the SLO on the first token holds on the predicted route."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
-from tandem.policy.admission.refusal import Refusal, in_words
+from tandem.policy.admission.contract import Refusal, in_words
 from tandem.policy.routing.contract import Route
 from tandem.policy.routing.pairing import sides
 from tandem.policy.routing.prediction import Predictor

@@ -1,16 +1,17 @@
-"""Whether the SLO on later tokens, and the room for them, holds on the decode worker."""
+"""Admission by TPOT: whether the SLO on later tokens, and KV memory for them, holds on the decode
+worker."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
+from tandem.policy.admission.contract import Refusal, in_words
 from tandem.policy.admission.decode_forecast import (
     EMPTY,
     DecodeForecast,
     DecodeLoad,
     load_with,
 )
-from tandem.policy.admission.refusal import Refusal, in_words
 from tandem.policy.views import RequestView, WorkerView
 
 # Halvings of the time in which a retry is looked for: a millionth of it.

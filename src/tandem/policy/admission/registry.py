@@ -1,4 +1,4 @@
-"""The admission policies by name, each made with its own parameters."""
+"""Admission policies by name, each with its parameters."""
 
 from collections.abc import Callable
 from functools import partial

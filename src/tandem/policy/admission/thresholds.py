@@ -1,11 +1,17 @@
-"""Admission without predictions: everybody, or everybody until all workers of a phase are busy."""
+"""Admission without predictions: everybody, or until all workers of a phase are busy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.facts.errors import InvalidConfiguration
-from tandem.policy.admission.contract import ADMITTED, Verdict
-from tandem.policy.admission.refusal import MAX_RETRY_S, Refusal, check_max_retry, no_worker
+from tandem.policy.admission.contract import (
+    ADMITTED,
+    MAX_RETRY_S,
+    Refusal,
+    Verdict,
+    check_max_retry,
+    no_worker,
+)
 from tandem.policy.routing.contract import Route
 from tandem.policy.views import RequestView, WorkerView
 

@@ -1,4 +1,4 @@
-"""What dispatch answers: how the two phases of a request are put on workers."""
+"""The port of dispatch policies: how prefill and decode of a request are placed on workers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

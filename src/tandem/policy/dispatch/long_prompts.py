@@ -1,4 +1,4 @@
-"""Dispatch of very long prompts that nobody waits for to workers set apart, CPU workers say."""
+"""Dispatch of very long batch prompts to workers set apart, such as CPU workers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The dispatch policies by name, each made with its own parameters; all take `transfer`."""
+"""Dispatch policies by name, each with its parameters; all take `transfer`."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,5 @@
-"""Dispatch by a rule: always here, always there, by the uncached length, or through the queue."""
+"""Dispatch by a rule: always local, always remote, by the uncached length, or through a global
+queue."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""Dispatch by predicted seconds: prefill where everybody together loses less time."""
+"""Dispatch by predicted seconds: prefill where all requests together lose the least time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,5 @@
-"""Should recency or frequency decide? ARC finds the balance out from what it regrets.
+"""Adaptive replacement cache (Megiddo and Modha, FAST 2003): balances recency and frequency by its
+ghost lists.
 
 Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache", FAST 2003, figure 4.
 """

@@ -1,4 +1,4 @@
-"""What eviction answers: which resident block goes when a cache is full."""
+"""The port of eviction policies: which block goes when a cache is full."""
 
 from collections.abc import Hashable
 from typing import Protocol, TypeVar

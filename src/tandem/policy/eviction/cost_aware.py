@@ -1,4 +1,4 @@
-"""Which block is the cheapest to lose, for the seconds that computing it again would take?"""
+"""Cost-aware eviction: the block goes whose recomputation is cheapest."""
 
 from collections.abc import Callable
 from typing import Generic

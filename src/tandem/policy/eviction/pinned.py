@@ -1,4 +1,4 @@
-"""Which blocks were promised to stay for a while, and which of the others goes?"""
+"""Pinned blocks stay for a while; the wrapped order decides among the others."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

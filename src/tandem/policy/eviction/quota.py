@@ -1,4 +1,5 @@
-"""Whose block goes when tenants share a cache: whoever has more than its share gives up its own."""
+"""Quotas of tenants in a shared cache: whoever has more than its share gives up its own blocks
+first."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -1,15 +1,13 @@
-"""Which eviction order does a name in a configuration stand for?"""
+"""Eviction orders by name."""
 
 from collections.abc import Callable, Hashable
 from typing import Any
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.policy.eviction.arc import Arc
+from tandem.policy.eviction.baselines import Fifo, Lfu, Lru
 from tandem.policy.eviction.contract import Eviction
 from tandem.policy.eviction.cost_aware import CostAware
-from tandem.policy.eviction.fifo import Fifo
-from tandem.policy.eviction.lfu import Lfu
-from tandem.policy.eviction.lru import Lru
 
 Price = Callable[[Any], float]
 

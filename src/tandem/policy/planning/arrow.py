@@ -1,5 +1,5 @@
-"""Arrow's adaptive instances (Wu and others, arXiv 2505.11916): every instance can do both phases,
-and the one that is needed elsewhere changes at once."""
+"""Arrow's adaptive instances (Wu and others, arXiv 2505.11916): every instance serves both phases,
+and roles change at once."""
 
 from dataclasses import dataclass
 from statistics import median

@@ -1,4 +1,5 @@
-"""What planning answers: how many workers of each role there should be, and who changes role."""
+"""The port of planning policies: how many workers of each role there should be, flips and
+migrations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How many workers a workload needs to keep its SLO, from the distribution of its lengths.
+"""Demand: how many workers a workload needs to keep its SLO, from the distribution of its lengths.
 
 Prefill is a queue with several servers, M/G/c with bursts: the second moment of the prompts' work
 makes the waiting. Decode is a pool without a queue, M/G/infinity: Little's law gives the sequences

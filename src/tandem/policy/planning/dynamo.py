@@ -1,5 +1,5 @@
-"""The two loops of NVIDIA Dynamo's planner, after its design document: a slow one on predicted
-throughput, a quick one on present load. It sees mean lengths and never flips a worker."""
+"""The two loops of NVIDIA Dynamo's planner, after its design document: slow on predicted
+throughput, quick on present load. It sees mean lengths and never flips a worker."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence

@@ -1,5 +1,5 @@
-"""The two pools of a fleet as planners count them: who is there, how many may be wanted, who gives
-way first. Every policy answers these alike."""
+"""The prefill and decode pools of a fleet as planners count them: who is there, who gives way
+first."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,5 +1,4 @@
-"""What a pool's clients will feel if its present work is spread over some number of workers: the
-estimate that the reactive planners share."""
+"""Predicted latency of a pool if its present work were spread over another number of workers."""
 
 from collections.abc import Sequence
 from math import ceil

@@ -1,5 +1,5 @@
-"""Our planner: the fewest workers that keep the SLO when help could be there, from the
-distribution of lengths; flips before start-ups; slow to let go of what is dear to get back."""
+"""Tandem's planner: the fewest workers that keep the SLO over the start-up time, from length
+distributions; flips before start-ups, slow to scale down."""
 
 from dataclasses import dataclass, field
 from math import ceil

@@ -1,5 +1,5 @@
-"""TetriInfer's two levels (Hu and others, arXiv 2401.11181): idle instances change to the phase
-that is loaded, and running decodes move away from hot instances."""
+"""TetriInfer's two levels (Hu and others, arXiv 2401.11181): idle instances flip to the loaded
+phase, running decodes migrate away from hot instances."""
 
 from dataclasses import dataclass, field
 

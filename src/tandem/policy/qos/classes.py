@@ -1,4 +1,4 @@
-"""Which terms a request is served on: its class, by header or tenant, and what classes keep."""
+"""Service classes: priority, SLO, reserved share and deadline of a request, by header or tenant."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

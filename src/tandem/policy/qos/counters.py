@@ -1,4 +1,4 @@
-"""How much service each tenant got, so that the one who got least goes next.
+"""Token counters of tenants for fair queueing: who got least service goes next.
 
 Virtual token counters (VTC; Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
 """

@@ -1,4 +1,4 @@
-"""Who is served next when all may not be served at once.
+"""The fair queue: priority classes, weighted fair shares of tenants, and a bound on waiting.
 
 Reserves come first, then the priority of the class, then the tenant that got least; within a tenant
 the client's own priority, the earliest deadline and the order of arrival. Who waited too long waits

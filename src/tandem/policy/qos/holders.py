@@ -1,4 +1,4 @@
-"""Places that all owners share: who holds how many, and whose goes when they are full.
+"""Max-min shares of counted places: who holds how many, and whose goes when they are full.
 
 Whoever is alone may hold all of them, and a newcomer always finds room: the largest holder gives
 way, down to equal shares (max-min fairness).

@@ -1,4 +1,4 @@
-"""A set ordered by keys, whose smallest is known and from which anything may leave."""
+"""A set ordered by keys with its smallest at hand, from which anything may be removed."""
 
 from collections.abc import Hashable
 from heapq import heapify, heappop, heappush

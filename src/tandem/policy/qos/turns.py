@@ -1,4 +1,5 @@
-"""In which order do requests of several accounts go, where each counts as one? By turns.
+"""Turns of accounts: the order in which requests of several accounts go, each request counting as
+one.
 
 Start-time fair queueing (Goyal et al., SIGCOMM 1996) with requests as the unit: an account's next
 request has its turn after its last one, but never before the turn that was reached. One account

@@ -1,4 +1,4 @@
-"""What routing answers: which worker computes the prompt, which one talks, and why."""
+"""The port of routing policies: prefill worker, decode worker, and the reasons."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

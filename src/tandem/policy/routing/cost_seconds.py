@@ -1,4 +1,5 @@
-"""Routing by seconds: the pair that costs everybody together the least time."""
+"""Cost routing: the pair of workers that costs all requests together the fewest predicted
+seconds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

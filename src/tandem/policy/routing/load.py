@@ -1,4 +1,4 @@
-"""Routing that looks at nothing, or at the number of requests alone: the baselines of baselines."""
+"""Baseline routing: random, round robin, least load, power of two choices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How scores become a route: who stands for which phase, and the reasons for the choice."""
+"""From scores to a route: the best worker of each phase, with the reasons for the choice."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

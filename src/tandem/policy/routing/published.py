@@ -1,5 +1,5 @@
-"""Routing by what a worker has cached and how loaded it is, by the formulas that other projects
-published: what our own policy has to beat."""
+"""Published cache-aware routing formulas of other projects: the baselines that cost routing has to
+beat."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

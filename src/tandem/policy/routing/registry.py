@@ -1,4 +1,4 @@
-"""All routing policies by the names that a user writes."""
+"""Routing policies by name."""
 
 from collections.abc import Callable
 

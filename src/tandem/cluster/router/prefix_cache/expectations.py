@@ -1,4 +1,5 @@
-"""Prefixes that workers are about to hold, because a request with them was just sent there.
+"""Expected prefixes: blocks that a worker will hold soon because a request with them was just sent
+there.
 
 Blocks are reported when they are full, which is too late for a burst of requests with one prompt:
 the second would be routed before the first has left a trace.

@@ -1,4 +1,5 @@
-"""Who holds a block: sets of places, each distinct set kept once however many blocks share it.
+"""Interned sets of block holders: each distinct set of (worker, tier) is kept once, however many
+blocks share it.
 
 A place is one tier of one holder, and a set is the bits of one integer.
 """

@@ -1,5 +1,5 @@
-"""Which worker holds how much of a prompt: the cluster's KV blocks by hash, kept up to date by what
-pools report. Knows hashes and names, never KV bytes or token ids."""
+"""The prefix index: which worker and tier holds how much of a prompt, kept up to date by block
+events. Knows hashes, never KV bytes or token ids."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Blocks that follow each other in a prompt and lie in the same places, kept as one run.
+"""Runs: consecutive blocks of a prompt that lie in the same places, kept as one entry of the index.
 
 A prompt of thousands of blocks is a handful of runs, and a lookup takes a step for each run rather
 than for each block. A block that leaves from the middle splits its run, so nothing is assumed about

@@ -1,16 +1,34 @@
-"""Which planning policy a name means."""
+"""Planning policies by name, and the static one: fixed numbers of workers, as most deployments
+have."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.policy.planning.arrow import Arrow
-from tandem.policy.planning.contract import Planning
+from tandem.policy.planning.contract import FleetView, Plan, Planning
 from tandem.policy.planning.dynamo import Dynamo, DynamoLoad, DynamoThroughput
-from tandem.policy.planning.static import Static
+from tandem.policy.planning.pools import Sizes, within_bounds
 from tandem.policy.planning.tandem import Tandem
 from tandem.policy.planning.tetri import TetriInfer
 from tandem.policy.planning.utilisation import UtilisationThreshold
+
+
+@dataclass(frozen=True, slots=True)
+class Static:
+    """Keeps `prefill` and `decode` workers; where they are None, whatever there is."""
+
+    prefill: int | None = None
+    decode: int | None = None
+    interval_s: float = 60.0
+
+    def plan(self, fleet: FleetView, now_ns: int) -> Plan:  # noqa: ARG002
+        if self.prefill is None or self.decode is None:
+            return Plan(self.prefill, self.decode, reason="fixed")
+        sizes = within_bounds(Sizes(self.prefill, self.decode), fleet)
+        return Plan(sizes.prefill, sizes.decode, reason=f"fixed: {sizes}")
+
 
 PLANNINGS: dict[str, Callable[..., Planning]] = {
     "static": Static,
