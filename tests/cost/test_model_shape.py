@@ -5,8 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.config.hardware import bundled_models, load_model_shape
-from tandem.cost.model_shape import chunk_pairs, model_shape, power
+from tandem.cost.model_shape import ModelShape, chunk_pairs, model_shape, power
 from tandem.facts.errors import InvalidConfiguration
+from tandem.models.config_file import Fields
+from tandem.models.configuration import describe_model, parse_model_spec
 
 # From the checkpoints' own tensors; DeepSeek-V3 without its extra predicting layer.
 EXACT = {
@@ -24,6 +26,10 @@ LLAMA = {
     "num_attention_heads": 4,
     "vocab_size": 100,
 }
+
+
+def shape_of(**changes: object) -> ModelShape:
+    return model_shape(describe_model(Fields("m", {**LLAMA, **changes})), "m")
 
 
 @pytest.mark.parametrize(("name", "parameters"), EXACT.items())
@@ -90,16 +96,15 @@ def test_chunk_pairs_count_a_causal_mask(start, count):
 
 def test_windows_are_read_by_layer():
     kinds = ["sliding_attention", "full_attention"]
-    shape = model_shape({**LLAMA, "sliding_window": 16, "layer_types": kinds}, "m")
+    shape = shape_of(sliding_window=16, layer_types=kinds)
     assert (shape.windowed_layers, shape.window_tokens) == (1, 16)
-    shape = model_shape({**LLAMA, "sliding_window": 16, "use_sliding_window": False}, "m")
+    shape = shape_of(sliding_window=16, use_sliding_window=False)
     assert (shape.windowed_layers, shape.window_tokens) == (0, 0)
 
 
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"hidden_size": None}, "hidden_size is None"),
         ({"vocab_size": "many"}, "vocab_size is 'many'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1"),
@@ -108,4 +113,38 @@ def test_windows_are_read_by_layer():
 )
 def test_errors_name_model_field_and_value(change, field):
     with pytest.raises(InvalidConfiguration, match=f"^m: {field}; expected"):
-        model_shape({**LLAMA, **change}, "m")
+        shape_of(**change)
+
+
+def test_what_is_missing_is_named():
+    with pytest.raises(InvalidConfiguration, match=r"^m: hidden_size is missing"):
+        shape_of(hidden_size=None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"architectures": ["LlamaForCausalLM"], "sliding_window": 16},
+        {"architectures": ["MistralForCausalLM"]},
+        {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 16},
+        {
+            "architectures": ["Qwen2ForCausalLM"],
+            "use_sliding_window": True,
+            "sliding_window": 16,
+            "max_window_layers": 1,
+        },
+        {"architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 2},
+    ],
+)
+def test_costs_are_those_of_the_model_that_the_engine_runs(change):
+    spec = parse_model_spec(Fields("m", {**LLAMA, "max_position_embeddings": 64, **change}))
+    shape = shape_of(**change)
+    windows = [tokens for tokens in spec.attention.window_tokens if tokens is not None]
+    assert shape.windowed_layers == len(windows)
+    assert shape.kv_elements_per_token == spec.kv_elements_per_token
+    biases = (
+        spec.attention.qkv_bias
+        * spec.layers
+        * (spec.attention.query_features + 2 * spec.attention.kv_features)
+    )
+    assert shape.parameters == spec.parameters - biases

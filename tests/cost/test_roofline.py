@@ -13,6 +13,8 @@ from tandem.cost.roofline import AttentionRates, roofline
 from tandem.cost.sharding import Sharding
 from tandem.cost.step import StepShape
 from tandem.facts.errors import InvalidConfiguration
+from tandem.models.config_file import Fields
+from tandem.models.configuration import describe_model
 from tests.cost.shapes import assert_decodes_agree, assert_monotone, more_work
 
 H100 = load_device("h100")
@@ -22,18 +24,16 @@ IDEAL = replace(
     latency=Latency(0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
 )
 LLAMA = load_model_shape("llama-3.1-8b")
-WINDOWED = model_shape(
-    {
-        "hidden_size": 1024,
-        "intermediate_size": 4096,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 8,
-        "vocab_size": 32_000,
-        "sliding_window": 512,
-        "layer_types": ["sliding_attention", "full_attention"] * 4,
-    },
-    "windowed",
-)
+WINDOWED_CONFIG: dict[str, object] = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "vocab_size": 32_000,
+    "sliding_window": 512,
+    "layer_types": ["sliding_attention", "full_attention"] * 4,
+}
+WINDOWED = model_shape(describe_model(Fields("windowed", WINDOWED_CONFIG)), "windowed")
 MODELS = [
     roofline(LLAMA, H100, Sharding()),
     roofline(load_model_shape("llama-3-70b"), load_device("a100"), Sharding(4, 2)),

@@ -22,6 +22,8 @@ from tandem.cost.step import StepTime
 from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Tier
+from tandem.models.config_file import read_fields
+from tandem.models.configuration import describe_model
 
 TimeModel = Literal["roofline", "tables", "profile"]
 BUNDLED = Path(tandem.__file__).parent / "bundled"
@@ -136,7 +138,7 @@ def load_model_shape(name: str) -> ModelShape:
             f"{', '.join(bundled_models())}"
         )
     label = name if path.parent == MODELS else Path(name).name
-    return model_shape(_read_object(path), label)
+    return model_shape(describe_model(replace(read_fields(path), label=label)), label)
 
 
 def bundled_devices() -> list[str]:

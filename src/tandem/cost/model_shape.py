@@ -1,17 +1,11 @@
-"""The shape of a model for costs: arithmetic and bytes of a token, from any config.json.
+"""The shape of a model for costs: arithmetic and bytes of a token, counted from its description.
 
 Wider than the models that the engine can run: also latent attention (MLA) and mixtures of experts.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NoReturn
 
-from tandem.facts.errors import InvalidConfiguration
-
-# Two matrices in a feed-forward layer instead of three.
-UNGATED_TYPES = ("bloom", "opt")
-EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+from tandem.facts.model import ExpertsSpec, LatentSpec, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,140 +126,75 @@ def chunk_pairs(start: int, count: int) -> int:
     return count * start + count * (count + 1) // 2
 
 
-def model_shape(config: Mapping[str, object], label: str) -> ModelShape:
-    """The shape that a config.json describes; `label` names it in errors. Raises
-    `InvalidConfiguration` naming the field."""
-    fields = _Fields(config, label)
-    hidden = fields.integer("hidden_size", "n_embed")
-    layers = fields.integer("num_hidden_layers", "n_layer")
-    heads = fields.integer("num_attention_heads", "n_head")
-    latent = config.get("kv_lora_rank") is not None
-    attention = _latent(fields, hidden, heads) if latent else _grouped(fields, hidden, heads)
-    windowed_layers, window_tokens = _windows(fields, layers)
+def model_shape(spec: ModelSpec, label: str) -> ModelShape:
+    """The counts of a model, called `label` in reports and errors."""
+    windows = [tokens for tokens in spec.attention.window_tokens if tokens is not None]
     return ModelShape(
         label=label,
-        layers=layers,
-        hidden_features=hidden,
-        vocabulary_tokens=fields.integer("vocab_size"),
-        # transformers ties where a configuration of these families says nothing.
-        tied_embeddings=fields.flag("tie_word_embeddings", fields.ungated),
-        attention=attention,
-        feed_forward=_feed_forward(fields, hidden, layers),
-        windowed_layers=windowed_layers,
-        window_tokens=window_tokens,
+        layers=spec.layers,
+        hidden_features=spec.hidden_features,
+        vocabulary_tokens=spec.vocabulary_tokens,
+        tied_embeddings=spec.tied_embeddings,
+        attention=_grouped(spec) if spec.latent is None else _latent(spec, spec.latent),
+        feed_forward=_dense(spec) if spec.experts is None else _mixture(spec, spec.experts),
+        windowed_layers=len(windows),
+        window_tokens=max(windows, default=0),
     )
 
 
-def _grouped(fields: "_Fields", hidden: int, heads: int) -> AttentionShape:
-    kv_heads = fields.integer("num_key_value_heads", default=heads)
-    head_dim = fields.integer("head_dim", default=max(1, hidden // heads))
-    normed = fields.kind.startswith("qwen3")
+def _grouped(spec: ModelSpec) -> AttentionShape:
+    attention = spec.attention
+    query_features, kv_features = attention.query_features, attention.kv_features
     return AttentionShape(
-        heads=heads,
-        kv_heads=kv_heads,
-        kv_elements=2 * kv_heads * head_dim,
-        parameters=2 * hidden * (heads + kv_heads) * head_dim,
-        norm_parameters=2 * head_dim if normed else 0,
-        prefill_pair_flops=4.0 * heads * head_dim,
-        decode_pair_flops=4.0 * heads * head_dim,
+        heads=attention.heads,
+        kv_heads=attention.kv_heads,
+        kv_elements=2 * kv_features,
+        parameters=2 * spec.hidden_features * (query_features + kv_features),
+        norm_parameters=2 * attention.head_dim if attention.qk_norm else 0,
+        prefill_pair_flops=4.0 * query_features,
+        decode_pair_flops=4.0 * query_features,
     )
 
 
-def _latent(fields: "_Fields", hidden: int, heads: int) -> AttentionShape:
-    latent, rotary = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim")
-    plain, value = fields.integer("qk_nope_head_dim"), fields.integer("v_head_dim")
-    query_rank = fields.whole("q_lora_rank")
+def _latent(spec: ModelSpec, latent: LatentSpec) -> AttentionShape:
+    hidden, heads = spec.hidden_features, spec.attention.heads
+    kept, rotary = latent.latent_features, latent.rotary_features
+    plain, value = latent.plain_features, latent.value_features
     query_features = heads * (plain + rotary)
-    query = query_rank * (hidden + query_features) if query_rank else hidden * query_features
-    keys = hidden * (latent + rotary) + latent * heads * (plain + value)
+    query = hidden * query_features
+    if latent.query_rank:
+        query = latent.query_rank * (hidden + query_features)
+    keys = hidden * (kept + rotary) + kept * heads * (plain + value)
     return AttentionShape(
         heads=heads,
         kv_heads=1,
-        kv_elements=latent + rotary,
+        kv_elements=kept + rotary,
         parameters=query + keys + heads * value * hidden,
-        norm_parameters=query_rank + latent,
+        norm_parameters=latent.query_rank + kept,
         prefill_pair_flops=2.0 * heads * (plain + rotary + value),
-        decode_pair_flops=2.0 * heads * (2 * latent + rotary),
+        decode_pair_flops=2.0 * heads * (2 * kept + rotary),
     )
 
 
-def _feed_forward(fields: "_Fields", hidden: int, layers: int) -> FeedForwardShape:
-    inner = fields.integer("intermediate_size", "ffn_dim", default=4 * hidden)
-    matrices = 2 if fields.ungated else 3
-    experts = max(fields.whole(name) for name in EXPERT_COUNTS)
-    if experts < 2:
-        return FeedForwardShape(layers, matrices * hidden * inner, inner)
-    expert_inner = fields.integer("moe_intermediate_size", default=inner)
-    shared_inner = fields.whole("shared_expert_intermediate_size")
-    shared_inner = shared_inner or fields.whole("n_shared_experts") * expert_inner
-    experts_per_token = fields.integer("num_experts_per_tok")
-    if experts_per_token > experts:
-        fields.refuse("num_experts_per_tok", f"at most the {experts} experts")
-    only_dense = fields.config.get("mlp_only_layers")
-    dense_layers = len(only_dense) if isinstance(only_dense, list) else 0
+def _dense(spec: ModelSpec) -> FeedForwardShape:
+    inner = spec.feed_forward_features
+    return FeedForwardShape(spec.layers, _matrices(spec) * spec.hidden_features * inner, inner)
+
+
+def _mixture(spec: ModelSpec, experts: ExpertsSpec) -> FeedForwardShape:
+    hidden, matrices = spec.hidden_features, _matrices(spec)
     return FeedForwardShape(
-        dense_layers=min(layers, dense_layers + fields.whole("first_k_dense_replace")),
-        dense_parameters=matrices * hidden * inner,
-        inner_features=experts_per_token * expert_inner + shared_inner,
-        experts=experts,
-        experts_per_token=experts_per_token,
-        expert_parameters=matrices * hidden * expert_inner,
-        shared_parameters=experts * hidden + matrices * hidden * shared_inner,
+        dense_layers=min(spec.layers, experts.dense_layers),
+        dense_parameters=matrices * hidden * spec.feed_forward_features,
+        inner_features=(
+            experts.experts_per_token * experts.expert_features + experts.shared_features
+        ),
+        experts=experts.experts,
+        experts_per_token=experts.experts_per_token,
+        expert_parameters=matrices * hidden * experts.expert_features,
+        shared_parameters=experts.experts * hidden + matrices * hidden * experts.shared_features,
     )
 
 
-def _windows(fields: "_Fields", layers: int) -> tuple[int, int]:
-    window_tokens = fields.whole("sliding_window")
-    if not window_tokens or not fields.flag("use_sliding_window", True):
-        return 0, 0
-    kinds = fields.config.get("layer_types")
-    if isinstance(kinds, list):
-        return sum(kind == "sliding_attention" for kind in kinds), window_tokens
-    return layers, window_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class _Fields:
-    """A config.json; null counts as missing."""
-
-    config: Mapping[str, object]
-    label: str
-
-    @property
-    def kind(self) -> str:
-        return str(self.config.get("model_type", ""))
-
-    @property
-    def ungated(self) -> bool:
-        return self.kind in UNGATED_TYPES
-
-    def integer(self, *names: str, default: int = 0) -> int:
-        """A positive number under the first of the names that is there."""
-        for name in names:
-            if self.config.get(name) is not None:
-                return self._counted(name, 1)
-        if not default:
-            self.refuse(names[0], "a positive whole number")
-        return default
-
-    def whole(self, name: str) -> int:
-        return 0 if self.config.get(name) is None else self._counted(name, 0)
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self.config.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            self.refuse(name, "true or false")
-        return value
-
-    def _counted(self, name: str, least: int) -> int:
-        value = self.config[name]
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            self.refuse(name, f"a whole number, {least} or more")
-        return value
-
-    def refuse(self, name: str, expected: str) -> NoReturn:
-        raise InvalidConfiguration(
-            f"{self.label}: {name} is {self.config.get(name)!r}; expected {expected}"
-        )
+def _matrices(spec: ModelSpec) -> int:
+    return 3 if spec.gated else 2

@@ -1,6 +1,7 @@
 """The description of a decoder-only model: sizes and features as numbers and flags.
 
-Everything that shapes the arithmetic or the bytes of a model, whatever file it came from.
+Everything that shapes the arithmetic or the bytes of a model, whatever file it came from. The
+engine computes by it and costs are counted from it; it describes more models than the engine runs.
 """
 
 from dataclasses import dataclass
@@ -76,11 +77,39 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Latent attention (MLA; DeepSeek-V2, arXiv:2405.04434): keys and values of a token are kept as
+    `latent_features` for all heads and `rotary_features` of the key. A head's query and key have
+    `plain_features` besides, its value `value_features`; queries are compressed to `query_rank`
+    features (0: not)."""
+
+    latent_features: int
+    rotary_features: int
+    plain_features: int
+    value_features: int
+    query_rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """A mixture of experts in all layers but `dense_layers`: each token takes `experts_per_token`
+    of `experts` of `expert_features`, and what all share, of `shared_features` (0: nothing)."""
+
+    experts: int
+    experts_per_token: int
+    expert_features: int
+    shared_features: int = 0
+    dense_layers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A Llama-shaped decoder: pre-norm, gated SiLU feed-forward, rotary attention.
+    """A decoder: pre-norm, feed-forward (gated SiLU unless not `gated`), rotary attention.
 
     `context_tokens` is the longest sequence the model is meant for, and sizes the rotary table.
-    `weight_dtype` is the precision in which the checkpoint says its weights are stored.
+    `weight_dtype` is the precision in which the checkpoint says its weights are stored. With
+    `latent` attention or `experts`, or where the feed-forward is not `gated`, the engine cannot run
+    the model (`models.configuration`): it is only described, for costs.
     """
 
     architecture: str
@@ -95,6 +124,9 @@ class ModelSpec:
     tied_embeddings: bool = False
     feed_forward_bias: bool = False
     weight_dtype: str = "float32"
+    gated: bool = True
+    latent: LatentSpec | None = None
+    experts: ExpertsSpec | None = None
 
     @property
     def kv_elements_per_token(self) -> int:

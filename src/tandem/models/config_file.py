@@ -26,8 +26,11 @@ class Fields:
         """Present and null, which some fields use to say "none"."""
         return name in self.values and self.values[name] is None
 
-    def integer(self, name: str, default: int | None = None) -> int:
-        """A positive whole number. Raises `InvalidConfiguration`, as all readers here do."""
+    def integer(self, name: str, default: int | None = None, *, other_name: str = "") -> int:
+        """A positive whole number, under its other name where it has only that. Raises
+        `InvalidConfiguration`, as all readers here do."""
+        if other_name and not self.has(name) and self.has(other_name):
+            name = other_name
         value = self._value(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
             self.refuse(name, "a positive whole number")

@@ -1,4 +1,5 @@
-"""What model does a config.json describe? Turns the file into a `ModelSpec`, or says why not.
+"""Reads a model's config.json into its one description (`ModelSpec`), and says which models the
+engine can run.
 
 Reads the spellings of transformers 4 and 5; imports neither.
 """
@@ -6,15 +7,27 @@ Reads the spellings of transformers 4 and 5; imports neither.
 from pathlib import Path
 
 from tandem.facts.errors import InvalidConfiguration
-from tandem.facts.model import AttentionSpec, ModelSpec, RopeSpec, YarnScaling
+from tandem.facts.model import (
+    AttentionSpec,
+    ExpertsSpec,
+    LatentSpec,
+    ModelSpec,
+    RopeSpec,
+    YarnScaling,
+)
 from tandem.models.config_file import Fields, read_fields
-from tandem.models.families.table import ARCHITECTURE_OF_TYPE, FAMILIES
+from tandem.models.families.table import ARCHITECTURE_OF_TYPE, FAMILIES, read_unknown
 from tandem.models.families.traits import Traits
 from tandem.models.rope_configuration import read_rope
 
 CONFIG_NAME = "config.json"
 SILU = ("silu", "swish")
 DEFAULT_RMS_EPS = 1e-6
+# Of a model that is only described: no cost depends on it.
+UNKNOWN_CONTEXT_TOKENS = 4096
+# Two matrices in a feed-forward layer instead of three.
+UNGATED_TYPES = ("bloom", "opt")
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 UNSUPPORTED_FIELDS = {
     "quantization_config": "quantised checkpoints; take the original weights and choose a storage",
     "compression_config": "compressed checkpoints; take the original weights",
@@ -26,45 +39,61 @@ UNSUPPORTED_FIELDS = {
 
 
 def read_model_spec(directory: Path) -> ModelSpec:
-    """The model in a directory. Raises `InvalidConfiguration`, one line that names the field."""
+    """The model in a directory, which the engine can run. Raises `InvalidConfiguration`, one line
+    that names the field."""
     return parse_model_spec(read_fields(directory / CONFIG_NAME))
 
 
 def parse_model_spec(config: Fields) -> ModelSpec:
+    """As `read_model_spec`, of a file that was read."""
     architecture = _read_architecture(config)
+    if architecture not in FAMILIES:
+        raise InvalidConfiguration(
+            f"{config.label}: architecture {architecture or 'missing'!r} is not supported; "
+            f"expected one of {', '.join(sorted(FAMILIES))}"
+        )
     _refuse_unsupported(config)
-    layers = config.integer("num_hidden_layers")
-    traits = FAMILIES[architecture](config, layers)
-    attention = _read_attention(config, traits)
-    context_tokens = config.integer("max_position_embeddings")
+    config.integer("max_position_embeddings")
+    spec = describe_model(config)
+    _refuse_odd_rotation(config, spec)
+    return spec
+
+
+def describe_model(config: Fields) -> ModelSpec:
+    """The model of a config.json, whether the engine can run it or not. Raises
+    `InvalidConfiguration` naming the field."""
+    architecture = _read_architecture(config)
+    layers = config.integer("num_hidden_layers", other_name="n_layer")
+    heads = config.integer("num_attention_heads", other_name="n_head")
+    hidden_features = config.integer("hidden_size", other_name="n_embed")
+    traits = FAMILIES.get(architecture, read_unknown)(config, layers)
+    context_tokens = config.integer("max_position_embeddings", UNKNOWN_CONTEXT_TOKENS)
     rope = read_rope(config, context_tokens)
-    _refuse_odd_rotation(config, attention, rope)
+    gated = config.text("model_type", "") not in UNGATED_TYPES
     return ModelSpec(
         architecture=architecture,
         layers=layers,
-        hidden_features=config.integer("hidden_size"),
-        feed_forward_features=config.integer("intermediate_size"),
+        hidden_features=hidden_features,
+        feed_forward_features=_feed_forward_features(config, gated, hidden_features),
         vocabulary_tokens=config.integer("vocab_size"),
         context_tokens=_stretched(context_tokens, rope),
         rms_eps=config.number("rms_norm_eps", DEFAULT_RMS_EPS),
-        attention=attention,
+        attention=_read_attention(config, traits, heads, hidden_features),
         rope=rope,
-        tied_embeddings=config.flag("tie_word_embeddings", False),
+        # transformers ties the embeddings of these families where their configuration says nothing.
+        tied_embeddings=config.flag("tie_word_embeddings", not gated),
         feed_forward_bias=traits.feed_forward_bias,
         weight_dtype=config.text("dtype", config.text("torch_dtype", "float32")),
+        gated=gated,
+        latent=_read_latent(config),
+        experts=_read_experts(config),
     )
 
 
 def _read_architecture(config: Fields) -> str:
     names = config.texts("architectures")
     model_type = config.text("model_type", "")
-    architecture = names[0] if names else ARCHITECTURE_OF_TYPE.get(model_type, model_type)
-    if architecture not in FAMILIES:
-        raise InvalidConfiguration(
-            f"{config.label}: architecture {architecture or 'missing'!r} is not supported; "
-            f"expected one of {', '.join(sorted(FAMILIES))}"
-        )
-    return architecture
+    return names[0] if names else ARCHITECTURE_OF_TYPE.get(model_type, model_type)
 
 
 def _refuse_unsupported(config: Fields) -> None:
@@ -76,14 +105,21 @@ def _refuse_unsupported(config: Fields) -> None:
         config.refuse("hidden_act", "silu; no other activation is supported")
 
 
-def _read_attention(config: Fields, traits: Traits) -> AttentionSpec:
-    heads = config.integer("num_attention_heads")
+def _feed_forward_features(config: Fields, gated: bool, hidden_features: int) -> int:
+    if gated and not config.has("ffn_dim"):
+        return config.integer("intermediate_size")
+    default = 4 * hidden_features
+    return config.integer("intermediate_size", default, other_name="ffn_dim")
+
+
+def _read_attention(
+    config: Fields, traits: Traits, heads: int, hidden_features: int
+) -> AttentionSpec:
     kv_heads = config.integer("num_key_value_heads", heads)
     if heads % kv_heads:
         config.refuse("num_key_value_heads", f"a divisor of num_attention_heads, which is {heads}")
     default_head_dim = traits.default_head_dim
     if default_head_dim is None:
-        hidden_features = config.integer("hidden_size")
         if hidden_features % heads and not config.has("head_dim"):
             config.refuse("hidden_size", f"a multiple of num_attention_heads, which is {heads}")
         default_head_dim = max(1, hidden_features // heads)
@@ -100,11 +136,43 @@ def _read_attention(config: Fields, traits: Traits) -> AttentionSpec:
     )
 
 
-def _refuse_odd_rotation(config: Fields, attention: AttentionSpec, rope: RopeSpec) -> None:
-    rotary_dim = rope.rotary_dim(attention.head_dim)
+def _read_latent(config: Fields) -> LatentSpec | None:
+    if not config.has("kv_lora_rank"):
+        return None
+    return LatentSpec(
+        latent_features=config.integer("kv_lora_rank"),
+        rotary_features=config.integer("qk_rope_head_dim"),
+        plain_features=config.integer("qk_nope_head_dim"),
+        value_features=config.integer("v_head_dim"),
+        query_rank=config.whole("q_lora_rank", 0),
+    )
+
+
+def _read_experts(config: Fields) -> ExpertsSpec | None:
+    experts = max(config.whole(name, 0) for name in EXPERT_COUNTS)
+    if experts < 2:
+        return None
+    expert_features = config.integer("moe_intermediate_size", config.integer("intermediate_size"))
+    shared_features = config.whole("shared_expert_intermediate_size", 0)
+    experts_per_token = config.integer("num_experts_per_tok")
+    if experts_per_token > experts:
+        config.refuse("num_experts_per_tok", f"at most the {experts} experts")
+    only_dense = config.values.get("mlp_only_layers")
+    dense_layers = len(only_dense) if isinstance(only_dense, list) else 0
+    return ExpertsSpec(
+        experts=experts,
+        experts_per_token=experts_per_token,
+        expert_features=expert_features,
+        shared_features=shared_features or config.whole("n_shared_experts", 0) * expert_features,
+        dense_layers=dense_layers + config.whole("first_k_dense_replace", 0),
+    )
+
+
+def _refuse_odd_rotation(config: Fields, spec: ModelSpec) -> None:
+    rotary_dim = spec.rope.rotary_dim(spec.attention.head_dim)
     if rotary_dim % 2 or not rotary_dim:
         raise InvalidConfiguration(
-            f"{config.label}: {rotary_dim} dimensions of a head of {attention.head_dim} are "
+            f"{config.label}: {rotary_dim} dimensions of a head of {spec.attention.head_dim} are "
             "rotated; expected an even number, see head_dim and partial_rotary_factor"
         )
 

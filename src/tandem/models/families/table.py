@@ -1,7 +1,8 @@
-"""Which families there are. A new one is a new file and a line in each table here."""
+"""The families that the engine can run. A new one is a new file and a line in each table here."""
 
+from tandem.models.config_file import Fields
 from tandem.models.families import llama, mistral, qwen2, qwen3
-from tandem.models.families.traits import ReadTraits
+from tandem.models.families.traits import ReadTraits, Traits
 
 FAMILIES: dict[str, ReadTraits] = {
     llama.ARCHITECTURE: llama.read_traits,
@@ -17,3 +18,17 @@ ARCHITECTURE_OF_TYPE: dict[str, str] = {
     qwen2.MODEL_TYPE: qwen2.ARCHITECTURE,
     qwen3.MODEL_TYPE: qwen3.ARCHITECTURE,
 }
+
+
+def read_unknown(config: Fields, layers: int) -> Traits:
+    """Of a family that is only described: what its file says of windows and norms."""
+    qk_norm = config.text("model_type", "").startswith("qwen3")
+    windowed = config.flag("use_sliding_window", True) and config.whole("sliding_window", 0) > 0
+    if not windowed:
+        return Traits(window_tokens=(None,) * layers, qk_norm=qk_norm)
+    window_tokens = config.integer("sliding_window")
+    kinds = config.texts("layer_types") or (qwen2.SLIDING,) * layers
+    return Traits(
+        window_tokens=tuple(window_tokens if kind == qwen2.SLIDING else None for kind in kinds),
+        qk_norm=qk_norm,
+    )
