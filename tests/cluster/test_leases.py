@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.cluster.gateway.heartbeats import Heartbeats
-from tandem.cluster.node.leases import Leases
+from tandem.cluster.gateway.housekeeping import Heartbeats
+from tandem.cluster.node.gateways import Leases
 
 
 def test_a_lease_ends_unless_it_is_renewed():

@@ -13,8 +13,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tandem.cluster.tiers.store import TierStore
-from tandem.cluster.tiers.tier_moves import Arrival, TierMove, TierMoves
+from tandem.cluster.tiers.store import Arrival, TierMove, TierMoves, TierStore
 from tandem.facts.fleet import Tier
 from tandem.policy.eviction.baselines import Lru
 from tandem.policy.eviction.pinned import Pin, Pinned

@@ -3,7 +3,7 @@ read, and chains are lost along with the part of a tier that held them."""
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tandem.cluster.tiers.tier_moves import TierMoves
+from tandem.cluster.tiers.store import TierMoves
 from tandem.facts.fleet import Tier
 from tandem.policy.chance import draw
 

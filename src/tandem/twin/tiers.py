@@ -5,8 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tandem.cluster.router.request_state import RequestState
-from tandem.cluster.tiers.store import TierStore
-from tandem.cluster.tiers.tier_moves import TierMove, TierMoves
+from tandem.cluster.tiers.store import TierMove, TierMoves, TierStore
 from tandem.facts.blocks import BlockChanges
 from tandem.facts.fleet import Tier
 from tandem.messages.router import BlocksReported, RouterEvent, StartTransfer

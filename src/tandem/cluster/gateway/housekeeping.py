@@ -1,5 +1,5 @@
-"""Periodic work of a gateway: renewing leases at its workers, following drains, letting drained
-workers go."""
+"""Periodic work of a gateway: heartbeats (who has been silent for too long), renewing leases at
+workers, following drains, letting drained workers go."""
 
 from collections.abc import Iterator
 
@@ -12,6 +12,49 @@ from tandem.cluster.router.request_state import Stage
 from tandem.messages.cluster import LeasesRenewed, NotNeeded
 from tandem.messages.gateway import GatewayEffect, SendToWorker
 from tandem.messages.router import MigrationsRequested
+
+
+class Heartbeats:
+    """`silence_ns` without a word, and the peer counts as dead."""
+
+    def __init__(self, silence_ns: int) -> None:
+        assert silence_ns > 0
+        self.silence_ns = silence_ns
+        # By instant, the longest silent first.
+        self._heard_ns: dict[str, int] = {}
+
+    def heard(self, peer: str, now_ns: int) -> None:
+        """A sign of life, the first or one more."""
+        self._heard_ns.pop(peer, None)
+        self._heard_ns[peer] = now_ns
+
+    def forget(self, peer: str) -> None:
+        self._heard_ns.pop(peer, None)
+
+    def ago_ns(self, peer: str, now_ns: int) -> int:
+        """How long a known peer has been silent."""
+        return now_ns - self._heard_ns[peer]
+
+    def excuse(self, asleep_ns: int) -> None:
+        """Whoever looks has missed so much time itself: it is nobody's silence."""
+        for peer in self._heard_ns:
+            self._heard_ns[peer] += asleep_ns
+
+    def silent(self, now_ns: int) -> list[str]:
+        """Who is to be taken for dead, the longest silent first."""
+        found = []
+        for peer, heard_ns in self._heard_ns.items():
+            if now_ns - heard_ns < self.silence_ns:
+                break
+            found.append(peer)
+        return found
+
+    def next_wakeup(self) -> int | None:
+        """When the next one is to be taken for dead if nothing comes."""
+        for heard_ns in self._heard_ns.values():
+            return heard_ns + self.silence_ns
+        return None
+
 
 # More ids than that go in several messages.
 RENEWED_AT_ONCE = 4096

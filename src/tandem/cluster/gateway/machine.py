@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tandem.cluster.audit import first_broken_law, invariant
-from tandem.cluster.gateway.heartbeats import Heartbeats
-from tandem.cluster.gateway.housekeeping import check_drains, renewals
+from tandem.cluster.gateway.housekeeping import Heartbeats, check_drains, renewals
 from tandem.cluster.gateway.measured_costs import MeasuredCosts
 from tandem.cluster.gateway.members import Member, Members
 from tandem.cluster.gateway.operations import Drains, Inquiries, Inquiry

@@ -4,10 +4,9 @@ effects into messages to workers."""
 from collections import Counter
 from collections.abc import Iterable
 
+from tandem.cluster.gateway.client_output import ending_with_pins, for_clients, pin_of
 from tandem.cluster.gateway.members import Member, Members
-from tandem.cluster.gateway.pins import ending_with_pins, pin_of
 from tandem.cluster.gateway.pool_nodes import PoolNodes
-from tandem.cluster.gateway.tokens import for_clients
 from tandem.cluster.gateway.transfers import Transfers
 from tandem.cluster.router.admission import RouterConfig
 from tandem.cluster.router.fleet import Capacity

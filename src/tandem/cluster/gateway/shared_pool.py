@@ -1,7 +1,7 @@
 """The shared pool as a gateway sees it: processes register, report their blocks, fall silent and
 leave; workers and other pool processes are told."""
 
-from tandem.cluster.gateway.heartbeats import Heartbeats
+from tandem.cluster.gateway.housekeeping import Heartbeats
 from tandem.cluster.gateway.members import Members
 from tandem.cluster.gateway.operations import Inquiries
 from tandem.cluster.gateway.pool_nodes import PoolNode, PoolNodes

@@ -8,8 +8,7 @@ from tandem.cluster.audit import invariant
 from tandem.cluster.tiers.benefit_gate import BenefitGate
 from tandem.cluster.tiers.hierarchy import TierHierarchy
 from tandem.cluster.tiers.shared import SharedContent
-from tandem.cluster.tiers.tier_cache import Counts
-from tandem.cluster.tiers.tier_caches import KeeperEffect
+from tandem.cluster.tiers.tier_caches import Counts, KeeperEffect
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_export import MoveReport
 from tandem.facts.kv_tiers import BlockName

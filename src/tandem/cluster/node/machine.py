@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tandem.cluster.audit import first_broken_law
-from tandem.cluster.node.gateway_connections import GatewayConnection, GatewayConnections
+from tandem.cluster.node.gateways import GatewayConnection, GatewayConnections
 from tandem.cluster.node.peers import Peers
 from tandem.cluster.node.role_state import RoleState
 from tandem.cluster.node.tiers import WorkerTiers

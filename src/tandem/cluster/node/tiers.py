@@ -9,17 +9,15 @@ from itertools import count
 
 from tandem.cluster.audit import invariant
 from tandem.cluster.node.fetches import Ended, Fetches, Wanted
-from tandem.cluster.node.gateway_connections import GatewayConnections
-from tandem.cluster.node.pool_nodes import PoolNodes
+from tandem.cluster.node.gateways import GatewayConnections
+from tandem.cluster.node.peers import PoolNodes
 from tandem.cluster.node.prefetch import Prefetch
 from tandem.cluster.node.role_state import RoleState
-from tandem.cluster.node.step_clock import StepClock
-from tandem.cluster.tiers.benefit_gate import BenefitGate
+from tandem.cluster.tiers.benefit_gate import BenefitGate, StepClock
 from tandem.cluster.tiers.config import TiersConfig
 from tandem.cluster.tiers.hierarchy import TierHierarchy
 from tandem.cluster.tiers.shared import SharedContent
-from tandem.cluster.tiers.tier_cache import tier_figures
-from tandem.cluster.tiers.tier_caches import TierChanged
+from tandem.cluster.tiers.tier_caches import TierChanged, tier_figures
 from tandem.cluster.tiers.write_through import WriteThrough
 from tandem.cluster.worker.machine import WorkerMachine
 from tandem.facts.fleet import Tier

@@ -2,9 +2,8 @@
 together."""
 
 from tandem.cluster.audit import invariant
-from tandem.cluster.node.gateway_connections import GatewayConnections
-from tandem.cluster.node.imports import Order
-from tandem.cluster.node.inbound_transfers import InboundTransfers
+from tandem.cluster.node.gateways import GatewayConnections
+from tandem.cluster.node.inbound_transfers import InboundTransfers, Order
 from tandem.cluster.node.outbox import Outbox
 from tandem.cluster.node.tiers import TierEvent, WorkerTiers
 from tandem.cluster.worker.machine import WorkerMachine

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tandem.cluster.audit import first_broken_law
-from tandem.cluster.node.gateway_connections import GatewayConnections
-from tandem.cluster.node.pool_nodes import PoolNodes
+from tandem.cluster.node.gateways import GatewayConnections
+from tandem.cluster.node.peers import PoolNodes
 from tandem.cluster.shared_pool.contents import Outcome, PoolContents
 from tandem.cluster.shared_pool.hot_blocks import HotBlocks, HotBlocksConfig
 from tandem.cluster.tiers.config import TiersConfig

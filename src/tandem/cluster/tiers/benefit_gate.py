@@ -1,12 +1,14 @@
 """The benefit gate: a tier is used only while fetching a token is measured to be faster than
-computing it; a tier that loses or fails rests and is tried again."""
+computing it; one that loses or fails rests and is tried again."""
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tandem.cluster.tiers.config import TierLimits
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import TierFigures
+from tandem.facts.steps import StepPlan
 
 NS_PER_S = 1_000_000_000
 # How long a tier is off, doubled each time in a row up to the longest.
@@ -121,3 +123,35 @@ class BenefitGate:
         standing.off_until_ns = max(standing.off_until_ns, now_ns + pause_ns)
         standing.reason = reason
         standing.fetches = standing.tokens = 0
+
+
+# A step says something about prompts from so many tokens on, nearly all of them of prompts.
+LEAST_TOKENS = 32
+LEAST_PROMPT_SHARE = 0.75
+
+
+class StepClock:
+    """Steps land in the order in which they were launched; one that waited behind another began
+    when that landed."""
+
+    def __init__(self, benefit: BenefitGate) -> None:
+        self._benefit = benefit
+        self._flights: deque[tuple[int, int]] = deque()
+        self._landed_ns = 0
+
+    def launched(self, plan: StepPlan, now_ns: int) -> None:
+        """A step was asked for."""
+        batched_tokens = plan.batched_tokens
+        prompt_tokens = batched_tokens - len(plan.slots)
+        telling = (
+            batched_tokens >= LEAST_TOKENS and prompt_tokens >= LEAST_PROMPT_SHARE * batched_tokens
+        )
+        self._flights.append((now_ns, batched_tokens if telling else 0))
+
+    def landed(self, now_ns: int) -> None:
+        """The step launched first of those under way is done."""
+        launched_ns, tokens = self._flights.popleft()
+        if tokens:
+            seconds = (now_ns - max(launched_ns, self._landed_ns)) / NS_PER_S
+            self._benefit.computed(tokens, seconds)
+        self._landed_ns = now_ns

@@ -1,6 +1,6 @@
 """What normalisation means: y = x / sqrt(mean(x^2) + eps) * weight over the last axis.
 
-Axes: T packed tokens, H heads (optional), C features; a head view [T, H, D] is terms.
+Axes: T packed tokens, H heads (optional), C features; a head view [T, H, D] is welcome.
 """
 
 from typing import Protocol

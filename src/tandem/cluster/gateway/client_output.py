@@ -1,11 +1,13 @@
-"""From a worker's report of drawn tokens to what clients get: stale attempts are dropped, worker-
-side request ids replaced."""
+"""Output for clients: drawn tokens under the clients' request ids, without those of stale
+attempts; and the session pins that follow an answer."""
 
 from dataclasses import dataclass, replace
 
 from tandem.cluster.router.machine import RouterMachine
-from tandem.cluster.router.request_state import Stage
+from tandem.cluster.router.request_state import RequestState, Stage
 from tandem.cluster.worker.output import rows_of
+from tandem.facts.blocks import grown_chain
+from tandem.messages.cluster import PinBlocks
 from tandem.messages.router import TokensReported
 from tandem.messages.worker import EmitTokens
 
@@ -62,3 +64,23 @@ def for_clients(event: TokensReported, router: RouterMachine) -> Drawn:
     if names != emission.request_ids:
         emission = replace(emission, request_ids=names)
     return Drawn(emission, len(rows), prompts, finished, recomputed_tokens)
+
+
+def ending_with_pins(event: TokensReported, router: RouterMachine) -> list[RequestState]:
+    """The requests that end with this report and whose KV is to be kept."""
+    emission = event.emission
+    found = [
+        router.state_of(wire_id)
+        for wire_id, reason in zip(emission.request_ids, emission.finish_reasons, strict=True)
+        if reason is not None
+    ]
+    return [each for each in found if each is not None and each.submission.pin_ns > 0]
+
+
+def pin_of(state: RequestState, router: RouterMachine) -> PinBlocks:
+    """What is to be kept of a request that ends. The router must know all its tokens but the last,
+    which has no KV."""
+    config, submission = router.config, state.submission
+    root = router.admission.root.hash(submission.request.salt)
+    state.chain = grown_chain(state.chain, root, state.tokens(), config.block_size)
+    return PinBlocks(tuple(state.chain), submission.pin_ns, state.view.priority)
