@@ -145,7 +145,9 @@ def bench_small(bench: Bench) -> None:
     bench.bytes_line("rms_norm", 2 * matrix_bytes, partial(kernels.rms_norm, x, weight, 1e-6))
     run: Callable[[], object] = partial(kernels.add_rms_norm, x, residual, weight, 1e-6)
     bench.bytes_line("add_rms_norm", 4 * matrix_bytes, run)
-    bench.bytes_line("silu_mul", 1.5 * matrix_bytes, partial(kernels.silu_mul, x))
+    bench.bytes_line(
+        "gated_activation", 1.5 * matrix_bytes, partial(kernels.gated_activation, x, "silu")
+    )
     fused = torch.randn(tokens, 48, 128)
     heads = QueryKeyValue(fused[:, :32], fused[:, 32:40], fused[:, 40:])
     table = RotaryTable(torch.ones(tokens, 64), torch.zeros(tokens, 64))

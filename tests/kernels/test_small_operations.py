@@ -1,10 +1,14 @@
 """Normalisation, the gated activation, rotation and the pool write: native against reference."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.facts.model import Activation
+from tandem.kernels.arithmetic import ACTIVATIONS
 from tandem.kernels.errors import KernelArgumentError
 from tandem.kernels.faces import Kernels
 from tandem.kernels.rotary.contract import QueryKeyValue, RotaryTable, TokenPlaces
@@ -37,17 +41,25 @@ def test_norm_of_heads_inside_a_projection(native: Kernels, reference: Kernels) 
 
 @pytest.mark.parametrize("features", WIDTHS)
 @pytest.mark.parametrize("rows", [0, 1, 100])
-def test_silu_mul(native: Kernels, reference: Kernels, features: int, rows: int) -> None:
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gated_activation(
+    native: Kernels, reference: Kernels, features: int, rows: int, activation: Activation
+) -> None:
     gate_up_T2F = torch.randn(rows, 2 * features) * 4
-    found = native.silu_mul(gate_up_T2F)
-    torch.testing.assert_close(found, reference.silu_mul(gate_up_T2F), rtol=2e-6, atol=1e-6)
+    found = native.gated_activation(gate_up_T2F, activation)
+    expected = reference.gated_activation(gate_up_T2F, activation)
+    torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6)
 
 
-def test_silu_mul_at_the_edges(native: Kernels, reference: Kernels) -> None:
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gated_activation_at_the_edges(
+    native: Kernels, reference: Kernels, activation: Activation
+) -> None:
     gate = torch.tensor([-1e4, -200.0, -88.0, -87.0, -0.0, 0.0, 88.0, 1e4, 3e38])
     gate_up_T2F = torch.cat([gate, torch.ones(9)])[None]
-    found = native.silu_mul(gate_up_T2F)
-    torch.testing.assert_close(found, reference.silu_mul(gate_up_T2F), rtol=1e-5, atol=1e-30)
+    found = native.gated_activation(gate_up_T2F, activation)
+    expected = reference.gated_activation(gate_up_T2F, activation)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-30)
 
 
 @settings(max_examples=20, deadline=None)
@@ -61,8 +73,10 @@ def test_rows_never_depend_on_their_company(
     parts = [native.rms_norm(part, weight_C, 1e-6) for part in (x_TC[:cut], x_TC[cut:])]
     assert torch.equal(torch.cat(parts), whole)
     gate_up_T2F = torch.randn(rows, 2 * features)
-    parts = [native.silu_mul(part) for part in (gate_up_T2F[:cut], gate_up_T2F[cut:])]
-    assert torch.equal(torch.cat(parts), native.silu_mul(gate_up_T2F))
+    for activation in ACTIVATIONS:
+        gate = partial(native.gated_activation, activation=activation)
+        parts = [gate(part) for part in (gate_up_T2F[:cut], gate_up_T2F[cut:])]
+        assert torch.equal(torch.cat(parts), gate(gate_up_T2F))
 
 
 def rotary_table(positions: int, half: int) -> RotaryTable:
@@ -119,7 +133,7 @@ def test_wrong_shapes_are_refused(native: Kernels) -> None:
     with pytest.raises(KernelArgumentError, match="x_TC"):
         native.rms_norm(torch.ones(2, 3), torch.ones(4), 1e-6)
     with pytest.raises(KernelArgumentError, match="gate_up_T2F"):
-        native.silu_mul(torch.ones(2, 3))
+        native.gated_activation(torch.ones(2, 3), "silu")
     places = TokenPlaces(torch.zeros(2).long(), torch.zeros(2).long())
     with pytest.raises(KernelArgumentError, match="kv_B2KSD"):
         native.rotate_and_store(projection(2, 8), torch.ones(3, 2, 2, 4, 16), None, places)

@@ -8,6 +8,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from transformers import (
+    GemmaConfig,
+    GemmaForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -44,6 +46,7 @@ YARN_ROPE = {
     "original_max_position_embeddings": 64,
 }
 FAMILIES = {
+    "gemma": (GemmaConfig, GemmaForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
@@ -59,6 +62,7 @@ class Variant:
 
 
 VARIANTS = {
+    "gemma": Variant("gemma", {"num_key_value_heads": 1, "head_dim": 24}),
     "llama2": Variant("llama", {"num_key_value_heads": 4}),
     "llama2_sharded": Variant("llama", {"num_key_value_heads": 4}, shard_bytes=40_000),
     "llama3": Variant("llama", {"num_key_value_heads": 2, "rope_parameters": LLAMA3_ROPE}),
@@ -100,17 +104,18 @@ def build(variant: Variant, directory: Path) -> PreTrainedModel:
     model = model_class(config_class(**{**SIZES, **variant.config})).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(_random_like(name, parameter))
+            parameter.copy_(_random_like(name, parameter, variant.family))
     options = {"max_shard_size": variant.shard_bytes} if variant.shard_bytes else {}
     model.save_pretrained(directory, **options)
     return model
 
 
-def _random_like(name: str, parameter: torch.Tensor) -> torch.Tensor:
+def _random_like(name: str, parameter: torch.Tensor, family: str) -> torch.Tensor:
     # Norms unlike one and biases unlike zero: a forgotten one must show in the logits.
     noise = torch.randn_like(parameter)
     if name.endswith("norm.weight"):
-        return 1 + 0.3 * noise
+        # Gemma's are what is added to one.
+        return 0.3 * noise if family == "gemma" else 1 + 0.3 * noise
     if name.endswith(".bias"):
         return 0.3 * noise
     return noise * 1.5 / parameter.shape[-1] ** 0.5

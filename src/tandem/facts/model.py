@@ -5,6 +5,10 @@ engine computes by it and costs are counted from it; it describes more models th
 """
 
 from dataclasses import dataclass
+from typing import Literal
+
+# Of the gate in the feed-forward layer.
+Activation = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +108,13 @@ class ExpertsSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder: pre-norm, feed-forward (gated SiLU unless not `gated`), rotary attention.
+    """A decoder: pre-norm with RMS norms, rotary attention, gated feed-forward.
 
     `context_tokens` is the longest sequence the model is meant for, and sizes the rotary table.
-    `weight_dtype` is the precision in which the checkpoint says its weights are stored. With
-    `latent` attention or `experts`, or where the feed-forward is not `gated`, the engine cannot run
-    the model (`models.configuration`): it is only described, for costs.
+    `weight_dtype` is the precision in which the checkpoint says its weights are stored. Norms
+    multiply by their weight plus `norm_offset`, embeddings are multiplied by `embedding_scale`.
+    With `latent` attention or `experts`, or where the feed-forward is not `gated`, the engine
+    cannot run the model (`models.configuration`): it is only described, for costs.
     """
 
     architecture: str
@@ -124,6 +129,9 @@ class ModelSpec:
     tied_embeddings: bool = False
     feed_forward_bias: bool = False
     weight_dtype: str = "float32"
+    activation: Activation = "silu"
+    norm_offset: float = 0.0
+    embedding_scale: float = 1.0
     gated: bool = True
     latent: LatentSpec | None = None
     experts: ExpertsSpec | None = None

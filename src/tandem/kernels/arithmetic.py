@@ -12,6 +12,7 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
+from tandem.facts.model import Activation
 from tandem.kernels.attention.contract import AttentionBatch
 from tandem.kernels.faces import Kernels
 from tandem.kernels.linear.contract import Storage
@@ -24,6 +25,7 @@ from tandem.kernels.rotary.contract import QueryKeyValue, RotaryTable, TokenPlac
 # number on the processors that it knows.
 ARITHMETIC_VERSION = 1
 
+ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh")
 STORAGES: tuple[Storage, ...] = ("float32", "bfloat16", "float16", "int8")
 TOKENS, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 19, 4, 2, 24, 8
 FEATURES, OUTPUTS = 88, 70
@@ -61,7 +63,7 @@ def _results(kernels: Kernels) -> list[Tensor]:
     ]
     results.append(kernels.rms_norm(x_TC, norm_C, 1e-6))
     results += kernels.add_rms_norm(x_TC, 3 * _numbers(TOKENS, FEATURES), norm_C, 1e-6)
-    results.append(kernels.silu_mul(8 * x_TC))
+    results += (kernels.gated_activation(8 * x_TC, activation) for activation in ACTIVATIONS)
     return [*results, *_attended(kernels)]
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from tandem.kernels.activation import reference as activation_reference
-from tandem.kernels.activation.contract import SiluMul
-from tandem.kernels.activation.cpu import NativeSiluMul
+from tandem.kernels.activation.contract import GatedActivation
+from tandem.kernels.activation.cpu import NativeGatedActivation
 from tandem.kernels.attention import reference as attention_reference
 from tandem.kernels.attention.contract import PagedAttention
 from tandem.kernels.attention.cpu import NativePagedAttention
@@ -42,7 +42,7 @@ class Kernels:
     add_rms_norm: AddRmsNorm
     rotate_and_store: RotateAndStore
     paged_attention: PagedAttention
-    silu_mul: SiluMul
+    gated_activation: GatedActivation
     sample: Sample
     token_logprobs: ScoreTokens
 
@@ -58,7 +58,7 @@ def reference_kernels() -> Kernels:
         add_rms_norm=norm_reference.add_rms_norm,
         rotate_and_store=rotary_reference.rotate_and_store,
         paged_attention=attention_reference.paged_attention,
-        silu_mul=activation_reference.silu_mul,
+        gated_activation=activation_reference.gated_activation,
         sample=sampling_reference.sample,
         token_logprobs=sampling_reference.token_logprobs,
     )
@@ -76,7 +76,7 @@ def native_kernels(library: NativeLibrary) -> Kernels:
         add_rms_norm=norm.add_rms_norm,
         rotate_and_store=NativeRotateAndStore(library),
         paged_attention=NativePagedAttention(library),
-        silu_mul=NativeSiluMul(library),
+        gated_activation=NativeGatedActivation(library),
         sample=NativeSample(library),
         token_logprobs=NativeTokenLogprobs(library),
     )

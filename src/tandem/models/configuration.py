@@ -55,6 +55,8 @@ def parse_model_spec(config: Fields) -> ModelSpec:
     _refuse_unsupported(config)
     config.integer("max_position_embeddings")
     spec = describe_model(config)
+    if spec.activation == "silu" and config.text("hidden_act", SILU[0]) not in SILU:
+        config.refuse("hidden_act", "silu; no other activation is supported")
     _refuse_odd_rotation(config, spec)
     return spec
 
@@ -81,9 +83,12 @@ def describe_model(config: Fields) -> ModelSpec:
         attention=_read_attention(config, traits, heads, hidden_features),
         rope=rope,
         # transformers ties the embeddings of these families where their configuration says nothing.
-        tied_embeddings=config.flag("tie_word_embeddings", not gated),
+        tied_embeddings=config.flag("tie_word_embeddings", traits.tied_embeddings or not gated),
         feed_forward_bias=traits.feed_forward_bias,
         weight_dtype=config.text("dtype", config.text("torch_dtype", "float32")),
+        activation=traits.activation,
+        norm_offset=traits.norm_offset,
+        embedding_scale=traits.embedding_scale,
         gated=gated,
         latent=_read_latent(config),
         experts=_read_experts(config),
@@ -100,9 +105,6 @@ def _refuse_unsupported(config: Fields) -> None:
     for name, what in UNSUPPORTED_FIELDS.items():
         if config.values.get(name):
             raise InvalidConfiguration(f"{config.label}: {name} is set; Tandem cannot run {what}")
-    activation = config.text("hidden_act", SILU[0])
-    if activation not in SILU:
-        config.refuse("hidden_act", "silu; no other activation is supported")
 
 
 def _feed_forward_features(config: Fields, gated: bool, hidden_features: int) -> int:

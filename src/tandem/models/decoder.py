@@ -107,7 +107,8 @@ class Decoder:
                 update_XC, residual_XC, layer.feed_forward_norm, eps
             )
             gate_up_TN = kernels.linear(seam.whole(x_XC), layer.gate_up)
-            update_XC = seam.summed(kernels.linear(kernels.silu_mul(gate_up_TN), layer.down))
+            gated_TN = kernels.gated_activation(gate_up_TN, self.spec.activation)
+            update_XC = seam.summed(kernels.linear(gated_TN, layer.down))
         assert update_XC is not None
         hidden_XC = residual_XC + update_XC
         return seam.whole(hidden_XC) if self.place.is_last else hidden_XC
@@ -143,11 +144,13 @@ class Decoder:
         return seam.summed(rows_TC.masked_fill_(~own_T[:, None], 0))
 
     def _look_up(self, rows_T: Tensor) -> Tensor:
-        weights = self.weights
+        weights, scale = self.weights, self.spec.embedding_scale
         if weights.embedding is not None:
-            return functional.embedding(rows_T, weights.embedding).to(weights.compute)
-        assert weights.head is not None
-        return self.kernels.embed(rows_T, weights.head).to(weights.compute)
+            rows_TC = functional.embedding(rows_T, weights.embedding).to(weights.compute)
+        else:
+            assert weights.head is not None
+            rows_TC = self.kernels.embed(rows_T, weights.head).to(weights.compute)
+        return rows_TC if scale == 1.0 else rows_TC * scale
 
     def _project(self, layer: LayerWeights, x_TC: Tensor) -> QueryKeyValue:
         attention, eps = self.spec.attention, self.spec.rms_eps

@@ -1,10 +1,11 @@
 """The families that the engine can run. A new one is a new file and a line in each table here."""
 
 from tandem.models.config_file import Fields
-from tandem.models.families import llama, mistral, qwen2, qwen3
+from tandem.models.families import gemma, llama, mistral, qwen2, qwen3
 from tandem.models.families.traits import ReadTraits, Traits
 
 FAMILIES: dict[str, ReadTraits] = {
+    gemma.ARCHITECTURE: gemma.read_traits,
     llama.ARCHITECTURE: llama.read_traits,
     mistral.ARCHITECTURE: mistral.read_traits,
     qwen2.ARCHITECTURE: qwen2.read_traits,
@@ -13,6 +14,7 @@ FAMILIES: dict[str, ReadTraits] = {
 
 # Some files name the model type alone.
 ARCHITECTURE_OF_TYPE: dict[str, str] = {
+    gemma.MODEL_TYPE: gemma.ARCHITECTURE,
     llama.MODEL_TYPE: llama.ARCHITECTURE,
     mistral.MODEL_TYPE: mistral.ARCHITECTURE,
     qwen2.MODEL_TYPE: qwen2.ARCHITECTURE,

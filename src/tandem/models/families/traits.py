@@ -1,14 +1,16 @@
-"""What a family may decide: the features that differ between Llama-shaped decoders."""
+"""What a family may decide: the features in which decoders differ from each other."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
+from tandem.facts.model import Activation
 from tandem.models.config_file import Fields
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """`window_tokens` has one entry a layer; `default_head_dim` None means hidden / heads."""
+    """`window_tokens` has one entry a layer; `default_head_dim` None means hidden / heads. The
+    others as in `ModelSpec`; `tied_embeddings` where the configuration does not say."""
 
     window_tokens: tuple[int | None, ...]
     qkv_bias: bool = False
@@ -16,6 +18,10 @@ class Traits:
     feed_forward_bias: bool = False
     qk_norm: bool = False
     default_head_dim: int | None = None
+    activation: Activation = "silu"
+    norm_offset: float = 0.0
+    embedding_scale: float = 1.0
+    tied_embeddings: bool = False
 
 
 class ReadTraits(Protocol):
