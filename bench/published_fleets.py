@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tandem.bench.arrivals import Arrivals, draw_arrivals
-from tandem.bench.lengths import Tokens
+from tandem.bench.laws import Arrivals, Tokens, draw_arrivals
 from tandem.config.cluster import PolicyConfig, PoolConfig
 from tandem.config.cluster_build import Choice
 from tandem.facts.fleet import Role

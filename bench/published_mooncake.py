@@ -17,7 +17,7 @@ from published_runs import (
 from tandem.commands.simulate_output import Run
 from tandem.commands.simulate_runs import Trial
 from tandem.config.cluster import Cluster, RemoteTierConfig, TierConfigs, read_cluster
-from tandem.twin.record import RunRecord
+from tandem.report.record import RunRecord
 
 NODES = 16
 THEIR_RANDOM_S = 19.65

@@ -9,12 +9,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tandem.bench.trace import read_trace
-from tandem.bench.trace_shape import spread, window
+from tandem.bench.traces.reader import read_trace
+from tandem.bench.traces.shape import spread, window
 from tandem.commands.simulate_output import Run
 from tandem.commands.simulate_runs import Trial, run_trials
 from tandem.facts.trace import TraceRow
-from tandem.twin.distribution import Distribution
+from tandem.report.statistics import Distribution
 
 CONVERSATION = "mooncake_fast25_conversation_trace.jsonl.gz"
 SYNTHETIC = "mooncake_fast25_synthetic_trace.jsonl.gz"

@@ -4,7 +4,7 @@ import numpy as np
 
 from published_fleets import AGGREGATED, STATIC, fleet, planned, poisson, split
 from published_runs import SHAREGPT_LENGTHS, Bench, Finding, Report, mean_s
-from tandem.bench.lengths import draw_pairs, read_length_pairs
+from tandem.bench.laws import draw_pairs, read_length_pairs
 from tandem.commands.simulate_output import Run
 from tandem.commands.simulate_runs import Trial
 from tandem.config.cluster import Cluster, PoolConfig

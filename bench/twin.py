@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
-from tandem.bench.trace import read_trace
-from tandem.bench.trace_shape import merge, speed, spread, window
+from tandem.bench.traces.reader import read_trace
+from tandem.bench.traces.shape import merge, speed, spread, window
 from tandem.commands.simulate_scenario import scenario_of
 from tandem.config.cluster import Cluster, read_cluster
 from tandem.facts.fleet import Role

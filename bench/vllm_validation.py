@@ -22,8 +22,8 @@ from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.registry import DISPATCHES
 from tandem.policy.eviction.baselines import Lru
 from tandem.policy.routing.registry import ROUTINGS
-from tandem.twin.distribution import Distribution, distribution
-from tandem.twin.record import RequestRecord
+from tandem.report.record import RequestRecord
+from tandem.report.statistics import Distribution, distribution
 from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind
 from tandem.twin.simulation import simulate
 

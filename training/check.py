@@ -18,7 +18,7 @@ from chat import Part, tool_header, turns
 from data import Encoder
 from model import DRAFT, MAIN, Decoder
 from sample import held_out_tasks, prompt_text
-from tandem.bench.task import Task
+from tandem.bench.tasks.task import Task
 
 SUITES = ("tool_call", "arithmetic", "recall-512")
 TASKS = 10

@@ -13,11 +13,11 @@ from tokenizers import Tokenizer
 
 from chat import Part, assistant, system, tool_header, turns, user
 from english import english_turns
-from tandem.bench.arithmetic import arithmetic
-from tandem.bench.recall import ANSWER, INTROS, Fact, draw_fact, question
-from tandem.bench.task import Task
-from tandem.bench.tool_call import tool_call, tool_conversation
-from tandem.bench.words import NOUNS, VALUES
+from tandem.bench.tasks.arithmetic import arithmetic
+from tandem.bench.tasks.recall import ANSWER, INTROS, Fact, draw_fact, question
+from tandem.bench.tasks.task import Task
+from tandem.bench.tasks.tool_call import tool_call, tool_conversation
+from tandem.bench.tasks.words import NOUNS, VALUES
 
 Row = tuple[list[int], list[float]]
 

@@ -11,10 +11,10 @@ from tokenizers import Tokenizer
 
 from chat import tool_header, turns
 from model import Decoder
-from tandem.bench.arithmetic import arithmetic
-from tandem.bench.recall import recall
-from tandem.bench.task import Task, score
-from tandem.bench.tool_call import tool_call
+from tandem.bench.tasks.arithmetic import arithmetic
+from tandem.bench.tasks.recall import recall
+from tandem.bench.tasks.task import Task, score
+from tandem.bench.tasks.tool_call import tool_call
 
 Sampler = Callable[[torch.Tensor], int]
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from check import load_exported
 from sample import accuracy, held_out_tasks
-from tandem.bench.task import Task
+from tandem.bench.tasks.task import Task
 
 SUITES = (
     "recall-1024:200",

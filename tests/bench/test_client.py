@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tandem.bench.chunks import error_text
 from tandem.bench.client import (
     Client,
     Endpoint,
@@ -16,6 +15,7 @@ from tandem.bench.client import (
     ServerRefused,
     ServerUnreachable,
 )
+from tandem.bench.responses import error_text
 from tandem.facts.errors import InvalidConfiguration
 from tests.bench.scripted_server import Script, ScriptedServer
 

@@ -1,16 +1,34 @@
 """The bundled tasks: references score, seeds repeat, what is held out stays out of training."""
 
+import hashlib
+import json
+from collections.abc import Iterable
 from random import Random
 
 import pytest
 
-from tandem.bench.arithmetic import arithmetic, draw_problem, steps
-from tandem.bench.recall import recall
-from tandem.bench.task import Task, calls_in, canonical_call, is_held_out, score
-from tandem.bench.tool_call import tool_call
-from tandem.bench.words import ADJECTIVES, NOUNS, VALUES
+from tandem.bench.tasks.arithmetic import arithmetic, draw_problem, steps
+from tandem.bench.tasks.recall import recall
+from tandem.bench.tasks.suites import SUITES, Suite, make_tasks, scaled_counter
+from tandem.bench.tasks.task import Task, calls_in, canonical_call, is_held_out, score
+from tandem.bench.tasks.tool_call import tool_call, tool_conversation
+from tandem.bench.tasks.words import ADJECTIVES, NOUNS, VALUES
+from tandem.bench.workload import ContentSource, Segment
 
 SEEDS = range(40)
+# What the tasks of a seed were when the bundled model was trained and measured on them.
+DIGESTS = {
+    "recall-1k": "5f87c451c2e5299c43f3f05b93b2e636",
+    "recall-2k": "c6ccb20fad0376560ed0ad531ce3078d",
+    "recall-4k": "610c2ffc88d0657e92571d6029fd339e",
+    "arithmetic": "8acd56f2b6fb77c1d72b12e5128584cc",
+    "arithmetic-vote": "323e85b68f61b170037133cfb638deb4",
+    "tool-call": "c04b1c9690477ff0693c37bf5d061745",
+    "fluency": "2f10069731e23105cd7a1fcfaf200d2e",
+}
+TRAINING_DIGEST = "028f11a417e68bf0e7ba0b41fed1f93e"
+CONVERSATION_DIGEST = "d4547bc7b8ffa620567c845f4accf682"
+PROMPT_DIGEST = "6e7eb9f5db036b0cf98e9e2da2e113d7"
 
 
 def words(text: str) -> int:
@@ -91,3 +109,33 @@ def test_a_call_in_the_text_counts_like_a_parsed_one():
     assert score(task, text)
     assert not score(task, text.replace("arguments", "argument"))
     assert not score(task, text + text)
+
+
+def digest(texts: Iterable[str]) -> str:
+    found = hashlib.sha256()
+    for text in texts:
+        found.update(text.encode() + b"\n")
+    return found.hexdigest()[:32]
+
+
+def told(task: Task) -> str:
+    parts = (task.kind, task.messages, task.answer, task.reference, task.tools)
+    return json.dumps(parts, ensure_ascii=False)
+
+
+@pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.name)
+def test_a_seed_asks_what_it_always_asked(suite: Suite):
+    tasks = make_tasks(suite, 30, 7, scaled_counter(1.3))
+    assert digest(map(told, tasks)) == DIGESTS[suite.name]
+
+
+def test_a_seed_trains_on_what_it_always_trained_on():
+    tasks = (tool_call(Random(i), held_out=False, missing_share=0.3) for i in range(400))
+    assert digest(map(told, tasks)) == TRAINING_DIGEST
+    conversations = (tool_conversation(Random(i), 6) for i in range(200))
+    assert digest(map(json.dumps, conversations)) == CONVERSATION_DIGEST
+
+
+def test_a_seed_sends_the_words_that_it_always_sent():
+    text = ContentSource(5, 1).text((Segment((2, 7), 500),))
+    assert digest([text]) == PROMPT_DIGEST

@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.bench.arrivals import Arrivals
-from tandem.bench.content import ContentSource
-from tandem.bench.lengths import parse_length_law, read_length_pairs
-from tandem.bench.trace import read_trace
+from tandem.bench.laws import Arrivals, parse_length_law, read_length_pairs
+from tandem.bench.traces.reader import read_trace
 from tandem.bench.workload import (
     Content,
+    ContentSource,
     Conversation,
     PlannedRequest,
     Replay,

@@ -17,8 +17,8 @@ from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.registry import DISPATCHES
 from tandem.policy.eviction.baselines import Lru
 from tandem.policy.routing.registry import ROUTINGS
+from tandem.report.record import Ending, RunRecord
 from tandem.twin.faults import Crash, Fault
-from tandem.twin.record import Ending, RunRecord
 from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind
 from tandem.twin.simulation import Simulation
 from tests.chaos.asks import Ask

@@ -10,10 +10,16 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from tandem.bench.chat_model import ChatReply
-from tandem.bench.evaluation import EvaluationSettings, evaluate, majority, wilson_interval
-from tandem.bench.fluency import is_fluent
-from tandem.bench.suites import SUITES, choose_suites, count_pieces, make_tasks, scaled_counter
+from tandem.bench.tasks.chat import ChatReply
+from tandem.bench.tasks.evaluation import EvaluationSettings, evaluate, majority, wilson_interval
+from tandem.bench.tasks.fluency import is_fluent
+from tandem.bench.tasks.suites import (
+    SUITES,
+    choose_suites,
+    count_pieces,
+    make_tasks,
+    scaled_counter,
+)
 from tandem.commands.evaluate import evaluate_command
 from tandem.facts.sampling import SamplingParameters
 from tests.bench.scripted_server import Script, ScriptedServer

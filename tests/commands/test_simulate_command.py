@@ -142,7 +142,7 @@ def test_a_window_without_requests_is_refused(tmp_path):
     assert "no request is left; give more --seconds" in result.output
 
 
-def test_the_cluster_and_the_promise_are_named(trace):
+def test_the_cluster_and_the_slo_are_named(trace):
     few = ("--trace", trace, "--first", 5)
     assert "mixed, routing cost, at 2x" in run("mixed", *few, "--speed", "2").output
     compared = run("mixed", *few, "--routing", "cost, random", "--processes", 1).output

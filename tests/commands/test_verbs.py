@@ -12,14 +12,23 @@ SCRIPT = """
 import importlib, sys
 for verb in sys.argv[1:]:
     importlib.import_module(f"tandem.commands.{verb}")
-print(*{"torch", "fastapi", "aiohttp", "tokenizers"} & set(sys.modules))
+print(*sys.modules)
 """
 
 
-def test_operators_wait_for_no_model_and_no_server():
-    command = [sys.executable, "-c", SCRIPT, "main", *QUICK]
+def imported_by(*verbs: str) -> set[str]:
+    command = [sys.executable, "-c", SCRIPT, *verbs]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert not done.stdout.split()
+    return set(done.stdout.split())
+
+
+def test_operators_wait_for_no_model_and_no_server():
+    heavy = {"torch", "fastapi", "aiohttp", "tokenizers"}
+    assert not heavy & imported_by("main", *QUICK)
+
+
+def test_no_verb_waits_for_what_draws_before_a_plot_is_wanted():
+    assert not {"matplotlib", "plotly"} & imported_by("bench", "simulate", "hits", "evaluate")
 
 
 def test_help_lists_every_verb_but_those_that_only_launchers_use():

@@ -33,7 +33,7 @@ from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.registry import DISPATCHES
 from tandem.policy.eviction.baselines import Lru
 from tandem.policy.routing.registry import ROUTINGS
-from tandem.twin.record import RunRecord, WorkerRecord
+from tandem.report.record import RunRecord, WorkerRecord
 from tandem.twin.recorder import Recorder
 from tandem.twin.scenario import Policies, Scenario, WorkerKind
 from tandem.twin.step_recorder import StepRecorder

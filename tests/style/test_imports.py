@@ -6,7 +6,7 @@ from tests.style.source import modules
 
 EVERYTHING = {
     "api", "bench", "cluster", "commands", "config", "cost", "engine", "facts", "forecast",
-    "kernels", "kv", "live", "messages", "models", "observe", "policy", "text", "twin",
+    "kernels", "kv", "live", "messages", "models", "observe", "policy", "report", "text", "twin",
 }  # fmt: skip
 MAY_IMPORT = {
     "facts": set(),
@@ -14,6 +14,7 @@ MAY_IMPORT = {
     "cost": {"facts"},
     "policy": {"facts", "cost"},
     "cluster": {"facts", "messages", "policy", "cost"},
+    "report": {"facts"},
     "kernels": {"facts"},
     "text": {"facts"},
     "observe": {"facts", "messages", "cluster"},
@@ -22,8 +23,8 @@ MAY_IMPORT = {
     "engine": {"facts", "kernels", "models", "kv"},
     "api": {"facts", "text"},
     "live": {"facts", "messages", "cluster", "engine", "kv", "text", "observe"},
-    "twin": {"facts", "messages", "cost", "policy", "cluster", "observe"},
-    "bench": {"facts"},
+    "twin": {"facts", "messages", "cost", "policy", "cluster", "observe", "report"},
+    "bench": {"facts", "report"},
     # Forecasts made by libraries, behind the port of `policy`.
     "forecast": {"facts", "policy"},
     # Composition: these read wishes and wire rooms together.

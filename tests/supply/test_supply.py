@@ -1,6 +1,7 @@
 """What is installed is bounded and licensed as the files say."""
 
 import re
+import tomllib
 
 import pytest
 from packaging.requirements import Requirement
@@ -72,3 +73,16 @@ def test_every_package_stands_on_the_page_with_its_licence():
 )
 def test_what_is_allowed(licence, allowed):
     assert is_allowed(licence) is allowed
+
+
+def test_every_file_beside_the_code_is_packaged():
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        patterns = tomllib.load(file)["tool"]["setuptools"]["package-data"]["tandem"]
+    package = ROOT / "src" / "tandem"
+    packaged = {path for pattern in patterns for path in package.glob(pattern)}
+    beside = {
+        path
+        for path in package.rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc") and path.name != ".DS_Store"
+    }
+    assert not beside - packaged

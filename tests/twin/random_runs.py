@@ -18,9 +18,9 @@ from tandem.policy.eviction.registry import make_eviction
 from tandem.policy.planning.contract import FleetView, Flip, Move, Plan
 from tandem.policy.qos.classes import Classes, ServiceClass
 from tandem.policy.routing.registry import ROUTINGS
+from tandem.report.record import Ending, RunRecord
 from tandem.twin.faults_random import random_faults
 from tandem.twin.network_paths import NodeLinks
-from tandem.twin.record import Ending, RunRecord
 from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind
 from tandem.twin.simulation import Simulation
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.bench.trace import read_trace
+from tandem.bench.traces.reader import read_trace
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.trace import TraceRow
 from tandem.policy.eviction.registry import EVICTIONS

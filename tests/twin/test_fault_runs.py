@@ -10,10 +10,10 @@ from tandem.policy.admission.registry import ADMISSIONS
 from tandem.policy.dispatch.registry import DISPATCHES
 from tandem.policy.eviction.baselines import Lru
 from tandem.policy.routing.registry import ROUTINGS
+from tandem.report.record import Ending, RunRecord
 from tandem.twin.damage import lost_share
 from tandem.twin.faults import Crash, Fault, GatewayCrash, TierLost, TierSpoilt
 from tandem.twin.faults_entries import read_faults
-from tandem.twin.record import Ending, RunRecord
 from tandem.twin.scenario import Policies, Pool, Scenario
 from tandem.twin.simulation import Simulation
 from tests.twin.random_runs import Draw, audit

@@ -11,7 +11,7 @@ from hashlib import blake2b
 import pytest
 
 from tandem.facts.trace import TraceRow
-from tandem.twin.record import Ending, RequestRecord, RunRecord
+from tandem.report.record import Ending, RequestRecord, RunRecord
 from tandem.twin.simulation import simulate
 from tests.seeds import seeds
 from tests.style.source import ROOT

@@ -17,7 +17,7 @@ from tandem.policy.dispatch.rules import AlwaysRemote
 from tandem.policy.eviction.baselines import Lru
 from tandem.policy.qos.classes import Classes, ServiceClass
 from tandem.policy.routing.registry import ROUTINGS
-from tandem.twin.record import Ending, RunRecord
+from tandem.report.record import Ending, RunRecord
 from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind
 from tandem.twin.simulation import simulate
 

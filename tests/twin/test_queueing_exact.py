@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from tandem.bench.trace import read_trace
+from tandem.bench.traces.reader import read_trace
 from tandem.cluster.router.queue import RequestQueueConfig
 from tandem.cost.fitted import FittedStepTime
 from tandem.cost.worker import WorkerCost
@@ -17,7 +17,7 @@ from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.rules import AlwaysRemote
 from tandem.policy.eviction.baselines import Lru
 from tandem.policy.routing.registry import ROUTINGS
-from tandem.twin.record import RequestRecord
+from tandem.report.record import RequestRecord
 from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind
 from tandem.twin.simulation import simulate
 from tests.style.source import ROOT

@@ -1,1 +1,2 @@
-"""Tasks with known answers: recall, arithmetic with steps, tool calls."""
+"""Measures a server from its clients' side: drives load, reads traces, and asks tasks with known
+answers."""

@@ -4,12 +4,11 @@ import contextlib
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.bench.chunks import Chunk
 from tandem.bench.client import Client, RequestFailed
-from tandem.bench.content import ContentSource
-from tandem.bench.record import RequestRecord
-from tandem.bench.stopwatch import Clock
-from tandem.bench.workload import PlannedRequest
+from tandem.bench.responses import Chunk
+from tandem.bench.stopwatch import Clock, nanoseconds
+from tandem.bench.workload import ContentSource, PlannedRequest
+from tandem.report.record import Ending, MeasuredRequest
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETION_PATH = "/v1/completions"
@@ -56,47 +55,45 @@ class Asker:
             body["prompt"] = self._content.token_ids(request.segments, asking.vocabulary_tokens)
         return body
 
-    async def send(self, request: PlannedRequest, record: RequestRecord, clock: Clock) -> None:
-        """Fills in `record`; a failure becomes its `error`."""
+    async def send(self, request: PlannedRequest, record: MeasuredRequest, clock: Clock) -> None:
+        """Fills in `record`; why it failed becomes its `reason`."""
         body = self.body(request)
-        record.prompt_tokens = request.prompt_tokens
-        record.sent_s = clock()
+        record.arrival_ns = nanoseconds(clock())
         try:
             stream = self._client.stream(self._asking.path, body)
             async with contextlib.aclosing(stream) as chunks:
                 observer = _Observer(record)
                 async for chunk in chunks:
-                    observer.observe(chunk, clock())
-            record.ended_s = clock()
+                    observer.observe(chunk, nanoseconds(clock()))
+            record.end_ns = nanoseconds(clock())
             observer.conclude()
         except RequestFailed as failure:
-            record.ended_s = clock()
-            record.error = str(failure)
+            record.end_ns = nanoseconds(clock())
+            record.ending, record.reason = Ending.FAILED, str(failure)
 
 
 class _Observer:
     """Fills a record from the events of one stream."""
 
-    def __init__(self, record: RequestRecord) -> None:
+    def __init__(self, record: MeasuredRequest) -> None:
         self._record = record
-        self._last_s: float | None = None
         self._events = 0
         self._counted = False
 
-    def observe(self, chunk: Chunk, now_s: float) -> None:
+    def observe(self, chunk: Chunk, now_ns: int) -> None:
         record = self._record
         for choice in chunk.choices:
             if choice.carries_tokens:
-                if self._last_s is None:
-                    record.first_token_s = now_s
+                if record.first_token_ns < 0:
+                    record.first_token_ns = now_ns
                 else:
-                    record.gaps_s.append(now_s - self._last_s)
-                self._last_s = now_s
+                    record.gaps_ns.append(now_ns - record.last_token_ns)
+                record.last_token_ns = now_ns
                 self._events += 1
             record.finish_reason = choice.finish_reason or record.finish_reason
         if chunk.usage is not None:
             record.prompt_tokens = chunk.usage.prompt_tokens
-            record.output_tokens = chunk.usage.completion_tokens
+            record.emitted_tokens = chunk.usage.completion_tokens
             record.cached_tokens = chunk.usage.cached_tokens
             self._counted = True
 
@@ -104,9 +101,10 @@ class _Observer:
         record = self._record
         if not self._counted:
             # Without the server's own count, an event is taken for a token.
-            record.output_tokens = self._events
-        if record.first_token_s is None and record.output_tokens:
+            record.emitted_tokens = self._events
+        if record.first_token_ns < 0 and record.emitted_tokens:
             # Every token printed as nothing: the end is the first sign of the answer.
-            record.first_token_s = record.ended_s
-        if record.output_tokens == 0:
-            record.error = "the answer has no tokens"
+            record.first_token_ns = record.last_token_ns = record.end_ns
+        record.ending = Ending.FINISHED
+        if record.emitted_tokens == 0:
+            record.ending, record.reason = Ending.FAILED, "the answer has no tokens"

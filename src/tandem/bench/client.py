@@ -12,8 +12,14 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from tandem.bench.chunks import Chunk, ModelList, ServedModel, Tokenized, error_text
-from tandem.bench.sse import EventParser
+from tandem.bench.responses import (
+    Chunk,
+    EventParser,
+    ModelList,
+    ServedModel,
+    Tokenized,
+    error_text,
+)
 from tandem.facts.errors import InvalidConfiguration, TandemError
 
 _DONE = b"[DONE]"

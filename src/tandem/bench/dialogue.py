@@ -8,7 +8,7 @@ from typing import Any
 from tandem.bench.asking import CHAT_PATH
 from tandem.bench.client import Client
 from tandem.bench.stopwatch import Clock, start_clock
-from tandem.bench.task import Message
+from tandem.bench.tasks.task import Message
 
 Show = Callable[[str], None]
 

@@ -7,11 +7,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tandem.bench.record import RequestRecord
-from tandem.bench.stopwatch import Clock, start_clock
+from tandem.bench.stopwatch import Clock, nanoseconds, start_clock
 from tandem.bench.workload import Conversation, PlannedRequest
+from tandem.report.record import MeasuredRequest
 
-Send = Callable[[PlannedRequest, RequestRecord, Clock], Awaitable[None]]
+Send = Callable[[PlannedRequest, MeasuredRequest, Clock], Awaitable[None]]
 """Sends one request and fills in its record; failures go into the record, not up."""
 
 
@@ -32,8 +32,8 @@ async def run_load(
     conversations: Sequence[Conversation],
     pacing: Pacing,
     send: Send,
-    on_done: Callable[[RequestRecord], None] = lambda _: None,
-) -> list[RequestRecord]:
+    on_done: Callable[[MeasuredRequest], None] = lambda _: None,
+) -> list[MeasuredRequest]:
     """The records of all requests, by index. `on_done` is called as each ends."""
     run = _Run(send, on_done, start_clock())
     if pacing.open_loop:
@@ -41,14 +41,16 @@ async def run_load(
     else:
         assert pacing.concurrency is not None
         await run.closed_loop(conversations, pacing.concurrency)
-    return sorted(run.records, key=lambda record: record.index)
+    return sorted(run.records, key=lambda record: record.serial)
 
 
 class _Run:
     """One run: the records so far, and how conversations become tasks."""
 
-    def __init__(self, send: Send, on_done: Callable[[RequestRecord], None], clock: Clock) -> None:
-        self.records: list[RequestRecord] = []
+    def __init__(
+        self, send: Send, on_done: Callable[[MeasuredRequest], None], clock: Clock
+    ) -> None:
+        self.records: list[MeasuredRequest] = []
         self._send = send
         self._on_done = on_done
         self._clock = clock
@@ -81,7 +83,14 @@ class _Run:
             if number:
                 await asyncio.sleep(conversation.think_s)
                 due_s = self._clock()
-            record = RequestRecord(request.index, due_s)
+            record = MeasuredRequest(
+                request_id=str(request.index),
+                serial=request.index,
+                arrival_ns=-1,
+                prompt_tokens=request.prompt_tokens,
+                output_tokens=request.output_tokens,
+                due_ns=nanoseconds(due_s),
+            )
             if slots is None:
                 await self._send(request, record, self._clock)
             else:

@@ -10,3 +10,8 @@ def start_clock() -> Clock:
     """A clock that reads 0 now and never goes back."""
     started_s = time.perf_counter()
     return lambda: time.perf_counter() - started_s
+
+
+def nanoseconds(instant_s: float) -> int:
+    """An instant or a duration as records hold it."""
+    return round(instant_s * 1e9)

@@ -1,4 +1,5 @@
-"""What a benchmark asks, fixed before it starts: arrivals, lengths and which prompts share what.
+"""The workload of a benchmark, planned before it starts: arrivals, lengths, and prompts with what
+they share.
 
 A prompt is a row of segments; a segment's content follows from its key alone, so equal keys are
 equal tokens and every prefix hit of the workload is visible here. The same seed plans the same.
@@ -8,10 +9,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tandem.bench.arrivals import Arrivals, draw_arrivals
-from tandem.bench.lengths import LengthLaw, Tokens, draw_pairs
+from tandem.bench.laws import Arrivals, LengthLaw, Tokens, draw_arrivals, draw_pairs
+from tandem.bench.tasks.words import ADJECTIVES, NOUNS, VALUES
 from tandem.facts.trace import TraceRow
+
+_WORDS = tuple(f" {word}" for word in (*ADJECTIVES, *NOUNS, *VALUES))
 
 
 class Content(IntEnum):
@@ -196,6 +200,35 @@ def plan_warmup(count: int, conversations: list[Conversation]) -> list[Conversat
         request = PlannedRequest(index, (segment,), like.output_tokens)
         warmup.append(Conversation(0.0, (request,)))
     return warmup
+
+
+@dataclass(frozen=True)
+class ContentSource:
+    """The tokens or words of a planned prompt: a pure function of seed, sweep point and keys.
+
+    `point` separates the runs of a sweep: were their prompts equal, every run after the first
+    would be answered out of the server's prefix cache."""
+
+    seed: int
+    point: int = 0
+
+    def token_ids(self, segments: tuple[Segment, ...], vocabulary_tokens: int) -> list[int]:
+        """Random ids below `vocabulary_tokens`."""
+        ids: list[int] = []
+        for segment in segments:
+            ids += self._draw(segment, vocabulary_tokens).tolist()
+        return ids
+
+    def text(self, segments: tuple[Segment, ...]) -> str:
+        """One random word a token; most tokenizers make about one token of each."""
+        words = [
+            _WORDS[place] for segment in segments for place in self._draw(segment, len(_WORDS))
+        ]
+        return "".join(words).lstrip()
+
+    def _draw(self, segment: Segment, below: int) -> NDArray[np.int64]:
+        rng = np.random.default_rng([self.seed, self.point, *segment.key])
+        return rng.integers(0, below, size=segment.tokens)
 
 
 def _clipped(request: PlannedRequest, limit_tokens: int) -> PlannedRequest:

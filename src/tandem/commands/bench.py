@@ -1,43 +1,27 @@
 """`tandem bench`: drives any OpenAI-compatible server with a workload and reports how it did."""
 
 import asyncio
-import importlib
-from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tandem.bench.asking import COMPLETION_PATH, Asker, Asking
-from tandem.bench.chunks import ServedModel
 from tandem.bench.client import Client, Endpoint, RequestFailed
-from tandem.bench.content import ContentSource
-from tandem.bench.figures import Figure
 from tandem.bench.load import Pacing, run_load
-from tandem.bench.metrics import summarise
-from tandem.bench.record import RequestRecord
-from tandem.bench.results import Results, RunResult, write_records
-from tandem.bench.slo import parse_slo
-from tandem.bench.sweep import LoadPoint
-from tandem.bench.workload import Content, Segment, plan_warmup
-from tandem.commands.bench_options import (
-    BenchOptions,
-    ReportOptions,
-)
-from tandem.commands.bench_report import (
-    Bench,
-    figure_of,
-    print_results,
-    server_of,
-    settings_of,
-)
+from tandem.bench.responses import ServedModel
+from tandem.bench.workload import Content, ContentSource, Segment, plan_warmup
+from tandem.commands.bench_options import BenchOptions, ReportOptions
+from tandem.commands.bench_report import Bench, chart_of, print_results, server_of, settings_of
 from tandem.commands.options import ServerOptions, with_options
 from tandem.facts.errors import InvalidConfiguration
+from tandem.report.documents import MeasuredResults, require_folder, write_measured_records
+from tandem.report.measured import LoadPoint, SweepPoint, summarise_measured
+from tandem.report.plots.libraries import load_plotter, save_chart
+from tandem.report.record import MeasuredRequest
+from tandem.report.slo import parse_slo
 
-Draw = Callable[[Figure, Path], None]
-_PLOTTERS = {".html": "plot_html", ".png": "plot_png", ".svg": "plot_png", ".pdf": "plot_png"}
 # Enough different words that some of their ids lie high in any vocabulary.
 _VOCABULARY_SAMPLE_WORDS = 2000
 
@@ -54,6 +38,8 @@ def bench(
     in a trace; a list of rates sweeps and shows where the server stops keeping up.
     """
     draw = None if report.plot is None else load_plotter(report.plot)
+    require_folder(report.output, "--output")
+    require_folder(report.records, "--records")
     resolved = Bench(
         options,
         report,
@@ -67,33 +53,17 @@ def bench(
     model, runs = asyncio.run(_measure(resolved, server.model))
     print_results(Console(), resolved, model, runs)
     if report.output is not None:
-        Results(settings_of(resolved), server_of(resolved, model), started_utc, runs).write(
-            report.output
-        )
+        server_facts = server_of(resolved, model)
+        MeasuredResults(settings_of(resolved), server_facts, started_utc, runs).write(report.output)
     if report.records is not None:
-        write_records(report.records, runs)
+        write_measured_records(report.records, runs)
     if draw is not None and report.plot is not None:
-        _plot(draw, report.plot, figure_of(resolved, model, runs))
+        save_chart(draw, chart_of(resolved, model, runs), report.plot)
     if not any(run.summary.succeeded for run in runs):
         raise typer.Exit(1)
 
 
-def load_plotter(path: Path) -> Draw:
-    """The `draw` of the drawing library that a file's ending asks for, found before any request is
-    sent. The libraries are an extra, so they are imported only here and only when wanted."""
-    module = _PLOTTERS.get(path.suffix.lower())
-    if module is None:
-        raise InvalidConfiguration(f"--plot must end in {', '.join(_PLOTTERS)}, got {path.name!r}")
-    try:
-        draw: Draw = importlib.import_module(f"tandem.bench.{module}").draw
-    except ModuleNotFoundError as error:
-        raise InvalidConfiguration(
-            f"--plot needs {error.name}: pip install tandem[bench]"
-        ) from error
-    return draw
-
-
-async def _measure(bench: Bench, name: str | None) -> tuple[ServedModel, list[RunResult]]:
+async def _measure(bench: Bench, name: str | None) -> tuple[ServedModel, list[SweepPoint]]:
     async with Client(bench.endpoint) as client:
         model = await client.choose_model(name)
         prompts = bench.options.prompts
@@ -114,11 +84,11 @@ async def _measure(bench: Bench, name: str | None) -> tuple[ServedModel, list[Ru
             if number == 0 and warmup:
                 await run_load(warmup, Pacing(False, len(warmup)), asker.send)
             records = await _run_point(bench, point, asker)
-            runs.append(RunResult(point, summarise(records, bench.slo), records))
+            runs.append(SweepPoint(point, summarise_measured(records, bench.slo), records))
         return model, runs
 
 
-async def _run_point(bench: Bench, point: LoadPoint, asker: Asker) -> list[RequestRecord]:
+async def _run_point(bench: Bench, point: LoadPoint, asker: Asker) -> list[MeasuredRequest]:
     conversations = bench.options.at(point, bench.planned)
     # Without a rate, a trace brings its own instants unless a concurrency asks for a closed loop.
     open_loop = point.rate_rps is not None or point.concurrency is None
@@ -150,10 +120,3 @@ async def _ask_vocabulary(client: Client, model: ServedModel) -> int:
             f"the server does not tell its vocabulary ({failure}); give --vocabulary or --text"
         ) from failure
     return max(ids, default=1) + 1
-
-
-def _plot(draw: Draw, path: Path, figure: Figure) -> None:
-    try:
-        draw(figure, path)
-    except OSError as error:
-        raise InvalidConfiguration(f"--plot: cannot write {path}: {error.strerror}") from error

@@ -6,11 +6,9 @@ from typing import Annotated
 
 import typer
 
-from tandem.bench.arrivals import Arrivals, Process
 from tandem.bench.asking import CHAT_PATH, COMPLETION_PATH
-from tandem.bench.lengths import parse_length_law, read_length_pairs
-from tandem.bench.sweep import LoadPoint
-from tandem.bench.trace import read_trace
+from tandem.bench.laws import Arrivals, Process, parse_length_law, read_length_pairs
+from tandem.bench.traces.reader import read_trace
 from tandem.bench.workload import (
     Conversation,
     Replay,
@@ -21,6 +19,7 @@ from tandem.bench.workload import (
     plan_synthetic,
 )
 from tandem.facts.errors import InvalidConfiguration
+from tandem.report.measured import LoadPoint
 
 _DEFAULT_PROMPTS = 100
 _DEFAULT_CONCURRENCY = 8

@@ -1,19 +1,19 @@
-"""What `tandem bench` says about a benchmark: tables, notes, the plot's titles, the settings."""
+"""The report of `tandem bench`: its tables, notes, chart, and the settings that a file keeps."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
 
-from tandem.bench.chunks import ServedModel
 from tandem.bench.client import Endpoint
-from tandem.bench.figures import Figure, run_figure, sweep_figure
-from tandem.bench.report import knee_sentence, run_tables, sweep_table
-from tandem.bench.results import RunResult
-from tandem.bench.sweep import LoadPoint, SweepPoint, knee
+from tandem.bench.responses import ServedModel
 from tandem.bench.workload import Conversation
 from tandem.commands.bench_options import BenchOptions, ReportOptions
 from tandem.facts.slo import Slo
+from tandem.report.measured import LoadPoint, SweepPoint, knee
+from tandem.report.plots.chart import Chart
+from tandem.report.plots.measured import measured_chart, sweep_chart
+from tandem.report.tables import knee_sentence, measured_tables, sweep_table
 
 # Above this, a workload that shares nothing was surely asked before.
 _SURPRISING_CACHED_SHARE = 0.05
@@ -34,27 +34,25 @@ class Bench:
 
 
 def print_results(
-    console: Console, bench: Bench, model: ServedModel, runs: list[RunResult]
+    console: Console, bench: Bench, model: ServedModel, runs: list[SweepPoint]
 ) -> None:
     # A model's name or an IPv6 address may hold brackets: nothing of theirs is markup.
     console.print(_title(bench, model), style="bold", markup=False, highlight=False)
     console.print(_subtitle(bench) + "\n", style="dim", markup=False, highlight=False)
     if len(runs) == 1:
-        for table in run_tables(runs[0].summary, bench.slo):
+        for table in measured_tables(runs[0].summary, bench.slo):
             console.print(table)
             console.print()
     else:
-        points = [SweepPoint(run.load, run.summary) for run in runs]
-        best = knee(points)
-        console.print(sweep_table(points, best))
-        console.print(knee_sentence(points, bench.slo), highlight=False)
+        console.print(sweep_table(runs, knee(runs)))
+        console.print(knee_sentence(runs, bench.slo), highlight=False)
         for reason, count in _all_failures(runs).items():
             console.print(f"{count} failed: {reason}", style="red", markup=False)
     for note in _notes(bench, runs):
         console.print(f"[yellow]note[/yellow] {note}", highlight=False)
 
 
-def _notes(bench: Bench, runs: list[RunResult]) -> list[str]:
+def _notes(bench: Bench, runs: list[SweepPoint]) -> list[str]:
     notes = []
     prompts = bench.options.prompts
     shares_nothing = (
@@ -76,7 +74,7 @@ def _notes(bench: Bench, runs: list[RunResult]) -> list[str]:
     return notes
 
 
-def _all_failures(runs: list[RunResult]) -> dict[str, int]:
+def _all_failures(runs: list[SweepPoint]) -> dict[str, int]:
     total: dict[str, int] = {}
     for run in runs:
         for reason, count in run.summary.failures.items():
@@ -111,12 +109,11 @@ def _subtitle(bench: Bench) -> str:
     return ", ".join([*parts, f"seed {options.load.seed}"])
 
 
-def figure_of(bench: Bench, model: ServedModel, runs: list[RunResult]) -> Figure:
+def chart_of(bench: Bench, model: ServedModel, runs: list[SweepPoint]) -> Chart:
     title, subtitle = _title(bench, model), _subtitle(bench)
     if len(runs) == 1:
-        return run_figure(title, subtitle, runs[0].records, bench.slo)
-    points = [SweepPoint(run.load, run.summary) for run in runs]
-    return sweep_figure(title, subtitle, points, bench.slo)
+        return measured_chart(title, subtitle, runs[0].requests, bench.slo)
+    return sweep_chart(title, subtitle, runs, bench.slo)
 
 
 def settings_of(bench: Bench) -> dict[str, Any]:

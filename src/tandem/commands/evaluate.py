@@ -14,14 +14,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tandem.bench.chat_model import ChatModel
 from tandem.bench.client import Client, Endpoint
-from tandem.bench.evaluation import EvaluationSettings, SuiteScore, evaluate
-from tandem.bench.http_chat import HttpChat
-from tandem.bench.results import write_bytes
-from tandem.bench.suites import choose_suites
+from tandem.bench.tasks.chat import ChatModel, HttpChat
+from tandem.bench.tasks.evaluation import EvaluationSettings, SuiteScore, evaluate
+from tandem.bench.tasks.suites import choose_suites
 from tandem.commands.options import ServerOptions, with_options
 from tandem.config.options import ServeOptions
+from tandem.report.documents import require_folder, write_file
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,7 @@ def evaluate_command(server: ServerOptions, options: EvaluationOptions) -> None:
     calls, and whether it speaks whole sentences.
     """
     options.settings()  # a wrong suite is said before anything is loaded
+    require_folder(options.output, "--output")
     if options.in_process or options.checkpoint is not None:
         name, scores = asyncio.run(_evaluate_here(server, options))
     else:
@@ -80,7 +80,7 @@ def show_scores(name: str, scores: Sequence[SuiteScore], options: EvaluationOpti
     if options.output is not None:
         document = result_document(name, options.seed, scores)
         encoded = msgspec.json.format(msgspec.json.encode(document), indent=1)
-        write_bytes(options.output, encoded, "--output")
+        write_file(options.output, encoded, "--output")
 
 
 async def evaluate_with_progress(

@@ -11,15 +11,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tandem.bench.results import write_bytes
-from tandem.bench.trace import read_trace
+from tandem.bench.traces.reader import read_trace
 from tandem.commands.options import with_options
-from tandem.commands.simulate_output import load_plotter, require_folder, save_chart
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.trace import TraceRow
 from tandem.policy.eviction.registry import EVICTIONS
+from tandem.report.documents import require_folder, write_file
+from tandem.report.plots.chart import COLOURS, Chart, Curve, Mark, Panel
+from tandem.report.plots.libraries import load_plotter, save_chart
 from tandem.twin.cache_replay import BoundedCache, CacheHits, ExpiringCache, replay_cache
-from tandem.twin.plot_chart import COLOURS, Chart, Curve, Mark, Panel
 
 _CAPACITY = re.compile(r"(\d+(?:\.\d+)?)([kMG]?)")
 _GREY = len(COLOURS) - 1
@@ -97,7 +97,7 @@ def hits(
     if options.json is not None:
         document = {"trace": trace.name, "caches": [_told(result) for result in results]}
         encoded = msgspec.json.format(msgspec.json.encode(document), indent=1)
-        write_bytes(options.json, encoded, "--json")
+        write_file(options.json, encoded, "--json")
     if draw is not None and options.plot is not None:
         save_chart(draw, _chart(trace, rows, results), options.plot)
 

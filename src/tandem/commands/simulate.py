@@ -16,9 +16,7 @@ from tandem.commands.simulate_options import (
 )
 from tandem.commands.simulate_output import (
     Run,
-    load_plotter,
     print_runs,
-    require_folder,
     run_notes,
     save_plot,
     write_figures,
@@ -30,8 +28,10 @@ from tandem.config.cluster import bundled_clusters
 from tandem.config.environment import host_facts
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.trace import TraceRow
-from tandem.twin.explain import explanation
-from tandem.twin.record import RunRecord
+from tandem.report.documents import require_folder
+from tandem.report.explain import explanation
+from tandem.report.plots.libraries import load_plotter
+from tandem.report.record import RunRecord
 
 
 @with_options

@@ -8,17 +8,17 @@ from typing import Annotated
 import typer
 import yaml
 
-from tandem.bench.lengths import read_length_pairs
-from tandem.bench.slo import parse_slo
-from tandem.bench.trace import read_trace
-from tandem.bench.trace_rates import WINDOW_S, RateDraw
-from tandem.bench.trace_shape import merge, merge_note, spread, spread_note, window, window_note
+from tandem.bench.laws import read_length_pairs
+from tandem.bench.traces.rates import WINDOW_S, RateDraw
+from tandem.bench.traces.reader import read_trace
+from tandem.bench.traces.shape import merge, merge_note, spread, spread_note, window, window_note
 from tandem.config.cluster import MOST_FAULTS_PER_HOUR, Cluster, read_cluster
 from tandem.config.cluster_build import Choice
 from tandem.config.cluster_tree import nearest
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.trace import TraceRow
 from tandem.policy.routing.registry import ROUTINGS
+from tandem.report.slo import parse_slo
 
 
 @dataclass(frozen=True)

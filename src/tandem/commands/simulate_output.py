@@ -1,26 +1,22 @@
 """What `tandem simulate` shows and writes: tables, figures, records, plots."""
 
-import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from tandem.bench.results import write_bytes
 from tandem.commands.simulate_runs import Trial
 from tandem.config.cluster_hardware import pool_device
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.slo import Slo
-from tandem.twin.comparison import Point, comparison_table, finding
-from tandem.twin.plot_chart import Chart
-from tandem.twin.plot_comparison import comparison_chart
-from tandem.twin.plot_timeline import timeline
-from tandem.twin.record import RunRecord
-from tandem.twin.report import FORMAT_VERSION, canonical_json, run_tables
-from tandem.twin.summary import DeviceTerms, Summary, Terms, summarise
-
-Draw = Callable[[Chart, Path], None]
-_PLOTTERS = {".html": "plot_html", ".png": "plot_png", ".svg": "plot_png", ".pdf": "plot_png"}
+from tandem.report.comparison import Point, comparison_table, finding
+from tandem.report.documents import FORMAT_VERSION, canonical_json, write_file
+from tandem.report.plots.comparison import comparison_chart
+from tandem.report.plots.libraries import Draw, save_chart
+from tandem.report.plots.timeline import timeline
+from tandem.report.record import RunRecord
+from tandem.report.summary import DeviceTerms, Summary, Terms, summarise
+from tandem.report.tables import cluster_tables
 
 
 class Run:
@@ -38,7 +34,7 @@ class Run:
 
 
 def terms_of(trial: Trial) -> Terms:
-    """What the trial's cluster promises, and what its devices cost."""
+    """The SLO of the trial's cluster, and what its devices cost."""
     cluster = trial.cluster
     devices: dict[str, DeviceTerms] = {}
     for pool in cluster.pools:
@@ -61,8 +57,8 @@ def run_notes(runs: Sequence[Run], clusters: Sequence[str]) -> list[str]:
     if len(runs) == 1:
         trial = runs[0].trial
         return [f"{names}, routing {trial.cluster.policies.routing.name}, at {trial.speed:g}x"]
-    promises = list(dict.fromkeys(str(run.terms.slo) for run in runs))
-    told = promises[0] if len(promises) == 1 else "each cluster's own"
+    slos = list(dict.fromkeys(str(run.terms.slo) for run in runs))
+    told = slos[0] if len(slos) == 1 else "each cluster's own"
     return [names, f"SLO {told or 'none'}"]
 
 
@@ -78,7 +74,7 @@ def print_runs(console: Console, runs: Sequence[Run], notes: Sequence[str]) -> N
     if len(runs) > 1:
         console.print(comparison_table(points, console.width))
         return
-    for table in run_tables(runs[0].summary, runs[0].terms):
+    for table in cluster_tables(runs[0].summary, runs[0].terms):
         console.print(table)
         console.print()
 
@@ -99,12 +95,12 @@ def write_figures(path: Path, runs: Sequence[Run], notes: Sequence[str]) -> None
             for run in runs
         ],
     }
-    write_bytes(path, canonical_json(document), "--json")
+    write_file(path, canonical_json(document), "--json")
 
 
 def write_records(path: Path, runs: Sequence[Run]) -> None:
     """A JSON line for every request, then for every decision, of each run."""
-    write_bytes(path, b"".join(_record_lines(runs)), "--records")
+    write_file(path, b"".join(_record_lines(runs)), "--records")
 
 
 def _record_lines(runs: Sequence[Run]) -> Iterator[bytes]:
@@ -115,28 +111,6 @@ def _record_lines(runs: Sequence[Run]) -> Iterator[bytes]:
                 yield canonical_json({"of": kind, **of_run, kind: entry})
 
 
-def require_folder(path: Path | None, flag: str) -> None:
-    """A file that cannot be written is told before the work that would fill it."""
-    if path is not None and not path.parent.is_dir():
-        raise InvalidConfiguration(f"{flag}: there is no folder {path.parent}; make it first")
-
-
-def load_plotter(path: Path) -> Draw:
-    """The `draw` of the library that a file's ending asks for, found before any run begins. The
-    libraries are an extra, so they are imported only here and only when wanted."""
-    require_folder(path, "--plot")
-    module = _PLOTTERS.get(path.suffix.lower())
-    if module is None:
-        raise InvalidConfiguration(f"--plot must end in {', '.join(_PLOTTERS)}, got {path.name!r}")
-    try:
-        draw: Draw = importlib.import_module(f"tandem.twin.{module}").draw
-    except ModuleNotFoundError as error:
-        raise InvalidConfiguration(
-            f"--plot needs {error.name}: pip install tandem[bench]"
-        ) from error
-    return draw
-
-
 def save_plot(draw: Draw, path: Path, runs: Sequence[Run], notes: Sequence[str]) -> None:
     """The timeline of one run, or the comparison of several."""
     subtitle = "; ".join(notes)
@@ -144,15 +118,7 @@ def save_plot(draw: Draw, path: Path, runs: Sequence[Run], notes: Sequence[str])
     if len(runs) == 1:
         chart = timeline(runs[0].record, runs[0].summary, slo, subtitle)
     else:
-        # A line for one cluster's slo would be read as everybody's.
+        # A line for one cluster's SLO would be read as everybody's.
         common = slo if all(run.terms.slo == slo for run in runs) else Slo()
         chart = comparison_chart([run.point for run in runs], common, subtitle)
     save_chart(draw, chart, path)
-
-
-def save_chart(draw: Draw, chart: Chart, path: Path) -> None:
-    """Raises `InvalidConfiguration` where the file cannot be written."""
-    try:
-        draw(chart, path)
-    except OSError as error:
-        raise InvalidConfiguration(f"--plot: cannot write {path}: {error.strerror}") from error

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
 
-from tandem.bench.trace_shape import speed
+from tandem.bench.traces.shape import speed
 from tandem.commands.simulate_scenario import scenario_of, with_random_faults
 from tandem.config.cluster import Cluster
 from tandem.facts.trace import TraceRow
-from tandem.twin.record import RunRecord
+from tandem.report.record import RunRecord
 from tandem.twin.simulation import simulate
 
 _POLL_S = 0.2

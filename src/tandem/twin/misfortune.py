@@ -4,6 +4,7 @@ from functools import partial
 
 from tandem.facts.fleet import Tier
 from tandem.messages.router import RequestWithdrawn
+from tandem.report.record import Decision
 from tandem.twin.faults import (
     Crash,
     Fault,
@@ -17,7 +18,6 @@ from tandem.twin.faults import (
     link_factor,
 )
 from tandem.twin.network_paths import fabric_ports
-from tandem.twin.record import Decision
 from tandem.twin.scenario import Scenario
 from tandem.twin.staffing import Staffing
 from tandem.twin.world import World

@@ -2,7 +2,7 @@
 
 from tandem.facts.fleet import Tier
 from tandem.messages.router import RequestSubmitted
-from tandem.twin.record import Ending, RequestRecord, RunRecord
+from tandem.report.record import Ending, RequestRecord, RunRecord
 from tandem.twin.workload import answer_token
 
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tandem.report.record import TransferRecord
 from tandem.twin.agenda import Agenda, Turn
 from tandem.twin.network import Network
-from tandem.twin.record import TransferRecord
 
 
 class Cargo(Protocol):

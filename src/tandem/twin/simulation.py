@@ -10,8 +10,8 @@ from functools import partial
 
 from tandem.facts.trace import TraceRow
 from tandem.messages.router import RequestSubmitted
+from tandem.report.record import Ending, RequestRecord, RunRecord
 from tandem.twin.misfortune import Misfortune
-from tandem.twin.record import Ending, RequestRecord, RunRecord
 from tandem.twin.scenario import Scenario
 from tandem.twin.staffing import Staffing
 from tandem.twin.timeline import sample

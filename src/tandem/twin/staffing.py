@@ -6,7 +6,7 @@ from tandem.cluster.gateway.planner import PlannerConfig, PlannerMachine
 from tandem.facts.fleet import Role
 from tandem.messages.router import MigrationsRequested, WorkerDrained
 from tandem.policy.planning.contract import Plan
-from tandem.twin.record import Decision, WorkerRecord
+from tandem.report.record import Decision, WorkerRecord
 from tandem.twin.scenario import Scenario
 from tandem.twin.world import World
 

@@ -5,7 +5,7 @@ from array import array
 
 from tandem.facts.fleet import Tier
 from tandem.messages.worker import EmitTokens
-from tandem.twin.record import Ending, RequestRecord, RunRecord, WorkerRecord
+from tandem.report.record import Ending, RequestRecord, RunRecord, WorkerRecord
 from tandem.twin.recorder import Recorder
 
 

@@ -2,7 +2,7 @@
 
 from tandem.cluster.router.request_state import Stage
 from tandem.facts.fleet import Role
-from tandem.twin.record import Sample
+from tandem.report.record import Sample
 from tandem.twin.world import World
 
 

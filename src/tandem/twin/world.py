@@ -39,9 +39,9 @@ from tandem.messages.worker import (
     RequestsArrived,
     WorkerEvent,
 )
+from tandem.report.record import Decision, RunRecord, WorkerRecord
 from tandem.twin.agenda import Agenda
 from tandem.twin.members import Member, Members
-from tandem.twin.record import Decision, RunRecord, WorkerRecord
 from tandem.twin.recorder import Recorder
 from tandem.twin.scenario import Pool, Scenario
 from tandem.twin.step_recorder import StepRecorder

@@ -1,0 +1,1 @@
+"""Tasks with known answers: recall, arithmetic with steps, tool calls, fluency."""

@@ -1,0 +1,1 @@
+"""Recorded workloads: the formats that are read, and a trace played otherwise than recorded."""

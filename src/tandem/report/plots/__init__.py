@@ -1,0 +1,1 @@
+"""Charts as plain numbers, and one module for each library that draws them."""
