@@ -8,7 +8,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from tandem.api.config import ConnectionLimits
-from tandem.api.connection import ConnectionGate
+from tandem.api.connections.gate import ConnectionGate
+from tandem.api.connections.protocol import bounded_connections
 
 PATIENCE_S = 20.0
 
@@ -26,7 +27,7 @@ class _AnnouncedServer(uvicorn.Server):
 @contextmanager
 def serving(app: ASGIApp, limits: ConnectionLimits | None = None) -> Iterator[int]:
     """Yields the port."""
-    connections = ConnectionGate(limits or ConnectionLimits()).protocol()
+    connections = bounded_connections(ConnectionGate(limits or ConnectionLimits()))
     config = uvicorn.Config(
         app, port=0, log_level="critical", access_log=False, http=connections, ws="none"
     )

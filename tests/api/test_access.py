@@ -179,3 +179,11 @@ def test_headers_that_mean_nothing_are_refused(http, generator, header, value):
     assert response.status_code == 400
     assert response.json()["error"]["param"] == header
     assert len(generator.requests) == asked
+
+
+def test_what_can_be_read_answers_to_head(http):
+    for path in ("/health", "/ready", "/v1/models", "/docs", "/openapi.json"):
+        response = http.head(path)
+        assert (response.status_code, response.content) == (200, b""), path
+        assert response.headers["content-length"] == http.get(path).headers["content-length"]
+    assert http.head("/v1/completions").status_code == 405

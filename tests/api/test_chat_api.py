@@ -6,7 +6,7 @@ import json
 import openai
 import pytest
 
-from tandem.api.parameters import SEED_LIMIT
+from tandem.api.sampling_request import SEED_LIMIT
 from tandem.facts.errors import EngineFailed, InvalidRequest, Overloaded
 from tandem.facts.request import FinishReason
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tandem.api.sse import ClientGone, EventStream
+from tandem.api.streaming import ClientGone, EventStream
 
 
 async def run_stream(leave_after_events: int) -> tuple[list[str], bool]:

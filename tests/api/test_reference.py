@@ -9,15 +9,22 @@ import httpx2
 import msgspec
 import pytest
 
-from tandem.api import bodies
+from tandem.api import requests
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
-from tandem.api.meanings import EXAMPLES, meanings_of
-from tandem.api.reference import reference_page
+from tandem.api.docs_page.page import reference_page
+from tandem.facts.client_fields import client_fields
+from tandem.facts.request import Request
+from tandem.facts.sampling import SamplingParameters
 from tests.api.server import serving
 
 VOID = {"meta", "br"}
-BODIES = (bodies.ChatBody, bodies.CompletionBody, bodies.TokenizeBody, bodies.DetokenizeBody)
+BODIES = (
+    requests.ChatBody,
+    requests.CompletionBody,
+    requests.TokenizeBody,
+    requests.DetokenizeBody,
+)
 
 
 class Page(HTMLParser):
@@ -109,11 +116,18 @@ def test_examples_name_the_server_and_its_key_where_one_is_needed(generator, tex
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_every_field_has_a_meaning_and_every_call_an_example(body):
-    meanings = meanings_of(body.__name__)
-    assert set(body.__struct_fields__) <= set(meanings)
-    msgspec.json.decode(json.dumps(EXAMPLES[body.__name__]), type=body)
+    schemas = msgspec.json.schema(body)["$defs"]
+    for each in (schemas[body.__name__], schemas.get("StreamOptions", {"properties": {}})):
+        for name, schema in each["properties"].items():
+            assert schema.get("description"), name
+    msgspec.json.decode(json.dumps(requests.EXAMPLES[body.__name__]), type=body)
 
 
-def test_no_meaning_is_left_over():
-    fields = {name for body in (*BODIES, bodies.StreamOptions) for name in body.__struct_fields__}
-    assert set(meanings_of("Body")) == fields
+@pytest.mark.parametrize("owner", [SamplingParameters, Request])
+def test_what_a_client_sets_is_declared_where_it_is_stored(owner, http):
+    schemas = http.get("/openapi.json").json()["components"]["schemas"]
+    declared = client_fields(owner)
+    assert declared
+    for each in declared:
+        for body in ("ChatBody", "CompletionBody"):
+            assert schemas[body]["properties"][each.name]["description"] == each.meaning

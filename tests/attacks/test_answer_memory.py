@@ -13,14 +13,13 @@ import msgspec
 import pytest
 
 import tandem
-from tandem.api.answer_budget import AnswerBudget
 from tandem.api.app import build_app
 from tandem.api.choice import ChoiceReader, Presentation
 from tandem.api.config import ApiConfig
+from tandem.api.errors import Refused
 from tandem.api.logprobs import TokenJson, chat_items, chat_logprobs
-from tandem.api.refusal import Refused
-from tandem.api.transcript import Transcript
-from tandem.api.whole_answer import CHUNK_BYTES, JsonText, WholeAnswer
+from tandem.api.response_budget import ResponseBudget
+from tandem.api.whole_response import CHUNK_BYTES, JsonText, Transcript, WholeResponse
 from tandem.facts.errors import InvalidRequest, Overloaded
 from tandem.facts.request import FinishReason, TokenLogprobs, TokenOutput
 from tandem.live.mailbox import MOST_TAKEN_VALUES, Mailboxes
@@ -95,14 +94,14 @@ def test_repeated_prompts_are_kept_once(door):
 
 
 def test_what_was_kept_is_let_go():
-    budget = AnswerBudget(8 * MIB)
+    budget = ResponseBudget(8 * MIB)
 
     async def scenario() -> None:
-        with budget.holding() as held:
+        with budget.holding_response() as held:
             held.grow(3 * MIB)
             assert budget.held_bytes == 3 * MIB
         assert budget.held_bytes == 0
-        with pytest.raises(InvalidRequest, match="top_logprobs"), budget.holding() as held:
+        with pytest.raises(InvalidRequest, match="top_logprobs"), budget.holding_response() as held:
             held.grow(5 * MIB)
         assert budget.held_bytes == 0
 
@@ -111,8 +110,8 @@ def test_what_was_kept_is_let_go():
 
 def test_text_is_counted_however_large_its_parts_are():
     text = JsonText()
-    assert text.add("x" * (CHUNK_BYTES + 1)) == CHUNK_BYTES + 1
-    assert sum(text.add("y") for _ in range(1000)) > 800
+    assert text.append("x" * (CHUNK_BYTES + 1)) == CHUNK_BYTES + 1
+    assert sum(text.append("y") for _ in range(1000)) > 800
 
 
 def test_a_tool_call_that_never_closes_is_counted():
@@ -122,11 +121,15 @@ def test_a_tool_call_that_never_closes_is_counted():
     transcript = Transcript(0, logprobs_lists=0, keeps_tokens=False)
     said = '<tool_call>{"name": "' + "word " * 16384
     spoken = text.tokenizer.encode(said, add_special_tokens=False)
-    kept_bytes = sum(transcript.add(reader.read(TokenOutput((token,)))) for token in spoken)
+    kept_bytes = sum(
+        transcript.add_delta(reader.delta_of(TokenOutput((token,)))) for token in spoken
+    )
     # As texts of one token each.
     assert kept_bytes > 40 * len(spoken)
     # In the end it is text after all, which is kept as JSON.
-    kept_bytes += transcript.add(reader.read(TokenOutput((), finish_reason=FinishReason.LENGTH)))
+    kept_bytes += transcript.add_delta(
+        reader.delta_of(TokenOutput((), finish_reason=FinishReason.LENGTH))
+    )
     assert len(said) < kept_bytes < len(said) + 64
 
 
@@ -141,12 +144,12 @@ def test_no_token_is_taken_for_the_number_beside_it():
 
 
 def test_who_keeps_most_gives_way():
-    budget = AnswerBudget(8 * MIB)
+    budget = ResponseBudget(8 * MIB)
     ends: list[str] = []
 
     async def keep(name: str, count: int) -> None:
         try:
-            with budget.holding() as held:
+            with budget.holding_response() as held:
                 held.grow(count)
                 assert budget.held_bytes <= budget.most_bytes
                 await asyncio.Event().wait()
@@ -173,7 +176,7 @@ def test_who_keeps_most_gives_way():
 
 def test_an_answer_counts_until_its_client_has_it():
     """The client reads a piece and then no more; others need the room."""
-    budget = AnswerBudget(8 * MIB)
+    budget = ResponseBudget(8 * MIB)
     sent: list[int] = []
 
     async def scenario() -> None:
@@ -193,10 +196,10 @@ def test_an_answer_counts_until_its_client_has_it():
                 sending.set()
                 await asyncio.Event().wait()
 
-        answering = asyncio.create_task(WholeAnswer(budget, make)({}, receive, send))
+        answering = asyncio.create_task(WholeResponse(budget, make)({}, receive, send))
         await sending.wait()
         assert budget.held_bytes == 4 * MIB
-        with budget.holding() as one, budget.holding() as other:
+        with budget.holding_response() as one, budget.holding_response() as other:
             one.grow(3 * MIB)
             other.grow(3 * MIB)
             # Nothing is left to say: the server closes the connection of an answer cut short.
@@ -210,7 +213,7 @@ def test_an_answer_counts_until_its_client_has_it():
 
 def test_the_quick_form_of_log_probabilities_is_the_slow_one():
     text = TextModel.load(Path(tandem.__file__).parent / "bundled" / "tandem-mini")
-    draw, tokens = random.Random(0), TokenJson(text.spelling)
+    draw, tokens = random.Random(0), TokenJson(text.token_bytes)
     odd = (0.0, -0.0, -math.inf, math.nan, -1e-12, -1e-300, -9999.5)
 
     def some() -> tuple[int, float]:
@@ -223,7 +226,7 @@ def test_the_quick_form_of_log_probabilities_is_the_slow_one():
             token, value = some()
             top = tuple(some() for _ in range(count % 21))
             shown.append((token, TokenLogprobs(value, 1, top)))
-        slow = msgspec.json.encode(chat_logprobs(shown, text.spelling).content)
+        slow = msgspec.json.encode(chat_logprobs(shown, text.token_bytes).content)
         assert b"[%b]" % chat_items(shown, tokens)[0] == slow
 
 

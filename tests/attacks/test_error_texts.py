@@ -7,7 +7,7 @@ import pytest
 
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
-from tandem.api.refusal import Refusal, refusal_of
+from tandem.api.errors import Refusal, refusal_of
 from tandem.facts.errors import EngineFailed, InvalidConfiguration, InvalidRequest, TandemError
 from tandem.facts.sampling import SamplingParameters
 from tandem.text.chat import ChatOptions, ChatTemplate

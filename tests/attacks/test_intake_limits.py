@@ -8,20 +8,20 @@ from array import array
 from pathlib import Path
 
 import pytest
-from starlette.types import ASGIApp, Message
 
 import tandem
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
+from tandem.api.errors import Refused
 from tandem.api.intake import QUEUED_CALLS, THREADS, Intake
-from tandem.api.refusal import Refused
-from tandem.api.sse import ClientGone
+from tandem.api.streaming import ClientGone
 from tandem.facts.blocks import PromptChains, grown_chain
 from tandem.facts.errors import PromptTooLong
 from tandem.text.aho_corasick import AhoCorasick
 from tandem.text.model import TextModel
 from tandem.text.tools import HermesParser
 from tests.api.scripted_generator import ScriptedGenerator
+from tests.attacks.asgi_client import Connection, Upload
 
 LARGE = 1 << 20
 
@@ -52,44 +52,31 @@ def test_without_a_bound_it_is_counted_piece_by_piece(text, monkeypatch):
 
 def test_the_bound_refuses_nothing_that_fits(text):
     longest = max(
-        range(text.tokenizer.vocabulary_tokens), key=lambda i: len(text.spelling.bytes_of(i))
+        range(text.tokenizer.vocabulary_tokens), key=lambda i: len(text.token_bytes.bytes_of(i))
     )
-    prompt = text.spelling.bytes_of(longest).decode() * 64
+    prompt = text.token_bytes.bytes_of(longest).decode() * 64
     tokens = text.tokenizer.encode(prompt, add_special_tokens=False)
     within = text.tokenizer.encode_within(prompt, len(tokens), add_special_tokens=False)
     assert within == tokens
-
-
-class Connection:
-    """A client's side of a call, as the intake sees it: gone once told so."""
-
-    def __init__(self) -> None:
-        self._gone = asyncio.Event()
-
-    def leave(self) -> None:
-        self._gone.set()
-
-    async def receive(self) -> dict[str, str]:
-        await self._gone.wait()
-        return {"type": "http.disconnect"}
 
 
 def test_who_leaves_the_queue_costs_nothing_and_too_many_are_refused():
     async def attack() -> None:
         intake, hold, done = Intake(ApiConfig(), 4096), threading.Event(), []
         holding = [
-            asyncio.create_task(intake.run(Connection(), LARGE, hold.wait)) for _ in range(THREADS)
+            asyncio.create_task(intake.run_off_loop(Connection(), LARGE, hold.wait))
+            for _ in range(THREADS)
         ]
         await asyncio.sleep(0)
         clients = [Connection() for _ in range(QUEUED_CALLS)]
         waiting = [
-            asyncio.create_task(intake.run(client, LARGE, lambda: done.append(1)))
+            asyncio.create_task(intake.run_off_loop(client, LARGE, lambda: done.append(1)))
             for client in clients
         ]
         while intake.queued_calls < QUEUED_CALLS:
             await asyncio.sleep(0)
         with pytest.raises(Refused) as refused:
-            await intake.run(Connection(), LARGE, lambda: done.append(1))
+            await intake.run_off_loop(Connection(), LARGE, lambda: done.append(1))
         assert refused.value.refusal.status == 429
         assert "Retry-After" in refused.value.refusal.headers
         for client in clients[1:]:
@@ -104,59 +91,25 @@ def test_who_leaves_the_queue_costs_nothing_and_too_many_are_refused():
     asyncio.run(attack())
 
 
-class Upload:
-    """One call at the application: a body that declares `declared` bytes, brings `chunk`, and then
-    nothing until it is told to leave."""
-
-    def __init__(self, chunk: bytes, declared: int) -> None:
-        self.status = 0
-        self.reads = 0
-        self._chunk = chunk
-        self._declared = declared
-        self._gone = asyncio.Event()
-
-    async def call(self, app: ASGIApp) -> None:
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(self._declared).encode()),
-        ]
-        path = "/v1/completions"
-        scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
-        await app(scope | {"query_string": b"", "root_path": ""}, self._receive, self._send)
-
-    def leave(self) -> None:
-        self._gone.set()
-
-    async def _receive(self) -> Message:
-        self.reads += 1
-        if self.reads > 1:
-            await self._gone.wait()
-            return {"type": "http.disconnect"}
-        return {"type": "http.request", "body": self._chunk, "more_body": True}
-
-    async def _send(self, message: Message) -> None:
-        self.status = message.get("status", self.status)
-
-
 def test_bodies_of_all_connections_are_bounded_together(text):
     size = 8 << 20
 
     async def attack() -> None:
         app = build_app(ScriptedGenerator(text), text, ApiConfig(max_body_bytes=size))
         # What is declared alone takes no place from others.
-        boasts = [Upload(b"", size) for _ in range(32)]
-        slow = [Upload(b" " * (size - 1), size) for _ in range(8)]
+        boasts = [Upload(b"", declared=size) for _ in range(32)]
+        slow = [Upload(b" " * (size - 1), declared=size) for _ in range(8)]
         uploading = [asyncio.create_task(each.call(app)) for each in (*boasts, *slow)]
         while any(each.reads < 2 for each in (*boasts, *slow)):
             await asyncio.sleep(0)
-        late = Upload(b" " * 10_000, 10_000)
+        late = Upload(b" " * 10_000, declared=10_000)
         await late.call(app)
         assert late.status == 503
         assert late.reads == 0, "nothing is read where it has no room"
         for each in (*boasts, *slow):
             each.leave()
         await asyncio.gather(*uploading)
-        after = Upload(b" " * 1000, 1000)
+        after = Upload(b" " * 1000, declared=1000)
         after.leave()
         await after.call(app)
         assert after.status == 400

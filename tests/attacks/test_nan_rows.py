@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandem.api.refusal import refusal_of
+from tandem.api.errors import refusal_of
 from tandem.cluster.worker.machine import NO_NUMBERS
 from tandem.facts.errors import RequestFailed
 from tandem.facts.fleet import Role

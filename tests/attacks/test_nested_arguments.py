@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 import tandem
-from tandem.api.bodies import ChatBody
 from tandem.api.prompts import chat_prompt
+from tandem.api.requests import ChatBody
 from tandem.facts.errors import InvalidRequest
 from tandem.text.model import TextModel
 from tandem.text.tools import HermesParser, Llama3Parser, ToolCall

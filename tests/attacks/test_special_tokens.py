@@ -14,9 +14,9 @@ from tokenizers import Tokenizer as Core
 
 import tandem
 from tandem.api.app import build_app
-from tandem.api.bodies import ChatBody
 from tandem.api.config import ApiConfig
 from tandem.api.prompts import chat_prompt
+from tandem.api.requests import ChatBody
 from tandem.text.chat import ChatOptions
 from tandem.text.model import TextModel
 from tandem.text.shielding import WINDOW_CHARS, Shield, unused_mark

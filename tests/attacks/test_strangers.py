@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig, ConnectionLimits
-from tandem.api.connection import MOST_CONNECTIONS, ConnectionGate
+from tandem.api.connections.gate import MOST_CONNECTIONS, ConnectionGate
 from tandem.commands.cluster.member_health import MemberHealth, serve_health
 from tandem.text.model import TextModel
 from tests.api.scripted_generator import Script, ScriptedGenerator
@@ -295,7 +295,7 @@ def test_trailers_are_no_headers(port):
 
 
 def test_unfinished_heads_of_all_connections_are_bounded(port_with, monkeypatch):
-    monkeypatch.setattr("tandem.api.connection.UNFINISHED_BYTES", 256 << 10)
+    monkeypatch.setattr("tandem.api.connections.gate.UNFINISHED_BYTES", 256 << 10)
     port = port_with(head_timeout_s=1000.0)
     unfinished = b"GET /health HTTP/1.1\r\nX: " + b"v" * (60 << 10)
     with ExitStack() as undo:
@@ -331,7 +331,7 @@ def test_the_body_of_a_refused_request_is_not_kept(port_with, monkeypatch):
 
 
 def test_what_waits_behind_an_answer_is_bounded_in_sum(port_with, generator, monkeypatch):
-    monkeypatch.setattr("tandem.api.connection.UNFINISHED_BYTES", 256 << 10)
+    monkeypatch.setattr("tandem.api.connections.gate.UNFINISHED_BYTES", 256 << 10)
     generator.script = Script(hold_after=1)
     port, body, ours = port_with(), json.dumps(CHAT).encode(), "Authorization: Bearer key"
     call = head(CHAT_PATH, JSON, ours, f"Content-Length: {len(body)}", method="POST") + body
@@ -351,7 +351,7 @@ def test_what_waits_behind_an_answer_is_bounded_in_sum(port_with, generator, mon
 
 
 def test_small_heads_behind_an_answer_count_as_what_they_take(port_with, generator, monkeypatch):
-    monkeypatch.setattr("tandem.api.connection.UNFINISHED_BYTES", 256 << 10)
+    monkeypatch.setattr("tandem.api.connections.gate.UNFINISHED_BYTES", 256 << 10)
     generator.script = Script(hold_after=1)
     port, body, ours = port_with(), json.dumps(CHAT).encode(), "Authorization: Bearer key"
     call = head(CHAT_PATH, JSON, ours, f"Content-Length: {len(body)}", method="POST") + body
@@ -365,8 +365,8 @@ def test_small_heads_behind_an_answer_count_as_what_they_take(port_with, generat
 
 def test_many_files_do_not_mean_as_many_connections(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (524_288, 524_288))
-    assert ConnectionGate(ConnectionLimits())._room().normal == MOST_CONNECTIONS
-    assert ConnectionGate(ConnectionLimits(connections=100_000))._room().normal == 100_000
+    assert ConnectionGate(ConnectionLimits())._capacity().normal == MOST_CONNECTIONS
+    assert ConnectionGate(ConnectionLimits(connections=100_000))._capacity().normal == 100_000
 
 
 def test_after_a_fault_of_ours_a_pooled_connection_is_not_reset(port_with, generator):

@@ -31,7 +31,6 @@ from tandem.live.gateway.gateway import Gateway, GatewayTerms
 from tandem.live.local_worker import LocalWorker
 from tandem.policy.eviction.pinned import Pin
 from tandem.policy.qos.classes import Classes, ServiceClass
-from tandem.policy.qos.holders import Holders
 from tandem.policy.qos.turns import Turns
 from tandem.text.model import TextModel
 from tests.live.ends import PATIENCE_S
@@ -368,24 +367,6 @@ def test_nobody_pins_by_its_own_word_unless_the_operator_says_so():
     # The class's word counts where the tenant has none of its own.
     assert GatewayTerms("i", longest_pin_s=600.0).pin_s(wish, 30.0) == 30
     assert GatewayTerms("i", longest_pins_s={"acme": 60.0}).pin_s(wish, 30.0) == 60
-
-
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=200))
-def test_places_go_to_even_shares_and_accounts_are_forgotten(actions):
-    holders: Holders[int] = Holders()
-    for serial, (owner, leaves) in enumerate(actions):
-        if len(holders) >= 8:
-            largest = holders.gives_way(owner)
-            if largest is None:
-                assert all(holders.count(owner) + 1 >= holders.count(each) for each in "abc")
-                continue
-            held = holders.count(largest)
-            assert held >= holders.count(owner) + 2
-            holders.discard(holders.newest(largest))
-        holders.add(serial, owner)
-        if leaves:
-            holders.discard(serial)
-        assert len(holders) == sum(holders.count(each) for each in "abc") <= 8
 
 
 def test_turns_remember_nobody_who_is_behind():

@@ -3,7 +3,7 @@ outside, so that it can be replayed."""
 
 import asyncio
 
-from tandem.api import refusal
+from tandem.api import errors as refusal
 from tandem.facts.backoff import longest, retry_after, spread
 from tandem.facts.errors import Overloaded
 from tandem.kv.tiers.breaker import Breaker

@@ -226,11 +226,12 @@ def plain(folded: RequestsForm) -> bytes:
 
 
 def folded(prompts: tuple[bytes, ...], *named: int) -> RequestsForm:
-    sampling = Request("a", ()).sampling
-    return RequestsForm(
-        prompts,
-        tuple(RequestForm(f"r{i}", n, sampling, b"", 0, "", "", "") for i, n in enumerate(named)),
-    )
+    def form(index: int, number: int) -> RequestForm:
+        request = Request(f"r{index}", ())
+        values = {name: getattr(request, name) for name in RequestForm.__struct_fields__}
+        return RequestForm(*(values | {"prompt_tokens": number, "output_tokens": b""}).values())
+
+    return RequestsForm(prompts, tuple(form(*each) for each in enumerate(named)))
 
 
 def test_a_form_with_half_a_token_is_refused():

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from tandem.text.detokenize import ByteDetokenizer, WindowDetokenizer, detokenizer
+from tandem.text.detokenize import ByteDetokenizer, TokenBytes, WindowDetokenizer, detokenizer
 from tandem.text.files import TokenizerFiles
-from tandem.text.spelling import Spelling
 from tandem.text.tokenizer import Tokenizer
 from tests.text.tiny_checkpoint import VOCABULARY, byte_level_tokenizer
 
@@ -66,13 +65,13 @@ def metaspace() -> Tokenizer:
 
 
 BYTE_LEVEL = wrap(byte_level_tokenizer())
-BYTE_SPELLING = Spelling(BYTE_LEVEL)
+BYTE_SPELLING = TokenBytes(BYTE_LEVEL)
 SENTENCE_PIECE, WORD_PIECE, METASPACE = sentence_piece(), word_piece(), metaspace()
 
 
 def stream(detok, tokens, cuts) -> list[str]:
     places = sorted({0, len(tokens), *(cut % (len(tokens) + 1) for cut in cuts)})
-    deltas = [detok.add(tokens[a:b]) for a, b in itertools.pairwise(places)]
+    deltas = [detok.add_tokens(tokens[a:b]) for a, b in itertools.pairwise(places)]
     return [*deltas, detok.finish()]
 
 
@@ -111,7 +110,7 @@ def test_the_window_agrees_with_the_bytes(text, cuts):
 @given(text=TEXTS, cuts=CUTS)
 def test_any_decoder_streams_its_whole_decoding(tokenizer, text, cuts):
     tokens = tokenizer.encode(text, add_special_tokens=False)
-    detok = detokenizer(tokenizer, Spelling(tokenizer), tokenizer.special_token_ids)
+    detok = detokenizer(tokenizer, TokenBytes(tokenizer), tokenizer.special_token_ids)
     assert isinstance(detok, WindowDetokenizer)
     assert "".join(stream(detok, tokens, cuts)) == tokenizer.decode(tokens)
 
@@ -129,7 +128,7 @@ def test_a_character_waits_for_its_last_byte():
     tokens = BYTE_LEVEL.encode("\U0001f9e0", add_special_tokens=False)
     assert len(tokens) > 1
     detok = ByteDetokenizer(BYTE_SPELLING, NOTHING_SKIPPED)
-    deltas = [detok.add([token]) for token in tokens]
+    deltas = [detok.add_tokens([token]) for token in tokens]
     assert deltas == [""] * (len(tokens) - 1) + ["\U0001f9e0"]
 
 
@@ -139,15 +138,15 @@ def test_an_unfinished_character_ends_as_a_replacement():
         ByteDetokenizer(BYTE_SPELLING, NOTHING_SKIPPED),
         WindowDetokenizer(BYTE_LEVEL, NOTHING_SKIPPED),
     ):
-        assert detok.add(tokens[:-1]) in ("a", "")
+        assert detok.add_tokens(tokens[:-1]) in ("a", "")
         assert detok.finish().endswith(BROKEN)
 
 
 def test_byte_tokens_spell_their_byte():
-    spelling = Spelling(SENTENCE_PIECE)
+    token_bytes = TokenBytes(SENTENCE_PIECE)
     token = SENTENCE_PIECE.token_id("<0xE4>")
     assert token is not None
-    assert spelling.bytes_of(token) == b"\xe4"
-    assert spelling.bytes_of(265) == b"ab"
-    assert spelling.bytes_of(266) == b" a"
-    assert spelling.bytes_of(10**6) == b""
+    assert token_bytes.bytes_of(token) == b"\xe4"
+    assert token_bytes.bytes_of(265) == b"ab"
+    assert token_bytes.bytes_of(266) == b" a"
+    assert token_bytes.bytes_of(10**6) == b""

@@ -9,14 +9,15 @@ import tokenizers
 from tokenizers import processors
 
 from tandem.facts.errors import InvalidConfiguration
-from tandem.text.model import SamplingDefaults, TextModel
+from tandem.facts.sampling import SamplingParameters
+from tandem.text.model import TextModel
 from tandem.text.tokenizer import Tokenizer
 from tandem.text.tools import ToolFormat
 from tests.text.tiny_checkpoint import write_checkpoint
 
 
 def test_a_checkpoint_is_read(text: TextModel):
-    assert text.defaults == SamplingDefaults(temperature=0.7, top_k=20)
+    assert text.defaults == SamplingParameters(temperature=0.7, top_k=20)
     assert text.tokenizer.end_token_ids == (0, 2)
     assert text.tokenizer.special_tokens["eos_token"] == "<|im_end|>"
     assert text.tokenizer.special_token_ids == {0, 1, 2}
@@ -77,8 +78,8 @@ def test_call_tags_survive_where_they_are_special(directory: Path):
     (directory / "tokenizer.json").write_text(json.dumps(content))
     model = TextModel.load(directory)
     tokens = model.tokenizer.encode("<tool_call>{}</tool_call><|im_end|>", add_special_tokens=False)
-    assert model.detokenizer(skip_special_tokens=True).add(tokens) == "{}"
-    kept = model.detokenizer(skip_special_tokens=True, for_tools=True).add(tokens)
+    assert model.detokenizer(skip_special_tokens=True).add_tokens(tokens) == "{}"
+    kept = model.detokenizer(skip_special_tokens=True, for_tools=True).add_tokens(tokens)
     assert kept == "<tool_call>{}</tool_call>"
 
 

@@ -1,27 +1,28 @@
-"""The front door, put together: routes, layers around them, and every error in one shape."""
+"""The HTTP application: endpoints, the middleware around them, and every error in one shape."""
 
 from http import HTTPStatus
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tandem.api.answer_budget import AnswerBudget
-from tandem.api.chat import chat_routes
-from tandem.api.completions import completion_routes
+from tandem.api.app_context import VERSION, AppContext
+from tandem.api.auth import REQUEST_ID_HEADER, ApiKeys, OwnPages, RequestIds
+from tandem.api.chat import chat_endpoints
+from tandem.api.completions import completion_endpoints
 from tandem.api.config import ApiConfig
-from tandem.api.door import VERSION, FrontDoor
-from tandem.api.guard import REQUEST_ID_HEADER, ApiKeys, OwnPages, RequestIds
+from tandem.api.docs_page.page import reference_route
+from tandem.api.errors import Refusal, Refused, refusal_of
 from tandem.api.intake import Intake
 from tandem.api.key_ring import KeyRing
-from tandem.api.probes import probe_routes
-from tandem.api.reference import reference_routes
-from tandem.api.refusal import Refusal, Refused, refusal_of
-from tandem.api.schema import schema_maker
-from tandem.api.sse import ClientGone
-from tandem.api.tokens import token_routes
+from tandem.api.openapi import ApiEndpoint, document_route, openapi_maker
+from tandem.api.probes import probe_endpoints
+from tandem.api.response_budget import ResponseBudget
+from tandem.api.streaming import ClientGone
+from tandem.api.tokenization import token_endpoints
 from tandem.facts.errors import TandemError
 from tandem.facts.serving import Generator
 from tandem.text.model import TextModel
@@ -30,42 +31,55 @@ from tandem.text.model import TextModel
 _CLIENT_CLOSED_REQUEST = 499
 
 
-def build_app(generator: Generator, text: TextModel, config: ApiConfig) -> FastAPI:
+def build_app(generator: Generator, text: TextModel, config: ApiConfig) -> Starlette:
     """The OpenAI-shaped HTTP application over `generator`; an ASGI server runs it. Raises
     `InvalidConfiguration` for a file of keys that has none."""
     intake = Intake(config, generator.card.context_tokens)
-    door = FrontDoor(generator, text, config, intake, AnswerBudget(config.answer_bytes))
-    app = FastAPI(
-        title="Tandem", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False
+    context = AppContext(generator, text, config, intake, ResponseBudget(config.answer_bytes))
+    endpoints: list[ApiEndpoint] = [
+        *chat_endpoints(context),
+        *completion_endpoints(context),
+        *token_endpoints(context),
+        *probe_endpoints(context),
+    ]
+    openapi = openapi_maker("Tandem", VERSION, endpoints, has_keys=config.has_keys)
+    routes = [each.route for each in endpoints]
+    app = Starlette(
+        routes=[*routes, document_route(openapi), reference_route(openapi)],
+        middleware=_middleware(config),
+        exception_handlers={
+            Refused: _refused,
+            TandemError: _tandem_error,
+            HTTPException: _http_exception,
+            ClientGone: _client_gone,
+            Exception: _unexpected,
+        },
     )
-    for routes in (chat_routes, completion_routes, token_routes, probe_routes):
-        app.include_router(routes(door))
-    app.openapi = schema_maker(app, has_keys=config.has_keys)  # type: ignore[method-assign]
-    app.include_router(reference_routes(app.openapi))
-    # The layer added last is the outermost: an answer without a key has an id and CORS headers too.
-    if config.has_keys:
-        app.add_middleware(ApiKeys, ring=KeyRing(config))
-    app.add_middleware(
-        OwnPages, allowed_origins=config.allowed_origins, allowed_hosts=config.allowed_hosts
-    )
-    if config.allowed_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=config.allowed_origins,
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
-            expose_headers=[REQUEST_ID_HEADER],
-        )
-    app.add_middleware(RequestIds)
-    for error, handler in (
-        (Refused, _refused),
-        (TandemError, _tandem_error),
-        (HTTPException, _http_exception),
-        (ClientGone, _client_gone),
-        (Exception, _unexpected),
-    ):
-        app.add_exception_handler(error, handler)
+    app.router.redirect_slashes = False
     return app
+
+
+def _middleware(config: ApiConfig) -> list[Middleware]:
+    """The outermost first: an answer without a key has an id and CORS headers too."""
+    layers = [Middleware(RequestIds)]
+    if config.allowed_origins:
+        layers.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=config.allowed_origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=[REQUEST_ID_HEADER],
+            )
+        )
+    layers.append(
+        Middleware(
+            OwnPages, allowed_origins=config.allowed_origins, allowed_hosts=config.allowed_hosts
+        )
+    )
+    if config.has_keys:
+        layers.append(Middleware(ApiKeys, ring=KeyRing(config)))
+    return layers
 
 
 async def _refused(_: Request, error: Exception) -> Response:

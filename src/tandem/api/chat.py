@@ -3,13 +3,20 @@
 from collections.abc import Sequence
 
 import msgspec
-from fastapi import APIRouter
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tandem.api.ambient import fresh_id
-from tandem.api.answers import (
+from tandem.api.app_context import SYSTEM_FINGERPRINT, AppContext
+from tandem.api.choice import ChoiceDelta
+from tandem.api.clock_and_entropy import fresh_id
+from tandem.api.generation import Call, StreamUsage, respond
+from tandem.api.logprobs import CHAT_LISTS, Shown, TokenJson, chat_items, chat_logprobs
+from tandem.api.openapi import ApiEndpoint
+from tandem.api.prompts import Tokens, chat_prompt
+from tandem.api.request_body import read_body
+from tandem.api.requests import ChatBody, Tool
+from tandem.api.responses import (
     AnswerMessage,
     AnswerToolCall,
     ChatAnswer,
@@ -22,83 +29,93 @@ from tandem.api.answers import (
     ToolCallDelta,
     Usage,
 )
-from tandem.api.bodies import ChatBody, Tool
-from tandem.api.call import Call, Plan, StreamUsage, check_choices, plan_call, respond
-from tandem.api.choice import ChoiceDelta
-from tandem.api.door import SYSTEM_FINGERPRINT, FrontDoor
-from tandem.api.logprobs import CHAT_LISTS, Shown, TokenJson, chat_items, chat_logprobs
-from tandem.api.parameters import Wish, sampling_parameters, stop_strings
-from tandem.api.prompts import Tokens, chat_prompt
-from tandem.api.reading import read_body
-from tandem.api.schema import described
-from tandem.api.sse import event
-from tandem.api.transcript import Transcript
-from tandem.api.whole_answer import ID_BYTES, parted
+from tandem.api.sampling_request import (
+    OutputLimits,
+    SamplingRequest,
+    call_of,
+    check_choices,
+    sampling_parameters,
+    stop_strings,
+)
+from tandem.api.streaming import encoded_event
+from tandem.api.whole_response import ID_BYTES, Transcript, parted
 from tandem.facts.errors import InvalidRequest
 from tandem.text.aho_corasick import AhoCorasick
-from tandem.text.spelling import Spelling
+from tandem.text.detokenize import TokenBytes
 from tandem.text.tools import ToolCall
 
 
-def chat_routes(door: FrontDoor) -> APIRouter:
-    """The chat endpoint over `door`."""
-    router = APIRouter(tags=["Generating"])
-    token_json = TokenJson(door.text.spelling)
+def chat_endpoints(context: AppContext) -> list[ApiEndpoint]:
+    """The chat endpoint over `context`."""
+    token_json = TokenJson(context.text.token_bytes)
 
-    @router.post("/v1/chat/completions", **described(ChatBody, ChatAnswer, ChatChunk))
     async def create_chat_completion(request: Request) -> Response:
         """Continues a conversation: messages in, the assistant's message or tool calls out."""
-        with door.holding(request) as held:
-            body = await read_body(request, ChatBody, door.config, held)
-            door.admit(body.model)
-            check_choices(body, 1, door)
+        with context.holding_body(request) as held:
+            body = await read_body(request, ChatBody, context.config, held)
+            context.check_ready(body.model)
+            check_choices(body, 1, context)
             tools = _tools(body)
-            card, specials = door.generator.card, door.config.parse_special_tokens
-            wish = _wish(body, card.context_tokens)
-            sampling = sampling_parameters(body, wish, door.text.defaults, card)
+            card = context.generator.card
+            limits = _limits(body, card.context_tokens)
+            sampling = sampling_parameters(body, limits, context.text.defaults, card)
             if not body.stream:
                 asked_tokens = body.max_completion_tokens or body.max_tokens
-                door.answers.check(asked_tokens, sampling, body.n or 1)
+                context.response_budget.check_request(asked_tokens, sampling, body.n or 1)
             stops = stop_strings(body)
 
-            def read() -> tuple[Tokens, AhoCorasick]:
+            def tokenize() -> tuple[Tokens, AhoCorasick]:
                 prompt = chat_prompt(
                     body,
                     tools,
-                    door.text,
+                    context.text,
                     card.context_tokens,
-                    parse_special_tokens=specials,
-                    max_nesting=door.config.max_nesting,
+                    parse_special_tokens=context.config.parse_special_tokens,
+                    max_nesting=context.config.max_nesting,
                 )
                 return prompt, AhoCorasick(stops)
 
-            prompt, automaton = await door.intake.run(request, held.count, read, held.account)
-        tool_format = door.text.tool_format if tools else None
+            prompt, automaton = await context.intake.run_off_loop(
+                request, held.count, tokenize, held.account
+            )
+        tool_format = context.text.tool_format if tools else None
         # What was read is not kept beside the prompt while the answer is written.
         body.messages, body.tools, body.chat_template_kwargs, body.stop = [], None, None, None
-        caller = door.caller_of(request)
-        plan = Plan("chatcmpl-", [prompt], sampling, tool_format, caller, automaton)
-        call = plan_call(body, plan, door)
-        writer = ChatWriter(call, door.text.spelling, token_json, with_logprobs=bool(body.logprobs))
-        return respond(call, writer, door)
+        caller = context.caller_of(request)
+        asked = SamplingRequest("chatcmpl-", [prompt], sampling, tool_format, caller, automaton)
+        call = call_of(body, asked, context)
+        writer = ChatWriter(
+            call, context.text.token_bytes, token_json, with_logprobs=bool(body.logprobs)
+        )
+        return respond(call, writer, context)
 
-    return router
+    return [
+        ApiEndpoint(
+            "POST",
+            "/v1/chat/completions",
+            create_chat_completion,
+            "Generating",
+            body=ChatBody,
+            answer=ChatAnswer,
+            event=ChatChunk,
+        )
+    ]
 
 
 class ChatWriter:
     """Writes deltas and answers in the chat form."""
 
     def __init__(
-        self, call: Call, spelling: Spelling, token_json: TokenJson, *, with_logprobs: bool
+        self, call: Call, token_bytes: TokenBytes, token_json: TokenJson, *, with_logprobs: bool
     ) -> None:
         self._call = call
-        self._spelling = spelling
+        self._token_bytes = token_bytes
         self._token_json = token_json
         self._with_logprobs = with_logprobs
         self._begun: set[int] = set()
         self._called_tools = [0] * len(call.requests)
 
-    def event(self, delta: ChoiceDelta, usage: StreamUsage) -> bytes | None:
+    def delta_event(self, delta: ChoiceDelta, usage: StreamUsage) -> bytes | None:
         call = self._call
         tells_ids = call.returns_token_ids and bool(delta.tokens)
         if not (delta.text or delta.tool_calls or delta.shown or delta.finish_reason or tells_ids):
@@ -113,10 +130,12 @@ class ChatWriter:
             stop_reason=UNSET if delta.stop_reason is None else delta.stop_reason,
             token_ids=list(delta.tokens) if call.returns_token_ids else UNSET,
         )
-        return event(self._chunk([choice], usage, tells_prompt=is_first and delta.choice == 0))
+        return encoded_event(
+            self._chunk([choice], usage, tells_prompt=is_first and delta.choice == 0)
+        )
 
     def usage_event(self, usage: Usage) -> bytes:
-        return event(self._chunk([], usage, tells_prompt=False))
+        return encoded_event(self._chunk([], usage, tells_prompt=False))
 
     @property
     def logprobs_lists(self) -> int:
@@ -126,10 +145,10 @@ class ChatWriter:
     def shared_bytes(self) -> int:
         return ID_BYTES * len(self._call.prompts[0]) if self._call.returns_token_ids else 0
 
-    def logprobs(self, delta: ChoiceDelta) -> Sequence[bytes]:
+    def logprobs_items(self, delta: ChoiceDelta) -> Sequence[bytes]:
         return chat_items(delta.shown, self._token_json) if self._with_logprobs else ()
 
-    def choice(self, transcript: Transcript) -> list[bytes]:
+    def choice_pieces(self, transcript: Transcript) -> list[bytes]:
         choice = ChatChoice(
             index=transcript.choice,
             message=_message(transcript),
@@ -149,7 +168,7 @@ class ChatWriter:
             pieces += [before, b'{"content":', *content.pieces(), b"}"]
         return [*pieces, rest]
 
-    def frame(self, usage: Usage) -> tuple[bytes, bytes]:
+    def answer_frame(self, usage: Usage) -> tuple[bytes, bytes]:
         call = self._call
         answer = ChatAnswer(
             id=call.answer_id,
@@ -194,7 +213,7 @@ class ChatWriter:
         return result
 
     def _logprobs(self, shown: Shown) -> ChatLogprobs | None:
-        return chat_logprobs(shown, self._spelling) if self._with_logprobs else None
+        return chat_logprobs(shown, self._token_bytes) if self._with_logprobs else None
 
 
 def _message(transcript: Transcript) -> AnswerMessage:
@@ -219,11 +238,11 @@ def _tools(body: ChatBody) -> list[Tool]:
     return [] if choice == "none" else body.tools or []
 
 
-def _wish(body: ChatBody, context_tokens: int) -> Wish:
+def _limits(body: ChatBody, context_tokens: int) -> OutputLimits:
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs", "needs logprobs to be true")
-    limits = {body.max_tokens, body.max_completion_tokens} - {None}
-    if len(limits) > 1:
+    asked = {body.max_tokens, body.max_completion_tokens} - {None}
+    if len(asked) > 1:
         raise InvalidRequest("max_tokens", "contradicts max_completion_tokens; send one of them")
     max_tokens = body.max_completion_tokens or body.max_tokens or context_tokens
-    return Wish(max_tokens, (body.top_logprobs or 0) if body.logprobs else None)
+    return OutputLimits(max_tokens, (body.top_logprobs or 0) if body.logprobs else None)

@@ -1,4 +1,5 @@
-"""What has one choice said so far? From generated tokens to text, calls and a reason to end.
+"""One choice of an answer, from the engine's token outputs to deltas of text, tool calls and a
+finish reason (`ChoiceReader`); and the tokens that a call has used (`UsageMeter`).
 
 Owns the order: detokenise, look for stop strings, then look for tool calls.
 """
@@ -6,7 +7,7 @@ Owns the order: detokenise, look for stop strings, then look for tool calls.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tandem.api.answers import Finish
+from tandem.api.responses import Finish, PromptTokensDetails, Usage
 from tandem.facts.request import FinishReason, TokenLogprobs, TokenOutput
 from tandem.text.aho_corasick import AhoCorasick
 from tandem.text.model import TextModel
@@ -73,7 +74,7 @@ class ChoiceReader:
         self._has_called = False
         self._held_chars = 0
 
-    def read(self, output: TokenOutput) -> ChoiceDelta:
+    def delta_of(self, output: TokenOutput) -> ChoiceDelta:
         """The next delta, empty while text is held back."""
         hides_last = output.stopped_by_token and not self._presentation.include_stop
         visible = output.tokens[:-1] if hides_last else output.tokens
@@ -98,10 +99,10 @@ class ChoiceReader:
     def _text_of(self, tokens: tuple[int, ...]) -> tuple[str, int]:
         """Certain text, and how many tokens were read before a stop string ended it."""
         if not self._presentation.stops.strings:
-            return self._detokenizer.add(tokens), len(tokens)
+            return self._detokenizer.add_tokens(tokens), len(tokens)
         parts = []
         for place, token in enumerate(tokens):
-            text = self._detokenizer.add((token,))
+            text = self._detokenizer.add_tokens((token,))
             self._generated_tokens += 1
             # Stop strings count only after min_tokens, as stop tokens do.
             if self._generated_tokens > self._presentation.min_tokens:
@@ -129,3 +130,34 @@ class ChoiceReader:
         self._has_called = self._has_called or bool(delta.tool_calls)
         if self._has_called and delta.finish_reason == "stop":
             delta.finish_reason = "tool_calls"
+
+
+class UsageMeter:
+    """Counts the tokens of a call, each prompt once, however many choices continue it.
+
+    `prompt_tokens` has one count a prompt; choice c continues prompt c // choices_per_prompt.
+    """
+
+    def __init__(self, prompt_tokens: Sequence[int], choices_per_prompt: int) -> None:
+        self._prompt_tokens = sum(prompt_tokens)
+        self._completion_tokens = 0
+        self._choices_per_prompt = choices_per_prompt
+        self._cached_tokens: dict[int, int] = {}
+
+    def count_delta(self, delta: ChoiceDelta) -> None:
+        self._completion_tokens += len(delta.tokens)
+        known = self._cached_tokens.get(delta.choice, 0)
+        self._cached_tokens[delta.choice] = max(known, delta.cached_tokens)
+
+    def usage(self) -> Usage:
+        # Later choices of a prompt find what the first one computed: the least is what was there.
+        least: dict[int, int] = {}
+        for choice, tokens in self._cached_tokens.items():
+            prompt = choice // self._choices_per_prompt
+            least[prompt] = min(least.get(prompt, tokens), tokens)
+        return Usage(
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=self._completion_tokens,
+            total_tokens=self._prompt_tokens + self._completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(least.values())),
+        )

@@ -3,16 +3,13 @@
 from collections.abc import Sequence
 
 import msgspec
-from fastapi import APIRouter
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tandem.api.answers import CompletionAnswer, CompletionChoice, CompletionLogprobs, Usage
-from tandem.api.bodies import CompletionBody
-from tandem.api.call import Call, Plan, StreamUsage, check_choices, plan_call, respond
+from tandem.api.app_context import SYSTEM_FINGERPRINT, AppContext
 from tandem.api.choice import ChoiceDelta
-from tandem.api.door import SYSTEM_FINGERPRINT, FrontDoor
+from tandem.api.generation import Call, StreamUsage, respond
 from tandem.api.logprobs import (
     COMPLETION_LISTS,
     Shown,
@@ -20,72 +17,89 @@ from tandem.api.logprobs import (
     completion_logprobs,
     token_text,
 )
-from tandem.api.parameters import Wish, sampling_parameters, stop_strings
+from tandem.api.openapi import ApiEndpoint
 from tandem.api.prompts import Tokens, completion_prompts, prompt_count
-from tandem.api.reading import read_body
-from tandem.api.schema import described
-from tandem.api.sse import event
-from tandem.api.transcript import Transcript
-from tandem.api.whole_answer import CHAR_BYTES, ID_BYTES, parted
+from tandem.api.request_body import read_body
+from tandem.api.requests import CompletionBody
+from tandem.api.responses import CompletionAnswer, CompletionChoice, CompletionLogprobs, Usage
+from tandem.api.sampling_request import (
+    OutputLimits,
+    SamplingRequest,
+    call_of,
+    check_choices,
+    sampling_parameters,
+    stop_strings,
+)
+from tandem.api.streaming import encoded_event
+from tandem.api.whole_response import CHAR_BYTES, ID_BYTES, Transcript, parted
 from tandem.facts.errors import InvalidRequest
 from tandem.text.aho_corasick import AhoCorasick
-from tandem.text.spelling import Spelling
+from tandem.text.detokenize import TokenBytes
 
 _DEFAULT_MAX_TOKENS = 16
 
 
-def completion_routes(door: FrontDoor) -> APIRouter:
-    """The completions endpoint over `door`."""
-    router = APIRouter(tags=["Generating"])
+def completion_endpoints(context: AppContext) -> list[ApiEndpoint]:
+    """The completions endpoint over `context`."""
 
-    @router.post("/v1/completions", **described(CompletionBody, CompletionAnswer, CompletionAnswer))
     async def create_completion(request: Request) -> Response:
         """Continues plain text or token ids, without a chat template."""
-        with door.holding(request) as held:
-            body = await read_body(request, CompletionBody, door.config, held)
-            door.admit(body.model)
+        with context.holding_body(request) as held:
+            body = await read_body(request, CompletionBody, context.config, held)
+            context.check_ready(body.model)
             _check(body)
             prompt_number = prompt_count(body.prompt)
-            check_choices(body, prompt_number, door)
-            card = door.generator.card
-            wish = Wish(body.max_tokens or _DEFAULT_MAX_TOKENS, body.logprobs)
-            sampling = sampling_parameters(body, wish, door.text.defaults, card)
+            check_choices(body, prompt_number, context)
+            card = context.generator.card
+            limits = OutputLimits(body.max_tokens or _DEFAULT_MAX_TOKENS, body.logprobs)
+            sampling = sampling_parameters(body, limits, context.text.defaults, card)
             if not body.stream:
-                door.answers.check(wish.max_tokens, sampling, prompt_number * (body.n or 1))
+                choices = prompt_number * (body.n or 1)
+                context.response_budget.check_request(limits.max_tokens, sampling, choices)
             stops = stop_strings(body)
 
-            def read() -> tuple[list[Tokens], list[str], AhoCorasick]:
-                prompts = completion_prompts(body, door.text, card)
-                return prompts, _echoes(body, prompts, door), AhoCorasick(stops)
+            def tokenize() -> tuple[list[Tokens], list[str], AhoCorasick]:
+                prompts = completion_prompts(body, context.text, card)
+                return prompts, _echoes(body, prompts, context), AhoCorasick(stops)
 
-            prompts, echoes, automaton = await door.intake.run(
-                request, held.count, read, held.account
+            prompts, echoes, automaton = await context.intake.run_off_loop(
+                request, held.count, tokenize, held.account
             )
         # What was read is not kept beside the prompts while the answer is written.
         body.prompt, body.stop = "", None
-        caller = door.caller_of(request)
-        plan = Plan("cmpl-", prompts, sampling, caller=caller, stops=automaton)
-        call = plan_call(body, plan, door)
+        caller = context.caller_of(request)
+        asked = SamplingRequest("cmpl-", prompts, sampling, caller=caller, stops=automaton)
+        call = call_of(body, asked, context)
         echoes = [echoes[c // call.choices_per_prompt] for c in range(len(call.requests))]
-        writer = CompletionWriter(call, door.text.spelling, echoes)
-        return respond(call, writer, door)
+        writer = CompletionWriter(call, context.text.token_bytes, echoes)
+        return respond(call, writer, context)
 
-    return router
+    return [
+        ApiEndpoint(
+            "POST",
+            "/v1/completions",
+            create_completion,
+            "Generating",
+            body=CompletionBody,
+            answer=CompletionAnswer,
+            event=CompletionAnswer,
+        )
+    ]
 
 
 class CompletionWriter:
     """Writes deltas and answers in the completions form. `echoes` open each choice's text."""
 
-    def __init__(self, call: Call, spelling: Spelling, echoes: Sequence[str]) -> None:
+    def __init__(self, call: Call, token_bytes: TokenBytes, echoes: Sequence[str]) -> None:
         self._call = call
-        self._spelling = spelling
+        self._token_bytes = token_bytes
         self._echoes = echoes
         self._begun: set[int] = set()
         self._offset_chars = [len(echo) for echo in echoes]
         self._prompt_jsons: dict[int, bytes] = {}
         self._echo_jsons: dict[int, bytes] = {}
 
-    def event(self, delta: ChoiceDelta, usage: StreamUsage) -> bytes | None:
+    def delta_event(self, delta: ChoiceDelta, usage: StreamUsage) -> bytes | None:
         call, index = self._call, delta.choice
         is_first = index not in self._begun
         text = self._echoes[index] + delta.text if is_first else delta.text
@@ -103,10 +117,10 @@ class CompletionWriter:
         if call.returns_token_ids:
             choice.token_ids = list(delta.tokens)
             choice.prompt_token_ids = list(call.prompt_of(index)) if is_first else UNSET
-        return event(self._answer([choice], usage))
+        return encoded_event(self._answer([choice], usage))
 
     def usage_event(self, usage: Usage) -> bytes:
-        return event(self._answer([], usage))
+        return encoded_event(self._answer([], usage))
 
     @property
     def logprobs_lists(self) -> int:
@@ -118,11 +132,11 @@ class CompletionWriter:
         echoes = sum(map(len, self._echoes[:: self._call.choices_per_prompt]))
         return ID_BYTES * ids + CHAR_BYTES * echoes
 
-    def logprobs(self, delta: ChoiceDelta) -> Sequence[bytes]:
+    def logprobs_items(self, delta: ChoiceDelta) -> Sequence[bytes]:
         begin_chars = self._offset_of(delta.choice, delta.shown)
-        return completion_items(delta.shown, self._spelling, begin_chars)
+        return completion_items(delta.shown, self._token_bytes, begin_chars)
 
-    def choice(self, transcript: Transcript) -> list[bytes]:
+    def choice_pieces(self, transcript: Transcript) -> list[bytes]:
         returns_ids, index = self._call.returns_token_ids, transcript.choice
         choice = CompletionChoice(
             index=index,
@@ -147,7 +161,7 @@ class CompletionWriter:
             return [*pieces, rest[:-1], b',"prompt_token_ids":', self._prompt_ids(index), b"}"]
         return [*pieces, rest]
 
-    def frame(self, usage: Usage) -> tuple[bytes, bytes]:
+    def answer_frame(self, usage: Usage) -> tuple[bytes, bytes]:
         before, after = parted(msgspec.json.encode(self._answer([], usage)), b"choices", b"[]")
         return before + b"[", b"]" + after
 
@@ -164,13 +178,13 @@ class CompletionWriter:
     def _logprobs(self, index: int, shown: Shown) -> CompletionLogprobs | None:
         if not shown:
             return None
-        return completion_logprobs(shown, self._spelling, self._offset_of(index, shown))
+        return completion_logprobs(shown, self._token_bytes, self._offset_of(index, shown))
 
     def _offset_of(self, index: int, shown: Shown) -> int:
         """Where these begin in the text of the choice, in characters; the next begin after them."""
         begin_chars = self._offset_chars[index]
         for token, _ in shown:
-            self._offset_chars[index] += len(token_text(token, self._spelling))
+            self._offset_chars[index] += len(token_text(token, self._token_bytes))
         return begin_chars
 
     def _prompt_ids(self, index: int) -> bytes:
@@ -196,11 +210,11 @@ def _check(body: CompletionBody) -> None:
         raise InvalidRequest("echo", "cannot be combined with logprobs: prompts have none here")
 
 
-def _echoes(body: CompletionBody, prompts: Sequence[Tokens], door: FrontDoor) -> list[str]:
+def _echoes(body: CompletionBody, prompts: Sequence[Tokens], context: AppContext) -> list[str]:
     """What opens the text of each prompt's choices."""
     if not body.echo:
         return [""] * len(prompts)
     if isinstance(body.prompt, str):
         return [body.prompt]
     skips = body.skip_special_tokens is not False
-    return [door.text.tokenizer.decode(p, skip_special_tokens=skips) for p in prompts]
+    return [context.text.tokenizer.decode(p, skip_special_tokens=skips) for p in prompts]

@@ -1,4 +1,4 @@
-"""What the operator decides about the front door."""
+"""Configuration of the API server: its limits, and who may call it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,8 +1,9 @@
-"""Whose key is it? The API keys that may come in, some of them in files that are read again when
-they change, so that a key is replaced without a restart.
+"""API keys that may come in, some of them in files that are read again when they change, so that a
+key is replaced without a restart. `auth` asks for them.
 
-Owns what was read last. A file that cannot be read leaves its last keys valid: an operator's slip
-must not lock everybody out. One that holds nothing any more revokes them, and opens no door.
+Owns what was read last. A file that cannot be read leaves its last keys valid: an
+operator's slip must not lock everybody out. One that holds nothing any more revokes them, and lets
+nobody in.
 """
 
 import hashlib
@@ -13,7 +14,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.api.ambient import monotonic_s
+from tandem.api.clock_and_entropy import monotonic_s
 from tandem.api.config import ApiConfig, KeyFile, check_key
 from tandem.facts.errors import InvalidConfiguration
 
@@ -28,7 +29,7 @@ Signature = tuple[int, int, int, int]
 
 
 @dataclass(slots=True)
-class _Read:
+class _FileState:
     """A file as it was read last; `tried` is what was looked at since, as it was before it was
     read: what comes in between is found at the next look. None after a `problem`, which is said
     once: it may go without a change of the file."""
@@ -51,7 +52,7 @@ class KeyRing:
     def __init__(self, config: ApiConfig) -> None:
         self._fixed = dict.fromkeys(config.api_keys, "") | dict(config.tenants)
         self._read = {
-            file: _Read(_signature(file.path), read_key_file(file.path))
+            file: _FileState(_signature(file.path), read_key_file(file.path))
             for file in config.key_files
         }
         self._owners = self._all_owners()
@@ -62,13 +63,13 @@ class KeyRing:
         may not come in."""
         if self._read and monotonic_s() >= self._next_look_s:
             self._next_look_s = monotonic_s() + LOOK_S
-            self._look()
+            self._reload_changed()
         # Digests of equal length, and every key compared: the time tells nothing about them.
         digest = digest_of(key)
         found = [owner for known, owner in self._owners if hmac.compare_digest(digest, known)]
         return found[0] if found else None
 
-    def _look(self) -> None:
+    def _reload_changed(self) -> None:
         came: dict[KeyFile, tuple[str, ...]] = {}
         for file, read in self._read.items():
             signature = _signature(file.path)
@@ -80,19 +81,19 @@ class KeyRing:
             except InvalidConfiguration as problem:
                 read.failed(str(problem))
         if came:
-            self._take(came)
+            self._accept(came)
 
-    def _take(self, came: dict[KeyFile, tuple[str, ...]]) -> None:
+    def _accept(self, came: dict[KeyFile, tuple[str, ...]]) -> None:
         """All together, since a key may have gone from one file to another; where they contradict
         each other, those that can be had. The others are tried again."""
         before = {file: self._read[file].keys for file in came}
-        if not self._taken(came):
+        if not self._accepted(came):
             for file, keys in came.items():
-                self._taken({file: keys})
+                self._accepted({file: keys})
         if any(self._read[file].keys != keys for file, keys in before.items()):
             logger.warning("API keys were read anew: %d are valid now", len(self._owners))
 
-    def _taken(self, came: dict[KeyFile, tuple[str, ...]]) -> bool:
+    def _accepted(self, came: dict[KeyFile, tuple[str, ...]]) -> bool:
         """Whether these keys are what is valid now, beside those of the other files."""
         before = {file: self._read[file].keys for file in came}
         for file, keys in came.items():

@@ -1,12 +1,12 @@
-"""How are log-probabilities written down? In the chat form and in the older completions form."""
+"""Log-probabilities as JSON, in the chat form and in the older completions form."""
 
 from collections.abc import Sequence
 
 import msgspec
 
-from tandem.api.answers import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+from tandem.api.responses import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 from tandem.facts.request import TokenLogprobs
-from tandem.text.spelling import Spelling
+from tandem.text.detokenize import TokenBytes
 
 Shown = Sequence[tuple[int, TokenLogprobs]]
 
@@ -23,30 +23,32 @@ _encoder = msgspec.json.Encoder()
 _LEAST_LOGPROB = -9999.0
 
 
-def chat_logprobs(shown: Shown, spelling: Spelling) -> ChatLogprobs:
+def chat_logprobs(shown: Shown, token_bytes: TokenBytes) -> ChatLogprobs:
     """Each shown token with its bytes and alternatives."""
     content = []
     for token, chosen in shown:
-        own = _top(token, chosen.logprob, spelling)
+        own = _top(token, chosen.logprob, token_bytes)
         content.append(
             TokenLogprob(
                 token=own.token,
                 logprob=own.logprob,
                 bytes=own.bytes,
-                top_logprobs=[_top(other, value, spelling) for other, value in chosen.top],
+                top_logprobs=[_top(other, value, token_bytes) for other, value in chosen.top],
             )
         )
     return ChatLogprobs(content=content)
 
 
-def completion_logprobs(shown: Shown, spelling: Spelling, offset_chars: int) -> CompletionLogprobs:
+def completion_logprobs(
+    shown: Shown, token_bytes: TokenBytes, offset_chars: int
+) -> CompletionLogprobs:
     """Parallel lists; `offset_chars` is where the first shown token begins in the text."""
     result = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
     for token, chosen in shown:
-        text = token_text(token, spelling)
+        text = token_text(token, token_bytes)
         result.tokens.append(text)
         result.token_logprobs.append(_finite(chosen.logprob))
-        alternatives = {token_text(t, spelling): _finite(value) for t, value in chosen.top}
+        alternatives = {token_text(t, token_bytes): _finite(value) for t, value in chosen.top}
         # The chosen token is always listed, likely or not.
         result.top_logprobs.append(alternatives | {text: _finite(chosen.logprob)})
         result.text_offset.append(offset_chars)
@@ -58,8 +60,8 @@ class TokenJson:
     """What a token's log-probability stands between in the chat form, as JSON; kept for tokens seen
     lately, because alternatives are many and mostly the same."""
 
-    def __init__(self, spelling: Spelling) -> None:
-        self._spelling = spelling
+    def __init__(self, token_bytes: TokenBytes) -> None:
+        self._token_bytes = token_bytes
         self._kept: dict[int, tuple[bytes, bytes]] = {}
 
     def around(self, token: int) -> tuple[bytes, bytes]:
@@ -68,7 +70,7 @@ class TokenJson:
             return self._kept[token]
         if len(self._kept) >= _KEPT_TOKENS:
             self._kept.clear()
-        before, _, after = _encoder.encode(_top(token, 0.0, self._spelling)).rpartition(b":0.0,")
+        before, _, after = _encoder.encode(_top(token, 0.0, self._token_bytes)).rpartition(b":0.0,")
         self._kept[token] = (before + b":", b"," + after)
         return self._kept[token]
 
@@ -91,22 +93,22 @@ def chat_items(shown: Shown, tokens: TokenJson) -> list[bytes]:
     return [b",".join(entries)]
 
 
-def completion_items(shown: Shown, spelling: Spelling, offset_chars: int) -> list[bytes]:
+def completion_items(shown: Shown, token_bytes: TokenBytes, offset_chars: int) -> list[bytes]:
     """What `shown` adds to each of `COMPLETION_LISTS`, without brackets."""
-    added = completion_logprobs(shown, spelling, offset_chars)
+    added = completion_logprobs(shown, token_bytes, offset_chars)
     return [_items(getattr(added, name)) for name in COMPLETION_LISTS]
 
 
-def token_text(token: int, spelling: Spelling) -> str:
+def token_text(token: int, token_bytes: TokenBytes) -> str:
     """One token on its own; part of a character shows as U+FFFD."""
-    return spelling.bytes_of(token).decode("utf-8", "replace")
+    return token_bytes.bytes_of(token).decode("utf-8", "replace")
 
 
-def _top(token: int, logprob: float, spelling: Spelling) -> TopLogprob:
+def _top(token: int, logprob: float, token_bytes: TokenBytes) -> TopLogprob:
     return TopLogprob(
-        token=token_text(token, spelling),
+        token=token_text(token, token_bytes),
         logprob=_finite(logprob),
-        bytes=list(spelling.bytes_of(token)),
+        bytes=list(token_bytes.bytes_of(token)),
     )
 
 

@@ -1,65 +1,73 @@
-"""GET: what is served here, and how is it doing? Models, health, readiness, metrics, version."""
+"""GET endpoints: models, health, readiness, metrics and version."""
 
-from fastapi import APIRouter
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tandem.api.answers import ModelEntry, ModelList, StatusAnswer, VersionAnswer
-from tandem.api.door import VERSION, FrontDoor
-from tandem.api.schema import described, path_parameter
-from tandem.api.tokens import json_response
+from tandem.api.app_context import VERSION, AppContext
+from tandem.api.openapi import ApiEndpoint
+from tandem.api.responses import ModelEntry, ModelList, StatusAnswer, VersionAnswer
 
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def probe_routes(door: FrontDoor) -> APIRouter:
-    """The reading endpoints over `door`. `/health` says alive, `/ready` says may take requests."""
-    router = APIRouter(tags=["Server"])
+def probe_endpoints(context: AppContext) -> list[ApiEndpoint]:
+    """The endpoints that only read. `/health` says alive, `/ready` says may take requests."""
 
-    @router.get("/v1/models", **described(None, ModelList))
-    async def list_models() -> Response:
+    async def list_models(_: Request) -> Response:
         """The served names, with the sizes of the model behind them."""
-        entries = [_entry(door, name) for name in door.generator.card.names]
-        return json_response(ModelList(data=entries))
+        entries = [_entry(context, name) for name in context.generator.card.names]
+        return _json_response(ModelList(data=entries))
 
-    # Served names may contain slashes.
-    @router.get("/v1/models/{model:path}", **path_parameter("model", described(None, ModelEntry)))
     async def retrieve_model(request: Request) -> Response:
         """One served name; it may contain slashes."""
         name: str = request.path_params["model"]
-        door.check_model(name)
-        return json_response(_entry(door, name))
+        context.check_model(name)
+        return _json_response(_entry(context, name))
 
-    @router.get("/health", **described(None, StatusAnswer))
-    async def health() -> Response:
+    async def health(_: Request) -> Response:
         """503 once the engine has died: only a restart helps. For liveness probes."""
-        healthy = not door.generator.failed
-        return json_response(StatusAnswer(status="ok" if healthy else "failed"), _status(healthy))
+        healthy = not context.generator.failed
+        return _json_response(StatusAnswer(status="ok" if healthy else "failed"), _status(healthy))
 
-    @router.get("/ready", **described(None, StatusAnswer))
-    async def ready() -> Response:
+    async def ready(_: Request) -> Response:
         """503 while no request can be served. For readiness probes and load balancers."""
-        is_ready = door.generator.ready
+        is_ready = context.generator.ready
         answer = StatusAnswer(status="ready" if is_ready else "not ready")
-        return json_response(answer, _status(is_ready))
+        return _json_response(answer, _status(is_ready))
 
-    @router.get(
-        "/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}}
-    )
-    async def metrics() -> Response:
+    async def metrics(_: Request) -> Response:
         """Metrics in the Prometheus text format."""
-        return Response(door.generator.metrics_text(), headers={"Content-Type": _EXPOSITION})
+        return Response(context.generator.metrics_text(), headers={"Content-Type": _EXPOSITION})
 
-    @router.get("/version", **described(None, VersionAnswer))
-    async def show_version() -> Response:
+    async def show_version(_: Request) -> Response:
         """The version of this server."""
-        return json_response(VersionAnswer(version=VERSION))
+        return _json_response(VersionAnswer(version=VERSION))
 
-    return router
+    return [
+        ApiEndpoint("GET", "/v1/models", list_models, "Server", answer=ModelList),
+        # Served names may contain slashes.
+        ApiEndpoint(
+            "GET",
+            "/v1/models/{model:path}",
+            retrieve_model,
+            "Server",
+            answer=ModelEntry,
+            path_parameters=("model",),
+        ),
+        ApiEndpoint("GET", "/health", health, "Server", answer=StatusAnswer),
+        ApiEndpoint("GET", "/ready", ready, "Server", answer=StatusAnswer),
+        ApiEndpoint("GET", "/metrics", metrics, "Server"),
+        ApiEndpoint("GET", "/version", show_version, "Server", answer=VersionAnswer),
+    ]
 
 
-def _entry(door: FrontDoor, name: str) -> ModelEntry:
-    card = door.generator.card
+def _json_response(answer: msgspec.Struct, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(answer), status, media_type="application/json")
+
+
+def _entry(context: AppContext, name: str) -> ModelEntry:
+    card = context.generator.card
     return ModelEntry(
         id=name,
         created=card.created_s,

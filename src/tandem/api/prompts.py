@@ -1,5 +1,5 @@
-"""Which token ids does a call ask to continue? Templates and tokenises: pure work, which whoever
-calls it runs off the event loop where the body was large."""
+"""Prompts of a call as token ids: chat template and tokenizer. Pure work, which whoever calls it
+runs off the event loop where the body was large."""
 
 from array import array
 from collections.abc import Sequence
@@ -7,7 +7,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from tandem.api.bodies import (
+from tandem.api.request_body import decode_json, nested_deeper
+from tandem.api.requests import (
     ChatBody,
     ChatMessage,
     CompletionBody,
@@ -16,7 +17,6 @@ from tandem.api.bodies import (
     TokenizeBody,
     Tool,
 )
-from tandem.api.reading import decode_json, nested_deeper
 from tandem.facts.errors import InvalidRequest, PromptTooLong
 from tandem.facts.serving import ModelCard
 from tandem.text.chat import ChatOptions

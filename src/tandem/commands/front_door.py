@@ -11,7 +11,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from tandem.api.config import ConnectionLimits
-from tandem.api.connection import ConnectionGate
+from tandem.api.connections.gate import ConnectionGate
+from tandem.api.connections.protocol import bounded_connections
 
 # After a signal answers under way may go on for so long; then they end with an error, and the
 # server waits a little longer for its clients to take that.
@@ -50,7 +51,7 @@ def bounded_server(app: ASGIApp, limits: ConnectionLimits, log_level: str) -> Ht
             access_log=log_level == "debug",
             timeout_graceful_shutdown=PATIENCE_S + FAREWELL_S,
             server_header=False,
-            http=cast(Any, ConnectionGate(limits).protocol()),
+            http=cast(Any, bounded_connections(ConnectionGate(limits))),
             ws="none",
         )
     )

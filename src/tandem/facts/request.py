@@ -4,7 +4,10 @@ from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from msgspec import Meta
+
 from tandem.facts.blocks import Salt, salt_of
+from tandem.facts.client_fields import client_field
 from tandem.facts.sampling import SamplingParameters
 
 
@@ -24,8 +27,16 @@ class Request:
     prompt_tokens: "tuple[int, ...] | array[int]"
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     output_tokens: tuple[int, ...] = ()
-    priority: int = 0
-    cache_salt: str = ""
+    priority: int = client_field(
+        0,
+        "Larger runs later; below 0 only where the operator allows it. Default: 0.",
+        body=Meta(ge=-(2**31), le=2**31 - 1),
+    )
+    cache_salt: str = client_field(
+        "",
+        "Requests share cached prefixes only under the same salt.",
+        body=Meta(max_length=256),
+    )
     tenant: str = ""
     account: str = ""
 

@@ -1,4 +1,4 @@
-"""Sampling parameters, checked once, never edited.
+"""Sampling parameters of a request: how its tokens are drawn; checked once, never edited.
 
 Together with the prompt, the seed makes an answer a pure function: token i of a sequence is drawn
 with noise keyed by (seed, position, token id), so batching or moving a request changes nothing.
@@ -6,6 +6,7 @@ with noise keyed by (seed, position, token id), so batching or moving a request 
 
 from dataclasses import dataclass
 
+from tandem.facts.client_fields import client_field, client_fields
 from tandem.facts.errors import InvalidRequest
 
 SEED_LIMIT = 1 << 64
@@ -22,16 +23,47 @@ class SamplingParameters:
     `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 switch those filters off.
     `stop_token_ids` already holds the model's end-of-sequence ids unless the client ignores them.
     `top_logprobs` is None when no logprobs are wanted, else how many alternatives beside the
-    chosen token. Raises `InvalidRequest` naming the field.
+    chosen token. What a client sets as it is stored is a `client_field`, declared here alone; the
+    others are made of a request in `api/sampling_request.py`. Raises `InvalidRequest` naming the
+    field.
     """
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    temperature: float = client_field(
+        1.0,
+        "0 to 100; 0 is greedy. Default: what the checkpoint recommends, else 1.",
+        between=(0.0, 100.0),
+        recommended=True,
+    )
+    top_p: float = client_field(
+        1.0,
+        "Above 0, up to 1. Default: what the checkpoint recommends, else 1.",
+        between=(0.0, 1.0),
+        recommended=True,
+    )
+    top_k: int = client_field(
+        0,
+        "0 or -1 switches it off. Default: what the checkpoint recommends, else off.",
+        between=(0, INT32_LIMIT - 1),
+        recommended=True,
+    )
+    min_p: float = client_field(
+        0.0,
+        "0 to 1. Default: what the checkpoint recommends, else 0.",
+        between=(0.0, 1.0),
+        recommended=True,
+    )
+    repetition_penalty: float = client_field(
+        1.0,
+        "0.001 to 100. Default: what the checkpoint recommends, else 1.",
+        between=(1e-3, 100.0),
+        recommended=True,
+    )
+    presence_penalty: float = client_field(
+        0.0, "-2 to 2, for tokens that the answer already has.", between=(-2.0, 2.0)
+    )
+    frequency_penalty: float = client_field(
+        0.0, "-2 to 2, times how often the answer already has the token.", between=(-2.0, 2.0)
+    )
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
     max_tokens: int = 16
@@ -40,13 +72,8 @@ class SamplingParameters:
     top_logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        _within("temperature", self.temperature, 0.0, 100.0)
-        _within("top_p", self.top_p, 0.0, 1.0)
-        _within("min_p", self.min_p, 0.0, 1.0)
-        _within("repetition_penalty", self.repetition_penalty, 1e-3, 100.0)
-        _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _within("top_k", self.top_k, 0, INT32_LIMIT - 1)
+        for name, low, high in _BOUNDS:
+            _within(name, getattr(self, name), low, high)
         _within("seed", self.seed, 0, SEED_LIMIT - 1)
         _within("max_tokens", self.max_tokens, 1, INT32_LIMIT - 1)
         _within("min_tokens", self.min_tokens, 0, self.max_tokens)
@@ -74,6 +101,12 @@ class SamplingParameters:
         """The seed of the n-th parallel answer to one prompt; choice 0 keeps the client's seed."""
         # An odd multiplier spreads neighbouring seeds: seed 1 choice 1 is not seed 2 choice 0.
         return (self.seed + choice * 0x9E3779B97F4A7C15) % SEED_LIMIT
+
+
+# Of each parameter that a client sets as it is stored.
+_BOUNDS = tuple(
+    (each.name, *each.between) for each in client_fields(SamplingParameters) if each.between
+)
 
 
 def _within(field: str, value: float, low: float, high: float) -> None:

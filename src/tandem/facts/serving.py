@@ -1,4 +1,7 @@
-"""The port between the HTTP API and whatever generates: one engine or a cluster."""
+"""The port between the API server and whatever generates: one engine in this process
+(`live/local_worker.py`) or a cluster's gateway (`live/gateway/gateway.py`). A prompt passes here
+on its way to an engine, and its tokens on their way back.
+"""
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
@@ -9,7 +12,7 @@ from tandem.facts.request import Request, TokenOutput
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What the front door must know of the model it stands before.
+    """What the API server must know of the model behind it.
 
     `names` are the served names, the first being the one that answers carry. `context_tokens`
     bounds prompt plus answer. `created_s` is a Unix time in seconds.
@@ -74,5 +77,5 @@ class Generator(Protocol):
         ...
 
     def metrics_text(self) -> bytes:
-        """Prometheus exposition of everything below the front door."""
+        """Prometheus exposition of everything behind this port."""
         ...

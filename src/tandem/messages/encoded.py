@@ -2,14 +2,14 @@
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any
 
 import msgspec
 
 from tandem.facts.errors import TandemError
 from tandem.facts.request import Request
-from tandem.facts.sampling import SamplingParameters
 from tandem.messages.worker import ImportsArrived, PrefillsArrived, RequestsArrived
 
 
@@ -37,18 +37,31 @@ class Form:
 
 TOKEN_BYTES = 4
 
+# What of a request travels in another form: the number of its prompt, its output tokens packed.
+_OTHER_FORMS = {"prompt_tokens": int, "output_tokens": bytes}
+_FIELDS = {each.name: _OTHER_FORMS.get(each.name, each.type) for each in fields(Request)}
+_VALUES: Callable[[object], tuple[Any, ...]] = attrgetter(*_FIELDS)
+_PROMPT_NUMBER: Callable[[object], int] = attrgetter("prompt_tokens")
+_PROMPT, _OUTPUT = (list(_FIELDS).index(name) for name in _OTHER_FORMS)
 
-class RequestForm(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """A `Request`, whose prompt is number `prompt` of its message."""
 
-    request_id: str
-    prompt: int
-    sampling: SamplingParameters
-    output_tokens: bytes
-    priority: int
-    cache_salt: str
-    tenant: str
-    account: str
+def _with_fields_of_request(form: type[msgspec.Struct]) -> Any:
+    return msgspec.defstruct(
+        form.__name__,
+        [*_FIELDS.items()],
+        array_like=True,
+        forbid_unknown_fields=True,
+        namespace={"__doc__": form.__doc__},
+        module=form.__module__,
+    )
+
+
+@_with_fields_of_request
+class RequestForm(msgspec.Struct):
+    """A `Request`, all its fields in their order; its prompt is a number of its message."""
+
+
+_NEW_FORM: Callable[..., RequestForm] = RequestForm
 
 
 class RequestsForm(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -76,42 +89,34 @@ def _fold_all(message: RequestsArrived | PrefillsArrived | ImportsArrived) -> Re
 
 
 def _fold(request: Request, prompt: int) -> RequestForm:
-    return RequestForm(
-        request.request_id,
-        prompt,
-        request.sampling,
-        _packed(request.output_tokens),
-        request.priority,
-        request.cache_salt,
-        request.tenant,
-        request.account,
-    )
+    values = list(_VALUES(request))
+    values[_PROMPT] = prompt
+    values[_OUTPUT] = _packed(request.output_tokens)
+    return _NEW_FORM(*values)
 
 
 def _unfold_all(form: RequestsForm) -> tuple[Request, ...]:
     """Raises `ValueError` where requests and prompts do not fit each other."""
     prompts = [_unpacked(prompt) for prompt in form.prompts]
+    numbers: list[int] = [_PROMPT_NUMBER(request) for request in form.requests]
     named = 0
-    for request in form.requests:
-        if not 0 <= request.prompt <= named:
-            raise ValueError(f"names prompt {request.prompt}, where {named} were named before")
-        named = max(named, request.prompt + 1)
+    for number in numbers:
+        if not 0 <= number <= named:
+            raise ValueError(f"names prompt {number}, where {named} were named before")
+        named = max(named, number + 1)
     if named != len(prompts):
         raise ValueError(f"has {len(prompts)} prompts, of which it names {named}")
-    return tuple(_unfold(request, prompts[request.prompt]) for request in form.requests)
+    return tuple(
+        _unfold(request, prompts[number])
+        for request, number in zip(form.requests, numbers, strict=True)
+    )
 
 
 def _unfold(form: RequestForm, prompt_tokens: "array[int]") -> Request:
-    return Request(
-        form.request_id,
-        prompt_tokens,
-        form.sampling,
-        tuple(_unpacked(form.output_tokens)),
-        form.priority,
-        form.cache_salt,
-        form.tenant,
-        form.account,
-    )
+    values = list(_VALUES(form))
+    values[_PROMPT] = prompt_tokens
+    values[_OUTPUT] = tuple(_unpacked(values[_OUTPUT]))
+    return Request(*values)
 
 
 def _packed(tokens: "Sequence[int] | array[int]") -> bytes:

@@ -1,5 +1,5 @@
-"""Which of many strings does a text that still arrives end with? Work a character is constant,
-however many strings there are (Aho and Corasick, "Efficient string matching", 1975)."""
+"""Aho-Corasick automaton: which of many strings a text that still arrives ends with. The work a
+character is constant, however many strings there are ("Efficient string matching", 1975)."""
 
 from array import array
 from collections import deque

@@ -1,4 +1,4 @@
-"""Which prompt do these chat messages make? Runs the checkpoint's own template, in a sandbox.
+"""Chat templates: renders messages with the checkpoint's own template, in a sandbox.
 
 Templates come from the checkpoint only, never from a client.
 """

@@ -1,4 +1,4 @@
-"""Which added tokens must what a client writes never become, and in which of its strings?
+"""Special tokens that a client's text must never become, and in which of its strings.
 
 Special tokens nowhere. Further tokens of the template (roles, tags of tools and of thinking) not
 either, except that an earlier answer that comes back may hold the tags that models write in them.

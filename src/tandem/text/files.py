@@ -1,4 +1,4 @@
-"""What do the text files of a checkpoint directory say? Reads them, and says which one is wrong."""
+"""Reads the text files of a checkpoint directory, and says which one is wrong."""
 
 import json
 from dataclasses import dataclass

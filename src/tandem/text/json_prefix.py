@@ -1,4 +1,5 @@
-"""Is a text that still arrives the beginning of a JSON value, and does it end inside a string?
+"""Incremental JSON check: whether a text that still arrives is the beginning of a JSON value, and
+whether it ends inside a string.
 
 Reads every character once, where parsing anew with each piece would cost the square of the length.
 It accepts what `json.loads` accepts without its constants that are not JSON.

@@ -1,28 +1,18 @@
-"""Everything about text that one checkpoint decides, in one value: `TextModel.load(directory)`."""
+"""Text model: tokenizer, chat template, sampling defaults and tool format of one checkpoint."""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from tandem.facts.client_fields import client_fields
 from tandem.facts.errors import InvalidConfiguration, InvalidRequest
 from tandem.facts.sampling import SamplingParameters
 from tandem.text.chat import ChatTemplate
 from tandem.text.client_text import ClientText, client_text
-from tandem.text.detokenize import Detokenizer, detokenizer
+from tandem.text.detokenize import Detokenizer, TokenBytes, detokenizer
 from tandem.text.files import read_chat_templates, read_json
-from tandem.text.spelling import Spelling
 from tandem.text.tokenizer import Tokenizer
 from tandem.text.tools import CLOSE_TAG, OPEN_TAG, ToolFormat
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingDefaults:
-    """What the checkpoint's authors recommend where a client says nothing."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +24,9 @@ class TextModel:
     """
 
     tokenizer: Tokenizer
-    spelling: Spelling
+    token_bytes: TokenBytes
     chat: ChatTemplate | None
-    defaults: SamplingDefaults
+    defaults: SamplingParameters
     tool_format: ToolFormat | None
     client_text: ClientText
 
@@ -48,7 +38,7 @@ class TextModel:
         chat = ChatTemplate(templates, tokenizer.special_tokens) if templates else None
         return cls(
             tokenizer=tokenizer,
-            spelling=Spelling(tokenizer),
+            token_bytes=TokenBytes(tokenizer),
             chat=chat,
             defaults=_defaults(directory / "generation_config.json"),
             tool_format=_tool_format("".join(templates.values())),
@@ -61,7 +51,7 @@ class TextModel:
         if for_tools:
             tags = {self.tokenizer.token_id(tag) for tag in (OPEN_TAG, CLOSE_TAG)}
             skipped = frozenset(skipped - tags)
-        return detokenizer(self.tokenizer, self.spelling, skipped)
+        return detokenizer(self.tokenizer, self.token_bytes, skipped)
 
 
 def _tool_format(templates: str) -> ToolFormat | None:
@@ -72,18 +62,17 @@ def _tool_format(templates: str) -> ToolFormat | None:
     return None
 
 
-def _defaults(path: Path) -> SamplingDefaults:
+def _defaults(path: Path) -> SamplingParameters:
     declared = read_json(path)
-    values = {}
-    for name in SamplingDefaults.__dataclass_fields__:
-        value = declared.get(name)
-        if isinstance(value, (int, float)):
-            values[name] = value
+    values: dict[str, Any] = {}
+    for each in client_fields(SamplingParameters):
+        value = declared.get(each.name)
+        if each.recommended and isinstance(value, (int, float)):
+            values[each.name] = value
     # Explicitly not sampling means greedy, as the authors' own library reads it.
     if declared.get("do_sample") is False:
         values.setdefault("temperature", 0.0)
     try:
-        SamplingParameters(**values)  # type: ignore[arg-type]
+        return SamplingParameters(**values)
     except InvalidRequest as error:
         raise InvalidConfiguration(f"{path}: {error}") from error
-    return SamplingDefaults(**values)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Clients' text is text: what spells a token of the template in it never becomes one.
+"""Shields special tokens: what spells a token of the template in a client's text never becomes one.
 
 A chat template mixes its own tokens with what clients wrote. Before it runs, marks are put into the
 clients' strings: one private character that occurs in none of them. A mark stands inside of every

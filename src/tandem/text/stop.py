@@ -1,4 +1,4 @@
-"""Has the answer reached a stop string, and how much of it is certainly before one?
+"""Stop strings: whether an answer has reached one, and how much of it is certainly before one.
 
 The rule does not depend on how the text is cut into pieces: the match that ends first wins, and of
 those that end together the longest. The work a character is constant, however many stop strings

@@ -1,4 +1,4 @@
-"""Which token ids does a text have, and which text do token ids have?
+"""Tokenizer: text to token ids and back.
 
 Owns the tokenizer of a checkpoint directory and what the checkpoint says of its special tokens.
 """

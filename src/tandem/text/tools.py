@@ -1,4 +1,4 @@
-"""Does the answer call a tool? Separates calls from content while the text still arrives.
+"""Tool-call parsers: separate calls from content while the text of an answer still arrives.
 
 Nothing is lost: what is not a well-formed call comes out as content, in order. Only blank space
 between calls and the tags themselves disappear.

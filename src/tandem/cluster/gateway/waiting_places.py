@@ -3,7 +3,7 @@ one account alone may have all)."""
 
 from dataclasses import dataclass
 
-from tandem.policy.qos.holders import Holders
+from tandem.facts.fair_shares import FairShares
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class WaitingPlaces:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._waiting: Holders[str] = Holders()
+        self._waiting: FairShares[str] = FairShares()
 
     def __len__(self) -> int:
         return len(self._waiting)

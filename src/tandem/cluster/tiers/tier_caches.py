@@ -8,12 +8,12 @@ from tandem.cluster.audit import invariant
 from tandem.cluster.tiers.config import TiersConfig
 from tandem.cluster.tiers.store import TierMove, TierMoves, TierStore
 from tandem.facts.blocks import BlockChanges
+from tandem.facts.fair_shares import FairShares
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockName, TierFigures
 from tandem.messages.node import CopyBlocks, ForgetBlocks
 from tandem.policy.eviction.pinned import Pin, PinBounds, Pinned
 from tandem.policy.eviction.quota import Quota
-from tandem.policy.qos.holders import Holders
 
 # Pins of blocks that are still on their way: so many; the oldest of the tenant that has most is
 # forgotten first.
@@ -52,7 +52,7 @@ class TierCache:
         self._next_number = 0
         self._tenant_of = tenant_of
         self._promised: dict[bytes, Pin] = {}
-        self._promised_to: Holders[bytes] = Holders()
+        self._promised_to: FairShares[bytes] = FairShares()
 
     def has(self, digest: bytes) -> bool:
         """Whether the store has, or is about to have, this block."""

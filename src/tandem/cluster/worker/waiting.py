@@ -5,9 +5,9 @@ from bisect import insort
 from collections.abc import Iterator
 
 from tandem.cluster.worker.sequence import Sequence
+from tandem.facts.fair_shares import FairShares
 from tandem.facts.request import Request
 from tandem.policy.batching import Rank
-from tandem.policy.qos.holders import Holders
 from tandem.policy.qos.turns import Turns
 
 
@@ -25,7 +25,7 @@ class WaitingSequences:
         self._turns = Turns()
         self._arrivals = 0
         # Those that nothing was done for yet.
-        self._fresh: Holders[Sequence] = Holders()
+        self._fresh: FairShares[Sequence] = FairShares()
 
     def __len__(self) -> int:
         return len(self._by_rank)

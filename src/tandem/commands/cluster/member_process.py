@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, Protocol
 
-from tandem.api.ambient import fresh_chance
+from tandem.api.clock_and_entropy import fresh_chance
 from tandem.config.processes import CurveKeys
 from tandem.facts.errors import EngineFailed, InvalidConfiguration, TandemError
 from tandem.live.channels.curve import KeyPair

@@ -14,7 +14,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 import tandem
-from tandem.api.ambient import fresh_chance
+from tandem.api.clock_and_entropy import fresh_chance
 from tandem.cluster.shared_pool.hot_blocks import HotBlocksConfig
 from tandem.cluster.shared_pool.machine import PoolNodeConfig, PoolNodeMachine
 from tandem.cluster.tiers.config import TierLimits, TiersConfig

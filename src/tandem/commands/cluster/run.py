@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 import tandem
-from tandem.api.ambient import fresh_chance
+from tandem.api.clock_and_entropy import fresh_chance
 from tandem.commands.cluster.operators import Operators
 from tandem.commands.cluster.setups import (
     Setups,

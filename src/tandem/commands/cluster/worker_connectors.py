@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from urllib.parse import urlsplit
 
-from tandem.api.ambient import fresh_seed
+from tandem.api.clock_and_entropy import fresh_seed
 from tandem.config.processes import PoolNodeSetup, WorkerSetup
 from tandem.facts.errors import InvalidConfiguration
 from tandem.kv.connector import Connector, ConnectorError

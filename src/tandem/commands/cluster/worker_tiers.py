@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tandem.api.ambient import fresh_chance
+from tandem.api.clock_and_entropy import fresh_chance
 from tandem.cluster.tiers.config import TierLimits, TiersConfig
 from tandem.commands.cluster.kv_form import block_format
 from tandem.commands.cluster.worker_connectors import (

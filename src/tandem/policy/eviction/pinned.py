@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic
 
+from tandem.facts.fair_shares import FairShares
 from tandem.policy.eviction.contract import Eviction, Key
 from tandem.policy.eviction.keyed_heap import KeyedHeap
-from tandem.policy.qos.holders import Holders
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Pinned(Generic[Key]):
     def __init__(self, inner: Eviction[Key], bounds: PinBounds | int) -> None:
         self._inner = inner
         self._bounds = bounds if isinstance(bounds, PinBounds) else PinBounds(bounds)
-        self._holders: Holders[Key] = Holders()
+        self._holders: FairShares[Key] = FairShares()
         self._ends: KeyedHeap[Key] = KeyedHeap()
         self._urgency: KeyedHeap[Key] = KeyedHeap()
 
@@ -54,7 +54,7 @@ class Pinned(Generic[Key]):
             return False
         if key not in self._ends:
             most = self._bounds.each.get(pin.owner)
-            if most is not None and self._holders.count(pin.owner) >= most:
+            if most is not None and self._holders.held_by(pin.owner) >= most:
                 return False
             if len(self._ends) >= self._bounds.together:
                 loser = self._gives_way(pin)

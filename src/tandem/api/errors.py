@@ -1,4 +1,4 @@
-"""How is an error told to a client? One shape, OpenAI's, for every status."""
+"""Error answers: one shape, OpenAI's, for every status."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import msgspec
 from starlette.responses import Response
 
-from tandem.api.ambient import fresh_chance
-from tandem.api.answers import ErrorAnswer, ErrorDetail
+from tandem.api.clock_and_entropy import fresh_chance
+from tandem.api.responses import ErrorAnswer, ErrorDetail
 from tandem.facts.backoff import retry_after
 from tandem.facts.errors import (
     EngineFailed,
@@ -56,6 +56,11 @@ class Refusal:
         return Response(self.body(), self.status, dict(self.headers), media_type="application/json")
 
 
+def retry_header(after_s: float = 1.0) -> dict[str, str]:
+    """When to come back: a little later for some than for others, so that not all come at once."""
+    return {"Retry-After": retry_after(after_s, fresh_chance())}
+
+
 class Refused(Exception):
     """Ends a call with `refusal`. For what only HTTP knows; deeper rooms raise `TandemError`."""
 
@@ -72,11 +77,10 @@ def refusal_of(error: TandemError) -> Refusal:
     if isinstance(error, InvalidRequest):
         return Refusal(400, str(error), "invalid_value", error.field)
     if isinstance(error, Overloaded):
-        headers = {"Retry-After": retry_after(error.retry_after_s, fresh_chance())}
+        headers = retry_header(error.retry_after_s)
         return Refusal(429, str(error), "overloaded", headers=headers)
     if isinstance(error, NotReady):
-        headers = {"Retry-After": retry_after(1.0, fresh_chance())}
-        return Refusal(503, str(error), "not_ready", headers=headers)
+        return Refusal(503, str(error), "not_ready", headers=retry_header())
     if isinstance(error, RequestFailed):
         # Clients' libraries try a 500 again by themselves, unless they are told not to.
         headers = {"X-Should-Retry": "false"}

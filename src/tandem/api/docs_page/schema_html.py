@@ -1,4 +1,4 @@
-"""How does a JSON schema read as HTML? Types in words with links, and one table a schema.
+"""JSON schemas as HTML: types in words with links, and one table a schema.
 
 Every text of the schema is escaped here; what these functions return is safe HTML.
 """
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from tandem.api.fields import SUPPORT
+from tandem.api.foreign_fields import SUPPORT
 
 Schema = Mapping[str, Any]
 

@@ -1,5 +1,5 @@
-"""Which connections may stay, and which one goes when there are too many? Bookkeeping alone: no
-sockets and no clock, so that a whole flood can be tried without one.
+"""Table of all connections of a server: which may stay, and which goes when there are too many.
+Bookkeeping alone: no sockets and no clock, so that a whole flood can be tried without one.
 
 Every connection is counted to its client's address. One that *waits* owes a complete request head;
 the others are owed an answer. Where all places are taken, the longest waiting connection gives way;
@@ -20,7 +20,7 @@ RESERVE_HEAD_S: Final = 2.0
 _NETWORK_BITS: Final = 64
 
 
-class Place(Enum):
+class ConnectionPlace(Enum):
     """Where a new connection is."""
 
     NORMAL = "normal"
@@ -29,7 +29,7 @@ class Place(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class ConnectionCapacity:
     """How many connections there may be: in all, of one address, and in the reserve beside."""
 
     normal: int
@@ -65,22 +65,22 @@ class ConnectionTable(Generic[Connection]):
     def __len__(self) -> int:
         return len(self._normal) + len(self._reserve)
 
-    def arrived(
-        self, connection: Connection, address: str, room: Room, now_s: float
-    ) -> tuple[Place, Connection | None]:
+    def connection_arrived(
+        self, connection: Connection, address: str, capacity: ConnectionCapacity, now_s: float
+    ) -> tuple[ConnectionPlace, Connection | None]:
         """The place of a new connection, which waits from now on, and the connection that has to be
         closed for it, if any; that one is forgotten already."""
-        crowd, evicted = self._crowd(address, room), None
+        crowd, evicted = self._crowd(address, capacity), None
         if crowd is not None:
             evicted = _longest(crowd, now_s - self._gives_way_s)
             if evicted is None:
-                return self._into_reserve(connection, room, now_s)
-            self.left(evicted)
+                return self._into_reserve(connection, capacity, now_s)
+            self.connection_left(evicted)
         owner = self._addresses.setdefault(address, _Address(address))
         owner.count += 1
         self._normal[connection] = owner
         owner.waiting[connection] = self._waiting[connection] = now_s
-        return Place.NORMAL, evicted
+        return ConnectionPlace.NORMAL, evicted
 
     def head_completed(self, connection: Connection) -> None:
         """It is owed an answer."""
@@ -89,7 +89,7 @@ class ConnectionTable(Generic[Connection]):
         if owner := self._normal.get(connection):
             owner.waiting.pop(connection, None)
 
-    def waits(self, connection: Connection, now_s: float) -> None:
+    def awaits_head(self, connection: Connection, now_s: float) -> None:
         """It has its answers, and may send another head."""
         self.head_completed(connection)
         if owner := self._normal.get(connection):
@@ -97,7 +97,7 @@ class ConnectionTable(Generic[Connection]):
         elif connection in self._reserve:
             self._reserve_waiting[connection] = now_s
 
-    def left(self, connection: Connection) -> None:
+    def connection_left(self, connection: Connection) -> None:
         """It is closed. What is not there may be told again."""
         self.head_completed(connection)
         self._reserve.discard(connection)
@@ -133,26 +133,26 @@ class ConnectionTable(Generic[Connection]):
         ]
         return min(ends, default=None)
 
-    def _crowd(self, address: str, room: Room) -> dict[Connection, float] | None:
+    def _crowd(self, address: str, capacity: ConnectionCapacity) -> dict[Connection, float] | None:
         """Who of those that take a newcomer's place wait; None where there is a place."""
         owner = self._addresses.get(address)
-        if owner is not None and owner.count >= room.per_address:
+        if owner is not None and owner.count >= capacity.per_address:
             return owner.waiting
-        return self._waiting if len(self._normal) >= room.normal else None
+        return self._waiting if len(self._normal) >= capacity.normal else None
 
     def _into_reserve(
-        self, connection: Connection, room: Room, now_s: float
-    ) -> tuple[Place, Connection | None]:
+        self, connection: Connection, capacity: ConnectionCapacity, now_s: float
+    ) -> tuple[ConnectionPlace, Connection | None]:
         evicted = None
-        if len(self._reserve) >= room.reserve:
+        if len(self._reserve) >= capacity.reserve:
             # Of any age: who asks for a probe has sent its head by now.
             evicted = _longest(self._reserve_waiting, now_s)
             if evicted is None:
-                return Place.NONE, None
-            self.left(evicted)
+                return ConnectionPlace.NONE, None
+            self.connection_left(evicted)
         self._reserve.add(connection)
         self._reserve_waiting[connection] = now_s
-        return Place.RESERVE, evicted
+        return ConnectionPlace.RESERVE, evicted
 
 
 class UnfinishedHeads(Generic[Connection]):
@@ -166,7 +166,7 @@ class UnfinishedHeads(Generic[Connection]):
         # Who has been here longest is first.
         self._large: dict[Connection, int] = {}
 
-    def holds(self, connection: Connection, count: int) -> list[Connection]:
+    def holds_unparsed(self, connection: Connection, count: int) -> list[Connection]:
         """So many bytes now. Gives those that have to be closed for it, which are forgotten."""
         self.held_bytes -= self._large.get(connection, 0)
         if count <= self._small_bytes:

@@ -1,4 +1,4 @@
-"""What does the server answer? The bodies of all answers and stream events."""
+"""Bodies of all answers and stream events, as types; the API schema is made of them."""
 
 from typing import Literal
 

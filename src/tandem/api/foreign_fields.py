@@ -1,4 +1,4 @@
-"""Which fields of a body are none of ours? Harmless ones are dropped, others refused by name.
+"""Fields of a body that are none of ours: harmless ones are dropped, others refused by name.
 
 A field that would change the answer is never ignored in silence.
 """
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from tandem.api.refusal import Refusal, Refused
+from tandem.api.errors import Refusal, Refused
 
 # In the API schema, marks a field that is none of ours: "ignored" or "refused".
 SUPPORT = "x-support"

@@ -1,4 +1,4 @@
-"""How do events reach a client, and what if it leaves? Server-sent events over ASGI.
+"""Server-sent events over ASGI, and what happens when the client leaves.
 
 Owns the rule that work stops when nobody listens any more, for streams and plain answers alike.
 """
@@ -11,7 +11,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tandem.api.refusal import refusal_of
+from tandem.api.errors import refusal_of
 from tandem.facts.errors import TandemError
 
 Result = TypeVar("Result")
@@ -23,7 +23,7 @@ class ClientGone(Exception):
     """The client closed its connection; there is nobody to answer."""
 
 
-def event(payload: msgspec.Struct) -> bytes:
+def encoded_event(payload: msgspec.Struct) -> bytes:
     """One server-sent event."""
     return b"data: " + _encoder.encode(payload) + b"\n\n"
 

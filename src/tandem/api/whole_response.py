@@ -1,16 +1,21 @@
-"""A JSON answer that does not stream, sent in pieces as fast as its client reads: neither the
-server nor the connection holds a second copy of it, and no piece holds the event loop for long."""
+"""A JSON answer that does not stream: gathered from the deltas of its choices (`Transcript`), kept
+as JSON, and sent in pieces as fast as its client reads (`WholeResponse`). Neither the server nor
+the connection holds a second copy of it, and no piece holds the event loop for long."""
 
 import asyncio
+from array import array
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tandem.api.answer_budget import AnswerBudget, HeldAnswer
-from tandem.api.refusal import Refused
-from tandem.api.sse import ClientGone, while_connected
+from tandem.api.choice import ChoiceDelta
+from tandem.api.errors import Refused
+from tandem.api.response_budget import HeldResponse, ResponseBudget
+from tandem.api.responses import Finish
+from tandem.api.streaming import ClientGone, while_connected
+from tandem.text.tools import ToolCall
 
 # Enough for almost every answer, which then is one piece.
 CHUNK_BYTES = 64 << 10
@@ -21,6 +26,15 @@ ID_BYTES = 8
 CHAR_BYTES = 6
 # Texts of one token each are mostly objects; so many are joined.
 _PARTS = 128
+# Of a tool call: its objects; of a character: itself, and as JSON.
+_CALL_BYTES = 256
+_KEPT_CHAR_BYTES = 10
+# Of one that is held back, in texts of a few of them.
+_HELD_CHAR_BYTES = 16
+# Four as a number, up to eight as JSON.
+_TOKEN_BYTES = 12
+# Of an entry in a list of JSON: an object until it is joined with others.
+_ENTRY_BYTES = 40
 
 _encoder = msgspec.json.Encoder()
 
@@ -33,7 +47,7 @@ class JsonList:
         self._items: list[bytes] = []
         self._items_bytes = 0
 
-    def add(self, items: bytes) -> None:
+    def append(self, items: bytes) -> None:
         """One item, or several with commas between."""
         self._items.append(items)
         self._items_bytes += len(items)
@@ -57,7 +71,7 @@ class JsonText:
         self._parts: list[str] = []
         self._parts_chars = 0
 
-    def add(self, part: str) -> int:
+    def append(self, part: str) -> int:
         """Gives how many bytes more are kept, counted now and then."""
         if part:
             self._parts.append(part)
@@ -85,16 +99,57 @@ def parted(encoded: bytes, field: bytes, value: bytes) -> tuple[bytes, bytes]:
     return before + name, after
 
 
-class WholeAnswer(Response):
-    """What `make` gives, which counts what it keeps in the `HeldAnswer` given to it. It ends when
+class Transcript:
+    """Grows by deltas; complete once `finish_reason` is set. Text and log-probabilities are kept as
+    JSON, the latter in `logprobs_lists` parallel lists; token ids where the client wants them."""
+
+    def __init__(self, choice: int, *, logprobs_lists: int, keeps_tokens: bool) -> None:
+        self.choice = choice
+        self.text = JsonText()
+        self.tool_calls: list[ToolCall] = []
+        self.tokens = array("I")
+        self.logprobs = [JsonList() for _ in range(logprobs_lists)]
+        self.has_logprobs = False
+        self.finish_reason: Finish | None = None
+        self.stop_reason: str | int | None = None
+        self._keeps_tokens = keeps_tokens
+        self._held_chars = 0
+
+    def add_delta(self, delta: ChoiceDelta, logprobs: Sequence[bytes] = ()) -> int:
+        """`logprobs` has items for each of the lists, or is empty. Gives how many bytes more are
+        kept, about."""
+        self.finish_reason = delta.finish_reason
+        self.stop_reason = delta.stop_reason
+        more_bytes = self.text.append(delta.text)
+        more_bytes += _HELD_CHAR_BYTES * (delta.held_chars - self._held_chars)
+        self._held_chars = delta.held_chars
+        if delta.tool_calls:
+            self.tool_calls += delta.tool_calls
+            more_bytes += sum(
+                _CALL_BYTES + _KEPT_CHAR_BYTES * (len(call.name) + len(call.arguments))
+                for call in delta.tool_calls
+            )
+        if self._keeps_tokens:
+            self.tokens.extend(delta.tokens)
+            more_bytes += _TOKEN_BYTES * len(delta.tokens)
+        if logprobs:
+            self.has_logprobs = True
+            for entries, items in zip(self.logprobs, logprobs, strict=True):
+                entries.append(items)
+                more_bytes += _ENTRY_BYTES + len(items)
+        return more_bytes
+
+
+class WholeResponse(Response):
+    """What `make` gives, which counts what it keeps in the `HeldResponse` given to it. It ends when
     the client leaves; what it raises becomes the answer."""
 
     media_type = "application/json"
 
     def __init__(
         self,
-        budget: AnswerBudget,
-        make: Callable[[HeldAnswer], Awaitable[Sequence[bytes]]],
+        budget: ResponseBudget,
+        make: Callable[[HeldResponse], Awaitable[Sequence[bytes]]],
     ) -> None:
         self._budget = budget
         self._make = make
@@ -111,7 +166,7 @@ class WholeAnswer(Response):
                 raise
 
     async def _answer(self, send: Send) -> None:
-        with self._budget.holding() as held:
+        with self._budget.holding_response() as held:
             pieces = await self._make(held)
             self.init_headers({"content-length": str(sum(map(len, pieces)))})
             head = {"status": self.status_code, "headers": self.raw_headers}

@@ -1,20 +1,22 @@
-"""Is this body safe to read, and what does it say? From untrusted bytes to a typed body.
+"""Reading a request body: from untrusted bytes to a typed body.
 
 Size, nesting, encoding and duplicate keys are checked before any of it means something.
 """
 
 import asyncio
 import re
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from starlette.requests import ClientDisconnect, Request
 
 from tandem.api.config import ApiConfig
-from tandem.api.fields import own_fields
+from tandem.api.errors import Refusal, Refused
+from tandem.api.foreign_fields import own_fields
 from tandem.api.intake import LARGE_BYTES, HeldBytes
-from tandem.api.json_marks import JsonMarks, count_marks
-from tandem.api.refusal import Refusal, Refused
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -26,6 +28,23 @@ _BIG = "body_too_large"
 _EXACT_INTEGERS = 2.0**53
 # Possessive, and satisfied by a missing end quote: linear time on any input.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_QUOTE, _BACKSLASH, _COLON = ord('"'), ord("\\"), ord(":")
+_STRUCTURE = np.zeros(256, np.bool_)
+_STRUCTURE[list(b",:[{")] = True
+
+
+@dataclass(frozen=True, slots=True)
+class JsonMarks:
+    """How much structure a JSON text has outside of strings: a colon for each key of an object,
+    and `others`, of which one stands before each value that has no key, or opens an object or
+    array."""
+
+    colons: int
+    others: int
+
+    @property
+    def all(self) -> int:
+        return self.colons + self.others
 
 
 async def read_body(
@@ -41,7 +60,7 @@ async def read_body(
         raise Refused(Refusal(408, "the body did not arrive in time", "body_timeout")) from error
     except ClientDisconnect as error:
         raise Refused(Refusal(400, "the body broke off", "incomplete_body")) from error
-    return await held.intake.run(
+    return await held.intake.run_off_loop(
         request,
         len(data),
         lambda: parse_body(data, body_type, config.max_nesting),
@@ -71,13 +90,13 @@ async def _collect(request: Request, held: HeldBytes) -> bytes:
             raise _too_large(max_bytes)
         # Nothing of it is read where it has no room. What arrives is counted, not what is declared:
         # a slow sender keeps no place for what has not come.
-        held.intake.check(declared_bytes, held.account)
+        held.intake.check_room(declared_bytes, held.account)
     parts, received_bytes = [], 0
     async for part in request.stream():
         received_bytes += len(part)
         if received_bytes > max_bytes:
             raise _too_large(max_bytes)
-        held.take(len(part))
+        held.hold_bytes(len(part))
         parts.append(part)
     return b"".join(parts)
 
@@ -173,3 +192,36 @@ def _too_deep(max_nesting: int) -> Refused:
 
 def _too_large(max_bytes: int) -> Refused:
     return Refused(Refusal(413, f"the body exceeds {max_bytes} bytes", _BIG))
+
+
+def count_marks(data: bytes) -> JsonMarks:
+    """Of a JSON text; of what is none, numbers that mean nothing. Counted over the raw bytes,
+    before anything is decoded, and without holding the interpreter: numpy lets other threads
+    run."""
+    text = np.frombuffer(data, np.uint8)
+    # Odd from an opening quote on, even from the closing one on.
+    parity = np.zeros(len(text), np.bool_)
+    parity[_string_quotes(text)] = True
+    inside = np.logical_xor.accumulate(parity)
+    marks = text[_STRUCTURE[text] & ~inside]
+    colons = int(np.count_nonzero(marks == _COLON))
+    return JsonMarks(colons, len(marks) - colons)
+
+
+def _string_quotes(text: npt.NDArray[np.uint8]) -> npt.NDArray[np.intp]:
+    """Where quotes stand that begin or end a string: an odd run of backslashes before one makes it
+    a character."""
+    quotes: npt.NDArray[np.intp] = np.flatnonzero(text == _QUOTE)
+    slashes = np.flatnonzero(text == _BACKSLASH)
+    if not len(slashes):
+        return quotes
+    begins = np.ones(len(slashes), np.bool_)
+    begins[1:] = np.diff(slashes) != 1
+    run_starts = np.maximum.accumulate(np.where(begins, slashes, 0))
+    # The last backslash before each quote: directly before it, or of no concern.
+    last = np.searchsorted(slashes, quotes) - 1
+    known = np.maximum(last, 0)
+    adjacent = (last >= 0) & (slashes[known] == quotes - 1)
+    odd = (quotes - run_starts[known]) % 2 == 1
+    begins_or_ends: npt.NDArray[np.intp] = quotes[~(adjacent & odd)]
+    return begins_or_ends

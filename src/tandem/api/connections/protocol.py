@@ -1,12 +1,10 @@
 """One HTTP connection, bounded before anybody looks at a key: bytes, fields and time of a request
-head, how many connections there are and of whom, and what all unfinished heads hold; and what is
-no HTTP is refused in OpenAI's shape.
+head; and what is no HTTP is refused in OpenAI's shape. What all connections share is in `gate`.
 
 The server is uvicorn's, which has none of these limits.
 """
 
 import asyncio
-import resource
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,29 +16,12 @@ import httptools
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from tandem.api.ambient import fresh_chance, fresh_id
-from tandem.api.config import ConnectionLimits
-from tandem.api.connection_table import (
-    ConnectionTable,
-    Place,
-    Room,
-    UnfinishedHeads,
-    client_network,
-)
-from tandem.api.guard import REQUEST_ID_HEADER, RequestIds
-from tandem.api.refusal import Refusal
-from tandem.facts.backoff import retry_after
+from tandem.api.auth import REQUEST_ID_HEADER, RequestIds
+from tandem.api.clock_and_entropy import fresh_id
+from tandem.api.connections.gate import ConnectionGate
+from tandem.api.connections.table import ConnectionPlace
+from tandem.api.errors import Refusal, retry_header
 
-# Of all the files that the process may have open so many, or a quarter, are not for clients: its
-# workers and operators come over connections too. Some of them are the reserve for probes.
-KEPT_FILES: Final = 256
-RESERVE: Final = 64
-UNBOUNDED: Final = 1 << 30
-# Where nobody says how many connections there may be. Each may cost some memory.
-MOST_CONNECTIONS: Final = 8192
-# What unfinished heads may hold in all, but for those of up to so many bytes.
-UNFINISHED_BYTES: Final = 64 << 20
-SMALL_HEAD_BYTES: Final = 4 << 10
 # What is answered where there is no place for anything else.
 PROBE_PATHS: Final = frozenset({"/health", "/ready", "/metrics"})
 # Requests that may wait behind the one that is being answered, on one connection. A packet holds
@@ -61,76 +42,9 @@ _TOO_SLOW = Refusal(408, "the request head did not arrive in time", "head_timeou
 _NOT_HTTP = Refusal(400, "this is not a valid HTTP request", "invalid_http")
 
 
-class ConnectionGate:
-    """What all connections of one server share; use it from one event loop."""
-
-    def __init__(self, limits: ConnectionLimits) -> None:
-        self.limits = limits
-        self._table: ConnectionTable[BoundedConnection] = ConnectionTable(
-            limits.head_timeout_s, limits.gives_way_s
-        )
-        self._heads: UnfinishedHeads[BoundedConnection] = UnfinishedHeads(
-            UNFINISHED_BYTES, SMALL_HEAD_BYTES
-        )
-        self._timer: asyncio.TimerHandle | None = None
-
-    def protocol(self) -> Callable[..., "BoundedConnection"]:
-        """Makes connections, for `uvicorn.Config(http=...)`."""
-        return partial(BoundedConnection, self)
-
-    def arrived(self, connection: "BoundedConnection", address: str) -> Place:
-        place, evicted = self._table.arrived(
-            connection, client_network(address), self._room(), connection.loop.time()
-        )
-        if evicted is not None:
-            evicted.cut()
-        if place is Place.RESERVE or self._timer is None:
-            self._watch(connection.loop)
-        return place
-
-    def head_completed(self, connection: "BoundedConnection") -> None:
-        self._table.head_completed(connection)
-
-    def waits(self, connection: "BoundedConnection") -> None:
-        """For its next request."""
-        self._table.waits(connection, connection.loop.time())
-        if self._timer is None:
-            self._watch(connection.loop)
-
-    def holds(self, connection: "BoundedConnection", unparsed_bytes: int) -> None:
-        """In its parser. Where all hold too much, who has held much for longest goes."""
-        for other in self._heads.holds(connection, unparsed_bytes):
-            other.cut()
-
-    def left(self, connection: "BoundedConnection") -> None:
-        self._heads.holds(connection, 0)
-        self._table.left(connection)
-
-    def _room(self) -> Room:
-        """As of now: the system may take files away from a process that runs."""
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if files == resource.RLIM_INFINITY:
-            files = UNBOUNDED
-        kept = min(KEPT_FILES, files // 4)
-        most = self.limits.connections or MOST_CONNECTIONS
-        normal = max(1, min(most, files - kept))
-        per_address = self.limits.connections_per_address or max(1, normal // 4)
-        return Room(normal, min(normal, per_address), min(RESERVE, kept // 2))
-
-    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """One timer for all: they are in the order in which they are due."""
-        due_s = self._table.next_wakeup_s()
-        if due_s is None or (self._timer is not None and self._timer.when() <= due_s):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = loop.call_at(due_s, self._close_overdue, loop)
-
-    def _close_overdue(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer = None
-        for connection in self._table.overdue(loop.time()):
-            connection.head_overdue()
-        self._watch(loop)
+def bounded_connections(gate: ConnectionGate) -> Callable[..., "BoundedConnection"]:
+    """Makes the connections of a server, for `uvicorn.Config(http=...)`."""
+    return partial(BoundedConnection, gate)
 
 
 class BoundedConnection(HttpToolsProtocol):
@@ -160,17 +74,17 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
-        place = self._gate.arrived(self, self.client[0] if self.client else "")
-        if place is Place.RESERVE:
+        place = self._gate.connection_arrived(self, self.client[0] if self.client else "")
+        if place is ConnectionPlace.RESERVE:
             self._only_probes = True
             self.app = _only_probes(self.app)
-        elif place is Place.NONE:
+        elif place is ConnectionPlace.NONE:
             self._refused = True
             self.transport.write(_raw(_busy()))
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._gate.left(self)
+        self._gate.connection_left(self)
         if self._stalled is not None:
             self._stalled.cancel()
         _tell_nobody_reads([self._answering, *(each for each, _ in self.pipeline)])
@@ -193,7 +107,7 @@ class BoundedConnection(HttpToolsProtocol):
             if self._unparsed_bytes >= limit and not self._refused:
                 self._refuse(_too_large(f"{limit} bytes"))
         held_bytes = sum(self._held_bytes)
-        self._gate.holds(self, self._unparsed_bytes + held_bytes)
+        self._gate.holds_unparsed(self, self._unparsed_bytes + held_bytes)
         if self.pipeline and held_bytes <= AHEAD_BYTES and not self.transport.is_closing():
             # Uvicorn would read no more before the answer, and so not hear that the client leaves.
             self.flow.resume_reading()
@@ -246,12 +160,12 @@ class BoundedConnection(HttpToolsProtocol):
             # Whoever was refused unread may stay for its next request; its body may not.
             self._answering.body = bytearray()
         if self._held_bytes and self._held_bytes.pop():
-            self._gate.holds(self, self._unparsed_bytes + sum(self._held_bytes))
+            self._gate.holds_unparsed(self, self._unparsed_bytes + sum(self._held_bytes))
         self._answering = None if was_last else self.pipeline[-1][0]
         super().on_response_complete()
         if was_last:
             # Bytes of a body that nobody wants any more do not buy time.
-            self._gate.waits(self)
+            self._gate.awaits_head(self)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -347,8 +261,7 @@ def _raw(refusal: Refusal) -> bytes:
 
 def _busy() -> Refusal:
     message = "the server has as many connections as it may, in all or from this address"
-    headers = {"Retry-After": retry_after(1.0, fresh_chance())}
-    return Refusal(503, message, "too_many_connections", headers=headers)
+    return Refusal(503, message, "too_many_connections", headers=retry_header())
 
 
 def _too_large(most: str) -> Refusal:

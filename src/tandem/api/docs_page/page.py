@@ -1,20 +1,22 @@
-"""GET /docs: the API for people, one page made of the OpenAPI document.
+"""GET /docs: the reference page for people, made of the OpenAPI document.
 
 It loads nothing from anywhere: no scripts, no fonts, no styles but its own.
 """
 
 import json
-from collections.abc import Callable, Mapping
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
 
-from tandem.api.operations import Operation, curl, operations_of
-from tandem.api.reference_style import STYLE
-from tandem.api.schema_html import (
+from tandem.api.docs_page.schema_html import (
     Schema,
     reference_html,
     references_html,
@@ -23,25 +25,53 @@ from tandem.api.schema_html import (
     type_html,
 )
 
+_STYLE = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
 _POLICY = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
 _ERROR_SCHEMA = "ErrorAnswer"
 
 
-def reference_routes(openapi: Callable[[], dict[str, Any]]) -> APIRouter:
+def reference_route(openapi: Callable[[], dict[str, Any]]) -> Route:
     """The page over the document that `openapi` gives."""
-    router = APIRouter()
 
-    @router.get("/docs", include_in_schema=False)
-    async def show_reference(request: Request) -> HTMLResponse:
+    async def show_reference(request: Request) -> Response:
         page = reference_page(openapi(), str(request.base_url).rstrip("/"))
         return HTMLResponse(page, headers=_POLICY)
 
-    return router
+    return Route("/docs", show_reference)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path, as the document describes it. `guarded`: calls need a key."""
+
+    method: str
+    path: str
+    fields: Mapping[str, Any]
+    guarded: bool
+
+    @property
+    def anchor(self) -> str:
+        return re.sub(r"[^a-z0-9]+", "-", f"{self.method} {self.path}".lower()).strip("-")
+
+    @property
+    def group(self) -> str:
+        return str((self.fields.get("tags") or ["Other"])[0])
+
+    @property
+    def body(self) -> Schema:
+        """The media type object of the JSON body; empty for a call without one."""
+        content: Schema = self.fields.get("requestBody", {}).get("content", {})
+        media: Schema = content.get("application/json", {})
+        return media
+
+    @property
+    def body_schema(self) -> str:
+        return str(self.body.get("schema", {}).get("$ref", "")).rpartition("/")[2]
 
 
 def reference_page(document: Mapping[str, Any], base_url: str) -> str:
     """The whole page; `base_url` stands in the examples."""
-    operations = list(operations_of(document))
+    operations = list(_operations_of(document))
     schemas: Mapping[str, Schema] = document["components"]["schemas"]
     groups: dict[str, list[Operation]] = {}
     for operation in operations:
@@ -56,7 +86,7 @@ def reference_page(document: Mapping[str, Any], base_url: str) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>{_contents(groups)}"
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>{_contents(groups)}"
         f"<main><h1>{escape(title)} <small>{escape(document['info']['version'])}</small></h1>"
         f"{_opening(base_url, guarded=any(o.guarded for o in operations))}{''.join(sections)}"
         f'<h2 id="errors">Errors</h2>{_errors_html(operations)}'
@@ -114,7 +144,7 @@ def _operation_html(operation: Operation, schemas: Mapping[str, Schema], base_ur
         parts += ["<h4>Request</h4>", table_html(("parameter", "type", ""), rows)]
     parts += ["<h4>Answer</h4>", _answers_html(operation)]
     if "{" not in operation.path:
-        parts += ["<h4>Example</h4>", f"<pre>{escape(curl(operation, base_url))}</pre>"]
+        parts += ["<h4>Example</h4>", f"<pre>{escape(_curl(operation, base_url))}</pre>"]
     return "".join([*parts, "</section>"])
 
 
@@ -155,3 +185,23 @@ def _errors_html(operations: list[Operation]) -> str:
 
 def _method_html(operation: Operation) -> str:
     return f'<span class="{operation.method.lower()}">{escape(operation.method)}</span>'
+
+
+def _operations_of(document: Mapping[str, Any]) -> Iterator[Operation]:
+    """All calls of an OpenAPI document, in its order."""
+    for path, methods in document["paths"].items():
+        for method, fields in methods.items():
+            guarded = bool(fields.get("security", document.get("security")))
+            yield Operation(method.upper(), path, fields, guarded)
+
+
+def _curl(operation: Operation, base_url: str) -> str:
+    """A command that makes the call; only for paths without parameters."""
+    assert "{" not in operation.path
+    parts = [f"curl {shlex.quote(base_url + operation.path)}"]
+    if operation.guarded:
+        parts.append('-H "Authorization: Bearer $TANDEM_API_KEY"')
+    if operation.body:
+        example = json.dumps(operation.body.get("example", {}), ensure_ascii=False)
+        parts += ["-H 'Content-Type: application/json'", f"-d {shlex.quote(example)}"]
+    return " \\\n  ".join(parts)

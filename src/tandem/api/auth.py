@@ -1,4 +1,5 @@
-"""Who may come in, and under which request id? The ASGI layers around every call."""
+"""Auth: the ASGI middleware around every call, for API keys, for the web pages and host names that
+may call, and for request ids."""
 
 import ipaddress
 from collections.abc import Sequence
@@ -7,25 +8,25 @@ from functools import lru_cache
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tandem.api.ambient import fresh_id
-from tandem.api.connection_table import client_network
+from tandem.api.clock_and_entropy import fresh_id
+from tandem.api.connections.table import client_network
+from tandem.api.errors import Refusal
 from tandem.api.key_ring import KeyRing, digest_of
-from tandem.api.refusal import Refusal
 
-REQUEST_ID_HEADER = "X-Request-Id"
-_REQUEST_ID_CHARS = 128
 # Whatever is not named here needs a key, under any prefix the application is mounted at.
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version", "/docs", "/openapi.json"})
 # Where the scope of a call says whose key it came with.
 TENANT = "tandem.tenant"
+# And which key that was: a digest, which no tenant is called.
+KEY = "tandem.key"
+_KEY_MISSING = "no API key; send it as 'Authorization: Bearer KEY'"
+REQUEST_ID_HEADER = "X-Request-Id"
+_REQUEST_ID_CHARS = 128
 # These change nothing here, whoever asks.
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _SHOWN_CHARS = 64
 _HOST_CHARS = 262
 _REMEMBERED_HOSTS = 64
-# And which key that was: a digest, which no tenant is called.
-KEY = "tandem.key"
-_KEY_MISSING = "no API key; send it as 'Authorization: Bearer KEY'"
 
 
 class RequestIds:
@@ -137,7 +138,7 @@ class ApiKeys:
 
 
 def account_of(scope: Scope) -> str:
-    """Whose share of the front door a call takes: its tenant's, its key's, or its client's."""
+    """Whose share of intake and places a call takes: its tenant's, its key's, or its client's."""
     client = scope.get("client")
     own = scope.get(TENANT) or scope.get(KEY)
     return own or f"address {client_network(client[0]) if client else ''}"

@@ -1,4 +1,4 @@
-"""The impure facts of a call: randomness and the clocks. Nothing else in `api` asks."""
+"""Clock and entropy of the API server. Nothing else in `api` asks the system for either."""
 
 import secrets
 import time

@@ -1,4 +1,4 @@
-"""What may answers hold until their clients have them? One budget in bytes for all calls.
+"""Memory budget of answers that do not stream: what all calls may hold until their clients have it.
 
 A call counts what it keeps as it grows. Where all together would keep too much, the call that keeps
 most ends; one that alone keeps half of the budget ends, too.
@@ -8,9 +8,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tandem.api.ambient import fresh_chance
-from tandem.api.refusal import Refusal, Refused
-from tandem.facts.backoff import retry_after
+from tandem.api.errors import Refusal, Refused, retry_header
 from tandem.facts.errors import InvalidRequest
 from tandem.facts.sampling import SamplingParameters
 
@@ -20,10 +18,10 @@ _STEP_BYTES = 16 << 10
 _ALTERNATIVE_BYTES = 32
 
 
-class HeldAnswer:
+class HeldResponse:
     """What one call keeps. `evicted`: others needed the room."""
 
-    def __init__(self, budget: "AnswerBudget", task: "asyncio.Task[object]") -> None:
+    def __init__(self, budget: "ResponseBudget", task: "asyncio.Task[object]") -> None:
         self.task = task
         self.taken_bytes = 0
         self.evicted = False
@@ -35,10 +33,10 @@ class HeldAnswer:
         calls together keep too much, and this one most of all."""
         self._held_bytes += count
         if self._held_bytes - self.taken_bytes > _STEP_BYTES:
-            self._budget.take(self, self._held_bytes - self.taken_bytes)
+            self._budget.charge(self, self._held_bytes - self.taken_bytes)
 
 
-class AnswerBudget:
+class ResponseBudget:
     """One for all calls of a server. Use it from one event loop."""
 
     def __init__(self, most_bytes: int) -> None:
@@ -46,15 +44,15 @@ class AnswerBudget:
         self.most_bytes_of_one = most_bytes // 2
         self.held_bytes = 0
         # In the order of their arrival.
-        self._open: dict[HeldAnswer, None] = {}
+        self._open: dict[HeldResponse, None] = {}
 
     @contextmanager
-    def holding(self) -> Iterator[HeldAnswer]:
+    def holding_response(self) -> Iterator[HeldResponse]:
         """For the current task, whose answer is let go at the end of the block. Raises `Refused`
         with 503, wherever the task is within the block, if others need the room."""
         task = asyncio.current_task()
         assert task is not None
-        held = HeldAnswer(self, task)
+        held = HeldResponse(self, task)
         self._open[held] = None
         try:
             yield held
@@ -67,8 +65,8 @@ class AnswerBudget:
             del self._open[held]
             self.held_bytes -= held.taken_bytes
 
-    def take(self, held: HeldAnswer, count: int) -> None:
-        """See `HeldAnswer.grow`."""
+    def charge(self, held: HeldResponse, count: int) -> None:
+        """See `HeldResponse.grow`."""
         held.taken_bytes += count
         self.held_bytes += count
         if held.taken_bytes > self.most_bytes_of_one:
@@ -82,7 +80,9 @@ class AnswerBudget:
             largest.evicted = True
             largest.task.cancel()
 
-    def check(self, asked_tokens: int | None, sampling: SamplingParameters, choices: int) -> None:
+    def check_request(
+        self, asked_tokens: int | None, sampling: SamplingParameters, choices: int
+    ) -> None:
         """Raises `InvalidRequest` for a call that asks for more at once than can be kept: so many
         tokens, as its client says, of each choice, and the alternatives to each."""
         if asked_tokens is None or sampling.top_logprobs is None:
@@ -100,5 +100,4 @@ def _too_large(most_bytes: int) -> InvalidRequest:
 
 def _overloaded() -> Refused:
     problem = "the answers of all calls fill the server, this one most of all; stream it, or retry"
-    headers = {"Retry-After": retry_after(1.0, fresh_chance())}
-    return Refused(Refusal(503, problem, "overloaded", headers=headers))
+    return Refused(Refusal(503, problem, "overloaded", headers=retry_header()))

@@ -1,4 +1,4 @@
-"""What every call needs: the generator behind the door, its text model and the limits."""
+"""App context: what every handler needs, made once. The generator, its text model, the limits."""
 
 import math
 from contextlib import AbstractContextManager
@@ -7,13 +7,11 @@ from importlib.metadata import version
 
 from starlette.requests import Request
 
-from tandem.api.ambient import fresh_chance
-from tandem.api.answer_budget import AnswerBudget
+from tandem.api.auth import KEY, TENANT, account_of
 from tandem.api.config import ApiConfig
-from tandem.api.guard import KEY, TENANT, account_of
+from tandem.api.errors import Refusal, Refused, retry_header
 from tandem.api.intake import HeldBytes, Intake
-from tandem.api.refusal import Refusal, Refused
-from tandem.facts.backoff import retry_after
+from tandem.api.response_budget import ResponseBudget
 from tandem.facts.errors import EngineFailed
 from tandem.facts.serving import Caller, Generator
 from tandem.text.model import TextModel
@@ -28,14 +26,14 @@ SESSION_CHARS = 128
 
 
 @dataclass(frozen=True, slots=True)
-class FrontDoor:
+class AppContext:
     """Nothing here changes while the server runs."""
 
     generator: Generator
     text: TextModel
     config: ApiConfig
     intake: Intake
-    answers: AnswerBudget
+    response_budget: ResponseBudget
 
     def caller_of(self, request: Request) -> Caller:
         """Who sent this, as far as their key and headers say. Raises `Refused` with 400 for a
@@ -52,9 +50,9 @@ class FrontDoor:
         scope = request.scope
         return Caller(scope.get(TENANT, ""), headers, session, pin_s, scope.get(KEY, ""))
 
-    def holding(self, request: Request) -> AbstractContextManager[HeldBytes]:
+    def holding_body(self, request: Request) -> AbstractContextManager[HeldBytes]:
         """What the body of this call holds while it is read, of its account's share."""
-        return self.intake.holding(account_of(request.scope), gives_way=True)
+        return self.intake.holding_body(account_of(request.scope), gives_way=True)
 
     def check_model(self, model: str | None) -> None:
         """Raises `Refused` with 404 for a model not served here; no model means the only one."""
@@ -63,15 +61,15 @@ class FrontDoor:
             message = f"the model {model[:128]!r} does not exist; this server has {names[0]!r}"
             raise Refused(Refusal(404, message, "model_not_found", "model"))
 
-    def admit(self, model: str | None) -> None:
+    def check_ready(self, model: str | None) -> None:
         """As `check_model`, and 503 while nothing can run."""
         self.check_model(model)
         if self.generator.failed:
             # Without Retry-After: waiting does not help.
             raise EngineFailed("the engine failed; the server must be restarted")
         if not self.generator.ready:
-            headers = {"Retry-After": retry_after(1.0, fresh_chance())}
-            raise Refused(Refusal(503, "the model is not ready", "not_ready", headers=headers))
+            refusal = Refusal(503, "the model is not ready", "not_ready", headers=retry_header())
+            raise Refused(refusal)
 
 
 def _is_name(text: str) -> bool:

@@ -1,0 +1,224 @@
+"""A generating call: its requests go through the port `Generator`, their outputs come back as
+deltas, and leave as a stream of events or as one JSON answer.
+
+Closing a generator is what frees its blocks in the engine, so it happens on every way out.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from msgspec import UNSET, UnsetType
+from starlette.responses import Response
+
+from tandem.api.app_context import AppContext
+from tandem.api.choice import ChoiceDelta, ChoiceReader, Presentation, UsageMeter
+from tandem.api.prompts import Tokens
+from tandem.api.requests import GenerationBody
+from tandem.api.response_budget import HeldResponse
+from tandem.api.responses import Usage
+from tandem.api.streaming import DONE, EventStream
+from tandem.api.whole_response import TURN_BYTES, Transcript, WholeResponse
+from tandem.facts.errors import EngineFailed
+from tandem.facts.request import Request
+from tandem.facts.serving import ANYBODY, Caller, Generator
+
+Item = TypeVar("Item")
+StreamUsage = Usage | UnsetType | None
+
+# After so many tokens and alternatives of all choices, a few milliseconds of work, the loop goes
+# round. Mostly it has long done so: each step of the engine brings some.
+_TURN_VALUES = 1 << 10
+_LARGE_EVENT_BYTES = 128 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call ready to run: choice c is `requests[c]`, for prompt c // choices_per_prompt."""
+
+    body: GenerationBody
+    answer_id: str
+    created_s: int
+    model: str
+    prompts: Sequence[Tokens]
+    choices_per_prompt: int
+    requests: Sequence[Request]
+    presentation: Presentation
+    caller: Caller
+
+    @property
+    def returns_token_ids(self) -> bool:
+        return bool(self.body.return_token_ids)
+
+    def prompt_of(self, choice: int) -> Tokens:
+        return self.prompts[choice // self.choices_per_prompt]
+
+
+class ResponseWriter(Protocol):
+    """Puts deltas into the words of one API: `ChatWriter` or `CompletionWriter`."""
+
+    def delta_event(self, delta: ChoiceDelta, usage: StreamUsage) -> bytes | None:
+        """One stream event, or None when there is nothing to tell yet."""
+        ...
+
+    def usage_event(self, usage: Usage) -> bytes: ...
+
+    @property
+    def logprobs_lists(self) -> int:
+        """How many parallel lists log-probabilities are."""
+        ...
+
+    @property
+    def shared_bytes(self) -> int:
+        """What the pieces of several choices have in common, in memory once."""
+        ...
+
+    def logprobs_items(self, delta: ChoiceDelta) -> Sequence[bytes]:
+        """What the delta adds to each of the lists, as JSON without brackets."""
+        ...
+
+    def choice_pieces(self, transcript: Transcript) -> list[bytes]:
+        """A choice of an answer that does not stream, in pieces."""
+        ...
+
+    def answer_frame(self, usage: Usage) -> tuple[bytes, bytes]:
+        """What stands before the choices of that answer, and after them."""
+        ...
+
+
+def respond(call: Call, writer: ResponseWriter, context: AppContext) -> Response:
+    """Runs the call while the client listens, and answers as a stream or at once."""
+    if call.body.stream:
+        return EventStream(_stream_events(call, writer, context))
+    return WholeResponse(
+        context.response_budget, lambda held: _whole_answer(call, writer, context, held)
+    )
+
+
+async def _stream_events(
+    call: Call, writer: ResponseWriter, context: AppContext
+) -> AsyncGenerator[bytes, None]:
+    options = call.body.stream_options
+    includes_usage = options is not None and bool(options.include_usage)
+    continuous = options is not None and bool(options.continuous_usage_stats)
+    meter = _meter(call)
+    async with aclosing(_call_deltas(call, context)) as deltas:
+        async for delta in deltas:
+            meter.count_delta(delta)
+            usage: StreamUsage = None if includes_usage else UNSET
+            data = writer.delta_event(delta, meter.usage() if continuous else usage)
+            if data is not None:
+                yield data
+                if len(data) > _LARGE_EVENT_BYTES:
+                    await asyncio.sleep(0)
+    if includes_usage:
+        yield writer.usage_event(meter.usage())
+    yield DONE
+
+
+async def _whole_answer(
+    call: Call, writer: ResponseWriter, context: AppContext, held: HeldResponse
+) -> list[bytes]:
+    """The answer in pieces."""
+    meter = _meter(call)
+    held.grow(writer.shared_bytes)
+    transcripts = [
+        Transcript(
+            choice, logprobs_lists=writer.logprobs_lists, keeps_tokens=call.returns_token_ids
+        )
+        for choice in range(len(call.requests))
+    ]
+    async with aclosing(_call_deltas(call, context)) as deltas:
+        async for delta in deltas:
+            meter.count_delta(delta)
+            logprobs = writer.logprobs_items(delta) if delta.shown else ()
+            held.grow(transcripts[delta.choice].add_delta(delta, logprobs))
+    head, tail = writer.answer_frame(meter.usage())
+    pieces = [head]
+    encoded_bytes = 0
+    for transcript in transcripts:
+        if transcript.choice:
+            pieces.append(b",")
+        written = writer.choice_pieces(transcript)
+        pieces += written
+        encoded_bytes += sum(map(len, written))
+        if encoded_bytes > TURN_BYTES:
+            encoded_bytes = 0
+            await asyncio.sleep(0)
+    pieces.append(tail)
+    return pieces
+
+
+def _meter(call: Call) -> UsageMeter:
+    return UsageMeter([len(prompt) for prompt in call.prompts], call.choices_per_prompt)
+
+
+async def _call_deltas(call: Call, context: AppContext) -> AsyncGenerator[ChoiceDelta, None]:
+    """The deltas of all choices, as they come."""
+    streams = [
+        choice_deltas(
+            context.generator,
+            request,
+            ChoiceReader(choice, context.text, call.presentation),
+            call.caller,
+        )
+        for choice, request in enumerate(call.requests)
+    ]
+    alternatives = call.requests[0].sampling.top_logprobs or 0
+    values = 0
+    async with aclosing(merged(streams)) as deltas:
+        async for delta in deltas:
+            yield delta
+            values += len(delta.tokens) + len(delta.shown) * (1 + alternatives)
+            if values > _TURN_VALUES:
+                values = 0
+                await asyncio.sleep(0)
+
+
+async def choice_deltas(
+    generator: Generator, request: Request, reader: ChoiceReader, caller: Caller = ANYBODY
+) -> AsyncGenerator[ChoiceDelta, None]:
+    """Generates one choice: the request goes to the engine here, and its tokens come back. The last
+    delta has a finish reason. Raises `TandemError`."""
+    async with aclosing(generator.generate(request, caller)) as outputs:
+        async for output in outputs:
+            delta = reader.delta_of(output)
+            if delta.finish_reason is not None and output.finish_reason is None:
+                generator.satisfied(request.request_id)
+            yield delta
+            if delta.finish_reason is not None:
+                return
+        raise EngineFailed("the answer broke off")
+
+
+async def merged(
+    streams: Sequence[AsyncGenerator[Item, None]],
+) -> AsyncGenerator[Item, None]:
+    """Items of all streams as they come; the first failure ends all of them."""
+    if len(streams) == 1:
+        try:
+            async for item in streams[0]:
+                yield item
+        finally:
+            await streams[0].aclose()
+        return
+    waiting = {place: asyncio.ensure_future(anext(s)) for place, s in enumerate(streams)}
+    try:
+        while waiting:
+            await asyncio.wait(waiting.values(), return_when=asyncio.FIRST_COMPLETED)
+            # In the order of the choices, so that equal timing gives equal streams.
+            for place in [place for place, task in waiting.items() if task.done()]:
+                try:
+                    item = waiting.pop(place).result()
+                except StopAsyncIteration:
+                    continue
+                waiting[place] = asyncio.ensure_future(anext(streams[place]))
+                yield item
+    finally:
+        for task in waiting.values():
+            task.cancel()
+        await asyncio.gather(*waiting.values(), return_exceptions=True)
+        for stream in streams:
+            await stream.aclose()

@@ -1,0 +1,205 @@
+"""Endpoints of the HTTP API, and the OpenAPI document made of them and of the very types that read
+and write the bodies."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache
+from inspect import getdoc
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tandem.api import requests, responses
+from tandem.api.auth import OPEN_PATHS
+from tandem.api.foreign_fields import foreign_fields
+
+_OPENAPI_VERSION = "3.1.0"
+_REF = "#/components/schemas/{name}"
+_ERRORS = {
+    400: "The request holds what it must not",
+    401: "The API key is missing or wrong",
+    403: "A web page of another origin",
+    404: "No such model",
+    408: "The request did not arrive in time",
+    413: "The body is too large",
+    415: "The body is not JSON",
+    421: "The server has no such name",
+    429: "Too busy; try again after Retry-After seconds",
+    431: "The request head is too large",
+    500: "The server failed",
+    503: "The engine is not ready or failed",
+}
+# Only a call that carries a body can meet these.
+_BODY_ERRORS = {403, 413, 415, 429}
+_BODIES = (
+    requests.ChatBody,
+    requests.CompletionBody,
+    requests.TokenizeBody,
+    requests.DetokenizeBody,
+)
+_ANSWERS = (
+    responses.ChatAnswer,
+    responses.ChatChunk,
+    responses.CompletionAnswer,
+    responses.ModelEntry,
+    responses.ModelList,
+    responses.TokenizeAnswer,
+    responses.DetokenizeAnswer,
+    responses.StatusAnswer,
+    responses.VersionAnswer,
+    responses.ErrorAnswer,
+)
+
+Handler = Callable[[Request], Awaitable[Response]]
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ApiEndpoint:
+    """One method of one path: the handler of its calls, and what the document says of them beside
+    the handler's name and docstring.
+
+    `path` is Starlette's, which may take parameters. `body` is the type of the JSON body, None
+    for calls without one; `answer` that of the answer, None where it is plain text; `event` that
+    of a streamed answer's events.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    tag: str
+    body: type[msgspec.Struct] | None = None
+    answer: type[msgspec.Struct] | None = None
+    event: type[msgspec.Struct] | None = None
+    path_parameters: Sequence[str] = ()
+
+    @property
+    def route(self) -> Route:
+        return Route(self.path, self.handler, methods=[self.method])
+
+    @property
+    def shown_path(self) -> str:
+        """Without the kinds of its parameters."""
+        path = self.path
+        for name in self.path_parameters:
+            path = path.replace(f"{{{name}:path}}", f"{{{name}}}")
+        return path
+
+
+def openapi_maker(
+    title: str, version: str, endpoints: Sequence[ApiEndpoint], *, has_keys: bool
+) -> Callable[[], Document]:
+    """A function that gives the document, which is made when it is first asked for."""
+
+    @cache
+    def openapi() -> Document:
+        document: Document = {
+            "openapi": _OPENAPI_VERSION,
+            "info": {"title": title, "version": version},
+            "paths": {},
+            "components": {"schemas": _schemas()},
+        }
+        for endpoint in endpoints:
+            operations = document["paths"].setdefault(endpoint.shown_path, {})
+            operations[endpoint.method.lower()] = _operation(endpoint)
+        if has_keys:
+            _require_keys(document)
+        return document
+
+    return openapi
+
+
+def document_route(openapi: Callable[[], Document]) -> Route:
+    """GET /openapi.json. Under a prefix that the application is mounted at, clients are told so."""
+
+    async def show_document(request: Request) -> Response:
+        document, prefix = openapi(), request.scope.get("root_path", "").rstrip("/")
+        return JSONResponse({**document, "servers": [{"url": prefix}]} if prefix else document)
+
+    return Route("/openapi.json", show_document)
+
+
+def _operation(endpoint: ApiEndpoint) -> Document:
+    name = getattr(endpoint.handler, "__name__", "")
+    operation: Document = {
+        "tags": [endpoint.tag],
+        "summary": name.replace("_", " ").title(),
+        "description": getdoc(endpoint.handler) or "",
+        "operationId": _operation_id(name, endpoint),
+    }
+    if endpoint.path_parameters:
+        operation["parameters"] = [_path_parameter(each) for each in endpoint.path_parameters]
+    if endpoint.body is not None:
+        example = requests.EXAMPLES[endpoint.body.__name__]
+        media = {"schema": _reference(endpoint.body), "example": example}
+        operation["requestBody"] = {"required": True, "content": {"application/json": media}}
+    operation["responses"] = _responses(endpoint)
+    return operation
+
+
+def _operation_id(name: str, endpoint: ApiEndpoint) -> str:
+    words = f"{name}{endpoint.shown_path}"
+    letters = "".join(each if each.isalnum() or each == "_" else "_" for each in words)
+    return f"{letters}_{endpoint.method.lower()}"
+
+
+def _responses(endpoint: ApiEndpoint) -> Document:
+    if endpoint.answer is None:
+        return {"200": {"description": "Successful Response", "content": {"text/plain": {}}}}
+    content: Document = {"application/json": {"schema": _reference(endpoint.answer)}}
+    if endpoint.event is not None:
+        content["text/event-stream"] = {"schema": _server_sent(endpoint.event)}
+    error = {"application/json": {"schema": _reference(responses.ErrorAnswer)}}
+    told: Document = {"200": {"description": "OK", "content": content}}
+    for status, meaning in _ERRORS.items():
+        if endpoint.body is not None or status not in _BODY_ERRORS:
+            told[str(status)] = {"description": meaning, "content": error}
+    if endpoint.answer is responses.StatusAnswer:
+        told["503"] = {"description": "Not now", "content": content}
+    return told
+
+
+def _path_parameter(name: str) -> Document:
+    schema = {"type": "string", "minLength": 1}
+    return {"name": name, "in": "path", "required": True, "schema": schema}
+
+
+def _schemas() -> Document:
+    """Of all bodies and answers, by name."""
+    _, types = msgspec.json.schema_components((*_BODIES, *_ANSWERS), ref_template=_REF)
+    for body in (requests.ChatBody, requests.CompletionBody):
+        types[body.__name__]["properties"] |= foreign_fields()
+    prompt = types["CompletionBody"]["properties"]["prompt"]
+    types["CompletionBody"]["properties"]["prompt"] = {
+        **deepcopy(requests.PROMPT_SCHEMA),
+        "description": prompt["description"],
+    }
+    return types
+
+
+def _require_keys(document: Document) -> None:
+    document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    document["security"] = [{"key": []}]
+    for path in OPEN_PATHS & document["paths"].keys():
+        for operation in document["paths"][path].values():
+            operation["security"] = []
+
+
+def _server_sent(event: type[msgspec.Struct]) -> Document:
+    """One event of a stream: JSON as text, and at last the word [DONE]."""
+    payload = {"anyOf": [_reference(event), _reference(responses.ErrorAnswer)]}
+    json_text = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": payload,
+    }
+    data = {"anyOf": [{"const": "[DONE]"}, json_text]}
+    return {"type": "object", "required": ["data"], "properties": {"data": data}}
+
+
+def _reference(struct: type[msgspec.Struct]) -> dict[str, str]:
+    return {"$ref": _REF.format(name=struct.__name__)}

@@ -1,0 +1,259 @@
+"""Request bodies of all calls, as types; the API schema is made of them, field by field.
+
+A field that is null counts as absent. What a client sets as it is stored (`temperature`,
+`priority`) is declared where it is stored, in `facts/sampling.py` and `facts/request.py`, and gets
+its field here by itself. Ranges of sampling values are checked in one place, by
+`SamplingParameters`.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from tandem.facts.client_fields import client_fields
+from tandem.facts.request import Request
+from tandem.facts.sampling import SamplingParameters
+
+TokenId = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=1)]
+NonNegative = Annotated[int, Meta(ge=0)]
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+# msgspec reads one kind of array in a union; the schema says what is accepted in full.
+Prompt = str | list[str | TokenId | list[TokenId]]
+PROMPT_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        _IDS,
+        {"type": "array", "items": _IDS, "minItems": 1},
+    ]
+}
+_CHAT_MESSAGES = [{"role": "user", "content": "Hello!"}]
+# By the name of a body's type; each is a whole call that works on any model with a template.
+EXAMPLES: Mapping[str, Mapping[str, Any]] = {
+    "ChatBody": {"messages": _CHAT_MESSAGES, "max_tokens": 64},
+    "CompletionBody": {"prompt": "Once upon a time", "max_tokens": 32, "temperature": 0},
+    "TokenizeBody": {"messages": _CHAT_MESSAGES},
+    "DetokenizeBody": {"tokens": [72, 105]},
+}
+
+
+def _means(text: str) -> Meta:
+    """What a field means to a client; the schema and the reference page show it."""
+    return Meta(description=text)
+
+
+# What fields of several bodies mean.
+_MODEL = _means("A served name. Absent: the model that is served.")
+_ADD_GENERATION_PROMPT = _means("Opens the assistant's turn. Default: true unless continuing.")
+_CONTINUE_FINAL_MESSAGE = _means("Continues the last message instead of answering it.")
+_CHAT_TEMPLATE_KWARGS = _means("Further variables of the checkpoint's chat template.")
+
+
+class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a stream carries beside the answer."""
+
+    include_usage: Annotated[
+        bool | None, _means("One more event at the end counts the tokens of the call.")
+    ] = None
+    continuous_usage_stats: Annotated[
+        bool | None, _means("Every event counts the tokens so far.")
+    ] = None
+    include_obfuscation: Annotated[bool | None, _means("Accepted without effect.")] = None
+
+
+def _with_client_fields(body: type[Struct]) -> Any:
+    """The body type with a field more for each that `SamplingParameters` and `Request` declare as
+    a client's to set."""
+    declared: list[tuple[str, Any, Any]] = []
+    for each in (*client_fields(SamplingParameters), *client_fields(Request)):
+        kind = Annotated[each.kind, each.body] if each.body else each.kind
+        meaning = Meta(description=each.meaning)
+        declared.append((each.name, Annotated[kind | None, meaning], None))
+    return msgspec.defstruct(
+        body.__name__,
+        declared,
+        bases=(body,),
+        kw_only=True,
+        forbid_unknown_fields=True,
+        module=body.__module__,
+    )
+
+
+@_with_client_fields
+class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What both generating calls share, beside what is declared where it is stored."""
+
+    model: Annotated[str | None, _MODEL] = None
+    logit_bias: Annotated[
+        dict[str, float] | None,
+        _means("Token id (as text) to a bias of -100 to 100; at most 1024 entries."),
+    ] = None
+    seed: Annotated[
+        int | None,
+        _means("64 bits. Same seed and request, same tokens. Absent: the server draws one."),
+    ] = None
+    max_tokens: Count | None = None
+    min_tokens: Annotated[
+        NonNegative | None, _means("End tokens and stop strings count only after so many tokens.")
+    ] = None
+    stop: Annotated[
+        str | list[str] | None,
+        _means("Up to 64 strings of 1 to 1024 characters; the answer ends before the first found."),
+    ] = None
+    stop_token_ids: Annotated[
+        list[TokenId] | None,
+        _means("Token ids that end the answer; at most 64 with the model's own."),
+    ] = None
+    include_stop_str_in_output: Annotated[
+        bool | None, _means("Keeps the stop string, or the text of the token that ended it.")
+    ] = None
+    ignore_eos: Annotated[bool | None, _means("The model's end tokens do not end the answer.")] = (
+        None
+    )
+    skip_special_tokens: Annotated[
+        bool | None, _means("Leaves special tokens out of the text. Default: true.")
+    ] = None
+    n: Annotated[Count | None, _means("Answers to each prompt. Default: 1.")] = None
+    stream: Annotated[bool | None, _means("Answers as server-sent events. Default: false.")] = None
+    stream_options: Annotated[
+        StreamOptions | None, _means("What the stream carries beside the answer; needs stream.")
+    ] = None
+    return_token_ids: Annotated[bool | None, _means("Adds the token ids of prompt and answer.")] = (
+        None
+    )
+
+
+class CompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/completions"""
+
+    prompt: Annotated[Prompt, _means("One text or list of token ids, or several of them.")]
+    max_tokens: Annotated[
+        Count | None, _means("Longest answer. Default: 16; what the context has left bounds it.")
+    ] = None
+    echo: Annotated[
+        bool | None, _means("Puts the prompt before the answer. Not together with logprobs.")
+    ] = None
+    best_of: Annotated[Count | None, _means("Must equal n.")] = None
+    logprobs: Annotated[
+        NonNegative | None,
+        _means("Adds log-probabilities, and so many alternatives to each token, up to 20."),
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None, _means("Lets the tokenizer add its own, as a begin token. Default: true.")
+    ] = None
+
+
+class ContentPart(Struct, kw_only=True):
+    """One part of a message; only text is supported."""
+
+    type: str
+    text: str | None = None
+
+
+class CalledFunction(Struct, kw_only=True):
+    """The function of an earlier call; `arguments` is a JSON object as text."""
+
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class MadeToolCall(Struct, kw_only=True):
+    """A tool call that an earlier answer made."""
+
+    function: CalledFunction
+    id: str | None = None
+    type: Literal["function"] = "function"
+
+
+class ChatMessage(Struct, kw_only=True):
+    """One message of a conversation. Further fields, which some clients echo, are ignored."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[MadeToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class ToolFunction(Struct, kw_only=True, omit_defaults=True):
+    """A function the model may call; `parameters` is a JSON schema."""
+
+    name: Annotated[str, Meta(min_length=1)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Struct, kw_only=True):
+    """One tool on offer."""
+
+    type: Literal["function"]
+    function: ToolFunction
+
+
+class NamedFunction(Struct, kw_only=True):
+    name: str
+
+
+class NamedToolChoice(Struct, kw_only=True):
+    """Demands one tool; not supported yet."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChatBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/chat/completions"""
+
+    messages: Annotated[
+        list[ChatMessage],
+        Meta(min_length=1, description="The conversation, oldest message first."),
+    ]
+    max_tokens: Annotated[
+        Count | None, _means("Longest answer. Default and upper bound: what the context has left.")
+    ] = None
+    max_completion_tokens: Annotated[
+        Count | None, _means("The same as max_tokens under its newer name.")
+    ] = None
+    tools: Annotated[list[Tool] | None, _means("Functions the model may call.")] = None
+    tool_choice: Annotated[
+        Literal["none", "auto", "required"] | NamedToolChoice | None,
+        _means("'auto' (default with tools) or 'none'; others are refused."),
+    ] = None
+    add_generation_prompt: Annotated[bool | None, _ADD_GENERATION_PROMPT] = None
+    continue_final_message: Annotated[bool | None, _CONTINUE_FINAL_MESSAGE] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, _CHAT_TEMPLATE_KWARGS] = None
+    logprobs: Annotated[bool | None, _means("true adds the log-probability of each token.")] = None
+    top_logprobs: Annotated[
+        NonNegative | None, _means("How many alternatives to each token, up to 20; needs logprobs.")
+    ] = None
+
+
+class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /tokenize: a `prompt` or the `messages` of a chat."""
+
+    model: Annotated[str | None, _MODEL] = None
+    prompt: Annotated[str | None, _means("A text; either this or messages.")] = None
+    add_special_tokens: Annotated[
+        bool | None, _means("Lets the tokenizer add its own to a prompt. Default: true.")
+    ] = None
+    messages: Annotated[
+        Annotated[list[ChatMessage], Meta(min_length=1)] | None,
+        _means("A conversation, put through the chat template; either this or prompt."),
+    ] = None
+    tools: Annotated[list[Tool] | None, _means("Functions the template may show.")] = None
+    add_generation_prompt: Annotated[bool | None, _ADD_GENERATION_PROMPT] = None
+    continue_final_message: Annotated[bool | None, _CONTINUE_FINAL_MESSAGE] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, _CHAT_TEMPLATE_KWARGS] = None
+    return_token_strs: Annotated[bool | None, _means("Adds each token's own text.")] = None
+
+
+class DetokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /detokenize"""
+
+    tokens: Annotated[list[TokenId], _means("The ids to turn into text.")]
+    model: Annotated[str | None, _MODEL] = None

@@ -1,0 +1,185 @@
+"""Sampling request: from the fields of a body to the requests that run, one a choice.
+
+Body fields go over the checkpoint's defaults, every check that needs the model is made here, and
+`call_of` makes the call that `generation` runs.
+"""
+
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass, replace
+
+from tandem.api.app_context import AppContext
+from tandem.api.choice import NO_STOPS, Presentation
+from tandem.api.clock_and_entropy import fresh_id, fresh_seed, unix_time_s
+from tandem.api.generation import Call
+from tandem.api.prompts import Tokens, check_tokens
+from tandem.api.requests import GenerationBody
+from tandem.facts.client_fields import client_fields, client_values
+from tandem.facts.errors import InvalidRequest, PromptTooLong
+from tandem.facts.request import Request
+from tandem.facts.sampling import (
+    LOGIT_BIAS_LIMIT,
+    SEED_LIMIT,
+    STOP_TOKENS_LIMIT,
+    SamplingParameters,
+)
+from tandem.facts.serving import ANYBODY, Caller, ModelCard
+from tandem.text.aho_corasick import AhoCorasick
+from tandem.text.tools import ToolFormat
+
+STOP_STRINGS_LIMIT = 64
+STOP_STRING_CHARS_LIMIT = 1024
+# What is stored as a client sets it.
+_PARAMETERS = client_fields(SamplingParameters)
+_ATTRIBUTES = client_fields(Request)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputLimits:
+    """What the two generating calls name differently: the longest answer, and how many
+    alternatives to each token (None: no log-probabilities)."""
+
+    max_tokens: int
+    top_logprobs: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRequest:
+    """What is known of a call before it becomes sequences."""
+
+    id_prefix: str
+    prompts: Sequence[Tokens]
+    sampling: SamplingParameters
+    tool_format: ToolFormat | None = None
+    caller: Caller = ANYBODY
+    stops: AhoCorasick = NO_STOPS
+
+
+def check_choices(body: GenerationBody, prompts: int, context: AppContext) -> None:
+    """Raises `InvalidRequest` for too many sequences, before any of them costs anything."""
+    limit = context.config.max_choices
+    if prompts * (body.n or 1) > limit:
+        raise InvalidRequest("n", f"asks for more than {limit} choices over all prompts")
+
+
+def call_of(body: GenerationBody, asked: SamplingRequest, context: AppContext) -> Call:
+    """The call with its requests, one for each choice. Raises `InvalidRequest` for what can never
+    run."""
+    card = context.generator.card
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options", "needs stream to be true")
+    choices_per_prompt = body.n or 1
+    answer_id = fresh_id(asked.id_prefix)
+    attributes = client_values(body, _ATTRIBUTES)
+    requests: list[Request] = []
+    for prompt in asked.prompts:
+        sampling = fitted(asked.sampling, len(prompt), card)
+        for choice in range(choices_per_prompt):
+            requests.append(
+                Request(
+                    request_id=f"{answer_id}-{len(requests)}",
+                    prompt_tokens=prompt,
+                    sampling=_for_choice(sampling, choice),
+                    tenant=asked.caller.tenant,
+                    **attributes,
+                )
+            )
+    return Call(
+        body=body,
+        answer_id=answer_id,
+        created_s=unix_time_s(),
+        model=card.names[0],
+        prompts=asked.prompts,
+        choices_per_prompt=choices_per_prompt,
+        requests=requests,
+        presentation=_presentation(body, asked, card),
+        caller=asked.caller,
+    )
+
+
+def sampling_parameters(
+    body: GenerationBody, limits: OutputLimits, defaults: SamplingParameters, card: ModelCard
+) -> SamplingParameters:
+    """Raises `InvalidRequest` naming the field."""
+    recommended = {each.name: getattr(defaults, each.name) for each in _PARAMETERS}
+    values = recommended | client_values(body, _PARAMETERS)
+    # -1 is a common spelling of "no top-k".
+    values["top_k"] = 0 if values["top_k"] == -1 else values["top_k"]
+    return SamplingParameters(
+        **values,
+        logit_bias=_logit_bias(body, card),
+        seed=_seed(body.seed),
+        # No answer is longer than the context, however much is asked for.
+        max_tokens=min(limits.max_tokens, card.context_tokens),
+        min_tokens=body.min_tokens or 0,
+        stop_token_ids=_stop_token_ids(body, card),
+        top_logprobs=limits.top_logprobs,
+    )
+
+
+def fitted(sampling: SamplingParameters, prompt_tokens: int, card: ModelCard) -> SamplingParameters:
+    """`sampling` with no more tokens than the context has left. Raises `PromptTooLong`."""
+    room_tokens = card.context_tokens - prompt_tokens
+    if prompt_tokens == 0:
+        raise InvalidRequest("prompt", "has no tokens")
+    if room_tokens < 1:
+        raise PromptTooLong(prompt_tokens, card.context_tokens)
+    return replace(sampling, max_tokens=min(sampling.max_tokens, room_tokens))
+
+
+def stop_strings(body: GenerationBody) -> tuple[str, ...]:
+    """The stop strings of a call, each once."""
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    if len(stops) > STOP_STRINGS_LIMIT:
+        raise InvalidRequest("stop", f"has more than {STOP_STRINGS_LIMIT} strings")
+    if not all(0 < len(stop) <= STOP_STRING_CHARS_LIMIT for stop in stops):
+        raise InvalidRequest("stop", f"needs strings of 1 to {STOP_STRING_CHARS_LIMIT} characters")
+    return tuple(dict.fromkeys(stops))
+
+
+def _seed(seed: int | None) -> int:
+    if seed is None:
+        return fresh_seed()
+    if not -(SEED_LIMIT // 2) <= seed < SEED_LIMIT:
+        raise InvalidRequest("seed", "must fit into 64 bits")
+    # Negative seeds are legal in OpenAI's signed numbers.
+    return seed % SEED_LIMIT
+
+
+def _stop_token_ids(body: GenerationBody, card: ModelCard) -> tuple[int, ...]:
+    wanted = body.stop_token_ids or []
+    _check_length("stop_token_ids", wanted, STOP_TOKENS_LIMIT)
+    check_tokens("stop_token_ids", wanted, card)
+    ends = () if body.ignore_eos else card.end_token_ids
+    return tuple(dict.fromkeys([*ends, *wanted]))
+
+
+def _check_length(field: str, entries: Sized, limit: int) -> None:
+    """Before anything is done with each of them."""
+    if len(entries) > limit:
+        raise InvalidRequest(field, f"has more than {limit} entries")
+
+
+def _logit_bias(body: GenerationBody, card: ModelCard) -> tuple[tuple[int, float], ...]:
+    bias = []
+    _check_length("logit_bias", body.logit_bias or {}, LOGIT_BIAS_LIMIT)
+    for key, value in (body.logit_bias or {}).items():
+        if not (key.isascii() and key.isdecimal() and len(key) < 12):
+            raise InvalidRequest("logit_bias", f"needs token ids as keys, got {key[:32]!r}")
+        bias.append((int(key), value))
+    check_tokens("logit_bias", [token for token, _ in bias], card)
+    return tuple(bias)
+
+
+def _for_choice(sampling: SamplingParameters, choice: int) -> SamplingParameters:
+    return replace(sampling, seed=sampling.seed_of_choice(choice))
+
+
+def _presentation(body: GenerationBody, asked: SamplingRequest, card: ModelCard) -> Presentation:
+    return Presentation(
+        stops=asked.stops,
+        include_stop=bool(body.include_stop_str_in_output),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        tool_format=asked.tool_format,
+        min_tokens=asked.sampling.min_tokens,
+        end_token_ids=frozenset(card.end_token_ids),
+    )
