@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-from tandem.config.hardware import TimeModel, WorkerHardware, worker_cost
+from tandem.config.hardware.worker import TimeModel, WorkerHardware, worker_cost
 from tandem.cost.worker import WorkerCost
 
 PROMPTS = (128, 512, 1024, 2048, 4096, 8192)

@@ -29,14 +29,10 @@ from figures import Figure, show, write
 from scripted_worker import SPELLED, ScriptedSetup
 from tandem.cluster.gateway.machine import GatewayMachine
 from tandem.commands.cluster.gateway_process import assemble_gateway
+from tandem.config.cluster.file import Cluster
+from tandem.config.cluster.workers import PoolConfig
 from tandem.config.options import ServeOptions
-from tandem.config.processes import (
-    CurveKeys,
-    GatewayListening,
-    GatewaySetup,
-    HealthSetup,
-    write_setup,
-)
+from tandem.config.processes import CurveKeys, GatewayListening, GatewaySetup, write_setup
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.live.channels.admitted import Admitted, AdmittedKeys, PeerRole
@@ -45,12 +41,9 @@ from tandem.live.channels.gateway_channel import GatewayChannel
 from tandem.live.channels.sockets import GatewayKeys
 from tandem.live.gateway.gateway import Gateway
 
-CLUSTER = """
-model: tandem-mini
-block_size: 16
-pools:
-  - {name: both, role: both, count: 1, device: cpu, max_num_seqs: 4096}
-"""
+CLUSTER = Cluster(
+    model="tandem-mini", block_size=16, pools=(PoolConfig("both", "cpu", max_num_seqs=4096),)
+)
 GATEWAY_PAIR, WORKER_PAIR = make_keys()
 KEYS = CurveKeys(
     gateway_public=GATEWAY_PAIR.public,
@@ -66,15 +59,13 @@ PATIENCE_S = 30.0
 
 
 def setup_in(folder: Path, name: str, port: int = 0) -> GatewaySetup:
-    (folder / "cluster.yaml").write_text(CLUSTER)
     return GatewaySetup(
         gateway=name,
-        cluster_file=str(folder / "cluster.yaml"),
         model=None,
         options=ServeOptions(port=port, max_model_len=8192),
         listen="tcp://127.0.0.1:0",
         keys=KEYS,
-        health=HealthSetup(),
+        cluster=CLUSTER,
         state_directory=str(folder),
     )
 

@@ -8,7 +8,8 @@ import numpy as np
 from published_fleets import AGGREGATED, STATIC, fleet, planned, poisson
 from published_runs import AZURE_CODE, Bench, Finding, Report
 from tandem.commands.simulate_runs import Trial
-from tandem.config.cluster import Cluster, PoolConfig
+from tandem.config.cluster.file import Cluster
+from tandem.config.cluster.workers import PoolConfig
 from tandem.facts.slo import Slo
 from tandem.facts.trace import TraceRow
 

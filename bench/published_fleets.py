@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from tandem.bench.laws import Arrivals, Tokens, draw_arrivals
-from tandem.config.cluster import PolicyConfig, PoolConfig
-from tandem.config.cluster_build import Choice
+from tandem.config.cluster.keys import Choice
+from tandem.config.cluster.requests import PolicyConfig
+from tandem.config.cluster.workers import PoolConfig
 from tandem.facts.fleet import Role
 from tandem.facts.trace import TraceRow
 

@@ -16,7 +16,8 @@ from published_runs import (
 )
 from tandem.commands.simulate_output import Run
 from tandem.commands.simulate_runs import Trial
-from tandem.config.cluster import Cluster, RemoteTierConfig, TierConfigs, read_cluster
+from tandem.config.cluster.file import Cluster, read_cluster
+from tandem.config.cluster.workers import RemoteTierConfig, TierConfigs
 from tandem.report.record import RunRecord
 
 NODES = 16

@@ -7,7 +7,8 @@ from published_runs import SHAREGPT_LENGTHS, Bench, Finding, Report, mean_s
 from tandem.bench.laws import draw_pairs, read_length_pairs
 from tandem.commands.simulate_output import Run
 from tandem.commands.simulate_runs import Trial
-from tandem.config.cluster import Cluster, PoolConfig
+from tandem.config.cluster.file import Cluster
+from tandem.config.cluster.workers import PoolConfig
 
 LIGHT_PROMPT, LIGHT_OUTPUT = 512, 128
 OPT_CONTEXT = 2048

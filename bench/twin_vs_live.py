@@ -15,7 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tandem.cluster.worker.machine import WorkerConfig
-from tandem.config.hardware import BUNDLED_MODEL, WorkerHardware, worker_cost
+from tandem.config.environment import BUNDLED_MODEL
+from tandem.config.hardware.worker import WorkerHardware, worker_cost
 from tandem.config.machine import machine_facts
 from tandem.config.options import ServeOptions
 from tandem.config.resolve import ModelFacts, resolve

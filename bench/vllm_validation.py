@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from tandem.config.hardware import WorkerHardware, kv_blocks, worker_cost
+from tandem.config.hardware.worker import WorkerHardware, kv_blocks, worker_cost
 from tandem.cost.step import StepTime
 from tandem.facts.fleet import Role
 from tandem.facts.trace import TraceRow

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from tandem.commands.cluster.kv_form import block_format
 from tandem.commands.cluster.worker_rank import PlannedWorker, plan_worker
-from tandem.config.hardware import BUNDLED_MODEL
+from tandem.config.environment import BUNDLED_MODEL
+from tandem.config.kv_format import block_format
 from tandem.config.options import ServeOptions
-from tandem.config.processes import CurveKeys, HealthSetup, WorkerSetup
+from tandem.config.processes import CurveKeys, WorkerSetup
 from tandem.facts.blocks import extend_chain
 from tandem.facts.kv_tiers import BlockFormat, BlockName
+from tests.config.clusters import POOL, cluster_of_one
 
 PROMPT = tuple(range(64))
 WEIGHTS = "model.safetensors"
@@ -99,14 +100,13 @@ def planned(
     return plan_worker(
         WorkerSetup(
             worker="w-0",
-            pool="w",
+            pool=POOL,
             role="both",
             model=str(folder),
             options=ServeOptions(**{**given, **sizes}),
             gateways=("tcp://127.0.0.1:9000",),
             keys=CurveKeys(gateway_public="", worker_public="", worker_secret=""),
-            health=HealthSetup(),
-            wire_dtype=wire_dtype,
+            cluster=cluster_of_one(wire_dtype=wire_dtype),
             kv_precisions=kv_precisions,
         )
     )

@@ -12,8 +12,8 @@ from tandem.commands.cluster.gateway_process import _admitted as admitted_of
 from tandem.commands.cluster.key_files import read_worker_keys
 from tandem.commands.cluster.setups import Setups, write_cluster
 from tandem.commands.main import app
-from tandem.config.cluster_live import checked
-from tandem.config.cluster_tree import parse
+from tandem.config.cluster.live import checked
+from tandem.config.cluster.tree import parse
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.channels.admitted import Admitted, AdmittedKeys, PeerRole
 from tandem.live.channels.curve import make_pair

@@ -9,18 +9,17 @@ import pytest
 import torch
 
 from tandem.commands.cluster import pool_process
-from tandem.commands.cluster.memory import need_beside_kv
 from tandem.commands.cluster.pool_process import check_memory, tiers_of
 from tandem.commands.cluster.setups import Setups, fresh_keys
 from tandem.commands.cluster.worker_rank import plan_worker
 from tandem.commands.model_assembly import plan_model
-from tandem.config.cluster_live import checked, worker_options
-from tandem.config.cluster_tree import parse
-from tandem.config.environment import HostFacts, control_groups, spare_bytes
-from tandem.config.hardware import BUNDLED_MODEL
+from tandem.config.cluster.live import checked, worker_options
+from tandem.config.cluster.tree import parse
+from tandem.config.environment import BUNDLED_MODEL, HostFacts, control_groups, spare_bytes
 from tandem.config.machine import MachineFacts
+from tandem.config.machine_share import need_beside_kv
 from tandem.config.options import read_options
-from tandem.config.processes import HealthSetup, PoolNodeSetup, WorkerSetup
+from tandem.config.processes import PoolNodeSetup, WorkerSetup
 from tandem.config.resolve import ModelFacts, resolve
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.kv_tiers import BlockFormat
@@ -31,6 +30,7 @@ from tandem.models.configuration import read_model_spec
 from tandem.models.footprint import header_shapes, weight_bytes
 from tandem.models.parallel import WHOLE, places
 from tandem.models.weights import WeightForm, assemble_weights
+from tests.config.clusters import shared_pool_of_one
 
 GIB = 1 << 30
 EIGHT_BILLION = ModelSpec(
@@ -150,21 +150,21 @@ pools:
 def setups(kv: str, count: int, free_bytes: int) -> Setups:
     text = CLUSTER.replace("KV", kv).replace("COUNT", str(count))
     made = Setups(checked(parse(text, "c.yaml"), Path()).cluster)
-    made.host = HostFacts(4, free_bytes, ())
+    made.share.host = HostFacts(4, free_bytes, ())
     return made
 
 
 def test_workers_of_one_machine_are_counted_together():
     alone = setups("16MiB", 1, 3 * GIB)
-    assert not alone.checked_memory()
+    assert not alone.share.checked_memory()
     need = need_beside_kv(
-        alone.model_files,
+        alone.share.model_files,
         alone.cluster.pools[0],
         worker_options(alone.cluster, alone.cluster.pools[0]),
     )
     assert need.without_kv < 3 * GIB
     with pytest.raises(InvalidConfiguration, match=r"the model does not fit .* fewer workers"):
-        setups("16MiB", 8, 3 * GIB).checked_memory()
+        setups("16MiB", 8, 3 * GIB).share.checked_memory()
 
 
 def test_a_tier_in_memory_counts_where_a_worker_starts_alone():
@@ -202,7 +202,7 @@ def joining(host: str) -> WorkerSetup:
     text += f"tiers: {{host: {{capacity: {host}}}}}\n"
     cluster = checked(parse(text, "c.yaml"), Path()).cluster
     made = Setups(cluster, fresh_keys(), joins=True)
-    made.host = HostFacts(4, 4 * GIB, ())
+    made.share.host = HostFacts(4, 4 * GIB, ())
     return made.worker(cluster.pools[0], "w-9", ())
 
 
@@ -224,10 +224,8 @@ def test_a_process_of_the_pool_counts_what_it_is_about_to_take(monkeypatch):
         node="pool-0",
         gateways=("tcp://127.0.0.1:1",),
         keys=fresh_keys(),
-        health=HealthSetup(),
-        root=bytes(16),
-        block_bytes=64 << 10,
-        capacity_bytes=4 * GIB,
+        shared_format=BlockFormat(bytes(16), 64 << 10),
+        cluster=shared_pool_of_one(4 * GIB),
     )
     tiers, stored = tiers_of(node), BlockFormat(bytes(16), 65 << 10)
     check_memory(node, tiers, stored, 8 * GIB)
@@ -243,7 +241,7 @@ def test_a_process_of_the_pool_counts_what_it_is_about_to_take(monkeypatch):
 
 
 def test_sizes_that_are_cut_say_so():
-    (cut,) = setups("500GiB", 1, 8 * GIB).checked_memory()
+    (cut,) = setups("500GiB", 1, 8 * GIB).share.checked_memory()
     assert cut.startswith("each worker of pool w: KV cache cut to ")
     assert "500.0 GiB" in cut
     options = read_options(None, {"kv-cache-memory": "500GiB", "device": "cpu"})

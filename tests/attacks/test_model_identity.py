@@ -16,7 +16,7 @@ from huggingface_hub import constants
 
 from tandem.commands.cluster.worker_rank import PlannedWorker
 from tandem.commands.model_assembly import load_model, plan_model
-from tandem.config.hardware import BUNDLED_MODEL
+from tandem.config.environment import BUNDLED_MODEL
 from tandem.config.options import ServeOptions
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.kv_tiers import BlockFormat

@@ -28,8 +28,8 @@ from tandem.commands.cluster.setups import Setups, gateway_program, pool_node_pr
 from tandem.commands.hidden_words import without_secrets
 from tandem.commands.main import app
 from tandem.config.api_options import api_config
-from tandem.config.cluster_live import checked, gateway_options
-from tandem.config.cluster_tree import parse
+from tandem.config.cluster.live import checked, gateway_options
+from tandem.config.cluster.tree import parse
 from tandem.facts.errors import InvalidConfiguration
 from tandem.kv.tiers.redis_link import RedisConfig, RedisLink
 from tandem.live.launching.state_directory import StateDirectory
@@ -269,7 +269,7 @@ def test_processes_of_a_cluster_get_no_secret_as_a_word(secrets):
     directory = StateDirectory(secrets / "state")
     directory.claim()
     made = Setups(told)
-    made.host = type(made.host)(2, 8 << 30, (f"{SECRET}-env",))
+    made.share.host = type(made.share.host)(2, 8 << 30, (f"{SECRET}-env",))
     programs = [
         gateway_program(made.gateway(0, directory.path, "tcp://127.0.0.1:0"), directory),
         pool_node_program(made.pool_node("pool-0", ("tcp://127.0.0.1:1",)), directory),

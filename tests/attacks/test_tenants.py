@@ -17,10 +17,12 @@ from tandem.cluster.gateway.machine import GatewayMachine
 from tandem.cluster.router.queue import RequestQueueConfig
 from tandem.cluster.tiers.config import TiersConfig
 from tandem.cluster.tiers.hierarchy import TierHierarchy
-from tandem.commands.cluster.policies import router_policies
-from tandem.config.cluster import ClassConfig, Cluster, PoolConfig, TenantConfig, TierConfigs
-from tandem.config.cluster_tiers import tenant_pin_shares
-from tandem.config.hardware import BUNDLED_MODEL
+from tandem.config.cluster.file import Cluster
+from tandem.config.cluster.requests import ClassConfig, TenantConfig
+from tandem.config.cluster.tiers import tenant_pin_shares
+from tandem.config.cluster.workers import PoolConfig, TierConfigs
+from tandem.config.environment import BUNDLED_MODEL
+from tandem.config.policies import router_policies
 from tandem.facts.blocks import CacheRoot, salt_of
 from tandem.facts.errors import Overloaded
 from tandem.facts.fleet import Tier

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tandem.commands.cluster.before_start import check_before_start
-from tandem.config.cluster_live import checked
-from tandem.config.cluster_tree import override, parse
+from tandem.config.cluster.live import checked
+from tandem.config.cluster.tree import override, parse
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.launching.state_directory import (
     ClusterRecord,

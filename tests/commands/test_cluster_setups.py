@@ -9,15 +9,16 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from tandem.commands.cluster.policies import worker_names
-from tandem.commands.cluster.router import capacity_of, router_config
 from tandem.commands.cluster.setups import Setups, gateway_program, worker_program, write_cluster
 from tandem.commands.cluster.view import print_status, together, told_bytes, told_seconds
 from tandem.commands.serve_cluster import Caches, Shape, cluster_file
-from tandem.config.cluster_live import LiveFile, checked, worker_options
-from tandem.config.cluster_tree import parse
+from tandem.config.cluster.file import worker_names
+from tandem.config.cluster.live import LiveFile, checked, worker_options
+from tandem.config.cluster.tree import parse
 from tandem.config.environment import HostFacts
+from tandem.config.hardware.pools import capacity_of
 from tandem.config.options import ServeOptions
+from tandem.config.policies import router_config
 from tandem.config.processes import GatewaySetup, WorkerSetup, read_setup
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import InvalidConfiguration
@@ -47,7 +48,7 @@ def read(text=TEXT) -> LiveFile:
 
 def setups(text=TEXT, cores=8, free_bytes=8 << 30) -> Setups:
     made = Setups(read(text).cluster)
-    made.host = HostFacts(cores, free_bytes, ("key-of-the-environment",))
+    made.share.host = HostFacts(cores, free_bytes, ("key-of-the-environment",))
     return made
 
 
@@ -58,9 +59,11 @@ def test_workers_share_the_machine():
     # Eight cores for four ranks; four tenths of the memory for three workers.
     assert told.options.threads == 2
     assert 0 < int(told.options.kv_cache_memory) < 0.4 * (8 << 30) / 3
-    assert (told.tensor_parallel, told.connectors) == (2, ("tcp",))
-    assert (told.wire_dtype, told.keys.gateway_secret) == ("bfloat16", "")
-    assert (told.model, told.role, told.health.report_interval_s) == (None, "prefill", 0.1)
+    assert told.pool_config == prefill
+    assert told.cluster.transport == made.cluster.transport
+    assert told.cluster.transport.wire_dtype == "bfloat16"
+    assert (told.model, told.role, told.keys.gateway_secret) == (None, "prefill", "")
+    assert told.cluster.health.live_report_interval_s == 0.1
     assert made.worker(decode, "d-0", ()).options.threads == 3
     assert setups(cores=1).worker(prefill, "p-0", ()).options.threads == 1
 

@@ -8,8 +8,10 @@ import pytest
 from tandem.commands.cluster.kept_secret import secret_of
 from tandem.commands.cluster.setups import fresh_keys
 from tandem.commands.cluster.worker_connectors import block_secret
-from tandem.config.processes import HealthSetup, PoolNodeSetup
+from tandem.config.processes import PoolNodeSetup
 from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.kv_tiers import BlockFormat
+from tests.config.clusters import node_setup
 
 
 def test_it_is_made_once_and_for_its_owner_alone(tmp_path):
@@ -38,8 +40,8 @@ def test_what_somebody_else_may_have_put_there_is_refused(tmp_path, harm):
 
 def pool_node(kv_secret):
     keys = fresh_keys(kv_secret)
-    usual = {"root": bytes(16), "block_bytes": 64, "capacity_bytes": 1 << 20}
-    return PoolNodeSetup(node="p", gateways=(), keys=keys, health=HealthSetup(), **usual)
+    kept = node_setup(BlockFormat(bytes(16), 64), 1 << 20, {})
+    return PoolNodeSetup(node="p", gateways=(), keys=keys, **kept)
 
 
 def test_a_cluster_with_the_kept_secret_knows_what_the_last_one_tagged():

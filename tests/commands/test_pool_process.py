@@ -6,25 +6,24 @@ import sys
 import pytest
 
 from tandem.commands.cluster.pool_process import place_of, tiers_of
-from tandem.config.processes import CurveKeys, HealthSetup, PoolNodeSetup
+from tandem.config.processes import CurveKeys, PoolNodeSetup
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Tier
+from tandem.facts.kv_tiers import BlockFormat
 from tandem.kernels.transfer.choose import choose_transfer
+from tests.config.clusters import node_setup
 
 MIB = 1 << 20
 
 
-def setup(**changes) -> PoolNodeSetup:
+def setup(block_bytes=64 << 10, **changes) -> PoolNodeSetup:
     usual = {
         "node": "pool-0",
         "gateways": ("tcp://127.0.0.1:9000",),
         "keys": CurveKeys(gateway_public="", worker_public="", worker_secret=""),
-        "health": HealthSetup(),
-        "root": bytes(16),
-        "block_bytes": 64 << 10,
-        "capacity_bytes": 256 * MIB,
     }
-    return PoolNodeSetup(**{**usual, **changes})
+    kept = node_setup(BlockFormat(bytes(16), block_bytes), 256 * MIB, changes)
+    return PoolNodeSetup(**{**usual, **kept})
 
 
 def test_sizes_become_blocks():

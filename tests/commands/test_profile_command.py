@@ -7,7 +7,8 @@ from typer.testing import CliRunner, Result
 
 from tandem.commands.profile import profile_command
 from tandem.commands.profiling import Grid, load_engine, step_plan
-from tandem.config.hardware import BUNDLED, WorkerHardware, load_profile, worker_cost
+from tandem.config.environment import BUNDLED
+from tandem.config.hardware.worker import WorkerHardware, load_profile, worker_cost
 from tandem.config.options import ServeOptions
 from tandem.cost.step import StepShape
 

@@ -4,7 +4,7 @@ import asyncio
 
 from tandem.commands.cluster.places import state_directory
 from tandem.commands.cluster.run import ClusterRun, View
-from tandem.config.cluster_live import read_live_cluster
+from tandem.config.cluster.live import read_live_cluster
 
 CLUSTER = """\
 name: told

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from tandem.commands.main import app
 from tandem.commands.simulate_scenario import scenario_of
-from tandem.config.cluster import read_cluster
+from tandem.config.cluster.file import read_cluster
 
 
 @pytest.fixture

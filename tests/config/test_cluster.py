@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.config.cluster import Cluster, bundled_clusters, read_cluster
-from tandem.config.cluster_build import Choice
-from tandem.config.cluster_hardware import pool_blocks, pool_cost, pool_device, worker_hardware
+from tandem.config.cluster.file import Cluster, bundled_clusters, read_cluster
+from tandem.config.cluster.keys import Choice
+from tandem.config.hardware.pools import pool_blocks, pool_cost, pool_device, worker_hardware
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.slo import Slo

@@ -5,9 +5,8 @@ import sys
 
 import pytest
 
-from tandem.config.cluster import read_cluster
-from tandem.config.cluster_hardware import pool_cost
-from tandem.config.cluster_live import (
+from tandem.config.cluster.file import read_cluster
+from tandem.config.cluster.live import (
     as_served,
     connectors,
     gateway_options,
@@ -15,6 +14,7 @@ from tandem.config.cluster_live import (
     read_live_cluster,
     worker_options,
 )
+from tandem.config.hardware.pools import pool_cost
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Role
 
@@ -206,7 +206,7 @@ def test_connectors_suit_the_devices(tmp_path):
 
 def test_a_gateway_gets_its_policies_without_torch():
     script = (
-        "import sys; import tandem.commands.cluster.router, tandem.config.cluster_live; "
+        "import sys; import tandem.config.hardware.pools, tandem.config.policies; "
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tandem.config.cluster_live import read_live_cluster, worker_options
-from tandem.config.cluster_placement import bundles, placed_options, refused_placement
+from tandem.config.cluster.live import read_live_cluster, worker_options
+from tandem.config.cluster.placement import bundles, placed_options, refused_placement
 from tandem.facts.errors import InvalidConfiguration
 
 TEXT = """\

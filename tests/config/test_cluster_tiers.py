@@ -5,16 +5,21 @@ from pathlib import Path
 import pytest
 
 from tandem.commands.cluster.setups import Setups
-from tandem.config.cluster_live import checked
-from tandem.config.cluster_tiers import (
+from tandem.config.cluster.live import checked
+from tandem.config.cluster.tiers import (
     disk_folder,
+    has_tiers,
     memory_bytes,
+    pool_node_bytes,
     pool_nodes,
     process_names,
     refused_sizes,
+    tenant_shares,
+    worker_tier_bytes,
 )
-from tandem.config.cluster_tree import parse
+from tandem.config.cluster.tree import parse
 from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.fleet import Tier
 
 POOLS = """\
 model: tandem-mini
@@ -43,17 +48,25 @@ tenants: [{name: a, kv_share: 0.25}, {name: b}]
 """
     )
     setups = Setups(cluster)
-    tiers = setups.worker(cluster.pools[0], "w-0", ("tcp://127.0.0.1:1",)).tiers
-    assert tiers is not None
-    assert (tiers.host_bytes, tiers.disk_bytes, tiers.disk) == (8 * MIB, 64 * MIB, "/data/kv")
-    assert (tiers.remote, tiers.eviction, tiers.quotas) == (True, "arc", {"a": 0.25})
+    worker = setups.worker(cluster.pools[0], "w-0", ("tcp://127.0.0.1:1",))
+    tiers = worker.cluster.tiers
+    assert worker_tier_bytes(tiers) == {Tier.HOST: 8 * MIB, Tier.DISK: 64 * MIB}
+    assert tiers.disk is not None
+    assert tiers.disk.path == "/data/kv"
+    assert (worker.cluster.policies.eviction.name, tenant_shares(worker.cluster)) == (
+        "arc", {"a": 0.25},
+    )  # fmt: skip
     assert pool_nodes(cluster) == ("pool-0", "pool-1")
     assert list(process_names(cluster)) == ["w-0", "w-1", "pool-0", "pool-1"]
     node = setups.pool_node("pool-1", ("tcp://127.0.0.1:1",))
-    assert (node.capacity_bytes, node.disk_bytes, node.replicas) == (16 * MIB, 64 * MIB, 1)
-    assert (node.root, node.block_bytes) == (tiers.root, tiers.block_bytes)
-    assert node.disk == str(disk_folder(cluster, None))
-    assert node.disk.endswith("tandem/lab/kv")
+    remote = node.cluster.tiers.remote
+    assert remote is not None
+    assert pool_node_bytes(remote) == {Tier.HOST: 16 * MIB, Tier.DISK: 64 * MIB}
+    assert remote.replicas == 1
+    assert node.shared_format == worker.shared_format == setups.block_format()
+    assert remote.disk is not None
+    assert remote.disk.path == str(disk_folder(cluster, None))
+    assert remote.disk.path.endswith("tandem/lab/kv")
     assert not node.keys.gateway_secret
     # Two workers' host tiers, and the pool's.
     assert memory_bytes(cluster) == 48 * MIB
@@ -61,7 +74,9 @@ tenants: [{name: a, kv_share: 0.25}, {name: b}]
 
 def test_without_tiers_nobody_is_told_of_any():
     cluster = read("")
-    assert Setups(cluster).worker(cluster.pools[0], "w-0", ()).tiers is None
+    worker = Setups(cluster).worker(cluster.pools[0], "w-0", ())
+    assert not has_tiers(worker.cluster)
+    assert worker.shared_format is None
     assert pool_nodes(cluster) == ()
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.config.hardware import (
+from tandem.config.hardware.worker import (
     DEVICES,
     WorkerHardware,
     bundled_devices,

@@ -7,9 +7,9 @@ import pytest
 from tandem.config.machine import MachineFacts, machine_facts
 from tandem.config.options import read_options
 from tandem.config.resolve import ModelFacts, resolve
-from tandem.config.shares import GIB
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import AttentionSpec, ModelSpec, RopeSpec
+from tandem.facts.units import GIB
 
 SPEC = ModelSpec(
     architecture="LlamaForCausalLM",

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.config.hardware import bundled_models, load_model_shape
+from tandem.config.hardware.worker import bundled_models, load_model_shape
 from tandem.cost.model_shape import ModelShape, chunk_pairs, model_shape, power
 from tandem.facts.errors import InvalidConfiguration
 from tandem.models.config_file import Fields

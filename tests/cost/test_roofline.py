@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.config.hardware import load_device, load_model_shape
+from tandem.config.hardware.worker import load_device, load_model_shape
 from tandem.cost.device import Efficiency, Latency
 from tandem.cost.model_shape import model_shape
 from tandem.cost.roofline import AttentionRates, roofline

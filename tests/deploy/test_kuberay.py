@@ -9,8 +9,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tandem.config.cluster_live import checked
-from tandem.config.cluster_tree import parse
+from tandem.config.cluster.live import checked
+from tandem.config.cluster.tree import parse
 from tests.deploy.manifests import KUBERAY, documents, parsed, pod_templates
 
 CONFIG, JOB, SERVICE, *POLICIES = documents(KUBERAY / "rayjob.yaml")

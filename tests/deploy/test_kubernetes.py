@@ -8,7 +8,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tandem.config.cluster_live import on_cpu, read_live_cluster
+from tandem.config.cluster.live import on_cpu, read_live_cluster
 from tandem.config.options import parse_bytes
 from tandem.messages.gateway import ClusterStatus
 from tandem.observe.cluster_metrics import GatewayMetrics

@@ -14,8 +14,9 @@ from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
 from tandem.cluster.router.admission import RouterConfig
 from tandem.cluster.router.fleet import Capacity
 from tandem.commands.cluster.setups import PROCESS
+from tandem.config.cluster.workers import HealthConfig
 from tandem.config.options import ServeOptions
-from tandem.config.processes import CurveKeys, HealthSetup, WorkerSetup, write_setup
+from tandem.config.processes import CurveKeys, WorkerSetup, write_setup
 from tandem.cost.fitted import FittedStepTime
 from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.blocks import CacheRoot
@@ -51,6 +52,7 @@ from tandem.policy.dispatch.contract import Transfer
 from tandem.policy.dispatch.registry import DISPATCHES
 from tandem.policy.qos.classes import Classes
 from tandem.policy.routing.registry import ROUTINGS
+from tests.config.clusters import POOL, cluster_of_one
 
 PATIENCE_S = 60.0
 BLOCK_SIZE = 16
@@ -58,7 +60,7 @@ MODEL, REVISION = "tandem-mini", "main"
 OPTIONS = ServeOptions(
     threads=1, kv_cache_memory="64MiB", max_num_seqs=8, max_num_batched_tokens=64
 )
-HEALTH = HealthSetup(report_interval_s=0.05, heartbeat_timeout_s=10.0)
+HEALTH = HealthConfig(report_interval_s=0.05, heartbeat_timeout_s=10.0)
 WELCOME = Registered("g0", 50_000_000, 10_000_000_000, 20_000_000_000)
 COST = WorkerCost(
     FittedStepTime(fixed_s=0.01, token_s=1e-3),
@@ -279,13 +281,13 @@ class Workers:
         setup = WorkerSetup(
             **{
                 "worker": name,
-                "pool": "p",
+                "pool": POOL,
                 "role": role,
                 "model": None,
                 "options": OPTIONS,
                 "gateways": self.gateways,
                 "keys": KEYS,
-                "health": HEALTH,
+                "cluster": cluster_of_one(health=HEALTH),
                 **changes,
             }
         )

@@ -14,7 +14,7 @@ from tandem.commands.cluster.worker_connectors import (
     random_bytes,
     transfer_secret,
 )
-from tandem.config.processes import CurveKeys, HealthSetup, PoolNodeSetup, write_setup
+from tandem.config.processes import CurveKeys, PoolNodeSetup, write_setup
 from tandem.facts.fleet import Tier
 from tandem.kernels.transfer.choose import choose_transfer
 from tandem.kv.connectors.tcp_door import TcpLimits
@@ -35,6 +35,7 @@ from tandem.messages.cluster import (
 )
 from tandem.messages.gateway import PeerGone, WorkerSaid
 from tandem.messages.router import BlocksListed, BlocksReported
+from tests.config.clusters import node_setup
 from tests.kv.tier_blocks import FORMAT
 from tests.live.gateway_side import LoopThread
 
@@ -162,12 +163,9 @@ class PoolNodes:
             "node": node,
             "gateways": (self.side.endpoint,),
             "keys": KEYS,
-            "health": HealthSetup(),
-            "root": FORMAT.root,
-            "block_bytes": FORMAT.block_bytes,
-            "capacity_bytes": 400 * FORMAT.block_bytes,
         }
-        return PoolNodeSetup(**{**usual, **changes})
+        kept = node_setup(FORMAT, 400 * FORMAT.block_bytes, changes)
+        return PoolNodeSetup(**{**usual, **kept})
 
     def start(self, node: str, **changes: Any) -> "subprocess.Popen[bytes]":
         setup = self.setup(node, **changes)

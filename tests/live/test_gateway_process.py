@@ -15,26 +15,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tandem.config.cluster.workers import HealthConfig
 from tandem.config.options import ServeOptions
-from tandem.config.processes import (
-    CurveKeys,
-    GatewayListening,
-    GatewaySetup,
-    HealthSetup,
-    write_setup,
-)
+from tandem.config.processes import CurveKeys, GatewayListening, GatewaySetup, write_setup
 from tandem.facts.sampling import SamplingParameters
 from tandem.live.gateway.operator import OperatorClient
 from tests.cluster.ledger_engine import answer
+from tests.config.clusters import cluster_of_one
 from tests.live.ends import GATEWAY_PAIR, NODE_KEYS, PATIENCE_S, WORKER_PAIR
 from tests.live.toy_cluster import CONTEXT_TOKENS, EXPORT, ToyWorker, until
 
-CLUSTER = """
-model: tandem-mini
-block_size: 16
-pools:
-  - {name: both, role: both, count: 1, device: cpu}
-"""
+HEALTH = HealthConfig(report_interval_s=0.02, heartbeat_timeout_s=5.0)
 KEYS = CurveKeys(
     gateway_public=GATEWAY_PAIR.public,
     gateway_secret=GATEWAY_PAIR.secret,
@@ -57,16 +48,13 @@ OF_MINI = replace(EXPORT, model="tandem-mini", revision="main")
 
 
 def setup_in(folder: Path, name: str = "g0", **changes) -> GatewaySetup:
-    cluster = folder / "cluster.yaml"
-    cluster.write_text(CLUSTER)
     values = {
         "gateway": name,
-        "cluster_file": str(cluster),
         "model": None,
         "options": ServeOptions(port=0),
         "listen": "tcp://127.0.0.1:0",
         "keys": KEYS,
-        "health": HealthSetup(report_interval_s=0.02, heartbeat_timeout_s=5.0),
+        "cluster": replace(cluster_of_one(health=HEALTH), block_size=16),
         "state_directory": str(folder),
     }
     return GatewaySetup(**(values | changes))
@@ -169,7 +157,7 @@ def test_gateways_share_a_port_serve_and_end_orderly(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"cluster_file": "nowhere.yaml"}, "nowhere.yaml"),
+        ({"cluster": replace(cluster_of_one(), model="nowhere")}, "there is no 'nowhere'"),
         ({"listen": "tcp://256.0.0.1:1"}, "cannot listen for workers"),
     ],
 )

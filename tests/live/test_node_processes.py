@@ -15,13 +15,16 @@ import pytest
 
 from tandem.commands.assembly import assemble, running
 from tandem.commands.model_assembly import plan_model
+from tandem.config.cluster.file import Cluster as FileCluster
 from tandem.facts.fleet import Role
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.live.channels.curve import make_keys
 from tandem.live.clock import now_ns
 from tandem.policy.dispatch.contract import Transfer
+from tests.config.clusters import cluster_of_one
 from tests.live.gateway_side import (
+    HEALTH,
     KEYS,
     OPTIONS,
     PATIENCE_S,
@@ -88,12 +91,16 @@ class Cluster:
         return side, side.open(listen)
 
 
+def over(connector: str) -> FileCluster:
+    return cluster_of_one(health=HEALTH, connectors=(connector,))
+
+
 @pytest.fixture(scope="module")
 def cluster(loop, tmp_path_factory, request):
     cluster = Cluster(loop, tmp_path_factory.mktemp("workers"))
     cluster.workers.start("p0", "prefill")
-    cluster.workers.start("d0", "decode", connectors=("shm",))
-    cluster.workers.start("d1", "decode", connectors=("tcp",))
+    cluster.workers.start("d0", "decode", cluster=over("shm"))
+    cluster.workers.start("d1", "decode", cluster=over("tcp"))
     loop.run(cluster.side.members("p0", "d0", "d1"))
     yield cluster
     cluster.workers.kill_all()
@@ -132,8 +139,10 @@ def test_several_ranks_say_the_same_in_both_roles(cluster, loop, answers):
     """One worker is cut by heads, one by layers, so that KV moves from two shards that lie side by
     side into two that lie one after the other; then the two change their roles."""
     side, workers = cluster.side, cluster.workers
-    workers.start("heads", "prefill", tensor_parallel=2)
-    workers.start("layers", "decode", pipeline_parallel=2)
+    heads = cluster_of_one(health=HEALTH, tensor_parallel=2)
+    layers = cluster_of_one(health=HEALTH, pipeline_parallel=2)
+    workers.start("heads", "prefill", cluster=heads)
+    workers.start("layers", "decode", cluster=layers)
     loop.run(side.members("p0", "d0", "d1", "heads", "layers"))
     loop.run(only(side, "heads", "layers"))
     assert loop.run(ask_all(side, "/ranks")) == answers
@@ -238,7 +247,8 @@ def test_a_stranger_is_not_let_in_and_ends(cluster, loop):
 
 
 def test_a_worker_whose_rank_dies_early_ends_soon(cluster):
-    process = cluster.workers.start("early", "both", tensor_parallel=2)
+    split = cluster_of_one(health=HEALTH, tensor_parallel=2)
+    process = cluster.workers.start("early", "both", cluster=split)
     deadline_ns = now_ns() + int(PATIENCE_S * 1e9)
     while not (ranks := ranks_of(process.pid)):
         assert now_ns() < deadline_ns

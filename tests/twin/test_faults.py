@@ -79,7 +79,7 @@ def test_a_mistake_is_told_with_its_entry_and_a_remedy(entry, problem):
         ({"at": 1, "crash": "decode-11"}, "there is no worker decode-11; did you mean decode-1?"),
         (
             {"at": 1, "partition": [["decode-0"], ["x"]]},
-            "there is no worker x; known: prefill-0, decode-0, decode-1",
+            "there is no worker x; known: decode-0, decode-1, prefill-0",
         ),
         ({"at": 1, "down": "disk", "worker": "decode0"}, "no worker decode0; did you mean decode-"),
     ],

@@ -13,7 +13,7 @@ from tandem.commands.front_door import HttpServer, http_server_over
 from tandem.commands.listening import listen
 from tandem.commands.model_assembly import load_model, pick_kernels, plan_model
 from tandem.config.api_options import api_config
-from tandem.config.hardware import BUNDLED_MODEL
+from tandem.config.environment import BUNDLED_MODEL
 from tandem.config.options import ServeOptions
 from tandem.config.resolve import ServerPlan
 from tandem.engine.engine import Engine

@@ -20,7 +20,7 @@ from tandem.commands.cluster.setups import Setups, gateway_program, write_cluste
 from tandem.commands.cluster.single import listen_endpoint, process_name
 from tandem.commands.cluster.view import terminal
 from tandem.commands.options import with_options
-from tandem.config.cluster_live import LiveFile, read_live_cluster
+from tandem.config.cluster.live import LiveFile, read_live_cluster
 from tandem.config.processes import GatewayListening, GatewaySetup
 from tandem.live.channels.curve import make_pair
 from tandem.live.launching.launcher import LocalLauncher
@@ -85,7 +85,7 @@ def gateway_command(
     name = process_name(options.name)
     endpoint = listen_endpoint(file.cluster.listen)
     setups = Setups(file.cluster, keys, alone=True)
-    if warning := exposure_of(file.cluster, setups.host.api_keys):
+    if warning := exposure_of(file.cluster, setups.share.host.api_keys):
         terminal().print(f"[yellow]{warning}[/yellow]", soft_wrap=True)
     directory = state_directory(f"{file.cluster.name}-{name}", options.state_dir)
     directory.claim()

@@ -1,8 +1,7 @@
 """`tandem hits`: how much of a trace's prompts a prefix cache would hold, by size and eviction."""
 
-import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,15 +14,16 @@ from tandem.bench.traces.reader import read_trace
 from tandem.commands.options import with_options
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.trace import TraceRow
+from tandem.facts.units import COUNT, SECONDS
 from tandem.policy.eviction.registry import EVICTIONS
 from tandem.report.documents import require_folder, write_file
 from tandem.report.plots.chart import COLOURS, Chart, Curve, Mark, Panel
 from tandem.report.plots.libraries import load_plotter, save_chart
 from tandem.twin.cache_replay import BoundedCache, CacheHits, ExpiringCache, replay_cache
 
-_CAPACITY = re.compile(r"(\d+(?:\.\d+)?)([kMG]?)")
+# Seconds, where nothing else is said.
+_TTL = replace(SECONDS, bare="s")
 _GREY = len(COLOURS) - 1
-_TOKENS = {"k": 1e3, "M": 1e6, "G": 1e9}
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class HitsOptions:
         if self.ttl is None:
             return []
         try:
-            return sorted({float(part) for part in self.ttl.split(",")})
+            return sorted({_TTL.read(part) for part in self.ttl.split(",")})
         except ValueError:
             raise InvalidConfiguration(
                 f"--ttl must be seconds or a list as 60,600, got {self.ttl!r}"
@@ -187,10 +187,12 @@ def _name(result: CacheResult) -> str:
 
 
 def _blocks(text: str, block_tokens: int) -> int:
-    match = _CAPACITY.fullmatch(text.strip())
-    number = float(match[1]) if match else 0.0
-    blocks = int(number * _TOKENS[match[2]] / block_tokens) if match and match[2] else int(number)
-    if match is None or blocks < 1 or (not match[2] and blocks != number):
+    try:
+        number, unit = COUNT.read_unit(text)
+    except ValueError:
+        number, unit = 0.0, ""
+    blocks = int(number / block_tokens) if unit else int(number)
+    if blocks < 1 or (not unit and blocks != number):
         raise InvalidConfiguration(
             "--capacity must be whole blocks as 1953,5859 or tokens as 500k,3M, of at least one "
             f"block of {block_tokens} tokens each, got {text!r}"

@@ -23,10 +23,10 @@ from tandem.commands.cluster.setups import (
 from tandem.commands.cluster.single import process_name, until_resolved
 from tandem.commands.cluster.view import terminal
 from tandem.commands.options import with_options
-from tandem.config.cluster import Cluster, PoolConfig
-from tandem.config.cluster_tiers import process_names
-from tandem.config.cluster_tree import nearest
-from tandem.facts.errors import InvalidConfiguration
+from tandem.config.cluster.file import Cluster
+from tandem.config.cluster.tiers import process_names
+from tandem.config.cluster.workers import PoolConfig
+from tandem.facts.errors import InvalidConfiguration, nearest
 from tandem.facts.fleet import Role
 from tandem.live.launching.launcher import Ended, LocalLauncher, Program
 from tandem.live.launching.restarts import AGAIN

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 
-from tandem.config.environment import cache_directory
-from tandem.config.hardware import BUNDLED_MODEL
+from tandem.config.environment import BUNDLED_MODEL, cache_directory
 from tandem.config.machine import MachineFacts, machine_facts
 from tandem.config.options import ServeOptions
 from tandem.config.resolve import ModelFacts, ServerPlan, resolve

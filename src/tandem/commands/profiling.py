@@ -14,7 +14,7 @@ from rich.table import Table
 
 import tandem
 from tandem.bench.stopwatch import start_clock
-from tandem.config.hardware import BUNDLED_MODEL
+from tandem.config.environment import BUNDLED_MODEL
 from tandem.config.machine import machine_facts
 from tandem.config.options import ServeOptions
 from tandem.config.resolve import ModelFacts, ServerPlan, resolve

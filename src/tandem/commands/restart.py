@@ -13,8 +13,7 @@ from tandem.commands.cluster.operators import NobodyAnswers, Operators
 from tandem.commands.cluster.places import RunningCluster, WhichCluster, find_running
 from tandem.commands.cluster.view import terminal
 from tandem.commands.options import with_options
-from tandem.config.cluster_tree import nearest
-from tandem.facts.errors import InvalidConfiguration, TandemError
+from tandem.facts.errors import InvalidConfiguration, TandemError, nearest
 from tandem.messages.gateway import ClusterStatus, WorkerStatus
 
 POLL_S = 0.1

@@ -15,10 +15,10 @@ from tandem.commands.cluster.before_start import check_before_start
 from tandem.commands.cluster.places import state_directory
 from tandem.commands.cluster.run import RunLimits
 from tandem.commands.cluster.up import CTRL_C, Screen, run_cluster
-from tandem.config.cluster_live import LiveFile, checked
-from tandem.config.cluster_tree import FLAGS, parse
+from tandem.config.cluster.live import LiveFile, checked
+from tandem.config.cluster.tree import FLAGS, parse
 from tandem.config.environment import cache_directory, may_have_gpu
-from tandem.config.hardware import bundled_devices
+from tandem.config.hardware.worker import bundled_devices
 from tandem.config.options import ServeOptions
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.launching.state_directory import sweep

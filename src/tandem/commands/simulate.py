@@ -24,7 +24,7 @@ from tandem.commands.simulate_output import (
 )
 from tandem.commands.simulate_runs import Trial, run_trials
 from tandem.commands.simulate_scenario import scenario_of
-from tandem.config.cluster import bundled_clusters
+from tandem.config.cluster.file import bundled_clusters
 from tandem.config.environment import host_facts
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.trace import TraceRow

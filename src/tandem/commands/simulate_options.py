@@ -12,10 +12,9 @@ from tandem.bench.laws import read_length_pairs
 from tandem.bench.traces.rates import WINDOW_S, RateDraw
 from tandem.bench.traces.reader import read_trace
 from tandem.bench.traces.shape import merge, merge_note, spread, spread_note, window, window_note
-from tandem.config.cluster import MOST_FAULTS_PER_HOUR, Cluster, read_cluster
-from tandem.config.cluster_build import Choice
-from tandem.config.cluster_tree import nearest
-from tandem.facts.errors import InvalidConfiguration
+from tandem.config.cluster.file import MOST_FAULTS_PER_HOUR, Cluster, read_cluster
+from tandem.config.cluster.keys import Choice
+from tandem.facts.errors import InvalidConfiguration, nearest
 from tandem.facts.trace import TraceRow
 from tandem.policy.routing.registry import ROUTINGS
 from tandem.report.slo import parse_slo

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tandem.commands.simulate_runs import Trial
-from tandem.config.cluster_hardware import pool_device
+from tandem.config.hardware.pools import pool_device
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.slo import Slo
 from tandem.report.comparison import Point, comparison_table, finding

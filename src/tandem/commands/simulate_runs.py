@@ -9,7 +9,7 @@ from typing import Any
 
 from tandem.bench.traces.shape import speed
 from tandem.commands.simulate_scenario import scenario_of, with_random_faults
-from tandem.config.cluster import Cluster
+from tandem.config.cluster.file import Cluster
 from tandem.facts.trace import TraceRow
 from tandem.report.record import RunRecord
 from tandem.twin.simulation import simulate

@@ -1,29 +1,22 @@
 """From a cluster file to a scenario of the twin: fresh policies, priced workers, read faults."""
 
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from math import inf
 
-from tandem.commands.cluster.policies import only_name, router_policies
-from tandem.config.cluster import Cluster, PoolConfig, TierConfig
-from tandem.config.cluster_build import Choice
-from tandem.config.cluster_hardware import pool_blocks, pool_cost, pool_device
-from tandem.config.cluster_parameters import parameters
+from tandem.config.cluster.file import Cluster
+from tandem.config.cluster.keys import Choice
+from tandem.config.cluster.workers import PoolConfig, TierConfig
+from tandem.config.hardware.pools import pool_blocks, pool_cost, pool_device
+from tandem.config.policies import eviction_order, planning_policy, router_policies
 from tandem.cost.worker import WorkerCost
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Tier
-from tandem.forecast.choose import forecaster
 from tandem.policy.batching import TokenBudgetBatching
-from tandem.policy.eviction.registry import make_eviction
-from tandem.policy.planning.contract import Planning
-from tandem.policy.planning.registry import PLANNINGS, planning
 from tandem.twin.faults import Fault, TierDown, TierLost, TierSpoilt
 from tandem.twin.faults_entries import read_faults
 from tandem.twin.faults_random import random_faults
 from tandem.twin.network_paths import NodeLinks
 from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind
-
-# More often nobody plans, and a tick of 0 would never let time pass.
-SHORTEST_TICK_S = 0.1
 
 
 def scenario_of(cluster: Cluster, explains: bool = False) -> Scenario:
@@ -151,8 +144,7 @@ def _remote_bytes_per_s(remote: TierConfig | None, pools: tuple[Pool, ...]) -> f
 
 
 def _policies(cluster: Cluster, pools: tuple[Pool, ...]) -> Policies:
-    chosen = cluster.policies
-    only_name(chosen.eviction, "eviction")
+    order = eviction_order(cluster)
     # One order serves a worker's tiers; only ARC asks how large its cache is.
     capacity = max(1, *(pool.kind.host_blocks for pool in pools))
     deciding = router_policies(cluster)
@@ -160,28 +152,8 @@ def _policies(cluster: Cluster, pools: tuple[Pool, ...]) -> Policies:
         routing=deciding.routing,
         admission=deciding.admission,
         dispatching=deciding.dispatching,
-        eviction=lambda: make_eviction(chosen.eviction.name, capacity),
-        planning=_planning(cluster),
+        eviction=lambda: order(capacity),
+        planning=planning_policy(cluster),
         classes=deciding.classes,
         queue=deciding.queue,
     )
-
-
-def _planning(cluster: Cluster) -> Planning | None:
-    """None where nothing is planned: a run without ticks is quicker and the same."""
-    chosen, forecast = cluster.policies.planning, cluster.policies.forecast
-    make = PLANNINGS[chosen.name]
-    options = parameters("planning", chosen, make)
-    if forecast is not None:
-        if not is_dataclass(make) or "forecaster" not in {entry.name for entry in fields(make)}:
-            raise InvalidConfiguration(f"planning {chosen.name} forecasts nothing; drop forecast")
-        options["forecaster"] = forecaster(forecast.name, **forecast.parameters)
-    if chosen.name == "static" and not options:
-        return None
-    made = planning(chosen.name, **options)
-    if made.interval_s < SHORTEST_TICK_S:
-        raise InvalidConfiguration(
-            f"planning {chosen.name}: a tick every {made.interval_s:g} s; choose {SHORTEST_TICK_S} "
-            "or more"
-        )
-    return made

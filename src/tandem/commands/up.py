@@ -19,8 +19,8 @@ from tandem.commands.cluster.setups import TANDEM
 from tandem.commands.cluster.up import CTRL_C, Screen, run_cluster
 from tandem.commands.cluster.view import terminal
 from tandem.commands.options import with_options
-from tandem.config.cluster import bundled_clusters
-from tandem.config.cluster_live import read_live_cluster
+from tandem.config.cluster.file import bundled_clusters
+from tandem.config.cluster.live import read_live_cluster
 from tandem.live.launching.state_directory import SUPERVISOR_LOG, ClusterRunning, StateDirectory
 
 POLL_S = 0.1

@@ -1,5 +1,5 @@
-"""What a server's options mean for its HTTP front: the limits, who may come in, and whether it may
-listen there at all."""
+"""The HTTP front of a server, from its options: limits, API keys, and whether it may listen where
+others reach it."""
 
 import ipaddress
 from collections.abc import Mapping

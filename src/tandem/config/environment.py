@@ -1,4 +1,5 @@
-"""The one place that reads the environment variables and asks the system what this machine has."""
+"""The one place that reads environment variables and asks the system what this machine has: cores,
+memory, folders, secrets in variables."""
 
 import os
 import sys
@@ -6,8 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import tandem
 from tandem.facts.errors import InvalidConfiguration
 
+# What comes with Tandem: models, example clusters, datasheets of devices.
+BUNDLED = Path(tandem.__file__).parent / "bundled"
+BUNDLED_MODEL = BUNDLED / "tandem-mini"
 # As version 1 of control groups writes it.
 _NO_LIMIT = (1 << 63) - 1
 

@@ -1,17 +1,26 @@
-"""Does a model with its KV cache fit into memory? Sizes only, known before anything is loaded."""
+"""Memory sizes of a server, known before anything is loaded: what weights and steps need, what is
+left for the KV cache, how many blocks and how long a context that makes, and whether it fits.
+
+Needs no torch: launchers ask, too.
+"""
 
 from dataclasses import dataclass, field
 
 from tandem.config.options import ServeOptions
+from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import ModelSpec
+from tandem.facts.units import GIB, MIB, size_text
 from tandem.models.footprint import WeightBytes
 
-MIB = 1 << 20
-GIB = 1 << 30
 # Python, torch and the libraries of a process that runs a model, and of one that only serves it:
 # what is not shared with other processes, measured and rounded up.
 WORKER_PROCESS_BYTES = 320 * MIB
 GATEWAY_PROCESS_BYTES = 192 * MIB
+# On a shared machine the pool takes what surely is to spare, not all there is.
+CPU_POOL_SHARE = 0.4
+CPU_POOL_LIMIT_BYTES = 4 * GIB
+# Beside weights and KV, on a GPU that several workers share: context, kernels, activations.
+GPU_WORKING_BYTES = 2 * GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +71,21 @@ def refused_memory(need: MemoryNeed, free_bytes: int, *, what: str, fewer: str =
     None where it fits."""
     if need.total <= free_bytes:
         return None
-    besides = f", other memory {size(need.other)}" if need.other else ""
+    besides = f", other memory {size_text(need.other)}" if need.other else ""
     figures = (
-        f"weights {size(need.weights.held)} ({what}; {size(need.weights.peak)} while they are "
-        f"loaded), working memory {size(need.working)}{besides}"
+        f"weights {size_text(need.weights.held)} ({what}; {size_text(need.weights.peak)} while "
+        f"they are loaded), working memory {size_text(need.working)}{besides}"
     )
     if need.without_kv > free_bytes:
         return (
-            f"the model does not fit into memory: {figures}, and {size(free_bytes)} are free; take "
-            f"a smaller model or one with narrower weights (--quantization int8){fewer}"
+            f"the model does not fit into memory: {figures}, and {size_text(free_bytes)} are free; "
+            f"take a smaller model or one with narrower weights (--quantization int8){fewer}"
         )
     left = free_bytes - need.weights.held - need.working - need.other
     return (
-        f"the KV cache does not fit into memory: it takes {size(need.kv)} beside {figures}, and "
-        f"{size(free_bytes)} are free; lower kv-cache-memory to {left // MIB}MiB in all{fewer}"
+        f"the KV cache does not fit into memory: it takes {size_text(need.kv)} beside {figures}, "
+        f"and {size_text(free_bytes)} are free; lower kv-cache-memory to {left // MIB}MiB in "
+        f"all{fewer}"
     )
 
 
@@ -87,14 +97,79 @@ def refused_blocks(
     if blocks_bytes + beside_bytes <= free_bytes:
         return None
     return (
-        f"{option} does not fit into memory: it takes {size(blocks_bytes)} beside "
-        f"{size(beside_bytes)} for {beside}, and {size(free_bytes)} are free; choose a smaller "
-        "capacity"
+        f"{option} does not fit into memory: it takes {size_text(blocks_bytes)} beside "
+        f"{size_text(beside_bytes)} for {beside}, and {size_text(free_bytes)} are free; choose a "
+        "smaller capacity"
     )
 
 
-def size(count_bytes: int) -> str:
-    """For a person: `1.5 GiB`, `300 MiB`."""
-    if count_bytes < GIB:
-        return f"{count_bytes / MIB:,.0f} MiB"
-    return f"{count_bytes / GIB:,.1f} GiB"
+def cpu_pool_bytes(free_bytes: int, beside_bytes: int, workers: int = 1) -> int:
+    """Memory for the KV pool of each of `workers`, where `beside_bytes` of what is free are for
+    everything else that all of them have yet to take."""
+    spare_bytes = max(0, free_bytes - beside_bytes)
+    return min(CPU_POOL_LIMIT_BYTES, int(CPU_POOL_SHARE * spare_bytes)) // workers
+
+
+def gpu_pool_bytes(usable_bytes: int, weight_bytes: int, workers: int) -> int:
+    """The same for workers on one GPU, of which they may use so much together."""
+    return max(0, usable_bytes // workers - weight_bytes - GPU_WORKING_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class KvSizes:
+    """`cuts` say, a line each, where it is less than was asked for or than the model could do."""
+
+    blocks: int
+    context_tokens: int
+    cuts: tuple[str, ...] = ()
+
+
+def kv_sizes(options: ServeOptions, spec: ModelSpec, block_bytes: int, pool_bytes: int) -> KvSizes:
+    """Of a pool that may take `pool_bytes`. Raises `InvalidConfiguration` with the option at fault
+    and the remedy."""
+    wanted_tokens = options.max_model_len or spec.context_tokens
+    if wanted_tokens < 2:
+        raise InvalidConfiguration("max-model-len must hold a prompt and an answer: at least 2")
+    if wanted_tokens > spec.context_tokens:
+        raise InvalidConfiguration(
+            f"max-model-len {wanted_tokens} is beyond the model's {spec.context_tokens} positions"
+        )
+    blocks = pool_bytes // block_bytes
+    context_tokens = _context_tokens(options, wanted_tokens, blocks, block_bytes)
+    cuts = []
+    if context_tokens < wanted_tokens:
+        needed_mib = -(-wanted_tokens // options.block_size) * block_bytes / MIB
+        cuts.append(
+            f"context cut to {context_tokens} of {wanted_tokens} tokens: a KV cache of "
+            f"{size_text(pool_bytes)} holds no more; kv-cache-memory {needed_mib:.0f}MiB would "
+            "hold all"
+        )
+    # More blocks than all slots could ever fill would only be cache; keep twice that as cache.
+    useful_blocks = 2 * options.max_num_seqs * -(-context_tokens // options.block_size)
+    if blocks > useful_blocks and options.kv_cache_memory != "auto":
+        cuts.append(
+            f"KV cache cut to {size_text(useful_blocks * block_bytes)} of {size_text(pool_bytes)}: "
+            f"twice what {options.max_num_seqs} sequences of {context_tokens} tokens can fill; "
+            "more max-num-seqs would use more"
+        )
+    return KvSizes(min(blocks, useful_blocks), context_tokens, tuple(cuts))
+
+
+def _context_tokens(
+    options: ServeOptions, wanted_tokens: int, pool_blocks: int, block_bytes: int
+) -> int:
+    """The longest sequence that fits. An explicit wish that does not fit is an error; the model's
+    own maximum is only an upper bound."""
+    fitting_tokens = pool_blocks * options.block_size
+    if fitting_tokens >= wanted_tokens:
+        return wanted_tokens
+    needed_mib = -(-wanted_tokens // options.block_size) * block_bytes / MIB
+    remedy = f"raise --kv-cache-memory above {needed_mib:.0f}MiB or lower --max-model-len"
+    if options.max_model_len:
+        raise InvalidConfiguration(
+            f"max-model-len {wanted_tokens} does not fit: the KV pool holds {fitting_tokens} "
+            f"tokens; {remedy}"
+        )
+    if fitting_tokens < 2 * options.block_size:
+        raise InvalidConfiguration(f"no memory is left for the KV cache; {remedy}")
+    return fitting_tokens

@@ -1,8 +1,8 @@
-"""What a user may say about a server, in one table: the source of the flags of `tandem serve`, of
-the keys of its YAML file, and of both their checks."""
+"""Options of `tandem serve`, in one table: the source of its flags, of the keys of its YAML file
+and of both their checks."""
 
 from collections.abc import Mapping
-from difflib import get_close_matches
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,8 +10,12 @@ import msgspec
 import yaml
 from msgspec import Meta
 
-from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.errors import InvalidConfiguration, nearest
+from tandem.facts.units import BYTES
 
+# A size without a unit is in bytes; beyond so many somebody mistyped.
+_MEMORY = replace(BYTES, bare="B")
+MOST_BYTES = 1e18
 Positive = Meta(ge=1)
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -21,8 +25,10 @@ Quantization = Literal["none", "int8"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
-def _say(text: str, panel: str) -> Meta:
-    return Meta(description=text, extra={"panel": panel})
+def _doc(text: str, panel: str, **more: str) -> Meta:
+    """What an option means, the panel of the help it stands in, and which processes of a cluster
+    alone are told it (`known_to`), for a secret."""
+    return Meta(description=text, extra={"panel": panel, **more})
 
 
 class ServeOptions(
@@ -30,101 +36,102 @@ class ServeOptions(
 ):
     """Options of `tandem serve`, named as vLLM names them where the meaning is the same."""
 
-    revision: Annotated[str, _say("Revision of a model from the hub.", "Model")] = "main"
+    revision: Annotated[str, _doc("Revision of a model from the hub.", "Model")] = "main"
     served_model_name: Annotated[
-        tuple[str, ...], _say("Name clients use; repeat for several.", "Model")
+        tuple[str, ...], _doc("Name clients use; repeat for several.", "Model")
     ] = ()
     dtype: Annotated[
         Dtype,
-        _say("Storage of the weights; on a CPU the arithmetic is always fp32.", "Model"),
+        _doc("Storage of the weights; on a CPU the arithmetic is always fp32.", "Model"),
     ] = "auto"
     quantization: Annotated[
-        Quantization, _say("int8: weights at one byte each, CPU only.", "Model")
+        Quantization, _doc("int8: weights at one byte each, CPU only.", "Model")
     ] = "none"
-    load_format: Annotated[LoadFormat, _say("dummy: random weights, for measuring.", "Model")] = (
+    load_format: Annotated[LoadFormat, _doc("dummy: random weights, for measuring.", "Model")] = (
         "auto"
     )
     max_model_len: Annotated[
-        int, Meta(ge=0), _say("Context in tokens; 0: as long as model and memory allow.", "Model")
+        int, Meta(ge=0), _doc("Context in tokens; 0: as long as model and memory allow.", "Model")
     ] = 0
 
-    device: Annotated[Device, _say("Where the model runs.", "Engine")] = "auto"
+    device: Annotated[Device, _doc("Where the model runs.", "Engine")] = "auto"
     threads: Annotated[
-        int, Meta(ge=0, le=1024), _say("CPU threads for the kernels; 0: all cores.", "Engine")
+        int, Meta(ge=0, le=1024), _doc("CPU threads for the kernels; 0: all cores.", "Engine")
     ] = 0
     native_kernels: Annotated[
-        bool, _say("Compile and use the C++ kernels on a CPU.", "Switches")
+        bool, _doc("Compile and use the C++ kernels on a CPU.", "Switches")
     ] = True
     max_num_seqs: Annotated[
-        int, Positive, Meta(le=4096), _say("Sequences that run at the same time.", "Engine")
+        int, Positive, Meta(le=4096), _doc("Sequences that run at the same time.", "Engine")
     ] = 64
     max_num_batched_tokens: Annotated[
-        int, Positive, Meta(le=1 << 20), _say("Tokens a step computes at most.", "Engine")
+        int, Positive, Meta(le=1 << 20), _doc("Tokens a step computes at most.", "Engine")
     ] = 2048
     long_prefill_token_threshold: Annotated[
-        int, Meta(ge=0), _say("Tokens of one prompt in a step at most; 0: no limit.", "Engine")
+        int, Meta(ge=0), _doc("Tokens of one prompt in a step at most; 0: no limit.", "Engine")
     ] = 0
     max_num_queued_reqs: Annotated[
-        int, Positive, _say("Waiting requests before new ones get a 429.", "Engine")
+        int, Positive, _doc("Waiting requests before new ones get a 429.", "Engine")
     ] = 4096
     steps_in_flight: Annotated[
-        int, Meta(ge=0, le=1), _say("Steps planned ahead of the running one.", "Engine")
+        int, Meta(ge=0, le=1), _doc("Steps planned ahead of the running one.", "Engine")
     ] = 1
 
     block_size: Annotated[
-        int, Positive, Meta(le=256), _say("Tokens in a KV block.", "KV cache")
+        int, Positive, Meta(le=256), _doc("Tokens in a KV block.", "KV cache")
     ] = 16
     kv_cache_dtype: Annotated[
-        CacheDtype, _say("auto: float32 on a CPU, else the model's.", "KV cache")
+        CacheDtype, _doc("auto: float32 on a CPU, else the model's.", "KV cache")
     ] = "auto"
     kv_cache_memory: Annotated[
-        str, _say("Memory of the KV pool, as 512MiB or 4GiB; auto: what fits.", "KV cache")
+        str, _doc("Memory of the KV pool, as 512MiB or 4GiB; auto: what fits.", "KV cache")
     ] = "auto"
     gpu_memory_utilization: Annotated[
-        float, Meta(gt=0, le=1), _say("Share of a GPU's memory to use in all.", "KV cache")
+        float, Meta(gt=0, le=1), _doc("Share of a GPU's memory to use in all.", "KV cache")
     ] = 0.9
     enable_prefix_caching: Annotated[
-        bool, _say("Reuse the KV of prompts that begin alike.", "Switches")
+        bool, _doc("Reuse the KV of prompts that begin alike.", "Switches")
     ] = True
 
-    host: Annotated[str, _say("Address to listen on.", "Server")] = "127.0.0.1"
+    host: Annotated[str, _doc("Address to listen on.", "Server")] = "127.0.0.1"
     port: Annotated[
-        int, Meta(ge=0, le=65535), _say("Port to listen on; 0: any free one.", "Server")
+        int, Meta(ge=0, le=65535), _doc("Port to listen on; 0: any free one.", "Server")
     ] = 8000
     api_key: Annotated[
         tuple[str, ...],
-        _say(
+        _doc(
             "Key that clients must send; repeat for several (also TANDEM_API_KEY). Better in a "
             "file.",
             "Server",
+            known_to="gateway",
         ),
     ] = ()
     api_key_file: Annotated[
         tuple[str, ...],
-        _say("File of such keys, one a line, read again when it changes; repeat.", "Server"),
+        _doc("File of such keys, one a line, read again when it changes; repeat.", "Server"),
     ] = ()
     allow_client_priority: Annotated[
         bool,
-        _say("Clients may put their requests before those of others (priority).", "Switches"),
+        _doc("Clients may put their requests before those of others (priority).", "Switches"),
     ] = False
     allowed_origins: Annotated[
-        tuple[str, ...], _say("Web origin that may call; repeat for several.", "Server")
+        tuple[str, ...], _doc("Web origin that may call; repeat for several.", "Server")
     ] = ()
     allowed_hosts: Annotated[
         tuple[str, ...],
-        _say(
+        _doc(
             "Name that the Host header may have, beside localhost and addresses in numbers; repeat "
             "for several. On a loopback address no other is taken; elsewhere any, unless given.",
             "Server",
         ),
     ] = ()
     allow_unauthenticated: Annotated[
-        bool, _say("Listen beyond this machine without any API key.", "Switches")
+        bool, _doc("Listen beyond this machine without any API key.", "Switches")
     ] = False
     max_connections: Annotated[
         int,
         Meta(ge=0),
-        _say(
+        _doc(
             "Connections at the same time; 0: 8,192, or as many as the process may have files.",
             "Server",
         ),
@@ -132,36 +139,36 @@ class ServeOptions(
     max_connections_per_address: Annotated[
         int,
         Meta(ge=0),
-        _say(
+        _doc(
             "Of one client address; 0: a quarter of all. Behind a proxy all clients have one.",
             "Server",
         ),
     ] = 0
     max_head_kib: Annotated[
-        int, Positive, Meta(le=1024), _say("Largest request head in KiB.", "Server")
+        int, Positive, Meta(le=1024), _doc("Largest request head in KiB.", "Server")
     ] = 64
     max_head_fields: Annotated[
-        int, Positive, Meta(le=10_000), _say("Header fields of a request at most.", "Server")
+        int, Positive, Meta(le=10_000), _doc("Header fields of a request at most.", "Server")
     ] = 100
     head_timeout_s: Annotated[
-        float, Meta(gt=0, le=3600), _say("Seconds that a request head may take.", "Server")
+        float, Meta(gt=0, le=3600), _doc("Seconds that a request head may take.", "Server")
     ] = 10.0
     max_body_mib: Annotated[
         int,
         Meta(ge=0, le=1024),
-        _say("Largest request body in MiB; 0: by the context, 1 MiB + 16 B a token.", "Server"),
+        _doc("Largest request body in MiB; 0: by the context, 1 MiB + 16 B a token.", "Server"),
     ] = 0
     max_answers_mib: Annotated[
         int,
         Positive,
         Meta(le=1 << 20),
-        _say("MiB of all answers that do not stream together; half of it for one.", "Server"),
+        _doc("MiB of all answers that do not stream together; half of it for one.", "Server"),
     ] = 256
     parse_special_tokens: Annotated[
-        bool, _say("Let chat clients' text spell special tokens, such as <|im_end|>.", "Switches")
+        bool, _doc("Let chat clients' text spell special tokens, such as <|im_end|>.", "Switches")
     ] = False
-    log_level: Annotated[LogLevel, _say("How much the server tells.", "Server")] = "warning"
-    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1), _say("Seed of dummy weights.", "Server")] = 0
+    log_level: Annotated[LogLevel, _doc("How much the server tells.", "Server")] = "warning"
+    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1), _doc("Seed of dummy weights.", "Server")] = 0
 
 
 # Those of the HTTP server: workers, and pools in a cluster file, have no use for them.
@@ -194,8 +201,7 @@ def read_options(file: Path | None, flags: Mapping[str, object]) -> ServeOptions
     known = {field.encode_name for field in msgspec.structs.fields(ServeOptions)}
     for name in values:
         if name not in known:
-            near = get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = nearest(name, known, lists=False)
             raise InvalidConfiguration(f"unknown option {name}{hint}")
     try:
         return msgspec.convert(values, ServeOptions)
@@ -236,13 +242,10 @@ def _read_yaml(file: Path) -> dict[str, object]:
 
 def parse_bytes(text: str, option: str) -> int:
     """`512MiB`, `4GiB`, `2GB` or a plain number of bytes. Raises `InvalidConfiguration`."""
-    units = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "MB": 10**6, "GB": 10**9}
-    number = text.strip().upper().rstrip("KMGIB")
-    unit = text.strip().upper()[len(number) :]
     try:
-        amount = float(number)
+        count_bytes = _MEMORY.read(text)
     except ValueError:
-        amount = -1.0
-    if unit not in units or not 0 < amount < 1e15:
+        count_bytes = 0.0
+    if not 0 < count_bytes < MOST_BYTES:
         raise InvalidConfiguration(f"{option}: expected a size such as 512MiB or 4GiB, got {text}")
-    return int(amount * units[unit])
+    return int(count_bytes)

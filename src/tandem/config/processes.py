@@ -1,6 +1,8 @@
-"""What the processes of a cluster are told when they start: written by the launcher, read once.
+"""Set-ups of the processes of a cluster: written by the launcher, read once by each process.
 
-The files hold keys: they are written for their owner alone.
+A set-up is who the process is, its keys, its place on the machine, and the configuration of the
+cluster as it was read, without the secrets that other processes alone need. The files hold keys:
+they are written for their owner alone.
 """
 
 import os
@@ -9,7 +11,10 @@ from typing import TypeVar
 
 import msgspec
 
+from tandem.config.cluster.file import Cluster
+from tandem.config.cluster.workers import PoolConfig
 from tandem.config.options import ServeOptions
+from tandem.facts.kv_tiers import BlockFormat
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -42,39 +47,13 @@ class CurveKeys(msgspec.Struct, frozen=True):
         )
 
 
-class HealthSetup(msgspec.Struct, frozen=True):
-    """Seconds. See `config.cluster.HealthConfig`."""
-
-    report_interval_s: float = 0.1
-    heartbeat_timeout_s: float = 10.0
-    transfer_timeout_s: float = 60.0
-    lease_s: float = 30.0
-
-
-class TiersSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """Room for a worker's KV beyond its device; 0 bytes where there is no such tier. The file on
-    the disk lies in the folder `disk`. With `remote` there is a shared pool, for blocks of the
-    format `root` (the hash of the cache root without a salt) and `block_bytes`. `quotas` are the
-    shares of tenants, `pin_share` and `pin_shares` what may be pinned together and by tenant."""
-
-    host_bytes: int = 0
-    disk_bytes: int = 0
-    disk: str = ""
-    remote: bool = False
-    root: bytes = b""
-    block_bytes: int = 0
-    eviction: str = "lru"
-    quotas: dict[str, float] = {}
-    pin_share: float = 0.5
-    pin_shares: dict[str, float] = {}
-
-
 class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker process. `gateways` are endpoints as `tcp://127.0.0.1:9000`; `connectors` by
-    preference; `wire_dtype` None moves KV as the source stores it, and `kv_precisions` are all
-    those that workers of the cluster store it in (empty: this worker's). `tensor_parallel` x
-    `pipeline_parallel` ranks, the first of which leads and starts the others. `parent` is the
-    process that starts it, and without which it does not live on."""
+    """One worker process, of the pool of that name, with a role that need not be the pool's.
+    `options` are the pool's with this worker's threads and memory, `gateways` endpoints as
+    `tcp://127.0.0.1:9000`. `kv_precisions` are all those that workers of the cluster store KV in
+    (empty: this worker's), `shared_format` is that of the blocks in the shared pool, if there is
+    one. The first of the worker's ranks leads and starts the others. `parent` is the process that
+    starts it, and without which it does not live on."""
 
     worker: str
     pool: str
@@ -83,64 +62,44 @@ class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True):
     options: ServeOptions
     gateways: tuple[str, ...]
     keys: CurveKeys
-    health: HealthSetup
-    connectors: tuple[str, ...] = ("shm", "tcp")
-    wire_dtype: str | None = None
+    cluster: Cluster
     kv_precisions: tuple[str, ...] = ()
-    checksums: bool = True
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    sequence_parallel: bool = False
-    all_reduce: str = "one-shot"
-    tiers: TiersSetup | None = None
+    shared_format: BlockFormat | None = None
     parent: int = msgspec.field(default_factory=os.getpid)
+
+    @property
+    def pool_config(self) -> PoolConfig:
+        return self.cluster.pool(self.pool)
 
 
 class PoolNodeSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of the shared pool, which keeps `capacity_bytes` of blocks in memory. What does
-    not fit goes to a file in the folder `disk`, at most `disk_bytes` of it, or to the server at the
-    URL `redis`, at most `redis_bytes`; its password is `redis_password`, or what stands in
-    `redis_password_file` at each connection. All blocks have the format of `root` (the hash of the
-    cache root without a salt) and `block_bytes`. `listen` is where workers reach it, an address or
-    address:port; empty for the address that faces the first gateway. `quotas`, `pin_share`
-    and `pin_shares` as of a worker's tiers; `gateways`, `keys` and `parent` as of a worker."""
+    """One process of the shared pool, whose blocks all have the format `shared_format`. `listen` is
+    where workers reach it, an address or address:port; empty for the address that faces the first
+    gateway. `redis_password` is what stood in the variable that the cluster file names. `gateways`,
+    `keys` and `parent` as of a worker."""
 
     node: str
     gateways: tuple[str, ...]
     keys: CurveKeys
-    health: HealthSetup
-    root: bytes
-    block_bytes: int
-    capacity_bytes: int
+    cluster: Cluster
+    shared_format: BlockFormat
     listen: str = ""
-    disk: str | None = None
-    disk_bytes: int = 0
-    redis: str | None = None
-    redis_bytes: int = 0
     redis_password: str = ""
-    redis_password_file: str | None = None
-    replicas: int = 2
-    eviction: str = "lru"
-    quotas: dict[str, float] = {}
-    pin_share: float = 0.5
-    pin_shares: dict[str, float] = {}
-    native_kernels: bool = True
-    log_level: str = "warning"
     parent: int = msgspec.field(default_factory=os.getpid)
 
 
 class GatewaySetup(msgspec.Struct, frozen=True, kw_only=True):
-    """One gateway process. `cluster_file` is the resolved cluster; `listen` the endpoint for
-    workers and operators (port 0: any free one, then told in `state_directory`); who may come in
-    stands in `keys`, and in the file `admitted` if there is one; `parent` as of a worker."""
+    """One gateway process. `listen` is the endpoint for workers and operators (port 0: any free
+    one, then written into `state_directory`); who may come in stands in `keys`, and in the file
+    `admitted` if there is one. The model of `cluster` is the folder it lies in; `model` is what
+    `tandem serve` would be given. `parent` as of a worker."""
 
     gateway: str
-    cluster_file: str
     model: str | None
     options: ServeOptions
     listen: str
     keys: CurveKeys
-    health: HealthSetup
+    cluster: Cluster
     state_directory: str
     admitted: str = ""
     parent: int = msgspec.field(default_factory=os.getpid)

@@ -1,4 +1,4 @@
-"""From wishes to numbers: what the options, the model and the machine together make of a server."""
+"""Sizes of a server (KV blocks, context, slots, threads), from its options, model and machine."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,18 +7,23 @@ from typing import cast
 import torch
 
 from tandem.cluster.worker.machine import WorkerConfig
-from tandem.config.kv_sizes import kv_sizes
+from tandem.config.kv_format import layout_of, storage_of
 from tandem.config.machine import MachineFacts
-from tandem.config.memory import MemoryNeed, refused_blocks, refused_memory, working_bytes
+from tandem.config.memory import (
+    MemoryNeed,
+    cpu_pool_bytes,
+    kv_sizes,
+    refused_blocks,
+    refused_memory,
+    working_bytes,
+)
 from tandem.config.options import ServeOptions, parse_bytes
-from tandem.config.shares import cpu_pool_bytes
-from tandem.config.storage import storage_of
 from tandem.engine.slots import SlotShape
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import ModelSpec
 from tandem.kernels.linear.contract import Storage
-from tandem.kv.layout import KvDtype, KvLayout
+from tandem.kv.layout import KvLayout
 from tandem.models.footprint import STORAGE_BYTES, weight_bytes
 from tandem.models.parallel import WHOLE, Place
 from tandem.policy.batching import TokenBudgetBatching
@@ -75,13 +80,7 @@ def resolve(
         )
     device = _device(options, machine)
     storage = cast(Storage, storage_of(options, spec, is_cpu=device.type == "cpu"))
-    layout = KvLayout(
-        layers=spec.layers,
-        kv_heads=spec.attention.kv_heads,
-        block_size=options.block_size,
-        head_dim=spec.attention.head_dim,
-        dtype=_kv_dtype(options, storage, device),
-    )
+    layout = layout_of(spec, options, is_cpu=device.type == "cpu")
     need = _need(options, model, (device, storage), ranks)
     free_bytes = _free_bytes(options, device, machine)
     what = f"{spec.parameters / 1e6:,.0f}M parameters in {storage}"
@@ -136,12 +135,6 @@ def _device(options: ServeOptions, machine: MachineFacts) -> torch.device:
         raise InvalidConfiguration("device: cuda is not available here; use --device cpu")
     wants_cpu = options.device == "cpu" or (options.device == "auto" and not machine.has_cuda)
     return torch.device("cpu" if wants_cpu else "cuda")
-
-
-def _kv_dtype(options: ServeOptions, storage: Storage, device: torch.device) -> KvDtype:
-    if options.kv_cache_dtype != "auto":
-        return cast(KvDtype, options.kv_cache_dtype)
-    return "float32" if device.type == "cpu" else cast(KvDtype, storage)
 
 
 def _need(

@@ -1,5 +1,8 @@
 """Typed errors: callers' mistakes and the system's refusals. Broken invariants are assertions."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class TandemError(Exception):
     """Root of the errors that a user may see; its text is one clear line."""
@@ -49,3 +52,13 @@ class RequestFailed(TandemError):
 
 class EngineFailed(TandemError):
     """The engine died under this request; the server is not ready any more."""
+
+
+def nearest(word: str, known: Iterable[str], *, lists: bool = True) -> str:
+    """What a misspelt word may have meant, as the end of a sentence. Where nothing is near, it
+    `lists` all that is known, or is empty."""
+    names = sorted(known)
+    near = get_close_matches(word, names, 1)
+    if near:
+        return f"; did you mean {near[0]}?"
+    return f"; known: {', '.join(names)}" if lists else ""

@@ -2,16 +2,19 @@
 its priority."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Bounds on time to the first token, time per token after it, and the whole answer; None where
-    nothing was promised."""
+    """Service level objective: bounds on the time to the first token, the time of each token after
+    it, and the whole answer; none where one is left out."""
 
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    e2e_s: float | None = None
+    ttft_s: Annotated[float | None, Meta(description="Time to the first token.")] = None
+    tpot_s: Annotated[float | None, Meta(description="Mean time of each token after it.")] = None
+    e2e_s: Annotated[float | None, Meta(description="Time to the last token.")] = None
 
     @property
     def empty(self) -> bool:

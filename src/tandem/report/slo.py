@@ -3,17 +3,21 @@ several they are kept."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import TypeVar
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.slo import Slo
+from tandem.facts.units import SECONDS
 
 # The share of requests within the SLO at which a load counts as carried, as in DistServe.
 ENOUGH_ATTAINMENT = 0.9
 
-_TERM = re.compile(r"(ttft|tpot|e2el|e2e)[=:](\d+(?:\.\d+)?)(ms|s|)")
 _Load = TypeVar("_Load")
+_TERM = re.compile(r"(ttft|tpot|e2el|e2e)[=:](.+)")
+# A minute is no bound on an answer, and an `m` here is a mistyped `ms`.
+_BOUND = replace(SECONDS, factors={unit: SECONDS.factors[unit] for unit in ("ms", "s")}, bare="ms")
 
 
 def parse_slo(texts: Sequence[str]) -> Slo:
@@ -25,12 +29,13 @@ def parse_slo(texts: Sequence[str]) -> Slo:
         if not term:
             continue
         match = _TERM.fullmatch(term)
-        if not match or float(match[2]) == 0:
+        bound_s = _seconds(match[2]) if match else 0.0
+        if not match or not bound_s:
             raise InvalidConfiguration(
                 f"--slo must look like ttft=500ms,tpot=50ms,e2e=10s, got {term!r}"
             )
         name = "e2e" if match[1] == "e2el" else match[1]
-        bounds[name] = float(match[2]) * (1.0 if match[3] == "s" else 1e-3)
+        bounds[name] = bound_s
     return Slo(bounds.get("ttft"), bounds.get("tpot"), bounds.get("e2e"))
 
 
@@ -41,3 +46,11 @@ def highest_carried(rising: Iterable[_Load], carried: Callable[[_Load], bool]) -
     for load in takewhile(carried, rising):
         highest = load
     return highest
+
+
+def _seconds(text: str) -> float:
+    """0 for what is no bound, as for a bound of 0."""
+    try:
+        return _BOUND.read(text)
+    except ValueError:
+        return 0.0

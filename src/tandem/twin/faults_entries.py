@@ -7,14 +7,12 @@
 {at: 4m, crash: gateway, restart: 2s}
 """
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from decimal import Decimal
-from difflib import get_close_matches
+from dataclasses import dataclass, replace
 
-from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.errors import InvalidConfiguration, nearest
 from tandem.facts.fleet import Tier
+from tandem.facts.units import SECONDS, SHARE, Quantity
 from tandem.twin.faults import (
     Cause,
     Crash,
@@ -28,11 +26,7 @@ from tandem.twin.faults import (
     TierSpoilt,
 )
 
-_AMOUNT = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([a-z]*)")
-# Decimal, so that 90ns is the float nearest to it.
-_SECONDS = {"ns": Decimal("1e-9"), "us": Decimal("1e-6"), "ms": Decimal("1e-3")}
-_SECONDS |= {"": Decimal(1), "s": Decimal(1), "m": Decimal(60), "min": Decimal(60)}
-_SECONDS |= {"h": Decimal(3600)}
+_TIME = replace(SECONDS, bare="s")
 # The key that names the fault, and the keys it takes besides `at`.
 _KEYS = {
     "crash": ("restart",),
@@ -61,14 +55,17 @@ def read_faults(
     for index, fault in enumerate(faults):
         for worker in fault.workers:
             if workers and worker not in workers:
-                remedy = _suggest(worker, workers)
+                remedy = nearest(worker, workers)
                 raise InvalidConfiguration(f"faults[{index}]: there is no worker {worker}{remedy}")
     return tuple(sorted(faults, key=lambda fault: fault.begin_ns))
 
 
-def _suggest(name: str, known: Sequence[str]) -> str:
-    near = get_close_matches(name, known, 1)
-    return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
+def _amount(quantity: Quantity, text: str) -> float | None:
+    """None for what is no such quantity."""
+    try:
+        return quantity.read(text)
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +86,7 @@ class _Entry:
         known = ("at", kind, *_KEYS[kind])
         for key in self.fields:
             if key not in known:
-                raise self._mistake(f"{key} is unknown{_suggest(str(key), known)}")
+                raise self._mistake(f"{key} is unknown{nearest(str(key), known)}")
         if "at" not in self.fields:
             raise self._mistake("at is missing: when it happens, such as at: 30s")
         duration = "restart" if kind == "crash" else "for"
@@ -142,8 +139,7 @@ class _Entry:
 
     def _share(self) -> float:
         written = str(self.fields.get("share", 1))
-        match = _AMOUNT.fullmatch(written)
-        share = float(match[1]) if match and not match[2] else 0.0
+        share = _amount(SHARE, written) or 0.0
         if not 0 < share <= 1:
             raise self._mistake(f"share must be above 0 and at most 1, got {written}")
         return share
@@ -156,8 +152,7 @@ class _Entry:
 
     def _factor(self) -> float:
         written = str(self.fields.get("factor", "nothing"))
-        match = _AMOUNT.fullmatch(written)
-        factor = float(match[1]) if match and not match[2] else 0.0
+        factor = _amount(SHARE, written) or 0.0
         if not 0 < factor < 1:
             raise self._mistake(
                 "factor must be what is left of the bandwidth, between 0 and 1 without them, "
@@ -166,10 +161,10 @@ class _Entry:
         return factor
 
     def _seconds(self, key: str) -> float:
-        match = _AMOUNT.fullmatch(str(self.fields[key]).strip())
-        if not match or match[2] not in _SECONDS:
+        seconds = _amount(_TIME, str(self.fields[key]))
+        if seconds is None:
             raise self._mistake(f"{key} must be a time such as 30s, got {self.fields[key]!r}")
-        return float(Decimal(match[1]) * _SECONDS[match[2]])
+        return seconds
 
     def _mistake(self, problem: str) -> InvalidConfiguration:
         return InvalidConfiguration(f"faults[{self.index}]: {problem}")

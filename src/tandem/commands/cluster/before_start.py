@@ -6,16 +6,16 @@ from dataclasses import replace
 
 from tandem.commands.cluster.client_keys import check_client_keys, has_client_keys
 from tandem.commands.cluster.launchers import check_launcher
-from tandem.commands.cluster.policies import router_policies
-from tandem.commands.cluster.router import capacity_of
 from tandem.commands.cluster.setups import Setups
 from tandem.commands.listening import listen
 from tandem.config.api_options import check_exposure
-from tandem.config.cluster import Cluster
-from tandem.config.cluster_live import LiveFile, as_served, gateway_options, pool_place
-from tandem.config.cluster_placement import refused_placement
-from tandem.config.cluster_tiers import memory_bytes, refused_sizes
-from tandem.config.cluster_tree import mistake, node_at
+from tandem.config.cluster.file import Cluster
+from tandem.config.cluster.live import LiveFile, as_served, gateway_options, pool_place
+from tandem.config.cluster.placement import refused_placement
+from tandem.config.cluster.tiers import memory_bytes, refused_sizes
+from tandem.config.cluster.tree import mistake, node_at
+from tandem.config.hardware.pools import capacity_of
+from tandem.config.policies import router_policies
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.launching.state_directory import ClusterRunning, StateDirectory
 from tandem.models.configuration import read_model_spec
@@ -33,10 +33,11 @@ def check_before_start(file: LiveFile, directory: StateDirectory) -> tuple[str, 
         raise mistake(node_at(file.tree, place), problem)
     check_launcher(file.cluster)
     check_client_keys(file.cluster)
-    router_policies(as_served(file.cluster))
+    served = as_served(file.cluster)
+    router_policies(served)
     setups = Setups(file.cluster)
-    exposure_of(file.cluster, setups.host.api_keys)
-    capacity_of(replace(file.cluster, model=str(setups.checkpoint)))
+    exposure_of(file.cluster, setups.share.host.api_keys)
+    capacity_of(replace(served, model=str(setups.checkpoint)))
     spec = read_model_spec(setups.checkpoint)
     for pool in file.cluster.pools:
         for key, problem in refused_division(spec, pool.tensor_parallel, pool.pipeline_parallel):
@@ -45,14 +46,14 @@ def check_before_start(file: LiveFile, directory: StateDirectory) -> tuple[str, 
         setups.worker(pool, pool.name, ())
     for place, problem in refused_sizes(file.cluster, setups.block_format().block_bytes):
         raise mistake(node_at(file.tree, place), problem)
-    wanted_bytes, free_bytes = memory_bytes(file.cluster), setups.host.free_memory_bytes
-    if wanted_bytes > free_bytes and not setups.alone:
+    wanted_bytes, free_bytes = memory_bytes(file.cluster), setups.share.host.free_memory_bytes
+    if wanted_bytes > free_bytes and not setups.share.alone:
         raise mistake(
             node_at(file.tree, "tiers"),
             f"tiers: all together want {wanted_bytes / 2**30:,.1f} GiB of memory, and "
             f"{free_bytes / 2**30:,.1f} GiB are free here; give them less",
         )
-    cuts = setups.checked_memory()
+    cuts = setups.share.checked_memory()
     _try_addresses(file.cluster)
     return cuts
 

@@ -16,14 +16,15 @@ from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
 from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
 from tandem.commands.cluster.client_keys import tenant_key_files, tenant_keys
-from tandem.commands.cluster.kv_form import kv_form
 from tandem.commands.cluster.process_log import log_of_process
-from tandem.commands.cluster.router import capacity_of, router_config
 from tandem.commands.front_door import PATIENCE_S, HttpServer, http_server_over
 from tandem.commands.listening import listen, url_of
 from tandem.config.api_options import api_config, check_exposure
-from tandem.config.cluster import read_cluster
-from tandem.config.hardware import BUNDLED_MODEL
+from tandem.config.cluster.live import as_served
+from tandem.config.environment import BUNDLED_MODEL
+from tandem.config.hardware.pools import capacity_of
+from tandem.config.kv_format import kv_format
+from tandem.config.policies import router_config
 from tandem.config.processes import GatewayListening, GatewaySetup
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.serving import ModelCard
@@ -83,7 +84,7 @@ def run_gateway(setup: GatewaySetup) -> None:
 def assemble_gateway(setup: GatewaySetup) -> Assembled:
     """Raises `InvalidConfiguration`."""
     options = setup.options
-    cluster = read_cluster(setup.cluster_file)
+    cluster = as_served(setup.cluster)
     directory = Path(cluster.model) if Path(cluster.model).is_dir() else BUNDLED_MODEL
     # A dummy model may be a config.json alone; then it speaks in the bundled model's tokens.
     speaks = options.load_format != "dummy" or (directory / "tokenizer.json").exists()
@@ -97,16 +98,16 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
         end_token_ids=text.tokenizer.end_token_ids,
         created_s=wall_clock_s(),
     )
-    form = kv_form(cluster, setup.model, directory)
+    stored = kv_format(cluster, setup.model, directory)
     config = GatewayConfig(
         gateway=setup.gateway,
         # Under this root there is no block: the workers will say by which theirs are named.
-        router=router_config(cluster, form.root, form.layout.block_size, {}),
+        router=router_config(cluster, stored.root, stored.layout.block_size, {}),
         capacity_of=capacity_of(cluster),
         terms=_welcome(setup),
         model=name,
         revision=options.revision,
-        block_format=form.block_format if cluster.tiers.remote is not None else None,
+        block_format=stored.block_format if cluster.tiers.remote is not None else None,
     )
     api = api_config(options, (), tenant_keys(cluster), tenant_key_files(cluster))
     if warning := check_exposure(options, has_keys=api.has_keys):
@@ -134,7 +135,7 @@ async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.soc
     keys = GatewayKeys(
         KeyPair(setup.keys.gateway_public, setup.keys.gateway_secret), _admitted(setup)
     )
-    limits = ChannelLimits(unread_s=setup.health.heartbeat_timeout_s)
+    limits = ChannelLimits(unread_s=setup.cluster.health.heartbeat_timeout_s)
     channel = GatewayChannel(setup.listen, keys, gateway.hear, limits)
     try:
         endpoint = channel.open()
@@ -209,10 +210,10 @@ def _announce(setup: GatewaySetup, endpoint: str, url: str) -> None:
 
 
 def _welcome(setup: GatewaySetup) -> Registered:
-    health = setup.health
+    health = setup.cluster.health
     return Registered(
         gateway=setup.gateway,
-        report_interval_ns=int(health.report_interval_s * NS_PER_S),
+        report_interval_ns=int(health.live_report_interval_s * NS_PER_S),
         silence_ns=int(health.heartbeat_timeout_s * NS_PER_S),
         lease_ns=int(health.lease_s * NS_PER_S),
     )

@@ -14,8 +14,8 @@ from tandem.commands.cluster.key_files import read_worker_keys
 from tandem.commands.cluster.places import WhichCluster, find_running
 from tandem.commands.cluster.setups import CLUSTER_FILE, Setups
 from tandem.commands.cluster.single import gateway_endpoints
-from tandem.config.cluster import Cluster
-from tandem.config.cluster_live import read_live_cluster
+from tandem.config.cluster.file import Cluster
+from tandem.config.cluster.live import read_live_cluster
 from tandem.config.processes import CurveKeys
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.launching.state_directory import ProcessRecord, StateDirectory

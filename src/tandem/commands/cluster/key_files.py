@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from tandem.commands.cluster.setups import ADMITTED_FILE, ADMITTED_HEAD, fresh_keys
-from tandem.config.cluster import name_problem
+from tandem.config.cluster.file import name_problem
 from tandem.config.processes import CurveKeys
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.channels.admitted import Admitted, AdmittedKeys, PeerRole

@@ -4,8 +4,8 @@ import importlib
 from collections.abc import Callable
 from importlib.util import find_spec
 
-from tandem.config.cluster import Cluster
-from tandem.config.cluster_placement import bundles, on_ray
+from tandem.config.cluster.file import Cluster
+from tandem.config.cluster.placement import bundles, on_ray
 from tandem.config.environment import child_environment
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.launching.launcher import Launcher, LocalLauncher

@@ -4,9 +4,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from tandem.config.cluster_tree import nearest
 from tandem.config.processes import CurveKeys
-from tandem.facts.errors import InvalidConfiguration, TandemError
+from tandem.facts.errors import InvalidConfiguration, TandemError, nearest
 from tandem.facts.fleet import Role
 from tandem.live.channels.curve import KeyPair
 from tandem.live.channels.sockets import NodeKeys

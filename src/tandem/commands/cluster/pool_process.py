@@ -8,7 +8,6 @@ import socket
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -34,8 +33,12 @@ from tandem.commands.cluster.worker_connectors import (
     random_bytes,
     transfer_secret,
 )
+from tandem.config.cluster.live import gateway_options
+from tandem.config.cluster.tiers import pool_node_bytes, tenant_pin_shares, tenant_shares
+from tandem.config.cluster.workers import RemoteTierConfig
 from tandem.config.environment import host_facts
 from tandem.config.memory import refused_blocks
+from tandem.config.policies import eviction_order
 from tandem.config.processes import PoolNodeSetup
 from tandem.facts.errors import EngineFailed, InvalidConfiguration
 from tandem.facts.fleet import Tier
@@ -64,7 +67,6 @@ from tandem.live.shared_pool import PoolInbox, PoolNode, Replicas
 from tandem.live.startup import StartUp
 from tandem.messages.cluster import PROTOCOL, RegisterPoolNode
 from tandem.messages.node import BlocksKept, Leave
-from tandem.policy.eviction.registry import make_eviction
 
 logger = logging.getLogger(__name__)
 
@@ -80,16 +82,15 @@ SMALL_COPY_BLOCKS: Final = 16
 def run_pool_node(setup: PoolNodeSetup) -> None:
     """Until it is told to leave. Raises `SystemExit` as `end_as`."""
     end_with_parent(setup.parent)
-    log_of_process(setup.log_level)
+    log_of_process(gateway_options(setup.cluster, ()).log_level)
     end_as(setup.node, lambda: _run(setup))
 
 
 def _run(setup: PoolNodeSetup) -> Leave:
     startup = StartUp(setup.node)
     startup.so_far("import")
-    block_format = BlockFormat(setup.root, setup.block_bytes)
-    inbox = PoolInbox()
-    transfer = choose_transfer(setup.native_kernels)
+    block_format, inbox = setup.shared_format, PoolInbox()
+    transfer = choose_transfer(gateway_options(setup.cluster, ()).native_kernels)
     tags = BlockTags(block_secret(setup), block_format, transfer)
     with ExitStack() as undo:
         with startup.phase("memory"):
@@ -114,7 +115,9 @@ def _run(setup: PoolNodeSetup) -> Leave:
             format=block_format,
             capacity_blocks=sum(tiers.capacities.values()),
         )
-        config = PoolNodeConfig(register, tiers, HotBlocksConfig(replicas=setup.replicas))
+        config = PoolNodeConfig(
+            register, tiers, HotBlocksConfig(replicas=remote_of(setup).replicas)
+        )
         node = PoolNode(PoolNodeMachine(config, now_ns()), inbox, stores, replicas)
         credentials = Credentials(transfer_secret(setup), incarnation_proof(register.incarnation))
         terms = PoolTerms(tags, credentials, random_bytes)
@@ -141,31 +144,34 @@ async def _work(setup: PoolNodeSetup, node: PoolNode, inbox: PoolInbox) -> Leave
         await asyncio.gather(*(channel.close(LAST_WORD_S) for channel in channels.values()))
 
 
+def remote_of(setup: PoolNodeSetup) -> RemoteTierConfig:
+    """The tier that the process is a part of."""
+    remote = setup.cluster.tiers.remote
+    assert remote is not None
+    return remote
+
+
 def tiers_of(setup: PoolNodeSetup) -> TiersConfig:
     """How much it keeps, and how. Raises `InvalidConfiguration`."""
-    sizes = {Tier.HOST: setup.capacity_bytes}
-    if setup.disk is not None and setup.redis is not None:
+    cluster, remote, block_bytes = setup.cluster, remote_of(setup), setup.shared_format.block_bytes
+    if remote.disk is not None and remote.redis is not None:
         raise InvalidConfiguration("tiers.remote: disk and redis exclude each other; name one")
-    if setup.disk is not None:
-        sizes[Tier.DISK] = setup.disk_bytes
-    if setup.redis is not None:
-        sizes[Tier.DISK] = setup.redis_bytes
-    capacities = {tier: size // setup.block_bytes for tier, size in sizes.items()}
+    capacities = {tier: size // block_bytes for tier, size in pool_node_bytes(remote).items()}
     if min(capacities.values()) < 1:
         raise InvalidConfiguration(
-            f"tiers.remote: a block takes {setup.block_bytes} bytes, and {setup.node} has room for "
+            f"tiers.remote: a block takes {block_bytes} bytes, and {setup.node} has room for "
             "none; choose a larger capacity"
         )
-    together = max(SMALL_COPY_BLOCKS, batch_blocks(setup.block_bytes))
+    together = max(SMALL_COPY_BLOCKS, batch_blocks(block_bytes))
     together = min(together, capacities[Tier.HOST] // LEAST_SHARE)
     # Of what clients bring at once, each buffer may be about to be written.
     limits = TierLimits(stagings=BUFFERS, copies=COPIES, copy_blocks=max(1, together))
     return TiersConfig(
         capacities,
-        partial(make_eviction, setup.eviction),
-        quotas=setup.quotas,
-        pin_share=setup.pin_share,
-        pin_shares=setup.pin_shares,
+        eviction_order(cluster),
+        quotas=tenant_shares(cluster),
+        pin_share=cluster.tiers.pin_share,
+        pin_shares=tenant_pin_shares(cluster),
         limits=limits,
     )
 
@@ -175,7 +181,7 @@ def check_memory(
 ) -> None:
     """Raises `InvalidConfiguration` when it does not fit into what is free here."""
     # For clients, each buffer a batch; for what goes to another process; for what goes down.
-    batches = (BUFFERS + 1) * batch_blocks(setup.block_bytes)
+    batches = (BUFFERS + 1) * batch_blocks(setup.shared_format.block_bytes)
     moving = PIECES * max(1, PIECE_BYTES // stored.block_bytes)
     besides = tiers.limits.slack_blocks + batches + moving
     if problem := refused_blocks(
@@ -197,16 +203,18 @@ def _stores(
     memory = HostStore(block_format, tiers.capacities[Tier.HOST] + spare, transfer)
     memory.warm()
     stores: dict[Tier, BlockStore] = {Tier.HOST: memory}
-    if setup.disk is not None:
-        file = Path(setup.disk) / f"{setup.node}.kv"
+    remote = remote_of(setup)
+    if remote.disk is not None:
+        assert remote.disk.path is not None
+        file = Path(remote.disk.path) / f"{setup.node}.kv"
         config = DiskConfig(file, tiers.capacities[Tier.DISK], spare)
         disk = DiskStore(config, block_format, transfer)
         for note in disk.notes:
             logger.warning("%s: %s", setup.node, note)
         stores[Tier.DISK] = disk
-    if setup.redis is not None:
+    if remote.redis is not None:
         redis = RedisConfig(
-            setup.redis,
+            remote.redis,
             tiers.capacities[Tier.DISK],
             owner=setup.node,
             password=password_of(setup),
@@ -223,8 +231,8 @@ def _stores(
 def password_of(setup: PoolNodeSetup) -> Callable[[], str] | None:
     """Of the server; None where the URL has it, or it needs none. A file is read at every
     connection, so that the password can be changed."""
-    if setup.redis_password_file is not None:
-        file = Path(setup.redis_password_file)
+    if (password_file := remote_of(setup).redis_password_file) is not None:
+        file = Path(password_file)
         return lambda: file.read_text().strip()
     return (lambda: setup.redis_password) if setup.redis_password else None
 

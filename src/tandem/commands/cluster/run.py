@@ -20,8 +20,8 @@ from tandem.commands.cluster.setups import (
     write_admitted,
     write_cluster,
 )
-from tandem.config.cluster_live import LiveFile
-from tandem.config.cluster_tiers import pool_nodes
+from tandem.config.cluster.live import LiveFile
+from tandem.config.cluster.tiers import pool_nodes
 from tandem.config.processes import GatewayListening, GatewaySetup
 from tandem.facts.errors import InvalidConfiguration, TandemError
 from tandem.facts.fleet import Role

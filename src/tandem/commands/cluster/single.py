@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from tandem.config.cluster import MOST_PORT, name_problem
+from tandem.config.cluster.file import MOST_PORT, name_problem
 from tandem.facts.errors import InvalidConfiguration
 
 LONGEST_NAME = 64

@@ -13,7 +13,7 @@ from tandem.commands.cluster.run import ClusterRun, RunLimits, View
 from tandem.commands.cluster.view import members_table
 from tandem.commands.greeting import Greeting
 from tandem.config.api_options import check_exposure
-from tandem.config.cluster_live import LiveFile, gateway_options
+from tandem.config.cluster.live import LiveFile, gateway_options
 from tandem.live.launching.state_directory import StateDirectory
 from tandem.live.launching.supervisor import Notice
 from tandem.messages.gateway import ClusterStatus

@@ -6,6 +6,7 @@ from hashlib import blake2b
 from urllib.parse import urlsplit
 
 from tandem.api.clock_and_entropy import fresh_seed
+from tandem.config.cluster.live import connectors
 from tandem.config.processes import PoolNodeSetup, WorkerSetup
 from tandem.facts.errors import InvalidConfiguration
 from tandem.kv.connector import Connector, ConnectorError
@@ -26,11 +27,12 @@ def make_connectors(setup: WorkerSetup, agent: str) -> Sequence[Connector]:
         "nixl": lambda: NixlConnector(agent),
         "cuda-ipc": CudaIpcConnector,
     }
-    for name in setup.connectors:
+    names = connectors(setup.cluster)
+    for name in names:
         if name not in makers:
             raise InvalidConfiguration(f"connector {name} is unknown; expected {', '.join(makers)}")
     try:
-        return [makers[name]() for name in setup.connectors]
+        return [makers[name]() for name in names]
     except ConnectorError as error:
         raise InvalidConfiguration(f"connectors: {error}") from error
 

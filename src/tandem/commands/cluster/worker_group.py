@@ -166,7 +166,8 @@ def _lead(planned: PlannedWorker, inbox: Inbox, agent: str) -> LeadingWorker:
     )
     with ExitStack() as undo:
         ranks = Ranks(
-            _start_followers(planned, agent, meeting), planned.setup.health.heartbeat_timeout_s
+            _start_followers(planned, agent, meeting),
+            planned.setup.cluster.health.heartbeat_timeout_s,
         )
         undo.callback(ranks.close, 0.0)
         ranks.listen(news.hear, news.lost)
@@ -175,7 +176,9 @@ def _lead(planned: PlannedWorker, inbox: Inbox, agent: str) -> LeadingWorker:
         endpoints = {0: rank.mover.endpoints(), **news.wait_for_all(LOADING_S)}
         ranks.watch()
         undo.pop_all()
-    config = replace(planned.model.plan.worker, pipeline_stages=planned.setup.pipeline_parallel)
+    config = replace(
+        planned.model.plan.worker, pipeline_stages=planned.setup.pool_config.pipeline_parallel
+    )
     return LeadingWorker(
         config, _with_endpoints(planned.export, endpoints), rank, ranks, news, inbox
     )

@@ -13,9 +13,11 @@ from tandem.commands.model_assembly import (
     pick_kernels,
     plan_model,
 )
+from tandem.config.cluster.tiers import worker_tier_bytes
 from tandem.config.processes import WorkerSetup
 from tandem.engine.engine import Engine
 from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.fleet import Tier
 from tandem.facts.kv_export import Endpoint, KvExport, KvGeometry, KvShard
 from tandem.kernels.collectives.contract import AllReduceWay
 from tandem.kernels.collectives.distributed import Groups, World
@@ -80,8 +82,9 @@ class Rank:
 def plan_worker(setup: WorkerSetup, *, leads: bool = True) -> PlannedWorker:
     """Whoever `leads` looks whether all ranks fit into memory together. Raises
     `InvalidConfiguration`."""
-    all_places = places(setup.tensor_parallel, setup.pipeline_parallel, setup.sequence_parallel)
-    host_bytes = setup.tiers.host_bytes if setup.tiers and leads else 0
+    pool = setup.pool_config
+    all_places = places(pool.tensor_parallel, pool.pipeline_parallel, pool.sequence_parallel)
+    host_bytes = worker_tier_bytes(setup.cluster.tiers).get(Tier.HOST, 0) if leads else 0
     with StartUp(setup.worker).phase("model"):
         planned = plan_model(
             setup.model,
@@ -119,22 +122,22 @@ def _as_moved(model: PlannedModel, setup: WorkerSetup) -> PlannedModel:
     way, is not what this worker computes itself: the identity names all that it may have been."""
     root = model.plan.worker.root
     precisions = {model.plan.layout.dtype, *setup.kv_precisions}
-    if setup.wire_dtype is not None:
-        precisions.add(setup.wire_dtype)
+    if (moved := setup.cluster.transport.wire_dtype) is not None:
+        precisions.add(moved)
     through = f"{root.arithmetic}, KV through {' '.join(sorted(precisions))}"
     return replace(model, plan=model.plan.of_model(root.model, through))
 
 
 def world_of(planned: PlannedWorker, rank: int, meeting_place: str) -> World:
     """All ranks, as one of them sees them."""
-    setup = planned.setup
+    pool = planned.setup.pool_config
     return World(
         meeting_place,
         rank,
-        setup.tensor_parallel,
-        setup.pipeline_parallel,
+        pool.tensor_parallel,
+        pool.pipeline_parallel,
         timeout_s=COLLECTIVE_PATIENCE_S,
-        all_reduce=all_reduce_way(setup.all_reduce),
+        all_reduce=all_reduce_way(pool.all_reduce),
     )
 
 
@@ -146,7 +149,7 @@ def threads_of_rank(planned: PlannedWorker) -> int:
 
 def wire_dtype(setup: WorkerSetup) -> str | None:
     """Raises `InvalidConfiguration` when nothing is ever stored like that."""
-    name = setup.wire_dtype
+    name = setup.cluster.transport.wire_dtype
     if name is not None and not is_wire_dtype(name):
         raise InvalidConfiguration(f"wire_dtype {name} is unknown")
     return name
@@ -208,10 +211,11 @@ def _make_mover(
             setup.worker,
         )
         return StillMover("the KV of this worker lies on a GPU", calls.ended, calls.published)
+    transport = setup.cluster.transport
     config = MoverConfig(
-        checksums=setup.checksums,
-        wire_dtype=setup.wire_dtype,
-        timeout_s=setup.health.transfer_timeout_s,
+        checksums=transport.checksums,
+        wire_dtype=transport.wire_dtype,
+        timeout_s=setup.cluster.health.transfer_timeout_s,
     )
     transfer = choose_transfer(setup.options.native_kernels)
     return KvMover(

@@ -3,20 +3,26 @@ that its setup names."""
 
 import logging
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 from tandem.api.clock_and_entropy import fresh_chance
 from tandem.cluster.tiers.config import TierLimits, TiersConfig
-from tandem.commands.cluster.kv_form import block_format
 from tandem.commands.cluster.worker_connectors import (
     block_secret,
     random_bytes,
     transfer_secret,
 )
 from tandem.commands.cluster.worker_rank import PlannedWorker
-from tandem.config.processes import TiersSetup
+from tandem.config.cluster.tiers import (
+    has_tiers,
+    tenant_pin_shares,
+    tenant_shares,
+    worker_tier_bytes,
+)
+from tandem.config.kv_format import block_format
+from tandem.config.policies import eviction_order
+from tandem.config.processes import WorkerSetup
 from tandem.facts.errors import EngineFailed, InvalidConfiguration
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockFormat
@@ -33,7 +39,6 @@ from tandem.kv.tiers.pool_client import PoolClient, PoolClientTerms
 from tandem.live.channels.inbox import Inbox
 from tandem.live.clock import now_ns
 from tandem.live.tiers import LiveTiers
-from tandem.policy.eviction.registry import make_eviction
 
 logger = logging.getLogger(__name__)
 
@@ -55,18 +60,17 @@ class WorkerTiers:
 def make_tiers(planned: PlannedWorker, store: KvStore, inbox: Inbox) -> WorkerTiers | None:
     """The tiers below the device whose blocks `store` holds; None where the worker has none. Raises
     `InvalidConfiguration`."""
-    setup = planned.setup.tiers
-    if setup is None:
+    setup = planned.setup
+    if not has_tiers(setup.cluster):
         return None
     plan = planned.model.plan
     own = block_format(plan.worker.root, plan.layout)
-    config = _config(planned, setup, own)
-    transfer = choose_transfer(planned.setup.options.native_kernels)
+    config = _config(setup, own)
+    transfer = choose_transfer(setup.options.native_kernels)
     stores = _stores(planned, config, own, transfer)
     if Tier.DISK in stores:
         config = replace(config, found=stores[Tier.DISK].listing())
-    pooled = BlockFormat(setup.root, setup.block_bytes)
-    pool = _pool_client(planned, pooled, transfer) if config.remote else None
+    pool = _pool_client(setup, setup.shared_format, transfer) if config.remote else None
     if pool is not None:
         stores[Tier.REMOTE] = pool
     engine = TierEngine(
@@ -85,21 +89,23 @@ def make_tiers(planned: PlannedWorker, store: KvStore, inbox: Inbox) -> WorkerTi
     return WorkerTiers(config, LiveTiers(engine, pool))
 
 
-def _config(planned: PlannedWorker, setup: TiersSetup, own: BlockFormat) -> TiersConfig:
+def _config(setup: WorkerSetup, own: BlockFormat) -> TiersConfig:
     """Raises `InvalidConfiguration`."""
-    sizes = {Tier.HOST: setup.host_bytes, Tier.DISK: setup.disk_bytes}
+    cluster = setup.cluster
+    sizes = worker_tier_bytes(cluster.tiers)
     capacities = {tier: size // own.block_bytes for tier, size in sizes.items() if size}
     for tier, blocks in capacities.items():
         if blocks < 1:
             raise InvalidConfiguration(
                 f"tiers.{tier}: a block takes {own.block_bytes:,} bytes; choose a larger capacity"
             )
-    remote = setup.remote
+    shared = setup.shared_format
+    remote = shared is not None
     # The pool keeps blocks of any content apart by their names, as long as they have one size.
-    if remote and own.block_bytes != setup.block_bytes:
+    if shared is not None and own.block_bytes != shared.block_bytes:
         logger.warning(
             "worker %s has blocks of another size than the shared pool, and does without it",
-            planned.setup.worker,
+            setup.worker,
         )
         remote = False
     limits = TierLimits(copies=COPIES)
@@ -107,11 +113,11 @@ def _config(planned: PlannedWorker, setup: TiersSetup, own: BlockFormat) -> Tier
     together = min(together, limits.copy_blocks, *(n // LEAST_SHARE for n in capacities.values()))
     return TiersConfig(
         capacities,
-        partial(make_eviction, setup.eviction),
+        eviction_order(cluster),
         remote=remote,
-        quotas=setup.quotas,
-        pin_share=setup.pin_share,
-        pin_shares=setup.pin_shares,
+        quotas=tenant_shares(cluster),
+        pin_share=cluster.tiers.pin_share,
+        pin_shares=tenant_pin_shares(cluster),
         limits=replace(limits, copy_blocks=max(1, together)),
     )
 
@@ -120,8 +126,7 @@ def _stores(
     planned: PlannedWorker, config: TiersConfig, own: BlockFormat, transfer: Transfer
 ) -> dict[Tier, BlockStore]:
     """Those of the worker itself. Raises `InvalidConfiguration`."""
-    setup, spare = planned.setup.tiers, config.limits.slack_blocks
-    assert setup is not None
+    tiers, spare = planned.setup.cluster.tiers, config.limits.slack_blocks
     stores: dict[Tier, BlockStore] = {}
     if Tier.HOST in config.capacities:
         blocks = config.capacities[Tier.HOST] + spare
@@ -129,7 +134,9 @@ def _stores(
         memory.warm()
         stores[Tier.HOST] = memory
     if Tier.DISK in config.capacities:
-        file = Path(setup.disk) / f"{planned.setup.worker}.kv"
+        assert tiers.disk is not None
+        assert tiers.disk.path is not None
+        file = Path(tiers.disk.path) / f"{planned.setup.worker}.kv"
         disk = DiskStore(DiskConfig(file, config.capacities[Tier.DISK], spare), own, transfer)
         for note in disk.notes:
             logger.warning("worker %s: %s", planned.setup.worker, note)
@@ -137,8 +144,8 @@ def _stores(
     return stores
 
 
-def _pool_client(planned: PlannedWorker, pooled: BlockFormat, transfer: Transfer) -> PoolClient:
-    setup = planned.setup
+def _pool_client(setup: WorkerSetup, pooled: BlockFormat | None, transfer: Transfer) -> PoolClient:
+    assert pooled is not None
     secrets = transfer_secret(setup), block_secret(setup)
     terms = PoolClientTerms(pooled, *secrets, transfer, random_bytes, now_ns, chance=fresh_chance)
     return PoolClient(terms)

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tandem.config.hardware_gemm import GemmTable
-from tandem.config.hardware_rows import Row, read_rows
+from tandem.config.hardware.measurements import GemmTable, Row, read_rows
 from tandem.cost.curves import Curve, curve, surface, total
 from tandem.cost.device import DeviceSpec
 from tandem.cost.model_shape import ModelShape, chunk_pairs

@@ -1,28 +1,30 @@
-"""In which form a cluster keeps KV, as far as the cluster file and the model's configuration say
-it: the blocks' size, and what the shared pool goes by.
+"""Storage formats: the precision of a model's weights, and layout and precision of its KV, as far
+as options, cluster file and the model's configuration name them.
 
-What the weights hold and what computes with them, only workers know: it stands in the names of
+What the weights hold and what computes with them, only workers know: it is part of the names of
 their blocks. Launchers and gateways read this, so nothing in here may import torch.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.config.cluster import Cluster
-from tandem.config.cluster_live import on_cpu, worker_options
-from tandem.config.hardware import BUNDLED_MODEL
+from tandem.config.cluster.file import Cluster
+from tandem.config.cluster.live import on_cpu, worker_options
+from tandem.config.environment import BUNDLED_MODEL
 from tandem.config.options import ServeOptions
 from tandem.facts.blocks import NO_SALT, CacheRoot
+from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.kv_tiers import BlockFormat
 from tandem.facts.model import ModelSpec
 from tandem.kv.layout import KvDtype, KvLayout
 from tandem.models.configuration import read_model_spec
+from tandem.models.footprint import STORAGE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class KvForm:
-    """Blocks of this layout, in the pool of this `root`: the cluster's name for what it serves,
-    under which no worker names a block."""
+class KvFormat:
+    """Blocks of this layout, in the shared pool of this `root`: the cluster's name for what it
+    serves, under which no worker names a block."""
 
     root: CacheRoot
     layout: KvLayout
@@ -37,7 +39,7 @@ def block_format(root: CacheRoot, layout: KvLayout) -> BlockFormat:
     return BlockFormat(root.hash(NO_SALT), layout.block_bytes)
 
 
-def kv_form(cluster: Cluster, model: str | None, directory: Path) -> KvForm:
+def kv_format(cluster: Cluster, model: str | None, directory: Path) -> KvFormat:
     """As the workers that compute prompts store KV. A worker that stores it otherwise serves all
     the same, without the shared pool where its blocks have another size. `model` is as `tandem
     serve` takes it, and lies in `directory`. Raises `InvalidConfiguration`."""
@@ -45,7 +47,7 @@ def kv_form(cluster: Cluster, model: str | None, directory: Path) -> KvForm:
     options = worker_options(cluster, pool)
     layout = layout_of(read_model_spec(directory), options, is_cpu=on_cpu(pool))
     name = model or BUNDLED_MODEL.name
-    return KvForm(CacheRoot(name, options.revision, layout.describe()), layout)
+    return KvFormat(CacheRoot(name, options.revision, layout.describe()), layout)
 
 
 def kv_precisions(cluster: Cluster) -> tuple[str, ...]:
@@ -66,9 +68,28 @@ def layout_of(spec: ModelSpec, options: ServeOptions, *, is_cpu: bool) -> KvLayo
 
 
 def _kv_dtype(options: ServeOptions, *, is_cpu: bool) -> KvDtype:
-    # As a worker itself resolves `auto`.
     if options.kv_cache_dtype != "auto":
         return options.kv_cache_dtype
     if is_cpu:
         return "float32"
     return "bfloat16" if options.dtype == "auto" else options.dtype
+
+
+def storage_of(options: ServeOptions, spec: ModelSpec, *, is_cpu: bool) -> str:
+    """One of `kernels.linear.contract.Storage`. Raises `InvalidConfiguration`."""
+    if spec.weight_dtype not in STORAGE_BYTES:
+        raise InvalidConfiguration(f"checkpoints in {spec.weight_dtype} are not supported")
+    if options.quantization == "int8":
+        if options.dtype != "auto":
+            raise InvalidConfiguration(
+                f"quantization int8 and dtype {options.dtype} exclude each other; leave one out"
+            )
+        if not is_cpu:
+            raise InvalidConfiguration("quantization: int8 runs on a CPU only; use --device cpu")
+        return "int8"
+    if options.dtype != "auto":
+        return options.dtype
+    if not is_cpu:
+        return "bfloat16"
+    # The checkpoint's own precision: nothing is lost, and a 16-bit one streams half the bytes.
+    return spec.weight_dtype if spec.weight_dtype in ("bfloat16", "float16") else "float32"

@@ -1,12 +1,17 @@
-"""From the nodes of a YAML file to frozen dataclasses, where every mistake names file and line.
+"""How a key of a cluster file is declared, and how a file is read by these declarations.
 
-The dataclasses are the schema: names, types, `msgspec.Meta` bounds and `Known` names. What a
-dataclass refuses in `__post_init__` (with `InvalidConfiguration`, or with `RefusedAt` for a place
-within) is told with its line.
+The sections of a file are dataclasses (`workers`, `requests`, and `file` for the top level). A key
+is a field of one, declared there and nowhere else: its name with the unit as the last word, its
+type, and as `Annotated` its bounds (`msgspec.Meta`), the names it may be (`Known`), who may know it
+(`Secret`) and what it means (`doc`).
+
+`build` makes the dataclasses from the nodes of a YAML file, where every mistake names file and
+line. What a dataclass refuses in `__post_init__` (with `InvalidConfiguration`, or with `RefusedAt`
+for a place within) is reported with its line.
 """
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from enum import EnumType
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -15,9 +20,9 @@ import msgspec
 import yaml
 from msgspec import Meta
 
-from tandem.config.cluster_tree import NULL, RefusedAt, mistake, nearest, node_at, spelled
-from tandem.config.cluster_units import COUNT, SHARE, Quantity, unit_of
-from tandem.facts.errors import InvalidConfiguration
+from tandem.config.cluster.tree import NULL, RefusedAt, mistake, node_at, spelled
+from tandem.facts.errors import InvalidConfiguration, nearest
+from tandem.facts.units import COUNT, SHARE, Quantity, unit_of
 
 T = TypeVar("T")
 
@@ -28,6 +33,22 @@ class Known:
 
     what: str
     names: tuple[str, ...]
+
+
+# Kinds of processes that are handed secrets, or not.
+GATEWAY, WORKER, SHARED_POOL = "gateway", "worker", "shared pool"
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """Only processes of the kind `known_to` are handed the value (`without_secrets`)."""
+
+    known_to: str
+
+
+def doc(text: str, *, only: str = "") -> Meta:
+    """What a key means, in a sentence, and who alone heeds it: `live` or `simulator`."""
+    return Meta(description=text, extra={"only": only} if only else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +72,38 @@ def build(shape: type[T], tree: yaml.Node) -> T:
     """The dataclass that the tree describes. Raises `InvalidConfiguration`."""
     built: T = _dataclass(shape, tree)
     return built
+
+
+def without_secrets(section: T, known_to: str) -> T:
+    """The section for a process of that kind: secrets of others are as if they were not written."""
+    hints = get_type_hints(type(section), include_extras=True)
+    changed: dict[str, Any] = {}
+    for entry in fields(section):  # type: ignore[arg-type]
+        value = getattr(section, entry.name)
+        rules = get_args(hints[entry.name])[1:]
+        secret = next((rule for rule in rules if isinstance(rule, Secret)), None)
+        options = next((rule for rule in rules if isinstance(rule, OptionsOf)), None)
+        if secret is not None and secret.known_to != known_to:
+            changed[entry.name] = entry.default
+        elif options is not None:
+            hidden = _secret_options(options.struct, known_to)
+            changed[entry.name] = {key: said for key, said in value.items() if key not in hidden}
+        elif isinstance(value, tuple) and value and is_dataclass(value[0]):
+            changed[entry.name] = tuple(without_secrets(each, known_to) for each in value)
+        elif is_dataclass(value) and not isinstance(value, Choice):
+            changed[entry.name] = without_secrets(value, known_to)
+    return replace(section, **changed)  # type: ignore[type-var]
+
+
+def _secret_options(struct: type[msgspec.Struct], known_to: str) -> set[str]:
+    """Names of the options that processes of the kind must not know."""
+    hints = get_type_hints(struct, include_extras=True)
+    return {
+        option.encode_name
+        for option in msgspec.structs.fields(struct)
+        for rule in get_args(hints[option.name])[1:]
+        if (rule.extra or {}).get("known_to", known_to) != known_to
+    }
 
 
 def _dataclass(shape: Any, node: yaml.Node) -> Any:

@@ -1,18 +1,20 @@
-"""What each process of a cluster needs of the machine that Ray finds for it, and what a cluster
-file must say so that a worker fits a machine that nobody has seen yet."""
+"""Resources that each process of a cluster needs on a Ray cluster, and what a cluster file must
+name so that a worker can be placed on a machine nobody has seen yet."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from tandem.config.cluster import Cluster, PoolConfig
-from tandem.config.cluster_live import on_cpu, pool_place, worker_options
-from tandem.config.cluster_ray import bundle
-from tandem.config.cluster_tiers import pool_nodes
+from tandem.config.cluster.file import Cluster
+from tandem.config.cluster.live import on_cpu, pool_place, worker_options
+from tandem.config.cluster.tiers import pool_nodes
+from tandem.config.cluster.workers import PoolConfig
 from tandem.config.options import ServeOptions
 
 # One process of the shared pool: it waits for sockets and disks.
 POOL_NODE_CPUS = 1.0
+# Names as in Ray's own options; every other name is a resource that somebody gave to machines.
+RAY_NAMES = {"num_cpus": "CPU", "num_gpus": "GPU"}
 
 
 def on_ray(cluster: Cluster) -> bool:
@@ -71,3 +73,8 @@ def _worker_bundle(cluster: Cluster, pool: PoolConfig) -> dict[str, float]:
     else:
         usual = {"num_cpus": 1.0, "num_gpus": float(pool.devices)}
     return bundle({**usual, **pool.resources})
+
+
+def bundle(resources: Mapping[str, float]) -> dict[str, float]:
+    """As Ray calls them; what is 0 is left out."""
+    return {RAY_NAMES.get(name, name): amount for name, amount in resources.items() if amount}

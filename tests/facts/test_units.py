@@ -1,16 +1,19 @@
 """Amounts as people write them."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.config.cluster_units import (
+from tandem.facts.units import (
     BYTES,
     BYTES_PER_S,
     COUNT,
     DOLLARS_PER_HOUR,
     SECONDS,
     SHARE,
+    size_text,
     unit_of,
 )
 
@@ -28,6 +31,8 @@ from tandem.config.cluster_units import (
         (BYTES_PER_S, "50 GB/s", 50e9),
         (BYTES_PER_S, "400 Gbit/s", 50e9),
         (BYTES_PER_S, "400 Gb/s", 50e9),
+        (BYTES, "512mib", 512 * 2**20),
+        (BYTES, ".5 GiB", 2**29),
         (COUNT, "16k", 16_000.0),
         (COUNT, "16Ki", 16_384.0),
         (COUNT, "8_192", 8192.0),
@@ -50,6 +55,20 @@ def test_an_amount_is_read_exactly(quantity, text, amount):
 def test_an_amount_of_another_kind_is_refused_with_an_example(quantity, text):
     with pytest.raises(ValueError, match=r"expected a .* such as"):
         quantity.read(text)
+
+
+def test_a_number_alone_is_in_the_unit_that_its_place_names():
+    memory = replace(BYTES, bare="B")
+    assert (memory.read("1048576"), memory.read("1 MiB")) == (2**20, 2**20)
+    assert replace(SECONDS, bare="s").read("90") == replace(SECONDS, bare="ms").read("90000") == 90
+    assert COUNT.read_unit("16k") == (16_000.0, "k")
+    assert COUNT.read_unit("16") == (16.0, "")
+
+
+def test_a_size_for_a_person():
+    assert [size_text(count) for count in (0, 300 << 20, 3 << 29)] == [
+        "0 MiB", "300 MiB", "1.5 GiB",
+    ]  # fmt: skip
 
 
 def test_nothing_is_negative():

@@ -1,11 +1,8 @@
-"""The nodes of a YAML file, which know the line they stand on: parsing, changing, complaining."""
-
-from collections.abc import Iterable
-from difflib import get_close_matches
+"""YAML nodes with their line numbers: parsing, `--set` overrides, and errors that name the line."""
 
 import yaml
 
-from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.errors import InvalidConfiguration, nearest
 
 TEXT = "tag:yaml.org,2002:str"
 NULL = "tag:yaml.org,2002:null"
@@ -82,13 +79,6 @@ def mistake(node: yaml.Node, problem: str) -> InvalidConfiguration:
         "" if mark.name.startswith(_OVERRIDE) or mark.name == FLAGS else f", line {mark.line + 1}"
     )
     return InvalidConfiguration(f"{mark.name}{line}: {problem}")
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """What a misspelt word may have meant, as the end of a sentence."""
-    names = sorted(known)
-    near = get_close_matches(word, names, 1)
-    return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(names)}"
 
 
 def _compose(text: str, label: str) -> yaml.Node | None:

@@ -1,14 +1,15 @@
-"""What a live cluster makes of the tiers in a cluster file: what cannot be had, where the blocks
-lie, and the part of each worker and of each process of the shared pool."""
+"""KV tiers of a live cluster: what is refused, the size and folder of each process's part, and the
+shares of tenants."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tandem.config.cluster import Cluster, RemoteTierConfig
+from tandem.config.cluster.file import Cluster
+from tandem.config.cluster.workers import RemoteTierConfig, TierConfigs
 from tandem.config.environment import cache_directory
-from tandem.config.processes import TiersSetup
-from tandem.facts.kv_tiers import BlockFormat
+from tandem.facts.fleet import Tier
 
 REDIS_URLS = ("redis://", "rediss://", "unix://")
 
@@ -68,7 +69,7 @@ def refused_tiers(cluster: Cluster) -> Iterator[tuple[str, str]]:
 
 
 def _refused_password(remote: RemoteTierConfig) -> Iterator[tuple[str, str]]:
-    """It stands in one place, which somebody uses."""
+    """A password that is named twice, or that no server needs."""
     key = "redis_password_file" if remote.redis_password_file else "redis_password_env"
     said = [remote.redis_password_file, remote.redis_password_env]
     if not any(said):
@@ -84,22 +85,17 @@ def _refused_password(remote: RemoteTierConfig) -> Iterator[tuple[str, str]]:
 def refused_sizes(cluster: Cluster, block_bytes: int) -> Iterator[tuple[str, str]]:
     """The same of what depends on how many bytes a block has."""
     tiers = cluster.tiers
-    sizes = {
-        "tiers.host": tiers.host.capacity_bytes if tiers.host else None,
-        "tiers.disk": tiers.disk.capacity_bytes if tiers.disk else None,
-    }
+    sizes = {f"tiers.{tier}": size_bytes for tier, size_bytes in worker_tier_bytes(tiers).items()}
     if remote := tiers.remote:
-        sizes["tiers.remote"] = remote.capacity_bytes / remote.nodes
-        if remote.disk is not None:
-            sizes["tiers.remote.disk"] = remote.disk.capacity_bytes / remote.nodes
-        if remote.redis is not None:
-            sizes["tiers.remote.redis"] = remote.redis_capacity_bytes / remote.nodes
+        behind = "tiers.remote.disk" if remote.disk is not None else "tiers.remote.redis"
+        for tier, size_bytes in pool_node_bytes(remote).items():
+            sizes["tiers.remote" if tier is Tier.HOST else behind] = size_bytes
     for place, size_bytes in sizes.items():
-        if size_bytes is not None and size_bytes < block_bytes:
+        if size_bytes < block_bytes:
             yield (
                 place,
                 f"{place}: a block of this model has {block_bytes:,} bytes, and each process would "
-                f"have room for {int(size_bytes):,}; give it more",
+                f"have room for {size_bytes:,}; give it more",
             )
 
 
@@ -121,21 +117,33 @@ def process_names(cluster: Cluster) -> Iterator[str]:
     yield from pool_nodes(cluster)
 
 
-def worker_tiers(cluster: Cluster, block_format: BlockFormat) -> TiersSetup:
-    """The slower tiers of each worker. `block_format` is that of the shared pool."""
+def worker_tier_bytes(tiers: TierConfigs) -> dict[Tier, int]:
+    """Room in each slower tier of one worker's own."""
+    own = {Tier.HOST: tiers.host, Tier.DISK: tiers.disk}
+    return {tier: int(config.capacity_bytes) for tier, config in own.items() if config is not None}
+
+
+def pool_node_bytes(remote: RemoteTierConfig) -> dict[Tier, int]:
+    """Room in each tier of one process of the shared pool; Redis stands where a disk would."""
+    sizes = {Tier.HOST: remote.capacity_bytes}
+    if remote.disk is not None:
+        sizes[Tier.DISK] = remote.disk.capacity_bytes
+    elif remote.redis is not None:
+        sizes[Tier.DISK] = remote.redis_capacity_bytes
+    return {tier: int(size_bytes / remote.nodes) for tier, size_bytes in sizes.items()}
+
+
+def with_folders(cluster: Cluster) -> Cluster:
+    """The cluster whose disk tiers name the folder that they lie in, as seen from here."""
     tiers = cluster.tiers
-    return TiersSetup(
-        host_bytes=int(tiers.host.capacity_bytes) if tiers.host else 0,
-        disk_bytes=int(tiers.disk.capacity_bytes) if tiers.disk else 0,
-        disk=str(disk_folder(cluster, tiers.disk.path)) if tiers.disk else "",
-        remote=tiers.remote is not None,
-        root=block_format.root,
-        block_bytes=block_format.block_bytes,
-        eviction=cluster.policies.eviction.name,
-        quotas=tenant_shares(cluster),
-        pin_share=tiers.pin_share,
-        pin_shares=tenant_pin_shares(cluster),
-    )
+    if tiers.disk is not None:
+        folder = str(disk_folder(cluster, tiers.disk.path))
+        tiers = replace(tiers, disk=replace(tiers.disk, path=folder))
+    if tiers.remote is not None and tiers.remote.disk is not None:
+        folder = str(disk_folder(cluster, tiers.remote.disk.path))
+        disk = replace(tiers.remote.disk, path=folder)
+        tiers = replace(tiers, remote=replace(tiers.remote, disk=disk))
+    return replace(cluster, tiers=tiers)
 
 
 def tenant_shares(cluster: Cluster) -> dict[str, float]:

@@ -1,5 +1,5 @@
-"""What a live cluster makes of a cluster file: which of it cannot be had live, and the options that
-its gateways and workers get.
+"""A cluster file as a live cluster uses it: what only the simulator can do is refused, gateways and
+workers get their options, and each process its part of the configuration.
 
 Gateways read this too, so nothing in here may import torch.
 """
@@ -10,18 +10,13 @@ from pathlib import Path
 
 import yaml
 
-from tandem.config.cluster import (
-    BUNDLED,
-    Cluster,
-    PoolConfig,
-    cluster_of,
-    find_cluster,
-    name_problem,
-    read_tree,
-)
-from tandem.config.cluster_tiers import pool_nodes, refused_tiers
-from tandem.config.cluster_tree import RefusedAt, mistake, node_at, set_text, spelled
-from tandem.config.hardware import load_device
+from tandem.config.cluster.file import Cluster, cluster_of, find_cluster, name_problem, read_tree
+from tandem.config.cluster.keys import without_secrets
+from tandem.config.cluster.tiers import pool_nodes, refused_tiers, with_folders
+from tandem.config.cluster.tree import RefusedAt, mistake, node_at, set_text, spelled
+from tandem.config.cluster.workers import PoolConfig
+from tandem.config.environment import BUNDLED
+from tandem.config.hardware.worker import load_device
 from tandem.config.options import OF_GATEWAYS, ServeOptions, parse_bytes, read_options
 from tandem.facts.errors import InvalidConfiguration
 
@@ -30,7 +25,6 @@ _KEY_OF_A_POOL = {"kv-cache-dtype": "kv_dtype", "gpu-memory-utilization": "memor
 STORED = ("auto", "float32", "bfloat16", "float16")
 # More processes on one machine than this are a slip.
 MOST_PROCESSES = 512
-LIVE_REPORT_INTERVAL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +127,15 @@ def gateway_options(cluster: Cluster, api_keys: tuple[str, ...]) -> ServeOptions
     return read_options(None, {**own, **cluster.serve})
 
 
+def handed_to(cluster: Cluster, process: str) -> Cluster:
+    """The configuration as a process of that kind is handed it, wherever it runs: what depends on
+    this machine is written out, and secrets of other processes are left out. A live cluster has
+    faults of its own."""
+    transport = replace(cluster.transport, connectors=connectors(cluster))
+    resolved = replace(with_folders(cluster), transport=transport, faults=())
+    return without_secrets(resolved, process)
+
+
 def as_served(cluster: Cluster) -> Cluster:
     """The cluster whose pools have the figures that their live workers have."""
     pools = []
@@ -159,12 +162,12 @@ def live_model(model: str) -> str | None:
     here = Path(model).expanduser()
     if here.exists():
         return str(here.absolute())
-    bundled = BUNDLED.parent / model
+    bundled = BUNDLED / model
     if bundled.name == "tandem-mini":
         return None
     if "/" not in model and (bundled / "model.safetensors").exists():
         return str(bundled)
-    if "/" not in model and (BUNDLED.parent / "hardware/models" / f"{model}.json").exists():
+    if "/" not in model and (BUNDLED / "hardware/models" / f"{model}.json").exists():
         raise InvalidConfiguration(
             f"model {model} is a shape without weights, which only the simulator can use; give the "
             "folder of a checkpoint, or a name on the Hugging Face hub"

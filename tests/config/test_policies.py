@@ -1,12 +1,20 @@
 """Parameters of policies as a cluster file writes them."""
 
 from collections.abc import Callable, Sequence
+from math import inf
+from pathlib import Path
 
 import pytest
 
-from tandem.config.cluster_build import Choice
-from tandem.config.cluster_parameters import parameters
+from tandem.commands.simulate_scenario import scenario_of
+from tandem.config.cluster.keys import Choice
+from tandem.config.cluster.live import as_served, checked
+from tandem.config.cluster.tree import parse
+from tandem.config.policies import parameters, planning_policy, router_config
+from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import InvalidConfiguration
+from tandem.policy.admission.thresholds import Threshold
+from tandem.policy.dispatch.contract import Transfer
 
 
 def make(
@@ -43,6 +51,10 @@ def test_numbers_may_carry_units():
         ({"workers": [], "share": True}, "kind name: share: Expected `float`, got `bool`"),
         ({"workers": [], "period_s": "soon"}, "kind name: period_s: expected a time such as 2s"),
         ({"workers": [], "score": "x"}, "kind name has no parameter score"),
+        (
+            {"workers": [], "period_s": inf},
+            "kind name: period_s: expected a finite number, got inf",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(written, told):
@@ -54,3 +66,32 @@ def test_what_does_not_fit_is_named(written, told):
 def test_a_policy_without_parameters_says_so():
     with pytest.raises(InvalidConfiguration, match="kind name has no parameter x; it takes none"):
         parameters("kind", Choice("name", {"x": 1}), object)
+
+
+FILE = """\
+model: tandem-mini
+block_size: 16
+pools:
+  - {name: p, role: prefill, device: cpu}
+  - {name: d, role: decode, device: cpu}
+policies:
+  routing: block-cost
+  dispatch: {name: conditional, local_tokens: 1k}
+  admission: {name: threshold, max_kv_share: 70%}
+  transfer: pull
+classes: [{name: gold, default: true}]
+queue: {max_requests: 7}
+"""
+
+
+def test_the_simulator_and_a_gateway_have_the_same_policies():
+    cluster = checked(parse(FILE, "c.yaml"), Path()).cluster
+    live = router_config(as_served(cluster), CacheRoot("", "", b""), 16, {})
+    twin = scenario_of(cluster).policies
+    assert live.admission == twin.admission == Threshold(max_kv_share=0.7)
+    assert live.dispatching == twin.dispatching
+    assert live.dispatching.transfer is Transfer.PULL
+    assert type(live.routing) is type(twin.routing)
+    assert (live.queue, live.classes.default) == (twin.queue, twin.classes.default)
+    assert planning_policy(cluster) is None
+    assert twin.planning is None

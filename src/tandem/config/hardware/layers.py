@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-from tandem.config.hardware_rows import read_rows
+from tandem.config.hardware.measurements import read_rows
 from tandem.cost.curves import Curve, constant, curve, surface, total
 from tandem.cost.device import DeviceSpec
 from tandem.cost.model_shape import ModelShape

@@ -1,4 +1,5 @@
-"""What a worker is made of, in the user's words, and what its work then costs in seconds."""
+"""Hardware of one worker (model shape, devices, datasheet, measured tables or profile), and what
+its steps and transfers cost in seconds."""
 
 import json
 from collections.abc import Mapping
@@ -10,8 +11,9 @@ from typing import Any, Literal, get_args
 import msgspec
 import yaml
 
-import tandem
-from tandem.config.hardware_tables import load_operator_tables
+from tandem.config.environment import BUNDLED
+from tandem.config.hardware.layers import ModelFolder
+from tandem.config.hardware.operators import OperatorFolder
 from tandem.cost.capacity import MemoryLimits, kv_block_count, kv_bytes_per_token
 from tandem.cost.device import DeviceSpec
 from tandem.cost.fitted import FittedStepTime, from_fields
@@ -19,6 +21,7 @@ from tandem.cost.model_shape import ModelShape, model_shape
 from tandem.cost.roofline import roofline
 from tandem.cost.sharding import Sharding
 from tandem.cost.step import StepTime
+from tandem.cost.tables import TableStepTime
 from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Tier
@@ -26,8 +29,6 @@ from tandem.models.config_file import read_fields
 from tandem.models.configuration import describe_model
 
 TimeModel = Literal["roofline", "tables", "profile"]
-BUNDLED = Path(tandem.__file__).parent / "bundled"
-BUNDLED_MODEL = BUNDLED / "tandem-mini"
 DEVICES = BUNDLED / "hardware" / "devices"
 MODELS = BUNDLED / "hardware" / "models"
 
@@ -156,6 +157,36 @@ def load_profile(path: Path) -> FittedStepTime:
     if not isinstance(fitted, dict):
         raise InvalidConfiguration(f"{path}: fitted is missing; make it with `tandem profile`")
     return from_fields(fitted, f"{path}: fitted")
+
+
+def load_operator_tables(
+    folder: Path, shape: ModelShape, device: DeviceSpec, sharding: Sharding
+) -> TableStepTime:
+    """The measured operators in a folder of one of two layouts: AIConfigurator's (operators of a
+    GPU, by size) or LLMServingSim's (operators of one model on one GPU). What it does not hold
+    (links of a model's layout, small operations of a GPU's) comes from the roofline. Raises
+    `InvalidConfiguration` when it has no tables of this model on this device."""
+    sharding.check(shape, device)
+    if sharding.kv_precision != "bf16":
+        raise InvalidConfiguration(
+            f"kv_precision is {sharding.kv_precision}, but attention was measured in bf16; use "
+            "that, or time_model roofline"
+        )
+    if list(folder.glob(f"{device.name}*_gemm_ms.csv.gz")):
+        return OperatorFolder(folder, shape, device, sharding).step_time()
+    name = f"{device.name.replace('_', '')}_{shape.label}".lower()
+    prefix = f"{name}_tp{sharding.tensor_parallel}_"
+    files = {
+        path.name[len(prefix) :].removesuffix(".csv.gz"): path
+        for path in sorted(folder.glob("*.csv.gz"))
+        if path.name.lower().startswith(prefix)
+    }
+    if "attention" in files and ("dense" in files or "layers" in files):
+        return ModelFolder(files, shape, device, sharding).step_time()
+    raise InvalidConfiguration(
+        f"tables: {folder} has neither {device.name}*_gemm_ms.csv.gz nor attention and layers "
+        f"under {prefix}*.csv.gz"
+    )
 
 
 def _step_time(hardware: WorkerHardware, shape: ModelShape, device: DeviceSpec) -> StepTime:

@@ -1,14 +1,20 @@
-"""From a pool of a cluster file to what its workers cost: in seconds, in blocks, in dollars."""
+"""From a pool of a cluster file to what its workers cost (in seconds, in blocks, in dollars), and
+what a live worker of it can hold."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, cast
 
-from tandem.config.cluster import Cluster, PoolConfig, TierConfig
-from tandem.config.hardware import WorkerHardware, kv_blocks, load_device, worker_cost
+from tandem.cluster.router.fleet import Capacity
+from tandem.config.cluster.file import Cluster
+from tandem.config.cluster.live import on_cpu
+from tandem.config.cluster.workers import PoolConfig, TierConfig
+from tandem.config.hardware.worker import WorkerHardware, kv_blocks, load_device, worker_cost
 from tandem.cost.device import DeviceSpec
 from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Tier
+from tandem.messages.cluster import Register
 
 # Cluster files spell precisions as `tandem serve` does.
 _PRECISIONS = {"auto": "bf16", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -73,6 +79,39 @@ def pool_device(pool: PoolConfig) -> DeviceSpec:
     device = load_device(pool.device)
     price = pool.price_usd_per_hour
     return device if price is None else replace(device, usd_per_hour=price)
+
+
+def capacity_of(cluster: Cluster) -> Callable[[Register], Capacity]:
+    """What a worker can hold, as it says itself, at the prices of its pool and of the precision in
+    which it stores KV. A worker of a pool that the file does not name has the first one's prices.
+    `cluster.model` must be a shape that is here. Raises `InvalidConfiguration` at once."""
+    pools = {pool.name: _priced(pool) for pool in cluster.pools}
+    prices: dict[tuple[str, str], WorkerCost] = {}
+
+    def cost(pool: str, kv_dtype: str) -> WorkerCost:
+        if (pool, kv_dtype) not in prices:
+            prices[pool, kv_dtype] = pool_cost(cluster, replace(pools[pool], kv_dtype=kv_dtype))
+        return prices[pool, kv_dtype]
+
+    for pool in cluster.pools:
+        cost(pool.name, pool.kv_dtype)
+
+    def capacity(register: Register) -> Capacity:
+        pool = register.pool if register.pool in pools else cluster.pools[0].name
+        geometry = register.export.geometry
+        return Capacity(
+            cost=cost(pool, geometry.dtype),
+            block_size=geometry.block_size,
+            block_count=register.export.block_count,
+            max_sequences=register.max_sequences,
+        )
+
+    return capacity
+
+
+def _priced(pool: PoolConfig) -> PoolConfig:
+    """Ranks without a device of their own share one computer, and together are as fast as one."""
+    return replace(pool, tensor_parallel=1, pipeline_parallel=1) if on_cpu(pool) else pool
 
 
 def _link(datasheet: LinkCost, config: TierConfig) -> LinkCost:

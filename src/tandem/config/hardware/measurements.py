@@ -1,11 +1,26 @@
-"""Matrix products measured on a grid of (m, n, k), read for the sizes between."""
+"""Tables of measurements: gzipped CSV files, and matrix products measured on a grid of (m, n, k),
+interpolated between its sizes."""
 
+import csv
+import gzip
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import fsum
+from pathlib import Path
 
 from tandem.cost.curves import Curve, curve
 from tandem.facts.errors import InvalidConfiguration
+
+Row = dict[str, str]
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """The rows of a gzipped CSV file."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8", newline="") as text:
+            yield from csv.DictReader(text)
+    except (OSError, EOFError) as problem:
+        raise InvalidConfiguration(f"tables: {path} cannot be read: {problem}") from problem
 
 
 class GemmTable:

@@ -1,0 +1,260 @@
+"""A cluster file: a model on pools of workers, with network, tiers and policies.
+
+The same file drives `tandem simulate` and a live cluster (`tandem up`). Here are its top-level
+keys, what its sections must be to each other, and how it is found and read.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from msgspec import Meta
+
+from tandem.config.cluster.keys import build, doc
+from tandem.config.cluster.requests import (
+    ClassConfig,
+    PolicyConfig,
+    QueueConfig,
+    TenantConfig,
+    refuse_zero,
+)
+from tandem.config.cluster.tree import RefusedAt, override, parse
+from tandem.config.cluster.workers import (
+    BlockSize,
+    HealthConfig,
+    Launcher,
+    NetworkConfig,
+    PoolConfig,
+    RayConfig,
+    Serve,
+    TierConfigs,
+    TransportConfig,
+)
+from tandem.config.environment import BUNDLED
+from tandem.facts.errors import InvalidConfiguration, nearest
+from tandem.facts.fleet import Role
+from tandem.facts.slo import Slo
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+BUNDLED_CLUSTERS = BUNDLED / "clusters"
+MOST_FAULTS_PER_HOUR = 100_000
+MOST_PORT = 65535
+MOST_NAME_BYTES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A whole cluster file: one cluster, live or simulated."""
+
+    model: Annotated[
+        str,
+        doc(
+            "A bundled shape, the path of a config.json or of a checkpoint's folder; live also a "
+            "name on the Hugging Face hub."
+        ),
+    ]
+    pools: Annotated[tuple[PoolConfig, ...], doc("The workers.")]
+    block_size: Annotated[BlockSize, doc("Tokens of a KV block.")] = 64
+    max_model_len: Annotated[
+        int, doc("Tokens of a sequence at most; 0: what a worker's KV holds.")
+    ] = 0
+    network: Annotated[NetworkConfig, doc("Between workers.")] = field(
+        default_factory=NetworkConfig
+    )
+    tiers: Annotated[TierConfigs, doc("KV beyond the devices.")] = field(
+        default_factory=TierConfigs
+    )
+    policies: Annotated[PolicyConfig, doc("Who decides.")] = field(default_factory=PolicyConfig)
+    health: Annotated[HealthConfig, doc("How long silence is tolerated.")] = field(
+        default_factory=HealthConfig
+    )
+    queue: Annotated[QueueConfig, doc("The queue before the workers.")] = field(
+        default_factory=QueueConfig
+    )
+    classes: Annotated[tuple[ClassConfig, ...], doc("Service classes.")] = ()
+    tenants: Annotated[tuple[TenantConfig, ...], doc("Who asks.")] = ()
+    slo: Annotated[Slo, doc("What a good answer keeps.")] = field(default_factory=Slo)
+    faults: Annotated[
+        tuple[Mapping[str, object], ...], doc("What fails, and when.", only="simulator")
+    ] = ()
+    faults_per_hour: Annotated[
+        float,
+        Meta(ge=0, le=MOST_FAULTS_PER_HOUR),
+        doc("Random faults beside them.", only="simulator"),
+    ] = 0.0
+    seed: Annotated[int, doc("Of all chance of the simulator and of the policies.")] = 0
+    name: Annotated[str, doc("Tells the cluster from others of this user.", only="live")] = (
+        "default"
+    )
+    serve: Annotated[Serve, doc("Options of `tandem serve`, for all processes.", only="live")] = (
+        field(default_factory=dict)
+    )
+    gateways: Annotated[
+        int, Meta(ge=1, le=64), doc("Processes that share one HTTP port.", only="live")
+    ] = 1
+    listen: Annotated[
+        str,
+        doc(
+            "Where workers and operators reach the first gateway: an address, or address:port; "
+            "gateway i takes port + i.",
+            only="live",
+        ),
+    ] = "127.0.0.1"
+    transport: Annotated[TransportConfig, doc("How KV moves between workers.", only="live")] = (
+        field(default_factory=TransportConfig)
+    )
+    launcher: Annotated[Launcher, doc("Whose machines the workers run on.", only="live")] = "local"
+    ray: Annotated[RayConfig, doc("For `launcher: ray`.", only="live")] = field(
+        default_factory=RayConfig
+    )
+
+    def __post_init__(self) -> None:
+        refuse_zero(self.slo)
+        for refused in (_own_refusals(self), _pool_refusals(self), _caller_refusals(self)):
+            for place, problem in refused:
+                raise RefusedAt(place, problem)
+
+    def pool(self, name: str) -> PoolConfig:
+        """The pool of that name, which must be there."""
+        return next(pool for pool in self.pools if pool.name == name)
+
+
+def worker_names(pool: PoolConfig) -> list[str]:
+    """Every name of the pool that may ever be up."""
+    return [f"{pool.name}-{index}" for index in range(pool.max_count or pool.count)]
+
+
+def name_problem(name: str) -> str | None:
+    """Why a cluster or pool cannot have this name: files are called after it."""
+    if NAME.fullmatch(name):
+        return None
+    return f"name {name!r}: up to 64 letters, digits, - _ or ., the first no sign"
+
+
+def _own_refusals(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """What cannot be, each with its place in the file."""
+    if problem := name_problem(cluster.name):
+        yield "name", problem
+    address, colon, port = cluster.listen.rpartition(":")
+    if colon and not (address and port.isdecimal() and int(port) <= MOST_PORT):
+        problem = f"listen: expected an address or address:port, got {cluster.listen!r}"
+        yield "listen", problem
+    elif colon and int(port) + cluster.gateways - 1 > MOST_PORT:
+        yield "listen", f"listen: {cluster.gateways} gateways need as many ports from {port} on"
+    for key, what, names in (
+        ("pools", "pool", [pool.name for pool in cluster.pools]),
+        ("classes", "class", [entry.name for entry in cluster.classes]),
+        ("tenants", "tenant", [tenant.name for tenant in cluster.tenants]),
+    ):
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                yield f"{key}.{index}.name", f"two entries call themselves {what} {name}"
+
+
+def _pool_refusals(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    yield from _unlike_blocks(cluster.pools, cluster.block_size)
+    roles = [pool.role for pool in cluster.pools]
+    for phase, taken in (
+        ("prefill", any(role.prefills for role in roles)),
+        ("decode", any(role.decodes for role in roles)),
+    ):
+        if not taken:
+            yield "pools", f"no pool takes {phase}; add one with role {phase} or both"
+    planning = cluster.policies.planning.name
+    if planning != "static" and not {Role.PREFILL, Role.DECODE} <= set(roles):
+        yield (
+            "policies.planning",
+            f"policies.planning is {planning}, which decides between prefill and decode "
+            "workers; give pools these roles, or choose static",
+        )
+
+
+def _unlike_blocks(pools: Sequence[PoolConfig], block_size: int) -> Iterator[tuple[str, str]]:
+    """KV of one block size is read into another only where one divides the other."""
+    sizes = {pool.block_size or block_size: pool for pool in pools}
+    for small, large in pairwise(sorted(sizes)):
+        if large % small:
+            own = next(sizes[size] for size in (large, small) if sizes[size].block_size)
+            yield (
+                f"pools.{pools.index(own)}.block_size",
+                f"block_size: {large} is no multiple of {small}, so workers of these pools could "
+                "not read each other's KV",
+            )
+
+
+def _caller_refusals(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    classes = [entry.name for entry in cluster.classes]
+    heard: set[str] = set()
+    for index, tenant in enumerate(cluster.tenants):
+        if not 0 < len(tenant.name.encode()) <= MOST_NAME_BYTES:
+            # Without a name it would be what callers without a tenant are.
+            problem = f"a tenant's name has 1 to {MOST_NAME_BYTES} bytes"
+            yield f"tenants.{index}.name", problem
+        if tenant.service_class and tenant.service_class not in classes:
+            yield (
+                f"tenants.{index}.service_class",
+                f"tenant {tenant.name}: unknown service_class {tenant.service_class}"
+                f"{nearest(tenant.service_class, classes)}",
+            )
+        for name in tenant.may_use:
+            if name not in classes:
+                yield (
+                    f"tenants.{index}.may_use",
+                    f"tenant {tenant.name}: unknown class {name} in may_use"
+                    f"{nearest(name, classes)}",
+                )
+        if heard & set(tenant.api_keys) or len(set(tenant.api_keys)) < len(tenant.api_keys):
+            yield f"tenants.{index}.api_keys", "tenants: one of the api_keys stands there twice"
+        heard |= set(tenant.api_keys)
+    if sum(entry.default for entry in cluster.classes) > 1:
+        yield "classes", "only one class can be the default"
+    if sum(entry.reserved for entry in cluster.classes) > 1:
+        yield "classes", "the classes' reserved shares must not exceed 1 in all"
+
+
+def read_cluster(name: str, overrides: Sequence[str] = ()) -> Cluster:
+    """The cluster of a bundled example or of a file, with `--set` assignments applied. Raises
+    `InvalidConfiguration` with file, line and remedy."""
+    return cluster_of(read_tree(name, overrides), find_cluster(name).parent)
+
+
+def read_tree(name: str, overrides: Sequence[str] = ()) -> yaml.MappingNode:
+    """What stands in a cluster file, unchecked, with `--set` assignments applied."""
+    path = find_cluster(name)
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfiguration(f"cannot read {path}: {error}") from error
+    tree = parse(text, path.name if path.parent == BUNDLED_CLUSTERS else str(path))
+    for assignment in overrides:
+        override(tree, assignment)
+    return tree
+
+
+def cluster_of(tree: yaml.MappingNode, folder: Path) -> Cluster:
+    """The cluster that the tree of a file in `folder` describes."""
+    cluster = build(Cluster, tree)
+    # A path is meant from where the file lies.
+    beside = folder / cluster.model
+    return replace(cluster, model=str(beside)) if beside.exists() else cluster
+
+
+def find_cluster(name: str) -> Path:
+    """The file that `mooncake-16` or `my/cluster.yaml` means."""
+    bundled = BUNDLED_CLUSTERS / f"{name}.yaml"
+    if "/" not in name and bundled.exists():
+        return bundled
+    if Path(name).exists():
+        return Path(name)
+    raise InvalidConfiguration(
+        f"no cluster file {name}, nor a bundled one{nearest(name, bundled_clusters())}"
+    )
+
+
+def bundled_clusters() -> list[str]:
+    """Names of the examples that come with Tandem."""
+    return sorted(path.stem for path in BUNDLED_CLUSTERS.glob("*.yaml"))

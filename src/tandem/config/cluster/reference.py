@@ -1,0 +1,161 @@
+"""Prints docs/cluster-keys.md, every key of a cluster file, from the declarations of the keys:
+
+python -m tandem.config.cluster.reference > docs/cluster-keys.md
+"""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from enum import Enum, EnumType
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from msgspec import Meta
+
+from tandem.config.cluster.file import Cluster
+from tandem.config.cluster.keys import Choice, Known, OptionsOf
+from tandem.facts.slo import LEAST_URGENT
+from tandem.facts.units import BYTES, SECONDS, size_text, unit_of
+
+HEAD = """\
+# Every key of a cluster file
+
+Printed from the declarations in `config/cluster` by `python -m tandem.config.cluster.reference`.
+What the keys are for stands in [cluster.md](cluster.md), [tiers.md](tiers.md) and
+[simulate.md](simulate.md). `-` and `_` in keys are the same. Numbers carry their unit: times
+`50ms`, `2s`, `10m`; sizes `64 GiB`, `256 GB`; bandwidths `50 GB/s`, `400 Gbit/s`; counts may be
+`16k` or `2M`, shares `90%`. A *policy* is a name, or `{name: ..., with its parameters}`.
+"""
+_COLUMNS = "| key | written as | default | meaning |\n|---|---|---|---|\n"
+_PLAIN = {bool: "true or false", int: "count", float: "number", str: "text"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """A key's declaration, taken apart: its bare type, and its rules from the outside in."""
+
+    name: str
+    hint: Any
+    rules: tuple[Any, ...]
+    field: "Field[Any]"
+
+    @property
+    def section(self) -> Any:
+        """The dataclass of the keys below it, if there are any."""
+        inner = get_args(self.hint)[0] if get_origin(self.hint) is tuple else self.hint
+        return inner if is_dataclass(inner) and inner is not Choice else None
+
+    @property
+    def meaning(self) -> str:
+        said = [rule for rule in self.rules if isinstance(rule, Meta) and rule.description]
+        text = str(said[0].description)
+        only = (said[0].extra or {}).get("only")
+        return f"{text} *({only} only)*" if only else text
+
+    @property
+    def written(self) -> str:
+        known = next((rule for rule in self.rules if isinstance(rule, Known)), None)
+        if self.section is not None:
+            many = "list of " if get_origin(self.hint) is tuple else ""
+            return f"{many}keys and values"
+        if any(isinstance(rule, OptionsOf) for rule in self.rules):
+            return "options"
+        return self._scalar(known) + self._bounds
+
+    def _scalar(self, known: Known | None) -> str:
+        quantity = unit_of(self.field.name)[1]
+        if quantity is not None:
+            return quantity.kind.removeprefix("a ")
+        if known is not None:
+            return _names(known.names)
+        if isinstance(self.hint, EnumType):
+            return _names(self.hint._value2member_map_)
+        if get_origin(self.hint) is tuple:
+            _, rules = _bare(get_args(self.hint)[0])
+            inner = next((rule for rule in rules if isinstance(rule, Known)), None)
+            return f"list of {_names(inner.names)}" if inner else "list"
+        if get_origin(self.hint) in (dict, Mapping):
+            return "keys and values"
+        return _PLAIN[self.hint]
+
+    @property
+    def _bounds(self) -> str:
+        metas = [rule for rule in self.rules if isinstance(rule, Meta)]
+        bounds = (("at least", "ge"), ("more than", "gt"), ("at most", "le"))
+        # Nothing is negative, and whatever fits into a number needs no words.
+        unsaid = (None, LEAST_URGENT)
+        return "".join(
+            f", {words} {bound:,g}"
+            for words, key in bounds
+            for bound in (getattr(meta, key) for meta in metas)
+            if bound not in unsaid and (key, bound) != ("ge", 0)
+        )
+
+    @property
+    def default(self) -> str:
+        value = self.field.default
+        if value is MISSING:
+            needed = self.field.default_factory is MISSING
+            return "**needed**" if needed else ""
+        if value is None or value in ((), ""):
+            return ""
+        if isinstance(value, Choice):
+            return f"`{value.name}`"
+        if isinstance(value, bool):
+            return str(value).lower()
+        if isinstance(value, Enum | str):
+            return f"`{getattr(value, 'value', value)}`"
+        quantity = unit_of(self.field.name)[1]
+        if quantity is SECONDS:
+            return f"{value:g} s"
+        if quantity is BYTES and value:
+            return size_text(int(value))
+        return "no bound" if value >= LEAST_URGENT else f"{value:,g}"
+
+
+def reference() -> str:
+    """The whole page."""
+    return HEAD + "".join(_tables("", Cluster))
+
+
+def _tables(path: str, shape: Any) -> Iterator[str]:
+    keys = _keys(shape)
+    title = f"`{path}`" if path else "The top of the file"
+    about = str(inspect.getdoc(shape)).replace("\n", " ")
+    rows = "".join(
+        f"| `{key.name}` | {key.written} | {key.default} | {key.meaning} |\n" for key in keys
+    )
+    yield f"\n## {title}\n\n{about}\n\n{_COLUMNS}{rows}"
+    for key in keys:
+        if key.section is not None:
+            many = "[]" if get_origin(key.hint) is tuple else ""
+            yield from _tables(f"{path}.{key.name}{many}".lstrip("."), key.section)
+
+
+def _keys(shape: Any) -> list[_Key]:
+    hints = get_type_hints(shape, include_extras=True)
+    found = []
+    for entry in fields(shape):
+        hint, rules = _bare(hints[entry.name])
+        found.append(_Key(unit_of(entry.name)[0], hint, rules, entry))
+    return found
+
+
+def _bare(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The type without `Annotated` and None, and everything that it was annotated with."""
+    rules: tuple[Any, ...] = ()
+    while get_origin(hint) in (Annotated, Union, UnionType):
+        if get_origin(hint) is Annotated:
+            rules += hint.__metadata__
+            hint = hint.__origin__
+        else:
+            hint = next(part for part in get_args(hint) if part is not NoneType)
+    return hint, rules
+
+
+def _names(names: Any) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

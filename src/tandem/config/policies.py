@@ -1,0 +1,221 @@
+"""From the names in a cluster file to policies: fresh ones, made the same way for the twin and for
+a live gateway, with the parameters that the file gives them.
+
+A parameter of a policy is declared by the policy alone, as a parameter of what makes it: its name
+with the unit as the last word, its type and default.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import EnumType
+from functools import partial
+from inspect import signature
+from math import isfinite
+from types import NoneType
+from typing import Any, TypeVar, get_args
+
+import msgspec
+
+from tandem.cluster.router.admission import RouterConfig
+from tandem.cluster.router.fleet import Capacity
+from tandem.cluster.router.queue import RequestQueueConfig
+from tandem.config.cluster.file import Cluster, worker_names
+from tandem.config.cluster.keys import Choice
+from tandem.facts.blocks import CacheRoot
+from tandem.facts.errors import InvalidConfiguration, nearest
+from tandem.facts.slo import AS_THEY_WISH, LOWER_ONLY, ClientPriorities
+from tandem.facts.units import COUNT, SHARE, unit_of
+from tandem.forecast.choose import forecaster
+from tandem.policy.admission.contract import Admission
+from tandem.policy.admission.registry import ADMISSIONS
+from tandem.policy.dispatch.contract import Dispatching
+from tandem.policy.dispatch.registry import DISPATCHES
+from tandem.policy.eviction.contract import Eviction
+from tandem.policy.eviction.registry import make_eviction
+from tandem.policy.planning.contract import Planning
+from tandem.policy.planning.registry import PLANNINGS, planning
+from tandem.policy.qos.classes import UNNAMED, Classes, ServiceClass
+from tandem.policy.routing.contract import Routing
+from tandem.policy.routing.registry import ROUTINGS
+
+T = TypeVar("T")
+_WRITTEN = (bool, int, float, str, NoneType)
+# More often nobody plans, and a tick of 0 would never let time pass.
+SHORTEST_TICK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class RouterPolicies:
+    """Who decides about requests before the workers. Some remember: they serve one router."""
+
+    routing: Routing
+    admission: Admission
+    dispatching: Dispatching
+    classes: Classes
+    queue: RequestQueueConfig
+
+
+def router_policies(cluster: Cluster) -> RouterPolicies:
+    """Raises `InvalidConfiguration`."""
+    chosen = cluster.policies
+    _only_name(chosen.routing, "routing")
+    dispatch = _dispatch(cluster)
+    return RouterPolicies(
+        routing=ROUTINGS[chosen.routing.name](cluster.seed),
+        admission=_made("admission", chosen.admission, ADMISSIONS[chosen.admission.name]),
+        dispatching=_made("dispatch", dispatch, DISPATCHES[dispatch.name]),
+        classes=_classes(cluster),
+        queue=_queue(cluster),
+    )
+
+
+def router_config(
+    cluster: Cluster, root: CacheRoot, block_size: int, capacities: Mapping[str, Capacity]
+) -> RouterConfig:
+    """Of a router that knows prompts by blocks of `block_size`, under `root` until workers come
+    that have one; `capacities` may grow while workers join. Raises `InvalidConfiguration`."""
+    policies = router_policies(cluster)
+    return RouterConfig(
+        block_size=block_size,
+        root=root,
+        capacities=capacities,
+        routing=policies.routing,
+        admission=policies.admission,
+        dispatching=policies.dispatching,
+        classes=policies.classes,
+        queue=policies.queue,
+        first_token=cluster.policies.first_token,
+    )
+
+
+def planning_policy(cluster: Cluster) -> Planning | None:
+    """The planner with its forecaster; None where nothing is planned, because a run without ticks
+    is quicker and the same. Raises `InvalidConfiguration`."""
+    chosen, forecast = cluster.policies.planning, cluster.policies.forecast
+    make = PLANNINGS[chosen.name]
+    options = parameters("planning", chosen, make)
+    if forecast is not None:
+        if not is_dataclass(make) or "forecaster" not in {entry.name for entry in fields(make)}:
+            raise InvalidConfiguration(f"planning {chosen.name} forecasts nothing; drop forecast")
+        options["forecaster"] = forecaster(forecast.name, **forecast.parameters)
+    if chosen.name == "static" and not options:
+        return None
+    made = planning(chosen.name, **options)
+    if made.interval_s < SHORTEST_TICK_S:
+        raise InvalidConfiguration(
+            f"planning {chosen.name}: a tick every {made.interval_s:g} s; choose {SHORTEST_TICK_S} "
+            "or more"
+        )
+    return made
+
+
+def eviction_order(cluster: Cluster) -> Callable[[int], Eviction[Any]]:
+    """Makes the eviction order of one cache, from its capacity in blocks. Raises
+    `InvalidConfiguration`."""
+    _only_name(cluster.policies.eviction, "eviction")
+    return partial(make_eviction, cluster.policies.eviction.name)
+
+
+def parameters(kind: str, choice: Choice, make: Callable[..., object]) -> dict[str, Any]:
+    """The parameters of a choice, of the types with which `make` takes them; numbers may have the
+    units of a cluster file. Raises `InvalidConfiguration` naming the parameter."""
+    taken = signature(make, eval_str=True).parameters
+    known = [name for name, each in taken.items() if _writable(each.annotation)]
+    label = f"{kind} {choice.name}"
+    for name in choice.parameters:
+        if name not in known:
+            other = nearest(name, known) if known else "; it takes none"
+            raise InvalidConfiguration(f"{label} has no parameter {name}{other}")
+    for name, each in taken.items():
+        if each.default is each.empty and name not in choice.parameters:
+            raise InvalidConfiguration(
+                f"{label} needs {name}, as {{name: {choice.name}, {name}: ...}}"
+            )
+    return {
+        name: _fitting(f"{label}: {name}", value, taken[name].annotation)
+        for name, value in choice.parameters.items()
+    }
+
+
+def _writable(hint: Any) -> bool:
+    """Whether a value of this type can be written down; other parameters are for programs."""
+    parts = get_args(hint) or (hint,)
+    return all(part in _WRITTEN or isinstance(part, EnumType) for part in parts)
+
+
+def _fitting(label: str, value: object, hint: Any) -> Any:
+    numbers = {int, float} & {hint, *get_args(hint)}
+    try:
+        if numbers and isinstance(value, str):
+            quantity = unit_of(label)[1] or (COUNT if int in numbers else SHARE)
+            amount = quantity.read(value)
+            value = int(amount) if amount.is_integer() else amount
+        if isinstance(value, float) and not isfinite(value):
+            # As everywhere in a cluster file; JSON, in which it travels, has no word for it either.
+            raise ValueError(f"expected a finite number, got {value}")
+        return msgspec.convert(value, hint)
+    except (ValueError, msgspec.ValidationError) as error:
+        raise InvalidConfiguration(f"{label}: {error}") from error
+
+
+def _only_name(choice: Choice, kind: str) -> None:
+    """Raises `InvalidConfiguration` if the choice has parameters."""
+    if choice.parameters:
+        raise InvalidConfiguration(f"{kind} {choice.name} takes no parameters")
+
+
+def _made(kind: str, choice: Choice, make: Callable[..., T]) -> T:
+    return make(**parameters(kind, choice, make))
+
+
+def _dispatch(cluster: Cluster) -> Choice:
+    """With the cluster's way of transfer, where it names one, unless the policy has its own."""
+    dispatch = cluster.policies.dispatch
+    named = dispatch.parameters.get("workers", ())
+    workers = [name for pool in cluster.pools for name in worker_names(pool)]
+    for name in named if isinstance(named, Sequence) and not isinstance(named, str) else ():
+        if name not in workers:
+            raise InvalidConfiguration(
+                f"dispatch {dispatch.name}: there is no worker {name}{nearest(str(name), workers)}"
+            )
+    transfer = {"transfer": cluster.policies.transfer} if cluster.policies.transfer else {}
+    return Choice(dispatch.name, {**transfer, **dispatch.parameters})
+
+
+def _queue(cluster: Cluster) -> RequestQueueConfig:
+    """Classes and tenants mean something only where somebody has to wait."""
+    queue = cluster.queue
+    max_requests, prefill_depth = queue.max_requests, queue.prefill_depth
+    if max_requests is None:
+        decoding = [pool for pool in cluster.pools if pool.role.decodes]
+        slots = sum(pool.count * pool.max_num_seqs for pool in decoding)
+        max_requests = slots if cluster.classes or cluster.tenants else 0
+    if prefill_depth is None:
+        prefill_depth = int(cluster.policies.dispatch.name == "queue")
+    weights = {tenant.name: tenant.weight for tenant in cluster.tenants}
+    return RequestQueueConfig(max_requests, prefill_depth, weights, queue.max_wait_s)
+
+
+def _classes(cluster: Cluster) -> Classes:
+    classes = tuple(
+        ServiceClass(
+            name=entry.name,
+            priority=entry.priority,
+            reserved=entry.reserved,
+            slo=cluster.slo if entry.slo.empty else entry.slo,
+            headers=entry.headers,
+            deadline_s=entry.deadline_s,
+            client_priorities=ClientPriorities(-entry.client_may_raise, entry.client_may_lower),
+            longest_pin_s=entry.longest_pin_s,
+        )
+        for entry in cluster.classes
+    )
+    tenants = {each.name: each.service_class for each in cluster.tenants if each.service_class}
+    trusted = bool(cluster.serve.get("allow-client-priority", False))
+    return Classes(
+        classes,
+        tenants,
+        may_use={each.name: each.may_use for each in cluster.tenants},
+        default=next((entry.name for entry in cluster.classes if entry.default), ""),
+        unnamed=replace(UNNAMED, client_priorities=AS_THEY_WISH if trusted else LOWER_ONLY),
+    )
