@@ -1,8 +1,8 @@
 """Times the moving of KV between two processes beside what the machine can do, in the same run.
 
 The KV is that of 7,500 tokens of a model of Llama 3's 8B shape: 469 blocks of 2 MiB, scattered at
-both ends. "with checks" reads the headers before and their generations after, and verifies every
-checksum, a few pieces in flight. Usage: python bench/connectors.py [--repetitions N] [--blocks N]
+both ends. "with checks" reads the metadata before and their versions after, and verifies every
+checksum, a few chunks in flight. Usage: python bench/connectors.py [--repetitions N] [--blocks N]
 """
 
 import argparse
@@ -26,20 +26,19 @@ from figures import Figure, show, write
 from limits import Summary, summarised
 from tandem.kernels.transfer.choose import choose_transfer
 from tandem.kernels.transfer.contract import Transfer
-from tandem.kv.connector import Connector, ConnectorError, Spans
+from tandem.kv.connectors.contract import Connector, ConnectorError, Spans
 from tandem.kv.connectors.nixl import NixlConnector
 from tandem.kv.connectors.shm import ShmConnector
-from tandem.kv.connectors.tcp import TcpConnector
-from tandem.kv.headers import Headers, parse
-from tandem.kv.layout import KvLayout
+from tandem.kv.connectors.tcp.connector import TcpConnector
+from tandem.kv.layout import KvLayout, RegionLayout
 from tandem.kv.region import SharedRegion
-from tandem.kv.region_layout import RegionLayout
+from tandem.kv.transfer.export import BlockMetadata, parse_metadata
 
 LLAMA_8B = KvLayout(layers=32, kv_heads=8, block_size=16, head_dim=128, dtype="bfloat16")
 TOKENS = 7_500
 SECRET = b"of this benchmark alone"
-PIECE_BLOCKS = 4
-PIECES_IN_FLIGHT = 4
+CHUNK_BLOCKS = 4
+CHUNKS_IN_FLIGHT = 4
 END_S = 60.0
 
 Work = Callable[[], object]
@@ -57,7 +56,7 @@ def names() -> Iterator[str]:
     """The connectors that work here."""
     for name in ("shm", "tcp", "nixl"):
         try:
-            make_connector(name, "probe").close()
+            make_connector(name, "probe").close_connector()
         except ConnectorError:
             continue
         yield name
@@ -68,18 +67,18 @@ def serve(blocks: int, wanted: Sequence[str]) -> None:
     layout = RegionLayout(LLAMA_8B, blocks)
     shared = filled(layout)
     every = list(range(blocks))
-    Headers(shared.view, layout, choose_transfer()).publish(every, [1] * blocks)
+    BlockMetadata(shared.view, layout, choose_transfer()).write_metadata(every, [1] * blocks)
     connectors = [make_connector(name, "source") for name in wanted]
     for connector in connectors:
-        connector.register(shared.region, exported=True)
-        print(connector.describe().hex(), flush=True)
+        connector.register_region(shared.region, exported=True)
+        print(connector.describe_endpoint().hex(), flush=True)
     listening = socket.create_server(("127.0.0.1", 0))
     print(listening.getsockname()[1], flush=True)
     pool = shared.view.data[layout.pool_offset :]
     threading.Thread(target=send_raw, args=(listening, pool), daemon=True).start()
     sys.stdin.read()
     for connector in connectors:
-        connector.close()
+        connector.close_connector()
 
 
 def send_raw(listening: socket.socket, pool: memoryview) -> None:
@@ -99,7 +98,7 @@ def filled(layout: RegionLayout) -> SharedRegion:
 
 
 @dataclass(frozen=True)
-class Reader:
+class PoolReader:
     """Reads the whole pool of "peer" through one connector into a pool of the same layout."""
 
     connector: Connector
@@ -130,53 +129,54 @@ class Reader:
         return remote.astype(np.int64), local.astype(np.int64)
 
     def checked(self, seed: int = 1) -> None:
-        """As the mover does it: nothing counts before its generation and checksums agree."""
+        """As the KV transfer engine does it: nothing counts before its version and checksums
+        agree."""
         remote, local = self.places(seed)
-        self.take(self.header_spans())
-        generations, checksums = self.headers()
+        self.take(self.metadata_spans())
+        versions, checksums = self.metadata()
         under_way: deque[tuple[int, NDArray[np.int64], NDArray[np.int64]]] = deque()
-        for first in range(0, len(remote), PIECE_BLOCKS):
-            piece = remote[first : first + PIECE_BLOCKS], local[first : first + PIECE_BLOCKS]
-            ticket = self.connector.read("peer", self.spans(*piece), self.handle)
-            under_way.append((ticket, *piece))
-            if len(under_way) == PIECES_IN_FLIGHT:
+        for first in range(0, len(remote), CHUNK_BLOCKS):
+            chunk = remote[first : first + CHUNK_BLOCKS], local[first : first + CHUNK_BLOCKS]
+            handle = self.connector.begin_read("peer", self.spans(*chunk), self.handle)
+            under_way.append((handle, *chunk))
+            if len(under_way) == CHUNKS_IN_FLIGHT:
                 self.verify(*under_way.popleft(), checksums=checksums)
         while under_way:
             self.verify(*under_way.popleft(), checksums=checksums)
-        self.take(self.header_spans())
-        assert (self.headers()[0] == generations).all()
+        self.take(self.metadata_spans())
+        assert (self.metadata()[0] == versions).all()
 
     def verify(
         self,
-        ticket: int,
+        handle: int,
         remote: NDArray[np.int64],
         local: NDArray[np.int64],
         *,
         checksums: NDArray[np.uint64],
     ) -> None:
-        self.wait(ticket)
-        found = Headers(self.own.view, self.layout, self.transfer).computed(local)
+        self.wait(handle)
+        found = BlockMetadata(self.own.view, self.layout, self.transfer).computed(local)
         assert (found == checksums[remote]).all()
 
-    def header_spans(self) -> Spans:
+    def metadata_spans(self) -> Spans:
         zero = np.zeros(1, dtype=np.int64)
-        return Spans(zero, zero, zero + self.layout.header_bytes * self.layout.blocks)
+        return Spans(zero, zero, zero + self.layout.metadata_bytes * self.layout.blocks)
 
-    def headers(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        table = self.own.view[: self.layout.header_bytes * self.layout.blocks]
-        generations, checksums = parse(table, self.layout)
-        return generations.copy(), checksums.copy()
+    def metadata(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        table = self.own.view[: self.layout.metadata_bytes * self.layout.blocks]
+        versions, checksums = parse_metadata(table, self.layout)
+        return versions.copy(), checksums.copy()
 
     def take(self, spans: Spans) -> None:
-        self.wait(self.connector.read("peer", spans, self.handle))
+        self.wait(self.connector.begin_read("peer", spans, self.handle))
 
-    def wait(self, ticket: int) -> None:
-        while ticket not in self.ended:
-            completions = self.connector.poll(END_S)
+    def wait(self, handle: int) -> None:
+        while handle not in self.ended:
+            completions = self.connector.poll_completions(END_S)
             assert completions
             assert not any(completion.problem for completion in completions), completions
-            self.ended.update(completion.ticket for completion in completions)
-        self.ended.remove(ticket)
+            self.ended.update(completion.handle for completion in completions)
+        self.ended.remove(handle)
 
     def small(self) -> None:
         zero = np.zeros(1, dtype=np.int64)
@@ -218,9 +218,9 @@ def bench(blocks: int, repetitions: int) -> list[Figure]:
         readers = []
         for name in wanted:
             connector = make_connector(name, "reader")
-            handle = connector.register(own.region, exported=False)
-            connector.connect("peer", descriptions[name])
-            reader = Reader(connector, handle, own, layout, transfer)
+            handle = connector.register_region(own.region, exported=False)
+            connector.connect_peer("peer", descriptions[name])
+            reader = PoolReader(connector, handle, own, layout, transfer)
             readers.append(reader)
             works[f"{name} contiguous"] = reader.contiguous
             works[f"{name} scattered"] = reader.scattered
@@ -231,7 +231,7 @@ def bench(blocks: int, repetitions: int) -> list[Figure]:
             for reader in readers
         }
         for reader in readers:
-            reader.connector.close()
+            reader.connector.close_connector()
         raw.close()
     return figures_of(seconds, small, blocks * LLAMA_8B.block_bytes)
 
@@ -241,11 +241,11 @@ def memory_works(own: SharedRegion, layout: RegionLayout, transfer: Transfer) ->
     bytes_moved = layout.bytes - layout.pool_offset
     to, origin = (region.region.address + layout.pool_offset for region in (own, other))
     every = np.arange(layout.blocks, dtype=np.int64)
-    headers = Headers(other.view, layout, transfer)
+    metadata = BlockMetadata(other.view, layout, transfer)
     return {
         "memcpy": lambda: ctypes.memmove(to, origin, bytes_moved),
         "read": lambda: other.view[layout.pool_offset :].view("u8").sum(),
-        "checksums": lambda: headers.computed(every),
+        "checksums": lambda: metadata.computed(every),
     }
 
 
@@ -274,7 +274,7 @@ def figures_of(
         one, many = seconds[f"{name} contiguous"], seconds[f"{name} scattered"]
         found.append(
             Figure(
-                f"{name}: scattered blocks beside one piece",
+                f"{name}: scattered blocks beside one chunk",
                 many.median * 1e3,
                 "ms",
                 many.spread * 1e3,

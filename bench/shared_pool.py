@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -26,15 +26,15 @@ from tandem.cluster.tiers.config import TierLimits, TiersConfig
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockFormat, BlockName
 from tandem.kernels.transfer.choose import choose_transfer
-from tandem.kv.connectors.tcp_door import listening_socket
-from tandem.kv.connectors.tcp_frames import Credentials
-from tandem.kv.tiers.block_tags import BlockTags
-from tandem.kv.tiers.engine_config import TierCalls
+from tandem.kv.connectors.tcp.handshake import listening_socket
+from tandem.kv.connectors.tcp.protocol import Credentials
+from tandem.kv.tiers.block_records import BlockTags
+from tandem.kv.tiers.config import TierCalls
 from tandem.kv.tiers.host import HostStore
-from tandem.kv.tiers.pool_client import PoolClient, PoolClientTerms
-from tandem.kv.tiers.pool_frames import batch_blocks, incarnation_proof
-from tandem.kv.tiers.pool_server import PoolServer, PoolTerms
-from tandem.kv.tiers.pool_stores import PoolStores
+from tandem.kv.tiers.pool.client import PoolClient, PoolClientTerms
+from tandem.kv.tiers.pool.protocol import batch_blocks, incarnation_proof
+from tandem.kv.tiers.pool.server import PoolServer, PoolTerms
+from tandem.kv.tiers.pool.stores import PoolStores
 from tandem.live.shared_pool import PoolInbox, PoolNode, Replicas
 from tandem.messages.cluster import PROTOCOL, RegisterPoolNode
 
@@ -62,7 +62,7 @@ def serve(block_bytes: int, capacity_blocks: int) -> None:
     node = PoolNode(machine, inbox, stores, replicas)
     credentials = Credentials(SECRET, incarnation_proof(START))
     terms = PoolTerms(tags, credentials, secrets.token_bytes)
-    server = PoolServer(listening_socket("127.0.0.1", 0), terms, node.desk)
+    server = PoolServer(listening_socket("127.0.0.1", 0), terms, node.coordinator)
     raw = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=echo, args=(raw,), daemon=True).start()
     print(server.port, raw.getsockname()[1], flush=True)
@@ -113,13 +113,15 @@ def bench(block_bytes: int, blocks: int, repetitions: int) -> list[Figure]:
     rows = np.random.default_rng(1).integers(0, 256, (blocks, block_bytes), dtype=np.uint8)
     room = np.zeros_like(rows)
     count = rows.nbytes.to_bytes(8, "little")
+    client = client_of(block_format)
     with (
         other_process(block_bytes, 2 * blocks) as (pool_port, raw_port),
-        closing(client_of(block_format)) as client,
+        ExitStack() as undo,
         socket.create_connection(("127.0.0.1", raw_port)) as raw,
     ):
+        undo.callback(client.close_store)
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        client.connect("pool-0", START, f"127.0.0.1:{pool_port}")
+        client.connect_pool_node("pool-0", START, f"127.0.0.1:{pool_port}")
 
         def send_raw(_: list[BlockName]) -> None:
             raw.sendall(b">" + count)
@@ -131,10 +133,10 @@ def bench(block_bytes: int, blocks: int, repetitions: int) -> list[Figure]:
             fill(raw, room.data.cast("B"))
 
         def put(names: list[BlockName]) -> None:
-            assert len(client.put(names, list(rows)).digests) == blocks
+            assert len(client.put_blocks(names, list(rows)).digests) == blocks
 
         def get(names: list[BlockName]) -> None:
-            assert client.get(names, list(room)).blocks == blocks
+            assert client.get_blocks(names, list(room)).blocks == blocks
 
         works: dict[str, Callable[[list[BlockName]], None]] = {
             "raw send": send_raw,

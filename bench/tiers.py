@@ -30,7 +30,7 @@ from tandem.kv.tiers.contract import BlockStore
 from tandem.kv.tiers.disk import DiskConfig, DiskStore
 from tandem.kv.tiers.host import HostStore
 from tandem.kv.tiers.redis import RedisStore
-from tandem.kv.tiers.redis_link import RedisConfig
+from tandem.kv.tiers.redis_client import RedisConfig
 
 Work = Callable[[], object]
 MOST_BUFFERS = 512
@@ -63,8 +63,8 @@ class Data:
         digests = [name.digest for name in names]
 
         def work() -> None:
-            store.forget(digests)
-            assert len(store.put(names, rows).digests) == len(names)
+            store.forget_blocks(digests)
+            assert len(store.put_blocks(names, rows).digests) == len(names)
 
         return work
 
@@ -72,7 +72,7 @@ class Data:
         names, room = self.names, list(self.room)
 
         def work() -> None:
-            assert store.get(names, room).blocks == len(names)
+            assert store.get_blocks(names, room).blocks == len(names)
 
         return work
 

@@ -5,7 +5,6 @@ import os
 import socket
 import stat
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.kv_tiers import BlockFormat
 from tandem.kernels.transfer.choose import choose_transfer
 from tandem.kv.tiers.disk import DiskConfig, DiskStore
+from tests.kv.ending import closing
 from tests.kv.tier_blocks import FORMAT, contents, digests, names, rows
 
 DIARY = b"Dear diary, " * 1000
@@ -73,7 +73,7 @@ def test_further_up_links_are_the_administrators(tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "var").symlink_to(tmp_path / "disk")
     with opened(tmp_path / "var" / "kv" / "w-0.kv") as store:
-        assert store.put(names(1), contents(names(1))).digests == digests(names(1))
+        assert store.put_blocks(names(1), contents(names(1))).digests == digests(names(1))
     assert (tmp_path / "disk" / "kv").stat().st_mode & 0o777 == 0o700
 
 
@@ -84,7 +84,7 @@ def test_a_file_that_it_does_not_know_is_not_emptied(folder, content):
     if b"tandemkv".startswith(content):
         # Its own file, cut short.
         with opened(file) as store:
-            assert store.listing() == ()
+            assert store.stored_blocks() == ()
         return
     refused(file, "holds something else than KV blocks")
     assert file.read_bytes() == content
@@ -93,11 +93,11 @@ def test_a_file_that_it_does_not_know_is_not_emptied(folder, content):
 def test_its_own_file_of_another_model_is_begun_anew(folder):
     file = folder / "w-0.kv"
     with opened(file) as store:
-        store.put(names(3), contents(names(3)))
+        store.put_blocks(names(3), contents(names(3)))
     with opened(file, BlockFormat(b"x" * 16, FORMAT.block_bytes)) as store:
         assert "begun anew" in store.notes[0]
-        assert store.listing() == ()
-        assert store.get(names(1), rows(1)).blocks == 0
+        assert store.stored_blocks() == ()
+        assert store.get_blocks(names(1), rows(1)).blocks == 0
 
 
 def test_a_second_name_of_a_file_is_not_taken_for_it(folder, diary):
@@ -142,17 +142,17 @@ def test_what_belongs_to_another_user_is_refused(folder, tmp_path):
 
 def test_a_file_that_others_could_read_is_closed_to_them(folder):
     with opened(folder / "w-0.kv") as store:
-        store.put(names(2), contents(names(2)))
+        store.put_blocks(names(2), contents(names(2)))
     (folder / "w-0.kv").chmod(0o664)
     with opened(folder / "w-0.kv") as store:
-        assert len(store.listing()) == 2
+        assert len(store.stored_blocks()) == 2
     assert (folder / "w-0.kv").stat().st_mode & 0o777 == 0o600
 
 
 def test_an_open_file_mask_opens_nothing(folder, tmp_path):
     before = os.umask(0)
     try:
-        opened(tmp_path / "new" / "w-0.kv").thing.close()
+        opened(tmp_path / "new" / "w-0.kv").thing.close_store()
     finally:
         os.umask(before)
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700

@@ -4,7 +4,6 @@ waits for ever."""
 import logging
 import threading
 import time
-from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -13,22 +12,22 @@ import pytest
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockFormat
 from tandem.kernels.transfer.choose import choose_transfer
-from tandem.kv.connector import ConnectorError, Spans
-from tandem.kv.connectors import tcp_link
+from tandem.kv.connectors.contract import ConnectorError, Spans
 from tandem.kv.connectors.shm import ShmConnector
-from tandem.kv.connectors.tcp import TcpConnector
-from tandem.kv.connectors.tcp_door import TcpDoor, TcpLimits, listening_socket
-from tandem.kv.connectors.tcp_frames import Credentials
-from tandem.kv.mover_config import MoverConfig
-from tandem.kv.mover_lane import Lane as MoverLane
-from tandem.kv.mover_lane import LaneCalls
+from tandem.kv.connectors.tcp import handshake, link
+from tandem.kv.connectors.tcp.connector import TcpConnector
+from tandem.kv.connectors.tcp.handshake import TcpLimits, listening_socket
+from tandem.kv.connectors.tcp.listener import TcpListener
+from tandem.kv.connectors.tcp.protocol import Credentials
 from tandem.kv.region import SharedRegion
-from tandem.kv.threads import SupervisedThread
-from tandem.kv.tiers.engine_config import TierCalls
-from tandem.kv.tiers.lane import Lane
-from tandem.kv.tiers.pool_stores import PoolStores
-from tandem.live.shared_pool import Desk, PoolInbox
-from tests.kv.pool_desk import SECRET, entropy
+from tandem.kv.threads import SupervisedThread, WorkerThread, step_worker
+from tandem.kv.tiers.config import TierCalls
+from tandem.kv.tiers.pool.stores import PoolStores
+from tandem.kv.transfer.config import TransferConfig
+from tandem.kv.transfer.worker import ConnectorWorker, ConnectorWorkerCalls
+from tandem.live.shared_pool import LivePoolCoordinator, PoolInbox
+from tests.kv.ending import closing
+from tests.kv.pool_coordinator import SECRET, entropy
 from tests.kv.tier_blocks import contents, names
 
 END_S = 20.0
@@ -60,8 +59,8 @@ def spans(length: int = 100) -> Spans:
 def problems(connector, count: int) -> list[str]:
     found = []
     while len(found) < count:
-        ended = connector.poll(END_S)
-        assert ended, "a ticket did not end"
+        ended = connector.poll_completions(END_S)
+        assert ended, "a handle did not end"
         found += [completion.problem for completion in ended]
     return found
 
@@ -72,12 +71,12 @@ def test_copies_through_shared_memory_fail_all_and_stay_off():
         closing(SharedRegion.create(BYTES, "attacked")) as region,
         closing(ShmConnector(transfer)) as connector,
     ):
-        handle = connector.register(region.region, exported=True)
-        connector.connect("peer", connector.describe())
+        handle = connector.register_region(region.region, exported=True)
+        connector.connect_peer("peer", connector.describe_endpoint())
         for _ in range(3):
-            connector.read("peer", spans(), handle)
+            connector.begin_read("peer", spans(), handle)
         assert all("failed" in problem for problem in problems(connector, 3))
-        connector.read("peer", spans(), handle)
+        connector.begin_read("peer", spans(), handle)
         assert all("failed" in problem for problem in problems(connector, 1))
 
 
@@ -87,71 +86,77 @@ def test_a_link_over_tcp_fails_what_waits_and_the_next_one_works(monkeypatch):
         closing(TcpConnector("127.0.0.1", SECRET, entropy=entropy)) as connector,
     ):
         region.view[:100] = 7
-        handle = connector.register(region.region, exported=True)
-        own = connector.register(region.region, exported=False)
-        connector.connect("peer", connector.describe())
+        handle = connector.register_region(region.region, exported=True)
+        own = connector.register_region(region.region, exported=False)
+        connector.connect_peer("peer", connector.describe_endpoint())
         with monkeypatch.context() as broken:
-            broken.setattr(tcp_link.frames, "request", explode)
+            broken.setattr(link.frames, "request", explode)
             for _ in range(3):
-                connector.read("peer", spans(), own)
+                connector.begin_read("peer", spans(), own)
             assert all("failed" in problem for problem in problems(connector, 3))
-        connector.read("peer", spans(), own)
+        connector.begin_read("peer", spans(), own)
         assert "failed" in problems(connector, 1)[0]
-        # The mover connects anew to a peer that failed.
-        connector.disconnect("peer")
-        connector.connect("peer", connector.describe())
-        connector.read("peer", spans(), handle)
+        # A reader connects anew to a peer that failed.
+        connector.disconnect_peer("peer")
+        connector.connect_peer("peer", connector.describe_endpoint())
+        connector.begin_read("peer", spans(), handle)
         assert problems(connector, 1) == [""]
 
 
 def test_a_port_whose_thread_dies_refuses_and_tells(monkeypatch):
     told = threading.Event()
-    monkeypatch.setattr(TcpDoor, "_welcome", explode)
+    monkeypatch.setattr(TcpListener, "_admit", explode)
     listening = listening_socket("127.0.0.1", 0)
     credentials = Credentials(SECRET, bytes(16))
-    door = TcpDoor(listening, credentials, explode, entropy=entropy, limits=LIMITS, failed=told.set)
-    way = tcp_link.Way("peer", ("127.0.0.1", door.port), credentials, entropy, LIMITS)
+    listener = TcpListener(
+        listening, credentials, explode, entropy=entropy, limits=LIMITS, failed=told.set
+    )
+    address = handshake.PeerAddress(
+        "peer", ("127.0.0.1", listener.port), credentials, entropy, LIMITS
+    )
     with pytest.raises(ConnectorError):
-        tcp_link.connected(way, lambda: "", 1.0)
+        handshake.open_stream(address, lambda: "", 1.0)
     assert told.wait(END_S)
     with pytest.raises(ConnectorError, match="cannot be reached"):
-        tcp_link.connected(way, lambda: "", 1.0)
-    door.close(END_S)
+        handshake.open_stream(address, lambda: "", 1.0)
+    listener.close_listener(END_S)
 
 
 class Exploding:
-    """A store, and the connector of a lane."""
+    """A store, and the connector of a worker thread."""
 
     name = "exploding"
-    put = get = forget = explode
+    put_blocks = get_blocks = forget_blocks = explode
 
-    def register(self, region, *, exported):
+    def register_region(self, region, *, exported):
         return 0
 
-    def describe(self):
+    def describe_endpoint(self):
         return b""
 
-    connect = explode
+    connect_peer = explode
 
-    def close(self):
+    def close_connector(self):
         pass
 
 
-def test_the_lane_of_a_tier_tells_its_owner():
+def test_the_worker_thread_of_a_tier_tells_its_owner():
     told = threading.Event()
-    lane = Lane("test", told.set)
-    lane.start()
-    lane.post(explode)
+    worker = step_worker("test", told.set)
+    worker.start_worker()
+    worker.post(explode)
     assert told.wait(END_S)
-    assert lane.join(END_S)
+    assert worker.join_worker(END_S)
+    assert not worker.post(explode)
 
 
-def test_a_lane_of_the_mover_tells_its_owner():
-    told, place = threading.Event(), type("Place", (), {"own": None, "scratch_region": None})()
-    calls = LaneCalls(explode, told.set, time.monotonic_ns)
-    lane = MoverLane(Exploding(), place, MoverConfig(), calls)
-    lane.start()
-    lane.read(type("Part", (), {"peer": "p"})(), b"")
+def test_the_worker_thread_of_a_connector_tells_its_owner():
+    told, own = threading.Event(), {"own": None, "scratch_region": None}
+    buffers = type("Buffers", (), own)()
+    calls = ConnectorWorkerCalls(explode, told.set, time.monotonic_ns)
+    worker = ConnectorWorker(Exploding(), buffers, TransferConfig(), calls)
+    worker.start_worker()
+    worker.read_shard(type("Read", (), {"peer": "p"})(), b"")
     assert told.wait(END_S)
 
 
@@ -159,18 +164,18 @@ def test_a_store_of_the_pool_that_dies_ends_the_process_and_every_wait():
     chain, inbox, told = names(1), PoolInbox(), threading.Event()
     calls = TierCalls(lambda event: None, told.set, time.monotonic_ns)
     stores = PoolStores({Tier.HOST: Exploding()}, BlockFormat(bytes(16), 3_000), calls)
-    desk, ended = Desk(inbox, stores), []
+    coordinator, ended = LivePoolCoordinator(inbox, stores), []
 
     def keep():
         with pytest.raises(ConnectorError, match="failed"):
-            desk.keep(chain, contents(chain))
+            coordinator.keep_blocks(chain, contents(chain))
         ended.append(True)
 
     client = threading.Thread(target=keep)
     client.start()
     assert told.wait(END_S)
     # What the event loop of the process does when it hears of it.
-    desk.close(failed=True)
+    coordinator.close(failed=True)
     client.join(END_S)
     assert ended
 
@@ -182,3 +187,24 @@ def test_every_supervised_thread_tells_what_was_raised():
     thread.join(END_S)
     assert not thread.alive
     assert [type(failure) for failure in failures] == [Unforeseen]
+
+
+def test_a_worker_thread_that_fails_hands_over_what_waits_and_refuses_the_rest():
+    handed: list[list[str]] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def work(task: str) -> bool:
+        begun.set()
+        assert go_on.wait(END_S)
+        explode()
+
+    worker = WorkerThread("test", work, failed=lambda _, waiting: handed.append(list(waiting)))
+    worker.start_worker()
+    assert worker.post("first")
+    assert begun.wait(END_S)
+    assert worker.post("second") and worker.post("urgent", urgent=True)
+    go_on.set()
+    assert worker.join_worker(END_S)
+    assert handed == [["urgent", "second"]]
+    assert isinstance(worker.failure, Unforeseen)
+    assert not worker.post("late")

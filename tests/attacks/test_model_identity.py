@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import time
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,11 +20,11 @@ from tandem.config.options import ServeOptions
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.kv_tiers import BlockFormat
 from tandem.kernels.transfer.choose import choose_transfer
-from tandem.kv.compatibility import objection
 from tandem.kv.tiers.contract import BlockStore
 from tandem.kv.tiers.disk import DiskConfig, DiskStore
 from tandem.kv.tiers.redis import RedisStore
-from tandem.kv.tiers.redis_link import RedisConfig
+from tandem.kv.tiers.redis_client import RedisConfig
+from tandem.kv.transfer.compatibility import objection
 from tandem.models.content import PIECE_BYTES, checkpoint_weights, digest_file
 from tests.attacks.identities import (
     CHANGES,
@@ -37,10 +36,11 @@ from tests.attacks.identities import (
     one_bit_in_place,
     planned,
 )
-from tests.kv.moving import SOURCE, TOKENS, Pair
-from tests.kv.pool_desk import client_of, served
+from tests.kv.ending import closing
+from tests.kv.pool_coordinator import client_of, served
 from tests.kv.split_workers import Split, SplitWorker
 from tests.kv.tier_blocks import redis_server
+from tests.kv.transfer_ranks import SOURCE, TOKENS, Pair
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,14 @@ def room(worker) -> list[np.ndarray]:
 
 def fill(store: BlockStore, worker) -> None:
     named = blocks_of(worker)
-    kept = store.put(named, contents(worker)).digests
+    kept = store.put_blocks(named, contents(worker)).digests
     assert kept == tuple(block.digest for block in named)
-    assert store.get(named, room(worker)).blocks == len(named) > 2
+    assert store.get_blocks(named, room(worker)).blocks == len(named) > 2
 
 
 def finds_nothing(store: BlockStore, worker) -> bool:
     # From the first block on, and not one from the middle either.
-    return all(not store.get([one], room(worker)).blocks for one in blocks_of(worker))
+    return all(not store.get_blocks([one], room(worker)).blocks for one in blocks_of(worker))
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -91,7 +91,7 @@ def test_a_disk_does_not_serve_what_was_computed_before(workers, change, tmp_pat
     with closing(DiskStore(config, format_of(before), choose_transfer())) as store:
         fill(store, before)
     with closing(DiskStore(config, format_of(after), choose_transfer())) as store:
-        assert store.listing() == ()
+        assert store.stored_blocks() == ()
         assert finds_nothing(store, after)
         fill(store, after)
 
@@ -142,9 +142,9 @@ def test_what_a_worker_of_other_numbers_offers_is_not_read(theirs):
     with Pair(Split(), Split()) as pair:
         order = pair.order(0, TOKENS)
         pair.source.announce(order)
-        assert pair.mover.move(1, order).arrived
-        pair.mover.mover.connect(*SOURCE, replace(pair.source.export, identity=theirs))
-        report = pair.mover.move(2, order)
+        assert pair.transfers.move(1, order).arrived
+        pair.transfers.transfers.add_source(*SOURCE, replace(pair.source.export, identity=theirs))
+        report = pair.transfers.move(2, order)
     assert not report.arrived
     assert "computes other numbers" in report.problem
     assert report.moved_bytes == 0

@@ -236,7 +236,7 @@ def test_a_cluster_serves_on(roles, prompt):
     for worker in workers:
         numberless = NumberlessLedger(worker.engine.ledger, token=10)
         worker.engine.ledger = ledgers[worker.registration.worker] = numberless
-        worker.node._mover._own = numberless
+        worker.node._transfers._own = numberless
 
     async def main() -> None:
         gateway = make_gateway()

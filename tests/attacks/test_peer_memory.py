@@ -6,14 +6,14 @@ import mmap
 import os
 import subprocess
 import sys
-from contextlib import closing
 
 import numpy as np
 import pytest
 
-from tandem.kv.connector import Spans
+from tandem.kv.connectors.contract import Spans
 from tandem.kv.connectors.shm import ShmConnector
 from tandem.kv.region import SharedRegion
+from tests.kv.ending import closing
 
 BYTES = 1 << 16
 
@@ -66,8 +66,8 @@ def test_another_process_can_read_and_nothing_else(shared):
 @pytest.fixture
 def connector(shared):
     with closing(ShmConnector()) as made:
-        made.register(shared.region, exported=True)
-        made.connect("peer", made.describe())
+        made.register_region(shared.region, exported=True)
+        made.connect_peer("peer", made.describe_endpoint())
         yield made
 
 
@@ -83,10 +83,10 @@ def test_a_mapping_of_a_peer_cannot_be_made_writable(connector, shared):
 
 def test_a_write_to_a_peer_ends_with_a_problem(connector, shared):
     zero, some = np.zeros(1, np.int64), np.full(1, 100, np.int64)
-    ticket = connector.write("peer", Spans(zero, zero, some), 0)
-    (completion,) = connector.poll(10)
-    assert (completion.ticket, completion.problem) == (
-        ticket,
+    handle = connector.begin_write("peer", Spans(zero, zero, some), 0)
+    (completion,) = connector.poll_completions(10)
+    assert (completion.handle, completion.problem) == (
+        handle,
         "the memory of peer is only to be read",
     )
     assert set(shared.view.tolist()) == {7}

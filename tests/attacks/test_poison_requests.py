@@ -369,7 +369,7 @@ class Undertaker:
             worker = ToyWorker(name, role, self.ledgers)
             mortal = MortalLedger(worker.engine.ledger, self.fatal)
             worker.engine.ledger = self.ledgers[name] = mortal
-            worker.node._mover._own = mortal
+            worker.node._transfers._own = mortal
             self.starts += 1
             worker.registration = replace(worker.registration, incarnation=str(self.starts))
             worker.node.machine.registration = worker.registration

@@ -31,7 +31,7 @@ from tandem.config.api_options import api_config
 from tandem.config.cluster.live import checked, gateway_options
 from tandem.config.cluster.tree import parse
 from tandem.facts.errors import InvalidConfiguration
-from tandem.kv.tiers.redis_link import RedisConfig, RedisLink
+from tandem.kv.tiers.redis_client import RedisConfig, RedisLink
 from tandem.live.launching.state_directory import StateDirectory
 from tests.api.conftest import *  # noqa: F403 (its fixtures: a scripted generator and a text model)
 from tests.api.server import serving
@@ -332,12 +332,12 @@ def test_the_password_of_a_real_redis_is_changed_without_a_restart(tmp_path):
     with redis_server(tmp_path, "--requirepass", "second", port=port):
         file.write_text("second\n")
         assert link.store([(b"k", b"v")]) == [""], link.problem
-        link.close()
+        link.close_redis()
         file.unlink()
         unread = RedisLink(config, time.monotonic_ns)
         assert unread.store([(b"k", b"v")]) is None
         assert "its password cannot be read" in unread.problem
-        unread.close()
+        unread.close_redis()
 
 
 def test_a_gateway_alone_keeps_no_secret_of_the_workers(tmp_path, monkeypatch):

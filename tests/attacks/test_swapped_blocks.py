@@ -2,18 +2,17 @@
 brings other blocks than were asked for: none of them is taken."""
 
 import time
-from contextlib import closing
 
 import numpy as np
 import pytest
 import redis
 
 from tandem.facts.kv_tiers import BlockFormat
-from tandem.kv.tiers.block_header import BlockHeader, HeaderCodec
-from tandem.kv.tiers.block_tags import TAG_BYTES, BlockTags
+from tandem.kv.tiers.block_records import TAG_BYTES, BlockHeader, BlockTags, HeaderCodec
 from tandem.kv.tiers.redis import RedisStore
-from tandem.kv.tiers.redis_link import RedisConfig
-from tests.kv.pool_desk import PATIENT, SECRET, TRANSFER, client_of, served
+from tandem.kv.tiers.redis_client import RedisConfig
+from tests.kv.ending import closing
+from tests.kv.pool_coordinator import PATIENT, SECRET, TRANSFER, client_of, served
 from tests.kv.tier_blocks import (
     FORMAT,
     contents,
@@ -49,7 +48,7 @@ def opened(server, secret=SECRET):
 def filled(server, attacker):
     """The keys of the chain, as the attacker sees them."""
     with opened(server) as store:
-        assert store.put(CHAIN, contents(CHAIN)).digests == digests(CHAIN)
+        assert store.put_blocks(CHAIN, contents(CHAIN)).digests == digests(CHAIN)
     found = {key[-32:]: key for key in attacker.scan_iter()}
     return [found[name.digest.hex().encode()] for name in CHAIN]
 
@@ -87,7 +86,7 @@ def spoil_another_cluster(attacker, keys):
     config = RedisConfig(f"redis://127.0.0.1:{port}/0", 20)
     store = RedisStore(config, FORMAT, TRANSFER, time.monotonic_ns, secret=b"the attacker's own")
     with closing(store):
-        store.put(CHAIN[:1], contents(CHAIN)[1:2])
+        store.put_blocks(CHAIN[:1], contents(CHAIN)[1:2])
     (theirs,) = set(attacker.keys(b"*" + keys[0][-32:])) - set(keys)
     assert attacker.get(theirs) != mine
     attacker.rename(theirs, keys[0])
@@ -107,12 +106,12 @@ def test_what_somebody_put_into_redis_is_never_taken(server, attacker, spoil):
     keys = filled(server, attacker)
     spoil(attacker, keys)
     with opened(server) as store:
-        found = store.get(CHAIN, rows(3))
-        assert (found.blocks, found.spoilt) == (0, digests(CHAIN[:1]))
+        found = store.get_blocks(CHAIN, rows(3))
+        assert (found.blocks, found.corrupt) == (0, digests(CHAIN[:1]))
         # It is gone, and what nobody touched is as good as before.
         assert attacker.get(keys[0]) is None
         into = rows(1)
-        assert store.get(CHAIN[2:], into).blocks == 1
+        assert store.get_blocks(CHAIN[2:], into).blocks == 1
         assert whole(CHAIN[2:], into)
 
 
@@ -124,8 +123,8 @@ def test_forged_headers_are_not_listed_and_older_versions_are_not_seen(server, a
     older = f"tandem:{FORMAT.root.hex()}-{FORMAT.block_bytes}:".encode() + key[-32:]
     attacker.set(older, value)
     with opened(server) as store:
-        assert store.listing() == ()
-        assert store.get(CHAIN[:1], rows(1)).blocks == 0
+        assert store.stored_blocks() == ()
+        assert store.get_blocks(CHAIN[:1], rows(1)).blocks == 0
     assert attacker.get(older) == value
 
 
@@ -168,20 +167,20 @@ def test_a_process_of_the_pool_that_answers_with_another_block_is_not_believed(
     node, answer, monkeypatch
 ):
     with client_of(node) as client:
-        assert client.put(CHAIN, contents(CHAIN)).digests == digests(CHAIN)
-        honest = node.desk.read
+        assert client.put_blocks(CHAIN, contents(CHAIN)).digests == digests(CHAIN)
+        honest = node.coordinator.read_blocks
 
         def read(wanted, into):
             count = honest(wanted, into)
             answer(into)
             return count
 
-        monkeypatch.setattr(node.desk, "read", read)
-        found = client.get(CHAIN, rows(3))
-        assert (found.blocks, found.spoilt) == (0, digests(CHAIN[:1]))
+        monkeypatch.setattr(node.coordinator, "read_blocks", read)
+        found = client.get_blocks(CHAIN, rows(3))
+        assert (found.blocks, found.corrupt) == (0, digests(CHAIN[:1]))
         monkeypatch.undo()
         into = rows(3)
-        assert client.get(CHAIN, into).blocks == 3
+        assert client.get_blocks(CHAIN, into).blocks == 3
         assert whole(CHAIN, into)
 
 
@@ -198,8 +197,8 @@ def test_a_client_cannot_bring_a_block_under_the_name_of_another(node):
     with client_of(node, limits=PATIENT) as client:
         link = client._nodes[node.name].writing
         link._tagged = True
-        assert client.put(chain[:1], tagged).digests == ()
-    assert chain[0].digest not in node.desk.held
+        assert client.put_blocks(chain[:1], tagged).digests == ()
+    assert chain[0].digest not in node.coordinator.held
 
 
 def test_tags_depend_on_everything_that_they_bind():

@@ -6,13 +6,13 @@ import asyncio
 from tandem.api import errors as refusal
 from tandem.facts.backoff import longest, retry_after, spread
 from tandem.facts.errors import Overloaded
-from tandem.kv.tiers.breaker import Breaker
-from tandem.kv.tiers.pool_client import PoolClient, PoolClientTerms
+from tandem.kv.tiers.pool.client import PoolClient, PoolClientTerms
+from tandem.kv.tiers.redis_client import Breaker
 from tandem.live.channels.curve import make_keys
 from tandem.live.channels.node_channel import NodeChannel
 from tandem.live.channels.sockets import NodeKeys
 from tandem.live.launching.restarts import RestartConfig, Restarts
-from tests.kv.pool_desk import SECRET, TRANSFER, entropy
+from tests.kv.pool_coordinator import SECRET, TRANSFER, entropy
 from tests.kv.tier_blocks import FORMAT, contents, names
 
 NS = 1_000_000_000
@@ -76,12 +76,12 @@ def test_a_process_of_the_pool_that_failed_is_tried_at_unlike_times():
         )
         client = PoolClient(terms)
         # Nobody listens there.
-        client.connect("pool-0", "1", "127.0.0.1:1")
-        assert "reached" in client.put(chain, contents(chain)).problem
-        while "is to be reached" in client.put(chain, contents(chain)).problem:
+        client.connect_pool_node("pool-0", "1", "127.0.0.1:1")
+        assert "reached" in client.put_blocks(chain, contents(chain)).problem
+        while "is to be reached" in client.put_blocks(chain, contents(chain)).problem:
             clock[0] += NS // 10
         again.append(clock[0] / NS)
-        client.close()
+        client.close_store()
     assert again == sorted(set(again))
     assert again[0] == 4.0
 

@@ -88,11 +88,11 @@ def main(size: int, library: str) -> None:
     memory = GpuMemory(size, library)
     memory.put(content(size))
     connector = CudaIpcConnector(0, library)
-    connector.register(memory.region, exported=True)
-    print(connector.describe().hex(), flush=True)
+    connector.register_region(memory.region, exported=True)
+    print(connector.describe_endpoint().hex(), flush=True)
     for _ in sys.stdin:
         print(zlib.crc32(memory.get()), flush=True)
-    connector.close()
+    connector.close_connector()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """CUDA IPC between two processes: on a GPU where there is one, and on a stand-in for the driver's
-library, which proves what is ours: calls, offsets, tickets."""
+library, which proves what is ours: calls, offsets, handles."""
 
 import ctypes
 import subprocess
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.kv.connector import ConnectorError, Spans
+from tandem.kv.connectors.contract import ConnectorError, Spans
 from tandem.kv.connectors.cuda_driver import LIBRARY
 from tandem.kv.connectors.cuda_ipc import CudaIpcConnector, CudaIpcDescription
 from tandem.kv.region import Region
@@ -50,30 +50,30 @@ class Side:
     handle: int
 
     def read(self, spans: Spans) -> int:
-        return self.connector.read("peer", spans, self.handle)
+        return self.connector.begin_read("peer", spans, self.handle)
 
     def ends(self, count: int) -> dict[int, str]:
         found = []
         while len(found) < count:
-            some = self.connector.poll(END_S)
-            assert some, f"{count - len(found)} tickets did not end"
+            some = self.connector.poll_completions(END_S)
+            assert some, f"{count - len(found)} handles did not end"
             found += some
-        assert self.connector.poll(0.0) == []
-        return {completion.ticket: completion.problem for completion in found}
+        assert self.connector.poll_completions(0.0) == []
+        return {completion.handle: completion.problem for completion in found}
 
     def read_all(self, spans: Spans) -> str:
-        ticket = self.read(spans)
-        return self.ends(1)[ticket]
+        handle = self.read(spans)
+        return self.ends(1)[handle]
 
 
 @pytest.fixture
 def side(exporter, library):
     own = GpuMemory(SIZE, library)
     connector = CudaIpcConnector(0, library)
-    handle = connector.register(own.region, exported=False)
-    connector.connect("peer", exporter.description)
+    handle = connector.register_region(own.region, exported=False)
+    connector.connect_peer("peer", exporter.description)
     yield Side(connector, exporter, own, handle)
-    connector.close()
+    connector.close_connector()
 
 
 def spans_of(*pieces: tuple[int, int, int]) -> Spans:
@@ -105,9 +105,9 @@ def test_scattered_pieces_arrive_and_nothing_else_changes(side, pieces, longest)
 
 def test_host_memory_can_be_the_own_end(side):
     host = torch.zeros(1000, dtype=torch.uint8)
-    handle = side.connector.register(Region(host.data_ptr(), 1000), exported=False)
-    ticket = side.connector.read("peer", spans_of((5000, 0, 1000)), handle)
-    assert side.ends(1) == {ticket: ""}
+    handle = side.connector.register_region(Region(host.data_ptr(), 1000), exported=False)
+    handle = side.connector.begin_read("peer", spans_of((5000, 0, 1000)), handle)
+    assert side.ends(1) == {handle: ""}
     assert (host.numpy() == content(SIZE)[5000:6000]).all()
 
 
@@ -117,8 +117,8 @@ def test_writes_arrive(side):
     changed[70_000:70_500] += 1
     for values in (changed, before):
         side.own.put(values)
-        ticket = side.connector.write("peer", spans_of((70_000, 70_000, 500)), side.handle)
-        assert side.ends(1) == {ticket: ""}
+        handle = side.connector.begin_write("peer", spans_of((70_000, 70_000, 500)), side.handle)
+        assert side.ends(1) == {handle: ""}
         assert side.exporter.checksum() == zlib.crc32(values)
 
 
@@ -129,28 +129,28 @@ def test_what_lies_outside_is_a_problem(side, piece):
 
 
 def test_every_ticket_ends_once(side):
-    tickets = [side.read(scattered(20 + n, 9_000)) for n in range(30)]
-    side.connector.cancel(tickets[-1])
+    handles = [side.read(scattered(20 + n, 9_000)) for n in range(30)]
+    side.connector.cancel_handle(handles[-1])
     problems = side.ends(30)
-    assert problems == dict.fromkeys(tickets[:-1], "") | {tickets[-1]: "cancelled"}
+    assert problems == dict.fromkeys(handles[:-1], "") | {handles[-1]: "cancelled"}
 
 
 def test_disconnecting_ends_what_is_open(side, library):
-    tickets = [side.read(spans_of((0, 0, SIZE))) for _ in range(4)]
-    side.connector.disconnect("peer")
-    assert side.ends(4) == dict.fromkeys(tickets, "disconnected from peer")
+    handles = [side.read(spans_of((0, 0, SIZE))) for _ in range(4)]
+    side.connector.disconnect_peer("peer")
+    assert side.ends(4) == dict.fromkeys(handles, "disconnected from peer")
     if library != LIBRARY:
         assert ctypes.CDLL(library).stand_in_mappings() == 0
     assert "not connected" in side.read_all(spans_of((0, 0, 10)))
-    side.connector.connect("peer", side.exporter.description)
+    side.connector.connect_peer("peer", side.exporter.description)
     assert side.read_all(spans_of((0, 0, 10))) == ""
 
 
 def test_closing_ends_what_is_open_and_may_be_done_twice(side):
-    ticket = side.read(spans_of((0, 0, SIZE)))
-    side.connector.close()
-    assert side.ends(1) == {ticket: "the connector was closed"}
-    side.connector.close()
+    handle = side.read(spans_of((0, 0, SIZE)))
+    side.connector.close_connector()
+    assert side.ends(1) == {handle: "the connector was closed"}
+    side.connector.close_connector()
     assert side.read_all(spans_of((0, 0, 10))) == "the connector was closed"
 
 
@@ -158,39 +158,39 @@ def test_memory_stays_readable_after_its_owner_was_killed(library):
     exporter = Exporter(SIZE, library)
     own = GpuMemory(SIZE, library)
     connector = CudaIpcConnector(0, library)
-    handle = connector.register(own.region, exported=False)
-    connector.connect("peer", exporter.description)
+    handle = connector.register_region(own.region, exported=False)
+    connector.connect_peer("peer", exporter.description)
     side = Side(connector, exporter, own, handle)
     exporter.kill()
     assert side.read_all(spans_of((0, 0, SIZE))) == ""
     assert (own.get() == content(SIZE)).all()
-    connector.disconnect("peer")
+    connector.disconnect_peer("peer")
     with pytest.raises(ConnectorError):
-        connector.connect("peer", exporter.description)
-    connector.close()
+        connector.connect_peer("peer", exporter.description)
+    connector.close_connector()
 
 
 def test_what_cannot_be_reached_is_refused(side, library):
     memory = GpuMemory(1000, library)
-    side.connector.register(memory.region, exported=True)
+    side.connector.register_region(memory.region, exported=True)
     with pytest.raises(ConnectorError, match="this very process"):
-        side.connector.connect("self", side.connector.describe())
+        side.connector.connect_peer("self", side.connector.describe_endpoint())
     found = msgspec.msgpack.decode(side.exporter.description, type=CudaIpcDescription)
     elsewhere = msgspec.structs.replace(found, host="elsewhere")
     with pytest.raises(ConnectorError, match="another host"):
-        side.connector.connect("far", msgspec.msgpack.encode(elsewhere))
+        side.connector.connect_peer("far", msgspec.msgpack.encode(elsewhere))
     for garbage in (
         b"",
         b"\xc1",
         msgspec.msgpack.encode(msgspec.structs.replace(found, offset=-1)),
     ):
         with pytest.raises(ConnectorError, match="no known way"):
-            side.connector.connect("other", garbage)
+            side.connector.connect_peer("other", garbage)
 
 
 def test_only_memory_of_its_gpu_is_exported(side):
     with pytest.raises(ConnectorError, match="not of cpu"):
-        side.connector.register(Region(4096, 100), exported=True)
+        side.connector.register_region(Region(4096, 100), exported=True)
 
 
 def test_a_gpu_that_is_not_there(library):

@@ -2,7 +2,6 @@
 runs there too, through memory that the GPU reads and writes by itself."""
 
 import time
-from contextlib import closing
 from queue import SimpleQueue
 
 import pytest
@@ -13,11 +12,12 @@ from tandem.facts.kv_tiers import BlockFormat
 from tandem.kernels.transfer.choose import choose_transfer
 from tandem.kv.layout import KvLayout
 from tandem.kv.store import KvStore
+from tandem.kv.tiers.config import TierCalls, TierEngineConfig, TierEvent
 from tandem.kv.tiers.device import device_blocks
 from tandem.kv.tiers.engine import TierEngine
-from tandem.kv.tiers.engine_config import TierCalls, TierEngineConfig, TierEvent
 from tandem.kv.tiers.host import HostStore
 from tandem.messages.node import BlocksKept, BlocksStaged
+from tests.kv.ending import closing
 from tests.kv.tier_blocks import PATIENCE_S, ROOT, digests, names
 
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
@@ -34,19 +34,19 @@ def test_blocks_of_a_device_go_out_and_come_back(device):
     transfer, told = choose_transfer(), SimpleQueue[TierEvent]()
     host = HostStore(BlockFormat(ROOT, LAYOUT.block_bytes), BLOCKS, transfer)
     config = TierEngineConfig(
-        fetch_piece_bytes=7 * LAYOUT.block_bytes, pinned=store.device.type != "cpu"
+        fetch_chunk_bytes=7 * LAYOUT.block_bytes, pinned=store.device.type != "cpu"
     )
     calls = TierCalls(told.put, lambda: None, time.monotonic_ns)
     with closing(TierEngine(device_blocks(store, transfer), {Tier.HOST: host}, config, calls)) as e:
         named, every = names(BLOCKS), range(BLOCKS)
-        e.stage(1, every)
+        e.stage_blocks(1, every)
         assert told.get(timeout=PATIENCE_S) == BlocksStaged(1, staged=True)
         store.pool_BL2KSD.zero_()
-        e.keep(1, Tier.HOST, every, named)
+        e.keep_staged(1, Tier.HOST, every, named)
         assert told.get(timeout=PATIENCE_S) == BlocksKept(1, Tier.HOST, digests(named))
         # In another order, so that no block comes back by staying where it was.
         targets = [2 * BLOCKS - 1 - index for index in every]
-        e.fetch(2, [Tier.HOST] * BLOCKS, named, targets)
+        e.fetch_blocks(2, [Tier.HOST] * BLOCKS, named, targets)
         assert told.get(timeout=PATIENCE_S).blocks == BLOCKS
     assert torch.equal(store.pool_BL2KSD[targets], expected)
     assert not store.pool_BL2KSD[:BLOCKS].any()

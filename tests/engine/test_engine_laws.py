@@ -14,7 +14,7 @@ from tandem.facts.sampling import (
     SamplingParameters,
 )
 from tandem.kernels.faces import choose_kernels, reference_kernels
-from tandem.kv.region_layout import RegionLayout
+from tandem.kv.layout import RegionLayout
 from tandem.kv.store import KvStore, exported_pool
 from tandem.messages.worker import RequestsAborted
 from tests.engine.tiny import (
@@ -176,7 +176,7 @@ def test_every_accepted_extreme_can_be_drawn(arithmetic, extreme):
     assert bench.finished.keys() == {"extreme"}
 
 
-def test_a_block_is_withdrawn_before_it_is_written_anew():
+def test_a_block_is_invalidated_before_it_is_written_anew():
     """And a shared prefix is not: what was announced of it holds."""
     shape = Shape(blocks=12, max_batched_tokens=6, chunk_tokens=6)
     bench = Bench(tiny_decoder(EXACT), EXACT, shape)
@@ -185,12 +185,12 @@ def test_a_block_is_withdrawn_before_it_is_written_anew():
     kv = bench.engine.kv = KvStore(bench.engine.kv.layout, shape.blocks, CPU, exported)
     prompts = (tuple(range(1, 11)), tuple(range(1, 21)), tuple(range(30, 50)))
     for number, prompt in enumerate(prompts):
-        exported.generations[:] = 7
+        exported.versions[:] = 7
         before = kv.pool_BL2KSD.clone()
         bench.ask(Request(f"r{number}", prompt, SamplingParameters(max_tokens=8)))
         bench.drain()
         written = (kv.pool_BL2KSD != before).flatten(1).any(1).numpy()
         assert written.any()
-        assert (exported.generations[written] == 0).all()
-        assert (exported.generations[~written] == 7).all()
+        assert (exported.versions[written] == 0).all()
+        assert (exported.versions[~written] == 7).all()
     assert bench.prefill_tokens < sum(len(prompt) + 8 for prompt in prompts)

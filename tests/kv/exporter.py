@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.kv.connector import Connector
+from tandem.kv.connectors.contract import Connector
 from tandem.kv.connectors.shm import ShmConnector
-from tandem.kv.connectors.tcp import DEFAULT_LIMITS, TcpConnector
-from tandem.kv.connectors.tcp_door import TcpLimits
+from tandem.kv.connectors.tcp.connector import DEFAULT_LIMITS, TcpConnector
+from tandem.kv.connectors.tcp.handshake import TcpLimits
 from tandem.kv.region import SharedRegion
 
 ROOT = Path(__file__).parents[2]
@@ -93,12 +93,12 @@ def main(name: str, bytes: int) -> None:
     shared = SharedRegion.create(bytes, "exporter")
     shared.view[:] = content(bytes)
     connector = make_connector(name)
-    connector.register(shared.region, exported=True)
-    print(connector.describe().hex(), flush=True)
+    connector.register_region(shared.region, exported=True)
+    print(connector.describe_endpoint().hex(), flush=True)
     for line in sys.stdin:
         offset, length = map(int, line.split())
         print(zlib.crc32(shared.view[offset : offset + length]), flush=True)
-    connector.close()
+    connector.close_connector()
 
 
 if __name__ == "__main__":

@@ -9,9 +9,8 @@ from threading import Event
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.kv.connector import Completion, ConnectorError, Spans
+from tandem.kv.connectors.contract import Completion, ConnectorError, Spans, problem_of
 from tandem.kv.region import Region
-from tandem.kv.spans import problem_of
 
 
 @dataclass
@@ -28,9 +27,9 @@ class LoopNet:
 
 
 class LoopConnector:
-    """Copies within `poll`, one ticket a call. `released` cleared: nothing moves, like a peer that
-    hangs. `before_copy` is told the number of the read and its spans. `reading`: a read was asked
-    for."""
+    """Copies within `poll_completions`, one read a call. `released` cleared: nothing moves, like a
+    peer that hangs. `before_copy` is told the number of the read and its spans. `reading`: a read
+    was asked for."""
 
     def __init__(self, net: LoopNet, name: str = "loop") -> None:
         self.name = name
@@ -47,68 +46,68 @@ class LoopConnector:
         self.ends_cancelled = True
         self._open: dict[int, tuple[str, Spans, int]] = {}
         self._over: list[Completion] = []
-        self._tickets = count()
+        self._handles = count()
         self._description = b""
 
-    def register(self, region: Region, *, exported: bool) -> int:
+    def register_region(self, region: Region, *, exported: bool) -> int:
         self.own.append(region)
         if exported:
             self._description = self.net.export(region)
         return len(self.own) - 1
 
-    def describe(self) -> bytes:
+    def describe_endpoint(self) -> bytes:
         return self._description
 
-    def connect(self, peer: str, description: bytes) -> None:
+    def connect_peer(self, peer: str, description: bytes) -> None:
         self.connected.append(peer)
         if self.refusal:
             raise ConnectorError(self.refusal)
         self.peers[peer] = self.net.regions[description]
 
-    def disconnect(self, peer: str) -> None:
+    def disconnect_peer(self, peer: str) -> None:
         self.peers.pop(peer, None)
-        for ticket in [ticket for ticket, (whose, *_) in self._open.items() if whose == peer]:
-            self._finish(ticket, "disconnected")
+        for handle in [handle for handle, (whose, *_) in self._open.items() if whose == peer]:
+            self._finish(handle, "disconnected")
 
-    def read(self, peer: str, spans: Spans, handle: int) -> int:
+    def begin_read(self, peer: str, spans: Spans, region_id: int) -> int:
         if peer not in self.peers:
             raise ConnectorError(f"{peer} is not connected")
-        ticket = next(self._tickets)
-        self._open[ticket] = (peer, spans, handle)
+        handle = next(self._handles)
+        self._open[handle] = (peer, spans, region_id)
         self.reading.set()
-        return ticket
+        return handle
 
-    def write(self, peer: str, spans: Spans, handle: int) -> int:
+    def begin_write(self, peer: str, spans: Spans, region_id: int) -> int:
         raise AssertionError("the target always reads")
 
-    def cancel(self, ticket: int) -> None:
-        if self.ends_cancelled and ticket in self._open:
-            self._finish(ticket, "cancelled")
+    def cancel_handle(self, handle: int) -> None:
+        if self.ends_cancelled and handle in self._open:
+            self._finish(handle, "cancelled")
 
-    def poll(self, timeout_s: float) -> list[Completion]:
+    def poll_completions(self, timeout_s: float) -> list[Completion]:
         if not self._over and self.released.wait(timeout_s) and self._open:
             self._copy(min(self._open))
         over, self._over = self._over, []
         return over
 
-    def close(self) -> None:
+    def close_connector(self) -> None:
         self.released.set()
 
-    def _copy(self, ticket: int) -> None:
-        peer, spans, handle = self._open[ticket]
-        source, target = self.peers[peer], self.own[handle]
+    def _copy(self, handle: int) -> None:
+        peer, spans, region_id = self._open[handle]
+        source, target = self.peers[peer], self.own[region_id]
         if self.before_copy:
-            self.before_copy(ticket, spans)
-        problem = self.problems.get(ticket) or problem_of(spans, source.bytes, target.bytes)
+            self.before_copy(handle, spans)
+        problem = self.problems.get(handle) or problem_of(spans, source.bytes, target.bytes)
         if not problem:
             pieces = (spans.remote.tolist(), spans.local.tolist(), spans.lengths.tolist())
             for remote, local, length in zip(*pieces, strict=True):
                 ctypes.memmove(target.address + local, source.address + remote, length)
-        self._finish(ticket, problem)
+        self._finish(handle, problem)
 
-    def _finish(self, ticket: int, problem: str) -> None:
-        del self._open[ticket]
-        self._over.append(Completion(ticket, problem))
+    def _finish(self, handle: int, problem: str) -> None:
+        del self._open[handle]
+        self._over.append(Completion(handle, problem))
 
 
 class MappedLoopConnector(LoopConnector):

@@ -93,12 +93,12 @@ def main(size: int) -> None:
     shared = SharedRegion.create(size, "exporter")
     shared.view[:] = content(size)
     connector = NixlConnector(f"exporter-{os.getpid()}")
-    connector.register(shared.region, exported=True)
-    print(connector.describe().hex(), flush=True)
+    connector.register_region(shared.region, exported=True)
+    print(connector.describe_endpoint().hex(), flush=True)
     for line in sys.stdin:
         offset, length = map(int, line.split())
         print(zlib.crc32(shared.view[offset : offset + length]), flush=True)
-    connector.close()
+    connector.close_connector()
 
 
 if __name__ == "__main__":

@@ -9,12 +9,10 @@ import torch
 
 from tandem.facts.kv_export import EncodedCopies, KvExport, KvGeometry, KvShard, MoveKv
 from tandem.kernels.transfer.contract import Transfer
-from tandem.kv.headers import Headers
+from tandem.kv.layout import RegionLayout, exported_bytes, shard_layout
 from tandem.kv.region import Region, SharedRegion
-from tandem.kv.region_layout import RegionLayout
-from tandem.kv.shards import shard_layout
-from tandem.kv.staging import EncodedBlocks, exported_bytes
 from tandem.kv.store import TORCH_DTYPES
+from tandem.kv.transfer.export import BlockMetadata, EncodedCopyWriter
 
 LAYERS, KV_HEADS, HEAD_DIM = 4, 4, 3
 
@@ -75,7 +73,7 @@ class SplitWorker:
 
     def __del__(self) -> None:
         for shared in self.shared:
-            shared.close()
+            shared.release_region()
 
     @property
     def regions(self) -> list[Region]:
@@ -91,14 +89,14 @@ class SplitWorker:
             found.append(values.view(layout.layout.pool_shape(self.split.blocks)))
         return found
 
-    def publish(self, transfer: Transfer, blocks: list[int], generations: list[int]) -> None:
+    def export_blocks(self, transfer: Transfer, blocks: list[int], versions: list[int]) -> None:
         for shard, memory, layout in zip(
             self.export.shards, self.memories, self.layouts, strict=True
         ):
             if self.split.copies:
-                copies = EncodedBlocks(memory, self.export, shard, transfer)
-                copies.publish(blocks, generations, checksums=True)
-            Headers(memory, layout, transfer).publish(blocks, generations)
+                copies = EncodedCopyWriter(memory, self.export, shard, transfer)
+                copies.write_copies(blocks, versions, checksums=True)
+            BlockMetadata(memory, layout, transfer).write_metadata(blocks, versions)
 
     def write(self, tokens_TL2KD: torch.Tensor, blocks: list[int]) -> None:
         """Fill blocks (of all ranks) with the values of tokens 0, 1, ... of the whole model."""

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.kv.codec import PORTION_VALUES, convert, decode, encode, is_wire_dtype, row_bytes
-from tandem.kv.layout import DTYPE_BYTES
+from tandem.kv.codec import PORTION_VALUES, convert, decode, encode
+from tandem.kv.layout import DTYPE_BYTES, is_wire_dtype, row_bytes
 from tandem.kv.store import TORCH_DTYPES
 
 STORED = tuple(DTYPE_BYTES)

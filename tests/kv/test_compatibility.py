@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.facts.kv_export import EncodedCopies, Endpoint, KvExport, KvShard
-from tandem.kv.compatibility import objection, order_objection
-from tandem.kv.region_layout import RegionLayout
-from tandem.kv.runs import Reading
-from tandem.kv.shards import shard_layout, shared_runs
+from tandem.kv.layout import RegionLayout, shard_layout
+from tandem.kv.transfer.compatibility import objection, order_objection
+from tandem.kv.transfer.read_plan import ReadPlan
+from tandem.kv.transfer.shards import shared_runs
 from tests.kv.split_workers import Split, SplitWorker, order_for
 
 
@@ -114,8 +114,8 @@ def test_no_claim_crashes_anything(data):
     target = RegionLayout(shard_layout(MINE.geometry, mine), MINE.block_count)
     for part in shared_runs(mine, theirs.shards):
         source = RegionLayout(shard_layout(theirs.geometry, part.shard), theirs.block_count)
-        reading = Reading.of_blocks(order, source, target, part)
-        for window in reading.windows(1 << 24):
-            spans = reading.data(window, 0)
+        read_plan = ReadPlan.of_blocks(order, source, target, part)
+        for chunk_range in read_plan.chunk_ranges(1 << 24):
+            spans = read_plan.data_spans(chunk_range, 0)
             assert spans.remote.min() >= 0
             assert (spans.remote + spans.lengths).max() <= source.bytes

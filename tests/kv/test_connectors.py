@@ -1,4 +1,4 @@
-"""Laws of every connector, between real processes: all bytes or a problem, and each ticket ends."""
+"""Laws of every connector, between real processes: all bytes or a problem, and each handle ends."""
 
 import threading
 import zlib
@@ -11,7 +11,7 @@ import pytest
 
 from tandem.kernels.transfer.choose import choose_transfer
 from tandem.kernels.transfer.contract import Transfer
-from tandem.kv.connector import Connector, ConnectorError, Spans
+from tandem.kv.connectors.contract import Connector, ConnectorError, Spans
 from tandem.kv.connectors.shm import ShmConnector
 from tandem.kv.region import Region, SharedRegion
 from tests.kv.exporter import Exporter, exporting, make_connector
@@ -40,7 +40,7 @@ class Gate:
 @dataclass
 class Side:
     """A connector of this process, connected to an exporter as "peer". `ended` are the problems
-    of all tickets that have ended, in the order in which they did."""
+    of all handles that have ended, in the order in which they did."""
 
     connector: Connector
     exporter: Exporter
@@ -50,20 +50,20 @@ class Side:
     ended: dict[int, str]
 
     def read(self, spans: Spans) -> int:
-        return self.connector.read("peer", spans, self.handle)
+        return self.connector.begin_read("peer", spans, self.handle)
 
     def until_ended(self, count: int) -> dict[int, str]:
         while len(self.ended) < count:
-            completions = self.connector.poll(END_S)
-            assert completions, f"{count - len(self.ended)} tickets did not end"
+            completions = self.connector.poll_completions(END_S)
+            assert completions, f"{count - len(self.ended)} handles did not end"
             for completion in completions:
-                assert completion.ticket not in self.ended
-                self.ended[completion.ticket] = completion.problem
+                assert completion.handle not in self.ended
+                self.ended[completion.handle] = completion.problem
         return self.ended
 
     def read_all(self, spans: Spans) -> str:
-        ticket = self.read(spans)
-        return self.until_ended(len(self.ended) + 1)[ticket]
+        handle = self.read(spans)
+        return self.until_ended(len(self.ended) + 1)[handle]
 
     @contextmanager
     def stalled(self) -> Iterator[None]:
@@ -82,12 +82,12 @@ def connected(exporter: Exporter) -> Iterator[Side]:
     own, gate = SharedRegion.create(exporter.bytes, "reader"), Gate()
     connector = make_connector(exporter.name)
     if exporter.name == "shm":
-        connector.close()
+        connector.close_connector()
         connector = ShmConnector(gate.face())
-    handle = connector.register(own.region, exported=False)
-    connector.connect("peer", exporter.description)
+    handle = connector.register_region(own.region, exported=False)
+    connector.connect_peer("peer", exporter.description)
     yield Side(connector, exporter, own, handle, gate, {})
-    connector.close()
+    connector.close_connector()
 
 
 def whole(bytes: int) -> Spans:
@@ -145,8 +145,8 @@ def test_writes_arrive(side):
     assert before == zlib.crc32(side.exporter.content)
     for difference in (1, 1):
         side.own.view[changed] ^= difference
-        ticket = side.connector.write("peer", spans, side.handle)
-        assert side.until_ended(ticket)[ticket] == ""
+        handle = side.connector.begin_write("peer", spans, side.handle)
+        assert side.until_ended(handle)[handle] == ""
         expected = side.exporter.content[place : place + 10].copy()
         expected[0] = side.own.view[changed]
         assert side.exporter.checksum(place, 10) == zlib.crc32(expected)
@@ -154,9 +154,9 @@ def test_writes_arrive(side):
 
 
 def test_many_tickets_end_once_each(side):
-    tickets = [side.read(scattered(n, side.exporter.bytes, 20, 9_000)) for n in range(60)]
-    assert side.until_ended(60) == dict.fromkeys(tickets, "")
-    assert side.connector.poll(0.0) == []
+    handles = [side.read(scattered(n, side.exporter.bytes, 20, 9_000)) for n in range(60)]
+    assert side.until_ended(60) == dict.fromkeys(handles, "")
+    assert side.connector.poll_completions(0.0) == []
 
 
 def test_nothing_to_read_is_soon_done(side):
@@ -173,61 +173,61 @@ def test_what_lies_outside_is_a_problem_and_no_crash(side, piece):
 
 
 def test_an_unknown_peer_is_a_problem(side):
-    ticket = side.connector.read("stranger", whole(10), side.handle)
-    assert "stranger" in side.until_ended(1)[ticket]
-    side.connector.disconnect("stranger")
-    side.connector.cancel(12_345)
-    assert side.connector.poll(0.0) == []
+    handle = side.connector.begin_read("stranger", whole(10), side.handle)
+    assert "stranger" in side.until_ended(1)[handle]
+    side.connector.disconnect_peer("stranger")
+    side.connector.cancel_handle(12_345)
+    assert side.connector.poll_completions(0.0) == []
 
 
 def test_disconnecting_ends_what_is_open(side):
     with side.stalled():
-        tickets = [side.read(whole(side.exporter.bytes)) for _ in range(8)]
-        side.connector.disconnect("peer")
+        handles = [side.read(whole(side.exporter.bytes)) for _ in range(8)]
+        side.connector.disconnect_peer("peer")
         side.until_ended(7)
     problems = side.until_ended(8)
-    assert problems == dict.fromkeys(tickets, "disconnected from peer")
+    assert problems == dict.fromkeys(handles, "disconnected from peer")
     assert "not connected" in side.read_all(whole(10))
-    side.connector.connect("peer", side.exporter.description)
+    side.connector.connect_peer("peer", side.exporter.description)
     assert side.read_all(whole(10)) == ""
 
 
 def test_a_cancelled_ticket_ends_and_the_others_go_on(side):
     with side.stalled():
-        tickets = [side.read(whole(side.exporter.bytes)) for _ in range(4)]
-        side.connector.cancel(tickets[2])
-        side.connector.cancel(tickets[2])
-        assert side.until_ended(1) == {tickets[2]: "cancelled"}
-        side.connector.cancel(tickets[0])
+        handles = [side.read(whole(side.exporter.bytes)) for _ in range(4)]
+        side.connector.cancel_handle(handles[2])
+        side.connector.cancel_handle(handles[2])
+        assert side.until_ended(1) == {handles[2]: "cancelled"}
+        side.connector.cancel_handle(handles[0])
     problems = side.until_ended(4)
-    assert problems == dict.fromkeys(tickets, "") | dict.fromkeys(
-        [tickets[0], tickets[2]], "cancelled"
+    assert problems == dict.fromkeys(handles, "") | dict.fromkeys(
+        [handles[0], handles[2]], "cancelled"
     )
     assert (side.own.view == side.exporter.content).all()
 
 
 def test_closing_from_elsewhere_ends_everything(side):
     with side.stalled():
-        tickets = [side.read(whole(side.exporter.bytes)) for _ in range(8)]
-        closing = threading.Thread(target=side.connector.close)
+        handles = [side.read(whole(side.exporter.bytes)) for _ in range(8)]
+        closing = threading.Thread(target=side.connector.close_connector)
         closing.start()
         side.until_ended(7)
     problems = side.until_ended(8)
     closing.join(END_S)
     assert not closing.is_alive()
-    assert problems == dict.fromkeys(tickets, "the connector was closed")
+    assert problems == dict.fromkeys(handles, "the connector was closed")
     assert side.read_all(whole(10)) == "the connector was closed"
 
 
 @pytest.mark.parametrize("description", [b"", b"\xc1", b"\x80", b"garbage" * 50])
 def test_a_description_that_is_none(side, description):
     with pytest.raises(ConnectorError):
-        side.connector.connect("other", description)
+        side.connector.connect_peer("other", description)
 
 
 def test_memory_of_another_device_is_refused(side):
     with pytest.raises(ConnectorError, match="cuda:0"):
-        side.connector.register(Region(4096, 100, device="cuda:0"), exported=False)
+        side.connector.register_region(Region(4096, 100, device="cuda:0"), exported=False)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -235,7 +235,7 @@ def test_a_killed_owner_never_hangs_or_crashes_a_reader(name):
     with exporting(name, 64 * MIB) as exporter, connected(exporter) as side:
         assert side.read_all(whole(1000)) == ""
         with side.stalled():
-            tickets = [side.read(whole(exporter.bytes)) for _ in range(4)]
+            handles = [side.read(whole(exporter.bytes)) for _ in range(4)]
             exporter.kill()
         problems = side.until_ended(5)
         if name == "shm":
@@ -243,7 +243,7 @@ def test_a_killed_owner_never_hangs_or_crashes_a_reader(name):
             assert not any(problems.values())
             assert (side.own.view == exporter.content).all()
         else:
-            assert all(problems[ticket] for ticket in tickets)
+            assert all(problems[handle] for handle in handles)
             assert side.read_all(whole(10))
         with pytest.raises(ConnectorError):
-            side.connector.connect("again", exporter.description)
+            side.connector.connect_peer("again", exporter.description)

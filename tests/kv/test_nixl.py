@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.kv.connector import ConnectorError, Spans
+from tandem.kv.connectors.contract import ConnectorError, Spans
 from tandem.kv.connectors.nixl import NixlConnector, NixlDescription
 from tandem.kv.connectors.nixl_agent import bindings
 from tandem.kv.region import Region, SharedRegion
-from tests.kv.moving import SOURCE, Mover, Source
 from tests.kv.nixl_exporter import Exporter, exporting
 from tests.kv.split_workers import Split, SplitWorker, order_for
+from tests.kv.transfer_ranks import SOURCE, Source, TransferRank
 
 try:
     bindings()
@@ -39,29 +39,29 @@ class Side:
 
     def connect(self) -> None:
         try:
-            self.connector.connect("peer", self.exporter.description)
+            self.connector.connect_peer("peer", self.exporter.description)
         except ConnectorError:
             # Over TCP, UCX now and then aborts a process whose last reader has left. Nothing here
             # can mend that (docs/cluster.md says what to use instead), nor is it what is tested.
             self.exporter.start_if_dead()
-            self.connector.connect("peer", self.exporter.description)
+            self.connector.connect_peer("peer", self.exporter.description)
 
     def read(self, spans: Spans) -> int:
-        return self.connector.read("peer", spans, self.handle)
+        return self.connector.begin_read("peer", spans, self.handle)
 
     def ends(self, count: int) -> dict[int, str]:
         found = []
         while len(found) < count:
-            some = self.connector.poll(END_S)
-            assert some, f"{count - len(found)} tickets did not end"
+            some = self.connector.poll_completions(END_S)
+            assert some, f"{count - len(found)} handles did not end"
             found += some
-        assert self.connector.poll(0.0) == []
-        assert len({completion.ticket for completion in found}) == count
-        return {completion.ticket: completion.problem for completion in found}
+        assert self.connector.poll_completions(0.0) == []
+        assert len({completion.handle for completion in found}) == count
+        return {completion.handle: completion.problem for completion in found}
 
     def read_all(self, spans: Spans) -> str:
-        ticket = self.read(spans)
-        return self.ends(1)[ticket]
+        handle = self.read(spans)
+        return self.ends(1)[handle]
 
 
 def spans_of(*pieces: tuple[int, int, int]) -> Spans:
@@ -88,11 +88,11 @@ def scattered(size: int, pieces: int, longest: int) -> Spans:
 def connected(exporter: Exporter) -> Iterator[Side]:
     own = SharedRegion.create(exporter.size, "reader")
     connector = NixlConnector("reader")
-    handle = connector.register(own.region, exported=False)
+    handle = connector.register_region(own.region, exported=False)
     side = Side(connector, exporter, own, handle)
     side.connect()
     yield side
-    connector.close()
+    connector.close_connector()
 
 
 @pytest.fixture(scope="module", params=["any", "tcp"])
@@ -147,8 +147,8 @@ def test_writes_arrive(side):
     # Changed and changed back, so that the exporter stays what others expect.
     for _ in range(2):
         side.own.view[changed] ^= 1
-        ticket = side.connector.write("peer", spans, side.handle)
-        assert side.ends(1) == {ticket: ""}
+        handle = side.connector.begin_write("peer", spans, side.handle)
+        assert side.ends(1) == {handle: ""}
         expected = side.exporter.content[place : place + 10].copy()
         expected[0] = side.own.view[changed]
         assert side.exporter.checksum(place, 10) == zlib.crc32(expected)
@@ -156,8 +156,8 @@ def test_writes_arrive(side):
 
 
 def test_many_tickets_end_once_each(side):
-    tickets = [side.read(scattered(side.exporter.size, 20 + n, 9_000)) for n in range(60)]
-    assert side.ends(60) == dict.fromkeys(tickets, "")
+    handles = [side.read(scattered(side.exporter.size, 20 + n, 9_000)) for n in range(60)]
+    assert side.ends(60) == dict.fromkeys(handles, "")
 
 
 @pytest.mark.parametrize("piece", [(-8, 0, 16), (16 * MIB - 8, 0, 16), (0, 16 * MIB - 8, 16),
@@ -168,38 +168,38 @@ def test_what_lies_outside_is_a_problem_and_no_crash(side, piece):
 
 
 def test_an_unknown_peer_is_a_problem(side):
-    ticket = side.connector.read("stranger", whole(10), side.handle)
-    assert "stranger" in side.ends(1)[ticket]
-    side.connector.disconnect("stranger")
-    side.connector.cancel(12_345)
-    assert side.connector.poll(0.0) == []
+    handle = side.connector.begin_read("stranger", whole(10), side.handle)
+    assert "stranger" in side.ends(1)[handle]
+    side.connector.disconnect_peer("stranger")
+    side.connector.cancel_handle(12_345)
+    assert side.connector.poll_completions(0.0) == []
 
 
 def test_disconnecting_ends_what_is_open(side):
-    tickets = [side.read(whole(side.exporter.size)) for _ in range(8)]
-    side.connector.disconnect("peer")
+    handles = [side.read(whole(side.exporter.size)) for _ in range(8)]
+    side.connector.disconnect_peer("peer")
     problems = side.ends(8)
-    assert set(problems) == set(tickets)
-    assert "disconnected" in problems[tickets[-1]]
+    assert set(problems) == set(handles)
+    assert "disconnected" in problems[handles[-1]]
     assert "not connected" in side.read_all(whole(10))
     side.connect()
     assert side.read_all(whole(10)) == ""
 
 
 def test_a_cancelled_ticket_is_no_success(side):
-    tickets = [side.read(whole(side.exporter.size)) for _ in range(3)]
-    side.connector.cancel(tickets[1])
+    handles = [side.read(whole(side.exporter.size)) for _ in range(3)]
+    side.connector.cancel_handle(handles[1])
     problems = side.ends(3)
-    assert [problems[ticket] for ticket in tickets] == ["", "cancelled", ""]
+    assert [problems[handle] for handle in handles] == ["", "cancelled", ""]
 
 
 def test_closing_from_elsewhere_ends_everything(side):
-    tickets = [side.read(whole(side.exporter.size)) for _ in range(4)]
-    closing = threading.Thread(target=side.connector.close)
+    handles = [side.read(whole(side.exporter.size)) for _ in range(4)]
+    closing = threading.Thread(target=side.connector.close_connector)
     closing.start()
     problems = side.ends(4)
     closing.join()
-    assert problems[tickets[-1]] == "the connector was closed"
+    assert problems[handles[-1]] == "the connector was closed"
     assert side.read_all(whole(10)) == "the connector was closed"
 
 
@@ -208,18 +208,18 @@ def test_a_worker_reads_its_own_memory():
     memory = SharedRegion.create(MIB, "memory")
     memory.view[:1000] = 7
     connector = NixlConnector("alone")
-    handle = connector.register(memory.region, exported=True)
-    connector.connect("self", connector.describe())
-    ticket = connector.read("self", spans_of((0, 5000, 1000)), handle)
-    assert connector.poll(END_S)[0].ticket == ticket
+    handle = connector.register_region(memory.region, exported=True)
+    connector.connect_peer("self", connector.describe_endpoint())
+    handle = connector.begin_read("self", spans_of((0, 5000, 1000)), handle)
+    assert connector.poll_completions(END_S)[0].handle == handle
     assert (memory.view[5000:6000] == 7).all()
-    connector.close()
+    connector.close_connector()
 
 
 @pytest.mark.parametrize("description", [b"", b"\xc1", b"\x80", b"garbage" * 50])
 def test_a_description_that_is_none(side, description):
     with pytest.raises(ConnectorError, match="other"):
-        side.connector.connect("other", description)
+        side.connector.connect_peer("other", description)
 
 
 @pytest.mark.parametrize("field", [{"address": -1}, {"region_bytes": 1 << 63}, {"device": "gpu"}])
@@ -227,51 +227,51 @@ def test_a_description_with_an_impossible_value(side, field):
     found = msgspec.msgpack.decode(side.exporter.description, type=NixlDescription)
     description = msgspec.msgpack.encode(msgspec.structs.replace(found, **field))
     with pytest.raises(ConnectorError, match="no known way"):
-        side.connector.connect("other", description)
+        side.connector.connect_peer("other", description)
 
 
 def test_memory_that_the_peer_did_not_register_is_a_problem(side):
     found = msgspec.msgpack.decode(side.exporter.description, type=NixlDescription)
     longer = msgspec.structs.replace(found, region_bytes=found.region_bytes + MIB)
-    side.connector.connect("liar", msgspec.msgpack.encode(longer))
-    ticket = side.connector.read("liar", spans_of((found.region_bytes, 0, 10)), side.handle)
-    assert "could not" in side.ends(1)[ticket]
+    side.connector.connect_peer("liar", msgspec.msgpack.encode(longer))
+    handle = side.connector.begin_read("liar", spans_of((found.region_bytes, 0, 10)), side.handle)
+    assert "could not" in side.ends(1)[handle]
 
 
 def test_spoiled_metadata_is_refused(side):
     description = side.exporter.description.replace(b"nixlSerDes", b"nixlSerDas")
     with pytest.raises(ConnectorError, match="could not reach"):
-        side.connector.connect("other", description)
+        side.connector.connect_peer("other", description)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a host without CUDA")
 def test_memory_of_another_device_is_refused(side):
     with pytest.raises(ConnectorError, match="cuda:0"):
-        side.connector.register(Region(4096, 100, device="cuda:0"), exported=False)
+        side.connector.register_region(Region(4096, 100, device="cuda:0"), exported=False)
 
 
 def test_a_peer_killed_in_the_middle_ends_its_tickets(over_tcp):
     side = over_tcp
     side.exporter.stop()
-    tickets = [side.read(spans_of((part * 8 * MIB, 0, 8 * MIB))) for part in range(4)]
-    assert side.connector.poll(0.05) == []
+    handles = [side.read(spans_of((part * 8 * MIB, 0, 8 * MIB))) for part in range(4)]
+    assert side.connector.poll_completions(0.05) == []
     side.exporter.kill()
     problems = side.ends(4)
-    assert all(problems[ticket] for ticket in tickets)
+    assert all(problems[handle] for handle in handles)
     assert side.read_all(whole(10))
     with pytest.raises(ConnectorError, match="could not reach"):
-        side.connector.connect("peer", side.exporter.description)
+        side.connector.connect_peer("peer", side.exporter.description)
 
 
 def test_nothing_is_written_after_a_hung_peer_was_cut_off(over_tcp):
     side = over_tcp
     side.exporter.stop()
-    ticket = side.read(whole(side.exporter.size))
-    side.connector.cancel(ticket)
+    handle = side.read(whole(side.exporter.size))
+    side.connector.cancel_handle(handle)
     # UCX cannot take it back: until it is cut off, the peer may still answer.
-    assert side.connector.poll(0.05) == []
-    side.connector.disconnect("peer")
-    assert side.ends(1) == {ticket: "cancelled"}
+    assert side.connector.poll_completions(0.05) == []
+    side.connector.disconnect_peer("peer")
+    assert side.ends(1) == {handle: "cancelled"}
     side.own.view[:] = 0
     side.exporter.go_on()
     # It leaves when told to, or UCX ends it: either way it has been awake.
@@ -283,13 +283,13 @@ def test_nothing_is_written_after_a_hung_peer_was_cut_off(over_tcp):
 def test_other_peers_are_read_while_one_hangs(over_tcp):
     side = over_tcp
     with exporting(MIB) as other:
-        side.connector.connect("other", other.description)
+        side.connector.connect_peer("other", other.description)
         side.exporter.stop()
         hanging = side.read(whole(side.exporter.size))
-        ticket = side.connector.read("other", whole(MIB), side.handle)
-        assert side.ends(1) == {ticket: ""}
+        handle = side.connector.begin_read("other", whole(MIB), side.handle)
+        assert side.ends(1) == {handle: ""}
         assert (side.own.view[:MIB] == other.content).all()
-        side.connector.disconnect("peer")
+        side.connector.disconnect_peer("peer")
         assert "disconnected" in side.ends(1)[hanging]
 
 
@@ -301,13 +301,13 @@ class NixlNet:
 
     def export(self, region: Region) -> bytes:
         connector = NixlConnector(f"source-{len(self.connectors)}")
-        connector.register(region, exported=True)
+        connector.register_region(region, exported=True)
         self.connectors.append(connector)
-        return connector.describe()
+        return connector.describe_endpoint()
 
     def close(self):
         for connector in self.connectors:
-            connector.close()
+            connector.close_connector()
 
 
 def test_a_mover_reads_the_right_heads_from_two_ranks():
@@ -317,12 +317,12 @@ def test_a_mover_reads_the_right_heads_from_two_ranks():
     order = order_for(source.worker.split, target.split, 3, 23)
     source.announce(order)
     expected = target.expected(order, source.values)
-    mover = Mover(target, 0, [NixlConnector("target")])
-    mover.mover.connect(*SOURCE, source.export)
-    report = mover.move(7, order)
+    transfers = TransferRank(target, 0, [NixlConnector("target")])
+    transfers.transfers.add_source(*SOURCE, source.export)
+    report = transfers.move(7, order)
     assert (report.arrived, report.problem, report.connector) == (True, "", "nixl")
     assert torch.equal(target.pools[0], expected[0])
-    mover.close()
+    transfers.close()
     net.close()
 
 

@@ -4,7 +4,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.facts.kv_tiers import BlockFormat, BlockName, placement
-from tandem.kv.connectors.tcp_door import TcpLimits
-from tandem.kv.connectors.tcp_frames import BadFrame, Credentials
-from tandem.kv.connectors.tcp_link import Way, prove
-from tandem.kv.connectors.tcp_stream import Stream, StreamEnded
-from tandem.kv.tiers import pool_frames as frames
-from tandem.kv.tiers.block_tags import TAG_BYTES
-from tandem.kv.tiers.pool_frames import Verb, Verdict
-from tests.kv.pool_desk import PATIENT, SECRET, TAGS, client_of, entropy, served
+from tandem.kv.connectors.tcp.handshake import PeerAddress, TcpLimits, prove_to_server
+from tandem.kv.connectors.tcp.protocol import BadFrame, Credentials
+from tandem.kv.connectors.tcp.stream import Stream, StreamEnded
+from tandem.kv.tiers.block_records import TAG_BYTES
+from tandem.kv.tiers.pool import protocol as frames
+from tandem.kv.tiers.pool.protocol import Verb, Verdict
+from tests.kv.ending import closing
+from tests.kv.pool_coordinator import PATIENT, SECRET, TAGS, client_of, entropy, served
 from tests.kv.tier_blocks import FORMAT, contents, digests, name, names, rows, whole
 
 END_S = 20.0
@@ -35,10 +35,10 @@ def node():
 def test_what_one_wrote_another_reads(node):
     chain = names(40, chain=1, tenant="acme")
     with client_of(node) as writer, client_of(node) as reader:
-        assert writer.put(chain, contents(chain)).digests == digests(chain)
+        assert writer.put_blocks(chain, contents(chain)).digests == digests(chain)
         into = rows(40)
-        found = reader.get(chain, into)
-        assert (found.blocks, found.spoilt, found.missing, found.problem) == (40, (), (), "")
+        found = reader.get_blocks(chain, into)
+        assert (found.blocks, found.corrupt, found.missing, found.problem) == (40, (), (), "")
         assert whole(chain, into)
 
 
@@ -48,55 +48,55 @@ def test_many_frames_are_one_call():
     chain = names(3 * batch + 7, chain=2)
     written = np.random.default_rng(1).integers(0, 256, (len(chain), 64 << 10), dtype=np.uint8)
     with served(block_format=large) as node, client_of(node, block_format=large) as client:
-        assert client.put(chain, list(written)).digests == digests(chain)
+        assert client.put_blocks(chain, list(written)).digests == digests(chain)
         into = np.zeros_like(written)
-        assert client.get(chain, list(into)).blocks == len(chain)
+        assert client.get_blocks(chain, list(into)).blocks == len(chain)
         assert (into == written).all()
-        assert node.desk.most_together == batch
+        assert node.coordinator.most_together == batch
         # A gap in the middle of the second of four frames.
         hole = batch + 5
-        node.desk.store.forget([chain[hole].digest])
-        found = client.get(chain, list(into))
+        node.coordinator.store.forget_blocks([chain[hole].digest])
+        found = client.get_blocks(chain, list(into))
         assert (found.blocks, found.missing) == (hole, (chain[hole].digest,))
         # The connection is as good as before.
-        assert client.get(chain[:5], list(into)).blocks == 5
+        assert client.get_blocks(chain[:5], list(into)).blocks == 5
 
 
 def test_nothing_is_sent_twice(node):
     chain = names(20, chain=3)
     with client_of(node) as client:
-        client.put(chain[:12], contents(chain[:12]))
-        before = node.desk.keeps
-        kept = client.put(chain, contents(chain))
+        client.put_blocks(chain[:12], contents(chain[:12]))
+        before = node.coordinator.keeps
+        kept = client.put_blocks(chain, contents(chain))
         assert set(kept.digests) == set(digests(chain))
-        assert node.desk.keeps == before + 8
+        assert node.coordinator.keeps == before + 8
 
 
 def test_more_names_than_one_offer_holds(node):
     tiny = [name(number, chain=4) for number in range(frames.OFFER_NAMES + 100)]
     with client_of(node) as client:
-        assert len(client.put(tiny, contents(tiny)).digests) == len(tiny)
+        assert len(client.put_blocks(tiny, contents(tiny)).digests) == len(tiny)
         into = rows(len(tiny))
-        assert client.get(tiny, into).blocks == len(tiny)
+        assert client.get_blocks(tiny, into).blocks == len(tiny)
         assert whole(tiny, into)
 
 
 def test_the_secret_and_the_start_are_proved(node):
     chain = names(2, chain=5)
     with client_of(node, secret=b"another secret of some length") as client:
-        kept = client.put(chain, contents(chain))
+        kept = client.put_blocks(chain, contents(chain))
         assert kept.digests == ()
         assert "does not answer as it should" in kept.problem
     with client_of() as client:
-        client.connect(node.name, "another start", node.address)
-        assert "does not answer as it should" in client.get(chain, rows(2)).problem
+        client.connect_pool_node(node.name, "another start", node.address)
+        assert "does not answer as it should" in client.get_blocks(chain, rows(2)).problem
 
 
 def test_blocks_of_another_format_are_neither_taken_nor_given(node):
     chain = names(2, chain=6)
     other = BlockFormat(bytes(16), FORMAT.block_bytes)
     with client_of(node, block_format=other) as client:
-        kept = client.put(chain, contents(chain))
+        kept = client.put_blocks(chain, contents(chain))
         assert kept.digests == ()
         assert "another model, layout or precision" in kept.problem
 
@@ -107,22 +107,24 @@ def test_chains_are_shared_out_and_found_when_the_first_choice_is_gone():
         client = stack.enter_context(client_of(*nodes, limits=IMPATIENT))
         chains = [names(4, chain=n) for n in range(30)]
         together = [block for chain in chains for block in chain]
-        assert set(client.put(together, contents(together)).digests) == set(digests(together))
+        assert set(client.put_blocks(together, contents(together)).digests) == set(
+            digests(together)
+        )
         for chain in chains:
             order = placement(chain[0].first, [node.name for node in nodes])
-            holders = [n.name for n in nodes if chain[0].digest in n.desk.held]
+            holders = [n.name for n in nodes if chain[0].digest in n.coordinator.held]
             assert holders == order[:1]
-            copied = client.put_to(order[1], chain, contents(chain))
+            copied = client.put_blocks_to(order[1], chain, contents(chain))
             assert copied.digests == digests(chain)
-        nodes[0].server.close(END_S)
+        nodes[0].server.stop_serving(END_S)
         into = rows(len(together))
-        found = client.get(together, into)
+        found = client.get_blocks(together, into)
         assert found.blocks == len(together)
         assert whole(together, into)
         # New ones go where somebody answers.
         more = names(4, chain=99)
         for _ in range(2):
-            kept = client.put(more, contents(more))
+            kept = client.put_blocks(more, contents(more))
         assert kept.digests == digests(more)
 
 
@@ -130,10 +132,10 @@ def test_the_rest_of_a_chain_is_read_from_the_next():
     with served("pool-0") as one, served("pool-1") as other, client_of(one, other) as client:
         chain = names(10)
         order = placement(chain[0].first, ["pool-0", "pool-1"])
-        client.put_to(order[0], chain[:6], contents(chain[:6]))
-        client.put_to(order[1], chain, contents(chain))
+        client.put_blocks_to(order[0], chain[:6], contents(chain[:6]))
+        client.put_blocks_to(order[1], chain, contents(chain))
         into = rows(10)
-        assert client.get(chain, into).blocks == 10
+        assert client.get_blocks(chain, into).blocks == 10
         assert whole(chain, into)
 
 
@@ -144,32 +146,32 @@ def test_one_that_is_silent_costs_its_time_once():
         socket.create_server(("127.0.0.1", 0)) as silent,
         client_of(limits=IMPATIENT, retry_s=5.0, now_ns=lambda: now_ns[0]) as client,
     ):
-        client.connect("pool-0", "start", f"127.0.0.1:{silent.getsockname()[1]}")
+        client.connect_pool_node("pool-0", "start", f"127.0.0.1:{silent.getsockname()[1]}")
         began_s = time.monotonic()
-        assert "silent for 0.2 s" in client.get(chain, rows(3)).problem
+        assert "silent for 0.2 s" in client.get_blocks(chain, rows(3)).problem
         assert time.monotonic() - began_s < 5.0
         # Alone it is left: nobody even connects.
-        found = client.get(chain, rows(3))
+        found = client.get_blocks(chain, rows(3))
         assert (found.blocks, found.problem) == (0, "")
-        assert client.put(chain, contents(chain)).problem
+        assert client.put_blocks(chain, contents(chain)).problem
         silent.settimeout(0.0)
         silent.accept()
         with pytest.raises(BlockingIOError):
             silent.accept()
         now_ns[0] = 5_000_000_000
-        assert "silent" in client.get(chain, rows(3)).problem
+        assert "silent" in client.get_blocks(chain, rows(3)).problem
 
 
 def test_one_that_is_gone_is_not_waited_for():
     with socket.create_server(("127.0.0.1", 0)) as silent, client_of() as client:
-        client.connect("pool-0", "start", f"127.0.0.1:{silent.getsockname()[1]}")
+        client.connect_pool_node("pool-0", "start", f"127.0.0.1:{silent.getsockname()[1]}")
         found = []
-        asking = threading.Thread(target=lambda: found.append(client.get(names(1), rows(1))))
+        asking = threading.Thread(target=lambda: found.append(client.get_blocks(names(1), rows(1))))
         asking.start()
         connection, _ = silent.accept()
-        client.disconnect("pool-0", "another start")
+        client.disconnect_pool_node("pool-0", "another start")
         assert client.nodes == ("pool-0",)
-        client.disconnect("pool-0", "start")
+        client.disconnect_pool_node("pool-0", "start")
         asking.join(END_S)
         connection.close()
         assert "it is gone" in found[0].problem
@@ -179,9 +181,9 @@ def test_one_that_is_gone_is_not_waited_for():
 def test_addresses_that_are_none_are_not_tried():
     with client_of() as client:
         for address in ("", "127.0.0.1", "a.name:80", "0.0.0.0:80", "127.0.0.1:x"):
-            client.connect("pool-0", "start", address)
+            client.connect_pool_node("pool-0", "start", address)
         assert client.nodes == ()
-        assert client.put(names(1), contents(names(1))).problem
+        assert client.put_blocks(names(1), contents(names(1))).problem
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 9])
@@ -210,27 +212,27 @@ def test_placement_depends_on_nothing_but_the_names(first, nodes):
 # What may come over the port.
 
 
-def way_to(node) -> Way:
+def way_to(node) -> PeerAddress:
     host, port = node.address.split(":")
     credentials = Credentials(SECRET, frames.incarnation_proof(node.incarnation))
-    return Way(node.name, (host, int(port)), credentials, entropy, PATIENT)
+    return PeerAddress(node.name, (host, int(port)), credentials, entropy, PATIENT)
 
 
 def proven(node) -> Stream:
     """A connection over which the proofs have been exchanged."""
     way = way_to(node)
     stream = Stream(socket.create_connection(way.address, END_S))
-    prove(stream, way)
+    prove_to_server(stream, way)
     return stream
 
 
 def say(stream: Stream, *pieces: bytes) -> None:
-    stream.send([memoryview(piece) for piece in pieces], END_S)
+    stream.send_bytes([memoryview(piece) for piece in pieces], END_S)
 
 
 def hear(stream: Stream, count: int) -> bytes:
     data = bytearray(count)
-    stream.receive([memoryview(data)], END_S)
+    stream.receive_bytes([memoryview(data)], END_S)
     return bytes(data)
 
 
@@ -254,12 +256,12 @@ def test_a_client_that_dies_in_the_middle_leaves_nothing(node, sent_bytes):
     assert sent_bytes < len(whole_frame)
     with closing(proven(node)) as stream:
         assert offer(stream, chain) == (Verdict.WANTED,) * 2
-        assert node.desk.coming >= set(digests(chain))
+        assert node.coordinator.coming >= set(digests(chain))
         say(stream, whole_frame[:sent_bytes])
-    node.desk.until(lambda: not node.desk.coming & set(digests(chain)))
-    assert not node.desk.held & set(digests(chain))
+    node.coordinator.until(lambda: not node.coordinator.coming & set(digests(chain)))
+    assert not node.coordinator.held & set(digests(chain))
     with client_of(node) as client:
-        assert client.put(chain, contents(chain)).digests == digests(chain)
+        assert client.put_blocks(chain, contents(chain)).digests == digests(chain)
 
 
 def test_a_spoilt_block_is_refused_and_the_others_are_kept(node):
@@ -271,8 +273,8 @@ def test_a_spoilt_block_is_refused_and_the_others_are_kept(node):
         say(stream, bytes(frame))
         hear(stream, frames.REPLY_BYTES)
         verdicts = frames.parse_verdicts(hear(stream, 3))
-        assert verdicts == (Verdict.HELD, Verdict.SPOILT, Verdict.HELD)
-        assert not node.desk.coming
+        assert verdicts == (Verdict.HELD, Verdict.CORRUPT, Verdict.HELD)
+        assert not node.coordinator.coming
         # It may be offered again.
         assert offer(stream, chain) == (Verdict.HELD, Verdict.WANTED, Verdict.HELD)
 
@@ -295,7 +297,7 @@ def test_who_promises_and_falls_silent_keeps_nobody_from_bringing_it():
         closing(proven(node)) as other,
     ):
         assert offer(stream, chain) == (Verdict.WANTED,) * 2
-        node.desk.until(lambda: not node.desk.coming)
+        node.coordinator.until(lambda: not node.coordinator.coming)
         assert offer(other, chain) == (Verdict.WANTED,) * 2
 
 
@@ -305,22 +307,22 @@ def test_blocks_that_nobody_asked_for_end_the_connection(node):
         say(stream, data(chain))
         with pytest.raises(StreamEnded):
             hear(stream, 1)
-    assert not node.desk.held & set(digests(chain))
+    assert not node.coordinator.held & set(digests(chain))
 
 
 def test_bytes_that_change_on_the_way_never_come_out(node):
     """Whatever byte of an answer is spoilt."""
     chain = names(3, chain=11)
     with client_of(node) as client:
-        client.put(chain, contents(chain))
+        client.put_blocks(chain, contents(chain))
     for at in [*range(0, 40, 3), 60, 3_000, 5_000, 9_000]:
         with (
             closing(Forgery(way_to(node).address, at)) as forged,
             client_of(limits=IMPATIENT) as client,
         ):
-            client.connect(node.name, node.incarnation, forged.address)
+            client.connect_pool_node(node.name, node.incarnation, forged.address)
             into = rows(3)
-            found = client.get(chain, into)
+            found = client.get_blocks(chain, into)
             # Some bytes only fill up.
             assert (found.blocks == 3) == (at in (9,))
             assert whole(chain[: found.blocks], into[: found.blocks])
@@ -329,18 +331,18 @@ def test_bytes_that_change_on_the_way_never_come_out(node):
 def test_one_that_sends_a_little_now_and_then_costs_a_bounded_time(node):
     chain = names(3, chain=12)
     with client_of(node) as client:
-        client.put(chain, contents(chain))
+        client.put_blocks(chain, contents(chain))
     with (
         closing(Crumbs(way_to(node).address, 0)) as slow,
         client_of(call_s=0.3) as client,
     ):
-        client.connect(node.name, node.incarnation, slow.address)
+        client.connect_pool_node(node.name, node.incarnation, slow.address)
         began_s = time.monotonic()
-        found = client.get(chain, rows(3))
+        found = client.get_blocks(chain, rows(3))
         assert "it took too long" in found.problem
         assert time.monotonic() - began_s < 5.0
         # From then on it is left alone.
-        assert client.get(chain, rows(3)).problem == ""
+        assert client.get_blocks(chain, rows(3)).problem == ""
 
 
 class Forgery:
@@ -406,8 +408,8 @@ def _received(connection: socket.socket) -> bytes:
 @given(st.binary(min_size=1, max_size=300))
 def test_any_request_gets_an_answer_or_an_end(node, garbage):
     with closing(proven(node)) as stream:
-        stream.send([memoryview(garbage)], END_S)
-        stream.shut()
+        stream.send_bytes([memoryview(garbage)], END_S)
+        stream.shut_stream()
     chain = names(1, chain=12)
     with closing(proven(node)) as stream:
         assert len(offer(stream, chain)) == 1

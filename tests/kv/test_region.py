@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandem.kv.layout import KvLayout
+from tandem.kv.layout import KvLayout, RegionLayout
 from tandem.kv.region import WARM_BYTES, SharedRegion, mapped
-from tandem.kv.region_layout import RegionLayout
 from tandem.kv.store import KvStore, exported_pool
 
 LAYOUT = KvLayout(layers=3, kv_heads=2, block_size=4, head_dim=8, dtype="bfloat16")
@@ -38,7 +37,7 @@ def test_nobody_can_change_the_size():
 def test_views_outlive_the_region():
     shared = SharedRegion.create(10_000, "outlived")
     view, descriptor = shared.view[:100], shared.region.descriptor
-    shared.close()
+    shared.release_region()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
     view[:] = 3
@@ -46,7 +45,7 @@ def test_views_outlive_the_region():
     assert "memfd:outlived" in Path("/proc/self/maps").read_text()
     del view
     assert "memfd:outlived" not in Path("/proc/self/maps").read_text()
-    shared.close()
+    shared.release_region()
 
 
 def test_too_much_memory_leaves_nothing_behind():
@@ -58,16 +57,16 @@ def test_too_much_memory_leaves_nothing_behind():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("blocks", [1, 7, 300])
-def test_headers_and_blocks_tile_the_region(dtype, blocks):
+def test_metadata_and_blocks_tile_the_region(dtype, blocks):
     layout = RegionLayout(replace(LAYOUT, dtype=dtype), blocks)
     assert layout.runs_per_block == 3 * 2 * 2
     assert layout.runs_per_block * layout.run_bytes == layout.layout.block_bytes
-    assert layout.header_bytes >= 8 * (1 + layout.runs_per_block)
-    assert layout.header_bytes % 64 == 0
-    starts = [layout.header_offset(block) for block in range(blocks)]
+    assert layout.metadata_bytes >= 8 * (1 + layout.runs_per_block)
+    assert layout.metadata_bytes % 64 == 0
+    starts = [layout.metadata_offset(block) for block in range(blocks)]
     assert starts[0] == 0
-    assert all(other - one == layout.header_bytes for one, other in pairwise(starts))
-    assert starts[-1] + layout.header_bytes <= layout.block_offset(0)
+    assert all(other - one == layout.metadata_bytes for one, other in pairwise(starts))
+    assert starts[-1] + layout.metadata_bytes <= layout.block_offset(0)
     assert layout.block_offset(0) % mmap.PAGESIZE == 0
     assert layout.block_offset(blocks - 1) + layout.layout.block_bytes == layout.bytes
 
@@ -96,14 +95,14 @@ def test_memory_is_there_before_it_is_touched():
     assert os.fstat(shared.region.descriptor).st_blocks * 512 == pages * mmap.PAGESIZE
     assert shared.view[7] == 7
     assert shared.view.astype(bool).sum() == 1
-    shared.close()
+    shared.release_region()
 
 
 def test_a_region_is_closed_while_it_is_warmed():
     shared = SharedRegion.create(8 << 30, "closed")
     watcher = os.dup(shared.region.descriptor)
     shared.warm()
-    shared.close()
+    shared.release_region()
     assert "memfd:closed" not in Path("/proc/self/maps").read_text()
     assert os.fstat(watcher).st_blocks * 512 < 8 << 30
     os.close(watcher)

@@ -7,9 +7,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from tandem.kv.connector import ConnectorError, Spans
-from tandem.kv.connectors.host import host_identity, start_of
-from tandem.kv.connectors.shm import ShmConnector, ShmDescription
+from tandem.kv.connectors.contract import ConnectorError, Spans
+from tandem.kv.connectors.shm import ShmConnector, ShmDescription, host_identity, start_of
 from tandem.kv.region import Region, SharedRegion, mapped
 
 
@@ -21,13 +20,13 @@ def shared():
 @pytest.fixture
 def connector(shared):
     made = ShmConnector(threads=2)
-    made.register(shared.region, exported=True)
+    made.register_region(shared.region, exported=True)
     yield made
-    made.close()
+    made.close_connector()
 
 
 def described(connector: ShmConnector) -> ShmDescription:
-    return msgspec.msgpack.decode(connector.describe(), type=ShmDescription)
+    return msgspec.msgpack.decode(connector.describe_endpoint(), type=ShmDescription)
 
 
 def changed(connector: ShmConnector, **fields: object) -> bytes:
@@ -36,10 +35,10 @@ def changed(connector: ShmConnector, **fields: object) -> bytes:
 
 def test_a_process_reaches_its_own_memory(connector, shared):
     shared.view[500_000:] = 8
-    connector.connect("self", connector.describe())
+    connector.connect_peer("self", connector.describe_endpoint())
     zero, half = np.zeros(1, np.int64), np.full(1, 500_000, np.int64)
-    connector.read("self", Spans(half, zero, half), 0)
-    assert [completion.problem for completion in connector.poll(10)] == [""]
+    connector.begin_read("self", Spans(half, zero, half), 0)
+    assert [completion.problem for completion in connector.poll_completions(10)] == [""]
     assert (shared.view == 8).all()
 
 
@@ -56,7 +55,7 @@ def test_only_the_very_process_and_memory_that_was_meant(connector):
         ({"version": 2}, "no known way"),
     ]:
         with pytest.raises(ConnectorError, match=problem):
-            connector.connect("peer", changed(connector, **fields))
+            connector.connect_peer("peer", changed(connector, **fields))
 
 
 def test_memory_that_could_shrink_is_not_mapped(connector):
@@ -65,7 +64,7 @@ def test_memory_that_could_shrink_is_not_mapped(connector):
     os.ftruncate(descriptor, 1 << 20)
     fields = {"descriptor": descriptor, "inode": os.fstat(descriptor).st_ino}
     with pytest.raises(ConnectorError, match="something else"):
-        connector.connect("peer", changed(connector, **fields))
+        connector.connect_peer("peer", changed(connector, **fields))
     os.close(descriptor)
 
 
@@ -76,29 +75,29 @@ def test_what_is_not_a_memory_file_is_not_mapped(connector, folder):
         file.truncate(1 << 20)
         fields = {"descriptor": file.fileno(), "inode": os.fstat(file.fileno()).st_ino}
         with pytest.raises(ConnectorError, match="something else"):
-            connector.connect("peer", changed(connector, **fields))
+            connector.connect_peer("peer", changed(connector, **fields))
 
 
 def test_memory_without_a_file_is_no_export(shared):
     connector = ShmConnector()
     with pytest.raises(ConnectorError, match="file descriptor"):
-        connector.register(Region(shared.region.address, 100), exported=True)
-    connector.close()
+        connector.register_region(Region(shared.region.address, 100), exported=True)
+    connector.close_connector()
 
 
 def test_a_mapping_outlives_the_connection(connector, shared):
     view = mapped(shared.region.descriptor, 1 << 20)
-    connector.connect("self", connector.describe())
-    connector.disconnect("self")
+    connector.connect_peer("self", connector.describe_endpoint())
+    connector.disconnect_peer("self")
     shared.view[3] = 9
     assert view[3] == 9
 
 
 def test_a_reader_may_look_for_himself(connector, shared):
-    connector.connect("self", connector.describe())
+    connector.connect_peer("self", connector.describe_endpoint())
     memory = connector.memory_of("self")
     assert len(memory) == 1 << 20
-    connector.disconnect("self")
+    connector.disconnect_peer("self")
     with pytest.raises(ConnectorError, match="not connected to self"):
         connector.memory_of("self")
     shared.view[5] = 77

@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.kv.connector import Spans
-from tandem.kv.spans import batches, join_spans, problem_of
+from tandem.kv.connectors.contract import Spans, batches, join_spans, problem_of
 
 # Small numbers make neighbours likely.
 PIECES = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(0, 4)), max_size=12)

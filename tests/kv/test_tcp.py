@@ -5,7 +5,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
 import msgspec
@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.kv.connector import ConnectorError, Spans
-from tandem.kv.connectors import tcp_frames as frames
-from tandem.kv.connectors.tcp import TcpConnector, TcpDescription
-from tandem.kv.connectors.tcp_door import TcpLimits
-from tandem.kv.connectors.tcp_link import Way, prove
-from tandem.kv.connectors.tcp_stream import Stream, StreamEnded
+from tandem.kv.connectors.contract import ConnectorError, Spans
+from tandem.kv.connectors.tcp import protocol as frames
+from tandem.kv.connectors.tcp.connector import TcpConnector, TcpDescription
+from tandem.kv.connectors.tcp.handshake import PeerAddress, TcpLimits, prove_to_server
+from tandem.kv.connectors.tcp.stream import Stream, StreamEnded
 from tandem.kv.region import SharedRegion
+from tests.kv.ending import closing
 from tests.kv.exporter import SECRET, content, exporting
 
 MIB = 1 << 20
@@ -48,7 +48,7 @@ def serving(limits: TcpLimits = PATIENT, host: str = "127.0.0.1") -> Iterator[Tc
     shared = SharedRegion.create(BYTES, "served")
     shared.view[:] = content(BYTES)
     with closing(make_tcp(limits=limits, host=host)) as connector:
-        connector.register(shared.region, exported=True)
+        connector.register_region(shared.region, exported=True)
         yield connector
 
 
@@ -61,29 +61,31 @@ def server():
 def read_by_a_new_client(server: TcpConnector, secret: bytes = SECRET) -> None:
     """Connect as a stranger would, and read everything."""
     with closing(SharedRegion.create(BYTES, "reader")) as own, closing(make_tcp(secret)) as client:
-        handle = client.register(own.region, exported=False)
-        client.connect("peer", server.describe())
-        client.read("peer", span(0, 0, BYTES), handle)
-        assert [completion.problem for completion in client.poll(END_S)] == [""]
+        handle = client.register_region(own.region, exported=False)
+        client.connect_peer("peer", server.describe_endpoint())
+        client.begin_read("peer", span(0, 0, BYTES), handle)
+        assert [completion.problem for completion in client.poll_completions(END_S)] == [""]
         assert (own.view == content(BYTES)).all()
 
 
 def address_of(server: TcpConnector) -> tuple[str, int]:
-    found = msgspec.msgpack.decode(server.describe(), type=TcpDescription)
+    found = msgspec.msgpack.decode(server.describe_endpoint(), type=TcpDescription)
     return found.host, found.port
 
 
-def way_to(server: TcpConnector) -> Way:
-    found = msgspec.msgpack.decode(server.describe(), type=TcpDescription)
+def way_to(server: TcpConnector) -> PeerAddress:
+    found = msgspec.msgpack.decode(server.describe_endpoint(), type=TcpDescription)
     credentials = frames.Credentials(SECRET, found.incarnation)
-    return Way("peer", (found.host, found.port), credentials, lambda count: bytes(count), PATIENT)
+    return PeerAddress(
+        "peer", (found.host, found.port), credentials, lambda count: bytes(count), PATIENT
+    )
 
 
 @contextmanager
 def proven(server: TcpConnector) -> Iterator[Stream]:
     """A connection over which the proofs have been exchanged."""
     with closing(Stream(socket.create_connection(address_of(server), END_S))) as stream:
-        prove(stream, way_to(server))
+        prove_to_server(stream, way_to(server))
         yield stream
 
 
@@ -91,7 +93,7 @@ def test_the_secret_opens_and_another_does_not(server):
     read_by_a_new_client(server)
     with pytest.raises(ConnectorError, match="does not answer as it should"):
         read_by_a_new_client(server, b"another secret of some length")
-    assert SECRET not in server.describe()
+    assert SECRET not in server.describe_endpoint()
     assert "what only" not in repr(frames.Credentials(SECRET, b""))
 
 
@@ -102,10 +104,10 @@ def test_a_short_secret_is_none():
 
 def test_another_start_of_the_process_is_another_peer(server):
     """A port is soon used again; blocks of the new process are not those that were announced."""
-    truth = msgspec.msgpack.decode(server.describe(), type=TcpDescription)
+    truth = msgspec.msgpack.decode(server.describe_endpoint(), type=TcpDescription)
     other = msgspec.structs.replace(truth, incarnation=bytes(16))
     with closing(make_tcp()) as client, pytest.raises(ConnectorError, match="as it should"):
-        client.connect("peer", msgspec.msgpack.encode(other))
+        client.connect_peer("peer", msgspec.msgpack.encode(other))
 
 
 def test_proofs_are_of_one_side_and_one_conversation():
@@ -182,9 +184,9 @@ def test_a_bad_request_ends_the_connection(bad):
     partly = bad.startswith("part of")
     with serving(IMPATIENT if partly else PATIENT) as server:
         with proven(server) as stream:
-            stream.send([memoryview(BAD_REQUESTS[bad])], END_S)
+            stream.send_bytes([memoryview(BAD_REQUESTS[bad])], END_S)
             with pytest.raises(StreamEnded, match=r"closed|broke"):
-                stream.receive([memoryview(bytearray(1))], END_S)
+                stream.receive_bytes([memoryview(bytearray(1))], END_S)
         if not partly:
             read_by_a_new_client(server)
 
@@ -194,12 +196,12 @@ def test_a_bad_request_ends_the_connection(bad):
 def test_any_request_gets_bytes_or_an_end(server, data):
     connection = socket.create_connection(address_of(server), END_S)
     with closing(Stream(connection)) as stream:
-        prove(stream, way_to(server))
-        stream.send([memoryview(data)], END_S)
+        prove_to_server(stream, way_to(server))
+        stream.send_bytes([memoryview(data)], END_S)
         say_no_more(connection)
         with pytest.raises(StreamEnded):
             while True:
-                stream.receive([memoryview(bytearray(1))], END_S)
+                stream.receive_bytes([memoryview(bytearray(1))], END_S)
 
 
 def answering(respond: Callable[[socket.socket], object]) -> bytes:
@@ -251,7 +253,7 @@ def ignore(connection: socket.socket) -> None:
 def test_what_answers_otherwise_is_no_peer(respond, problem):
     client = make_tcp(limits=IMPATIENT)
     with closing(client), pytest.raises(ConnectorError, match=problem):
-        client.connect("peer", answering(respond))
+        client.connect_peer("peer", answering(respond))
 
 
 def test_nobody_there():
@@ -259,7 +261,7 @@ def test_nobody_there():
         port = listening.getsockname()[1]
     description = msgspec.msgpack.encode(TcpDescription("127.0.0.1", port, bytes(16), BYTES))
     with closing(make_tcp()) as client, pytest.raises(ConnectorError, match="cannot be reached"):
-        client.connect("peer", description)
+        client.connect_peer("peer", description)
 
 
 def test_a_port_that_is_taken_is_said_so():
@@ -269,29 +271,29 @@ def test_a_port_that_is_taken_is_said_so():
         )
         shared = SharedRegion.create(100, "test")
         with pytest.raises(ConnectorError, match="cannot listen"):
-            connector.register(shared.region, exported=True)
+            connector.register_region(shared.region, exported=True)
 
 
 def test_a_peer_that_stands_still_ends_all_its_tickets_and_comes_back():
     limits = replace(PATIENT, silence_s=0.3)
     with exporting("tcp", BYTES) as exporter, closing(make_tcp(limits=limits)) as client:
         own = SharedRegion.create(BYTES, "reader")
-        handle = client.register(own.region, exported=False)
-        client.connect("peer", exporter.description)
+        handle = client.register_region(own.region, exported=False)
+        client.connect_peer("peer", exporter.description)
         exporter.stop()
-        tickets = [client.read("peer", span(0, 0, BYTES), handle) for _ in range(5)]
+        handles = [client.begin_read("peer", span(0, 0, BYTES), handle) for _ in range(5)]
         found = []
         while len(found) < 5:
-            some = client.poll(END_S)
+            some = client.poll_completions(END_S)
             assert some
             found += some
-        assert sorted(completion.ticket for completion in found) == tickets
+        assert sorted(completion.handle for completion in found) == handles
         assert all("silent for 0.3 s" in completion.problem for completion in found)
         exporter.go_on()
         # In parts, each of which the peer can well answer in time.
         for start in range(0, BYTES, MIB):
-            client.read("peer", span(start, start, MIB), handle)
-            assert [completion.problem for completion in client.poll(END_S)] == [""]
+            client.begin_read("peer", span(start, start, MIB), handle)
+            assert [completion.problem for completion in client.poll_completions(END_S)] == [""]
         assert (own.view == exporter.content).all()
 
 
@@ -301,7 +303,7 @@ def test_a_client_that_does_not_listen_is_dropped():
         serving(replace(PATIENT, silence_s=0.3, connections=1)) as server,
         proven(server) as stream,
     ):
-        stream.send([memoryview(head(1, 1, 4 * MIB, 0, 4 * MIB) * 8)], END_S)
+        stream.send_bytes([memoryview(head(1, 1, 4 * MIB, 0, 4 * MIB) * 8)], END_S)
         refusals = 0
         while refusals < 100_000:
             try:
@@ -312,7 +314,7 @@ def test_a_client_that_does_not_listen_is_dropped():
                 break
         assert 0 < refusals < 100_000
         with pytest.raises(StreamEnded):
-            stream.receive([memoryview(bytearray(8 * 4 * MIB))], END_S)
+            stream.receive_bytes([memoryview(bytearray(8 * 4 * MIB))], END_S)
 
 
 def test_nobody_writes_where_only_reading_was_offered():
@@ -322,10 +324,10 @@ def test_nobody_writes_where_only_reading_was_offered():
         closing(SharedRegion.create(BYTES, "writer")) as own,
         closing(make_tcp()) as client,
     ):
-        handle = client.register(own.region, exported=False)
-        client.connect("peer", server.describe())
-        client.write("peer", span(0, 0, BYTES), handle)
-        assert all(completion.problem for completion in client.poll(END_S))
+        handle = client.register_region(own.region, exported=False)
+        client.connect_peer("peer", server.describe_endpoint())
+        client.begin_write("peer", span(0, 0, BYTES), handle)
+        assert all(completion.problem for completion in client.poll_completions(END_S))
         read_by_a_new_client(server)
 
 
@@ -333,24 +335,24 @@ def test_a_connection_idle_for_too_long_is_made_anew():
     with serving(replace(PATIENT, idle_s=0.05)) as server:
         own = SharedRegion.create(BYTES, "reader")
         with closing(make_tcp()) as client:
-            handle = client.register(own.region, exported=False)
-            client.connect("peer", server.describe())
+            handle = client.register_region(own.region, exported=False)
+            client.connect_peer("peer", server.describe_endpoint())
             for _ in range(2):
                 # One that begins to be idle later has been ended: so has the client's.
                 with proven(server) as stream, pytest.raises(StreamEnded, match="closed"):
-                    stream.receive([memoryview(bytearray(1))], END_S)
-                client.read("peer", span(0, 0, BYTES), handle)
-                assert [completion.problem for completion in client.poll(END_S)] == [""]
+                    stream.receive_bytes([memoryview(bytearray(1))], END_S)
+                client.begin_read("peer", span(0, 0, BYTES), handle)
+                assert [completion.problem for completion in client.poll_completions(END_S)] == [""]
 
 
 def test_closing_hangs_up():
     with serving() as server, proven(server) as stream:
-        stream.send([memoryview(head(1, 1, 4 * MIB, 0, 4 * MIB) * 8)], END_S)
-        server.close()
+        stream.send_bytes([memoryview(head(1, 1, 4 * MIB, 0, 4 * MIB) * 8)], END_S)
+        server.close_connector()
         with pytest.raises(StreamEnded):
-            stream.receive([memoryview(bytearray(8 * 4 * MIB))], END_S)
+            stream.receive_bytes([memoryview(bytearray(8 * 4 * MIB))], END_S)
         with closing(make_tcp()) as client, pytest.raises(ConnectorError):
-            client.connect("peer", server.describe())
+            client.connect_peer("peer", server.describe_endpoint())
 
 
 def test_over_the_newer_protocol_of_the_internet():
@@ -369,7 +371,7 @@ def test_peers_are_told_an_address_that_leads_somewhere(host):
         TcpConnector(host, SECRET, entropy=bytes)
     description = msgspec.msgpack.encode(TcpDescription(host, 1, bytes(16), BYTES))
     with closing(make_tcp()) as client, pytest.raises(ConnectorError, match="is said to be at"):
-        client.connect("peer", description)
+        client.connect_peer("peer", description)
 
 
 def test_strangers_hold_places_against_nobody():
@@ -388,18 +390,18 @@ def test_strangers_hold_places_against_nobody():
 def test_who_has_proved_himself_keeps_his_place():
     with serving(replace(PATIENT, connections=1)) as server, closing(make_tcp()) as client:
         own = SharedRegion.create(BYTES, "reader")
-        handle = client.register(own.region, exported=False)
-        client.connect("peer", server.describe())
-        client.read("peer", span(0, 0, BYTES), handle)
-        assert [completion.problem for completion in client.poll(END_S)] == [""]
+        handle = client.register_region(own.region, exported=False)
+        client.connect_peer("peer", server.describe_endpoint())
+        client.begin_read("peer", span(0, 0, BYTES), handle)
+        assert [completion.problem for completion in client.poll_completions(END_S)] == [""]
         with socket.create_connection(address_of(server), END_S) as stranger:
             assert stranger.recv(1) == b""
-        client.read("peer", span(0, 0, BYTES), handle)
-        assert [completion.problem for completion in client.poll(END_S)] == [""]
+        client.begin_read("peer", span(0, 0, BYTES), handle)
+        assert [completion.problem for completion in client.poll_completions(END_S)] == [""]
 
 
 def test_an_advertised_host_is_what_peers_are_told():
     connector = TcpConnector("127.0.0.1", SECRET, entropy=bytes, advertised_host="192.0.2.7")
-    connector.register(SharedRegion.create(100, "test").region, exported=True)
+    connector.register_region(SharedRegion.create(100, "test").region, exported=True)
     assert address_of(connector)[0] == "192.0.2.7"
-    connector.close()
+    connector.close_connector()

@@ -7,7 +7,6 @@ import resource
 import signal
 import subprocess
 import time
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from tandem.kernels.transfer.choose import choose_transfer
 from tandem.kv.tiers.contract import Found, Kept
 from tandem.kv.tiers.disk import DiskConfig, DiskStore
 from tandem.kv.tiers.disk_file import MAGIC, SUPERBLOCK_BYTES, DiskLayout
+from tests.kv.ending import closing
 from tests.kv.tier_blocks import FORMAT, contents, digests, name, names, rows, whole
 
 CAPACITY = 8
@@ -38,7 +38,7 @@ def path(tmp_path) -> Path:
 def filled(path) -> Path:
     """A file that holds blocks 0 to 5."""
     with opened(path) as store:
-        store.put(names(6), contents(names(6)))
+        store.put_blocks(names(6), contents(names(6)))
     return path
 
 
@@ -47,7 +47,7 @@ def held(store: DiskStore) -> list[int]:
     found = []
     for number in range(20):
         room = rows(1)
-        if store.get([name(number)], room) == Found(1):
+        if store.get_blocks([name(number)], room) == Found(1):
             assert whole([name(number)], room)
             found.append(number)
     return found
@@ -56,23 +56,23 @@ def held(store: DiskStore) -> list[int]:
 def test_blocks_are_found_again_in_the_order_they_were_stored(path):
     order = [name(5, tenant="A"), name(2), name(7), name(0)]
     with opened(path) as store:
-        assert store.listing() == ()
+        assert store.stored_blocks() == ()
         assert store.notes == ()
-        store.put(order, contents(order))
-        store.forget([name(2).digest])
-        store.put([name(9), name(2)], contents([name(9), name(2)]))
+        store.put_blocks(order, contents(order))
+        store.forget_blocks([name(2).digest])
+        store.put_blocks([name(9), name(2)], contents([name(9), name(2)]))
     with opened(path) as store:
-        assert store.listing() == (order[0], name(7), name(0), name(9), name(2))
+        assert store.stored_blocks() == (order[0], name(7), name(0), name(9), name(2))
         assert held(store) == [0, 2, 5, 7, 9]
         assert store.notes == ()
-        store.put([name(1)], contents([name(1)]))
+        store.put_blocks([name(1)], contents([name(1)]))
     with opened(path) as store:
-        assert store.listing()[-2:] == (name(2), name(1))
+        assert store.stored_blocks()[-2:] == (name(2), name(1))
 
 
 def test_the_file_takes_only_the_room_of_what_was_written_and_is_nobody_elses(path):
     with opened(path, 100_000) as store:
-        store.put(names(2), contents(names(2)))
+        store.put_blocks(names(2), contents(names(2)))
     assert path.stat().st_size > 300e6
     assert path.stat().st_blocks * 512 < 200_000
     assert path.stat().st_mode & 0o777 == 0o600
@@ -84,21 +84,21 @@ def test_another_capacity_keeps_what_fits(filled, capacity):
     with opened(filled, capacity) as store:
         kept = held(store)
         assert kept == list(range(6))[: min(capacity, 6)]
-        assert len(store.listing()) == len(kept)
+        assert len(store.stored_blocks()) == len(kept)
         more = names(capacity - len(kept), chain=1)
-        assert store.put(more, contents(more)) == Kept(digests(more))
+        assert store.put_blocks(more, contents(more)) == Kept(digests(more))
     with opened(filled, 300) as store:
         assert held(store) == kept
-        assert len(store.listing()) == capacity
+        assert len(store.stored_blocks()) == capacity
     assert filled.stat().st_size == DiskLayout(FORMAT.block_bytes, 300).bytes
 
 
 def test_of_what_lies_there_the_newest_fits_the_capacity(path):
     """Spare places hold evicted blocks that were not forgotten yet when the process died."""
     with opened(path, 4, spare=3) as store:
-        store.put(names(7), contents(names(7)))
+        store.put_blocks(names(7), contents(names(7)))
     with opened(path, 4, spare=3) as store:
-        assert store.listing() == tuple(names(7)[3:])
+        assert store.stored_blocks() == tuple(names(7)[3:])
         assert held(store) == [3, 4, 5, 6]
 
 
@@ -106,8 +106,8 @@ def test_of_what_lies_there_the_newest_fits_the_capacity(path):
 def test_a_file_of_another_format_is_begun_anew(filled, other):
     with opened(filled, format=other) as store:
         assert "begun anew" in store.notes[0]
-        assert store.listing() == ()
-        assert store.get(names(1), rows(1, other.block_bytes)).blocks == 0
+        assert store.stored_blocks() == ()
+        assert store.get_blocks(names(1), rows(1, other.block_bytes)).blocks == 0
     with opened(filled) as store:
         assert held(store) == []
 
@@ -177,7 +177,7 @@ def test_no_flipped_bit_comes_out(filled, while_open):
             # Damage to one block or header costs no other; to the superblock it may cost all.
             assert len(kept) >= 5 or (place < SUPERBLOCK_BYTES and kept == [])
             more = names(2, chain=1)
-            assert store.put(more, contents(more)) == Kept(digests(more))
+            assert store.put_blocks(more, contents(more)) == Kept(digests(more))
 
 
 @pytest.mark.parametrize("while_open", [False, True])
@@ -194,8 +194,8 @@ def test_a_shorter_file_gives_what_is_left(filled, while_open):
                 ends = [LAYOUT.header_offset(i + 1) for i in range(6)]
             assert held(store) == [i for i, end in enumerate(ends) if end <= length]
             more = names(2, chain=1)
-            assert store.put(more, contents(more)) == Kept(digests(more))
-            assert store.get(more, rows(2)) == Found(2)
+            assert store.put_blocks(more, contents(more)) == Kept(digests(more))
+            assert store.get_blocks(more, rows(2)) == Found(2)
 
 
 def test_a_spoilt_block_is_dropped_and_named(filled):
@@ -204,20 +204,20 @@ def test_a_spoilt_block_is_dropped_and_named(filled):
             file.seek(LAYOUT.slot_offset(2) + 100)
             file.write(b"damage")
         room = rows(6)
-        assert store.get(names(6), room) == Found(2, spoilt=(name(2).digest,))
+        assert store.get_blocks(names(6), room) == Found(2, corrupt=(name(2).digest,))
         assert whole(names(2), room[:2])
-        assert store.get(names(6), room) == Found(2, missing=(name(2).digest,))
-        assert store.put([name(2)], contents([name(2)])) == Kept((name(2).digest,))
-        assert store.get(names(6), room) == Found(6)
+        assert store.get_blocks(names(6), room) == Found(2, missing=(name(2).digest,))
+        assert store.put_blocks([name(2)], contents([name(2)])) == Kept((name(2).digest,))
+        assert store.get_blocks(names(6), room) == Found(6)
 
 
 def write_for_ever(path: Path, begun: int) -> None:
     with opened(path) as store:
         os.write(begun, b"!")
         for turn in itertools.count():
-            store.forget(digests([name((turn + i) % 20) for i in range(8, 12)]))
+            store.forget_blocks(digests([name((turn + i) % 20) for i in range(8, 12)]))
             blocks = [name((turn + i) % 20) for i in range(4)]
-            store.put(blocks, contents(blocks))
+            store.put_blocks(blocks, contents(blocks))
 
 
 def test_a_writer_killed_at_any_time(path):
@@ -239,25 +239,25 @@ def test_a_writer_killed_at_any_time(path):
         os.waitpid(writer, 0)
         os.close(ended)
         with opened(path) as store:
-            assert len(held(store)) == len(store.listing()) <= CAPACITY
+            assert len(held(store)) == len(store.stored_blocks()) <= CAPACITY
             assert store.notes == ()
-    assert len(store.listing()) > 0
+    assert len(store.stored_blocks()) > 0
 
 
 def test_a_full_disk_refuses_what_does_not_fit(path):
     """The limit of a process's files is one way of being full that needs no disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     with opened(path) as store:
-        assert store.put(names(2), contents(names(2))) == Kept(digests(names(2)))
+        assert store.put_blocks(names(2), contents(names(2))) == Kept(digests(names(2)))
         resource.setrlimit(resource.RLIMIT_FSIZE, (LAYOUT.slot_offset(2) + 5_000, before[1]))
         try:
-            kept = store.put(names(5), contents(names(5)))
+            kept = store.put_blocks(names(5), contents(names(5)))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         assert kept.digests == digests(names(2))
         assert "File too large" in kept.problem
         assert held(store) == [0, 1]
-        assert store.put(names(5), contents(names(5))) == Kept(digests(names(5)))
+        assert store.put_blocks(names(5), contents(names(5))) == Kept(digests(names(5)))
         assert held(store) == [0, 1, 2, 3, 4]
 
 
@@ -269,15 +269,15 @@ def test_a_disk_without_room_refuses_and_recovers(tmp_path):
         with opened(tmp_path / "worker-0.kv", 40) as store:
             assert "room for" in store.notes[0]
             blocks = names(30)
-            kept = [store.put([block], contents([block])) for block in blocks]
+            kept = [store.put_blocks([block], contents([block])) for block in blocks]
             stored = [b for b, k in zip(blocks, kept, strict=True) if k.digests]
             assert 8 < len(stored) < 20
             assert all("No space left" in k.problem for k in kept if not k.digests)
-            assert store.get(stored, room := rows(len(stored))) == Found(len(stored))
+            assert store.get_blocks(stored, room := rows(len(stored))) == Found(len(stored))
             assert whole(stored, room)
             # What is forgotten is written over, where the disk has given room already.
-            store.forget(digests(stored[:4]))
-            assert store.put(names(3, chain=1), contents(names(3, chain=1))).problem == ""
+            store.forget_blocks(digests(stored[:4]))
+            assert store.put_blocks(names(3, chain=1), contents(names(3, chain=1))).problem == ""
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
 
@@ -290,15 +290,15 @@ def test_a_disk_that_fails_loses_blocks_and_nothing_else(filled):
     saved = os.dup(descriptor)
     os.dup2(unreadable, descriptor)
     try:
-        found = store.get(names(3), rows(3))
-        assert (found.blocks, found.spoilt) == (0, (name(0).digest,))
+        found = store.get_blocks(names(3), rows(3))
+        assert (found.blocks, found.corrupt) == (0, (name(0).digest,))
         assert "Bad file descriptor" in found.problem
-        kept = store.put([name(9)], contents([name(9)]))
+        kept = store.put_blocks([name(9)], contents([name(9)]))
         assert (kept.digests, bool(kept.problem)) == ((), True)
-        store.forget([name(1).digest])
+        store.forget_blocks([name(1).digest])
     finally:
         os.dup2(saved, descriptor)
         os.close(saved)
         os.close(unreadable)
     assert held(store) == [2, 3, 4, 5]
-    store.close()
+    store.close_store()

@@ -4,7 +4,6 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from queue import Empty, SimpleQueue
 from threading import Event
 
@@ -16,13 +15,14 @@ from tandem.facts.kv_tiers import BlockFormat, BlockName
 from tandem.kernels.transfer.choose import choose_transfer
 from tandem.kv.layout import KvLayout
 from tandem.kv.store import KvStore
+from tandem.kv.tiers.config import TierCalls, TierEngineConfig, TierEvent
 from tandem.kv.tiers.contract import BlockStore, Found, Kept, Row
 from tandem.kv.tiers.device import CpuBlocks
 from tandem.kv.tiers.disk import DiskConfig, DiskStore
 from tandem.kv.tiers.engine import TierEngine
-from tandem.kv.tiers.engine_config import TierCalls, TierEngineConfig, TierEvent
 from tandem.kv.tiers.host import HostStore
 from tandem.messages.node import BlocksFetched, BlocksKept, BlocksStaged
+from tests.kv.ending import closing
 from tests.kv.tier_blocks import PATIENCE_S, ROOT, content, digests, name, names
 
 LAYOUT = KvLayout(layers=2, kv_heads=2, block_size=4, head_dim=6, dtype="float32")
@@ -34,8 +34,8 @@ TRANSFER = choose_transfer()
 CONFIG = TierEngineConfig(
     staging_bytes=12 * SIZE,
     transit_bytes=4 * SIZE,
-    piece_bytes=2 * SIZE,
-    fetch_piece_bytes=3 * SIZE,
+    chunk_bytes=2 * SIZE,
+    fetch_chunk_bytes=3 * SIZE,
 )
 
 
@@ -52,30 +52,30 @@ class Moody:
         self.closed = False
         self.calls: list[str] = []
 
-    def put(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Kept:
+    def put_blocks(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Kept:
         self._wait("put")
-        return Kept((), self.problem) if self.problem else self.store.put(names, rows)
+        return Kept((), self.problem) if self.problem else self.store.put_blocks(names, rows)
 
-    def get(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Found:
+    def get_blocks(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Found:
         self._wait("get")
         if self.problem:
             return Found(0, problem=self.problem)
         for index, one in enumerate(names):
             if one.digest in self.spoils:
-                found = self.store.get(names[:index], rows[:index])
-                return found if found.blocks < index else Found(index, spoilt=(one.digest,))
-        return self.store.get(names, rows)
+                found = self.store.get_blocks(names[:index], rows[:index])
+                return found if found.blocks < index else Found(index, corrupt=(one.digest,))
+        return self.store.get_blocks(names, rows)
 
-    def forget(self, digests: Sequence[bytes]) -> None:
+    def forget_blocks(self, digests: Sequence[bytes]) -> None:
         self._wait("forget")
-        self.store.forget(digests)
+        self.store.forget_blocks(digests)
 
-    def listing(self) -> tuple[BlockName, ...]:
-        return self.store.listing()
+    def stored_blocks(self) -> tuple[BlockName, ...]:
+        return self.store.stored_blocks()
 
-    def close(self) -> None:
+    def close_store(self) -> None:
         self.closed = True
-        self.store.close()
+        self.store.close_store()
 
     def _wait(self, call: str) -> None:
         self.calls.append(call)
@@ -113,7 +113,7 @@ class Worker:
     def close(self) -> None:
         for store in self.stores.values():
             store.gate.set()
-        self.engine.close()
+        self.engine.stop_tiers()
         assert not self.broken.is_set()
 
     def write(self, blocks: Sequence[int], named: Sequence[BlockName]) -> None:
@@ -131,17 +131,17 @@ class Worker:
         """From the last blocks of the device, through the staging memory."""
         places = range(BLOCKS - len(named), BLOCKS)
         self.write(places, named)
-        self.engine.stage(copy_id, tuple(places))
+        self.engine.stage_blocks(copy_id, tuple(places))
         assert self.next() == BlocksStaged(copy_id, staged=True)
-        self.engine.keep(copy_id, tier, tuple(range(len(named))), tuple(named))
+        self.engine.keep_staged(copy_id, tier, tuple(range(len(named))), tuple(named))
         kept = self.next()
-        self.engine.drop(copy_id)
+        self.engine.drop_staged(copy_id)
         assert isinstance(kept, BlocksKept)
         return kept
 
     def fetch(self, tiers: Sequence[Tier], named: Sequence[BlockName]) -> BlocksFetched:
         """Into the first blocks of the device."""
-        self.engine.fetch(7, tuple(tiers), tuple(named), tuple(range(len(named))))
+        self.engine.fetch_blocks(7, tuple(tiers), tuple(named), tuple(range(len(named))))
         fetched = self.next()
         assert isinstance(fetched, BlocksFetched)
         assert self.holds(range(fetched.blocks), named[: fetched.blocks])
@@ -168,14 +168,14 @@ def test_blocks_go_out_and_come_back(worker, tier):
 def test_only_the_rows_that_are_wanted_are_kept(worker):
     named = names(5)
     worker.write(range(5), named)
-    worker.engine.stage(1, (0, 1, 2, 3, 4))
+    worker.engine.stage_blocks(1, (0, 1, 2, 3, 4))
     assert worker.next() == BlocksStaged(1, staged=True)
     # The device goes on with other things.
     worker.blocks[:] = 0
     wanted = (named[4], named[1])
-    worker.engine.keep(1, Tier.HOST, (4, 1), wanted)
-    worker.engine.keep(1, Tier.REMOTE, (4, 1), wanted)
-    worker.engine.drop(1)
+    worker.engine.keep_staged(1, Tier.HOST, (4, 1), wanted)
+    worker.engine.keep_staged(1, Tier.REMOTE, (4, 1), wanted)
+    worker.engine.drop_staged(1)
     told = {worker.next(), worker.next()}
     # Dropped early, it may have been kept or not; the answers come all the same.
     assert {event.tier for event in told} == {Tier.HOST, Tier.REMOTE}
@@ -187,42 +187,42 @@ def test_only_the_rows_that_are_wanted_are_kept(worker):
 
 def test_staging_memory_is_bounded_and_comes_back(worker):
     engine = worker.engine
-    engine.stage(1, range(8))
-    engine.stage(2, range(8, 16))
-    engine.stage(3, range(4))
+    engine.stage_blocks(1, range(8))
+    engine.stage_blocks(2, range(8, 16))
+    engine.stage_blocks(3, range(4))
     assert {worker.next() for _ in range(3)} == {
         BlocksStaged(1, staged=True),
         BlocksStaged(2, staged=False),
         BlocksStaged(3, staged=True),
     }
-    engine.drop(1)
-    engine.stage(4, range(8))
+    engine.drop_staged(1)
+    engine.stage_blocks(4, range(8))
     assert worker.next() == BlocksStaged(4, staged=True)
-    engine.drop(4)
-    engine.drop(4)
-    engine.drop(3)
-    engine.stage(5, range(12))
+    engine.drop_staged(4)
+    engine.drop_staged(4)
+    engine.drop_staged(3)
+    engine.stage_blocks(5, range(12))
     assert worker.next() == BlocksStaged(5, staged=True)
 
 
 def test_what_is_being_kept_is_not_used_again_before(worker):
     host, named = worker.stores[Tier.HOST], names(6)
     worker.write(range(6), named)
-    worker.engine.stage(1, range(6))
+    worker.engine.stage_blocks(1, range(6))
     worker.next()
     host.gate.clear()
     host.reached.clear()
-    worker.engine.keep(1, Tier.HOST, range(6), named)
+    worker.engine.keep_staged(1, Tier.HOST, range(6), named)
     assert host.reached.wait(PATIENCE_S)
-    worker.engine.drop(1)
+    worker.engine.drop_staged(1)
     worker.write(range(10), names(10, chain=5))
-    worker.engine.stage(2, range(10))
+    worker.engine.stage_blocks(2, range(10))
     assert worker.next() == BlocksStaged(2, staged=False)
     host.gate.set()
     # The piece under way was kept, and nothing else of it.
     assert worker.next() == BlocksKept(1, Tier.HOST, digests(named[:2]))
     assert worker.fetch([Tier.HOST] * 2, named[:2]).blocks == 2
-    worker.engine.stage(3, range(10))
+    worker.engine.stage_blocks(3, range(10))
     assert worker.next() == BlocksStaged(3, staged=True)
 
 
@@ -237,7 +237,7 @@ def test_a_fetch_from_several_tiers_counts_the_leading_whole_blocks(worker):
     worker.blocks[:] = 0
     fetched = worker.fetch(tiers, named)
     assert (fetched.blocks, fetched.spoilt) == (4, (named[4].digest,))
-    worker.engine.forget(Tier.REMOTE, (named[3].digest,))
+    worker.engine.forget_in_tier(Tier.REMOTE, (named[3].digest,))
     fetched = worker.fetch(tiers, named)
     assert fetched.blocks in (3, 4)  # a fetch goes before what was to be forgotten
     while fetched.blocks == 4:
@@ -253,8 +253,8 @@ def test_of_two_tiers_that_miss_a_block_the_first_block_counts(worker):
     for store in host, disk:
         store.gate.clear()
         store.reached.clear()
-    worker.engine.fetch(7, (Tier.HOST, Tier.DISK), names(2), (0, 1))
-    worker.engine.fetch(8, (Tier.HOST,), names(1), (2,))
+    worker.engine.fetch_blocks(7, (Tier.HOST, Tier.DISK), names(2), (0, 1))
+    worker.engine.fetch_blocks(8, (Tier.HOST,), names(1), (2,))
     assert host.reached.wait(PATIENCE_S)
     assert disk.reached.wait(PATIENCE_S)
     host.gate.set()
@@ -265,18 +265,18 @@ def test_of_two_tiers_that_miss_a_block_the_first_block_counts(worker):
     assert fetched.missing == digests(names(2))
 
 
-def test_what_was_announced_of_a_block_is_withdrawn_before_it_is_written(tmp_path):
-    withdrawn: list[tuple[int, ...]] = []
+def test_what_was_announced_of_a_block_is_invalidated_before_it_is_written(tmp_path):
+    invalidated: list[tuple[int, ...]] = []
 
     class Watched(CpuBlocks):
-        def withdraw(self, blocks: Sequence[int]) -> None:
+        def invalidate_blocks(self, blocks: Sequence[int]) -> None:
             assert (self.rows[list(blocks)] == 0xEE).all()
-            withdrawn.append(tuple(blocks))
+            invalidated.append(tuple(blocks))
 
     with closing(Worker(tmp_path, Watched)) as worker:
         worker.keep(Tier.HOST, names(3))
         worker.fetch([Tier.HOST] * 3, names(3))
-    assert withdrawn == [(0, 1, 2)]
+    assert invalidated == [(0, 1, 2)]
 
 
 @pytest.mark.parametrize(
@@ -285,9 +285,9 @@ def test_what_was_announced_of_a_block_is_withdrawn_before_it_is_written(tmp_pat
 def test_copies_between_tiers(worker, source, target):
     named = names(9)
     worker.keep(source, named)
-    worker.engine.copy(3, source, target, tuple(named))
+    worker.engine.copy_between_tiers(3, source, target, tuple(named))
     assert worker.next() == BlocksKept(3, target, digests(named))
-    worker.engine.forget(source, digests(named))
+    worker.engine.forget_in_tier(source, digests(named))
     assert worker.fetch([target] * 9, named).blocks == 9
 
 
@@ -296,7 +296,7 @@ def test_a_copy_goes_on_behind_what_is_not_there(worker):
     here = [one for index, one in enumerate(named) if index not in (0, 3, 4, 9)]
     worker.keep(Tier.HOST, here)
     worker.stores[Tier.HOST].spoils = {named[7].digest}
-    worker.engine.copy(3, Tier.HOST, Tier.DISK, tuple(named))
+    worker.engine.copy_between_tiers(3, Tier.HOST, Tier.DISK, tuple(named))
     whole = [one for one in here if one != named[7]]
     assert worker.next() == BlocksKept(3, Tier.DISK, digests(whole))
     assert worker.fetch([Tier.DISK] * len(whole), whole).blocks == len(whole)
@@ -306,7 +306,7 @@ def test_a_copy_goes_on_behind_what_is_not_there(worker):
 def test_a_copy_says_what_went_wrong(worker, broken):
     worker.keep(Tier.HOST, names(5))
     worker.stores[broken].problem = "out of order"
-    worker.engine.copy(3, Tier.HOST, Tier.DISK, tuple(names(5)))
+    worker.engine.copy_between_tiers(3, Tier.HOST, Tier.DISK, tuple(names(5)))
     assert worker.next() == BlocksKept(3, Tier.DISK, (), "out of order")
 
 
@@ -316,7 +316,7 @@ def test_more_copies_than_there_is_memory_for(worker):
         worker.keep(Tier.HOST, named[begin : begin + 10])
     for copy_id in range(15):
         two = named[2 * copy_id : 2 * copy_id + 2]
-        worker.engine.copy(copy_id, Tier.HOST, Tier.DISK, tuple(two))
+        worker.engine.copy_between_tiers(copy_id, Tier.HOST, Tier.DISK, tuple(two))
     kept = {event.copy_id: event.kept for event in (worker.next() for _ in range(15))}
     assert kept == {n: digests(named[2 * n : 2 * n + 2]) for n in range(15)}
 
@@ -325,19 +325,19 @@ def test_what_is_asked_of_a_tier_that_does_not_exist(tmp_path):
     with closing(Worker(tmp_path)) as full:
         calls = TierCalls(full.told.put, full.broken.set, time.monotonic_ns)
         with closing(TierEngine(full.device, {}, CONFIG, calls)) as engine:
-            engine.stage(1, (0,))
+            engine.stage_blocks(1, (0,))
             assert full.next() == BlocksStaged(1, staged=True)
-            engine.keep(1, Tier.HOST, (0,), names(1))
+            engine.keep_staged(1, Tier.HOST, (0,), names(1))
             assert full.next() == BlocksKept(1, Tier.HOST, (), "no such tier")
-            engine.copy(2, Tier.HOST, Tier.DISK, names(1))
+            engine.copy_between_tiers(2, Tier.HOST, Tier.DISK, names(1))
             assert full.next() == BlocksKept(2, Tier.DISK, (), "no such tier")
-            engine.forget(Tier.HOST, digests(names(1)))
-            engine.fetch(3, (Tier.HOST,), names(1), (0,))
+            engine.forget_in_tier(Tier.HOST, digests(names(1)))
+            engine.fetch_blocks(3, (Tier.HOST,), names(1), (0,))
             fetched = full.next()
             assert (fetched.blocks, fetched.problem) == (0, "there is no host tier")
-        full.engine.keep(9, Tier.HOST, (0,), names(1))
+        full.engine.keep_staged(9, Tier.HOST, (0,), names(1))
         assert full.next() == BlocksKept(9, Tier.HOST, (), "nothing is staged")
-        full.engine.fetch(4, (), (), ())
+        full.engine.fetch_blocks(4, (), (), ())
         assert full.next() == BlocksFetched(4, 0)
 
 
@@ -345,14 +345,14 @@ def test_a_fetch_goes_before_what_nobody_waits_for(worker):
     host, named = worker.stores[Tier.HOST], names(12)
     worker.keep(Tier.HOST, named[:3])
     worker.write(range(12, 24), named)
-    worker.engine.stage(5, range(12, 24))
+    worker.engine.stage_blocks(5, range(12, 24))
     worker.next()
     host.gate.clear()
     host.reached.clear()
-    worker.engine.keep(5, Tier.HOST, range(12), named)
+    worker.engine.keep_staged(5, Tier.HOST, range(12), named)
     assert host.reached.wait(PATIENCE_S)
-    worker.engine.fetch(7, [Tier.HOST] * 3, named[:3], range(3))
-    worker.engine.forget(Tier.HOST, digests(named))
+    worker.engine.fetch_blocks(7, [Tier.HOST] * 3, named[:3], range(3))
+    worker.engine.forget_in_tier(Tier.HOST, digests(named))
     host.gate.set()
     fetched, kept = worker.next(), worker.next()
     assert (fetched.fetch_id, fetched.blocks) == (7, 3)
@@ -366,7 +366,7 @@ def test_a_fetch_that_is_stopped_ends_soon(worker):
     worker.keep(Tier.HOST, named)
     host.gate.clear()
     host.reached.clear()
-    worker.engine.fetch(7, [Tier.HOST] * 9, named, range(9))
+    worker.engine.fetch_blocks(7, [Tier.HOST] * 9, named, range(9))
     assert host.reached.wait(PATIENCE_S)
     worker.engine.end_fetch(7)
     host.gate.set()
@@ -380,7 +380,7 @@ def test_a_fetch_that_is_stopped_ends_soon(worker):
 def test_one_slow_tier_holds_up_no_other(worker):
     worker.keep(Tier.HOST, names(3))
     worker.stores[Tier.REMOTE].gate.clear()
-    worker.engine.fetch(1, [Tier.REMOTE], names(1), (20,))
+    worker.engine.fetch_blocks(1, [Tier.REMOTE], names(1), (20,))
     assert worker.fetch([Tier.HOST] * 3, names(3)).blocks == 3
     assert worker.keep(Tier.DISK, names(3)).kept == digests(names(3))
     worker.stores[Tier.REMOTE].gate.set()
@@ -392,12 +392,12 @@ def test_after_close_nobody_is_called(tmp_path):
     worker.keep(Tier.HOST, names(6))
     for store in worker.stores.values():
         store.gate.clear()
-    worker.engine.stage(2, range(4))
+    worker.engine.stage_blocks(2, range(4))
     assert worker.next() == BlocksStaged(2, staged=True)
-    worker.engine.keep(2, Tier.DISK, range(4), names(4))
-    worker.engine.copy(3, Tier.HOST, Tier.REMOTE, names(6))
-    worker.engine.fetch(4, [Tier.HOST] * 6, names(6), range(6))
-    worker.engine.forget(Tier.HOST, digests(names(2)))
+    worker.engine.keep_staged(2, Tier.DISK, range(4), names(4))
+    worker.engine.copy_between_tiers(3, Tier.HOST, Tier.REMOTE, names(6))
+    worker.engine.fetch_blocks(4, [Tier.HOST] * 6, names(6), range(6))
+    worker.engine.forget_in_tier(Tier.HOST, digests(names(2)))
     for store in worker.stores.values():
         store.gate.set()
     worker.close()
@@ -407,8 +407,8 @@ def test_after_close_nobody_is_called(tmp_path):
     answered = Counter(type(event).__name__ for event in told)
     assert answered == {"BlocksKept": 2, "BlocksFetched": 1}
     assert all(store.closed for store in worker.stores.values())
-    worker.engine.stage(9, range(4))
-    worker.engine.fetch(9, [Tier.HOST], names(1), (0,))
+    worker.engine.stage_blocks(9, range(4))
+    worker.engine.fetch_blocks(9, [Tier.HOST], names(1), (0,))
     with pytest.raises(Empty):
         worker.told.get(timeout=0.05)
 
@@ -419,10 +419,10 @@ def test_a_store_that_hangs_does_not_keep_a_worker_from_leaving(tmp_path):
     remote = worker.stores[Tier.REMOTE]
     remote.gate.clear()
     remote.reached.clear()
-    worker.engine.fetch(1, [Tier.REMOTE], names(1), (0,))
+    worker.engine.fetch_blocks(1, [Tier.REMOTE], names(1), (0,))
     assert remote.reached.wait(PATIENCE_S)
     begun_s = time.monotonic()
-    worker.engine.close()
+    worker.engine.stop_tiers()
     assert time.monotonic() - begun_s < 5
     remote.gate.set()
     with pytest.raises(Empty):
@@ -430,7 +430,7 @@ def test_a_store_that_hangs_does_not_keep_a_worker_from_leaving(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_lane_that_breaks_is_told_of(tmp_path):
+def test_a_worker_thread_that_breaks_is_told_of(tmp_path):
     worker = Worker(tmp_path, config=TierEngineConfig(staging_bytes=SIZE, close_s=0.1))
 
     class Broken(Exception):
@@ -439,12 +439,12 @@ def test_a_lane_that_breaks_is_told_of(tmp_path):
     def put(names: Sequence[BlockName], rows: Sequence[Row]) -> Kept:
         raise Broken
 
-    worker.stores[Tier.HOST].put = put
-    worker.engine.stage(1, (0,))
+    worker.stores[Tier.HOST].put_blocks = put
+    worker.engine.stage_blocks(1, (0,))
     worker.next()
-    worker.engine.keep(1, Tier.HOST, (0,), names(1))
+    worker.engine.keep_staged(1, Tier.HOST, (0,), names(1))
     assert worker.broken.wait(PATIENCE_S)
-    worker.engine.close()
+    worker.engine.stop_tiers()
 
 
 class Life:
@@ -456,7 +456,7 @@ class Life:
         self.chosen = random.Random(seed)
         self.next_id = 0
         self.held: dict[int, BlockName] = {}
-        self.generations = [0] * BLOCKS
+        self.versions = [0] * BLOCKS
         self.stages: dict[int, tuple[tuple[int, ...], list[int], list[BlockName]]] = {}
         self.keeps: dict[tuple[int, Tier], int] = {}
         self.copies: dict[int, Tier] = {}
@@ -484,7 +484,7 @@ class Life:
         for block in self.chosen.sample(quiet, min(3, len(quiet))):
             named = name(self.chosen.randrange(25))
             self.by_digest[named.digest] = named
-            self.generations[block] += 1
+            self.versions[block] += 1
             self.held[block] = named
             self.worker.write([block], [named])
 
@@ -492,16 +492,16 @@ class Life:
         blocks = [block for block in self.quiet_blocks() if block in self.held]
         some = tuple(self.chosen.sample(blocks, min(len(blocks), self.chosen.randrange(1, 6))))
         copy_id = self.new_id()
-        generations = [self.generations[block] for block in some]
-        self.stages[copy_id] = some, generations, [self.held[block] for block in some]
-        self.worker.engine.stage(copy_id, some)
+        versions = [self.versions[block] for block in some]
+        self.stages[copy_id] = some, versions, [self.held[block] for block in some]
+        self.worker.engine.stage_blocks(copy_id, some)
 
     def copy(self) -> None:
         source, target = self.chosen.sample(list(Tier)[1:], 2)
         copy_id = self.new_id()
         self.copies[copy_id] = target
         named = [name(self.chosen.randrange(25)) for _ in range(4)]
-        self.worker.engine.copy(copy_id, source, target, tuple(named))
+        self.worker.engine.copy_between_tiers(copy_id, source, target, tuple(named))
 
     def fetch(self) -> None:
         quiet = self.quiet_blocks()
@@ -512,10 +512,10 @@ class Life:
         named = [self.chosen.choice(some) for some in options]
         for block in blocks:
             self.held.pop(block, None)
-            self.generations[block] += 1
+            self.versions[block] += 1
         fetch_id = self.new_id()
         self.fetches[fetch_id] = blocks, named
-        self.worker.engine.fetch(fetch_id, tiers, named, blocks)
+        self.worker.engine.fetch_blocks(fetch_id, tiers, named, blocks)
         if self.chosen.random() < 0.1:
             self.worker.engine.end_fetch(fetch_id)
 
@@ -523,7 +523,7 @@ class Life:
         tier = self.chosen.choice(list(self.known))
         some = [n for n in self.known[tier] if self.chosen.random() < 0.3]
         self.known[tier] -= set(some)
-        self.worker.engine.forget(tier, digests(some))
+        self.worker.engine.forget_in_tier(tier, digests(some))
 
     def spoil(self) -> None:
         store = self.worker.stores[self.chosen.choice(list(self.known))]
@@ -534,23 +534,23 @@ class Life:
         """Raises `KeyError` for an answer to nothing, or a second one."""
         engine = self.worker.engine
         if isinstance(event, BlocksStaged):
-            blocks, generations, named = self.stages.pop(event.copy_id)
-            pairs = enumerate(zip(blocks, generations, strict=True))
-            good = tuple(i for i, (b, g) in pairs if self.generations[b] == g)
+            blocks, versions, named = self.stages.pop(event.copy_id)
+            pairs = enumerate(zip(blocks, versions, strict=True))
+            good = tuple(i for i, (b, g) in pairs if self.versions[b] == g)
             if event.staged and good:
                 tiers = self.chosen.sample(list(self.known), 2)
                 self.keeps.update({(event.copy_id, tier): len(tiers) for tier in tiers})
                 for tier in tiers:
-                    engine.keep(event.copy_id, tier, good, tuple(named[i] for i in good))
+                    engine.keep_staged(event.copy_id, tier, good, tuple(named[i] for i in good))
             elif event.staged:
-                engine.drop(event.copy_id)
+                engine.drop_staged(event.copy_id)
         elif isinstance(event, BlocksKept):
             if event.copy_id in self.copies:
                 assert self.copies.pop(event.copy_id) is event.tier
             else:
                 del self.keeps[event.copy_id, event.tier]
                 if not any(copy_id == event.copy_id for copy_id, _ in self.keeps):
-                    engine.drop(event.copy_id)
+                    engine.drop_staged(event.copy_id)
             self.known[event.tier] |= {self.by_digest[digest] for digest in event.kept}
         else:
             blocks, named = self.fetches.pop(event.fetch_id)

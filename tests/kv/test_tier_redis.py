@@ -6,7 +6,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from threading import Thread
 
 import pytest
@@ -15,11 +15,11 @@ import redis
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.kv_tiers import BlockFormat
 from tandem.kernels.transfer.choose import choose_transfer
-from tandem.kv.tiers.block_header import HEADER_BYTES
-from tandem.kv.tiers.breaker import Breaker
+from tandem.kv.tiers.block_records import HEADER_BYTES
 from tandem.kv.tiers.contract import Found, Kept
 from tandem.kv.tiers.redis import RedisStore
-from tandem.kv.tiers.redis_link import RedisConfig
+from tandem.kv.tiers.redis_client import Breaker, RedisConfig
+from tests.kv.ending import closing
 from tests.kv.tier_blocks import (
     FORMAT,
     RedisServer,
@@ -59,7 +59,7 @@ def client(server) -> Iterator[redis.Redis]:
 def recovered(store: RedisStore, named) -> Kept:
     """As soon as the server is asked again."""
     deadline_s = time.monotonic() + 20
-    while (kept := store.put(named, contents(named))).problem:
+    while (kept := store.put_blocks(named, contents(named))).problem:
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
     return kept
@@ -68,15 +68,15 @@ def recovered(store: RedisStore, named) -> Kept:
 def test_blocks_outlive_the_process_in_the_order_they_were_stored(server):
     order = [name(3, tenant="A"), name(1), name(2)]
     with opened(server.url) as store:
-        assert store.listing() == ()
-        store.put(order, contents(order))
+        assert store.stored_blocks() == ()
+        store.put_blocks(order, contents(order))
     with opened(server.url) as store:
-        assert store.listing() == tuple(order)
-        store.put([name(9)], contents([name(9)]))
+        assert store.stored_blocks() == tuple(order)
+        store.put_blocks([name(9)], contents([name(9)]))
     with opened(server.url, 2) as store:
         # What is too much is given up, the oldest first.
-        assert store.listing() == (name(2), name(9))
-        assert store.get([name(3)], rows(1)) == Found(0, missing=(name(3).digest,))
+        assert store.stored_blocks() == (name(2), name(9))
+        assert store.get_blocks([name(3)], rows(1)) == Found(0, missing=(name(3).digest,))
 
 
 def test_owners_and_formats_are_kept_apart(server, client):
@@ -86,14 +86,14 @@ def test_owners_and_formats_are_kept_apart(server, client):
         opened(server.url, format=BlockFormat(b"x" * 16, FORMAT.block_bytes)),
     ]
     with opened(server.url) as store:
-        store.put(names(2), contents(names(2)))
+        store.put_blocks(names(2), contents(names(2)))
         for other in others:
             with other as apart:
-                assert apart.listing() == ()
-                assert apart.get(names(1), rows(1)).blocks == 0
-                apart.put([name(7)], contents([name(7)]))
-                assert apart.listing() == (name(7),)
-        assert store.listing() == tuple(names(2))
+                assert apart.stored_blocks() == ()
+                assert apart.get_blocks(names(1), rows(1)).blocks == 0
+                apart.put_blocks([name(7)], contents([name(7)]))
+                assert apart.stored_blocks() == (name(7),)
+        assert store.stored_blocks() == tuple(names(2))
     keys = client.keys()
     assert len(keys) == 5
     assert all(key.startswith(b"tandem:") for key in keys)
@@ -101,7 +101,7 @@ def test_owners_and_formats_are_kept_apart(server, client):
 
 def test_damaged_values_never_come_out(server, client):
     with opened(server.url) as store:
-        store.put(names(8), contents(names(8)))
+        store.put_blocks(names(8), contents(names(8)))
         keys = [store._key(one.digest) for one in names(8)]
         value = client.get(keys[1])
         damaged = [
@@ -116,18 +116,18 @@ def test_damaged_values_never_come_out(server, client):
         for wrong in damaged:
             client.set(keys[1], wrong)
             room = rows(8)
-            assert store.get(names(8), room) == Found(1, spoilt=(name(1).digest,))
+            assert store.get_blocks(names(8), room) == Found(1, corrupt=(name(1).digest,))
             assert whole(names(1), room[:1])
             assert client.exists(keys[1]) == 0
         client.hset(keys[1], "something", "else")
-        assert store.get(names(8), rows(8)) == Found(1, missing=(name(1).digest,))
+        assert store.get_blocks(names(8), rows(8)) == Found(1, missing=(name(1).digest,))
 
 
 def test_what_the_server_dropped_is_missing(server, client):
     with opened(server.url) as store:
-        store.put(names(3), contents(names(3)))
+        store.put_blocks(names(3), contents(names(3)))
         client.flushall()
-        assert store.get(names(3), rows(3)) == Found(0, missing=(name(0).digest,))
+        assert store.get_blocks(names(3), rows(3)) == Found(0, missing=(name(0).digest,))
 
 
 def test_a_full_server_refuses_and_the_rest_can_be_read(tmp_path):
@@ -136,59 +136,59 @@ def test_a_full_server_refuses_and_the_rest_can_be_read(tmp_path):
     with redis_server(tmp_path, *options) as server, opened(server.url, format=format) as store:
         blocks = names(20)
         bytes_of = [row.repeat(34)[:100_000].copy() for row in contents(blocks)]
-        kept = store.put(blocks, bytes_of)
+        kept = store.put_blocks(blocks, bytes_of)
         stored = blocks[: len(kept.digests)]
         assert 0 < len(stored) < 20
         assert kept.digests == digests(stored)
         assert "maxmemory" in kept.problem
         room = rows(len(stored), 100_000)
-        assert store.get(stored, room) == Found(len(stored))
+        assert store.get_blocks(stored, room) == Found(len(stored))
         assert all((a == b).all() for a, b in zip(room, bytes_of, strict=False))
-        store.forget(digests(stored[:5]))
-        assert store.put(blocks[-2:], bytes_of[-2:]) == Kept(digests(blocks[-2:]))
+        store.forget_blocks(digests(stored[:5]))
+        assert store.put_blocks(blocks[-2:], bytes_of[-2:]) == Kept(digests(blocks[-2:]))
 
 
 def test_a_server_that_is_killed_and_comes_back_empty(server):
     with opened(server.url) as store:
-        store.put(names(3), contents(names(3)))
+        store.put_blocks(names(3), contents(names(3)))
         server.kill()
-        found = store.get(names(3), rows(3))
-        assert (found.blocks, found.missing, found.spoilt) == (0, (), ())
+        found = store.get_blocks(names(3), rows(3))
+        assert (found.blocks, found.missing, found.corrupt) == (0, (), ())
         assert found.problem.startswith("redis: ")
         # Left alone now: no call is made, no time is lost.
-        assert store.put(names(3), contents(names(3))).problem == found.problem
-        store.forget(digests(names(3)))
+        assert store.put_blocks(names(3), contents(names(3))).problem == found.problem
+        store.forget_blocks(digests(names(3)))
         server.start()
         assert recovered(store, names(2)) == Kept(digests(names(2)))
-        assert store.get(names(3), rows(3)) == Found(2, missing=(name(2).digest,))
+        assert store.get_blocks(names(3), rows(3)) == Found(2, missing=(name(2).digest,))
 
 
 def test_a_server_that_restarted_meanwhile_is_no_trouble(server):
     with opened(server.url) as store:
-        store.put(names(3), contents(names(3)))
+        store.put_blocks(names(3), contents(names(3)))
         server.kill()
         server.start()
-        assert store.get(names(3), rows(3)) == Found(0, missing=(name(0).digest,))
-        assert store.put(names(3), contents(names(3))) == Kept(digests(names(3)))
+        assert store.get_blocks(names(3), rows(3)) == Found(0, missing=(name(0).digest,))
+        assert store.put_blocks(names(3), contents(names(3))) == Kept(digests(names(3)))
 
 
 @pytest.mark.parametrize("call", ["put", "get", "forget", "listing"])
 def test_a_server_that_hangs_costs_its_time_once(server, call):
     with opened(server.url, retry_s=60, most_retry_s=60) as store:
-        store.put(names(3), contents(names(3)))
+        store.put_blocks(names(3), contents(names(3)))
         process = server.process.pid
         os.kill(process, signal.SIGSTOP)
         try:
             for bound_s in (10 * SILENCE_S, 0.1):
                 begun_s = time.monotonic()
                 if call == "put":
-                    assert store.put(names(9), contents(names(9))).problem
+                    assert store.put_blocks(names(9), contents(names(9))).problem
                 elif call == "get":
-                    assert store.get(names(3), rows(3)).problem
+                    assert store.get_blocks(names(3), rows(3)).problem
                 elif call == "forget":
-                    store.forget(digests(names(3)))
+                    store.forget_blocks(digests(names(3)))
                 else:
-                    assert store.listing() == ()
+                    assert store.stored_blocks() == ()
                 assert time.monotonic() - begun_s < bound_s
         finally:
             os.kill(process, signal.SIGCONT)
@@ -196,9 +196,9 @@ def test_a_server_that_hangs_costs_its_time_once(server, call):
 
 def test_what_was_forgotten_in_vain_is_forgotten_later(server, client):
     with opened(server.url) as store:
-        store.put(names(4), contents(names(4)))
+        store.put_blocks(names(4), contents(names(4)))
         os.kill(server.process.pid, signal.SIGSTOP)
-        store.forget(digests(names(3)))
+        store.forget_blocks(digests(names(3)))
         os.kill(server.process.pid, signal.SIGCONT)
         # One of them is stored anew before that.
         assert recovered(store, [name(9), name(1)]).digests == digests([name(9), name(1)])
@@ -208,11 +208,11 @@ def test_what_was_forgotten_in_vain_is_forgotten_later(server, client):
 
 def test_what_was_stored_though_nobody_heard_of_it_is_forgotten(server, client):
     with opened(server.url) as store:
-        store.put(names(1), contents(names(1)))
+        store.put_blocks(names(1), contents(names(1)))
         os.kill(server.process.pid, signal.SIGSTOP)
-        assert store.put(names(4)[1:], contents(names(4)[1:])).problem
+        assert store.put_blocks(names(4)[1:], contents(names(4)[1:])).problem
         # It has no time to store one of them after all.
-        assert store.put([name(1)], contents([name(1)])).digests == ()
+        assert store.put_blocks([name(1)], contents([name(1)])).digests == ()
         os.kill(server.process.pid, signal.SIGCONT)
         deadline_s = time.monotonic() + 20
         while client.dbsize() < 4:
@@ -226,14 +226,14 @@ def test_no_late_answer_is_taken_for_another(server):
     """After a time-out the connection is not used again."""
     with opened(server.url) as store:
         blocks = names(6)
-        store.put(blocks, contents(blocks))
+        store.put_blocks(blocks, contents(blocks))
         for turn in range(4):
             os.kill(server.process.pid, signal.SIGSTOP)
-            assert store.get(blocks[:3], rows(3)).problem
+            assert store.get_blocks(blocks[:3], rows(3)).problem
             os.kill(server.process.pid, signal.SIGCONT)
             recovered(store, [name(10 + turn)])
             room = rows(3)
-            assert store.get(blocks[3:], room) == Found(3)
+            assert store.get_blocks(blocks[3:], room) == Found(3)
             assert whole(blocks[3:], room)
 
 
@@ -241,9 +241,9 @@ def test_nobody_is_there(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
     with opened(f"redis://127.0.0.1:{port}/0") as store:
-        assert store.listing() == ()
+        assert store.stored_blocks() == ()
         assert "refused" in store.problem
-        assert "refused" in store.put(names(1), contents(names(1))).problem
+        assert "refused" in store.put_blocks(names(1), contents(names(1))).problem
 
 
 @contextmanager
@@ -282,13 +282,13 @@ def _quietly(work, *arguments) -> None:
 
 def test_a_slow_server_gives_what_comes_in_time(server):
     with opened(server.url, capacity=100) as store:
-        store.put(names(40), contents(names(40)))
+        store.put_blocks(names(40), contents(names(40)))
     with (
         slowed(server.port, 100_000) as port,
         opened(f"redis://127.0.0.1:{port}/0", call_s=0.2, trip_bytes=7_000) as store,
     ):
         room, begun_s = rows(40), time.monotonic()
-        found = store.get(names(40), room)
+        found = store.get_blocks(names(40), room)
         assert time.monotonic() - begun_s < 2
         assert 0 < found.blocks < 40
         assert found.problem == "redis: took too long"
@@ -301,10 +301,10 @@ def test_passwords_are_used_and_never_shown(tmp_path):
         config = RedisConfig(url, 20)
         assert PASSWORD not in repr(config)
         with opened(url) as store:
-            assert store.put(names(1), contents(names(1))) == Kept(digests(names(1)))
+            assert store.put_blocks(names(1), contents(names(1))) == Kept(digests(names(1)))
             assert PASSWORD not in repr(store)
         with opened(url.replace(PASSWORD, "wrong-" + PASSWORD)) as store:
-            problem = store.put(names(1), contents(names(1))).problem
+            problem = store.put_blocks(names(1), contents(names(1))).problem
             assert "redis: " in problem
             assert PASSWORD not in problem
 
@@ -324,10 +324,10 @@ def test_over_tls(tmp_path):
     with redis_server(tmp_path, *options):
         trusted = f"rediss://127.0.0.1:{secure}/0?ssl_ca_certs={certificate}"
         with opened(trusted, silence_s=2) as store:
-            assert store.put(names(2), contents(names(2))) == Kept(digests(names(2)))
-            assert store.get(names(2), rows(2)) == Found(2)
+            assert store.put_blocks(names(2), contents(names(2))) == Kept(digests(names(2)))
+            assert store.get_blocks(names(2), rows(2)) == Found(2)
         with opened(f"rediss://127.0.0.1:{secure}/0") as store:
-            assert "certificate" in store.put(names(1), contents(names(1))).problem.lower()
+            assert "certificate" in store.put_blocks(names(1), contents(names(1))).problem.lower()
 
 
 @pytest.mark.parametrize(
@@ -386,17 +386,17 @@ def test_what_is_no_answer_of_a_server_is_trouble_and_no_more(answer):
         saying(answer) as port,
         opened(f"redis://127.0.0.1:{port}/0", silence_s=0.05, retry_s=1e-6) as store,
     ):
-        assert store.listing() == ()
-        found = store.get(names(3), rows(3))
+        assert store.stored_blocks() == ()
+        found = store.get_blocks(names(3), rows(3))
         assert not found.blocks
-        assert found.problem or found.missing or found.spoilt
-        store.put(names(3), contents(names(3)))
-        store.forget(digests(names(3)))
+        assert found.problem or found.missing or found.corrupt
+        store.put_blocks(names(3), contents(names(3)))
+        store.forget_blocks(digests(names(3)))
 
 
 def test_a_closed_store_leaves_no_connection(server, client):
     with opened(server.url) as store:
-        store.put(names(1), contents(names(1)))
+        store.put_blocks(names(1), contents(names(1)))
         assert len(client.client_list()) == 2
     deadline_s = time.monotonic() + 20
     while len(client.client_list()) > 1:

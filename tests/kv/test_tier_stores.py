@@ -18,7 +18,7 @@ from tandem.kv.tiers.contract import BlockStore, Found, Kept
 from tandem.kv.tiers.disk import DiskConfig, DiskStore
 from tandem.kv.tiers.host import HostStore
 from tandem.kv.tiers.redis import RedisStore
-from tandem.kv.tiers.redis_link import RedisConfig
+from tandem.kv.tiers.redis_client import RedisConfig
 from tests.kv.tier_blocks import (
     FORMAT,
     contents,
@@ -45,7 +45,7 @@ class Stores:
 
     def make(self, transfer=None) -> BlockStore:
         store = self._made(transfer or choose_transfer(), next(self._numbers))
-        self._stack.callback(store.close)
+        self._stack.callback(store.close_store)
         return store
 
     def _made(self, transfer, number: int) -> BlockStore:
@@ -73,48 +73,48 @@ def stores(request, tmp_path_factory, redis_url) -> Iterator[Stores]:
 @pytest.mark.parametrize("transfer", [choose_transfer(), REFERENCE], ids=lambda t: t.name)
 def test_what_was_put_comes_back(stores, transfer):
     store, blocks, room = stores.make(transfer), names(9, tenant="Zürich"), rows(9)
-    assert store.put(blocks, contents(blocks)) == Kept(digests(blocks))
-    assert store.get(blocks, room) == Found(9)
+    assert store.put_blocks(blocks, contents(blocks)) == Kept(digests(blocks))
+    assert store.get_blocks(blocks, room) == Found(9)
     assert whole(blocks, room)
 
 
 def test_nothing_is_behind_the_first_that_is_missing(stores):
     store, blocks, room = stores.make(), names(6), rows(6)
     kept = [blocks[index] for index in (0, 1, 3, 4)]
-    store.put(kept, contents(kept))
-    assert store.get(blocks, room) == Found(2, missing=(blocks[2].digest,))
+    store.put_blocks(kept, contents(kept))
+    assert store.get_blocks(blocks, room) == Found(2, missing=(blocks[2].digest,))
     assert whole(blocks[:2], room[:2])
     assert (room[2] == 0xEE).all()
-    assert store.get([], []) == Found(0)
+    assert store.get_blocks([], []) == Found(0)
 
 
 def test_what_was_forgotten_is_missing_and_makes_room(stores):
     store, blocks = stores.make(), names(CAPACITY)
-    store.put(blocks, contents(blocks))
-    store.forget([*digests(blocks[3:7]), b"unknown", blocks[3].digest])
-    assert store.get(blocks, rows(CAPACITY)).missing == (blocks[3].digest,)
+    store.put_blocks(blocks, contents(blocks))
+    store.forget_blocks([*digests(blocks[3:7]), b"unknown", blocks[3].digest])
+    assert store.get_blocks(blocks, rows(CAPACITY)).missing == (blocks[3].digest,)
     others, room = names(4, chain=1), rows(4)
-    assert store.put(others, contents(others)) == Kept(digests(others))
-    assert store.get(others, room) == Found(4)
+    assert store.put_blocks(others, contents(others)) == Kept(digests(others))
+    assert store.get_blocks(others, room) == Found(4)
     assert whole(others, room)
-    assert store.get(blocks[7:], rows(CAPACITY - 7)) == Found(CAPACITY - 7)
+    assert store.get_blocks(blocks[7:], rows(CAPACITY - 7)) == Found(CAPACITY - 7)
 
 
 def test_the_same_again_is_kept_already(stores):
     store, blocks = stores.make(), names(5)
-    store.put(blocks[:3], contents(blocks[:3]))
-    assert store.put(blocks, contents(blocks)) == Kept(digests(blocks))
-    assert store.put([], []) == Kept(())
+    store.put_blocks(blocks[:3], contents(blocks[:3]))
+    assert store.put_blocks(blocks, contents(blocks)) == Kept(digests(blocks))
+    assert store.put_blocks([], []) == Kept(())
 
 
 def test_a_full_store_says_so_and_keeps_what_fits(stores):
     if stores.kind == "redis":
         pytest.skip("a server bounds itself")
     store, blocks, room = stores.make(), names(CAPACITY + 3), rows(CAPACITY)
-    kept = store.put(blocks, contents(blocks))
+    kept = store.put_blocks(blocks, contents(blocks))
     assert kept.digests == digests(blocks[:CAPACITY])
     assert "no room is left" in kept.problem
-    assert store.get(blocks[:CAPACITY], room) == Found(CAPACITY)
+    assert store.get_blocks(blocks[:CAPACITY], room) == Found(CAPACITY)
     assert whole(blocks[:CAPACITY], room)
 
 
@@ -123,22 +123,22 @@ def test_names_that_no_header_holds_are_refused(stores):
         pytest.skip("memory needs no headers")
     store = stores.make()
     unfit, fit = name(0, tenant="x" * 129), name(1)
-    kept = store.put([unfit, fit], contents([unfit, fit]))
+    kept = store.put_blocks([unfit, fit], contents([unfit, fit]))
     assert kept.digests == (fit.digest,)
     assert "tenant is longer than 128 bytes" in kept.problem
 
 
 def test_memory_that_changed_is_not_given_back():
     store, blocks, room = HostStore(FORMAT, CAPACITY, choose_transfer()), names(6), rows(6)
-    store.put(blocks, contents(blocks))
+    store.put_blocks(blocks, contents(blocks))
     for slot in (2, 4):
         store._rows[slot][1_234] ^= 4
     damaged = (blocks[2].digest, blocks[4].digest)
-    assert store.get(blocks, room) == Found(2, spoilt=damaged)
+    assert store.get_blocks(blocks, room) == Found(2, corrupt=damaged)
     assert whole(blocks[:2], room[:2])
-    assert store.get(blocks, room) == Found(2, missing=damaged[:1])
-    assert store.put(blocks, contents(blocks)) == Kept(digests(blocks))
-    assert store.get(blocks, room) == Found(6)
+    assert store.get_blocks(blocks, room) == Found(2, missing=damaged[:1])
+    assert store.put_blocks(blocks, contents(blocks)) == Kept(digests(blocks))
+    assert store.get_blocks(blocks, room) == Found(6)
 
 
 def test_memory_that_no_machine_has():
@@ -158,14 +158,14 @@ def test_a_store_is_a_bounded_dictionary(stores, calls):
         blocks = [name(number) for number in some]
         if verb == "put":
             blocks = [b for b in blocks if b in held or len(held | set(blocks)) <= CAPACITY]
-            assert store.put(blocks, contents(blocks)) == Kept(digests(blocks))
+            assert store.put_blocks(blocks, contents(blocks)) == Kept(digests(blocks))
             held |= set(blocks)
         elif verb == "forget":
-            store.forget(digests(blocks))
+            store.forget_blocks(digests(blocks))
             held -= set(blocks)
         else:
             room = rows(len(blocks))
             have = next((i for i, b in enumerate(blocks) if b not in held), len(blocks))
             missing = digests(blocks[have : have + 1])
-            assert store.get(blocks, room) == Found(have, missing=missing)
+            assert store.get_blocks(blocks, room) == Found(have, missing=missing)
             assert whole(blocks[:have], room[:have])

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from tandem.commands.cluster.worker_connectors import (
 from tandem.config.processes import CurveKeys, PoolNodeSetup, write_setup
 from tandem.facts.fleet import Tier
 from tandem.kernels.transfer.choose import choose_transfer
-from tandem.kv.connectors.tcp_door import TcpLimits
-from tandem.kv.tiers.pool_client import PoolClient, PoolClientTerms
+from tandem.kv.connectors.tcp.handshake import TcpLimits
+from tandem.kv.tiers.pool.client import PoolClient, PoolClientTerms
 from tandem.live.channels.admitted import Admitted, AdmittedKeys, PeerRole
 from tandem.live.channels.curve import make_keys
 from tandem.live.channels.gateway_channel import ChannelNews, GatewayChannel
@@ -36,6 +36,7 @@ from tandem.messages.cluster import (
 from tandem.messages.gateway import PeerGone, WorkerSaid
 from tandem.messages.router import BlocksListed, BlocksReported
 from tests.config.clusters import node_setup
+from tests.kv.ending import closing
 from tests.kv.tier_blocks import FORMAT
 from tests.live.gateway_side import LoopThread
 
@@ -199,7 +200,7 @@ class PoolNodes:
         self.side.until(lambda: set(nodes) <= self.side.held.keys())
         for node in nodes:
             register = self.side.hellos[node]
-            client.connect(node, register.incarnation, register.address)
+            client.connect_pool_node(node, register.incarnation, register.address)
 
     def kill_all(self) -> None:
         for process in self.processes.values():

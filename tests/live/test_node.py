@@ -17,7 +17,7 @@ from tandem.facts.sampling import SamplingParameters
 from tandem.live.channels.inbox import Inbox
 from tandem.live.engine_thread import EngineThread
 from tandem.live.node import Node, say_goodbye
-from tandem.live.ranks.still_mover import StillMover
+from tandem.live.ranks.null_transfer import NullTransfer
 from tandem.messages.cluster import (
     PROTOCOL,
     Deregister,
@@ -81,8 +81,8 @@ def make_machine() -> NodeMachine:
 
 
 async def serve(engine: GatedEngine, inbox: Inbox, channels: dict[str, Gateway]) -> str:
-    mover = StillMover("no memory", lambda *_: None, lambda _: None)
-    node = Node(make_machine(), inbox, mover)
+    transfers = NullTransfer("no memory", lambda *_: None, lambda _: None)
+    node = Node(make_machine(), inbox, transfers)
     steps = EngineThread(engine, node.take_result, failing(inbox))
     try:
         async with asyncio.timeout(30):

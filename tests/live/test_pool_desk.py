@@ -6,13 +6,13 @@ import pytest
 
 from tandem.facts.fleet import Tier
 from tandem.kernels.transfer.choose import choose_transfer
-from tandem.kv.connector import ConnectorError
+from tandem.kv.connectors.contract import ConnectorError
+from tandem.kv.tiers.config import TierCalls
 from tandem.kv.tiers.contract import Found
-from tandem.kv.tiers.engine_config import TierCalls
 from tandem.kv.tiers.host import HostStore
-from tandem.kv.tiers.pool_stores import PoolStores
+from tandem.kv.tiers.pool.stores import PoolStores
 from tandem.live.clock import now_ns
-from tandem.live.shared_pool import Desk
+from tandem.live.shared_pool import LivePoolCoordinator
 from tandem.messages.pool_node import BlocksAsked, FetchHeld
 from tests.kv.tier_blocks import FORMAT, contents, names, rows, whole
 
@@ -24,9 +24,9 @@ class SlowStore(HostStore):
         super().__init__(FORMAT, 8, choose_transfer())
         self.may = threading.Event()
 
-    def get(self, names, rows) -> Found:
+    def get_blocks(self, names, rows) -> Found:
         assert self.may.wait(20)
-        return super().get(names, rows)
+        return super().get_blocks(names, rows)
 
 
 class Leaving:
@@ -34,13 +34,13 @@ class Leaving:
 
     def __init__(self, tiers: tuple[Tier, ...]) -> None:
         self.tiers = tiers
-        self.desk: Desk | None = None
+        self.coordinator: LivePoolCoordinator | None = None
 
     def put_threadsafe(self, event) -> None:
         if isinstance(event, BlocksAsked):
             if self.tiers:
-                self.desk.fetch(FetchHeld(event.fetch_id, self.tiers, event.names))
-            self.desk.close()
+                self.coordinator.fetch(FetchHeld(event.fetch_id, self.tiers, event.names))
+            self.coordinator.close()
 
 
 @pytest.fixture
@@ -49,25 +49,25 @@ def stores():
     stores = PoolStores({Tier.HOST: store}, FORMAT, TierCalls(lambda _: None, broken.set, now_ns))
     yield store, stores
     store.may.set()
-    stores.close(20)
+    stores.stop_stores(20)
     assert not broken.is_set()
 
 
 def test_nobody_leaves_while_a_store_writes_to_his_rows(stores):
     store, places = stores
-    store.put(names(3), contents(names(3)))
+    store.put_blocks(names(3), contents(names(3)))
     inbox = Leaving((Tier.HOST,) * 3)
-    inbox.desk = Desk(inbox, places)
+    inbox.coordinator = LivePoolCoordinator(inbox, places)
     threading.Timer(0.05, store.may.set).start()
     room = rows(3)
-    assert inbox.desk.read(names(3), room) == 3
+    assert inbox.coordinator.read_blocks(names(3), room) == 3
     assert whole(names(3), room)
 
 
 def test_nobody_waits_for_what_is_not_answered_any_more(stores):
     inbox = Leaving(())
-    inbox.desk = Desk(inbox, stores[1])
+    inbox.coordinator = LivePoolCoordinator(inbox, stores[1])
     with pytest.raises(ConnectorError, match="leaving"):
-        inbox.desk.read(names(3), rows(3))
+        inbox.coordinator.read_blocks(names(3), rows(3))
     with pytest.raises(ConnectorError, match="leaving"):
-        inbox.desk.offer(names(3))
+        inbox.coordinator.offer_blocks(names(3))

@@ -9,7 +9,7 @@ import pytest
 
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import placement
-from tandem.kv.tiers.pool_client import PoolClient
+from tandem.kv.tiers.pool.client import PoolClient
 from tandem.messages.cluster import Drain, PinBlocks
 from tests.kv.tier_blocks import (
     FORMAT,
@@ -33,13 +33,13 @@ def nodes(tmp_path) -> Iterator[PoolNodes]:
 
 
 def put_all(client: PoolClient, blocks) -> None:
-    kept = client.put(blocks, contents(blocks))
+    kept = client.put_blocks(blocks, contents(blocks))
     assert set(kept.digests) == set(digests(blocks)), kept.problem
 
 
 def read_all(client: PoolClient, blocks) -> None:
     into = rows(len(blocks))
-    found = client.get(blocks, into)
+    found = client.get_blocks(blocks, into)
     assert found.blocks == len(blocks), found
     assert whole(blocks, into)
 
@@ -72,7 +72,7 @@ def test_two_nodes_one_of_which_is_killed_hangs_and_comes_back(nodes):
         nodes.end("pool-0", signal.SIGKILL)
         side.until(lambda: "pool-0" not in side.hellos)
         read_all(client, firsts[0])
-        assert client.get(firsts[1], rows(6)).blocks == 0
+        assert client.get_blocks(firsts[1], rows(6)).blocks == 0
         # New blocks go to who is there, and back when it is there again.
         fresh = names(4, firsts[1][0].digest[0] + 2000)
         put_all(client, fresh)
@@ -83,12 +83,12 @@ def test_two_nodes_one_of_which_is_killed_hangs_and_comes_back(nodes):
         # One that hangs costs its time, once.
         os.kill(nodes.processes["pool-0"].pid, signal.SIGSTOP)
         began_s = time.monotonic()
-        assert client.get(firsts[1], rows(6)).problem
+        assert client.get_blocks(firsts[1], rows(6)).problem
         read_all(client, firsts[0])
         assert time.monotonic() - began_s < 10.0
         os.kill(nodes.processes["pool-0"].pid, signal.SIGCONT)
         deadline_s = time.monotonic() + PATIENCE_S
-        while client.get(firsts[1], rows(6)).blocks < 6:
+        while client.get_blocks(firsts[1], rows(6)).blocks < 6:
             assert time.monotonic() < deadline_s
 
 
@@ -110,11 +110,11 @@ def test_what_was_in_redis_is_found_again(nodes, tmp_path):
             assert server.process is not None
             server.process.send_signal(signal.SIGSTOP)
             began_s = time.monotonic()
-            assert client.get(below, rows(100)).blocks < 100
+            assert client.get_blocks(below, rows(100)).blocks < 100
             read_all(client, late)
             assert time.monotonic() - began_s < 10.0
             server.kill()
-            assert client.get(below, rows(100)).blocks < 100
+            assert client.get_blocks(below, rows(100)).blocks < 100
             read_all(client, late)
             assert nodes.side.audit("pool-0").problem == ""
 
@@ -160,7 +160,7 @@ def test_pins_and_quotas_say_what_goes_first(nodes):
         # What was said before is known once this is answered.
         side.audit("pool-0")
         greedy = names(40, chain=2, tenant="greedy")
-        client.put(greedy, contents(greedy))
+        client.put_blocks(greedy, contents(greedy))
         for chain in range(3, 9):
             put_all(client, names(30, chain))
         side.audit("pool-0")
@@ -192,7 +192,7 @@ def test_a_disk_block_that_was_spoilt_is_given_up(nodes, tmp_path):
             spoiling.seek(at + 1000)
             spoiling.write(bytes([text[at + 1000] ^ 1]))
         into = rows(20)
-        found = client.get(names(20, 0), into)
+        found = client.get_blocks(names(20, 0), into)
         assert found.blocks == 7
         assert whole(names(7, 0), into[:7])
         gone = names(20, 0)[7].digest

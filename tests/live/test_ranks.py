@@ -14,10 +14,10 @@ from tandem.facts.request import TokenLogprobs
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.steps import Placement, StepPlan, StepResult
 from tandem.live.ranks.link import RankLost
-from tandem.live.ranks.mover import RankedMover, RankTally
+from tandem.live.ranks.null_transfer import NullTransfer
 from tandem.live.ranks.ranks import Ranks
 from tandem.live.ranks.start import start_follower
-from tandem.live.ranks.still_mover import StillMover
+from tandem.live.ranks.transfers import RankedTransferEngine, RankTally
 from tandem.messages.encoded import BadMessage
 from tandem.messages.node import BlocksPublished, MoveFinished
 from tandem.messages.ranks import TO_FOLLOWER, TO_LEADER, RankReady
@@ -107,23 +107,23 @@ def test_every_rank_gets_a_plan_and_chosen_ones_the_rest(group):
     assert group.heard.get(timeout=WAIT_S) == (2, StepResult(9, (0, 1)))
 
 
-class OwnMover:
+class OwnTransferEngine:
     """The leader's own share, which is quick."""
 
     def __init__(self, tally: RankTally) -> None:
         self.tally = tally
 
-    def start(self, move_id: int, order: MoveKv) -> None:
+    def start_transfer(self, move_id: int, order: MoveKv) -> None:
         self.tally.move_ended(move_id, MoveReport(True, "tcp", 1, 1, 0.75))
 
-    def publish(self, publication_id: int, blocks, generations) -> None:
-        self.tally.blocks_published(publication_id)
+    def export_blocks(self, export_id: int, blocks, versions) -> None:
+        self.tally.blocks_published(export_id)
 
 
 def test_a_move_is_over_when_it_is_on_all_ranks(group):
     ended: list = []
     tally = RankTally(3, lambda *move: ended.append(move), ended.append)
-    mover = RankedMover(OwnMover(tally), group.ranks)
+    transfers = RankedTransferEngine(OwnTransferEngine(tally), group.ranks)
 
     def hear_one() -> None:
         match group.heard.get(timeout=WAIT_S)[1]:
@@ -132,16 +132,16 @@ def test_a_move_is_over_when_it_is_on_all_ranks(group):
             case BlocksPublished(publication_id):
                 tally.blocks_published(publication_id)
 
-    mover.start(5, an_order())
+    transfers.start_transfer(5, an_order())
     hear_one()
     assert not ended
     hear_one()
     assert ended.pop() == (5, MoveReport(True, "shm+tcp", 21, 5, 0.75))
-    mover.start(6, an_order(transfer_id=-1))
+    transfers.start_transfer(6, an_order(transfer_id=-1))
     hear_one()
     hear_one()
     assert not ended.pop()[1].arrived
-    mover.publish(2, (1,), (1,))
+    transfers.export_blocks(2, (1,), (1,))
     hear_one()
     assert not ended
     hear_one()
@@ -158,14 +158,14 @@ def test_a_move_that_fails_on_one_rank_has_not_arrived():
 
 def test_where_nothing_moves_every_move_ends_at_once_and_says_why():
     ended: list = []
-    mover = StillMover("it lies on a GPU", lambda *move: ended.append(move), ended.append)
-    mover.start(3, an_order())
+    transfers = NullTransfer("it lies on a GPU", lambda *move: ended.append(move), ended.append)
+    transfers.start_transfer(3, an_order())
     move_id, report = ended.pop()
     assert (move_id, report.arrived) == (3, False)
     assert report.problem == "it lies on a GPU: nothing of w can be read"
-    mover.publish(4, (1, 2), (1, 1))
+    transfers.export_blocks(4, (1, 2), (1, 1))
     assert ended == [4]
-    assert mover.endpoints() == ()
+    assert transfers.endpoints() == ()
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])

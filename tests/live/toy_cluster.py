@@ -118,20 +118,21 @@ class GatedLedger:
         return Landed(self.ledger.run(plan))
 
 
-class LedgerMover:
-    """Copies KV from ledger to ledger, at once: what a KV mover does, without its memory."""
+class LedgerTransferEngine:
+    """Copies KV from ledger to ledger, at once: what a KV transfer engine does, without its
+    memory."""
 
     def __init__(self, inbox: Inbox, own: LedgerEngine, ledgers: dict[str, LedgerEngine]) -> None:
         self.peers: set[tuple[str, str]] = set()
         self._inbox, self._own, self._ledgers = inbox, own, ledgers
 
-    def connect(self, worker: str, incarnation: str, export: KvExport) -> None:
+    def add_source(self, worker: str, incarnation: str, export: KvExport) -> None:
         self.peers.add((worker, incarnation))
 
-    def forget(self, worker: str, incarnation: str) -> None:
+    def forget_source(self, worker: str, incarnation: str) -> None:
         self.peers.discard((worker, incarnation))
 
-    def start(self, move_id: int, order: MoveKv) -> None:
+    def start_transfer(self, move_id: int, order: MoveKv) -> None:
         assert (order.source, order.incarnation) in self.peers
         first_token = order.first_token // BLOCK_SIZE * BLOCK_SIZE
         keys = self._ledgers[order.source].read(order.source_blocks, order.end_token - first_token)
@@ -139,11 +140,11 @@ class LedgerMover:
         report = MoveReport(True, "ledger", len(keys), len(order.source_blocks), 1e-3)
         self._inbox.put(MoveFinished(move_id, report))
 
-    def stop(self, move_id: int) -> None:
+    def stop_transfer(self, move_id: int) -> None:
         pass
 
-    def publish(self, publication_id, blocks, generations) -> None:
-        self._inbox.put(BlocksPublished(publication_id))
+    def export_blocks(self, export_id, blocks, versions) -> None:
+        self._inbox.put(BlocksPublished(export_id))
 
 
 class ToyWorker:
@@ -176,9 +177,9 @@ class ToyWorker:
             max_waiting=64,
         )
         self.machine = WorkerMachine(config)
-        mover = LedgerMover(self.inbox, self.engine.ledger, ledgers)
+        transfers = LedgerTransferEngine(self.inbox, self.engine.ledger, ledgers)
         self.node = Node(
-            NodeMachine(NodeConfig(self.registration), self.machine), self.inbox, mover
+            NodeMachine(NodeConfig(self.registration), self.machine), self.inbox, transfers
         )
         self.task: asyncio.Task[Leave] | None = None
         self._steps = EngineThread(self.engine, self.node.take_result, self.inbox.fail)

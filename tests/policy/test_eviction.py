@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from tandem.facts.errors import InvalidConfiguration
 from tandem.policy.eviction.baselines import Fifo, Lfu, Lru
 from tandem.policy.eviction.cost_aware import CostAware
-from tandem.policy.eviction.keyed_heap import KeyedHeap
 from tandem.policy.eviction.pinned import Pinned
 from tandem.policy.eviction.registry import EVICTIONS, make_eviction
 
@@ -163,28 +162,6 @@ def test_dear_blocks_stay_longer_but_not_for_ever():
     # The floor rises by 1 for every CAPACITY - 1 cheap victims until it reaches the dear one.
     assert victims[:36] == list(range(1, 37))
     assert 0 in victims[36:]
-
-
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4)), max_size=400))
-def test_a_keyed_heap_holds_what_was_placed_last(placements):
-    heap, ranks = KeyedHeap(), {}
-    for step, (key, rank) in enumerate(placements):
-        if rank == 4:
-            heap.discard(key)
-            ranks.pop(key, None)
-        else:
-            heap.place(key, rank)
-            ranks[key] = (rank, step)
-        assert heap.first() == min(ranks, key=lambda key: ranks[key], default=None)
-        assert len(heap) == len(ranks)
-
-
-def test_a_keyed_heap_stays_small_when_keys_are_placed_again_and_again():
-    heap = KeyedHeap()
-    for step in range(2000):
-        heap.place(step % 10, step)
-        assert len(heap._entries) <= 2 * 10 + 64
-    assert heap.first() == 1990 % 10
 
 
 def test_an_unknown_name_is_said_with_the_known_ones():

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tandem.facts.errors import InvalidConfiguration
 from tandem.policy.qos.classes import Classes, ServiceClass
 from tandem.policy.qos.fair_queue import FairQueue
-from tandem.policy.qos.ordered import Ordered
 from tandem.policy.views import RequestView
 
 CLASSES = Classes(
@@ -339,29 +338,6 @@ def test_a_hundred_thousand_wait_without_trouble():
         queue.charge(queue.next({}, 4, 0).tenant, 10, 1)
     # Every second left: silver with its reserve was served, and the class without a name waits.
     assert queue.waiting() == {"silver": 15_000, "": 25_000}
-
-
-@given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 99), st.booleans())))
-def test_an_ordered_set_is_a_sorted_dictionary(actions):
-    ordered, plain = Ordered(), {}
-    for serial, (item, key, leaves) in enumerate(actions):
-        if leaves and item in plain:
-            ordered.remove(item)
-            del plain[item]
-        else:
-            ordered.put(item, (key, serial))
-            plain[item] = (key, serial)
-        assert ordered.first() == min(((k, i) for i, k in plain.items()), default=None)
-        assert len(ordered) == len(plain)
-        assert all((item in ordered) == (item in plain) for item in "abcdefgh")
-
-
-def test_ghosts_of_an_ordered_set_do_not_pile_up():
-    ordered = Ordered()
-    ordered.put("first", (-1, 0))
-    for serial in range(1000):
-        ordered.put("moving", (0, serial))
-    assert len(ordered._heap) <= 2 * len(ordered) + 17
 
 
 @pytest.mark.parametrize(

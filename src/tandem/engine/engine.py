@@ -13,8 +13,7 @@ from torch import Tensor
 
 from tandem.engine.batch import token_batch
 from tandem.engine.sampler import PendingLogprobs, Sampler
-from tandem.engine.slots import Slots, SlotShape
-from tandem.engine.undrawn import UndrawnSteps
+from tandem.engine.slots import PendingSamples, Slots, SlotShape
 from tandem.facts.steps import BoolArray, StepPlan, StepResult
 from tandem.kernels.collectives.contract import ALONE, Collectives
 from tandem.kernels.sampling.contract import NO_TOKEN
@@ -76,7 +75,7 @@ class Engine:
         self._stages = stages
         self.slots = Slots(shape, kv.device)
         self._sampler = Sampler(decoder.kernels, self.slots)
-        self._undrawn = UndrawnSteps()
+        self._pending_samples = PendingSamples()
         self._next_step_id = 0
 
     @property
@@ -101,13 +100,13 @@ class Engine:
         assert plan.step_id == self._next_step_id
         self._next_step_id += 1
         self.slots.apply(plan)
-        self.kv.withdraw(self.slots.blocks_to_write(plan))
+        self.kv.invalidate_blocks(self.slots.blocks_to_write(plan))
         hidden_NC = self._forward(token_batch(plan, self.slots))
         sampling = np.flatnonzero(plan.samples)
         row_slots = plan.slots[sampling]
         positions = (plan.starts + plan.counts)[sampling]
         if not self.draws:
-            self._undrawn.follow(plan, row_slots, positions)
+            self._pending_samples.step_launched(plan, row_slots, positions)
             return LaunchedStep(plan.step_id, plan.samples)
         # A row that draws is seen by its draw: a hidden state that is not finite leaves no logit
         # that is. Of the others the sum is finite only if all its terms are.
@@ -128,7 +127,9 @@ class Engine:
         """What the last stage drew in a step that was launched here too. To be told before the
         plan that goes on from these tokens is launched, by the thread that launches."""
         assert not self.draws
-        row_slots, positions, kept = self._undrawn.take(step_id, np.array(tokens, np.int64))
+        row_slots, positions, kept = self._pending_samples.tokens_landed(
+            step_id, np.array(tokens, np.int64)
+        )
         self._remember(row_slots, positions, torch.from_numpy(kept).to(self.slots.device))
 
     def run(self, plan: StepPlan) -> StepResult:

@@ -1,4 +1,5 @@
-"""What the engine remembers of each slot between steps: tokens, block table, sampling parameters.
+"""Slots: what the engine remembers of each sequence between steps, its tokens, block table and
+sampling parameters, and which samples another pipeline stage still owes.
 
 The tokens live on the device, because a step may be launched before the host knows what the step
 before it drew; everything else the host knows and keeps in numpy.
@@ -8,11 +9,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tandem.facts.sampling import SamplingParameters
-from tandem.facts.steps import Placement, StepPlan
+from tandem.facts.steps import IntArray, Placement, StepPlan
 from tandem.kernels.sampling.contract import SamplingRows
+
+TokenArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +98,32 @@ class Slots:
         tensor = torch.from_numpy(values)
         # A dozen of these a step: even a copy that copies nothing is worth leaving out.
         return tensor if self._on_host else tensor.to(self.device, non_blocking=True)
+
+
+class PendingSamples:
+    """The steps that were launched here and are drawn elsewhere, until their tokens come: which
+    slots wait for them, and at which positions. A slot may have been given to another sequence
+    before its token comes; then the token is of no use."""
+
+    def __init__(self) -> None:
+        self._rows_of: dict[int, tuple[IntArray, IntArray]] = {}
+
+    def step_launched(self, plan: StepPlan, row_slots: IntArray, positions: IntArray) -> None:
+        """A launched plan: its sampling rows wait from now on, and the rows of sequences whose
+        slots it gives to others wait no longer."""
+        replaced = [placement.slot for placement in plan.placements]
+        if replaced:
+            for slots, _ in self._rows_of.values():
+                slots[np.isin(slots, replaced)] = -1
+        if len(row_slots):
+            self._rows_of[plan.step_id] = (row_slots.copy(), positions)
+
+    def tokens_landed(
+        self, step_id: int, tokens: TokenArray
+    ) -> tuple[IntArray, IntArray, TokenArray]:
+        """(slots, positions, tokens) of the rows that still wait for this step's tokens."""
+        nobody = np.empty(0, np.int32)
+        slots, positions = self._rows_of.pop(step_id, (nobody, nobody))
+        assert len(slots) == len(tokens)
+        waiting = slots >= 0
+        return slots[waiting], positions[waiting], tokens[waiting]

@@ -11,24 +11,19 @@ has in one layer, keys or values, and one head: `head_dim` values, here the last
   value, or 2^-10 of a scale where that is more.
 """
 
-from typing import Final, get_args
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tandem.kv.layout import DTYPE_BYTES, SCALE_BYTES, ScaledDtype, WireDtype, row_bytes
 
-SCALED: Final[frozenset[str]] = frozenset(get_args(ScaledDtype))
 # What is between two precisions stays in the processor's cache.
 PORTION_VALUES: Final = 1 << 18
 LARGEST: Final[dict[str, float]] = {"int8": 127.0, "float8_e4m3": 448.0, "float16": 65504.0}
 BYTES: Final = np.dtype("u1")
 
 Values = NDArray[np.float32] | NDArray[np.float64]
-
-
-def is_wire_dtype(name: str) -> bool:
-    return name in SCALED or name in DTYPE_BYTES
 
 
 def _head_dim(dtype: WireDtype, bytes: int) -> int:

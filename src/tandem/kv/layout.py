@@ -1,7 +1,18 @@
-"""How the bytes of a KV block are laid out: one block over all layers is one contiguous span."""
+"""KV layout: how the bytes of a block, of a worker's pool, and of the memory that it exports lie.
+
+One block over all layers is one contiguous span, `[layer, 2, kv_head, block_size, head_dim]`. A
+*run* is the contiguous last two axes, what one KV head of one layer holds of keys or values; runs
+are numbered in memory order. The memory that a worker exports is `[metadata table][pool]`, and
+behind it encoded copies of some blocks, laid out likewise, where it keeps any.
+"""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal, cast, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.facts.kv_export import EncodedCopies, KvExport, KvGeometry, KvShard
 
 KvDtype = Literal["float64", "float32", "bfloat16", "float16"]
 # Codes of one byte, and a scale a row: what one token has in one layer, keys or values, one head.
@@ -9,7 +20,17 @@ ScaledDtype = Literal["int8", "float8_e4m3"]
 WireDtype = KvDtype | ScaledDtype
 
 SCALE_BYTES = 4
+SCALED: Final[frozenset[str]] = frozenset(get_args(ScaledDtype))
 DTYPE_BYTES: dict[KvDtype, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+WORD_BYTES = 8
+# Neighbouring metadata never share a cache line: one may be read while the next is written.
+METADATA_ALIGNMENT_BYTES = 64
+# A page or several on any host: the reader may have pages of another size.
+ALIGNMENT = 1 << 16
+# Encoded copies are kept of a few of the pool's blocks: exported blocks are read soon.
+POOL_SHARE: Final = 8
+FEWEST_SLOTS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +76,10 @@ class KvLayout:
         return f"kv/1 layer,2,kv_head,token,head_dim [{shape}] {self.dtype}".encode()
 
 
+def is_wire_dtype(name: str) -> bool:
+    return name in SCALED or name in DTYPE_BYTES
+
+
 def row_bytes(dtype: WireDtype, head_dim: int) -> int:
     if dtype == "int8" or dtype == "float8_e4m3":
         return SCALE_BYTES + head_dim
@@ -87,3 +112,90 @@ class EncodedLayout:
     @property
     def block_bytes(self) -> int:
         return self.block_size * self.layers * 2 * self.kv_heads * self.row_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RegionLayout:
+    """`layout` is that of the blocks this region holds: of one rank's layers and heads. Offsets
+    count bytes from the region's begin; the pool begins on a page, whatever the host."""
+
+    layout: KvLayout | EncodedLayout
+    blocks: int
+
+    @property
+    def runs_per_block(self) -> int:
+        return self.layout.layers * 2 * self.layout.kv_heads
+
+    @property
+    def run_bytes(self) -> int:
+        return self.layout.block_size * self.layout.row_bytes
+
+    @property
+    def metadata_bytes(self) -> int:
+        """Of one block: its version and a checksum a run, in 64-bit words."""
+        return _rounded_up(WORD_BYTES * (1 + self.runs_per_block), METADATA_ALIGNMENT_BYTES)
+
+    @property
+    def pool_offset(self) -> int:
+        return _rounded_up(self.metadata_bytes * self.blocks, ALIGNMENT)
+
+    @property
+    def bytes(self) -> int:
+        return self.pool_offset + self.blocks * self.layout.block_bytes
+
+    def metadata_offset(self, block: int) -> int:
+        return block * self.metadata_bytes
+
+    def block_offset(self, block: int) -> int:
+        return self.pool_offset + block * self.layout.block_bytes
+
+
+def _rounded_up(bytes: int, multiple: int) -> int:
+    return -(-bytes // multiple) * multiple
+
+
+def shard_layout(geometry: KvGeometry, shard: KvShard) -> KvLayout:
+    """How the blocks of one rank are laid out. The geometry's dtype must be a known one."""
+    dtype = next(known for known in DTYPE_BYTES if known == geometry.dtype)
+    return KvLayout(shard.layers, shard.heads, geometry.block_size, geometry.head_dim, dtype)
+
+
+def encoded_copies(dtype: str, block_count: int, wire: str | None) -> EncodedCopies | None:
+    """What a worker whose KV is stored as `dtype` should keep for readers that want it as `wire`:
+    nothing when that is the same, or None."""
+    if wire is None or wire == dtype:
+        return None
+    return EncodedCopies(wire, min(block_count, max(FEWEST_SLOTS, block_count // POOL_SHARE)))
+
+
+def exported_bytes(export: KvExport, shard: KvShard) -> int:
+    """How large the region of that rank is: metadata, pool, and encoded copies if there are any."""
+    copies = copies_layout(export, shard)
+    return pool_layout(export, shard).bytes if copies is None else copies[0] + copies[1].bytes
+
+
+def pool_layout(export: KvExport, shard: KvShard) -> RegionLayout:
+    return RegionLayout(shard_layout(export.geometry, shard), export.block_count)
+
+
+def copies_layout(export: KvExport, shard: KvShard) -> tuple[int, RegionLayout] | None:
+    """Where the encoded copies of a rank begin, and how they lie from there; None without any."""
+    copies = export.encoded
+    if copies is None:
+        return None
+    assert is_wire_dtype(copies.dtype)
+    encoded = EncodedLayout(shard_layout(export.geometry, shard), cast(WireDtype, copies.dtype))
+    begin = -(-pool_layout(export, shard).bytes // ALIGNMENT) * ALIGNMENT
+    return begin, RegionLayout(encoded, copies.slots)
+
+
+def slots_of(blocks: NDArray[np.int64], slots: int) -> NDArray[np.int64]:
+    return blocks % slots
+
+
+def tags_of(
+    blocks: NDArray[np.int64], versions: NDArray[np.uint64], block_count: int
+) -> NDArray[np.uint64]:
+    """What stands in a slot's metadata for a version: different for every block and version
+    (modulo 2^64), and never 0."""
+    return versions * np.uint64(block_count) + blocks.astype(np.uint64) + np.uint64(1)

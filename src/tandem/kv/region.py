@@ -1,4 +1,5 @@
-"""Memory that other processes may reach: anonymous, and gone with the last process that maps it."""
+"""Regions: memory that connectors reach, and that other processes may map; anonymous, and gone with
+the last process that maps it."""
 
 import errno
 import fcntl
@@ -83,7 +84,7 @@ class SharedRegion:
         self._warming.join(timeout_s)
         return not self._warming.alive
 
-    def close(self) -> None:
+    def release_region(self) -> None:
         """No new peer can map it; the memory goes with its last view, here and at peers."""
         self._closing.set()
         if self._warming:

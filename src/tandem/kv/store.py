@@ -1,4 +1,4 @@
-"""Where the KV bytes of a worker lie: one pool tensor on one device, in memory of its own or in
+"""The KV memory of a worker: one pool tensor on one device, in memory of its own or in
 memory that others may reach.
 
 Knows nothing of owners or hashes: which block holds what is the pool machine's business.
@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tandem.kernels.native.pages import advise_huge_pages
-from tandem.kv.headers import generation_words
-from tandem.kv.layout import KvDtype, KvLayout
-from tandem.kv.region_layout import RegionLayout
+from tandem.kv.layout import KvDtype, KvLayout, RegionLayout
+from tandem.kv.transfer.export import version_words
 
 TORCH_DTYPES: dict[KvDtype, torch.dtype] = {
     "float64": torch.float64,
@@ -27,17 +26,17 @@ TORCH_DTYPES: dict[KvDtype, torch.dtype] = {
 
 @dataclass(frozen=True, slots=True)
 class ExportedPool:
-    """The pool part of a region that others read, and of each block's header the word that says
-    which generation may be read there: `generations[block]`."""
+    """The pool part of a region that others read, and of each block's metadata the word that says
+    which version may be read there: `versions[block]`."""
 
     memory: Tensor
-    generations: NDArray[np.uint64]
+    versions: NDArray[np.uint64]
 
 
 def exported_pool(region: NDArray[np.uint8], layout: RegionLayout) -> ExportedPool:
     """`region` are all bytes of memory that is laid out so from its begin on."""
     pool = torch.from_numpy(region[layout.pool_offset : layout.bytes])
-    return ExportedPool(pool, generation_words(region, layout))
+    return ExportedPool(pool, version_words(region, layout))
 
 
 class KvStore:
@@ -89,8 +88,8 @@ class KvStore:
         """kv_L2KSD of one block: contiguous, `layout.block_bytes` long."""
         return self.pool_BL2KSD[index]
 
-    def withdraw(self, blocks: NDArray[np.int32]) -> None:
+    def invalidate_blocks(self, blocks: NDArray[np.int32]) -> None:
         """These are about to be written anew: from now on nobody takes what they hold for what was
         announced of them."""
         if self._exported:
-            self._exported.generations[blocks] = 0
+            self._exported.versions[blocks] = 0

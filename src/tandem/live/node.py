@@ -1,4 +1,4 @@
-"""A worker process around its node machine: channels, engine, KV mover and clock.
+"""A worker process around its node machine: channels, engine, KV transfers and clock.
 
 Performs the machine's effects and nothing more; all deciding is in the machine.
 """
@@ -38,19 +38,19 @@ class Steps(Protocol):
     def stop(self, timeout_s: float | None = None) -> None: ...
 
 
-class Mover(Protocol):
-    """What moves KV, as `kv.mover.KvMover`: nothing here blocks."""
+class TransferEngine(Protocol):
+    """What moves KV, as `kv.transfer.engine.KvTransferEngine`: nothing here blocks."""
 
-    def connect(self, worker: str, incarnation: str, export: KvExport) -> None: ...
+    def add_source(self, worker: str, incarnation: str, export: KvExport) -> None: ...
 
-    def forget(self, worker: str, incarnation: str) -> None: ...
+    def forget_source(self, worker: str, incarnation: str) -> None: ...
 
-    def start(self, move_id: int, order: MoveKv) -> None: ...
+    def start_transfer(self, move_id: int, order: MoveKv) -> None: ...
 
-    def stop(self, move_id: int) -> None: ...
+    def stop_transfer(self, move_id: int) -> None: ...
 
-    def publish(
-        self, publication_id: int, blocks: tuple[int, ...], generations: tuple[int, ...]
+    def export_blocks(
+        self, export_id: int, blocks: tuple[int, ...], versions: tuple[int, ...]
     ) -> None: ...
 
 
@@ -78,11 +78,15 @@ class Node:
     """Use `run` once, on the event loop that the channels and the inbox live on."""
 
     def __init__(
-        self, machine: NodeMachine, inbox: Inbox, mover: Mover, tiers: Tiers | None = None
+        self,
+        machine: NodeMachine,
+        inbox: Inbox,
+        transfers: TransferEngine,
+        tiers: Tiers | None = None,
     ) -> None:
         self.machine = machine
         self._inbox = inbox
-        self._mover = mover
+        self._transfers = transfers
         self._tiers = tiers
         self._timer: asyncio.TimerHandle | None = None
         self._left: Leave | None = None
@@ -113,15 +117,15 @@ class Node:
             case SendToGateway(gateway, message):
                 channels[gateway].send(message)
             case StartMove(move_id, order):
-                self._mover.start(move_id, order)
+                self._transfers.start_transfer(move_id, order)
             case EndMove(move_id):
-                self._mover.stop(move_id)
+                self._transfers.stop_transfer(move_id)
             case PublishBlocks(publication_id, blocks, generations):
-                self._mover.publish(publication_id, blocks, generations)
+                self._transfers.export_blocks(publication_id, blocks, generations)
             case ConnectPeer(worker, incarnation, export):
-                self._mover.connect(worker, incarnation, export)
+                self._transfers.add_source(worker, incarnation, export)
             case ForgetPeer(worker, incarnation):
-                self._mover.forget(worker, incarnation)
+                self._transfers.forget_source(worker, incarnation)
             case Leave():
                 self._left = effect
             case _:

@@ -17,13 +17,13 @@ from tandem.cluster.shared_pool.machine import PoolNodeMachine
 from tandem.facts.errors import EngineFailed
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockFormat, BlockName
-from tandem.kv.connector import ConnectorError
+from tandem.kv.connectors.contract import ConnectorError
+from tandem.kv.threads import step_worker
 from tandem.kv.tiers.contract import Kept, Row
-from tandem.kv.tiers.lane import Lane
-from tandem.kv.tiers.memory import allocated_rows
-from tandem.kv.tiers.pool_client import PoolClient
-from tandem.kv.tiers.pool_frames import Verdict, batch_blocks
-from tandem.kv.tiers.pool_stores import PoolRead, PoolStores
+from tandem.kv.tiers.pool.client import PoolClient
+from tandem.kv.tiers.pool.protocol import Verdict, batch_blocks
+from tandem.kv.tiers.pool.stores import PoolRead, PoolStores
+from tandem.kv.tiers.rows import allocated_rows
 from tandem.live.channels.inbox import EventInbox
 from tandem.live.clock import NS_PER_S, now_ns
 from tandem.live.node import Channel
@@ -61,8 +61,8 @@ class _Reader:
     blocks: Future[int]
 
 
-class Desk:
-    """Where clients' threads meet the machine (`kv.tiers.pool_server.PoolDesk`)."""
+class LivePoolCoordinator:
+    """Where clients' threads meet the machine (`kv.tiers.pool.server.PoolCoordinator`)."""
 
     def __init__(self, inbox: PoolInbox, stores: PoolStores) -> None:
         self._inbox = inbox
@@ -73,7 +73,7 @@ class Desk:
         self._keeps: dict[int, Future[Kept]] = {}
         self._closed = False
 
-    def offer(self, names: Sequence[BlockName]) -> Sequence[Verdict]:
+    def offer_blocks(self, names: Sequence[BlockName]) -> Sequence[Verdict]:
         offer_id, future = next(self._ids), Future[AnswerOffer]()
         self._offers[offer_id] = future
         self._inbox.put_threadsafe(BlocksOffered(offer_id, tuple(names)))
@@ -82,7 +82,7 @@ class Desk:
         verdict_of |= dict.fromkeys(answer.held, Verdict.HELD)
         return [verdict_of.get(name.digest, Verdict.UNWANTED) for name in names]
 
-    def keep(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Sequence[Verdict]:
+    def keep_blocks(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Sequence[Verdict]:
         keep_id, future = next(self._ids), Future[Kept]()
         self._keeps[keep_id] = future
 
@@ -92,17 +92,17 @@ class Desk:
             if future.set_running_or_notify_cancel():
                 future.set_result(kept)
 
-        self._stores.put(names, rows, ended)
+        self._stores.keep_blocks(names, rows, ended)
         try:
             held = set(future.result().digests)
         except CancelledError as error:
             raise ConnectorError("this process of the shared pool has failed") from error
         return [Verdict.HELD if name.digest in held else Verdict.UNWANTED for name in names]
 
-    def forgo(self, names: Sequence[BlockName]) -> None:
+    def give_up_blocks(self, names: Sequence[BlockName]) -> None:
         self._inbox.put_threadsafe(BlocksReceived(tuple(names)))
 
-    def read(self, names: Sequence[BlockName], rows: Sequence[Row]) -> int:
+    def read_blocks(self, names: Sequence[BlockName], rows: Sequence[Row]) -> int:
         fetch_id, reader = next(self._ids), _Reader(rows, Future[int]())
         self._readers[fetch_id] = reader
         self._inbox.put_threadsafe(BlocksAsked(fetch_id, tuple(names)))
@@ -123,7 +123,7 @@ class Desk:
         if order.names:
             rows = reader.rows[: len(order.names)]
             read = PoolRead.of(order.fetch_id, order.names, rows, ended)
-            self._stores.read(read, order.tiers)
+            self._stores.read_kept_blocks(read, order.tiers)
         else:
             ended(BlocksFetched(order.fetch_id, 0))
 
@@ -160,8 +160,8 @@ class Replicas:
         self._rows = allocated_rows(
             batch_blocks(block_format.block_bytes), block_format.block_bytes
         )
-        self._lane = Lane("replicas", self._failed)
-        self._lane.start()
+        self._thread = step_worker("kv replicas", self._failed)
+        self._thread.start_worker()
 
     def send(self, order: SendReplica) -> None:
         """Ends with `ReplicaEnded`."""
@@ -172,19 +172,19 @@ class Replicas:
             end = first + len(self._rows)
             tiers, names = order.tiers[first:end], order.names[first:end]
             came = self._read(tiers, names)
-            kept = self.client.put_to(order.node, names[:came], list(self._rows[:came]))
+            kept = self.client.put_blocks_to(order.node, names[:came], list(self._rows[:came]))
             first = end
             if end < len(order.names) and came == len(names) and not kept.problem:
                 return False
             self._inbox.put_threadsafe(ReplicaEnded(order.node))
             return True
 
-        self._lane.post(step)
+        self._thread.post(step)
 
     def close(self, patience_s: float) -> None:
-        self.client.close()
-        self._lane.close()
-        self._lane.join(patience_s)
+        self.client.close_store()
+        self._thread.stop_worker()
+        self._thread.join_worker(patience_s)
 
     def _read(self, tiers: Sequence[Tier], names: Sequence[BlockName]) -> int:
         if not names:
@@ -192,7 +192,7 @@ class Replicas:
         future = Future[int]()
         rows = list(self._rows[: len(names)])
         read = PoolRead.of(0, names, rows, lambda event: future.set_result(event.blocks))
-        self._stores.read(read, tiers)
+        self._stores.read_kept_blocks(read, tiers)
         return future.result()
 
     def _failed(self) -> None:
@@ -206,7 +206,7 @@ class PoolNode:
         self, machine: PoolNodeMachine, inbox: PoolInbox, stores: PoolStores, replicas: Replicas
     ) -> None:
         self.machine = machine
-        self.desk = Desk(inbox, stores)
+        self.coordinator = LivePoolCoordinator(inbox, stores)
         self._inbox = inbox
         self._stores = stores
         self._replicas = replicas
@@ -227,27 +227,27 @@ class PoolNode:
                     self._perform(effect, channels)
                 self._set_timer(loop)
         finally:
-            self.desk.close(failed=self._left is None)
+            self.coordinator.close(failed=self._left is None)
         return self._left
 
     def _perform(self, effect: PoolNodeEffect, channels: Mapping[str, Channel]) -> None:
         match effect:
             case AnswerOffer():
-                self.desk.answer(effect)
+                self.coordinator.answer(effect)
             case FetchHeld():
-                self.desk.fetch(effect)
+                self.coordinator.fetch(effect)
             case CopyBlocks():
-                self._stores.copy(effect)
+                self._stores.copy_between_tiers(effect)
             case ForgetBlocks(tier, digests):
-                self._stores.forget(tier, digests)
+                self._stores.forget_in_tier(tier, digests)
             case SendToGateway(gateway, message):
                 channels[gateway].send(message)
             case SendReplica():
                 self._replicas.send(effect)
             case ConnectPoolNode(node, incarnation, address):
-                self._replicas.client.connect(node, incarnation, address)
+                self._replicas.client.connect_pool_node(node, incarnation, address)
             case ForgetPoolNode(node, incarnation):
-                self._replicas.client.disconnect(node, incarnation)
+                self._replicas.client.disconnect_pool_node(node, incarnation)
             case Leave():
                 self._left = effect
 

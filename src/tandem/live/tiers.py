@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tandem.kv.tiers.engine import TierEngine
-from tandem.kv.tiers.pool_client import PoolClient
+from tandem.kv.tiers.pool.client import PoolClient
 from tandem.messages.node import (
     ConnectPoolNode,
     CopyBlocks,
@@ -31,26 +31,26 @@ class LiveTiers:
         engine = self.engine
         match effect:
             case StageBlocks(copy_id, blocks):
-                engine.stage(copy_id, blocks)
+                engine.stage_blocks(copy_id, blocks)
             case KeepStaged(copy_id, tier, rows, names):
-                engine.keep(copy_id, tier, rows, names)
+                engine.keep_staged(copy_id, tier, rows, names)
             case DropStaged(copy_id):
-                engine.drop(copy_id)
+                engine.drop_staged(copy_id)
             case CopyBlocks(copy_id, source, target, names):
-                engine.copy(copy_id, source, target, names)
+                engine.copy_between_tiers(copy_id, source, target, names)
             case ForgetBlocks(tier, digests):
-                engine.forget(tier, digests)
+                engine.forget_in_tier(tier, digests)
             case FetchBlocks(fetch_id, tiers, names, target_blocks):
-                engine.fetch(fetch_id, tiers, names, target_blocks)
+                engine.fetch_blocks(fetch_id, tiers, names, target_blocks)
             case EndFetch(fetch_id):
                 engine.end_fetch(fetch_id)
             case ConnectPoolNode(node, incarnation, address):
                 assert self.pool is not None
-                self.pool.connect(node, incarnation, address)
+                self.pool.connect_pool_node(node, incarnation, address)
             case ForgetPoolNode(node, incarnation):
                 assert self.pool is not None
-                self.pool.disconnect(node, incarnation)
+                self.pool.disconnect_pool_node(node, incarnation)
 
-    def close(self) -> None:
+    def stop_tiers(self) -> None:
         """In bounded time; afterwards nobody is told anything."""
-        self.engine.close()
+        self.engine.stop_tiers()

@@ -20,7 +20,7 @@ from tandem.kernels.faces import Kernels
 from tandem.kernels.rotary.contract import QueryKeyValue, TokenPlaces
 from tandem.models.parallel import WHOLE, Place, equal_share
 from tandem.models.rope import rotary_table
-from tandem.models.seam import Seam
+from tandem.models.tensor_parallel import TensorParallelBoundary
 from tandem.models.weights import DecoderWeights, LayerWeights
 
 
@@ -81,8 +81,8 @@ class Decoder:
         its `received_XC`.
         """
         kernels, eps = self.kernels, self.spec.rms_eps
-        seam = self._seam(len(batch.token_ids))
-        residual_XC = self._embed(batch.token_ids, seam) if received_XC is None else received_XC
+        boundary = self._boundary(len(batch.token_ids))
+        residual_XC = self._embed(batch.token_ids, boundary) if received_XC is None else received_XC
         update_XC: Tensor | None = None
         places = TokenPlaces(batch.positions, batch.slots)
         last = self.spec.layers - 1 if self.place.is_last else None
@@ -93,25 +93,27 @@ class Decoder:
                 x_XC, residual_XC = kernels.add_rms_norm(
                     update_XC, residual_XC, layer.attention_norm, eps
                 )
-            heads = self._project(layer, seam.whole(x_XC))
+            heads = self._project(layer, boundary.whole(x_XC))
             kv_B2KSD = kv.layer(index)
             kernels.rotate_and_store(heads, kv_B2KSD, self._rotary, places)
             attended_TN = self._attend(index, heads.q, kv_B2KSD, batch.attention)
             if index == last and batch.wanted is not None:
                 # Nothing after the last attention looks at other tokens.
                 attended_TN = attended_TN.index_select(0, batch.wanted)
-                residual_XC = seam.whole(residual_XC).index_select(0, batch.wanted)
-                seam = Seam(self._collectives, len(batch.wanted), by_token=False)
-            update_XC = seam.summed(kernels.linear(attended_TN, layer.attention_output))
+                residual_XC = boundary.whole(residual_XC).index_select(0, batch.wanted)
+                boundary = TensorParallelBoundary(
+                    self._collectives, len(batch.wanted), by_token=False
+                )
+            update_XC = boundary.summed(kernels.linear(attended_TN, layer.attention_output))
             x_XC, residual_XC = kernels.add_rms_norm(
                 update_XC, residual_XC, layer.feed_forward_norm, eps
             )
-            gate_up_TN = kernels.linear(seam.whole(x_XC), layer.gate_up)
+            gate_up_TN = kernels.linear(boundary.whole(x_XC), layer.gate_up)
             gated_TN = kernels.gated_activation(gate_up_TN, self.spec.activation)
-            update_XC = seam.summed(kernels.linear(gated_TN, layer.down))
+            update_XC = boundary.summed(kernels.linear(gated_TN, layer.down))
         assert update_XC is not None
         hidden_XC = residual_XC + update_XC
-        return seam.whole(hidden_XC) if self.place.is_last else hidden_XC
+        return boundary.whole(hidden_XC) if self.place.is_last else hidden_XC
 
     def logits(self, hidden_RC: Tensor) -> Tensor:
         """logits_RV in float32 (float64 stays), from hidden states as the last stage's `forward`
@@ -128,20 +130,20 @@ class Decoder:
     def space_for(self, tokens: int) -> Tensor:
         """Memory for what the stage before returns of so many tokens."""
         weights = self.weights
-        shape = (self._seam(tokens).held_tokens, self.spec.hidden_features)
+        shape = (self._boundary(tokens).held_tokens, self.spec.hidden_features)
         return torch.empty(shape, dtype=weights.compute, device=weights.device)
 
-    def _seam(self, tokens: int) -> Seam:
-        return Seam(self._collectives, tokens, self.place.sequence_parallel)
+    def _boundary(self, tokens: int) -> TensorParallelBoundary:
+        return TensorParallelBoundary(self._collectives, tokens, self.place.sequence_parallel)
 
-    def _embed(self, ids_T: Tensor, seam: Seam) -> Tensor:
+    def _embed(self, ids_T: Tensor, boundary: TensorParallelBoundary) -> Tensor:
         if self.place.tensor_ranks == 1:
             return self._look_up(ids_T)
         # Exactly one rank has the features of a token; the others add zeros.
         first, rows = equal_share(self.spec.vocabulary_tokens, self.place)
         own_T = (ids_T >= first) & (ids_T < first + rows)
         rows_TC = self._look_up(torch.where(own_T, ids_T - first, 0))
-        return seam.summed(rows_TC.masked_fill_(~own_T[:, None], 0))
+        return boundary.summed(rows_TC.masked_fill_(~own_T[:, None], 0))
 
     def _look_up(self, rows_T: Tensor) -> Tensor:
         weights, scale = self.weights, self.spec.embedding_scale

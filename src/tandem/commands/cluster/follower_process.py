@@ -10,7 +10,7 @@ from tandem.commands.cluster.process_log import log_of_process
 from tandem.commands.cluster.worker_rank import load_rank, plan_worker, world_of
 from tandem.facts.errors import InvalidConfiguration, TandemError
 from tandem.kernels.collectives.distributed import connect, disconnect
-from tandem.kv.mover_config import MoverCalls
+from tandem.kv.transfer.config import TransferCalls
 from tandem.live.clock import now_ns
 from tandem.live.launching.parent import end_with_parent
 from tandem.live.process_end import end_within, run_to_the_end
@@ -56,12 +56,12 @@ def _follow(setup: FollowerSetup, link: FollowerLink) -> str:
     with startup.phase("meeting the other ranks"):
         groups = connect(world_of(planned, place.rank, setup.meeting_place))
     moves = MovesToLeader(link)
-    calls = MoverCalls(moves.move_ended, moves.blocks_published, moves.failed, now_ns)
+    calls = TransferCalls(moves.move_ended, moves.blocks_published, moves.failed, now_ns)
     rank = load_rank(planned, place, groups, calls, agent=agent)
     follower = Follower(
-        link, rank.engine, rank.mover, draws=place.is_last and place.tensor_rank == 0
+        link, rank.engine, rank.transfers, draws=place.is_last and place.tensor_rank == 0
     )
-    link.send(RankReady(rank.mover.endpoints()))
+    link.send(RankReady(rank.transfers.endpoints()))
     startup.ready()
     try:
         return follower.run()

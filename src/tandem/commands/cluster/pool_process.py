@@ -45,20 +45,20 @@ from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockFormat
 from tandem.kernels.transfer.choose import choose_transfer
 from tandem.kernels.transfer.contract import Transfer
-from tandem.kv.connector import ConnectorError
-from tandem.kv.connectors.tcp_door import listening_socket
-from tandem.kv.connectors.tcp_frames import Credentials
-from tandem.kv.tiers.block_tags import BlockTags
+from tandem.kv.connectors.contract import ConnectorError
+from tandem.kv.connectors.tcp.handshake import listening_socket
+from tandem.kv.connectors.tcp.protocol import Credentials
+from tandem.kv.tiers.block_records import BlockTags
+from tandem.kv.tiers.config import TierCalls, TierEvent
 from tandem.kv.tiers.contract import BlockStore
 from tandem.kv.tiers.disk import DiskConfig, DiskStore
-from tandem.kv.tiers.engine_config import TierCalls, TierEvent
 from tandem.kv.tiers.host import HostStore
-from tandem.kv.tiers.pool_client import PoolClient, PoolClientTerms
-from tandem.kv.tiers.pool_frames import batch_blocks, incarnation_proof
-from tandem.kv.tiers.pool_server import BUFFERS, PoolServer, PoolTerms
-from tandem.kv.tiers.pool_stores import PIECE_BYTES, PIECES, PoolStores
+from tandem.kv.tiers.pool.client import PoolClient, PoolClientTerms
+from tandem.kv.tiers.pool.protocol import batch_blocks, incarnation_proof
+from tandem.kv.tiers.pool.server import BUFFERS, PoolServer, PoolTerms
+from tandem.kv.tiers.pool.stores import CHUNK_BYTES, CHUNKS, PoolStores
 from tandem.kv.tiers.redis import RedisStore
-from tandem.kv.tiers.redis_link import RedisConfig
+from tandem.kv.tiers.redis_client import RedisConfig
 from tandem.live.clock import now_ns
 from tandem.live.event_loop import loop_runner
 from tandem.live.launching.parent import end_with_parent
@@ -100,7 +100,7 @@ def _run(setup: PoolNodeSetup) -> Leave:
         with startup.phase("what was kept"):
             tiers = _with_found(tiers, by_tier)
         stores = PoolStores(by_tier, tags.stored, _calls(inbox))
-        undo.callback(stores.close, LAST_WORD_S)
+        undo.callback(stores.stop_stores, LAST_WORD_S)
         client = _client(setup, block_format, transfer)
         replicas = Replicas(stores, client, tags.stored, inbox)
         undo.callback(replicas.close, LAST_WORD_S)
@@ -122,8 +122,8 @@ def _run(setup: PoolNodeSetup) -> Leave:
         credentials = Credentials(transfer_secret(setup), incarnation_proof(register.incarnation))
         terms = PoolTerms(tags, credentials, random_bytes)
         failure = EngineFailed("the port of the shared pool failed")
-        server = PoolServer(listening, terms, node.desk, lambda: inbox.fail(failure))
-        undo.callback(server.close, LAST_WORD_S)
+        server = PoolServer(listening, terms, node.coordinator, lambda: inbox.fail(failure))
+        undo.callback(server.stop_serving, LAST_WORD_S)
         startup.ready()
         with loop_runner() as runner:
             return runner.run(_work(setup, node, inbox))
@@ -182,7 +182,7 @@ def check_memory(
     """Raises `InvalidConfiguration` when it does not fit into what is free here."""
     # For clients, each buffer a batch; for what goes to another process; for what goes down.
     batches = (BUFFERS + 1) * batch_blocks(setup.shared_format.block_bytes)
-    moving = PIECES * max(1, PIECE_BYTES // stored.block_bytes)
+    moving = CHUNKS * max(1, CHUNK_BYTES // stored.block_bytes)
     besides = tiers.limits.slack_blocks + batches + moving
     if problem := refused_blocks(
         f"{setup.node}: tiers.remote",
@@ -242,7 +242,7 @@ def _with_found(tiers: TiersConfig, stores: Mapping[Tier, BlockStore]) -> TiersC
     if Tier.DISK not in stores:
         return tiers
     store = stores[Tier.DISK]
-    found = store.listing()
+    found = store.stored_blocks()
     if isinstance(store, RedisStore) and store.problem:
         logger.warning("nothing is found again yet: %s", store.problem)
     return replace(tiers, found=found)

@@ -9,11 +9,11 @@ from tandem.api.clock_and_entropy import fresh_seed
 from tandem.config.cluster.live import connectors
 from tandem.config.processes import PoolNodeSetup, WorkerSetup
 from tandem.facts.errors import InvalidConfiguration
-from tandem.kv.connector import Connector, ConnectorError
+from tandem.kv.connectors.contract import Connector, ConnectorError
 from tandem.kv.connectors.cuda_ipc import CudaIpcConnector
 from tandem.kv.connectors.nixl import NixlConnector
 from tandem.kv.connectors.shm import ShmConnector
-from tandem.kv.connectors.tcp import TcpConnector
+from tandem.kv.connectors.tcp.connector import TcpConnector
 
 
 def make_connectors(setup: WorkerSetup, agent: str) -> Sequence[Connector]:

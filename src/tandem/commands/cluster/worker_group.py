@@ -25,17 +25,17 @@ from tandem.facts.kv_export import Endpoint, KvExport
 from tandem.facts.steps import StepResult
 from tandem.kernels.collectives.contract import ALONE
 from tandem.kernels.collectives.distributed import Groups, connect, disconnect
-from tandem.kv.mover_config import MoverCalls
+from tandem.kv.transfer.config import TransferCalls
 from tandem.live.channels.inbox import Inbox
 from tandem.live.clock import now_ns
 from tandem.live.engine_thread import EngineThread
-from tandem.live.node import Mover, Steps
+from tandem.live.node import Steps, TransferEngine
 from tandem.live.ranks.engine import PipelineThread, TensorEngine
-from tandem.live.ranks.mover import RankedMover
 from tandem.live.ranks.news import RankNews
 from tandem.live.ranks.process_group import meeting_place
 from tandem.live.ranks.ranks import Follower, Ranks
 from tandem.live.ranks.start import start_follower
+from tandem.live.ranks.transfers import RankedTransferEngine
 from tandem.messages.node import BlocksPublished, MoveFinished
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Worker(Protocol):
     def export(self) -> KvExport: ...
 
     @property
-    def mover(self) -> Mover: ...
+    def transfers(self) -> TransferEngine: ...
 
     @property
     def tiers(self) -> WorkerTiers | None: ...
@@ -80,15 +80,15 @@ class SoleWorker:
     inbox: Inbox
 
     @property
-    def mover(self) -> Mover:
-        return self.rank.mover
+    def transfers(self) -> TransferEngine:
+        return self.rank.transfers
 
     def steps(self, on_result: OnResult) -> Steps:
         return EngineThread(self.rank.engine, on_result, failing(self.inbox))
 
     def close(self) -> None:
         if self.tiers is not None:
-            self.tiers.live.close()
+            self.tiers.live.stop_tiers()
         self.rank.close()
 
 
@@ -104,8 +104,8 @@ class LeadingWorker:
     inbox: Inbox
 
     @property
-    def mover(self) -> Mover:
-        return RankedMover(self.rank.mover, self.ranks)
+    def transfers(self) -> TransferEngine:
+        return RankedTransferEngine(self.rank.transfers, self.ranks)
 
     @property
     def tiers(self) -> None:
@@ -135,14 +135,14 @@ def start_worker(setup: WorkerSetup, inbox: Inbox, agent: str) -> Worker:
         logger.warning("worker %s: %s", setup.worker, cut)
     if len(planned.places) > 1:
         return _lead(planned, inbox, agent)
-    calls = MoverCalls(
+    calls = TransferCalls(
         lambda move_id, report: inbox.put_threadsafe(MoveFinished(move_id, report)),
         lambda publication_id: inbox.put_threadsafe(BlocksPublished(publication_id)),
-        lambda: inbox.fail(EngineFailed("the KV mover failed")),
+        lambda: inbox.fail(EngineFailed("the KV transfers failed")),
         now_ns,
     )
     rank = load_rank(planned, planned.places[0], Groups(ALONE, ALONE), calls, agent=agent)
-    export = _with_endpoints(planned.export, {0: rank.mover.endpoints()})
+    export = _with_endpoints(planned.export, {0: rank.transfers.endpoints()})
     tiers = make_tiers(planned, rank.store, inbox)
     config = replace(planned.model.plan.worker, reports_committed=tiers is not None)
     return SoleWorker(config, export, rank, tiers, inbox)
@@ -158,10 +158,10 @@ def failing(inbox: Inbox) -> Callable[[Exception], None]:
 def _lead(planned: PlannedWorker, inbox: Inbox, agent: str) -> LeadingWorker:
     meeting = meeting_place()
     news = RankNews(len(planned.places), inbox)
-    calls = MoverCalls(
+    calls = TransferCalls(
         news.tally.move_ended,
         news.tally.blocks_published,
-        lambda: inbox.fail(EngineFailed("the KV mover failed")),
+        lambda: inbox.fail(EngineFailed("the KV transfers failed")),
         now_ns,
     )
     with ExitStack() as undo:
@@ -173,7 +173,7 @@ def _lead(planned: PlannedWorker, inbox: Inbox, agent: str) -> LeadingWorker:
         ranks.listen(news.hear, news.lost)
         groups = connect(world_of(planned, 0, meeting))
         rank = load_rank(planned, planned.places[0], groups, calls, agent=agent)
-        endpoints = {0: rank.mover.endpoints(), **news.wait_for_all(LOADING_S)}
+        endpoints = {0: rank.transfers.endpoints(), **news.wait_for_all(LOADING_S)}
         ranks.watch()
         undo.pop_all()
     config = replace(

@@ -47,7 +47,7 @@ def _run(setup: WorkerSetup) -> Leave:
     incarnation = f"{os.getpid():x}-{now_ns():x}"
     worker = start_worker(setup, inbox, f"{setup.worker}/{incarnation}")
     tiers = worker.tiers.live if worker.tiers else None
-    node = Node(_machine(setup, worker, incarnation), inbox, worker.mover, tiers)
+    node = Node(_machine(setup, worker, incarnation), inbox, worker.transfers, tiers)
     startup.ready()
     try:
         with loop_runner() as runner:

@@ -1,4 +1,5 @@
-"""Loads one rank of a worker: its share of the weights, its KV memory, its engine and mover."""
+"""Loads one rank of a worker: its share of the weights, its KV memory, its engine and its KV
+transfer engine."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -23,16 +24,20 @@ from tandem.kernels.collectives.contract import AllReduceWay
 from tandem.kernels.collectives.distributed import Groups, World
 from tandem.kernels.native.pages import return_freed_memory
 from tandem.kernels.transfer.choose import choose_transfer
-from tandem.kv.codec import is_wire_dtype
-from tandem.kv.mover import KvMover
-from tandem.kv.mover_config import MoverCalls, MoverConfig, MoverMemory
+from tandem.kv.layout import (
+    encoded_copies,
+    exported_bytes,
+    is_wire_dtype,
+    pool_layout,
+    shard_layout,
+)
 from tandem.kv.region import SharedRegion
-from tandem.kv.shards import shard_layout
-from tandem.kv.staging import encoded_copies, exported_bytes, pool_layout
 from tandem.kv.store import KvStore, exported_pool
-from tandem.live.node import Mover
+from tandem.kv.transfer.config import TransferCalls, TransferConfig, TransferMemory
+from tandem.kv.transfer.engine import KvTransferEngine
+from tandem.live.node import TransferEngine
 from tandem.live.ranks.engine import MeetingEngine, StageEngine
-from tandem.live.ranks.still_mover import StillMover
+from tandem.live.ranks.null_transfer import NullTransfer
 from tandem.live.startup import StartUp
 from tandem.models.load import load_decoder
 from tandem.models.parallel import Place, kv_share, places
@@ -54,12 +59,12 @@ class PlannedWorker:
     export: KvExport
 
 
-class RankMover(Mover, Protocol):
-    """A mover that belongs to one rank."""
+class RankTransferEngine(TransferEngine, Protocol):
+    """A transfer engine that belongs to one rank."""
 
     def endpoints(self) -> tuple[Endpoint, ...]: ...
 
-    def close(self) -> None: ...
+    def stop_transfers(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +74,14 @@ class Rank:
 
     place: Place
     engine: StageEngine
-    mover: RankMover
+    transfers: RankTransferEngine
     store: KvStore
     memory: SharedRegion | None
 
     def close(self) -> None:
-        self.mover.close()
+        self.transfers.stop_transfers()
         if self.memory:
-            self.memory.close()
+            self.memory.release_region()
 
 
 def plan_worker(setup: WorkerSetup, *, leads: bool = True) -> PlannedWorker:
@@ -156,7 +161,7 @@ def wire_dtype(setup: WorkerSetup) -> str | None:
 
 
 def load_rank(
-    planned: PlannedWorker, place: Place, groups: Groups, calls: MoverCalls, *, agent: str
+    planned: PlannedWorker, place: Place, groups: Groups, calls: TransferCalls, *, agent: str
 ) -> Rank:
     """Everything of one rank. `agent` is a name that no other process has. Raises
     `InvalidConfiguration`."""
@@ -171,8 +176,8 @@ def load_rank(
         return_freed_memory()
     with startup.phase("memory"):
         kv, memory = _take_memory(planned, place)
-    with startup.phase("mover"):
-        mover = _make_mover(planned, place, memory, calls, agent=agent)
+    with startup.phase("KV transfer"):
+        transfers = _make_transfer_engine(planned, place, memory, calls, agent=agent)
     engine: StageEngine = Engine(
         decoder, kv, plan.slots, threads=threads_of_rank(planned), stages=groups.stages
     )
@@ -180,7 +185,7 @@ def load_rank(
         nothing = torch.zeros(1, device=plan.device)
         engine = MeetingEngine(engine, lambda: groups.tensor.all_gather(nothing, 0))
     startup.note(f"kernels: {reason}; KV pool: {kv.bytes / (1 << 20):.0f} MiB")
-    return Rank(place, engine, mover, kv, memory)
+    return Rank(place, engine, transfers, kv, memory)
 
 
 def _take_memory(planned: PlannedWorker, place: Place) -> tuple[KvStore, SharedRegion | None]:
@@ -195,14 +200,14 @@ def _take_memory(planned: PlannedWorker, place: Place) -> tuple[KvStore, SharedR
     return KvStore(layout, export.block_count, device, exported_pool(memory.view, whole)), memory
 
 
-def _make_mover(
+def _make_transfer_engine(
     planned: PlannedWorker,
     place: Place,
     memory: SharedRegion | None,
-    calls: MoverCalls,
+    calls: TransferCalls,
     *,
     agent: str,
-) -> RankMover:
+) -> RankTransferEngine:
     setup = planned.setup
     if memory is None:
         logger.warning(
@@ -210,16 +215,18 @@ def _make_mover(
             "worker has computed is computed again here",
             setup.worker,
         )
-        return StillMover("the KV of this worker lies on a GPU", calls.ended, calls.published)
+        return NullTransfer(
+            "the KV of this worker lies on a GPU", calls.transfer_ended, calls.blocks_exported
+        )
     transport = setup.cluster.transport
-    config = MoverConfig(
+    config = TransferConfig(
         checksums=transport.checksums,
         wire_dtype=transport.wire_dtype,
         timeout_s=setup.cluster.health.transfer_timeout_s,
     )
     transfer = choose_transfer(setup.options.native_kernels)
-    return KvMover(
-        MoverMemory(memory.region, planned.export, place.rank, transfer),
+    return KvTransferEngine(
+        TransferMemory(memory.region, planned.export, place.rank, transfer),
         make_connectors(setup, agent),
         config,
         calls,

@@ -29,13 +29,13 @@ from tandem.facts.kv_tiers import BlockFormat
 from tandem.kernels.transfer.choose import choose_transfer
 from tandem.kernels.transfer.contract import Transfer
 from tandem.kv.store import KvStore
+from tandem.kv.tiers.config import TierCalls, TierEngineConfig
 from tandem.kv.tiers.contract import BlockStore
 from tandem.kv.tiers.device import device_blocks
 from tandem.kv.tiers.disk import DiskConfig, DiskStore
 from tandem.kv.tiers.engine import TierEngine
-from tandem.kv.tiers.engine_config import TierCalls, TierEngineConfig
 from tandem.kv.tiers.host import HostStore
-from tandem.kv.tiers.pool_client import PoolClient, PoolClientTerms
+from tandem.kv.tiers.pool.client import PoolClient, PoolClientTerms
 from tandem.live.channels.inbox import Inbox
 from tandem.live.clock import now_ns
 from tandem.live.tiers import LiveTiers
@@ -69,7 +69,7 @@ def make_tiers(planned: PlannedWorker, store: KvStore, inbox: Inbox) -> WorkerTi
     transfer = choose_transfer(setup.options.native_kernels)
     stores = _stores(planned, config, own, transfer)
     if Tier.DISK in stores:
-        config = replace(config, found=stores[Tier.DISK].listing())
+        config = replace(config, found=stores[Tier.DISK].stored_blocks())
     pool = _pool_client(setup, setup.shared_format, transfer) if config.remote else None
     if pool is not None:
         stores[Tier.REMOTE] = pool

@@ -1,1 +1,3 @@
-"""Ways to move bytes between processes: shared memory, plain sockets, and what fabrics offer."""
+"""Connectors: ways to move bytes between the memories of two processes. `contract` is the port;
+shared memory, TCP, NIXL and CUDA IPC stand behind it.
+"""

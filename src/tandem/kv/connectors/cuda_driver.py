@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any, Final
 
-from tandem.kv.connector import ConnectorError
+from tandem.kv.connectors.contract import ConnectorError
 
 LIBRARY: Final = "libcuda.so.1"
 HANDLE_BYTES: Final = 64
@@ -129,7 +129,7 @@ class CudaDriver:
             self._call("cuEventSynchronize", event)
             self._call("cuEventDestroy_v2", event)
 
-    def close(self) -> None:
+    def release_context(self) -> None:
         with self._current():
             self._call("cuStreamDestroy_v2", self._stream)
         self._call("cuDevicePrimaryCtxRelease_v2", self._device)

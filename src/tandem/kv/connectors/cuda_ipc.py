@@ -1,4 +1,5 @@
-"""The way between GPU memory of one host: map the peer's allocation, let the GPU copy.
+"""The CUDA IPC connector: the way between GPU memory of one host. Map the peer's allocation, let
+the GPU copy.
 
 The peer's processor takes no part: one that dies or hangs leaves nothing to wait for. Copies run
 on a stream of their own; whoever announces bytes has waited until they are there.
@@ -12,13 +13,11 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from tandem.kv.connector import Completion, ConnectorError, Spans
+from tandem.kv.connectors.contract import Completion, ConnectorError, Spans, join_spans, problem_of
 from tandem.kv.connectors.cuda_driver import HANDLE_BYTES, LIBRARY, CudaDriver
-from tandem.kv.connectors.host import host_identity
-from tandem.kv.connectors.looking import poll_by_looking
-from tandem.kv.connectors.tickets import Ticket, Tickets
+from tandem.kv.connectors.shm import host_identity
+from tandem.kv.connectors.transfer_handles import TransferHandle, TransferHandles, poll_until_ended
 from tandem.kv.region import Region
-from tandem.kv.spans import join_spans, problem_of
 
 _HandleBytes = Annotated[bytes, msgspec.Meta(min_length=HANDLE_BYTES, max_length=HANDLE_BYTES)]
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
@@ -62,17 +61,17 @@ class CudaIpcConnector:
         self._exported: Region | None = None
         self._regions: list[Region] = []
         self._peers: dict[str, _Peer] = {}
-        self._copying: dict[int, Ticket] = {}
-        self._tickets = Tickets()
+        self._copying: dict[int, TransferHandle] = {}
+        self._handles = TransferHandles()
         self._closed = False
-        # `close` may come from another thread.
+        # `close_connector` may come from another thread.
         self._lock = threading.Lock()
 
     @property
     def name(self) -> str:
         return "cuda-ipc"
 
-    def register(self, region: Region, *, exported: bool) -> int:
+    def register_region(self, region: Region, *, exported: bool) -> int:
         if exported:
             assert self._exported is None
             if region.device != f"cuda:{self._device}":
@@ -83,7 +82,7 @@ class CudaIpcConnector:
         self._regions.append(region)
         return len(self._regions) - 1
 
-    def describe(self) -> bytes:
+    def describe_endpoint(self) -> bytes:
         assert self._exported is not None
         handle, offset = self._driver.export(self._exported.address)
         return msgspec.msgpack.encode(
@@ -96,7 +95,7 @@ class CudaIpcConnector:
             )
         )
 
-    def connect(self, peer: str, description: bytes) -> None:
+    def connect_peer(self, peer: str, description: bytes) -> None:
         try:
             found = msgspec.msgpack.decode(description, type=CudaIpcDescription)
         except msgspec.MsgspecError as error:
@@ -111,42 +110,42 @@ class CudaIpcConnector:
                 self._driver.open(found.handle), found.offset, found.region_bytes
             )
 
-    def disconnect(self, peer: str) -> None:
+    def disconnect_peer(self, peer: str) -> None:
         with self._lock:
             self._leave(peer, f"disconnected from {peer}")
 
-    def read(self, peer: str, spans: Spans, handle: int) -> int:
-        return self._copy(peer, spans, handle, write=False)
+    def begin_read(self, peer: str, spans: Spans, region_id: int) -> int:
+        return self._copy(peer, spans, region_id, write=False)
 
-    def write(self, peer: str, spans: Spans, handle: int) -> int:
-        return self._copy(peer, spans, handle, write=True)
+    def begin_write(self, peer: str, spans: Spans, region_id: int) -> int:
+        return self._copy(peer, spans, region_id, write=True)
 
-    def cancel(self, ticket: int) -> None:
+    def cancel_handle(self, handle: int) -> None:
         # What the GPU has begun it ends, in milliseconds, and nothing can hold it up.
-        self._tickets.cancel(ticket)
+        self._handles.cancel_handle(handle)
 
-    def poll(self, timeout_s: float) -> list[Completion]:
-        return poll_by_looking(self._tickets, self._look, timeout_s)
+    def poll_completions(self, timeout_s: float) -> list[Completion]:
+        return poll_until_ended(self._handles, self._look, timeout_s)
 
-    def close(self) -> None:
-        self._tickets.close("the connector was closed")
+    def close_connector(self) -> None:
+        self._handles.end_all("the connector was closed")
         with self._lock:
             for peer in list(self._peers):
                 self._leave(peer, "the connector was closed")
             if not self._closed:
                 self._closed = True
-                self._driver.close()
+                self._driver.release_context()
 
-    def _copy(self, peer: str, spans: Spans, handle: int, *, write: bool) -> int:
-        own = self._regions[handle]
-        ticket = self._tickets.open(peer)
+    def _copy(self, peer: str, spans: Spans, region_id: int, *, write: bool) -> int:
+        own = self._regions[region_id]
+        handle = self._handles.open_handle(peer)
         with self._lock:
             found = self._peers.get(peer)
             if found is None:
-                self._tickets.end(ticket, f"not connected to {peer}")
+                self._handles.end_handle(handle, f"not connected to {peer}")
             elif problem := problem_of(spans, found.bytes, own.bytes):
-                self._tickets.end(ticket, problem)
-            elif self._tickets.begin(ticket):
+                self._handles.end_handle(handle, problem)
+            elif self._handles.begin_handle(handle):
                 pieces = join_spans(spans)
                 ends = pieces.local + own.address, pieces.remote + found.address
                 target, source = reversed(ends) if write else ends
@@ -155,15 +154,15 @@ class CudaIpcConnector:
                         target.tolist(), source.tolist(), pieces.lengths.tolist()
                     )
                 except ConnectorError as error:
-                    self._tickets.end(ticket, str(error))
+                    self._handles.end_handle(handle, str(error))
                 else:
-                    self._copying[copies] = ticket
-        return ticket.number
+                    self._copying[copies] = handle
+        return handle.number
 
     def _look(self) -> bool:
         """End what is over; says whether anything goes on."""
         with self._lock:
-            for event, ticket in list(self._copying.items()):
+            for event, handle in list(self._copying.items()):
                 try:
                     over, problem = self._driver.finished(event), ""
                 except ConnectorError as error:
@@ -171,17 +170,19 @@ class CudaIpcConnector:
                     over, problem = True, str(error)
                 if over:
                     del self._copying[event]
-                    self._tickets.end(ticket, problem or ticket.stop)
+                    self._handles.end_handle(handle, problem or handle.stop)
             return bool(self._copying)
 
     def _leave(self, peer: str, problem: str) -> None:
         found = self._peers.pop(peer, None)
         if found is None:
             return
-        for event, ticket in list(self._copying.items()):
-            if ticket.peer == peer:
+        for event, handle in list(self._copying.items()):
+            if handle.peer == peer:
                 del self._copying[event]
-                self._tickets.end(ticket, _wait(self._driver, event) or ticket.stop or problem)
+                self._handles.end_handle(
+                    handle, _wait(self._driver, event) or handle.stop or problem
+                )
         # What cannot be given back, after an error of the GPU, goes with the process.
         with suppress(ConnectorError):
             self._driver.unmap(found.mapping)

@@ -1,4 +1,5 @@
-"""The way over a fabric: NIXL, which reads by RDMA, NVLink or within a host, and over TCP at need.
+"""The NIXL connector: the way over a fabric, which reads by RDMA, NVLink or within a host, and over
+TCP at need.
 
 Each peer has an agent of its own, because closing the agent is the only thing that surely stops
 UCX from writing: a copy that was released, or whose peer was removed, still writes what comes late.
@@ -11,12 +12,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from tandem.kv.connector import Completion, ConnectorError, Spans
-from tandem.kv.connectors.looking import poll_by_looking
+from tandem.kv.connectors.contract import Completion, ConnectorError, Spans, join_spans, problem_of
 from tandem.kv.connectors.nixl_agent import NixlAgent, Pieces
-from tandem.kv.connectors.tickets import Ticket, Tickets
+from tandem.kv.connectors.transfer_handles import TransferHandle, TransferHandles, poll_until_ended
 from tandem.kv.region import Region
-from tandem.kv.spans import join_spans, problem_of
 
 TRIES = 3
 _Address = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
@@ -35,37 +34,38 @@ class NixlDescription(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """Pieces to copy between a peer and an own region, which is known by its handle."""
+    """Pieces to copy between a peer and an own region, which is known by its number."""
 
     spans: Spans
     own: Region
-    handle: int
+    region_id: int
     write: bool
 
 
 @dataclass(slots=True, eq=False)
 class _Peer:
-    """`copying` are the tickets by NIXL's handle; `known` the own regions that the agent knows."""
+    """`copying` are the transfer handles by NIXL's own; `known` the own regions that the agent
+    knows."""
 
     name: str
     memory: Region
     agent: NixlAgent
-    copying: dict[int, Ticket] = field(default_factory=dict)
+    copying: dict[int, TransferHandle] = field(default_factory=dict)
     known: set[int] = field(default_factory=set)
 
-    def begin(self, ticket: Ticket, order: _Order) -> None:
-        if order.handle not in self.known:
+    def begin(self, handle: TransferHandle, order: _Order) -> None:
+        if order.region_id not in self.known:
             self.agent.register(order.own)
-            self.known.add(order.handle)
+            self.known.add(order.region_id)
         copy = self.agent.begin(
             self.name,
             Pieces(order.own, order.spans.local, order.spans.lengths),
             Pieces(self.memory, order.spans.remote, order.spans.lengths),
             write=order.write,
         )
-        self.copying[copy] = ticket
+        self.copying[copy] = handle
 
-    def take_done(self) -> list[Ticket]:
+    def take_done(self) -> list[TransferHandle]:
         done = [copy for copy in self.copying if self.agent.done(copy)]
         for copy in done:
             self.agent.release(copy)
@@ -83,15 +83,15 @@ class NixlConnector:
         self._exported: Region | None = None
         self._regions: list[Region] = []
         self._peers: dict[str, _Peer] = {}
-        self._tickets = Tickets()
-        # `close` may come from another thread, and NIXL's agents know no locks.
+        self._handles = TransferHandles()
+        # `close_connector` may come from another thread, and NIXL's agents know no locks.
         self._lock = threading.Lock()
 
     @property
     def name(self) -> str:
         return "nixl"
 
-    def register(self, region: Region, *, exported: bool) -> int:
+    def register_region(self, region: Region, *, exported: bool) -> int:
         if exported:
             assert self._exported is None
             self._exported = region
@@ -102,7 +102,7 @@ class NixlConnector:
         self._regions.append(region)
         return len(self._regions) - 1
 
-    def describe(self) -> bytes:
+    def describe_endpoint(self) -> bytes:
         assert self._exported is not None
         return msgspec.msgpack.encode(
             NixlDescription(
@@ -114,7 +114,7 @@ class NixlConnector:
             )
         )
 
-    def connect(self, peer: str, description: bytes) -> None:
+    def connect_peer(self, peer: str, description: bytes) -> None:
         try:
             found = msgspec.msgpack.decode(description, type=NixlDescription)
         except msgspec.MsgspecError as error:
@@ -134,62 +134,62 @@ class NixlConnector:
             try:
                 agent.load(found.metadata, found.agent)
             except ConnectorError:
-                agent.close()
+                agent.close_agent()
                 if tries == TRIES:
                     raise
             else:
                 return agent
 
-    def disconnect(self, peer: str) -> None:
+    def disconnect_peer(self, peer: str) -> None:
         with self._lock:
             self._cut_off(peer, f"disconnected from {peer}")
 
-    def read(self, peer: str, spans: Spans, handle: int) -> int:
-        return self._copy(peer, spans, handle, write=False)
+    def begin_read(self, peer: str, spans: Spans, region_id: int) -> int:
+        return self._copy(peer, spans, region_id, write=False)
 
-    def write(self, peer: str, spans: Spans, handle: int) -> int:
-        return self._copy(peer, spans, handle, write=True)
+    def begin_write(self, peer: str, spans: Spans, region_id: int) -> int:
+        return self._copy(peer, spans, region_id, write=True)
 
-    def cancel(self, ticket: int) -> None:
+    def cancel_handle(self, handle: int) -> None:
         # What is under way ends by itself, or with its peer: NIXL cannot take it back.
-        self._tickets.cancel(ticket)
+        self._handles.cancel_handle(handle)
 
-    def poll(self, timeout_s: float) -> list[Completion]:
-        return poll_by_looking(self._tickets, self._look, timeout_s)
+    def poll_completions(self, timeout_s: float) -> list[Completion]:
+        return poll_until_ended(self._handles, self._look, timeout_s)
 
-    def close(self) -> None:
-        self._tickets.close("the connector was closed")
+    def close_connector(self) -> None:
+        self._handles.end_all("the connector was closed")
         with self._lock:
             for peer in list(self._peers):
                 self._cut_off(peer, "the connector was closed")
-            self._served.close()
+            self._served.close_agent()
 
-    def _copy(self, peer: str, spans: Spans, handle: int, *, write: bool) -> int:
-        own = self._regions[handle]
-        ticket = self._tickets.open(peer)
+    def _copy(self, peer: str, spans: Spans, region_id: int, *, write: bool) -> int:
+        own = self._regions[region_id]
+        handle = self._handles.open_handle(peer)
         with self._lock:
             found = self._peers.get(peer)
             if found is None:
-                self._tickets.end(ticket, f"not connected to {peer}")
+                self._handles.end_handle(handle, f"not connected to {peer}")
             elif problem := problem_of(spans, found.memory.bytes, own.bytes):
-                self._tickets.end(ticket, problem)
+                self._handles.end_handle(handle, problem)
             elif not len((pieces := join_spans(spans)).lengths):
-                self._tickets.end(ticket)
-            elif self._tickets.begin(ticket):
+                self._handles.end_handle(handle)
+            elif self._handles.begin_handle(handle):
                 try:
-                    found.begin(ticket, _Order(pieces, own, handle, write))
+                    found.begin(handle, _Order(pieces, own, region_id, write))
                 except ConnectorError as error:
                     self._cut_off(peer, str(error))
-                    self._tickets.end(ticket, str(error))
-        return ticket.number
+                    self._handles.end_handle(handle, str(error))
+        return handle.number
 
     def _look(self) -> bool:
         """End what is over; says whether anything goes on."""
         with self._lock:
             for name, peer in list(self._peers.items()):
                 try:
-                    for ticket in peer.take_done():
-                        self._tickets.end(ticket, ticket.stop)
+                    for handle in peer.take_done():
+                        self._handles.end_handle(handle, handle.stop)
                 except ConnectorError as error:
                     # One copy that failed may be followed by late bytes of its neighbours.
                     self._cut_off(name, str(error))
@@ -198,6 +198,6 @@ class NixlConnector:
     def _cut_off(self, peer: str, problem: str) -> None:
         found = self._peers.pop(peer, None)
         if found is not None:
-            found.agent.close(found.copying)
-            for ticket in found.copying.values():
-                self._tickets.end(ticket, ticket.stop or problem)
+            found.agent.close_agent(found.copying)
+            for handle in found.copying.values():
+                self._handles.end_handle(handle, handle.stop or problem)

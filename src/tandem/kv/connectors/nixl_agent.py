@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.kv.connector import ConnectorError
+from tandem.kv.connectors.contract import ConnectorError
 from tandem.kv.region import Region
 
 # One for each version of CUDA; without a GPU either will do.
@@ -60,8 +60,8 @@ def device_number(device: str) -> int:
 
 
 class NixlAgent:
-    """Owns a UCX context, its connections and a progress thread, until `close`. Every method may
-    raise `ConnectorError`. Use from one thread at a time."""
+    """Owns a UCX context, its connections and a progress thread, until `close_agent`. Every method
+    may raise `ConnectorError`. Use from one thread at a time."""
 
     def __init__(self, name: str) -> None:
         self._nixl = bindings()
@@ -117,12 +117,12 @@ class NixlAgent:
         return True
 
     def release(self, handle: int) -> None:
-        """For copies that are done, and before `close`: UCX lets go of others, but goes on to write
-        what comes for them."""
+        """For copies that are done, and before `close_agent`: UCX lets go of others, but goes on to
+        write what comes for them."""
         with self._saying("release a copy"):
             self._agent.releaseXferReq(handle)
 
-    def close(self, handles: Iterable[int] = ()) -> None:
+    def close_agent(self, handles: Iterable[int] = ()) -> None:
         """Ends connections and copies. Afterwards nothing is written on their behalf, whatever
         peers still send: the agent's last reference goes, and takes UCX's sockets and queues."""
         for handle in handles:

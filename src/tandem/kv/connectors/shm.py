@@ -1,4 +1,5 @@
-"""The way between processes of one host and user: map the peer's memory, copy with the processor.
+"""The shared-memory connector: the way between processes of one host and user. Map the peer's
+memory, copy with the processor.
 
 A peer that dies or hangs leaves its memory readable, and nothing to wait for. It is mapped to be
 read alone: only its owner writes to it.
@@ -7,8 +8,9 @@ read alone: only its owner writes to it.
 import errno
 import fcntl
 import os
-import queue
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
@@ -17,17 +19,28 @@ from numpy.typing import NDArray
 
 from tandem.kernels.transfer.choose import choose_transfer
 from tandem.kernels.transfer.contract import Transfer
-from tandem.kv.connector import Completion, ConnectorError, Spans
-from tandem.kv.connectors.host import host_identity, start_of
-from tandem.kv.connectors.tickets import Ticket, Tickets
+from tandem.kv.connectors.contract import (
+    Completion,
+    ConnectorError,
+    Spans,
+    batches,
+    join_spans,
+    problem_of,
+)
+from tandem.kv.connectors.transfer_handles import TransferHandle, TransferHandles
 from tandem.kv.region import SEALS, Region, mapped
-from tandem.kv.spans import batches, join_spans, problem_of
-from tandem.kv.threads import SupervisedThread
+from tandem.kv.threads import WorkerThread
 
 # How much is copied between two looks at whether to stop: less than a millisecond's worth.
-PIECE_BYTES: Final = 4 << 20
-PIECE_SPANS: Final = 4096
+COPY_BYTES: Final = 4 << 20
+COPY_SPANS: Final = 4096
+# Far more than a reader has under way; what goes beyond it fails.
+MOST_WAITING: Final = 1 << 16
 CLOSE_S: Final = 5.0
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_PROCESSES = Path("/proc/self/ns/pid")
+# In /proc/PID/stat after the command's name: the state is field 3, the time of start field 22.
+_START_FIELD = 22 - 3
 
 
 class ShmDescription(msgspec.Struct, frozen=True):
@@ -47,34 +60,35 @@ class _Copy:
     """Bytes come from the peer's memory into one's own. `peer_memory` keeps the mapping
     of the peer in being."""
 
-    ticket: Ticket
+    handle: TransferHandle
     spans: Spans
     peer_memory: NDArray[np.uint8]
     own: Region
 
 
 class ShmConnector:
-    """`threads` copy in the background, each one ticket at a time."""
+    """`threads` copy in the background, each one read at a time."""
 
     def __init__(self, transfer: Transfer | None = None, threads: int = 1) -> None:
         self._transfer = transfer or choose_transfer()
         self._regions: list[Region] = []
         self._exported: Region | None = None
         self._peers: dict[str, NDArray[np.uint8]] = {}
-        self._tickets = Tickets()
-        self._copies: queue.SimpleQueue[_Copy | None] = queue.SimpleQueue()
+        self._handles = TransferHandles()
         self._threads = [
-            SupervisedThread(f"kv-shm-{index}", self._serve, self._failed)
+            WorkerThread[_Copy](
+                f"kv-shm-{index}", self._serve_copy, failed=self._failed, capacity=MOST_WAITING
+            )
             for index in range(threads)
         ]
         for thread in self._threads:
-            thread.start()
+            thread.start_worker()
 
     @property
     def name(self) -> str:
         return "shm"
 
-    def register(self, region: Region, *, exported: bool) -> int:
+    def register_region(self, region: Region, *, exported: bool) -> int:
         if region.device != "cpu":
             raise ConnectorError(f"shm copies memory of the host, not of {region.device}")
         if exported:
@@ -85,7 +99,7 @@ class ShmConnector:
         self._regions.append(region)
         return len(self._regions) - 1
 
-    def describe(self) -> bytes:
+    def describe_endpoint(self) -> bytes:
         assert self._exported is not None
         process_id = os.getpid()
         try:
@@ -101,7 +115,7 @@ class ShmConnector:
             raise ConnectorError(f"shm cannot tell peers of this process: {error}") from error
         return msgspec.msgpack.encode(description)
 
-    def connect(self, peer: str, description: bytes) -> None:
+    def connect_peer(self, peer: str, description: bytes) -> None:
         try:
             found = msgspec.msgpack.decode(description, type=ShmDescription)
             self._peers[peer] = _map(found)
@@ -110,10 +124,10 @@ class ShmConnector:
         except OSError as error:
             raise ConnectorError(f"the memory of {peer} cannot be mapped: {error}") from error
 
-    def disconnect(self, peer: str) -> None:
+    def disconnect_peer(self, peer: str) -> None:
         # What is being copied keeps the mapping until its thread has seen that it shall stop.
         self._peers.pop(peer, None)
-        self._tickets.cancel_peer(peer, f"disconnected from {peer}")
+        self._handles.cancel_peer(peer, f"disconnected from {peer}")
 
     def memory_of(self, peer: str) -> NDArray[np.uint8]:
         """See the port `InPlace`."""
@@ -121,61 +135,72 @@ class ShmConnector:
             raise ConnectorError(f"not connected to {peer}")
         return self._peers[peer]
 
-    def read(self, peer: str, spans: Spans, handle: int) -> int:
-        own = self._regions[handle]
-        ticket = self._tickets.open(peer)
+    def begin_read(self, peer: str, spans: Spans, region_id: int) -> int:
+        own = self._regions[region_id]
+        handle = self._handles.open_handle(peer)
         memory = self._peers.get(peer)
         if memory is None:
-            self._tickets.end(ticket, f"not connected to {peer}")
+            self._handles.end_handle(handle, f"not connected to {peer}")
         elif problem := problem_of(spans, len(memory), own.bytes):
-            self._tickets.end(ticket, problem)
+            self._handles.end_handle(handle, problem)
         else:
-            self._copies.put(_Copy(ticket, join_spans(spans), memory, own))
-        return ticket.number
+            # In turn: whoever copies from one peer alone uses all threads all the same.
+            thread = self._threads[handle.number % len(self._threads)]
+            if not thread.post(_Copy(handle, join_spans(spans), memory, own)):
+                self._handles.end_handle(handle, _refusal(thread))
+        return handle.number
 
-    def write(self, peer: str, spans: Spans, handle: int) -> int:
+    def begin_write(self, peer: str, spans: Spans, region_id: int) -> int:
         """Ends with a problem: peers only read."""
-        del spans, handle
-        ticket = self._tickets.open(peer)
-        self._tickets.end(ticket, f"the memory of {peer} is only to be read")
-        return ticket.number
+        del spans, region_id
+        handle = self._handles.open_handle(peer)
+        self._handles.end_handle(handle, f"the memory of {peer} is only to be read")
+        return handle.number
 
-    def cancel(self, ticket: int) -> None:
-        self._tickets.cancel(ticket)
+    def cancel_handle(self, handle: int) -> None:
+        self._handles.cancel_handle(handle)
 
-    def poll(self, timeout_s: float) -> list[Completion]:
-        return self._tickets.poll(timeout_s)
+    def poll_completions(self, timeout_s: float) -> list[Completion]:
+        return self._handles.poll_completions(timeout_s)
 
-    def close(self) -> None:
-        self._tickets.close("the connector was closed")
-        for _ in self._threads:
-            self._copies.put(None)
+    def close_connector(self) -> None:
+        self._handles.end_all("the connector was closed")
         for thread in self._threads:
-            thread.join(CLOSE_S)
+            thread.stop_worker()
+        for thread in self._threads:
+            thread.join_worker(CLOSE_S)
 
-    def _serve(self) -> None:
-        while (copy := self._copies.get()) is not None:
-            if self._tickets.begin(copy.ticket):
-                with self._tickets.served(copy.ticket):
-                    self._perform(copy)
-                    self._tickets.end(copy.ticket, copy.ticket.stop)
+    def _serve_copy(self, copy: _Copy) -> bool:
+        if self._handles.begin_handle(copy.handle):
+            with self._handles.serving(copy.handle):
+                self._perform(copy)
+                self._handles.end_handle(copy.handle, copy.handle.stop)
+        return True
 
-    def _failed(self, failure: Exception) -> None:
+    def _failed(self, failure: Exception, waiting: Sequence[_Copy]) -> None:
         """The connector is off: peers are read another way."""
-        self._tickets.close(f"the copies of shm failed: {failure!r}")
+        del waiting
+        self._handles.end_all(f"the copies of shm failed: {failure!r}")
 
     def _perform(self, copy: _Copy) -> None:
         peer, own = copy.peer_memory.ctypes.data, copy.own.address
-        for piece in batches(copy.spans, PIECE_BYTES, PIECE_SPANS):
-            if copy.ticket.stop:
+        for batch in batches(copy.spans, COPY_BYTES, COPY_SPANS):
+            if copy.handle.stop:
                 return
             self._transfer.copy_spans(
                 own,
                 peer,
-                target_offsets=piece.local,
-                source_offsets=piece.remote,
-                lengths=piece.lengths,
+                target_offsets=batch.local,
+                source_offsets=batch.remote,
+                lengths=batch.lengths,
             )
+
+
+def _refusal(thread: WorkerThread[_Copy]) -> str:
+    """Why a copy is not even begun."""
+    if thread.failure is not None:
+        return f"the copies of shm failed: {thread.failure!r}"
+    return "too many copies wait already"
 
 
 def _map(peer: ShmDescription) -> NDArray[np.uint8]:
@@ -206,3 +231,18 @@ def _seals_of(descriptor: int) -> int:
         if error.errno != errno.EINVAL:
             raise
         return 0
+
+
+def host_identity() -> str:
+    """Equal for two processes exactly when a process number means the same to both: one machine
+    since one boot, one namespace of processes. Raises `OSError` where there is no such knowledge.
+    """
+    return f"{_BOOT.read_text().strip()} {_PROCESSES.readlink()}"
+
+
+def start_of(process_id: int) -> int:
+    """When a process began, in ticks since the boot: numbers are used again, pairs of number and
+    start are not. Raises `OSError` when there is no such process."""
+    text = Path(f"/proc/{process_id}/stat").read_text()
+    # The name is in parentheses and may hold anything.
+    return int(text[text.rindex(")") + 1 :].split()[_START_FIELD])

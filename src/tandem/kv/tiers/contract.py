@@ -1,8 +1,8 @@
-"""Where the bytes of KV blocks lie off the device: one small port for host memory, a disk, the
-shared pool and Redis.
+"""The block store port: where the bytes of KV blocks lie off the device, in host memory, on a disk,
+in the shared pool or in Redis.
 
 A store keeps bytes under names and checks what it gives back; which blocks it should hold is
-decided elsewhere (`machines.tiers`).
+decided elsewhere (`cluster.tiers`).
 """
 
 from collections.abc import Sequence
@@ -29,11 +29,11 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a store gave back: the first `blocks` of what was asked for are whole. `spoilt` failed
+    """What a store gave back: the first `blocks` of what was asked for are whole. `corrupt` failed
     their check, `missing` are not there; `problem` says what went wrong beside that."""
 
     blocks: int
-    spoilt: tuple[bytes, ...] = ()
+    corrupt: tuple[bytes, ...] = ()
     missing: tuple[bytes, ...] = ()
     problem: str = ""
 
@@ -49,37 +49,40 @@ class DeviceBlocks(Protocol):
     @property
     def rows(self) -> NDArray[np.uint8] | None: ...
 
-    def read(self, blocks: Sequence[int], rows: Sequence[Row]) -> None:
+    def read_blocks(self, blocks: Sequence[int], rows: Sequence[Row]) -> None:
         """Fill `rows[i]` with `blocks[i]`, which may be overwritten meanwhile."""
         ...
 
-    def write(self, blocks: Sequence[int], rows: Sequence[Row]) -> None:
-        """Fill `blocks[i]` with `rows[i]`; they are withdrawn."""
+    def write_blocks(self, blocks: Sequence[int], rows: Sequence[Row]) -> None:
+        """Fill `blocks[i]` with `rows[i]`; they are invalidated."""
         ...
 
-    def withdraw(self, blocks: Sequence[int]) -> None:
+    def invalidate_blocks(self, blocks: Sequence[int]) -> None:
         """From now on nobody takes what these hold for what was announced of them."""
         ...
 
 
 class BlockStore(Protocol):
     """Used from one thread. Calls wait for the bytes, in bounded time; trouble is an answer, never
-    an exception. Room for what `put` adds has been made by `forget` before."""
+    an exception. Room for what `put_blocks` adds has been made by `forget_blocks`
+    before."""
 
-    def put(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Kept:
+    def put_blocks(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Kept:
         """Keep `rows[i]` under `names[i]`."""
         ...
 
-    def get(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Found:
+    def get_blocks(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Found:
         """Fill `rows[i]` with the block `names[i]`, in order, until one is not to be had."""
         ...
 
-    def forget(self, digests: Sequence[bytes]) -> None:
+    def forget_blocks(self, digests: Sequence[bytes]) -> None:
         """These are not wanted any more. Unknown ones are ignored."""
         ...
 
-    def listing(self) -> tuple[BlockName, ...]:
+    def stored_blocks(self) -> tuple[BlockName, ...]:
         """What it holds from before its start, the one stored longest ago first."""
         ...
 
-    def close(self) -> None: ...
+    def close_store(self) -> None:
+        """Nothing is asked of it any more."""
+        ...

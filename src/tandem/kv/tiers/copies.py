@@ -1,4 +1,4 @@
-"""Blocks on their way into a slower tier: from the staging memory, or from another tier."""
+"""Copies into a slower tier: full blocks staged beside the device, and blocks of another tier."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -7,14 +7,79 @@ from threading import Lock
 
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockName
-from tandem.kv.tiers.contract import BlockStore
-from tandem.kv.tiers.engine_config import Answers
-from tandem.kv.tiers.lane import Lane
-from tandem.kv.tiers.memory import Rows
-from tandem.kv.tiers.staged import StagedCopy, Staging
+from tandem.kv.threads import Step, WorkerThread
+from tandem.kv.tiers.config import Answers
+from tandem.kv.tiers.contract import BlockStore, Row
+from tandem.kv.tiers.rows import Rows
 from tandem.messages.node import BlocksKept
 
 LEAVING = "the worker is leaving"
+
+
+@dataclass(slots=True)
+class StagedCopy:
+    """Full blocks copied off the device: `places` are rows of the staging memory. They are freed
+    when it is `dropped` and the last of its `readers` is done."""
+
+    places: Sequence[int]
+    readers: int = 0
+    dropped: bool = False
+
+
+class Staging:
+    """Who has which rows of the staging memory. Safe to be called from several threads."""
+
+    def __init__(self, memory: Rows) -> None:
+        self._memory = memory
+        self._free = list(range(len(memory) - 1, -1, -1))
+        self._copies: dict[int, StagedCopy] = {}
+        self._lock = Lock()
+
+    @property
+    def free_rows(self) -> int:
+        return len(self._free)
+
+    def claim_rows(self, copy_id: int, count: int) -> StagedCopy | None:
+        """Rows for a new copy; None when there are not so many left."""
+        with self._lock:
+            assert copy_id not in self._copies
+            if count > len(self._free):
+                return None
+            # The copy is read by whoever fills it, first.
+            copy = StagedCopy([self._free.pop() for _ in range(count)], readers=1)
+            self._copies[copy_id] = copy
+            return copy
+
+    def find_staged(self, copy_id: int) -> StagedCopy | None:
+        """With one reader more, who is to say `reader_done`; None when nothing is to be read
+        there."""
+        with self._lock:
+            copy = self._copies.get(copy_id)
+            if copy is not None:
+                copy.readers += 1
+            return copy
+
+    def reader_done(self, copy: StagedCopy) -> None:
+        """One reader less: of whoever claimed it, or found it."""
+        with self._lock:
+            copy.readers -= 1
+            self._free_unused(copy)
+
+    def drop_staged(self, copy_id: int) -> None:
+        """Nothing more is kept of it; unknown ones are dropped already."""
+        with self._lock:
+            copy = self._copies.pop(copy_id, None)
+            if copy is not None:
+                copy.dropped = True
+                self._free_unused(copy)
+
+    def staged_rows(self, copy: StagedCopy, indices: Sequence[int]) -> list[Row]:
+        return [self._memory[copy.places[index]] for index in indices]
+
+    def _free_unused(self, copy: StagedCopy) -> None:
+        if copy.dropped and not copy.readers:
+            self._free += copy.places
+            copy.places = ()
 
 
 @dataclass(slots=True)
@@ -37,62 +102,62 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A tier: its bytes, and the lane that alone touches them."""
+class TierStore:
+    """One tier: its store, and the worker thread that alone calls it."""
 
     store: BlockStore
-    lane: Lane
+    worker: WorkerThread[Step]
 
 
 class KeepStaged:
-    """Rows of a staged copy: a step of the target's lane keeps a piece."""
+    """Rows of a staged copy: a step of the target's worker thread keeps a chunk."""
 
     def __init__(
-        self, copy: Copy, staged: StagedCopy, rows: Sequence[int], piece_blocks: int
+        self, copy: Copy, staged: StagedCopy, rows: Sequence[int], chunk_blocks: int
     ) -> None:
         assert len(rows) == len(copy.names)
         self.copy = copy
         self.staged = staged
         self._rows = rows
-        self._piece_blocks = piece_blocks
+        self._chunk_blocks = chunk_blocks
 
-    def step(self, store: BlockStore, staging: Staging, answers: Answers) -> bool:
+    def keep_chunk(self, store: BlockStore, staging: Staging, answers: Answers) -> bool:
         """Whether that was all; then it is answered."""
         copy = self.copy
         if answers.closing:
             copy.problem = LEAVING
-        end = min(copy.done + self._piece_blocks, len(copy.names))
+        end = min(copy.done + self._chunk_blocks, len(copy.names))
         if not copy.over and not self.staged.dropped:
-            rows = staging.rows(self.staged, self._rows[copy.done : end])
-            kept = store.put(copy.names[copy.done : end], rows)
+            rows = staging.staged_rows(self.staged, self._rows[copy.done : end])
+            kept = store.put_blocks(copy.names[copy.done : end], rows)
             copy.kept += kept.digests
             copy.problem = kept.problem
             copy.done = end
             if not copy.over:
                 return False
-        staging.done(self.staged)
-        answers.give(copy.report())
+        staging.reader_done(self.staged)
+        answers.give_answer(copy.report())
         return True
 
 
 class Transits:
-    """Copies between tiers, a piece at a time through memory they share: first the source's lane
-    reads, then the target's lane writes. As many go on at once as there is memory for, the others
-    wait for their turn."""
+    """Copies between tiers, a chunk at a time through memory they share: first the worker
+    thread of the source reads, then that of the target writes. As many go on at once as there is
+    memory for, the others wait for their turn."""
 
-    def __init__(self, memory: Rows, piece_blocks: int, answers: Answers) -> None:
+    def __init__(self, memory: Rows, chunk_blocks: int, answers: Answers) -> None:
         self._memory = memory
-        self._piece_blocks = min(piece_blocks, len(memory))
+        self._chunk_blocks = min(chunk_blocks, len(memory))
         self._answers = answers
         self._free = [
-            memory[first : first + self._piece_blocks]
-            for first in range(0, len(memory) - self._piece_blocks + 1, self._piece_blocks)
+            memory[first : first + self._chunk_blocks]
+            for first in range(0, len(memory) - self._chunk_blocks + 1, self._chunk_blocks)
         ]
         self._waiting: deque[_Transit] = deque()
         self._lock = Lock()
 
-    def begin(self, copy: Copy, source: Place, target: Place, *, urgent: bool) -> None:
-        """Urgent is what somebody waits for: its reading goes before whatever the source's lane
+    def begin_copy(self, copy: Copy, source: TierStore, target: TierStore, *, urgent: bool) -> None:
+        """Urgent is what somebody waits for: its reading goes before whatever the source
         writes."""
         transit = _Transit(copy, source, target, urgent)
         with self._lock:
@@ -103,7 +168,7 @@ class Transits:
         self._read(transit, rows)
 
     def _read(self, transit: "_Transit", rows: Rows) -> None:
-        transit.source.lane.post(lambda: self._reading(transit, rows), urgent=transit.urgent)
+        transit.source.worker.post(lambda: self._reading(transit, rows), urgent=transit.urgent)
 
     def _reading(self, transit: "_Transit", rows: Rows) -> bool:
         copy = transit.copy
@@ -112,20 +177,20 @@ class Transits:
         if copy.over:
             self._end(transit, rows)
             return True
-        names = copy.names[copy.done : copy.done + self._piece_blocks]
-        found = transit.source.store.get(names, list(rows[: len(names)]))
+        names = copy.names[copy.done : copy.done + self._chunk_blocks]
+        found = transit.source.store.get_blocks(names, list(rows[: len(names)]))
         # One that is not to be had does not keep the others from being copied.
         copy.done += min(found.blocks + 1, len(names))
         if found.problem and not found.blocks:
             copy.problem = found.problem
         some = names[: found.blocks]
-        transit.target.lane.post(lambda: self._writing(transit, some, rows))
+        transit.target.worker.post(lambda: self._writing(transit, some, rows))
         return True
 
     def _writing(self, transit: "_Transit", names: Sequence[BlockName], rows: Rows) -> bool:
         copy = transit.copy
         if names and not self._answers.closing:
-            kept = transit.target.store.put(names, list(rows[: len(names)]))
+            kept = transit.target.store.put_blocks(names, list(rows[: len(names)]))
             copy.kept += kept.digests
             copy.problem = copy.problem or kept.problem
         self._read(transit, rows)
@@ -136,7 +201,7 @@ class Transits:
             following = self._waiting.popleft() if self._waiting else None
             if following is None:
                 self._free.append(rows)
-        self._answers.give(transit.copy.report())
+        self._answers.give_answer(transit.copy.report())
         if following is not None:
             self._read(following, rows)
 
@@ -144,6 +209,6 @@ class Transits:
 @dataclass(frozen=True, slots=True)
 class _Transit:
     copy: Copy
-    source: Place
-    target: Place
+    source: TierStore
+    target: TierStore
     urgent: bool

@@ -1,4 +1,4 @@
-"""How tiers reach the blocks of a device, CPU and GPU alike."""
+"""The device end of the tiers: copies blocks off the device and back, CPU and GPU alike."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tandem.kernels.transfer.contract import Transfer
 from tandem.kv.store import KvStore
 from tandem.kv.tiers.contract import DeviceBlocks, Row
-from tandem.kv.tiers.memory import RowCopies, Rows, allocated_rows, row_stride, rows_of
+from tandem.kv.tiers.rows import RowCopies, Rows, allocated_rows, row_stride, rows_of
 
 
 class CpuBlocks:
@@ -30,14 +30,14 @@ class CpuBlocks:
     def rows(self) -> NDArray[np.uint8]:
         return self._rows
 
-    def read(self, blocks: Sequence[int], rows: Sequence[Row]) -> None:
+    def read_blocks(self, blocks: Sequence[int], rows: Sequence[Row]) -> None:
         self._copies.copy([self._rows[block] for block in blocks], rows)
 
-    def write(self, blocks: Sequence[int], rows: Sequence[Row]) -> None:
+    def write_blocks(self, blocks: Sequence[int], rows: Sequence[Row]) -> None:
         self._copies.copy(rows, [self._rows[block] for block in blocks])
 
-    def withdraw(self, blocks: Sequence[int]) -> None:
-        self._store.withdraw(np.array(blocks, dtype=np.int32))
+    def invalidate_blocks(self, blocks: Sequence[int]) -> None:
+        self._store.invalidate_blocks(np.array(blocks, dtype=np.int32))
 
 
 class GpuBlocks:
@@ -59,20 +59,20 @@ class GpuBlocks:
     def rows(self) -> None:
         return None
 
-    def read(self, blocks: Sequence[int], rows: Sequence[Row]) -> None:
+    def read_blocks(self, blocks: Sequence[int], rows: Sequence[Row]) -> None:
         with torch.cuda.stream(self._out):
             for block, row in zip(blocks, rows, strict=True):
                 torch.from_numpy(row).copy_(self._blocks[block], non_blocking=True)
         self._out.synchronize()
 
-    def write(self, blocks: Sequence[int], rows: Sequence[Row]) -> None:
+    def write_blocks(self, blocks: Sequence[int], rows: Sequence[Row]) -> None:
         with torch.cuda.stream(self._in):
             for block, row in zip(blocks, rows, strict=True):
                 self._blocks[block].copy_(torch.from_numpy(row), non_blocking=True)
         self._in.synchronize()
 
-    def withdraw(self, blocks: Sequence[int]) -> None:
-        self._store.withdraw(np.array(blocks, dtype=np.int32))
+    def invalidate_blocks(self, blocks: Sequence[int]) -> None:
+        self._store.invalidate_blocks(np.array(blocks, dtype=np.int32))
 
 
 def device_blocks(store: KvStore, transfer: Transfer) -> DeviceBlocks:

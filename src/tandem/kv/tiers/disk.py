@@ -1,4 +1,4 @@
-"""Blocks in a file, found again after a restart, a crash or a loss of power."""
+"""The disk tier: blocks in a file, found again after a restart, a crash or a loss of power."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -10,17 +10,17 @@ import numpy as np
 
 from tandem.facts.kv_tiers import BlockFormat, BlockName
 from tandem.kernels.transfer.contract import Checksums, Transfer
-from tandem.kv.tiers.block_header import BlockHeader, HeaderCodec
+from tandem.kv.tiers.block_records import BlockHeader, HeaderCodec
 from tandem.kv.tiers.contract import Found, Kept, Row
 from tandem.kv.tiers.disk_file import DiskFile, open_file
-from tandem.kv.tiers.memory import RowCopies
+from tandem.kv.tiers.rows import RowCopies
 
 
 @dataclass(frozen=True, slots=True)
 class DiskConfig:
     """The file `path` has room for `capacity_blocks` and `spare_blocks` more: a block that was
     evicted keeps its place until it is forgotten. `flush` waits for the disk after every write;
-    without it a loss of power may spoil what was written shortly before, which is then found by
+    without it a loss of power may corrupt what was written shortly before, which is then found by
     its checksum."""
 
     path: Path
@@ -51,7 +51,7 @@ class DiskStore:
         taken = set(self._slots.values())
         self._free = [slot for slot in range(slots - 1, -1, -1) if slot not in taken]
 
-    def put(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Kept:
+    def put_blocks(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Kept:
         new = {}
         problem = ""
         for name, row in zip(names, rows, strict=True):
@@ -75,7 +75,7 @@ class DiskStore:
         kept = tuple(name.digest for name in names if name.digest in self._slots)
         return Kept(kept, problem)
 
-    def get(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Found:
+    def get_blocks(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Found:
         slots: list[int] = []
         missing: tuple[bytes, ...] = ()
         for name in names:
@@ -84,27 +84,27 @@ class DiskStore:
                 missing = (name.digest,)
                 break
             slots.append(slot)
-        readable, problem = self._read(slots, rows)
+        readable, problem = self._read_slots(slots, rows)
         checksums = self._copies.checksums(rows[:readable])
         unlike = np.flatnonzero(checksums != self._checksums[slots[:readable]]).tolist()
         # What cannot be read will not be better the next time.
         unlike += [readable] if readable < len(slots) else []
         if not unlike:
             return Found(len(slots), missing=missing)
-        spoilt = tuple(dict.fromkeys(names[index].digest for index in unlike))
-        self.forget(spoilt)
-        return Found(unlike[0], spoilt=spoilt, problem=problem)
+        corrupt = tuple(dict.fromkeys(names[index].digest for index in unlike))
+        self.forget_blocks(corrupt)
+        return Found(unlike[0], corrupt=corrupt, problem=problem)
 
-    def forget(self, digests: Sequence[bytes]) -> None:
+    def forget_blocks(self, digests: Sequence[bytes]) -> None:
         slots = [slot for digest in digests if (slot := self._slots.pop(digest, None)) is not None]
         self._free += slots
         self._clear(sorted(slots))
 
-    def listing(self) -> tuple[BlockName, ...]:
+    def stored_blocks(self) -> tuple[BlockName, ...]:
         return self._listing
 
-    def close(self) -> None:
-        self._file.close()
+    def close_store(self) -> None:
+        self._file.close_file()
 
     def _take(self, headers: dict[int, BlockHeader]) -> tuple[BlockName, ...]:
         """Know again what the file held: of each block the newest, and no more than may be."""
@@ -133,7 +133,7 @@ class DiskStore:
         checksums: Checksums,
     ) -> None:
         """Into neighbouring slots; known from then on."""
-        self._file.write_blocks(slots[0], [row.data for _, row in blocks])
+        self._file.write_slots(slots[0], [row.data for _, row in blocks])
         if self._config.flush:
             self._file.flush()
         headers = []
@@ -148,15 +148,15 @@ class DiskStore:
             (name.digest, slot) for (name, _), slot in zip(blocks, slots, strict=True)
         )
 
-    def _read(self, slots: Sequence[int], rows: Sequence[Row]) -> tuple[int, str]:
+    def _read_slots(self, slots: Sequence[int], rows: Sequence[Row]) -> tuple[int, str]:
         """Fill rows from slots: how many before the first that the disk does not give, and why."""
         for begin, end in _runs(slots):
             try:
-                self._file.read_blocks(slots[begin], [row.data for row in rows[begin:end]])
+                self._file.read_slots(slots[begin], [row.data for row in rows[begin:end]])
             except OSError:
                 for index in range(begin, end):
                     try:
-                        self._file.read_blocks(slots[index], [rows[index].data])
+                        self._file.read_slots(slots[index], [rows[index].data])
                     except OSError as error:
                         return index, self._trouble(error)
         return len(slots), ""

@@ -19,7 +19,7 @@ from typing import Final, NoReturn
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.kv_tiers import BlockFormat
-from tandem.kv.tiers.block_header import (
+from tandem.kv.tiers.block_records import (
     EMPTY,
     HASH_BYTES,
     HEADER_BYTES,
@@ -74,7 +74,7 @@ class DiskFile:
         self._codec = codec
         self._padding = memoryview(bytes(layout.stride - layout.block_bytes))
 
-    def write_blocks(self, slot: int, rows: Sequence[memoryview]) -> None:
+    def write_slots(self, slot: int, rows: Sequence[memoryview]) -> None:
         """Into neighbouring slots from `slot` on."""
         _write(self._descriptor, self._padded(rows), self.layout.slot_offset(slot))
 
@@ -86,7 +86,7 @@ class DiskFile:
         ]
         _write(self._descriptor, [b"".join(raw)], self.layout.header_offset(slot))
 
-    def read_blocks(self, slot: int, rows: Sequence[memoryview]) -> None:
+    def read_slots(self, slot: int, rows: Sequence[memoryview]) -> None:
         """What lies in neighbouring slots from `slot` on; less where the file ends before."""
         offset = self.layout.slot_offset(slot)
         # Nothing is to be written to the padding, so what is read there goes to memory of its own.
@@ -114,7 +114,7 @@ class DiskFile:
         """Wait until the disk itself has what was written."""
         os.fdatasync(self._descriptor)
 
-    def close(self) -> None:
+    def close_file(self) -> None:
         os.close(self._descriptor)
 
     def _padded(self, rows: Sequence[memoryview]) -> list[Buffer]:

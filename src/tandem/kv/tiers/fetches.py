@@ -1,4 +1,4 @@
-"""Blocks on their way from slower tiers into the device."""
+"""Fetches: blocks on their way from slower tiers into the device."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from threading import Lock
 
 from tandem.facts.kv_tiers import BlockName
 from tandem.kv.tiers.contract import BlockStore, DeviceBlocks, Found
-from tandem.kv.tiers.memory import Rows
+from tandem.kv.tiers.rows import Rows
 from tandem.messages.node import BlocksFetched
 
 NS_PER_S = 1_000_000_000
@@ -14,9 +14,9 @@ NS_PER_S = 1_000_000_000
 
 @dataclass(slots=True)
 class Fetch:
-    """Block `names[i]` is to come into block `targets[i]`. Lanes work on it at the same time, each
-    on the blocks of its tier in their order; `limit` is the first block that is not to be had:
-    nobody needs those behind it. `parts` are not over yet."""
+    """Block `names[i]` is to come into block `targets[i]`. Worker threads work on it at the same
+    time, each on the blocks of its tier in their order; `limit` is the first block that is not to
+    be had: nobody needs those behind it. `parts` are not over yet."""
 
     fetch_id: int
     names: Sequence[BlockName]
@@ -26,7 +26,7 @@ class Fetch:
     came_blocks: int = 0
     begun_ns: int | None = None
     problem: str = ""
-    spoilt: list[bytes] = field(default_factory=list)
+    corrupt: list[bytes] = field(default_factory=list)
     missing: list[bytes] = field(default_factory=list)
     lock: Lock = field(default_factory=Lock)
 
@@ -35,16 +35,17 @@ class Fetch:
             if self.begun_ns is None:
                 self.begun_ns = now_ns
 
-    def stop(self, problem: str) -> None:
+    def stop_fetch(self, problem: str) -> None:
+        """It ends soon, come or not."""
         with self.lock:
             self.limit = 0
             self.problem = self.problem or problem
 
-    def take(self, asked: Sequence[int], found: Found) -> bool:
+    def blocks_came(self, asked: Sequence[int], found: Found) -> bool:
         """What came of some blocks; whether all did."""
         with self.lock:
             self.came_blocks += found.blocks
-            self.spoilt += found.spoilt
+            self.corrupt += found.corrupt
             self.missing += found.missing
             self.problem = self.problem or found.problem
             if found.blocks < len(asked):
@@ -64,55 +65,59 @@ class Fetch:
             self.limit,
             self.came_blocks * block_bytes,
             seconds,
-            tuple(self.spoilt),
+            tuple(self.corrupt),
             tuple(self.missing),
             self.problem,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class FetchWays:
-    """How the blocks of one tier reach the device: at most `piece_blocks` at once, straight into it
-    or by way of `bounce`, memory of this tier's lane alone."""
+class FetchRoute:
+    """How the blocks of one tier reach the device: at most `chunk_blocks` at once, straight into it
+    or by way of `bounce`, memory of this tier's worker alone."""
 
     store: BlockStore
     device: DeviceBlocks
     bounce: Rows | None
-    piece_blocks: int
+    chunk_blocks: int
     now_ns: Callable[[], int]
     ended: Callable[[Fetch], object]
 
 
-class FetchPart:
-    """The blocks of one tier: a step of its lane brings a piece."""
+class TierFetch:
+    """The blocks of one tier: a step of its worker brings a chunk."""
 
-    def __init__(self, fetch: Fetch, indices: Sequence[int], ways: FetchWays) -> None:
+    def __init__(self, fetch: Fetch, indices: Sequence[int], route: FetchRoute) -> None:
         self._fetch = fetch
         self._indices = indices
-        self._ways = ways
+        self._route = route
         self._done = 0
 
     def __call__(self) -> bool:
-        fetch, ways = self._fetch, self._ways
-        fetch.begin(ways.now_ns())
-        piece = self._indices[self._done : self._done + ways.piece_blocks]
-        piece = [index for index in piece if index < fetch.limit]
-        self._done += len(piece)
-        if piece and fetch.take(piece, self._bring(piece)) and self._done < len(self._indices):
+        fetch, route = self._fetch, self._route
+        fetch.begin(route.now_ns())
+        chunk = self._indices[self._done : self._done + route.chunk_blocks]
+        chunk = [index for index in chunk if index < fetch.limit]
+        self._done += len(chunk)
+        if (
+            chunk
+            and fetch.blocks_came(chunk, self._bring(chunk))
+            and self._done < len(self._indices)
+        ):
             return False
         if fetch.part_over():
-            ways.ended(fetch)
+            route.ended(fetch)
         return True
 
-    def _bring(self, piece: Sequence[int]) -> Found:
-        ways, fetch = self._ways, self._fetch
-        names = [fetch.names[index] for index in piece]
-        targets = [fetch.targets[index] for index in piece]
-        if ways.bounce is None:
-            blocks = ways.device.rows
+    def _bring(self, chunk: Sequence[int]) -> Found:
+        route, fetch = self._route, self._fetch
+        names = [fetch.names[index] for index in chunk]
+        targets = [fetch.targets[index] for index in chunk]
+        if route.bounce is None:
+            blocks = route.device.rows
             assert blocks is not None
-            return ways.store.get(names, [blocks[target] for target in targets])
-        rows = [ways.bounce[index] for index in range(len(piece))]
-        found = ways.store.get(names, rows)
-        ways.device.write(targets[: found.blocks], rows[: found.blocks])
+            return route.store.get_blocks(names, [blocks[target] for target in targets])
+        rows = [route.bounce[index] for index in range(len(chunk))]
+        found = route.store.get_blocks(names, rows)
+        route.device.write_blocks(targets[: found.blocks], rows[: found.blocks])
         return found

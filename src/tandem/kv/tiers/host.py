@@ -1,4 +1,4 @@
-"""Blocks in the memory of the host."""
+"""The host memory tier: blocks in the memory of the host, with their checksums."""
 
 from collections.abc import Sequence
 from threading import Event
@@ -11,7 +11,7 @@ from tandem.kernels.transfer.contract import Transfer
 from tandem.kv.region import CLOSE_S, warming_thread
 from tandem.kv.threads import SupervisedThread
 from tandem.kv.tiers.contract import Found, Kept, Row
-from tandem.kv.tiers.memory import Addresses, RowCopies, allocated_rows
+from tandem.kv.tiers.rows import Addresses, RowCopies, allocated_rows
 
 
 class HostStore:
@@ -45,7 +45,7 @@ class HostStore:
         size_bytes = len(self._rows) * self._rows.strides[0]
         self._warming = warming_thread(self._rows.ctypes.data, size_bytes, self._closing)
 
-    def put(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Kept:
+    def put_blocks(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Kept:
         new = {
             name.digest: row
             for name, row in zip(names, rows, strict=True)
@@ -59,7 +59,7 @@ class HostStore:
         kept = tuple(name.digest for name in names if name.digest in self._slots)
         return Kept(kept, "" if len(digests) == len(new) else "no room is left in host memory")
 
-    def get(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Found:
+    def get_blocks(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Found:
         slots: list[int] = []
         missing: tuple[bytes, ...] = ()
         for name in names:
@@ -73,21 +73,21 @@ class HostStore:
         unlike = np.flatnonzero(checksums != self._checksums[slots]).tolist()
         if not unlike:
             return Found(len(slots), missing=missing)
-        spoilt = tuple(dict.fromkeys(names[index].digest for index in unlike))
-        self.forget(spoilt)
-        return Found(unlike[0], spoilt=spoilt)
+        corrupt = tuple(dict.fromkeys(names[index].digest for index in unlike))
+        self.forget_blocks(corrupt)
+        return Found(unlike[0], corrupt=corrupt)
 
-    def forget(self, digests: Sequence[bytes]) -> None:
+    def forget_blocks(self, digests: Sequence[bytes]) -> None:
         for digest in digests:
             slot = self._slots.pop(digest, None)
             if slot is not None:
                 self._free.append(slot)
 
-    def listing(self) -> tuple[BlockName, ...]:
+    def stored_blocks(self) -> tuple[BlockName, ...]:
         """Memory does not outlive its process."""
         return ()
 
-    def close(self) -> None:
+    def close_store(self) -> None:
         """The memory goes with the store."""
         self._closing.set()
         if self._warming:

@@ -1,4 +1,4 @@
-"""Blocks on a Redis or Valkey server, found again after a restart.
+"""The Redis tier: blocks on a Redis or Valkey server, found again after a restart.
 
 A block is one value: its header, then its bytes. The server may drop what it likes; that is then
 missing. Whoever else can write to it is not believed: headers, and what they say of the bytes, can
@@ -14,11 +14,10 @@ import numpy as np
 
 from tandem.facts.kv_tiers import BlockFormat, BlockName
 from tandem.kernels.transfer.contract import Transfer
-from tandem.kv.tiers.block_header import HEADER_BYTES, BlockHeader, HeaderCodec
-from tandem.kv.tiers.block_tags import BlockTags
+from tandem.kv.tiers.block_records import HEADER_BYTES, BlockHeader, BlockTags, HeaderCodec
 from tandem.kv.tiers.contract import Found, Kept, Row
-from tandem.kv.tiers.memory import RowCopies
-from tandem.kv.tiers.redis_link import SCAN_KEYS, RedisConfig, RedisLink
+from tandem.kv.tiers.redis_client import SCAN_KEYS, RedisConfig, RedisLink
+from tandem.kv.tiers.rows import RowCopies
 
 _MOST_OWED: Final = 100_000
 _PATTERN_SIGNS: Final = re.compile(rb"([*?\[\]\\^-])")
@@ -59,7 +58,7 @@ class RedisStore:
         """Why the server did not answer when it was asked last; empty if it did."""
         return self._link.problem
 
-    def put(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Kept:
+    def put_blocks(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Kept:
         kept: list[bytes] = []
         problem = ""
         deadline_ns = self._link.deadline_ns(self._config.call_s)
@@ -76,7 +75,7 @@ class RedisStore:
             problem = problem or next(filter(None, refused), "")
         return Kept(tuple(kept), problem)
 
-    def get(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Found:
+    def get_blocks(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Found:
         deadline_ns = self._link.deadline_ns(self._config.call_s)
         for begin in range(0, len(names), self._trip_blocks):
             end = min(begin + self._trip_blocks, len(names))
@@ -85,25 +84,25 @@ class RedisStore:
             values = self._link.values([self._key(name.digest) for name in names[begin:end]])
             if values is None:
                 return Found(begin, problem=self._link.problem)
-            found = self._read(names[begin:end], values, rows[begin:end])
+            found = self._take_values(names[begin:end], values, rows[begin:end])
             if found.blocks < end - begin:
-                return Found(begin + found.blocks, found.spoilt, found.missing)
+                return Found(begin + found.blocks, found.corrupt, found.missing)
         return Found(len(names))
 
-    def forget(self, digests: Sequence[bytes]) -> None:
+    def forget_blocks(self, digests: Sequence[bytes]) -> None:
         """Where the server does not answer now it is told later."""
         self._owe(digests)
         self._pay()
 
-    def listing(self) -> tuple[BlockName, ...]:
+    def stored_blocks(self) -> tuple[BlockName, ...]:
         stored = sorted(self._headers().values(), key=lambda header: header.sequence)
         self._sequence = max(self._sequence, stored[-1].sequence if stored else 0)
         begin = max(0, len(stored) - self._config.capacity_blocks)
-        self.forget([header.name.digest for header in stored[:begin]])
+        self.forget_blocks([header.name.digest for header in stored[:begin]])
         return tuple(header.name for header in stored[begin:])
 
-    def close(self) -> None:
-        self._link.close()
+    def close_store(self) -> None:
+        self._link.close_redis()
 
     def _headers(self) -> dict[bytes, BlockHeader]:
         """Of the blocks that can be found in time, by digest."""
@@ -152,20 +151,20 @@ class RedisStore:
             return [self._link.problem] * len(names)
         return refused
 
-    def _read(
+    def _take_values(
         self, names: Sequence[BlockName], values: Sequence[bytes | None], rows: Sequence[Row]
     ) -> Found:
         """Take values apart, up to the first that is not whole."""
         sources, expected = [], []
         missing: tuple[bytes, ...] = ()
-        spoilt: tuple[bytes, ...] = ()
+        corrupt: tuple[bytes, ...] = ()
         for name, value in zip(names, values, strict=True):
             if value is None:
                 missing = (name.digest,)
                 break
             header = self._codec.unpacked(value[:HEADER_BYTES])
             if not header or header.name.digest != name.digest or len(value) != self._value_bytes:
-                spoilt = (name.digest,)
+                corrupt = (name.digest,)
                 break
             sources.append(np.frombuffer(value, dtype=np.uint8)[HEADER_BYTES:])
             expected.append(header.checksum)
@@ -174,9 +173,9 @@ class RedisStore:
         checks = zip(self._checks(names[: len(came)], came), expected, strict=True)
         unlike = [index for index, (check, wanted) in enumerate(checks) if check != wanted]
         if unlike:
-            missing, spoilt = (), tuple(dict.fromkeys(names[index].digest for index in unlike))
-        self.forget(spoilt)
-        return Found(unlike[0] if unlike else len(sources), spoilt, missing)
+            missing, corrupt = (), tuple(dict.fromkeys(names[index].digest for index in unlike))
+        self.forget_blocks(corrupt)
+        return Found(unlike[0] if unlike else len(sources), corrupt, missing)
 
     def _checks(self, names: Sequence[BlockName], rows: Sequence[Row]) -> list[int]:
         """In place of checksums, which anybody could make: the beginnings of tags."""

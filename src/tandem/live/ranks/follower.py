@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from tandem.facts.kv_export import MoveReport
 from tandem.facts.steps import StepPlan
 from tandem.kv.threads import SupervisedThread
-from tandem.live.node import Mover
+from tandem.live.node import TransferEngine
 from tandem.live.ranks.engine import StageEngine
 from tandem.live.ranks.link import RankLink, RankLost
 from tandem.messages.node import (
@@ -39,7 +39,7 @@ FollowerLink = RankLink[ToLeader, ToFollower]
 
 @dataclass(frozen=True, slots=True)
 class MovesToLeader:
-    """What the own mover says, told to the leader; from the mover's thread."""
+    """What the own KV transfer engine reports, sent to the leader; from its coordinator thread."""
 
     link: FollowerLink
 
@@ -50,18 +50,18 @@ class MovesToLeader:
         self.link.send(BlocksPublished(publication_id))
 
     def failed(self) -> None:
-        self.link.send(RankFailed("the KV mover failed"))
+        self.link.send(RankFailed("the KV transfers failed"))
 
 
 class Follower:
     """`draws`: this rank tells the leader what the steps drew."""
 
     def __init__(
-        self, link: FollowerLink, engine: StageEngine, mover: Mover, *, draws: bool
+        self, link: FollowerLink, engine: StageEngine, transfers: TransferEngine, *, draws: bool
     ) -> None:
         self._link = link
         self._engine = engine
-        self._mover = mover
+        self._transfers = transfers
         self._draws = draws
         self._work: SimpleQueue[StepPlan | TokensLanded | None] = SimpleQueue()
         self._thread = SupervisedThread("engine", self._compute, self._tell_failure)
@@ -82,15 +82,15 @@ class Follower:
             case StepPlan() | TokensLanded():
                 self._work.put(message)
             case StartMove(move_id, order):
-                self._mover.start(move_id, order)
+                self._transfers.start_transfer(move_id, order)
             case EndMove(move_id):
-                self._mover.stop(move_id)
+                self._transfers.stop_transfer(move_id)
             case PublishBlocks(publication_id, blocks, generations):
-                self._mover.publish(publication_id, blocks, generations)
+                self._transfers.export_blocks(publication_id, blocks, generations)
             case ConnectPeer(worker, incarnation, export):
-                self._mover.connect(worker, incarnation, export)
+                self._transfers.add_source(worker, incarnation, export)
             case ForgetPeer(worker, incarnation):
-                self._mover.forget(worker, incarnation)
+                self._transfers.forget_source(worker, incarnation)
             case Ping():
                 self._link.send(Pong())
             case RankBegins():

@@ -10,7 +10,7 @@ from tandem.live.channels.inbox import Inbox
 from tandem.live.process_end import end_within
 from tandem.live.ranks.engine import PipelineThread
 from tandem.live.ranks.link import RankLost
-from tandem.live.ranks.mover import RankTally
+from tandem.live.ranks.transfers import RankTally
 from tandem.messages.node import BlocksPublished, MoveFinished
 from tandem.messages.ranks import RankReady, ToLeader
 
@@ -22,8 +22,8 @@ START_FAREWELL_S = 2.0
 
 
 class RankNews:
-    """For a worker of `ranks`. `tally` also counts what the leader's own mover says; `pipeline`
-    gets the tokens, where it is the last stage that draws them."""
+    """For a worker of `ranks`. `tally` also counts what the leader's own transfer engine reports;
+    `pipeline` gets the tokens, where it is the last stage that draws them."""
 
     def __init__(self, ranks: int, inbox: Inbox) -> None:
         self.pipeline: PipelineThread | None = None

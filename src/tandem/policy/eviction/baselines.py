@@ -4,7 +4,7 @@ from collections import OrderedDict
 from typing import Generic
 
 from tandem.policy.eviction.contract import Key
-from tandem.policy.eviction.keyed_heap import KeyedHeap
+from tandem.policy.keyed_heap import KeyedHeap
 
 
 class Lru(Generic[Key]):
@@ -54,7 +54,7 @@ class Lfu(Generic[Key]):
     """
 
     def __init__(self) -> None:
-        self._uses: KeyedHeap[Key] = KeyedHeap()
+        self._uses: KeyedHeap[float, Key] = KeyedHeap()
 
     def insert(self, key: Key, _now_ns: int, /) -> None:
         self._uses.place(key, 1)

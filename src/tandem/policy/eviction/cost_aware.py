@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Generic
 
 from tandem.policy.eviction.contract import Key
-from tandem.policy.eviction.keyed_heap import KeyedHeap
+from tandem.policy.keyed_heap import KeyedHeap
 
 
 class CostAware(Generic[Key]):
@@ -18,7 +18,7 @@ class CostAware(Generic[Key]):
 
     def __init__(self, price: Callable[[Key], float]) -> None:
         self._price = price
-        self._worth: KeyedHeap[Key] = KeyedHeap()
+        self._worth: KeyedHeap[float, Key] = KeyedHeap()
         self._uses: dict[Key, int] = {}
         self._floor = 0.0
 

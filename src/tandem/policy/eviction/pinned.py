@@ -6,7 +6,7 @@ from typing import Generic
 
 from tandem.facts.fair_shares import FairShares
 from tandem.policy.eviction.contract import Eviction, Key
-from tandem.policy.eviction.keyed_heap import KeyedHeap
+from tandem.policy.keyed_heap import KeyedHeap
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class Pinned(Generic[Key]):
         self._inner = inner
         self._bounds = bounds if isinstance(bounds, PinBounds) else PinBounds(bounds)
         self._holders: FairShares[Key] = FairShares()
-        self._ends: KeyedHeap[Key] = KeyedHeap()
-        self._urgency: KeyedHeap[Key] = KeyedHeap()
+        self._ends: KeyedHeap[float, Key] = KeyedHeap()
+        self._urgency: KeyedHeap[float, Key] = KeyedHeap()
 
     def pin(self, key: Key, pin: Pin, now_ns: int) -> bool:
         """Pin a resident, or change its pin. False when it has run out already, or when no place is

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tandem.facts.errors import InvalidConfiguration
+from tandem.policy.keyed_heap import KeyedHeap
 from tandem.policy.qos.classes import Classes
 from tandem.policy.qos.counters import TokenCounters
-from tandem.policy.qos.ordered import Ordered
 from tandem.policy.views import RequestView
 
 _NEVER_NS = 2**63 - 1
@@ -27,22 +27,22 @@ class Lane:
     """Waiting requests of one class, those that waited too long or all others: `tenants` by
     service, each one's `requests` in the order in which they go."""
 
-    tenants: Ordered[Served, str] = field(default_factory=Ordered)
-    requests: dict[str, Ordered[Due, str]] = field(default_factory=dict)
+    tenants: KeyedHeap[Served, str] = field(default_factory=KeyedHeap)
+    requests: dict[str, KeyedHeap[Due, str]] = field(default_factory=dict)
 
     def add(self, request: RequestView, due: Due, served: float) -> None:
         tenant = request.tenant
         if tenant not in self.requests:
-            self.requests[tenant] = Ordered()
-            self.tenants.put(tenant, (served, tenant))
-        self.requests[tenant].put(request.request_id, due)
+            self.requests[tenant] = KeyedHeap()
+            self.tenants.place(tenant, (served, tenant))
+        self.requests[tenant].place(request.request_id, due)
 
     def remove(self, request: RequestView) -> None:
         requests = self.requests[request.tenant]
-        requests.remove(request.request_id)
+        requests.discard(request.request_id)
         if not len(requests):
             del self.requests[request.tenant]
-            self.tenants.remove(request.tenant)
+            self.tenants.discard(request.tenant)
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class ClassQueue:
     priority: int
     fresh: Lane = field(default_factory=Lane)
     overdue: Lane = field(default_factory=Lane)
-    arrivals: Ordered[Arrival, str] = field(default_factory=Ordered)
+    arrivals: KeyedHeap[Arrival, str] = field(default_factory=KeyedHeap)
     waiting: int = 0
 
     @property
@@ -125,7 +125,7 @@ class FairQueue:
         deadline_ns = _NEVER_NS if request.deadline_ns is None else request.deadline_ns
         due = (request.priority, deadline_ns, request.arrival_ns, request.serial)
         queue.fresh.add(request, due, self._counters.of(tenant, priority))
-        queue.arrivals.put(request.request_id, (request.arrival_ns, request.serial))
+        queue.arrivals.place(request.request_id, (request.arrival_ns, request.serial))
         queue.waiting += 1
         self._requests[request.request_id] = request
 
@@ -134,7 +134,7 @@ class FairQueue:
         request = self._requests.pop(request_id)
         queue = self._queues[request.service_class]
         if request_id in queue.arrivals:
-            queue.arrivals.remove(request_id)
+            queue.arrivals.discard(request_id)
             queue.fresh.remove(request)
         else:
             queue.overdue.remove(request)
@@ -163,12 +163,12 @@ class FairQueue:
 
     def _age(self, queue: ClassQueue, now_ns: int) -> None:
         """Those that wait too long by now go by their age from here on."""
-        while oldest := queue.arrivals.first():
+        while oldest := queue.arrivals.first_entry():
             (arrival_ns, serial), request_id = oldest
             if now_ns - arrival_ns <= self._max_wait_ns:
                 return
             request = self._requests[request_id]
-            queue.arrivals.remove(request_id)
+            queue.arrivals.discard(request_id)
             queue.fresh.remove(request)
             served = self._counters.of(request.tenant, queue.priority)
             queue.overdue.add(request, (0, 0, arrival_ns, serial), served)
@@ -188,7 +188,7 @@ class FairQueue:
         _, tenant = min(least)
         for lanes in (overdue, fresh):
             own = [lane.requests[tenant] for lane in lanes if tenant in lane.requests]
-            firsts = [first for requests in own if (first := requests.first())]
+            firsts = [first for requests in own if (first := requests.first_entry())]
             if firsts:
                 return min(firsts)[1]
         raise AssertionError(f"tenant {tenant} waits nowhere")
@@ -196,13 +196,13 @@ class FairQueue:
     def _least_served(self, lane: Lane, priority: int) -> Served:
         """Counters only grow, so a lane learns of a charge when the tenant comes to its top."""
         while True:
-            first = lane.tenants.first()
+            first = lane.tenants.first_entry()
             assert first
             key, tenant = first
             served = (self._counters.of(tenant, priority), tenant)
             if key == served:
                 return served
-            lane.tenants.put(tenant, served)
+            lane.tenants.place(tenant, served)
 
     def _waits(self, tenant: str, priority: int) -> bool:
         """Whether the tenant has a request in any class of this priority."""

@@ -1,0 +1,202 @@
+"""One connection to a process of the shared pool: made when it is needed, and again when it
+broke."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from tandem.facts.kv_tiers import BlockName
+from tandem.kv.connectors.contract import ConnectorError
+from tandem.kv.connectors.tcp.handshake import PeerAddress, open_stream
+from tandem.kv.connectors.tcp.protocol import BadFrame
+from tandem.kv.connectors.tcp.stream import Stream
+from tandem.kv.tiers.block_records import TAG_BYTES, BlockTags
+from tandem.kv.tiers.contract import Row
+from tandem.kv.tiers.pool import protocol as frames
+from tandem.kv.tiers.pool.protocol import Verb, Verdict
+
+# Frames under way: while the bytes of one travel, those of another are read or checked.
+_FRAMES_IN_FLIGHT: Final = 2
+_SLICE_S: Final = 0.05
+NS_PER_S: Final = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class BlockBatch:
+    """Blocks of one frame."""
+
+    names: Sequence[BlockName]
+    rows: Sequence[Row]
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    """The first `blocks` of what was asked for came whole; the next one `corrupt`, or not at
+    all."""
+
+    blocks: int
+    corrupt: tuple[bytes, ...] = ()
+
+
+class PoolLink:
+    """Used from one thread, but `stop_link`. `send_blocks` and `fetch_blocks` raise
+    `ConnectorError` when the process cannot be reached, does not keep to the protocol, is silent
+    for too long, or takes longer than `call_s` for all. Blocks are tagged here and looked at here,
+    but where rows are `tagged` they hold their tags already."""
+
+    def __init__(
+        self,
+        address: PeerAddress,
+        tags: BlockTags,
+        *,
+        tagged: bool,
+        now_ns: Callable[[], int],
+        call_s: float,
+    ) -> None:
+        self._address = address
+        self._now_ns = now_ns
+        self._call_ns = round(call_s * NS_PER_S)
+        self._deadline_ns = 0
+        self._tags = tags
+        self._tagged = tagged
+        self._format = tags.stored
+        self._stream: Stream | None = None
+        self._stopped = ""
+
+    def stop_link(self, why: str) -> None:
+        """From any thread: what is under way ends soon, and nothing more is begun."""
+        self._stopped = why
+
+    def close_connection(self) -> None:
+        """What is asked for next is asked over a new connection."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close_stream()
+
+    def send_blocks(self, names: Sequence[BlockName], rows: Sequence[Row]) -> list[bytes]:
+        """Offer these and send what is wanted. Gives the digests of those that it holds then."""
+        held: list[bytes] = []
+        with self._talking() as stream:
+            for start in range(0, len(names), frames.OFFER_NAMES):
+                end = start + frames.OFFER_NAMES
+                held += self._offer(stream, BlockBatch(names[start:end], rows[start:end]))
+        return held
+
+    def fetch_blocks(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Came:
+        """Fill the rows with the leading blocks that it has; those after them may be written to."""
+        waiting = self._frames(BlockBatch(names, rows))
+        under_way: deque[BlockBatch] = deque()
+        blocks, whole = 0, True
+        corrupt: tuple[bytes, ...] = ()
+        with self._talking() as stream:
+            while True:
+                # Nothing is asked for behind a gap, but what was is taken.
+                while (
+                    whole and len(under_way) < _FRAMES_IN_FLIGHT and (frame := next(waiting, None))
+                ):
+                    self._send(stream, frames.request(Verb.GET, self._format, frame.names))
+                    under_way.append(frame)
+                if not under_way:
+                    return Came(blocks, corrupt)
+                frame = under_way.popleft()
+                came = self._receive(stream, frame)
+                if whole:
+                    blocks, corrupt = blocks + came.blocks, came.corrupt
+                    whole = came.blocks == len(frame.names)
+
+    @property
+    def _batch(self) -> int:
+        return frames.batch_blocks(self._format.block_bytes)
+
+    def _frames(self, batch: BlockBatch) -> Iterator[BlockBatch]:
+        for start in range(0, len(batch.names), self._batch):
+            end = start + self._batch
+            yield BlockBatch(batch.names[start:end], batch.rows[start:end])
+
+    def _offer(self, stream: Stream, batch: BlockBatch) -> list[bytes]:
+        self._send(stream, frames.request(Verb.OFFER, self._format, batch.names))
+        verdicts = self._verdicts(stream, len(batch.names))
+        held = []
+        names, rows = [], []
+        for name, row, verdict in zip(batch.names, batch.rows, verdicts, strict=True):
+            if verdict is Verdict.HELD:
+                held.append(name.digest)
+            elif verdict is Verdict.WANTED:
+                names.append(name)
+                rows.append(row)
+        under_way: deque[BlockBatch] = deque()
+        for frame in self._frames(BlockBatch(names, rows)):
+            head = frames.data_frame(self._format, len(frame.names))
+            self._send(stream, head, *_pieces(frame, self._tags, tagged=self._tagged))
+            under_way.append(frame)
+            if len(under_way) == _FRAMES_IN_FLIGHT:
+                held += self._kept(stream, under_way.popleft())
+        for frame in under_way:
+            held += self._kept(stream, frame)
+        return held
+
+    def _kept(self, stream: Stream, frame: BlockBatch) -> list[bytes]:
+        verdicts = self._verdicts(stream, len(frame.names))
+        pairs = zip(frame.names, verdicts, strict=True)
+        return [name.digest for name, verdict in pairs if verdict is Verdict.HELD]
+
+    def _receive(self, stream: Stream, frame: BlockBatch) -> Came:
+        """The answer to one GET, checked."""
+        count = self._reply(stream, len(frame.names))
+        names, rows = frame.names[:count], frame.rows[:count]
+        tags = [memoryview(bytearray(0 if self._tagged else TAG_BYTES)) for _ in rows]
+        pairs = zip(rows, tags, strict=True)
+        pieces = [piece for row, tag in pairs for piece in (row.data, tag)]
+        stream.receive_bytes(pieces, self._address.limits.silence_s)
+        if self._tagged:
+            bad = self._tags.stored_misfits(names, rows)
+        else:
+            bad = self._tags.misfits(names, rows, tags)
+        if bad:
+            return Came(bad[0], (names[bad[0]].digest,))
+        return Came(count)
+
+    def _verdicts(self, stream: Stream, count: int) -> tuple[Verdict, ...]:
+        if self._reply(stream, count) != count:
+            raise BadFrame("an answer to another question")
+        data = bytearray(count)
+        stream.receive_bytes([memoryview(data)], self._address.limits.silence_s)
+        return frames.parse_verdicts(bytes(data))
+
+    def _reply(self, stream: Stream, most: int) -> int:
+        data = bytearray(frames.REPLY_BYTES)
+        stream.receive_bytes([memoryview(data)], self._address.limits.silence_s)
+        return frames.parse_reply(bytes(data), most)
+
+    def _send(self, stream: Stream, *pieces: bytes | memoryview) -> None:
+        stream.send_bytes([memoryview(piece) for piece in pieces], self._address.limits.silence_s)
+
+    def _stop(self) -> str:
+        """Why to end what is under way, if so."""
+        # A few bytes now and then are no silence.
+        late = self._now_ns() > self._deadline_ns
+        return self._stopped or ("it took too long" if late else "")
+
+    @contextmanager
+    def _talking(self) -> Iterator[Stream]:
+        """The connection. One over which something went wrong is of no more use."""
+        self._deadline_ns = self._now_ns() + self._call_ns
+        try:
+            if self._stream is not None and self._stream.is_stale():
+                self.close_connection()
+            if self._stream is None:
+                self._stream = open_stream(self._address, self._stop, _SLICE_S)
+            yield self._stream
+        except ConnectorError as error:
+            self.close_connection()
+            raise ConnectorError(f"{self._address.peer}: {error}") from error
+
+
+def _pieces(frame: BlockBatch, tags: BlockTags, *, tagged: bool) -> list[bytes | memoryview]:
+    """The blocks of a frame, each with its tag behind it."""
+    if tagged:
+        return [row.data for row in frame.rows]
+    pairs = zip(frame.rows, tags.of(frame.names, frame.rows), strict=True)
+    return [piece for row, tag in pairs for piece in (row.data, tag)]

@@ -1,0 +1,91 @@
+"""KV transfer of a worker of several ranks: each rank reads its own share, and a transfer or a
+block export is over when it is over on all of them.
+"""
+
+import threading
+from collections.abc import Callable
+
+from tandem.facts.kv_export import KvExport, MoveKv, MoveReport
+from tandem.live.node import TransferEngine
+from tandem.live.ranks.ranks import Ranks
+from tandem.messages.node import ConnectPeer, EndMove, ForgetPeer, PublishBlocks, StartMove
+
+
+class RankTally:
+    """Counts ranks that are done. Methods are thread-safe; `transfer_ended` and `blocks_exported`
+    are called from the thread of the last one."""
+
+    def __init__(
+        self,
+        ranks: int,
+        transfer_ended: Callable[[int, MoveReport], None],
+        blocks_exported: Callable[[int], None],
+    ) -> None:
+        self._ranks = ranks
+        self._transfer_ended = transfer_ended
+        self._blocks_exported = blocks_exported
+        self._lock = threading.Lock()
+        self._reports: dict[int, list[MoveReport]] = {}
+        self._publications: dict[int, int] = {}
+
+    def move_ended(self, move_id: int, report: MoveReport) -> None:
+        """On one more rank."""
+        with self._lock:
+            reports = self._reports.setdefault(move_id, [])
+            reports.append(report)
+            if len(reports) < self._ranks:
+                return
+            del self._reports[move_id]
+        self._transfer_ended(move_id, summed(reports))
+
+    def blocks_published(self, publication_id: int) -> None:
+        """By one more rank."""
+        with self._lock:
+            done = self._publications.get(publication_id, 0) + 1
+            if done < self._ranks:
+                self._publications[publication_id] = done
+                return
+            self._publications.pop(publication_id, None)
+        self._blocks_exported(publication_id)
+
+
+def summed(reports: list[MoveReport]) -> MoveReport:
+    """One move of all ranks: they work at the same time, and it has arrived when all have."""
+    return MoveReport(
+        arrived=all(report.arrived for report in reports),
+        connector="+".join(sorted({report.connector for report in reports if report.connector})),
+        moved_bytes=sum(report.moved_bytes for report in reports),
+        spans=sum(report.spans for report in reports),
+        seconds=max(report.seconds for report in reports),
+        problem=next((report.problem for report in reports if report.problem), ""),
+    )
+
+
+class RankedTransferEngine:
+    """A `TransferEngine` over all ranks: `own` reads the leader's share."""
+
+    def __init__(self, own: TransferEngine, ranks: Ranks) -> None:
+        self._own = own
+        self._ranks = ranks
+
+    def add_source(self, worker: str, incarnation: str, export: KvExport) -> None:
+        self._ranks.tell(ConnectPeer(worker, incarnation, export))
+        self._own.add_source(worker, incarnation, export)
+
+    def forget_source(self, worker: str, incarnation: str) -> None:
+        self._ranks.tell(ForgetPeer(worker, incarnation))
+        self._own.forget_source(worker, incarnation)
+
+    def start_transfer(self, move_id: int, order: MoveKv) -> None:
+        self._ranks.tell(StartMove(move_id, order))
+        self._own.start_transfer(move_id, order)
+
+    def stop_transfer(self, move_id: int) -> None:
+        self._ranks.tell(EndMove(move_id))
+        self._own.stop_transfer(move_id)
+
+    def export_blocks(
+        self, export_id: int, blocks: tuple[int, ...], versions: tuple[int, ...]
+    ) -> None:
+        self._ranks.tell(PublishBlocks(export_id, blocks, versions))
+        self._own.export_blocks(export_id, blocks, versions)

@@ -1,0 +1,134 @@
+"""KV that is narrowed for the way: as precise as promised, and never anything but a copy of what
+was announced."""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from tandem.facts.kv_export import EncodedCopies, MoveKv
+from tandem.kv.codec import decode, encode
+from tandem.kv.layout import copies_layout, encoded_copies, tags_of
+from tandem.kv.transfer.config import TransferConfig
+from tests.kv.split_workers import Split
+from tests.kv.transfer_ranks import Pair
+
+SMALL = TransferConfig(chunk_bytes=2048)
+ALL_SLOTS = 12
+
+
+def narrowed(values: torch.Tensor, wire: str) -> torch.Tensor:
+    """What is left of values (of float32) after they were encoded."""
+    rows = encode(values.numpy(), wire)
+    return torch.from_numpy(np.array(decode(rows, wire)))
+
+
+def pair_of(wire: str, target: Split, slots: int = ALL_SLOTS, **config: object) -> Pair:
+    source = Split(2, copies=EncodedCopies(wire, slots))
+    return Pair(source, target, replace(SMALL, wire_dtype=wire, **config))
+
+
+def announced(pair: Pair, first_token: int, end_token: int) -> MoveKv:
+    order = pair.order(first_token, end_token)
+    pair.source.announce(order)
+    return order
+
+
+def assert_narrowed(pair: Pair, order: MoveKv, wire: str) -> None:
+    pair.source.values = narrowed(pair.source.values, wire)
+    expected = pair.expected(order)
+    for move_id, transfers in enumerate(pair.ranks):
+        report = transfers.move(move_id, order)
+        assert (report.arrived, report.problem) == (True, "")
+    for pool, right in zip(pair.target.pools, expected, strict=True):
+        assert torch.equal(pool, right)
+
+
+WIRES = ["bfloat16", "float16", "int8", "float8_e4m3"]
+TARGETS = [Split(), Split(4, 2), Split(block_size=8), Split(block_size=2, dtype="bfloat16")]
+
+
+@pytest.mark.parametrize(("wire", "target"), list(product(WIRES, TARGETS)))
+@pytest.mark.parametrize("checksums", [True, False])
+def test_values_arrive_as_they_were_encoded(wire, target, checksums):
+    with pair_of(wire, target, checksums=checksums) as pair:
+        assert_narrowed(pair, announced(pair, 3, 22), wire)
+
+
+def test_fewer_bytes_cross():
+    moved = {}
+    source = Split(copies=EncodedCopies("bfloat16", ALL_SLOTS))
+    for wire in (None, "bfloat16"):
+        with Pair(source, Split(), TransferConfig(wire_dtype=wire)) as pair:
+            moved[wire] = pair.transfers.move(1, announced(pair, 0, 24)).moved_bytes
+    assert moved["bfloat16"] < moved[None] * 0.7
+
+
+@pytest.mark.parametrize("wire", [None, "int8"])
+def test_nothing_is_lost_unless_both_ends_ask_for_it(wire):
+    source = Split(copies=EncodedCopies("float16", ALL_SLOTS))
+    with Pair(source, Split(), replace(SMALL, wire_dtype=wire)) as pair:
+        order = announced(pair, 1, 22)
+        expected = pair.expected(order)[0]
+        assert pair.transfers.move(1, order).arrived
+        assert torch.equal(pair.target.pools[0], expected)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1 << 20, 2048, 700])
+def test_blocks_whose_copies_were_replaced_come_as_they_are_stored(chunk_bytes):
+    """Six blocks and four slots: blocks 2, 3, 4, 7, 0 and 5 in slots 2, 3, 0, 3, 0 and 1."""
+    with pair_of("int8", Split(), slots=4, chunk_bytes=chunk_bytes) as pair:
+        order = announced(pair, 0, 24)
+        assert order.source_blocks == (2, 3, 4, 7, 0, 5)
+        kept = narrowed(pair.source.values, "int8")
+        for index in (1, 2):
+            kept[4 * index : 4 * index + 4] = pair.source.values[4 * index : 4 * index + 4]
+        expected = pair.target.expected(order, kept)[0]
+        assert pair.transfers.move(1, order).arrived
+        assert torch.equal(pair.target.pools[0], expected)
+
+
+@pytest.mark.parametrize("checksums", [True, False])
+@pytest.mark.parametrize("read", [1, 2])
+def test_a_copy_that_is_replaced_while_it_is_read(checksums, read):
+    """The block itself is what was announced, so it is read; what was half a copy is no more."""
+    with pair_of("int8", Split(), checksums=checksums) as pair:
+        order = announced(pair, 4, 8)
+        expected = pair.expected(order)[0]
+
+        def replace_copy(ticket: int, _: object) -> None:
+            # Reads take turns between the two ranks of the source.
+            if ticket // 2 == read:
+                for shard, memory in zip(
+                    pair.source.export.shards, pair.source.worker.memories, strict=True
+                ):
+                    layouts = copies_layout(pair.source.export, shard)
+                    assert layouts
+                    memory[layouts[0] :] = 7
+
+        pair.connector.before_copy = replace_copy
+        report = pair.transfers.move(1, order)
+        assert (report.arrived, report.problem) == (True, "")
+        assert torch.equal(pair.target.pools[0], expected)
+
+
+def test_a_block_that_was_handed_out_again_does_not_arrive_by_its_copy():
+    with pair_of("int8", Split()) as pair:
+        order = announced(pair, 4, 8)
+        assert not pair.transfers.move(1, replace(order, source_generations=(8,))).arrived
+
+
+def test_tags_tell_blocks_and_generations_apart():
+    blocks, versions = np.meshgrid(np.arange(12), np.arange(1, 50, dtype=np.uint64))
+    tags = tags_of(blocks.ravel(), versions.ravel(), 12)
+    assert len(set(tags.tolist())) == blocks.size
+    assert tags.min() > 0
+
+
+def test_what_a_worker_should_keep():
+    assert encoded_copies("float32", 1000, None) is None
+    assert encoded_copies("bfloat16", 1000, "bfloat16") is None
+    assert encoded_copies("float32", 1000, "int8") == EncodedCopies("int8", 125)
+    assert encoded_copies("float32", 40, "int8") == EncodedCopies("int8", 40)

@@ -1,0 +1,380 @@
+"""What a transfers says arrived is right in every byte; whatever goes wrong on the way is
+noticed."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem.facts.kv_export import EncodedCopies
+from tandem.kv.transfer.config import TransferConfig
+from tandem.kv.transfer.export import version_words
+from tests.kv.loop_connector import LoopConnector, LoopNet
+from tests.kv.split_workers import Split, SplitWorker, order_for
+from tests.kv.test_read_plan import splits
+from tests.kv.transfer_ranks import SOURCE, TOKENS, TRANSFER, Pair, Source, TransferRank
+
+SMALL = TransferConfig(chunk_bytes=2048)
+
+
+def move_and_compare(pair: Pair, first_token: int, end_token: int) -> None:
+    order = pair.order(first_token, end_token)
+    pair.source.announce(order)
+    expected = pair.expected(order)
+    for move_id, transfers in enumerate(pair.ranks):
+        report = transfers.move(move_id, order)
+        assert (report.arrived, report.problem) == (True, "")
+        assert report.moved_bytes and report.spans and report.connector == "loop"
+    for pool, right in zip(pair.target.pools, expected, strict=True):
+        assert torch.equal(pool, right)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    source=splits,
+    target=splits,
+    ends=st.tuples(st.integers(0, TOKENS), st.integers(0, TOKENS)).filter(lambda e: e[0] != e[1]),
+    config=st.sampled_from(
+        [SMALL, TransferConfig(), TransferConfig(chunk_bytes=4096, checksums=False)]
+    ),
+)
+def test_all_that_arrives_is_right(source, target, ends, config):
+    with Pair(source, target, config) as pair:
+        move_and_compare(pair, min(ends), max(ends))
+
+
+@pytest.mark.parametrize(("source", "target"), list(product([1, 2, 4], repeat=2)))
+def test_ranks_of_every_number(source, target):
+    with Pair(Split(source, kv_heads=2), Split(target, 2, kv_heads=2), SMALL) as pair:
+        move_and_compare(pair, 3, 23)
+
+
+SPLITS = {
+    "straight": (Split(), Split()),
+    "converted": (Split(), Split(dtype="bfloat16")),
+    "from four ranks": (Split(4), Split()),
+}
+each_way = pytest.mark.parametrize("splits", SPLITS.values(), ids=SPLITS)
+
+
+@each_way
+@pytest.mark.parametrize("bit", range(0, 8, 3))
+def test_a_flipped_bit_at_the_source(splits, bit):
+    with Pair(*splits, SMALL) as pair:
+        order = pair.order(1, 22)
+        pair.source.announce(order)
+        layout = pair.source.worker.layouts[-1]
+        last = layout.block_offset(order.source_blocks[-1]) + layout.layout.block_bytes - 1
+        pair.source.worker.memories[-1][last] ^= 1 << bit
+        report = pair.transfers.move(1, order)
+        assert not report.arrived
+        assert "came corrupt" in report.problem
+
+
+@each_way
+def test_a_bit_flipped_on_the_way(splits):
+    with Pair(*splits, SMALL) as pair:
+        order = pair.order(4, 8)
+        pair.source.announce(order)
+        right = [memory.copy() for memory in pair.source.worker.memories]
+        # The first read is of metadata, the second of runs.
+        pair.connector.before_copy = lambda ticket, _: spoil(pair, ticket == 1)
+        report = pair.transfers.move(1, order)
+        assert not report.arrived
+        pair.connector.before_copy = None
+        for memory, good in zip(pair.source.worker.memories, right, strict=True):
+            memory[:] = good
+        assert pair.transfers.move(2, order).arrived
+
+
+def spoil(pair: Pair, wanted: bool) -> None:
+    if wanted:
+        for memory, layout in zip(
+            pair.source.worker.memories, pair.source.worker.layouts, strict=True
+        ):
+            memory[layout.pool_offset :] ^= 16
+
+
+@each_way
+@pytest.mark.parametrize("checksums", [True, False])
+def test_another_generation(splits, checksums):
+    with Pair(*splits, replace(SMALL, checksums=checksums)) as pair:
+        order = pair.order(1, 22)
+        pair.source.announce(order)
+        stale = replace(order, source_generations=(*order.source_generations[:-1], 99))
+        report = pair.transfers.move(1, stale)
+        assert not report.arrived
+        assert "not what was announced: version 12, not 99" in report.problem
+
+
+@each_way
+@pytest.mark.parametrize("checksums", [True, False])
+def test_a_generation_that_changes_in_the_middle(splits, checksums):
+    """The bytes are the same, so that nothing but the version can tell."""
+    with Pair(*splits, replace(SMALL, checksums=checksums)) as pair:
+        order = pair.order(4, 8)
+        pair.source.announce(order)
+
+        def hand_out_again(ticket: int, _: object) -> None:
+            if ticket == 1:
+                pair.source.worker.export_blocks(TRANSFER, list(order.source_blocks), [50])
+
+        pair.connector.before_copy = hand_out_again
+        report = pair.transfers.move(1, order)
+        assert not report.arrived
+        assert "version 50" in report.problem
+
+
+def test_a_block_whose_header_was_never_written():
+    with Pair(Split(), Split()) as pair:
+        assert "version 0" in pair.transfers.move(1, pair.order(0, 4)).problem
+
+
+def test_a_source_that_computes_no_checksums():
+    with Pair(Split(), Split()) as pair:
+        order = pair.order(0, 4)
+        pair.source.announce(order)
+        layout = pair.source.worker.layouts[0]
+        start = layout.metadata_offset(order.source_blocks[0])
+        pair.source.worker.memories[0][start + 8 : start + layout.metadata_bytes] = 0
+        assert "no checksums" in pair.transfers.move(1, order).problem
+
+
+@each_way
+def test_a_region_that_ends_too_early(splits):
+    with Pair(*splits) as pair:
+        order = pair.order(0, 24)
+        pair.source.announce(order)
+        for description, region in pair.net.regions.items():
+            pair.net.regions[description] = replace(region, bytes=region.bytes * 2 // 3)
+        report = pair.transfers.move(1, order)
+        assert not report.arrived
+        assert "outside the peer's region" in report.problem
+
+
+@each_way
+@pytest.mark.parametrize("read", range(3))
+def test_a_peer_that_dies_at_any_stage(splits, read):
+    with Pair(*splits) as pair:
+        order = pair.order(4, 8)
+        pair.source.announce(order)
+        pair.connector.problems[read] = "connection lost"
+        report = pair.transfers.move(1, order)
+        assert (report.arrived, report.problem) == (False, "connection lost")
+        # The next move connects anew.
+        pair.connector.problems.clear()
+        assert pair.transfers.move(2, order).arrived
+        assert len(pair.connector.connected) == len(pair.source.export.shards) + 1
+
+
+def test_the_next_connector_is_taken_when_one_does_not_lead_there():
+    net = LoopNet()
+    source, target = Source(Split(), net, ("far", "near")), SplitWorker(Split(), 2)
+    near, far = LoopConnector(net, "near"), LoopConnector(net, "far")
+    near.refusal = "not on this host"
+    transfers = TransferRank(target, 0, [near, far])
+    transfers.transfers.add_source(*SOURCE, source.export)
+    order = order_for(Split(), Split(), 0, 8)
+    source.announce(order)
+    assert transfers.move(1, order).connector == "far"
+    assert transfers.move(2, order).arrived
+    assert len(near.connected) == 1, "not tried again at once"
+    far.refusal = "nobody there"
+    transfers.transfers.forget_source(*SOURCE)
+    transfers.transfers.add_source(*SOURCE, source.export)
+    report = transfers.move(3, order)
+    assert report.problem == "no way to source/1/0: near: not on this host; far: nobody there"
+    assert len(near.connected) == 2, "forgetting a peer forgets that it was unreachable"
+    near.refusal = ""
+    transfers.clock.now_ns = 2_000_000_000
+    assert transfers.move(4, order).connector == "near"
+    assert {name: s.failed_reads for name, s in transfers.transfers.statistics().items()} == {
+        "near": 3,
+        "far": 1,
+    }
+    transfers.close()
+
+
+def test_connectors_that_nobody_shares():
+    net = LoopNet()
+    source, target = Source(Split(), net, ("far",)), SplitWorker(Split(), 2)
+    transfers = TransferRank(target, 0, [LoopConnector(net, "near")])
+    transfers.transfers.add_source(*SOURCE, source.export)
+    report = transfers.move(1, order_for(Split(), Split(), 0, 8))
+    assert report.problem == "no way to source/1/0: no connector in common"
+    transfers.close()
+
+
+def test_what_cannot_be_done_ends_at_once_and_says_why():
+    with Pair(Split(), Split(block_size=8), replace(SMALL, chunk_bytes=64)) as pair:
+        order = pair.order(0, 8)
+        move = pair.transfers.move
+        assert "do not fit into chunks" in move(1, order).problem
+        assert "nothing is known of source" in move(2, replace(order, incarnation="2")).problem
+        assert "2 blocks of the source" in move(3, replace(order, source_blocks=(1,))).problem
+        other = replace(pair.source.export, revision="2")
+        pair.transfers.transfers.add_source("source", "2", other)
+        assert "revision '2'" in move(4, replace(order, incarnation="2")).problem
+
+
+def test_a_move_that_takes_too_long():
+    with Pair(Split(), Split()) as pair:
+        order = pair.order(0, 8)
+        pair.source.announce(order)
+        pair.connector.released.clear()
+        pair.transfers.transfers.start_transfer(1, order)
+        assert pair.connector.reading.wait(20)
+        pair.transfers.clock.now_ns = 61_000_000_000
+        assert pair.transfers.report_of(1).problem == "not done after 60 s"
+        pair.connector.released.set()
+        pair.transfers.clock.now_ns = 0
+        assert pair.transfers.move(2, order).arrived
+
+
+@pytest.mark.parametrize("verb", ["stop", "forget"])
+def test_nobody_waits_for_it_any_more(verb):
+    with Pair(Split(4), Split()) as pair:
+        order = pair.order(0, 24)
+        pair.source.announce(order)
+        pair.connector.released.clear()
+        pair.transfers.transfers.start_transfer(1, order)
+        if verb == "stop":
+            pair.transfers.transfers.stop_transfer(1)
+            assert pair.transfers.report_of(1).problem == "stopped"
+        else:
+            pair.transfers.transfers.forget_source(*SOURCE)
+            assert pair.transfers.report_of(1).problem == "source is gone"
+            assert not pair.connector.peers
+            assert "nothing is known" in pair.transfers.move(2, order).problem
+        pair.transfers.transfers.stop_transfer(1)
+
+
+def test_more_moves_than_allowed():
+    with Pair(Split(), Split(), replace(SMALL, max_transfers=1)) as pair:
+        order = pair.order(0, 8)
+        pair.source.announce(order)
+        pair.connector.released.clear()
+        pair.transfers.transfers.start_transfer(1, order)
+        assert "under way already" in pair.transfers.move(2, order).problem
+        pair.connector.released.set()
+        assert pair.transfers.report_of(1).arrived
+
+
+def test_many_moves_at_once_do_not_disturb_each_other():
+    """Twelve of them, with room for three chunks; every one has blocks of its own."""
+    split = Split(blocks=72)
+    config = TransferConfig(chunk_bytes=1600, chunks_in_flight=3)
+    with Pair(split, replace(split, tensor_ranks=2), config) as pair:
+        orders = []
+        for index in range(12):
+            blocks = tuple(range(6 * index, 6 * index + 6))
+            versions = (index + 1,) * 6
+            orders.append(
+                replace(
+                    pair.order(0, 24),
+                    source_blocks=blocks,
+                    target_blocks=blocks[::-1],
+                    source_generations=versions,
+                )
+            )
+            pair.source.announce(orders[-1])
+        for move_id, order in enumerate(orders):
+            pair.transfers.transfers.start_transfer(move_id, order)
+        ended = dict(pair.transfers.ended.get(timeout=20) for _ in orders)
+        assert sorted(ended) == list(range(12))
+        assert all(report.arrived for report in ended.values())
+        wanted = pair.target.pools[0].clone()
+        for order in orders:
+            wanted[list(order.target_blocks)] = pair.expected(order)[0][list(order.target_blocks)]
+        assert torch.equal(pair.target.pools[0], wanted)
+
+
+def test_what_an_engine_exports_another_can_read():
+    net = LoopNet()
+    theirs, mine = SplitWorker(Split(), 1), SplitWorker(Split(), 2)
+    publishing = TransferRank(theirs, 0, [LoopConnector(net)], replace(SMALL, export_bytes=1))
+    shard = replace(theirs.export.shards[0], endpoints=publishing.transfers.endpoints())
+    reading = TransferRank(mine, 0, [LoopConnector(net)])
+    reading.transfers.add_source(*SOURCE, replace(theirs.export, shards=(shard,)))
+    order = order_for(Split(), Split(), 0, 24)
+    publishing.transfers.export_blocks(5, order.source_blocks, order.source_generations)
+    publishing.transfers.export_blocks(6, (), ())
+    assert [publishing.published.get(timeout=20) for _ in range(2)] == [5, 6]
+    assert reading.move(1, order).arrived
+    assert torch.equal(
+        mine.pools[0][list(order.target_blocks)], theirs.pools[0][list(order.source_blocks)]
+    )
+    publishing.close()
+    reading.close()
+
+
+@pytest.mark.parametrize("checksums", [True, False])
+@pytest.mark.parametrize("copies", [None, EncodedCopies("int8", 12)])
+def test_a_block_that_was_given_to_others_is_not_exported_under_its_old_version(checksums, copies):
+    """Two requests shared it and are gone; the second export comes late."""
+    net, config = LoopNet(), TransferConfig(checksums=checksums, wire_dtype="int8")
+    theirs, mine = SplitWorker(Split(copies=copies), 1), SplitWorker(Split(), 2)
+    publishing = TransferRank(theirs, 0, [LoopConnector(net)], config)
+    shard = replace(theirs.export.shards[0], endpoints=publishing.transfers.endpoints())
+    reading = TransferRank(mine, 0, [LoopConnector(net)], config)
+    reading.transfers.add_source(*SOURCE, replace(theirs.export, shards=(shard,)))
+    order = order_for(Split(), Split(), 0, 24)
+    blocks = list(order.source_blocks)
+    publishing.transfers.export_blocks(1, blocks, order.source_generations)
+    assert publishing.published.get(timeout=20) == 1
+    right = theirs.pools[0][blocks].clone()
+    # As an engine does before it writes to blocks that were handed out again.
+    version_words(theirs.memories[0], theirs.layouts[0])[blocks] = 0
+    theirs.pools[0][blocks] = -1
+    publishing.transfers.export_blocks(2, blocks, order.source_generations)
+    assert publishing.published.get(timeout=20) == 2
+    report = reading.move(1, order)
+    assert not report.arrived
+    assert "version 0" in report.problem
+    if copies is None:
+        publishing.transfers.export_blocks(
+            3, blocks, [each + 1 for each in order.source_generations]
+        )
+        assert publishing.published.get(timeout=20) == 3
+        newer = replace(order, source_generations=tuple(g + 1 for g in order.source_generations))
+        assert reading.move(2, newer).arrived
+        assert not torch.equal(mine.pools[0][list(order.target_blocks)], right)
+    publishing.close()
+    reading.close()
+
+
+def test_what_own_blocks_held_is_invalidated_before_a_transfer_writes_to_them():
+    with Pair(Split(), Split()) as pair:
+        order = pair.order(0, 24)
+        pair.target.export_blocks(TRANSFER, list(range(12)), [9] * 12)
+        words = version_words(pair.target.memories[0], pair.target.layouts[0])
+        found: list[list[int]] = []
+        pair.connector.before_copy = lambda *_: found.append(words.tolist())
+        move_and_compare(pair, 0, 24)
+        wanted = [0 if block in order.target_blocks else 9 for block in range(12)]
+        assert found
+        assert all(each == wanted for each in found)
+
+
+def test_stopping_ends_transfers_that_hang():
+    with Pair(Split(), Split(), replace(SMALL, cancel_s=0.2)) as pair:
+        order = pair.order(0, 8)
+        pair.source.announce(order)
+        pair.connector.released.clear()
+        pair.connector.ends_cancelled = False
+        pair.transfers.transfers.start_transfer(1, order)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_engine_that_breaks_says_so():
+    """Two moves of one id are the caller's mistake, and nothing after it can be trusted."""
+    pair = Pair(Split(), Split())
+    pair.connector.released.clear()
+    order = pair.order(0, 8)
+    pair.transfers.transfers.start_transfer(1, order)
+    pair.transfers.transfers.start_transfer(1, order)
+    assert pair.transfers.failed.wait(20)
+    pair.transfers.transfers.stop_transfers()
