@@ -28,18 +28,17 @@ import uvloop
 from figures import Figure, show, write
 from scripted_worker import SPELLED, ScriptedSetup
 from tandem.cluster.gateway.machine import GatewayMachine
-from tandem.commands.cluster.gateway_process import assemble_gateway
 from tandem.config.cluster.file import Cluster
 from tandem.config.cluster.workers import PoolConfig
 from tandem.config.options import ServeOptions
 from tandem.config.processes import CurveKeys, GatewayListening, GatewaySetup, write_setup
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
-from tandem.live.channels.admitted import Admitted, AdmittedKeys, PeerRole
-from tandem.live.channels.curve import KeyPair, make_keys
 from tandem.live.channels.gateway_channel import GatewayChannel
+from tandem.live.channels.keys import Admitted, AdmittedKeys, KeyPair, PeerRole, make_keys
 from tandem.live.channels.sockets import GatewayKeys
 from tandem.live.gateway.gateway import Gateway
+from tandem.live.processes.gateway import assemble_gateway
 
 CLUSTER = Cluster(
     model="tandem-mini", block_size=16, pools=(PoolConfig("both", "cpu", max_num_seqs=4096),)
@@ -266,7 +265,7 @@ def _start(folder: Path, setup: GatewaySetup) -> "subprocess.Popen[bytes]":
     file = folder / f"{setup.gateway}.setup.json"
     write_setup(setup, file)
     with (folder / f"{setup.gateway}.log").open("wb") as log:
-        command = [sys.executable, "-m", "tandem", "gateway-process", str(file)]
+        command = [sys.executable, "-m", "tandem.live.processes.gateway", str(file)]
         return subprocess.Popen(command, stdout=log, stderr=log)
 
 

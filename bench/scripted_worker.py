@@ -18,7 +18,7 @@ from tandem.facts.blocks import CacheRoot
 from tandem.facts.fleet import Role
 from tandem.facts.kv_export import KvExport, KvGeometry
 from tandem.facts.request import FinishReason
-from tandem.live.channels.curve import KeyPair
+from tandem.live.channels.keys import KeyPair
 from tandem.live.channels.limits import ChannelLimits
 from tandem.live.channels.sockets import NodeKeys, node_socket
 from tandem.messages.cluster import PROTOCOL, Register, RegisterAgain, ToGateway

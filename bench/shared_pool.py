@@ -35,7 +35,7 @@ from tandem.kv.tiers.pool.client import PoolClient, PoolClientTerms
 from tandem.kv.tiers.pool.protocol import batch_blocks, incarnation_proof
 from tandem.kv.tiers.pool.server import PoolServer, PoolTerms
 from tandem.kv.tiers.pool.stores import PoolStores
-from tandem.live.shared_pool import PoolInbox, PoolNode, Replicas
+from tandem.live.pool_node import PoolInbox, PoolNode, Replicas
 from tandem.messages.cluster import PROTOCOL, RegisterPoolNode
 
 SECRET = b"of this benchmark alone"

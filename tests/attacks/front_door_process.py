@@ -8,8 +8,7 @@ from pathlib import Path
 import tandem
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
-from tandem.commands.front_door import http_server_over
-from tandem.commands.listening import listen
+from tandem.live.http_server import http_server_over, listen
 from tandem.text.model import TextModel
 from tests.attacks.long_answers import LongWinded
 

@@ -245,9 +245,9 @@ def test_a_reader_who_falls_behind_is_given_up_not_kept():
         for _ in range(1000):
             mailboxes.deliver(emission("slow", "quick"))
             assert mailboxes.waiting_values <= 10_000
-            await quick.take()
+            await quick.next_output()
         with pytest.raises(Overloaded, match="too slowly"):
-            await slow.take()
+            await slow.next_output()
         # The worker still works for it, and has to be told.
         assert not mailboxes.close("slow")
         mailboxes.deliver(emission("quick", end=FinishReason.LENGTH))
@@ -265,9 +265,9 @@ def test_a_backlog_is_read_in_small_parts():
         for _ in range(999):
             mailboxes.deliver(emission("late"))
         mailboxes.deliver(emission("late", end=FinishReason.LENGTH))
-        outputs = [await mailbox.take()]
+        outputs = [await mailbox.next_output()]
         while outputs[-1].finish_reason is None:
-            outputs.append(await mailbox.take())
+            outputs.append(await mailbox.next_output())
         assert sum(len(each.tokens) for each in outputs) == 1000
         assert all(len(each.tokens) == len(each.logprobs) for each in outputs)
         assert max(22 * len(each.tokens) for each in outputs) <= MOST_TAKEN_VALUES

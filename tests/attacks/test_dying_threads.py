@@ -25,7 +25,7 @@ from tandem.kv.tiers.config import TierCalls
 from tandem.kv.tiers.pool.stores import PoolStores
 from tandem.kv.transfer.config import TransferConfig
 from tandem.kv.transfer.worker import ConnectorWorker, ConnectorWorkerCalls
-from tandem.live.shared_pool import LivePoolCoordinator, PoolInbox
+from tandem.live.pool_node import LivePoolCoordinator, PoolInbox
 from tests.kv.ending import closing
 from tests.kv.pool_coordinator import SECRET, entropy
 from tests.kv.tier_blocks import contents, names

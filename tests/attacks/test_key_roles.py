@@ -8,19 +8,18 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from tandem.commands.cluster.gateway_process import _admitted as admitted_of
-from tandem.commands.cluster.key_files import read_worker_keys
-from tandem.commands.cluster.setups import Setups, write_cluster
 from tandem.commands.main import app
 from tandem.config.cluster.live import checked
 from tandem.config.cluster.tree import parse
 from tandem.facts.errors import InvalidConfiguration
-from tandem.live.channels.admitted import Admitted, AdmittedKeys, PeerRole
-from tandem.live.channels.curve import make_pair
 from tandem.live.channels.gateway_channel import GatewayChannel, OperatorSaid
+from tandem.live.channels.keys import Admitted, AdmittedKeys, PeerRole, make_pair
 from tandem.live.channels.sockets import GatewayKeys, NodeKeys
-from tandem.live.gateway.operator import OperatorClient, OperatorFailed
+from tandem.live.gateway.operators import OperatorClient, OperatorFailed
 from tandem.live.launching.state_directory import StateDirectory
+from tandem.live.processes.gateway import _admitted as admitted_of
+from tandem.live.processes.key_files import read_worker_keys
+from tandem.live.processes.setups import Setups, write_cluster
 from tandem.messages.cluster import Deregister, RegistrationRefused
 from tandem.messages.gateway import PeerGone, WorkerSaid
 from tandem.messages.node import GatewayConnected, GatewaySaid

@@ -6,11 +6,10 @@ import signal
 
 import pytest
 
-from tandem.commands.cluster.run import indispensable
 from tandem.facts.fleet import Role
 from tandem.live.launching.launcher import Ended, Program
-from tandem.live.launching.restarts import RestartConfig
-from tandem.live.launching.supervisor import Supervisor
+from tandem.live.launching.supervisor import RestartConfig, Supervisor
+from tandem.live.processes.cluster import indispensable
 
 IMPATIENT = RestartConfig(first_delay_s=0.0, longest_delay_s=0.0, most_in_a_row=2)
 

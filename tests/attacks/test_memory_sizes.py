@@ -8,11 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandem.commands.cluster import pool_process
-from tandem.commands.cluster.pool_process import check_memory, tiers_of
-from tandem.commands.cluster.setups import Setups, fresh_keys
-from tandem.commands.cluster.worker_rank import plan_worker
-from tandem.commands.model_assembly import plan_model
 from tandem.config.cluster.live import checked, worker_options
 from tandem.config.cluster.tree import parse
 from tandem.config.environment import BUNDLED_MODEL, HostFacts, control_groups, spare_bytes
@@ -25,6 +20,11 @@ from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.kv_tiers import BlockFormat
 from tandem.facts.model import AttentionSpec, ModelSpec, RopeSpec
 from tandem.kernels.faces import choose_kernels
+from tandem.live.processes import shared_pool as pool_process
+from tandem.live.processes.model import plan_model
+from tandem.live.processes.setups import Setups, fresh_keys
+from tandem.live.processes.shared_pool import check_memory, tiers_of
+from tandem.live.processes.worker_rank import plan_worker
 from tandem.models.checkpoint import SafetensorsWeights
 from tandem.models.configuration import read_model_spec
 from tandem.models.footprint import header_shapes, weight_bytes
@@ -212,7 +212,7 @@ def test_a_worker_that_joins_leaves_room_for_its_tier(monkeypatch):
     assert 0 < kv_bytes[1] < kv_bytes[0] - 2**29
     # What its process makes of it, which has to look itself.
     monkeypatch.setattr(
-        "tandem.commands.model_assembly.machine_facts", lambda: MachineFacts(4, GIB, 0, 0, ())
+        "tandem.live.processes.model.machine_facts", lambda: MachineFacts(4, GIB, 0, 0, ())
     )
     assert plan_worker(small).model.plan.kv_bytes > 0
     with pytest.raises(InvalidConfiguration, match=r"tiers\.host does not fit .* 2\.0 GiB"):

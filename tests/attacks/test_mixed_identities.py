@@ -6,7 +6,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from tandem.commands.cluster.view import print_status
+from tandem.commands.cluster_view import print_status
 from tandem.facts.blocks import BlockChanges, CacheRoot, extend_chain
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.kv_export import MoveKv

@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 from huggingface_hub import constants
 
-from tandem.commands.cluster.worker_rank import PlannedWorker
-from tandem.commands.model_assembly import load_model, plan_model
 from tandem.config.environment import BUNDLED_MODEL
 from tandem.config.options import ServeOptions
 from tandem.facts.errors import InvalidConfiguration
@@ -25,6 +23,8 @@ from tandem.kv.tiers.disk import DiskConfig, DiskStore
 from tandem.kv.tiers.redis import RedisStore
 from tandem.kv.tiers.redis_client import RedisConfig
 from tandem.kv.transfer.compatibility import objection
+from tandem.live.processes.model import load_model, plan_model
+from tandem.live.processes.worker_rank import PlannedWorker
 from tandem.models.content import PIECE_BYTES, checkpoint_weights, digest_file
 from tests.attacks.identities import (
     CHANGES,

@@ -88,7 +88,7 @@ def test_the_runtime_directory_that_another_user_made_is_refused(
 ):
     monkeypatch.setattr("tandem.commands.status.runtime_directory", lambda: tmp_path / "shared")
     monkeypatch.setattr(
-        "tandem.commands.cluster.places.runtime_directory", lambda: tmp_path / "shared"
+        "tandem.commands.which_cluster.runtime_directory", lambda: tmp_path / "shared"
     )
     forged(tmp_path / "shared", victim, os.geteuid())
     os.chown(tmp_path / "shared", STRANGER, STRANGER)

@@ -16,23 +16,23 @@ from tandem.api import key_ring
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig, KeyFile
 from tandem.api.key_ring import KeyRing, read_key_file
-from tandem.commands.cluster import kept_secret
-from tandem.commands.cluster.client_keys import check_client_keys, tenant_key_files, tenant_keys
-from tandem.commands.cluster.key_files import (
-    read_gateway_keys,
-    read_worker_keys,
-    write_fresh_keys,
-)
-from tandem.commands.cluster.pool_process import password_of
-from tandem.commands.cluster.setups import Setups, gateway_program, pool_node_program
 from tandem.commands.hidden_words import without_secrets
 from tandem.commands.main import app
 from tandem.config.api_options import api_config
+from tandem.config.client_keys import check_client_keys, tenant_key_files, tenant_keys
 from tandem.config.cluster.live import checked, gateway_options
 from tandem.config.cluster.tree import parse
 from tandem.facts.errors import InvalidConfiguration
 from tandem.kv.tiers.redis_client import RedisConfig, RedisLink
+from tandem.live.launching import private_directory
 from tandem.live.launching.state_directory import StateDirectory
+from tandem.live.processes.key_files import (
+    read_gateway_keys,
+    read_worker_keys,
+    write_fresh_keys,
+)
+from tandem.live.processes.setups import Setups, gateway_program, pool_node_program
+from tandem.live.processes.shared_pool import password_of
 from tests.api.conftest import *  # noqa: F403 (its fixtures: a scripted generator and a text model)
 from tests.api.server import serving
 from tests.kv.tier_blocks import redis_server
@@ -366,16 +366,16 @@ def test_a_gateway_alone_keeps_no_secret_of_the_workers(tmp_path, monkeypatch):
 
 def test_two_first_starts_at_once_make_one_secret(tmp_path, monkeypatch):
     file = tmp_path / "kv.secret"
-    made, others = kept_secret.make_keys, []
+    made, others = private_directory.make_keys, []
 
     def make_keys():
         if not others:
             others.append("")
             # At this very moment the other one does all that it does.
-            others.append(kept_secret.secret_of(file))
+            others.append(private_directory.secret_of(file))
         return made()
 
-    monkeypatch.setattr(kept_secret, "make_keys", make_keys)
-    assert kept_secret.secret_of(file) == others[1] != ""
+    monkeypatch.setattr(private_directory, "make_keys", make_keys)
+    assert private_directory.secret_of(file) == others[1] != ""
     assert file.stat().st_mode & 0o777 == 0o600
     assert list(tmp_path.iterdir()) == [file]

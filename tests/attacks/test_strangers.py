@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig, ConnectionLimits
 from tandem.api.connections.gate import MOST_CONNECTIONS, ConnectionGate
-from tandem.commands.cluster.member_health import MemberHealth, serve_health
+from tandem.live.processes.member_health import MemberHealth, serve_health
 from tandem.text.model import TextModel
 from tests.api.scripted_generator import Script, ScriptedGenerator
 from tests.api.server import serving

@@ -8,10 +8,10 @@ from tandem.facts.backoff import longest, retry_after, spread
 from tandem.facts.errors import Overloaded
 from tandem.kv.tiers.pool.client import PoolClient, PoolClientTerms
 from tandem.kv.tiers.redis_client import Breaker
-from tandem.live.channels.curve import make_keys
+from tandem.live.channels.keys import make_keys
 from tandem.live.channels.node_channel import NodeChannel
 from tandem.live.channels.sockets import NodeKeys
-from tandem.live.launching.restarts import RestartConfig, Restarts
+from tandem.live.launching.supervisor import RestartConfig, Restarts
 from tests.kv.pool_coordinator import SECRET, TRANSFER, entropy
 from tests.kv.tier_blocks import FORMAT, contents, names
 

@@ -111,9 +111,9 @@ def test_who_gives_way_as_somebody_comes_back_is_not_computed_for_nobody(turns_l
         # Each has begun to wait.
         for _ in range(3):
             await asyncio.sleep(0)
-        presence = gateway._presence
-        presence._news.set()
-        presence._news = asyncio.Event()
+        availability = gateway._availability
+        availability._changed.set()
+        availability._changed = asyncio.Event()
         for _ in range(turns_later):
             await asyncio.sleep(0)
         tasks.append(asyncio.create_task(read(gateway, request("newcomer"), Caller("few"))))

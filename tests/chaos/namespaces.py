@@ -17,11 +17,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tandem.commands.cluster.run import ClusterRun, RunLimits, View
-from tandem.commands.cluster.up import CTRL_C, Screen
+from tandem.commands.cluster_screen import CTRL_C, Screen
 from tandem.config.cluster.live import read_live_cluster
 from tandem.live.launching.launcher import LocalLauncher, Program
 from tandem.live.launching.state_directory import StateDirectory
+from tandem.live.processes.cluster import ClusterRun, RunLimits, View
 
 
 def possible() -> bool:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from tandem.commands.cluster.operators import Operators
-from tandem.commands.cluster.places import WhichCluster, find_running
+from tandem.commands.which_cluster import WhichCluster, find_running
 from tandem.cost.fitted import FittedStepTime
 from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.fleet import Role
 from tandem.facts.trace import TraceRow
+from tandem.live.gateway.operators import Operators
 from tandem.policy.admission.registry import ADMISSIONS
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.registry import DISPATCHES

@@ -14,11 +14,11 @@ from contextlib import suppress
 import openai
 import pytest
 
-from tandem.commands.cluster.operators import Operators
-from tandem.commands.cluster.places import WhichCluster, find_running
-from tandem.commands.cluster.setups import TANDEM
-from tandem.commands.cluster.view import together
+from tandem.commands.cluster_view import together
+from tandem.commands.which_cluster import WhichCluster, find_running
+from tandem.live.gateway.operators import Operators
 from tandem.live.launching.process_identity import started_ticks
+from tandem.live.processes.setups import TANDEM
 from tests.journeys.serving import run_here, run_tandem
 
 CLUSTER = """\

@@ -16,10 +16,10 @@ import openai
 import pytest
 from typer.testing import CliRunner
 
-from tandem.commands.cluster.key_files import read_gateway_keys, read_worker_keys
-from tandem.commands.cluster.single import gateway_endpoints, listen_endpoint, process_name
 from tandem.commands.main import app
+from tandem.commands.which_cluster import gateway_endpoints, listen_endpoint, process_name
 from tandem.facts.errors import InvalidConfiguration
+from tandem.live.processes.key_files import read_gateway_keys, read_worker_keys
 from tests.journeys.serving import run_tandem
 
 CLUSTER = """\

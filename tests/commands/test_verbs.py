@@ -3,7 +3,9 @@
 import subprocess
 import sys
 
+from tandem.commands.late_imports import PARTS, VERBS
 from tests.journeys.serving import run_here
+from tests.style.source import modules
 
 # What takes long to import, and what these verbs must do without. They run beside a cluster, or
 # before it starts, and somebody waits for each.
@@ -42,3 +44,12 @@ def test_a_mistyped_verb_is_told_what_may_be_meant():
     told = run_here("statsu")
     assert told.returncode == 2
     assert "status" in told.stderr
+
+
+def test_every_module_named_by_a_string_is_there():
+    dotted = {module.dotted: module for module in modules()}
+    for place in (*VERBS.values(), *PARTS.values()):
+        name, _, function = place.partition(":")
+        assert name in dotted, place
+        defined = {node.name for node in dotted[name].functions()}
+        assert not function or function in defined, place

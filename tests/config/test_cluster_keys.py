@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from tandem.commands.cluster.setups import Setups
 from tandem.config.cluster.file import Cluster, bundled_clusters, read_cluster
 from tandem.config.cluster.keys import GATEWAY, SHARED_POOL, WORKER, Choice
 from tandem.config.cluster.live import checked, handed_to
@@ -21,6 +20,7 @@ from tandem.config.processes import (
     read_setup,
     write_setup,
 )
+from tandem.live.processes.setups import Setups
 
 PAGE = Path(__file__).parents[2] / "docs" / "cluster-keys.md"
 SECRETS = """\

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from tandem.commands.cluster.setups import Setups
 from tandem.config.cluster.live import checked
 from tandem.config.cluster.tiers import (
     disk_folder,
@@ -20,6 +19,7 @@ from tandem.config.cluster.tiers import (
 from tandem.config.cluster.tree import parse
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Tier
+from tandem.live.processes.setups import Setups
 
 POOLS = """\
 model: tandem-mini

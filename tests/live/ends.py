@@ -3,9 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
-from tandem.live.channels.admitted import Admitted, AdmittedKeys, PeerRole
-from tandem.live.channels.curve import make_keys
 from tandem.live.channels.gateway_channel import GatewayChannel
+from tandem.live.channels.keys import Admitted, AdmittedKeys, PeerRole, make_keys
 from tandem.live.channels.limits import ChannelLimits
 from tandem.live.channels.node_channel import NodeChannel
 from tandem.live.channels.sockets import GatewayKeys, NodeKeys

@@ -13,7 +13,6 @@ from typing import Any
 from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
 from tandem.cluster.router.admission import RouterConfig
 from tandem.cluster.router.fleet import Capacity
-from tandem.commands.cluster.setups import PROCESS
 from tandem.config.cluster.workers import HealthConfig
 from tandem.config.options import ServeOptions
 from tandem.config.processes import CurveKeys, WorkerSetup, write_setup
@@ -24,12 +23,12 @@ from tandem.facts.errors import Overloaded
 from tandem.facts.fleet import Role
 from tandem.facts.kv_export import MoveReport
 from tandem.facts.request import Request
-from tandem.live.channels.admitted import Admitted, AdmittedKeys, PeerRole
-from tandem.live.channels.curve import make_keys
 from tandem.live.channels.gateway_channel import GatewayChannel
+from tandem.live.channels.keys import Admitted, AdmittedKeys, PeerRole, make_keys
 from tandem.live.channels.sockets import GatewayKeys
 from tandem.live.clock import now_ns
 from tandem.live.mailbox import Mailboxes
+from tandem.live.processes.setups import WORKER_PROCESS
 from tandem.messages.cluster import MoveEnded, Register, Registered
 from tandem.messages.gateway import (
     AuditAsked,
@@ -130,7 +129,7 @@ class GatewaySide:
         try:
             async with asyncio.timeout(PATIENCE_S):
                 while True:
-                    output = await mailbox.take()
+                    output = await mailbox.next_output()
                     tokens += output.tokens
                     if output.finish_reason is not None:
                         return tokens
@@ -240,7 +239,7 @@ class Alive:
 def ranks_of(process_id: int) -> list[int]:
     """The processes of a worker's other ranks: it may start a compiler, too."""
     text = Path(f"/proc/{process_id}/task/{process_id}/children").read_text()
-    return [child for child in map(int, text.split()) if b"follower_process" in _command(child)]
+    return [child for child in map(int, text.split()) if b"processes.follower" in _command(child)]
 
 
 def _command(process_id: int) -> bytes:
@@ -295,7 +294,7 @@ class Workers:
         write_setup(setup, file)
         with self.log(name).open("wb") as log:
             self.processes[name] = subprocess.Popen(
-                [*PROCESS, "worker-process", str(file)], stdout=log, stderr=log
+                [*WORKER_PROCESS, str(file)], stdout=log, stderr=log
             )
         return self.processes[name]
 

@@ -9,21 +9,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tandem.commands.cluster.worker_connectors import (
-    block_secret,
-    random_bytes,
-    transfer_secret,
-)
 from tandem.config.processes import CurveKeys, PoolNodeSetup, write_setup
 from tandem.facts.fleet import Tier
 from tandem.kernels.transfer.choose import choose_transfer
 from tandem.kv.connectors.tcp.handshake import TcpLimits
 from tandem.kv.tiers.pool.client import PoolClient, PoolClientTerms
-from tandem.live.channels.admitted import Admitted, AdmittedKeys, PeerRole
-from tandem.live.channels.curve import make_keys
 from tandem.live.channels.gateway_channel import ChannelNews, GatewayChannel
+from tandem.live.channels.keys import Admitted, AdmittedKeys, PeerRole, make_keys
 from tandem.live.channels.sockets import GatewayKeys
 from tandem.live.clock import now_ns
+from tandem.live.processes.connectors import (
+    block_secret,
+    random_bytes,
+    transfer_secret,
+)
 from tandem.messages.cluster import (
     Audit,
     Audited,
@@ -52,7 +51,7 @@ WELCOME = Registered("g0", 50_000_000, 10_000_000_000, 20_000_000_000)
 START = """
 import sys
 from pathlib import Path
-from tandem.commands.cluster.pool_process import run_pool_node
+from tandem.live.processes.shared_pool import run_pool_node
 from tandem.config.processes import PoolNodeSetup, read_setup
 run_pool_node(read_setup(PoolNodeSetup, Path(sys.argv[1])))
 """

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import zmq
 
-from tandem.live.channels.curve import KeyPair
+from tandem.live.channels.keys import KeyPair
 from tandem.live.channels.limits import ChannelLimits
 from tandem.live.channels.sockets import gateway_socket
 from tandem.live.clock import now_ns

@@ -15,8 +15,8 @@ import uvloop
 import zmq
 
 from tandem.facts.request import Request
-from tandem.live.channels.curve import make_keys
 from tandem.live.channels.gateway_channel import OperatorSaid
+from tandem.live.channels.keys import make_keys
 from tandem.live.channels.limits import ChannelLimits, Outbox
 from tandem.live.channels.sockets import NodeKeys, node_socket
 from tandem.messages.cluster import (
@@ -511,7 +511,7 @@ from tandem.live.channels.limits import ChannelLimits
 from tandem.live.channels.sockets import NodeKeys, node_socket
 from tandem.messages.cluster import Deregister
 from tandem.messages.codec import TO_GATEWAY
-from tandem.live.channels.curve import KeyPair
+from tandem.live.channels.keys import KeyPair
 keys = NodeKeys(KeyPair(sys.argv[2], sys.argv[3]), sys.argv[4])
 socket = node_socket(zmq.Context(), keys, ChannelLimits(high_water=8), b"flood/a/1")
 socket.connect(sys.argv[1])
@@ -556,7 +556,7 @@ from tests.live.ends import News, node_end
 from tandem.messages.cluster import Deregister
 from tandem.messages.node import GatewayConnected
 from tandem.live.channels.sockets import NodeKeys
-from tandem.live.channels.curve import KeyPair
+from tandem.live.channels.keys import KeyPair
 async def main():
     news = News()
     keys = NodeKeys(KeyPair(sys.argv[2], sys.argv[3]), sys.argv[4])

@@ -3,7 +3,7 @@
 import gc
 import sys
 
-from tandem.live.event_loop import SWITCH_S, loop_runner
+from tandem.live.processes.lifecycle import SWITCH_S, loop_runner
 
 
 def test_what_a_process_was_made_of_is_not_looked_through_again():

@@ -10,7 +10,7 @@ from tandem.facts.fleet import Role
 from tandem.facts.serving import Caller
 from tandem.live.gateway.demand import Demand
 from tandem.live.gateway.gateway import GatewayTerms
-from tandem.live.gateway.operator import OperatorClient, OperatorFailed
+from tandem.live.gateway.operators import OperatorClient, OperatorFailed
 from tandem.messages.router import RequestSubmitted
 from tests.cluster.ledger_engine import VOCABULARY, answer
 from tests.live.ends import NODE_KEYS, PATIENCE_S

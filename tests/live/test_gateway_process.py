@@ -19,7 +19,7 @@ from tandem.config.cluster.workers import HealthConfig
 from tandem.config.options import ServeOptions
 from tandem.config.processes import CurveKeys, GatewayListening, GatewaySetup, write_setup
 from tandem.facts.sampling import SamplingParameters
-from tandem.live.gateway.operator import OperatorClient
+from tandem.live.gateway.operators import OperatorClient
 from tests.cluster.ledger_engine import answer
 from tests.config.clusters import cluster_of_one
 from tests.live.ends import GATEWAY_PAIR, NODE_KEYS, PATIENCE_S, WORKER_PAIR
@@ -36,7 +36,7 @@ KEYS = CurveKeys(
 START = """
 import sys
 from pathlib import Path
-from tandem.commands.cluster.gateway_process import run_gateway
+from tandem.live.processes.gateway import run_gateway
 from tandem.config.processes import GatewaySetup, read_setup
 assert "torch" not in sys.modules, "importing a gateway imports torch"
 try:

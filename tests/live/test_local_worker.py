@@ -254,9 +254,9 @@ def test_closing_ends_running_requests_but_not_finished_ones():
     async def scenario(worker, engine):
         finished = Mailbox()
         done = EmitTokens(("a",), (5,), (FinishReason.LENGTH,), (False,), (0,))
-        finished.put(done, 0)
+        finished.add_output(done, 0)
         finished.fail(EngineFailed("too late"))
-        assert (await finished.take()).tokens == (5,)
+        assert (await finished.next_output()).tokens == (5,)
         running = asyncio.create_task(read(worker, request("running", max_tokens=150)))
         await asyncio.sleep(0)
         worker.close()

@@ -7,16 +7,16 @@ import pytest
 
 from tandem.cluster.node.machine import NodeConfig, NodeMachine
 from tandem.cluster.worker.machine import WorkerConfig, WorkerMachine
-from tandem.commands.cluster.worker_group import failing
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import EngineFailed
 from tandem.facts.fleet import Role
 from tandem.facts.kv_export import KvExport, KvGeometry
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
-from tandem.live.channels.inbox import Inbox
+from tandem.live.driver import Inbox
 from tandem.live.engine_thread import EngineThread
-from tandem.live.node import Node, say_goodbye
+from tandem.live.node import Node, finish_sending
+from tandem.live.processes.worker_group import failing
 from tandem.live.ranks.null_transfer import NullTransfer
 from tandem.messages.cluster import (
     PROTOCOL,
@@ -57,18 +57,18 @@ class Gateway:
         self.closed = False
 
     def open(self) -> None:
-        self.inbox.put(GatewayConnected(GATEWAY))
+        self.inbox.enqueue(GatewayConnected(GATEWAY))
 
     def send(self, message: ToGateway) -> None:
         self.heard.append(message)
         if isinstance(message, Register):
-            self.inbox.put(GatewaySaid(GATEWAY, WELCOME))
+            self.inbox.enqueue(GatewaySaid(GATEWAY, WELCOME))
             if self.request:
-                self.inbox.put(GatewaySaid(GATEWAY, RequestsArrived((self.request,))))
+                self.inbox.enqueue(GatewaySaid(GATEWAY, RequestsArrived((self.request,))))
         if isinstance(message, TokensReported) and message.emission.finish_reasons[-1]:
-            self.inbox.put(LeaveRequested())
+            self.inbox.enqueue(LeaveRequested())
         if isinstance(message, RoleStateReported) and not message.accepting:
-            self.inbox.put(GatewaySaid(GATEWAY, NotNeeded()))
+            self.inbox.enqueue(GatewaySaid(GATEWAY, NotNeeded()))
 
     async def close(self, linger_s: float) -> None:
         self.closed = True
@@ -88,7 +88,7 @@ async def serve(engine: GatedEngine, inbox: Inbox, channels: dict[str, Gateway])
         async with asyncio.timeout(30):
             return (await node.run(steps, channels)).reason
     finally:
-        await say_goodbye(steps, channels, 5.0)
+        await finish_sending(steps, channels, 5.0)
 
 
 def open_engine() -> GatedEngine:
@@ -111,7 +111,7 @@ def test_it_serves_then_says_goodbye_and_leaves():
 
 def test_without_a_gateway_it_leaves_at_once():
     inbox = Inbox()
-    threading.Thread(target=inbox.put_threadsafe, args=(LeaveRequested(),)).start()
+    threading.Thread(target=inbox.enqueue_threadsafe, args=(LeaveRequested(),)).start()
     assert asyncio.run(serve(open_engine(), inbox, {})) == ""
 
 
@@ -138,7 +138,7 @@ def test_events_from_threads_keep_their_order_and_none_is_lost():
 
     def tell(thread: int) -> None:
         for number in range(total):
-            inbox.put_threadsafe(GatewayConnected(f"{thread} {number}"))
+            inbox.enqueue_threadsafe(GatewayConnected(f"{thread} {number}"))
 
     async def read() -> list[str]:
         threads = [threading.Thread(target=tell, args=(index,)) for index in range(3)]
@@ -149,7 +149,7 @@ def test_events_from_threads_keep_their_order_and_none_is_lost():
         seen: list[str] = []
         async with asyncio.timeout(30):
             while len(seen) < 3 * total:
-                seen += [event.gateway for event in await inbox.take()]
+                seen += [event.gateway for event in await inbox.next_events()]
         for thread in threads:
             thread.join()
         return seen

@@ -13,14 +13,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tandem.commands.assembly import assemble, running
-from tandem.commands.model_assembly import plan_model
 from tandem.config.cluster.file import Cluster as FileCluster
 from tandem.facts.fleet import Role
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
-from tandem.live.channels.curve import make_keys
+from tandem.live.channels.keys import make_keys
 from tandem.live.clock import now_ns
+from tandem.live.processes.model import plan_model
+from tandem.live.processes.server import assemble, running
 from tandem.policy.dispatch.contract import Transfer
 from tests.config.clusters import cluster_of_one
 from tests.live.gateway_side import (

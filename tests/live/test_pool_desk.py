@@ -12,7 +12,7 @@ from tandem.kv.tiers.contract import Found
 from tandem.kv.tiers.host import HostStore
 from tandem.kv.tiers.pool.stores import PoolStores
 from tandem.live.clock import now_ns
-from tandem.live.shared_pool import LivePoolCoordinator
+from tandem.live.pool_node import LivePoolCoordinator
 from tandem.messages.pool_node import BlocksAsked, FetchHeld
 from tests.kv.tier_blocks import FORMAT, contents, names, rows, whole
 
@@ -36,7 +36,7 @@ class Leaving:
         self.tiers = tiers
         self.coordinator: LivePoolCoordinator | None = None
 
-    def put_threadsafe(self, event) -> None:
+    def enqueue_threadsafe(self, event) -> None:
         if isinstance(event, BlocksAsked):
             if self.tiers:
                 self.coordinator.fetch(FetchHeld(event.fetch_id, self.tiers, event.names))

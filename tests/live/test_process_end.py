@@ -7,7 +7,7 @@ import pytest
 
 SCRIPT = """
 import atexit, sys, threading
-from tandem.live.process_end import run_to_the_end
+from tandem.live.processes.lifecycle import run_to_the_end
 
 class Untidy:
     def __del__(self):

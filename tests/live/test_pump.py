@@ -4,7 +4,7 @@ import asyncio
 
 import zmq
 
-from tandem.live.channels.pump import TURN_BYTES, SocketPump
+from tandem.live.channels.sockets import TURN_BYTES, SocketPump
 
 MESSAGES = 12
 

@@ -15,8 +15,7 @@ from tandem.facts.sampling import SamplingParameters
 from tandem.facts.steps import Placement, StepPlan, StepResult
 from tandem.live.ranks.link import RankLost
 from tandem.live.ranks.null_transfer import NullTransfer
-from tandem.live.ranks.ranks import Ranks
-from tandem.live.ranks.start import start_follower
+from tandem.live.ranks.ranks import Ranks, start_follower
 from tandem.live.ranks.transfers import RankedTransferEngine, RankTally
 from tandem.messages.encoded import BadMessage
 from tandem.messages.node import BlocksPublished, MoveFinished
@@ -196,7 +195,7 @@ def test_what_nobody_takes_is_not_waited_for_long():
 
 LEADER = """
 import os, sys, time
-from tandem.live.ranks.start import start_follower
+from tandem.live.ranks.ranks import start_follower
 follower = start_follower((sys.executable, "-m", "tests.live.rank_script"), 5.0)
 follower.begin(b"")
 follower.link.receive()
@@ -222,7 +221,7 @@ child.wait()
 """
 CHILD = """
 import os, sys, threading
-from tandem.live.launching.parent import end_with_parent
+from tandem.live.processes.lifecycle import end_with_parent
 parent = int(sys.argv[1])
 assert end_with_parent(parent)
 print(os.getpid(), flush=True)
@@ -230,7 +229,7 @@ threading.Event().wait()
 """
 SLOW_CHILD = """
 import os, select, sys, threading
-from tandem.live.launching.parent import end_with_parent
+from tandem.live.processes.lifecycle import end_with_parent
 parent = int(sys.argv[1])
 with os.fdopen(os.pidfd_open(parent)) as watched:
     print(os.getpid(), flush=True)
@@ -254,7 +253,7 @@ def test_the_kernel_ends_whoever_wants_to_end_with_its_parent(child):
 
 HANGING = """
 import threading
-from tandem.live.process_end import end_within
+from tandem.live.processes.lifecycle import end_within
 end_within(0.1, 7)
 threading.Event().wait()
 """

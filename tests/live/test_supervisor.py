@@ -11,8 +11,7 @@ import pytest
 
 from tandem.live.launching.launcher import LocalLauncher, Program, tail
 from tandem.live.launching.process_identity import alive, started_ticks
-from tandem.live.launching.restarts import AGAIN, RestartConfig, Restarts
-from tandem.live.launching.supervisor import Supervisor
+from tandem.live.launching.supervisor import AGAIN, RestartConfig, Restarts, Supervisor
 
 # Says that it runs, then waits for a signal.
 WAITS = """

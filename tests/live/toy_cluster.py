@@ -22,9 +22,9 @@ from tandem.facts.sampling import SamplingParameters
 from tandem.facts.serving import ANYBODY, Caller, ModelCard
 from tandem.facts.steps import StepPlan, StepResult
 from tandem.live.channels.gateway_channel import GatewayChannel
-from tandem.live.channels.inbox import Inbox
 from tandem.live.channels.limits import ChannelLimits
 from tandem.live.channels.node_channel import NodeChannel
+from tandem.live.driver import Inbox
 from tandem.live.engine_thread import EngineThread
 from tandem.live.gateway.gateway import Gateway, GatewayTerms
 from tandem.live.node import Node
@@ -138,13 +138,13 @@ class LedgerTransferEngine:
         keys = self._ledgers[order.source].read(order.source_blocks, order.end_token - first_token)
         self._own.write(order.target_blocks, keys)
         report = MoveReport(True, "ledger", len(keys), len(order.source_blocks), 1e-3)
-        self._inbox.put(MoveFinished(move_id, report))
+        self._inbox.enqueue(MoveFinished(move_id, report))
 
     def stop_transfer(self, move_id: int) -> None:
         pass
 
     def export_blocks(self, export_id, blocks, versions) -> None:
-        self._inbox.put(BlocksPublished(export_id))
+        self._inbox.enqueue(BlocksPublished(export_id))
 
 
 class ToyWorker:
@@ -192,7 +192,7 @@ class ToyWorker:
                 endpoint,
                 identity,
                 NODE_KEYS,
-                tell=self.inbox.put,
+                tell=self.inbox.enqueue,
                 refused=lambda reason: self.inbox.fail(RuntimeError(reason)),
                 limits=ChannelLimits(reconnect_s=0.01, reconnect_most_s=0.05),
             )

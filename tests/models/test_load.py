@@ -12,7 +12,8 @@ from tandem.facts.errors import InvalidConfiguration
 from tandem.kernels.faces import reference_kernels
 from tandem.models.checkpoint import DummyWeights, SafetensorsWeights
 from tandem.models.configuration import read_model_spec
-from tandem.models.load import LoadPlan, find_model, load_decoder
+from tandem.models.hub import find_model
+from tandem.models.load import LoadPlan, load_decoder
 from tandem.models.parameters import TensorPart, all_parts, decoder_parts
 from tandem.models.weights import WeightForm
 from tests.models.paging import Chunk, poisoned_store, run

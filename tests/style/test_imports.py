@@ -22,13 +22,14 @@ MAY_IMPORT = {
     "kv": {"facts", "messages", "kernels"},
     "engine": {"facts", "kernels", "models", "kv"},
     "api": {"facts", "text"},
-    "live": {"facts", "messages", "cluster", "engine", "kv", "text", "observe"},
     "twin": {"facts", "messages", "cost", "policy", "cluster", "observe", "report"},
     "bench": {"facts", "report"},
     # Forecasts made by libraries, behind the port of `policy`.
     "forecast": {"facts", "policy"},
     # Composition: these read wishes and wire rooms together.
     "config": EVERYTHING - {"commands", "live", "twin"},
+    # The processes of a cluster: they wire rooms together, each on its own.
+    "live": EVERYTHING - {"commands", "twin", "bench"},
     "commands": EVERYTHING,
 }
 PURE = {"facts", "messages", "cost", "policy", "cluster"}

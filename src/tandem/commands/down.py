@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from tandem.commands.cluster.places import WhichCluster, find_running
-from tandem.commands.cluster.view import terminal
+from tandem.commands.cluster_view import terminal
 from tandem.commands.options import with_options
+from tandem.commands.which_cluster import WhichCluster, find_running
 from tandem.facts.errors import TandemError
 from tandem.live.launching.state_directory import (
     ClusterRunning,

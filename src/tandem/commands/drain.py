@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from tandem.commands.cluster.operators import Operators
-from tandem.commands.cluster.places import WhichCluster, find_running
-from tandem.commands.cluster.view import terminal
+from tandem.commands.cluster_view import terminal
 from tandem.commands.options import with_options
+from tandem.commands.which_cluster import WhichCluster, find_running
 from tandem.facts.fleet import Role
+from tandem.live.gateway.operators import Operators
 
 WorkerArgument = Annotated[str, typer.Argument(help="Its name, as `tandem status` shows it.")]
 

@@ -1,7 +1,6 @@
 """`tandem eval`: how well a served model recalls, calculates, calls tools and speaks."""
 
 import asyncio
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from tandem.bench.client import Client, Endpoint
 from tandem.bench.tasks.chat import ChatModel, HttpChat
 from tandem.bench.tasks.evaluation import EvaluationSettings, SuiteScore, evaluate
 from tandem.bench.tasks.suites import choose_suites
+from tandem.commands.late_imports import part
 from tandem.commands.options import ServerOptions, with_options
 from tandem.config.options import ServeOptions
 from tandem.report.documents import require_folder, write_file
@@ -162,7 +162,7 @@ async def _evaluate_here(
     server: ServerOptions, options: EvaluationOptions
 ) -> tuple[str, list[SuiteScore]]:
     # torch takes seconds to import; who measures a running server should not wait for it.
-    assembly = importlib.import_module("tandem.commands.assembly")
+    assembly = part("server")
     checkpoint = str(options.checkpoint) if options.checkpoint else None
     here = assembly.assemble(checkpoint, ServeOptions())
     # A key in the environment guards this server too.

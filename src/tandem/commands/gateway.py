@@ -12,19 +12,18 @@ import typer
 from rich.console import Console
 
 import tandem
-from tandem.commands.cluster.before_start import exposure_of
-from tandem.commands.cluster.key_files import admitted_beside, read_gateway_keys
-from tandem.commands.cluster.places import state_directory
-from tandem.commands.cluster.run import ProcessesFailed
-from tandem.commands.cluster.setups import Setups, gateway_program, write_cluster
-from tandem.commands.cluster.single import listen_endpoint, process_name
-from tandem.commands.cluster.view import terminal
+from tandem.commands.cluster_view import terminal
 from tandem.commands.options import with_options
+from tandem.commands.which_cluster import listen_endpoint, process_name, state_directory
 from tandem.config.cluster.live import LiveFile, read_live_cluster
 from tandem.config.processes import GatewayListening, GatewaySetup
-from tandem.live.channels.curve import make_pair
+from tandem.live.channels.keys import make_pair
 from tandem.live.launching.launcher import LocalLauncher
 from tandem.live.launching.state_directory import ClusterRecord, ProcessRecord, StateDirectory
+from tandem.live.processes.before_start import exposure_of
+from tandem.live.processes.cluster import ProcessesFailed
+from tandem.live.processes.key_files import admitted_beside, read_gateway_keys
+from tandem.live.processes.setups import Setups, gateway_program, write_cluster
 
 POLL_S = 0.05
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}

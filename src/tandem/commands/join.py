@@ -10,27 +10,32 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from tandem.commands.cluster.invitation import FromOutside, Invitation, invitation
-from tandem.commands.cluster.member_health import MemberHealth, serve_health, watch
-from tandem.commands.cluster.operators import Operators
-from tandem.commands.cluster.places import WhichCluster
-from tandem.commands.cluster.run import ProcessesFailed
-from tandem.commands.cluster.setups import (
-    pool_node_program,
-    process_environment,
-    worker_program,
-)
-from tandem.commands.cluster.single import process_name, until_resolved
-from tandem.commands.cluster.view import terminal
+from tandem.commands.cluster_view import terminal
 from tandem.commands.options import with_options
+from tandem.commands.which_cluster import (
+    FromOutside,
+    Invitation,
+    WhichCluster,
+    invitation,
+    process_name,
+    until_resolved,
+)
 from tandem.config.cluster.file import Cluster
 from tandem.config.cluster.tiers import process_names
 from tandem.config.cluster.workers import PoolConfig
 from tandem.facts.errors import InvalidConfiguration, nearest
 from tandem.facts.fleet import Role
+from tandem.live.gateway.operators import Operators
 from tandem.live.launching.launcher import Ended, LocalLauncher, Program
-from tandem.live.launching.restarts import AGAIN
 from tandem.live.launching.state_directory import ProcessRecord
+from tandem.live.launching.supervisor import AGAIN
+from tandem.live.processes.cluster import ProcessesFailed
+from tandem.live.processes.member_health import MemberHealth, serve_health, watch
+from tandem.live.processes.setups import (
+    pool_node_program,
+    process_environment,
+    worker_program,
+)
 
 POLL_S = 0.2
 

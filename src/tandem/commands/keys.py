@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from tandem.commands.cluster.key_files import add_worker_keys, write_fresh_keys
 from tandem.commands.options import with_options
+from tandem.live.processes.key_files import add_worker_keys, write_fresh_keys
 
 
 @with_options

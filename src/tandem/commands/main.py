@@ -1,7 +1,4 @@
-"""The `tandem` command: one verb a file, imported when it is asked for.
-
-Some verbs import what takes a second, and none should wait for what only another one needs.
-"""
+"""The `tandem` command: one verb a file, imported when it is asked for (`late_imports`)."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,35 +7,8 @@ import typer
 from typer.core import TyperGroup
 
 from tandem import __version__
-from tandem.commands.heavy_imports import import_heavy
-from tandem.live.process_end import run_to_the_end
-
-# Where each verb is found, in the order in which the help lists them.
-VERBS = {
-    "serve": "serve:serve_command",
-    "up": "up:up_command",
-    "status": "status:status_command",
-    "drain": "drain:drain_command",
-    "undrain": "drain:undrain_command",
-    "flip": "drain:flip_command",
-    "restart": "restart:restart_command",
-    "join": "join:join_command",
-    "down": "down:down_command",
-    "gateway": "gateway:gateway_command",
-    "keys": "keys:keys_command",
-    "chat": "chat:chat",
-    "complete": "complete:complete",
-    "bench": "bench:bench",
-    "eval": "evaluate:evaluate_command",
-    "hits": "hits:hits",
-    "profile": "profile:profile_command",
-    "simulate": "simulate:simulate_command",
-    "gateway-process": "processes:gateway_process_command",
-    "worker-process": "processes:worker_process_command",
-    "pool-process": "processes:pool_process_command",
-}
-# Started by other verbs, not by people.
-HIDDEN = {"gateway-process", "worker-process", "pool-process"}
+from tandem.commands.late_imports import VERBS, verb
+from tandem.live.processes.lifecycle import run_to_the_end
 
 
 class Verbs(TyperGroup):
@@ -54,16 +24,14 @@ class Verbs(TyperGroup):
         return super().get_command(ctx, cmd_name)
 
     def _import(self, verbs: Iterable[str]) -> None:
-        for verb in verbs:
-            if verb not in self.commands:
-                self.commands[verb] = _imported(verb)
+        for name in verbs:
+            if name not in self.commands:
+                self.commands[name] = _command(name)
 
 
-def _imported(verb: str) -> Any:
-    module, _, name = VERBS[verb].partition(":")
-    command = getattr(import_heavy(f"tandem.commands.{module}"), name)
+def _command(name: str) -> Any:
     alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    alone.command(verb, hidden=verb in HIDDEN)(command)
+    alone.command(name)(verb(name))
     return typer.main.get_command(alone)
 
 

@@ -1,6 +1,5 @@
 """`tandem profile`: how long do this machine's steps take, and which few numbers say so?"""
 
-import importlib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,6 +7,7 @@ import typer
 from rich.console import Console
 
 from tandem.commands.flags import ConfigFile, with_flags
+from tandem.commands.late_imports import part
 from tandem.commands.serve import ModelArgument
 from tandem.config.options import ServeOptions, read_options
 from tandem.facts.errors import InvalidConfiguration
@@ -44,7 +44,7 @@ def profile_command(
     context, the KV cache or a step's tokens are left out.
     """
     options = read_options(config, flags)
-    profiling = importlib.import_module("tandem.commands.profiling")
+    profiling = part("profiling")
     grid = profiling.Grid(
         _counts("chunks", chunks, 2),
         _counts("batches", batches, 1),

@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tandem.commands.cluster.operators import NobodyAnswers, Operators
-from tandem.commands.cluster.places import RunningCluster, WhichCluster, find_running
-from tandem.commands.cluster.view import terminal
+from tandem.commands.cluster_view import terminal
 from tandem.commands.options import with_options
+from tandem.commands.which_cluster import RunningCluster, WhichCluster, find_running
 from tandem.facts.errors import InvalidConfiguration, TandemError, nearest
+from tandem.live.gateway.operators import NobodyAnswers, Operators
 from tandem.messages.gateway import ClusterStatus, WorkerStatus
 
 POLL_S = 0.1

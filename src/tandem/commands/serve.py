@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from tandem.api.key_ring import read_key_file
-from tandem.commands.cluster.view import terminal
+from tandem.commands.cluster_view import terminal
 from tandem.commands.flags import ConfigFile, with_flags
-from tandem.commands.heavy_imports import import_heavy
+from tandem.commands.late_imports import part
 from tandem.commands.serve_cluster import Caches, Shape, serve_cluster
 from tandem.config.api_options import check_exposure
 from tandem.config.environment import host_facts
@@ -112,7 +112,7 @@ def serve_command(
         console.print(f"[yellow]{exposure}[/yellow]", soft_wrap=True)
     console.print(f"[bold]Tandem[/bold] is loading {model or 'the bundled model'} …")
     # torch takes seconds to import; the other commands should not wait for it.
-    import_heavy("tandem.commands.serving").serve(model, options, console)
+    part("serving").serve(model, options, console)
 
 
 def _exposure_of(options: ServeOptions) -> str:

@@ -1,6 +1,5 @@
 """`tandem serve` with several workers: writes the cluster file that its flags mean, and runs it."""
 
-import importlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,10 +10,9 @@ import msgspec
 import yaml
 from rich.console import Console
 
-from tandem.commands.cluster.before_start import check_before_start
-from tandem.commands.cluster.places import state_directory
-from tandem.commands.cluster.run import RunLimits
-from tandem.commands.cluster.up import CTRL_C, Screen, run_cluster
+from tandem.commands.cluster_screen import CTRL_C, Screen, run_cluster
+from tandem.commands.late_imports import part
+from tandem.commands.which_cluster import state_directory
 from tandem.config.cluster.live import LiveFile, checked
 from tandem.config.cluster.tree import FLAGS, parse
 from tandem.config.environment import cache_directory, may_have_gpu
@@ -22,6 +20,8 @@ from tandem.config.hardware.worker import bundled_devices
 from tandem.config.options import ServeOptions
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.launching.state_directory import sweep
+from tandem.live.processes.before_start import check_before_start
+from tandem.live.processes.cluster import RunLimits
 
 OWN_NAME = "serve-"
 # A GPU without a datasheet of its own is priced as this one.
@@ -143,7 +143,7 @@ def _device(options: ServeOptions) -> str:
     if options.device == "cpu" or (options.device == "auto" and not may_have_gpu()):
         return "cpu"
     # Only a machine with a GPU waits for torch to look at it.
-    gpus = importlib.import_module("tandem.config.machine").machine_facts().gpus
+    gpus = part("GPUs").machine_facts().gpus
     if not gpus:
         if options.device == "cuda":
             raise InvalidConfiguration("device: cuda is not available here; use --device cpu")

@@ -1,17 +1,14 @@
 """Runs an assembled server until it is told to stop."""
 
-import asyncio
-import signal
 import socket
 
 from rich.console import Console
 
-from tandem.commands.assembly import Server, assemble, http_server, running
-from tandem.commands.front_door import PATIENCE_S, HttpServer
-from tandem.commands.greeting import Greeting
-from tandem.commands.listening import listen, url_of
+from tandem.commands.cluster_screen import Greeting
 from tandem.config.options import ServeOptions
-from tandem.live.event_loop import loop_runner
+from tandem.live.http_server import listen, url_of
+from tandem.live.processes.lifecycle import loop_runner
+from tandem.live.processes.server import Server, assemble, http_server, running
 
 
 def serve(model: str | None, options: ServeOptions, console: Console) -> None:
@@ -25,7 +22,7 @@ def serve(model: str | None, options: ServeOptions, console: Console) -> None:
 
 async def _serve(server: Server, listener: socket.socket, log_level: str, console: Console) -> None:
     http = http_server(server, log_level)
-    _heed_signals(server, http)
+    http.end_on_signals(server.worker.close)
     url = url_of(listener)
     async with running(server):
         for note in server.notes:
@@ -34,18 +31,3 @@ async def _serve(server: Server, listener: socket.socket, log_level: str, consol
         greeting = Greeting(name, url, server.api.has_keys)
         console.print(str(greeting), soft_wrap=True)
         await http.serve(sockets=[listener])
-
-
-def _heed_signals(server: Server, http: HttpServer) -> None:
-    """The first signal lets answers under way end for some seconds, then ends them with an error
-    that their clients get; a second one does so at once."""
-    loop = asyncio.get_running_loop()
-
-    def shut_down() -> None:
-        if http.should_exit:
-            server.worker.close()
-        http.should_exit = True
-        loop.call_later(PATIENCE_S, server.worker.close)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, shut_down)

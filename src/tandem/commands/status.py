@@ -13,13 +13,19 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from tandem.commands.cluster.operators import Operators
-from tandem.commands.cluster.places import NoCluster, RunningCluster, WhichCluster, find_running
-from tandem.commands.cluster.tier_view import pool_nodes_of
-from tandem.commands.cluster.view import print_audit, print_status, status_shown, terminal, together
+from tandem.commands.cluster_view import (
+    pool_nodes_of,
+    print_audit,
+    print_status,
+    status_shown,
+    terminal,
+    together,
+)
 from tandem.commands.options import with_options
+from tandem.commands.which_cluster import NoCluster, RunningCluster, WhichCluster, find_running
 from tandem.config.environment import runtime_directory
 from tandem.facts.errors import InvalidConfiguration
+from tandem.live.gateway.operators import Operators
 from tandem.live.launching.state_directory import running_clusters
 from tandem.messages.gateway import ClusterStatus
 from tandem.messages.operator import AuditTold

@@ -12,16 +12,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tandem.commands.cluster.before_start import check_before_start
-from tandem.commands.cluster.places import state_directory
-from tandem.commands.cluster.run import ProcessesFailed, RunLimits
-from tandem.commands.cluster.setups import TANDEM
-from tandem.commands.cluster.up import CTRL_C, Screen, run_cluster
-from tandem.commands.cluster.view import terminal
+from tandem.commands.cluster_screen import CTRL_C, Screen, run_cluster
+from tandem.commands.cluster_view import terminal
 from tandem.commands.options import with_options
+from tandem.commands.which_cluster import state_directory
 from tandem.config.cluster.file import bundled_clusters
 from tandem.config.cluster.live import read_live_cluster
 from tandem.live.launching.state_directory import SUPERVISOR_LOG, ClusterRunning, StateDirectory
+from tandem.live.processes.before_start import check_before_start
+from tandem.live.processes.cluster import ProcessesFailed, RunLimits
+from tandem.live.processes.setups import TANDEM
 
 POLL_S = 0.1
 

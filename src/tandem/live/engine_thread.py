@@ -2,12 +2,14 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from tandem.facts.steps import StepPlan, StepResult
 from tandem.kv.threads import SupervisedThread
+
+W = TypeVar("W")
 
 
 class PendingStep(Protocol):
@@ -30,6 +32,41 @@ class PlanRunner(Protocol):
     def launch(self, plan: StepPlan) -> PendingStep: ...
 
 
+class WorkQueueThread(Generic[W]):
+    """The supervised thread of an engine, which takes its work from a queue, in order. `run` pulls
+    it from `work`, so that an engine can see whether more waits before it awaits a result; what
+    `run` raises goes to `failed`, in the thread."""
+
+    def __init__(self, run: Callable[[], None], failed: Callable[[Exception], None]) -> None:
+        self._queue: SimpleQueue[W | None] = SimpleQueue()
+        self._thread = SupervisedThread("engine", run, failed)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, work: W) -> None:
+        """From any thread."""
+        self._queue.put(work)
+
+    def finish(self) -> None:
+        """End after what was submitted."""
+        self._queue.put(None)
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait for the end, at most so long if it is said."""
+        self._thread.join(timeout_s)
+
+    def work(self) -> Iterator[W]:
+        """In the thread: the next work, as soon as there is some, up to the end."""
+        while (work := self._queue.get()) is not None:
+            yield work
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no more waits at the moment."""
+        return self._queue.empty()
+
+
 class EngineThread:
     """`on_result` and `on_failure` are called on the event loop that `start` is given."""
 
@@ -42,37 +79,34 @@ class EngineThread:
         self._engine = engine
         self._on_result = on_result
         self._on_failure = on_failure
-        self._plans: SimpleQueue[StepPlan | None] = SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = SupervisedThread("engine", self._work, self._tell_failure)
+        self._thread = WorkQueueThread[StepPlan](self._run_plans, self._engine_failed)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._thread.start()
 
     def submit(self, plan: StepPlan) -> None:
-        self._plans.put(plan)
+        self._thread.submit(plan)
 
     def stop(self, timeout_s: float | None = None) -> None:
         """Finish what was submitted, then end; wait for that, at most so long if it is said."""
-        self._plans.put(None)
+        self._thread.finish()
         self._thread.join(timeout_s)
 
-    def _work(self) -> None:
-        assert self._loop is not None
-        self._run(self._loop)
-
-    def _tell_failure(self, failure: Exception) -> None:
+    def _engine_failed(self, failure: Exception) -> None:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._on_failure, failure)
 
-    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _run_plans(self) -> None:
+        loop = self._loop
+        assert loop is not None
         self._engine.adopt_thread()
         depth = 1 if self._engine.asynchronous else 0
         launched: deque[PendingStep] = deque()
-        while (plan := self._plans.get()) is not None:
+        for plan in self._thread.work():
             launched.append(self._engine.launch(plan))
-            while len(launched) > depth or (launched and self._plans.empty()):
+            while len(launched) > depth or (launched and self._thread.is_empty):
                 loop.call_soon_threadsafe(self._on_result, launched.popleft().result())
         while launched:
             loop.call_soon_threadsafe(self._on_result, launched.popleft().result())

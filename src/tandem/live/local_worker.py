@@ -5,7 +5,7 @@ Performs the machine's effects and nothing more; all deciding is in the machine.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -16,6 +16,7 @@ from tandem.facts.serving import ANYBODY, Caller, ModelCard
 from tandem.facts.slo import LOWER_ONLY, ClientPriorities
 from tandem.facts.steps import StepResult
 from tandem.live.clock import now_ns
+from tandem.live.driver import Driver, EventInbox
 from tandem.live.engine_thread import EngineThread, PlanRunner
 from tandem.live.mailbox import Mailboxes
 from tandem.messages.worker import (
@@ -27,11 +28,14 @@ from tandem.messages.worker import (
     RequestsArrived,
     RunStep,
     StepDone,
+    WorkerEffect,
     WorkerEvent,
 )
 from tandem.observe.metrics import WorkerMetrics
 
 logger = logging.getLogger(__name__)
+
+Told = Request | RequestsAborted | StepDone
 
 
 class LocalWorker:
@@ -49,14 +53,11 @@ class LocalWorker:
         self.machine = machine
         self.metrics = WorkerMetrics(card.names[0], machine)
         self._engine_thread = EngineThread(
-            engine, self._take_result, partial(self._died, "the engine failed")
+            engine, self._step_done, partial(self._died, "the engine failed")
         )
         self._priorities = priorities
         self._mailboxes = Mailboxes()
-        self._arrived: list[Request] = []
-        self._aborted: list[str] = []
-        self._landed: list[StepResult] = []
-        self._news = asyncio.Event()
+        self._inbox = EventInbox[Told]()
         self._task: asyncio.Task[None] | None = None
         self._failed = False
         self._closed_because: str | None = None
@@ -73,7 +74,7 @@ class LocalWorker:
 
     async def start(self) -> None:
         self._engine_thread.start(asyncio.get_running_loop())
-        self._task = asyncio.create_task(self._serve(), name="worker machine")
+        self._task = asyncio.create_task(self._drive(), name="worker machine")
         self._task.add_done_callback(self._task_ended)
 
     def close(self) -> None:
@@ -106,43 +107,41 @@ class LocalWorker:
         priority = self._priorities.applied(0, request.priority)
         request = replace(request, priority=priority, account=caller.account)
         mailbox = self._mailboxes.open(request.request_id)
-        self._arrived.append(request)
-        self._news.set()
+        self._inbox.enqueue(request)
         self.metrics.arrived(request, now_ns())
         finished = False
         try:
             while not finished:
-                output = await mailbox.take()
+                output = await mailbox.next_output()
                 finished = output.finish_reason is not None
                 yield output
         finally:
             self._mailboxes.close(request.request_id)
             if not mailbox.closed:
-                self._aborted.append(request.request_id)
-                self._news.set()
+                self._inbox.enqueue(RequestsAborted((request.request_id,)))
                 self.metrics.ended(request.request_id, FinishReason.ABORT, now_ns())
 
-    async def _serve(self) -> None:
-        """Tell the machine all that happened within one turn of the loop, so that requests which
-        arrive together are planned into one step."""
-        while True:
-            await self._news.wait()
-            self._news.clear()
-            landed, self._landed = self._landed, []
-            # Whoever left within the same turn never arrived.
-            arrived = tuple(r for r in self._arrived if r.request_id in self._mailboxes)
-            self._arrived = []
-            aborted, self._aborted = tuple(self._aborted), []
-            if aborted:
-                self._tell(RequestsAborted(aborted))
-            if arrived:
-                self._tell(RequestsArrived(arrived))
-            for result in landed:
-                self._tell(StepDone(result))
+    async def _drive(self) -> None:
+        await Driver[Told, WorkerEffect, None](self, self._inbox, self._perform).run()
 
-    def _tell(self, event: WorkerEvent) -> None:
-        instant_ns = now_ns()
-        for effect in self.machine.handle(event, instant_ns):
+    def handle_together(self, told: Sequence[Told], instant_ns: int) -> Sequence[WorkerEffect]:
+        """All that happened within one turn of the loop, so that requests which arrive together are
+        planned into one step."""
+        aborted = [e.request_ids[0] for e in told if isinstance(e, RequestsAborted)]
+        # Whoever left within the same turn never arrived.
+        arrived = [e for e in told if isinstance(e, Request) and e.request_id in self._mailboxes]
+        events: list[WorkerEvent] = [e for e in told if isinstance(e, StepDone)]
+        if arrived:
+            events.insert(0, RequestsArrived(tuple(arrived)))
+        if aborted:
+            events.insert(0, RequestsAborted(tuple(aborted)))
+        return [effect for event in events for effect in self.machine.handle(event, instant_ns)]
+
+    def next_wakeup(self) -> int | None:
+        return self.machine.next_wakeup()
+
+    def _perform(self, effects: Sequence[WorkerEffect], instant_ns: int) -> None:
+        for effect in effects:
             match effect:
                 case RunStep(plan):
                     self._engine_thread.submit(plan)
@@ -159,9 +158,8 @@ class LocalWorker:
                 case ReportBlocks():
                     pass  # one worker, no router: nobody routes by its cache
 
-    def _take_result(self, result: StepResult) -> None:
-        self._landed.append(result)
-        self._news.set()
+    def _step_done(self, result: StepResult) -> None:
+        self._inbox.enqueue(StepDone(result))
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (failure := task.exception()):

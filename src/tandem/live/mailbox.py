@@ -44,7 +44,7 @@ class Mailbox:
         """Whether the worker has said its last word on this request."""
         return self._reason is not None or (self._error is not None and not self._given_up)
 
-    def put(self, effect: EmitTokens, index: int) -> None:
+    def add_output(self, effect: EmitTokens, index: int) -> None:
         """Entry `index` of the effect belongs to this request."""
         if self._given_up:
             return
@@ -73,7 +73,7 @@ class Mailbox:
         self._count(-self.waiting_values)
         self._arrived.set()
 
-    async def take(self) -> TokenOutput:
+    async def next_output(self) -> TokenOutput:
         """The tokens since the last call, at least one; the rest next time if they are very many.
         Raises what `fail` was given."""
         await self._arrived.wait()
@@ -96,7 +96,7 @@ class Mailbox:
         self._count(-self.waiting_values)
         return output
 
-    def closing(self) -> None:
+    def reader_left(self) -> None:
         """Nobody reads any more."""
         self._count(-self.waiting_values)
 
@@ -140,14 +140,14 @@ class Mailboxes:
     def close(self, request_id: str) -> bool:
         """Whether the last word on the request was said."""
         mailbox = self._open.pop(request_id)
-        mailbox.closing()
+        mailbox.reader_left()
         return mailbox.closed
 
     def deliver(self, effect: EmitTokens) -> None:
         """Each token to its reader; tokens of readers who left are dropped."""
         for index, request_id in enumerate(effect.request_ids):
             if mailbox := self._open.get(request_id):
-                mailbox.put(effect, index)
+                mailbox.add_output(effect, index)
         while self._backlog.values > self._most_waiting_values:
             slowest = max(self._open.values(), key=lambda each: each.waiting_values)
             problem = "the client reads too slowly, and what waits for it fills the server"

@@ -4,14 +4,13 @@ Performs the machine's effects and nothing more; all deciding is in the machine.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from tandem.cluster.node.machine import NodeMachine
 from tandem.facts.kv_export import KvExport, MoveKv
 from tandem.facts.steps import StepPlan, StepResult
-from tandem.live.channels.inbox import Inbox
-from tandem.live.clock import NS_PER_S, now_ns
+from tandem.live.driver import Driver, Inbox
 from tandem.messages.cluster import ToGateway
 from tandem.messages.gateway import TimePassed
 from tandem.messages.node import (
@@ -88,27 +87,26 @@ class Node:
         self._inbox = inbox
         self._transfers = transfers
         self._tiers = tiers
-        self._timer: asyncio.TimerHandle | None = None
         self._left: Leave | None = None
 
     async def run(self, steps: Steps, channels: Mapping[str, Channel]) -> Leave:
         """Until the machine says so, with a channel for each gateway by its name; gives how. What
         the machine raises, or the inbox was told of a part that failed, is raised."""
-        loop = asyncio.get_running_loop()
-        self._inbox.open(loop)
-        steps.start(loop)
+        steps.start(asyncio.get_running_loop())
         for channel in channels.values():
             channel.open()
-        while self._left is None:
-            events = await self._inbox.take()
-            for effect in self.machine.handle_together(events, now_ns()):
+
+        def perform(effects: Sequence[NodeEffect], instant_ns: int) -> Leave | None:
+            del instant_ns
+            for effect in effects:
                 self._perform(effect, steps, channels)
-            self._set_timer(loop)
-        return self._left
+            return self._left
+
+        return await Driver(self.machine, self._inbox, perform, TimePassed()).run()
 
     def take_result(self, result: StepResult) -> None:
         """A step has run; on the event loop."""
-        self._inbox.put(StepDone(result))
+        self._inbox.enqueue(StepDone(result))
 
     def _perform(self, effect: NodeEffect, steps: Steps, channels: Mapping[str, Channel]) -> None:
         match effect:
@@ -133,17 +131,8 @@ class Node:
                 assert self._tiers is not None
                 self._tiers.perform(effect)
 
-    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._timer:
-            self._timer.cancel()
-            self._timer = None
-        wakeup_ns = self.machine.next_wakeup()
-        if wakeup_ns is not None:
-            delay_s = max(0, wakeup_ns - now_ns()) / NS_PER_S
-            self._timer = loop.call_later(delay_s, self._inbox.put, TimePassed())
 
-
-async def say_goodbye(steps: Steps, channels: Mapping[str, Channel], farewell_s: float) -> None:
-    """After the end: the last words to gateways, and the steps under way, may take so long each."""
-    await asyncio.gather(*(channel.close(farewell_s) for channel in channels.values()))
-    steps.stop(farewell_s)
+async def finish_sending(steps: Steps, channels: Mapping[str, Channel], linger_s: float) -> None:
+    """After the end: what was sent to gateways, and the steps in flight, may take so long each."""
+    await asyncio.gather(*(channel.close(linger_s) for channel in channels.values()))
+    steps.stop(linger_s)

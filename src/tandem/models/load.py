@@ -1,11 +1,9 @@
-"""From the name of a model to a decoder that runs: finds the directory, checks it, reads it."""
+"""From the directory of a model to a decoder that runs: checks the files, reads them."""
 
-import importlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import ModelSpec
 from tandem.kernels.collectives.contract import ALONE, Collectives
 from tandem.kernels.faces import Kernels
@@ -17,11 +15,6 @@ from tandem.models.parameters import all_parts, decoder_parts
 from tandem.models.weights import DecoderWeights, WeightForm, assemble_weights
 
 LoadFormat = Literal["safetensors", "dummy"]
-
-# Weights, configuration, chat templates and tokenizers; never code, never a pickle.
-HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
-# Second copies of the weights, in the layout of their makers.
-HUB_DUPLICATES = ["original/*", "consolidated*", "onnx/*"]
 
 EMBEDDING_AS_HEAD = frozenset({"lm_head.weight"})
 
@@ -37,33 +30,6 @@ class LoadPlan:
     load_format: LoadFormat = "safetensors"
     seed: int = 0
     weights: Weights | None = None
-
-
-def find_model(name: str, revision: str | None = None) -> Path:
-    """The local directory of a model: `name` is one, or is fetched from the Hugging Face hub.
-
-    Raises `InvalidConfiguration` when it is neither.
-    """
-    directory = Path(name).expanduser()
-    if directory.is_dir():
-        return directory
-    if directory.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise InvalidConfiguration(
-            f"model {name!r} is no directory; see the path for a typing slip"
-        )
-    # A third of a second that no process pays which finds its model in a directory.
-    hub = importlib.import_module("huggingface_hub")
-    try:
-        found = hub.snapshot_download(
-            name, revision=revision, allow_patterns=HUB_FILES, ignore_patterns=HUB_DUPLICATES
-        )
-    except (OSError, ValueError) as problem:
-        reason = str(problem).strip().splitlines()[:1]
-        raise InvalidConfiguration(
-            f"model {name!r} is neither a directory nor to be had from the hub "
-            f"({''.join(reason)}); give the path of a downloaded model"
-        ) from problem
-    return Path(found)
 
 
 def load_decoder(

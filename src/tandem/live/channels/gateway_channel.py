@@ -14,14 +14,12 @@ from functools import partial
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from tandem.live.channels.key_guard import KeyGuard
-from tandem.live.channels.limits import ChannelLimits, Outbox
-from tandem.live.channels.malformed import Malformed
-from tandem.live.channels.pump import SocketPump
-from tandem.live.channels.senders import Senders
+from tandem.live.channels.limits import ChannelLimits, Malformed, Outbox
+from tandem.live.channels.peers import KeyGuard, Senders
 from tandem.live.channels.sockets import (
     OPERATOR_PREFIX,
     GatewayKeys,
+    SocketPump,
     close_context,
     gateway_socket,
 )

@@ -1,5 +1,7 @@
-"""How much a channel may hold, and how long it may take."""
+"""Bounds of a channel: how much may wait to be sent, how long a peer may take, and how many
+malformed messages are logged."""
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -73,3 +75,26 @@ class Outbox:
         self._waiting.clear()
         self._bytes = 0
         self._encoded = b""
+
+
+logger = logging.getLogger(__name__)
+
+# A peer may connect under ever new names.
+MOST_SENDERS = 1024
+
+
+class Malformed:
+    """`count` messages so far."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._senders: set[str] = set()
+
+    def of(self, sender: str, problem: Exception) -> bool:
+        """One more. Whether it is the first of this sender."""
+        self.count += 1
+        if sender in self._senders or len(self._senders) == MOST_SENDERS:
+            return False
+        self._senders.add(sender)
+        logger.error("a message of %s %s", sender, problem)
+        return True

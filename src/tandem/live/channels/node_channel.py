@@ -12,10 +12,8 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from tandem.facts.backoff import longest, spread
-from tandem.live.channels.limits import ChannelLimits, Outbox
-from tandem.live.channels.malformed import Malformed
-from tandem.live.channels.pump import SocketPump
-from tandem.live.channels.sockets import NodeKeys, close_context, node_socket
+from tandem.live.channels.limits import ChannelLimits, Malformed, Outbox
+from tandem.live.channels.sockets import NodeKeys, SocketPump, close_context, node_socket
 from tandem.messages.cluster import ToGateway
 from tandem.messages.codec import TO_GATEWAY, TO_WORKER
 from tandem.messages.encoded import BadMessage

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field, replace
 
 from tandem.cluster.gateway.machine import GatewayMachine
+from tandem.cluster.gateway.members import Members
 from tandem.facts.errors import EngineFailed, NotReady, PromptTooLong
 from tandem.facts.request import FinishReason, Request, TokenOutput
 from tandem.facts.serving import ANYBODY, Caller, ModelCard
@@ -14,7 +15,6 @@ from tandem.live.channels.gateway_channel import ChannelNews
 from tandem.live.clock import NS_PER_S, now_ns
 from tandem.live.gateway.clients import Clients
 from tandem.live.gateway.loop import Channel, GatewayLoop
-from tandem.live.gateway.presence import Presence
 from tandem.live.mailbox import Mailbox
 from tandem.messages.router import RequestSubmitted, RequestWithdrawn
 from tandem.observe.cluster_metrics import GatewayMetrics
@@ -29,7 +29,7 @@ class GatewayTerms:
     token; `slo` is what every request gets promised. What a session's request leaves in slower
     tiers is kept for `pin_sessions_s`, and what a client asks to be kept for up to `longest_pin_s`,
     unless its tenant (`longest_pins_s`) or its class has a bound of its own, which holds for its
-    sessions as well. Last words may take `farewell_s`."""
+    sessions as well. What was sent may take `linger_s` to leave."""
 
     incarnation: str
     max_waiting: int = 4096
@@ -37,7 +37,7 @@ class GatewayTerms:
     pin_sessions_s: float = 0.0
     longest_pin_s: float = 0.0
     longest_pins_s: Mapping[str, float] = field(default_factory=dict)
-    farewell_s: float = 1.0
+    linger_s: float = 1.0
     comeback_s: float = 15.0
 
     def pin_s(self, caller: Caller, of_class_s: float | None = None) -> float:
@@ -51,6 +51,60 @@ class GatewayTerms:
         return min(max(session_s, caller.pin_s), bound_s)
 
 
+class Availability:
+    """Whether both phases have a worker that takes requests, or had one a moment ago: workers that
+    die are started again, and requests that come meanwhile wait for that. Since when a phase of
+    these `members` lacks one is known from the first look that found it so. Used from one loop."""
+
+    def __init__(self, members: Members, comeback_s: float) -> None:
+        self._members = members
+        self._comeback_ns = round(comeback_s * NS_PER_S)
+        self._was_complete = False
+        self._lacking_ns: int | None = None
+        self._waiters = 0
+        self._changed = asyncio.Event()
+
+    @property
+    def complete(self) -> bool:
+        roles = [member.role for member in self._members if member.accepting]
+        return any(role.prefills for role in roles) and any(role.decodes for role in roles)
+
+    def look(self, now_ns: int) -> bool:
+        """Whether to take requests: `complete`, or so less than the time for coming back ago."""
+        return self._left_ns(now_ns) > 0
+
+    async def comes_back(self) -> bool:
+        """Wait until it is complete, for the rest of the time for coming back at most. Whether it
+        is."""
+        left_ns = self._left_ns(now_ns())
+        if left_ns <= 0 or self.complete:
+            return left_ns > 0
+        self._waiters += 1
+        try:
+            async with asyncio.timeout(left_ns / NS_PER_S):
+                await self._changed.wait()
+        except TimeoutError:
+            return self.complete
+        finally:
+            self._waiters -= 1
+        return True
+
+    def members_changed(self) -> None:
+        """Perhaps: whoever waits hears of it if it is complete now."""
+        if self._waiters and self.complete:
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    def _left_ns(self, now_ns: int) -> int:
+        """The time for coming back that is left."""
+        if self.complete:
+            self._was_complete, self._lacking_ns = True, None
+            return max(1, self._comeback_ns)
+        if self._lacking_ns is None:
+            self._lacking_ns = now_ns
+        return self._lacking_ns + self._comeback_ns - now_ns if self._was_complete else 0
+
+
 class Gateway:
     """Use it from one event loop, between `start` and `stop`."""
 
@@ -60,8 +114,8 @@ class Gateway:
         self._card, self._terms = card, terms
         self._prefix = f"{machine.config.gateway}.{terms.incarnation}/"
         self._clients = Clients(self.metrics, terms.max_waiting)
-        self._presence = Presence(machine.members, terms.comeback_s)
-        self._loop = GatewayLoop(machine, self._clients, self._presence.members_changed)
+        self._availability = Availability(machine.members, terms.comeback_s)
+        self._loop = GatewayLoop(machine, self._clients, self._availability.members_changed)
         self._channel: Channel | None = None
         self._task: asyncio.Task[None] | None = None
         self._failed = False
@@ -82,7 +136,7 @@ class Gateway:
         moment ago, and is waited for."""
         if self._task is None or self._closed_because is not None:
             return False
-        return self._presence.look(now_ns())
+        return self._availability.look(now_ns())
 
     @property
     def failed(self) -> bool:
@@ -112,7 +166,7 @@ class Gateway:
         await asyncio.wait([self._task])
         if not self._failed:
             self._loop.settle_all(self._channel)
-        await self._channel.close(self._terms.farewell_s)
+        await self._channel.close(self._terms.linger_s)
 
     async def ended(self) -> None:
         """Returns once the gateway has failed or was stopped."""
@@ -143,7 +197,7 @@ class Gateway:
             self._loop.tell(RequestWithdrawn(gives_way))
         finished = False
         try:
-            if not self._presence.complete:
+            if not self._availability.complete:
                 await self._until_somebody_is_back(request, mailbox)
             expected = self._clients.demand.expected_tokens(request.sampling.max_tokens)
             self._loop.tell(
@@ -159,7 +213,7 @@ class Gateway:
                 )
             )
             while not finished:
-                output = await mailbox.take()
+                output = await mailbox.next_output()
                 finished = output.finish_reason is not None
                 yield output
         finally:
@@ -169,9 +223,9 @@ class Gateway:
     async def _until_somebody_is_back(self, request: Request, mailbox: Mailbox) -> None:
         """A phase has no worker. The request is counted among those who wait, and comes before the
         machine together with them. Raises `TandemError`."""
-        comes_back = asyncio.ensure_future(self._presence.comes_back())
+        comes_back = asyncio.ensure_future(self._availability.comes_back())
         # Nobody answers it yet: what it hears of is that it has to give way, or that all ends.
-        refused = asyncio.ensure_future(mailbox.take())
+        refused = asyncio.ensure_future(mailbox.next_output())
         try:
             await asyncio.wait({comes_back, refused}, return_when=asyncio.FIRST_COMPLETED)
             if refused.done():
@@ -184,7 +238,7 @@ class Gateway:
             await asyncio.gather(comes_back, refused, return_exceptions=True)
         if mailbox.closed:
             # It had to give way in the very turn in which somebody came back.
-            await mailbox.take()
+            await mailbox.next_output()
         _check_length(request, self.card)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:

@@ -1,16 +1,16 @@
-"""Drives a gateway machine: tells it all that happened within one turn of the event loop together,
-and performs its effects on the channel and for the clients."""
+"""Drives a gateway machine: hands it what its channel and its clients say, performs its effects on
+the channel and for the clients, and answers operators."""
 
-import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from tandem.cluster.gateway.machine import GatewayMachine
 from tandem.live.channels.gateway_channel import OperatorSaid
-from tandem.live.clock import NS_PER_S, now_ns
+from tandem.live.driver import Driver, EventInbox
 from tandem.live.gateway.clients import Clients
-from tandem.live.gateway.questions import Questions
+from tandem.live.gateway.operator_requests import OperatorRequests
 from tandem.messages.cluster import Register, Registered, ToWorker
 from tandem.messages.gateway import (
     AuditEnded,
@@ -50,7 +50,7 @@ class Channel(Protocol):
 
 class GatewayLoop:
     """`tell` it on the event loop that `run` runs on. `settled` is called whenever the machine has
-    heard something."""
+    been told something."""
 
     def __init__(
         self, machine: GatewayMachine, clients: Clients, settled: Callable[[], None]
@@ -58,59 +58,51 @@ class GatewayLoop:
         self.machine = machine
         self._clients = clients
         self._settled = settled
-        self._questions = Questions()
-        self._events: list[Told] = []
-        self._news = asyncio.Event()
-        # The machine may want to be woken before anything happens.
-        self._news.set()
-        self._timer: asyncio.TimerHandle | None = None
+        self._requests = OperatorRequests()
+        # Who asked for the status in this turn.
+        self._curious: list[tuple[str, AskStatus]] = []
+        self._inbox = EventInbox[Told](_together)
 
     def tell(self, event: Told) -> None:
-        self._events.append(event)
-        self._news.set()
+        self._inbox.enqueue(event)
 
     async def run(self, channel: Channel) -> None:
         """Until it is cancelled. What the machine raises is raised."""
-        try:
-            while True:
-                await self._news.wait()
-                self._news.clear()
-                self.settle(channel)
-                self._set_timer()
-                if self._events:
-                    self._news.set()
-                    await asyncio.sleep(0)
-        finally:
-            if self._timer:
-                self._timer.cancel()
+        await self._driver(channel).run()
 
-    def settle(self, channel: Channel) -> None:
-        """Tell the machine what was told, of requests not too many at a time, and do what it wants
-        done."""
-        heard, self._events = _some(self._events)
-        instant_ns = now_ns()
-        curious: list[tuple[str, AskStatus]] = []
+    def settle_all(self, channel: Channel) -> None:
+        """After the end of `run`: tell the machine all that was told."""
+        self._driver(channel).settle()
+
+    def handle_together(self, told: Sequence[Told], instant_ns: int) -> Sequence[GatewayEffect]:
+        """The machine is told all but the questions of operators that it need not decide."""
         events: list[GatewayEvent] = []
-        for event in heard:
+        for event in told:
             if not isinstance(event, OperatorSaid):
                 self._note(event)
                 events.append(event)
             elif isinstance(event.message, AskStatus):
-                curious.append((event.peer, event.message))
-            elif asked := self._questions.ask(event.peer, event.message):
+                self._curious.append((event.peer, event.message))
+            elif asked := self._requests.ask(event.peer, event.message):
                 events.append(asked)
-        for effect in self.machine.handle_together(events, instant_ns):
+        return self.machine.handle_together(events, instant_ns)
+
+    def next_wakeup(self) -> int | None:
+        return self.machine.next_wakeup()
+
+    def _driver(self, channel: Channel) -> Driver[Told, GatewayEffect, None]:
+        return Driver(self, self._inbox, partial(self._perform_all, channel), TimePassed())
+
+    def _perform_all(
+        self, channel: Channel, effects: Sequence[GatewayEffect], instant_ns: int
+    ) -> None:
+        for effect in effects:
             self._perform(effect, channel, instant_ns)
         self._settled()
+        curious, self._curious = self._curious, []
         for peer, question in curious:
             status = self.machine.status(instant_ns)
-            channel.answer(peer, self._questions.status(question, status))
-
-    def settle_all(self, channel: Channel) -> None:
-        """As `settle`, until nothing is left that was told."""
-        self.settle(channel)
-        while self._events:
-            self.settle(channel)
+            channel.answer(peer, self._requests.status(question, status))
 
     def _perform(self, effect: GatewayEffect, channel: Channel, instant_ns: int) -> None:
         match effect:
@@ -132,7 +124,7 @@ class GatewayLoop:
                 self._clients.metrics.lost()
                 channel.drop(peer)
             case OperationEnded() | AuditEnded():
-                if answer := self._questions.ended(effect):
+                if answer := self._requests.ended(effect):
                     channel.answer(*answer)
             case Explain(request_id, kind, text, _):
                 logger.debug("%s: %s: %s", request_id, kind, text)
@@ -156,21 +148,12 @@ class GatewayLoop:
                 peer,
             )
 
-    def _set_timer(self) -> None:
-        if self._timer:
-            self._timer.cancel()
-            self._timer = None
-        wakeup_ns = self.machine.next_wakeup()
-        if wakeup_ns is not None:
-            delay_s = max(0, wakeup_ns - now_ns()) / NS_PER_S
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self.tell, TimePassed())
 
-
-def _some(events: list[Told]) -> tuple[list[Told], list[Told]]:
-    """The first, with not too many new requests among them, and the others."""
+def _together(events: Sequence[Told]) -> int:
+    """How many of the first, with not too many new requests among them."""
     submitted = 0
     for index, event in enumerate(events):
         submitted += isinstance(event, RequestSubmitted)
         if submitted > SUBMITTED_TOGETHER:
-            return events[:index], events[index:]
-    return events, []
+            return index
+    return len(events)

@@ -4,9 +4,8 @@ bundle for each, and the actors in it. Needs `ray`."""
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -16,7 +15,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from tandem.facts.errors import InvalidConfiguration, TandemError
 from tandem.kv.threads import SupervisedThread
 from tandem.live.launching.ray_actor import NodeProcess
-from tandem.live.launching.ray_places import Machine, told, unreachable, why_unplaced
+from tandem.live.launching.ray_places import Machine, RayTerms, told, unreachable, why_unplaced
 
 LOOK_S = 1.0
 PROBE_S = 5.0
@@ -24,20 +23,6 @@ PROBE_S = 5.0
 
 class NoPlace(TandemError):
     """The machines of the Ray cluster cannot take all processes."""
-
-
-@dataclass(frozen=True, slots=True)
-class RayTerms:
-    """`bundles` are the processes for Ray, by name, with the resources that each needs; others run
-    here. `ambient` is the environment of this process: machines get only what differs from it.
-    Gateways are reached at `listen_host`."""
-
-    address: str
-    placement: str
-    patience_s: float
-    bundles: Mapping[str, Mapping[str, float]]
-    listen_host: str
-    ambient: Mapping[str, str] = field(repr=False)
 
 
 class RayProcess(NodeProcess):

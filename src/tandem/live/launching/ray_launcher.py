@@ -17,7 +17,8 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayError
 
 from tandem.live.launching.launcher import Ended, LocalLauncher, Program
-from tandem.live.launching.ray_group import LOOK_S, RayGroup, RayTerms
+from tandem.live.launching.ray_group import LOOK_S, RayGroup
+from tandem.live.launching.ray_places import RayTerms
 
 # A start that takes longer is waiting for a machine.
 USUAL_START_S = 10.0

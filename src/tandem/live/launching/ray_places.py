@@ -1,4 +1,5 @@
-"""Why do processes find no place on the machines of a Ray cluster? For a person to read.
+"""The places of processes on the machines of a Ray cluster: what is wanted (`RayTerms`), and, for a
+person to read, why there is none.
 
 Knows no Ray: machines and processes are what they have and what they need, by the name of a
 resource.
@@ -6,11 +7,25 @@ resource.
 
 import ipaddress
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Resources = Mapping[str, float]
 # Ray gives every machine these; nobody asks for them.
 _RAYS_OWN = ("node:", "memory", "object_store_memory", "accelerator_type:")
+
+
+@dataclass(frozen=True, slots=True)
+class RayTerms:
+    """`bundles` are the processes for Ray, by name, with the resources that each needs; others run
+    here. `ambient` is the environment of this process: machines get only what differs from it.
+    Gateways are reached at `listen_host`."""
+
+    address: str
+    placement: str
+    patience_s: float
+    bundles: Mapping[str, Mapping[str, float]]
+    listen_host: str
+    ambient: Mapping[str, str] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

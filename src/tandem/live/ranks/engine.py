@@ -5,12 +5,10 @@ the same order, and the last stage draws.
 import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from queue import SimpleQueue
 from typing import Protocol
 
 from tandem.facts.steps import StepPlan, StepResult
-from tandem.kv.threads import SupervisedThread
-from tandem.live.engine_thread import PendingStep, PlanRunner
+from tandem.live.engine_thread import PendingStep, PlanRunner, WorkQueueThread
 from tandem.live.ranks.ranks import Ranks
 from tandem.messages.ranks import TokensLanded
 
@@ -90,31 +88,30 @@ class PipelineThread:
         self._earlier = earlier
         self._on_result = on_result
         self._on_failure = on_failure
-        self._work: SimpleQueue[StepPlan | StepResult | None] = SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = SupervisedThread("engine", self._run, self._tell_failure)
+        self._thread = WorkQueueThread[StepPlan | StepResult](self._run_plans, self._engine_failed)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._thread.start()
 
     def submit(self, plan: StepPlan) -> None:
-        self._work.put(plan)
+        self._thread.submit(plan)
 
     def land(self, result: StepResult) -> None:
         """The last stage has drawn; from any thread. The tokens come before every plan that the
         news of them leads to."""
         assert self._loop is not None
-        self._work.put(result)
+        self._thread.submit(result)
         self._loop.call_soon_threadsafe(self._on_result, result)
 
     def stop(self, timeout_s: float | None = None) -> None:
-        self._work.put(None)
+        self._thread.finish()
         self._thread.join(timeout_s)
 
-    def _run(self) -> None:
+    def _run_plans(self) -> None:
         self._engine.adopt_thread()
-        while (work := self._work.get()) is not None:
+        for work in self._thread.work():
             if isinstance(work, StepPlan):
                 self._ranks.tell(work)
                 self._engine.launch(work)
@@ -122,6 +119,6 @@ class PipelineThread:
                 self._engine.take_landed(work.step_id, work.tokens)
                 self._ranks.tell(TokensLanded(work.step_id, work.tokens), self._earlier)
 
-    def _tell_failure(self, failure: Exception) -> None:
+    def _engine_failed(self, failure: Exception) -> None:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._on_failure, failure)

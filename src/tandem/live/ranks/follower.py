@@ -5,11 +5,10 @@ It ends when the link to the leader does.
 
 import logging
 from dataclasses import dataclass
-from queue import SimpleQueue
 
 from tandem.facts.kv_export import MoveReport
 from tandem.facts.steps import StepPlan
-from tandem.kv.threads import SupervisedThread
+from tandem.live.engine_thread import WorkQueueThread
 from tandem.live.node import TransferEngine
 from tandem.live.ranks.engine import StageEngine
 from tandem.live.ranks.link import RankLink, RankLost
@@ -63,8 +62,7 @@ class Follower:
         self._engine = engine
         self._transfers = transfers
         self._draws = draws
-        self._work: SimpleQueue[StepPlan | TokensLanded | None] = SimpleQueue()
-        self._thread = SupervisedThread("engine", self._compute, self._tell_failure)
+        self._thread = WorkQueueThread[StepPlan | TokensLanded](self._compute, self._engine_failed)
 
     def run(self) -> str:
         """Until the link ends; why it did."""
@@ -75,12 +73,12 @@ class Follower:
         except RankLost as lost:
             return str(lost)
         finally:
-            self._work.put(None)
+            self._thread.finish()
 
     def _take(self, message: ToFollower) -> None:
         match message:
             case StepPlan() | TokensLanded():
-                self._work.put(message)
+                self._thread.submit(message)
             case StartMove(move_id, order):
                 self._transfers.start_transfer(move_id, order)
             case EndMove(move_id):
@@ -98,7 +96,7 @@ class Follower:
 
     def _compute(self) -> None:
         self._engine.adopt_thread()
-        while (work := self._work.get()) is not None:
+        for work in self._thread.work():
             if isinstance(work, TokensLanded):
                 self._engine.take_landed(work.step_id, work.tokens)
                 continue
@@ -106,7 +104,7 @@ class Follower:
             if self._draws:
                 self._link.send(step.result())
 
-    def _tell_failure(self, failure: Exception) -> None:
+    def _engine_failed(self, failure: Exception) -> None:
         try:
             self._link.send(RankFailed(f"{type(failure).__name__}: {failure}"))
         except RankLost as lost:

@@ -6,8 +6,8 @@ from queue import Empty, SimpleQueue
 from tandem.facts.errors import EngineFailed
 from tandem.facts.kv_export import Endpoint, MoveReport
 from tandem.facts.steps import StepResult
-from tandem.live.channels.inbox import Inbox
-from tandem.live.process_end import end_within
+from tandem.live.driver import Inbox
+from tandem.live.processes.lifecycle import end_within
 from tandem.live.ranks.engine import PipelineThread
 from tandem.live.ranks.link import RankLost
 from tandem.live.ranks.transfers import RankTally
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 Endpoints = tuple[Endpoint, ...]
 # When a rank is lost before all are ready, the process has so long to end by itself.
-START_FAREWELL_S = 2.0
+START_SHUTDOWN_S = 2.0
 
 
 class RankNews:
@@ -51,7 +51,7 @@ class RankNews:
         if not self._all_ready:
             logger.error("the worker cannot start: %s", failure)
             # The leader may just wait for the lost rank where nothing can wake it.
-            end_within(START_FAREWELL_S, 1)
+            end_within(START_SHUTDOWN_S, 1)
         self._ready.put(failure)
         self._inbox.fail(EngineFailed(str(failure)))
 
@@ -71,7 +71,7 @@ class RankNews:
         return found
 
     def _move_ended(self, move_id: int, report: MoveReport) -> None:
-        self._inbox.put_threadsafe(MoveFinished(move_id, report))
+        self._inbox.enqueue_threadsafe(MoveFinished(move_id, report))
 
     def _blocks_published(self, publication_id: int) -> None:
-        self._inbox.put_threadsafe(BlocksPublished(publication_id))
+        self._inbox.enqueue_threadsafe(BlocksPublished(publication_id))

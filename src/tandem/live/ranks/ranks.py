@@ -1,8 +1,11 @@
-"""The other ranks of a worker as their leader sees them: whether they live, and what they say.
+"""The other ranks of a worker as their leader sees them: how they are started and where they meet,
+whether they live, and what they say.
 
 A rank that ends, fails or falls silent ends the whole worker: the others could only wait for it.
 """
 
+import os
+import socket
 import subprocess
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,7 +15,16 @@ from functools import partial
 from tandem.kv.threads import SupervisedThread
 from tandem.live.clock import NS_PER_S, now_ns
 from tandem.live.ranks.link import RankLink, RankLost
-from tandem.messages.ranks import Ping, Pong, RankBegins, RankFailed, ToFollower, ToLeader
+from tandem.messages.ranks import (
+    TO_FOLLOWER,
+    TO_LEADER,
+    Ping,
+    Pong,
+    RankBegins,
+    RankFailed,
+    ToFollower,
+    ToLeader,
+)
 
 LeaderLink = RankLink[ToFollower, ToLeader]
 # Looks at the silence of each rank so often within the time that it may be silent.
@@ -114,3 +126,31 @@ def end_processes(processes: Sequence["subprocess.Popen[bytes]"], timeout_s: flo
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def start_follower(command: Sequence[str], patience_s: float) -> Follower:
+    """Run a command with the number of its socket as the last word; it writes to the same log."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [*command, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
+    return Follower(process, RankLink(ours, (TO_FOLLOWER, TO_LEADER), patience_s))
+
+
+def link_to_leader(descriptor: int, patience_s: float) -> RankLink[ToLeader, ToFollower]:
+    """The other end, in the process that was started."""
+    return RankLink(socket.socket(fileno=descriptor), (TO_LEADER, TO_FOLLOWER), patience_s)
+
+
+def meeting_place() -> str:
+    """For `kernels.collectives`: a file in memory, which nothing is left of however the process
+    ends. It stays open until then, as ranks come back to it when they part. Only this user can
+    find it, and what the ranks then say to each other stays on this host."""
+    # The library would otherwise listen on whatever address the host's name has. It reads the
+    # variable itself, here and in the processes started from here.
+    os.putenv("GLOO_SOCKET_IFNAME", "lo")
+    descriptor = os.memfd_create("tandem-ranks")
+    return f"file:///proc/{os.getpid()}/fd/{descriptor}"

@@ -1,0 +1,154 @@
+"""A cluster that runs in the foreground of a terminal: says how it starts, greets, tells what
+happens, ends it."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from tandem.commands.cluster_view import members_table
+from tandem.commands.late_imports import part
+from tandem.commands.options import DEFAULT_URL
+from tandem.config.api_options import check_exposure
+from tandem.config.client_keys import has_client_keys
+from tandem.config.cluster.file import Cluster
+from tandem.config.cluster.live import LiveFile, gateway_options
+from tandem.config.cluster.placement import bundles, on_ray
+from tandem.config.environment import child_environment
+from tandem.live.launching.launcher import Launcher, LocalLauncher
+from tandem.live.launching.ray_places import RayTerms
+from tandem.live.launching.state_directory import StateDirectory
+from tandem.live.launching.supervisor import Notice
+from tandem.live.processes.before_start import check_launcher, listen_host
+from tandem.live.processes.cluster import ClusterRun, RunLimits, View
+from tandem.messages.gateway import ClusterStatus
+
+CTRL_C = "Ctrl-C stops the cluster."
+
+
+class Screen:
+    """What a person sees of a cluster. In a terminal the phases of its start share one line."""
+
+    def __init__(self, console: Console, stops: str) -> None:
+        self._console = console
+        self._stops = stops
+        self._status = console.status("starting")
+        self._last = ""
+
+    def phase(self, text: str) -> None:
+        if text == self._last:
+            return
+        self._last = text
+        if self._console.is_terminal:
+            self._status.update(text)
+            self._status.start()
+        else:
+            self._console.print(f"  [dim]{text}[/dim]", soft_wrap=True)
+
+    def notice(self, notice: Notice) -> None:
+        self._console.print(f"[yellow]{notice.name}[/yellow] {notice.text}", soft_wrap=True)
+
+    def ready(self, run: ClusterRun, status: ClusterStatus) -> None:
+        self.stop()
+        self._console.print()
+        self._console.print(members_table(status.workers))
+        options = run.gateways[0].options
+        name = Path(run.setups.model).name if run.setups.model else "tandem-mini"
+        name = next(iter(options.served_model_name), name)
+        closed = has_client_keys(run.file.cluster, options)
+        greeting = Greeting(name, run.url, closed, self._stops)
+        if warning := check_exposure(options, has_keys=closed):
+            self._console.print(f"[yellow]{warning}[/yellow]", soft_wrap=True)
+        self._console.print(str(greeting), soft_wrap=True)
+
+    def left_behind(self, folder: Path) -> None:
+        self._console.print(f"Logs are left in {folder}", soft_wrap=True)
+
+    def stop(self) -> None:
+        """Leave the line of the phases."""
+        self._status.stop()
+
+
+def run_cluster(
+    file: LiveFile, directory: StateDirectory, screen: Screen, limits: RunLimits
+) -> None:
+    """From its start until a signal ends it, in a directory that nobody else has. Raises
+    `InvalidConfiguration`, `ClusterRunning` or `ProcessesFailed`."""
+    logging.basicConfig(level=gateway_options(file.cluster, ()).log_level.upper())
+    directory.claim()
+    failed = True
+    try:
+        asyncio.run(_run(file, directory, screen, limits))
+        failed = False
+    finally:
+        if failed and directory.logs:
+            screen.left_behind(directory.path)
+            directory.release()
+        else:
+            directory.clear()
+
+
+async def _run(
+    file: LiveFile, directory: StateDirectory, screen: Screen, limits: RunLimits
+) -> None:
+    view = View(screen.phase, screen.notice, screen.ready)
+    launcher = _make_launcher(file.cluster, screen.notice)
+    run = ClusterRun(file, directory, view, limits=limits, launcher=launcher)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        await run.run(stop)
+    finally:
+        screen.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """`name` is the model's as clients call it; `stops` says how to stop it."""
+
+    name: str
+    url: str
+    needs_key: bool
+    stops: str = "Ctrl-C stops the server."
+
+    def __str__(self) -> str:
+        url = self.url
+        header = ' -H "Authorization: Bearer $TANDEM_API_KEY"' if self.needs_key else ""
+        body = f'{{"model": "{self.name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+        keys = " --api-key $TANDEM_API_KEY" if self.needs_key else ""
+        local = keys + ("" if url == DEFAULT_URL else f" --url {url}")
+        return (
+            f"\n[bold green]Ready.[/bold green] {self.name} is served on [bold]{url}/v1[/bold] "
+            f"(docs: {url}/docs, metrics: {url}/metrics)\n\n"
+            f"  .venv/bin/tandem chat{local}\n"
+            f"  curl {url}/v1/chat/completions{header} -H 'Content-Type: application/json' \\\n"
+            f"    -d '{body}'\n\n"
+            f"{self.stops}\n"
+        )
+
+
+def _make_launcher(cluster: Cluster, heard: Callable[[Notice], None]) -> Launcher:
+    """On whose machines the cluster file wants the processes. Not open yet. Raises
+    `InvalidConfiguration`."""
+    if not on_ray(cluster):
+        return LocalLauncher()
+    check_launcher(cluster)
+    terms = RayTerms(
+        address=cluster.ray.address,
+        placement=cluster.ray.placement,
+        patience_s=cluster.ray.timeout_s,
+        bundles=bundles(cluster),
+        listen_host=listen_host(cluster),
+        ambient=child_environment(),
+    )
+    # An extra that takes a second to import.
+    launcher: Launcher = part("Ray launcher").RayLauncher(
+        terms, lambda name, text: heard(Notice(name, text))
+    )
+    return launcher

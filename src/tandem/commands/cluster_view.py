@@ -1,0 +1,229 @@
+"""How a cluster looks in a terminal: its workers, what moved between them, what it went through."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+
+from tandem.facts.kv_tiers import TierFigures
+from tandem.messages.cluster import Audited
+from tandem.messages.gateway import ClusterStatus, PoolNodeStatus, WorkerStatus
+
+UNSQUEEZED = 140
+# What a worker does for one gateway; the rest of a status is about the worker itself.
+_SUMMED = (
+    "prompts", "output_tokens", "transfers", "failed_transfers", "moved_bytes", "sent_bytes",
+    "spans", "seconds", "fetches", "failed_fetches", "fetched_tokens", "fetched_bytes",
+    "fetch_seconds",
+)  # fmt: skip
+_PREFIXES = ("", "Ki", "Mi", "Gi", "Ti", "Pi")
+
+
+def terminal() -> Console:
+    """Where a command prints. Tables that go to a file or a pipe are not squeezed."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=UNSQUEEZED)
+
+
+def members_table(workers: Sequence[WorkerStatus]) -> Table:
+    """Who there is when a cluster has just started."""
+    table = Table(box=None, padding=(0, 2, 0, 2), header_style="dim")
+    for name in ("worker", "role", "ranks", "KV cache", "read over"):
+        table.add_column(name, no_wrap=True)
+    for worker in sorted(workers, key=lambda worker: worker.worker):
+        export = worker.export
+        ways = [endpoint.connector for endpoint in export.shards[0].endpoints]
+        table.add_row(
+            worker.worker,
+            worker.role.value,
+            str(len(export.shards)),
+            f"{export.block_count * export.geometry.block_size:,} tokens in "
+            f"{export.geometry.dtype}, blocks of {export.geometry.block_size}",
+            ", ".join(ways),
+        )
+    return table
+
+
+def workers_table(workers: Sequence[WorkerStatus], gone: Mapping[str, str]) -> Table:
+    """A row for each worker; `gone` says why others are not there."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("worker", "role", "state"):
+        table.add_column(name, no_wrap=name != "state")
+    for name in ("runs", "waits", "KV", "prompts", "tokens", "KV read", "KV given"):
+        table.add_column(name, justify="right")
+    table.add_column("by")
+    for worker in workers:
+        state = "ready" if worker.accepting else "[yellow]drains[/yellow]"
+        used = 1 - worker.load.free_blocks / max(1, worker.total_blocks)
+        failed = f" [red]({worker.failed_transfers} failed)[/red]" * bool(worker.failed_transfers)
+        table.add_row(
+            worker.worker,
+            worker.role.value,
+            state,
+            str(worker.load.running_sequences),
+            str(worker.load.waiting_requests),
+            f"{used:.0%}",
+            f"{worker.prompts:,}",
+            f"{worker.output_tokens:,}",
+            f"{told_bytes(worker.moved_bytes)} in {worker.transfers:,}{failed}"
+            if worker.transfers
+            else "-",
+            told_bytes(worker.sent_bytes) if worker.sent_bytes else "-",
+            ", ".join(worker.connectors),
+        )
+    for name, state in gone.items():
+        table.add_row(name, "", f"[red]{state}[/red]")
+    return table
+
+
+def print_status(console: Console, url: str, told: Sequence[ClusterStatus]) -> None:
+    """What every gateway knows; figures of workers are added up over gateways."""
+    console.print(status_shown(url, told))
+
+
+def status_shown(url: str, told: Sequence[ClusterStatus]) -> Group:
+    """The same, for whoever shows it."""
+    workers = together(told)
+    known = {worker.worker for worker in workers}
+    lost = [entry for status in told for entry in status.lost]
+    nodes = pool_nodes_of(told)
+    known |= {node.node for node in nodes}
+    gone = {name: f"lost: {reason}" for name, reason in lost if name not in known}
+    lines = [f"[bold]{url}/v1[/bold]"]
+    lines += [
+        f"{status.gateway}: up {told_seconds(status.up_s)}, {status.running_requests} requests "
+        f"running, {status.waiting_requests} waiting, {status.finished_requests:,} finished, "
+        f"{status.takeovers} taken over from another worker"
+        + f" ({status.recomputed_tokens:,} tokens computed again)"
+        * bool(status.takeovers)
+        for status in told
+    ]
+    again = [f"{name} ({reason})" for name, reason in lost if name in known]
+    came_back = [f"\n[dim]died and came back: {', '.join(again)}[/dim]"] if again else []
+    tiers = tiers_table(workers, nodes)
+    below: list[RenderableType] = ["", tiers] if tiers is not None else []
+    table = workers_table(workers, gone)
+    return Group("\n".join(lines) + "\n", table, *_unlike(workers), *below, *came_back)
+
+
+def _unlike(workers: Sequence[WorkerStatus]) -> list[RenderableType]:
+    """Who computes other numbers than the others, if anybody does."""
+    of_identity: dict[str, list[str]] = {}
+    for worker in workers:
+        of_identity.setdefault(worker.export.identity, []).append(worker.worker)
+    if len(of_identity) < 2:
+        return []
+    shown = "; ".join(f"{key[:8]}: {', '.join(names)}" for key, names in of_identity.items())
+    return [
+        f"\n[yellow]no KV moves between workers of other weights, precision or arithmetic ({shown})"
+        "[/yellow]"
+    ]
+
+
+def print_audit(console: Console, workers: Sequence[Audited], problems: Sequence[str]) -> None:
+    """What every worker holds at this moment, and which law is broken, if any."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("worker")
+    counted = [each.name for each in fields(Audited) if each.name not in ("worker", "problem")]
+    for name in counted:
+        table.add_column(name.replace("_", " "), justify="right")
+    for audited in workers:
+        table.add_row(audited.worker, *(f"{getattr(audited, name):,}" for name in counted))
+    console.print()
+    console.print(table)
+    broken = [f"{each.worker}: {each.problem}" for each in workers if each.problem]
+    broken += [problem for problem in problems if problem]
+    console.print(
+        "[red]broken: " + "; ".join(broken) + "[/red]" if broken else "[green]books agree[/green]"
+    )
+
+
+def together(told: Sequence[ClusterStatus]) -> list[WorkerStatus]:
+    """Every worker once, by name, with what it did for all gateways."""
+    by_name: dict[str, list[WorkerStatus]] = {}
+    for worker in (worker for status in told for worker in status.workers):
+        by_name.setdefault(worker.worker, []).append(worker)
+    return [_sum(by_name[name]) for name in sorted(by_name)]
+
+
+def _sum(views: Sequence[WorkerStatus]) -> WorkerStatus:
+    """One worker as several gateways see it."""
+    sums = {name: sum(getattr(view, name) for view in views) for name in _SUMMED}
+    connectors = dict.fromkeys(name for view in views for name in view.connectors)
+    return replace(views[0], connectors=tuple(connectors), **sums)
+
+
+def told_bytes(count: float) -> str:
+    """`1.5 MiB`."""
+    for prefix in _PREFIXES[:-1]:
+        if count < 1024:
+            return f"{count:.0f} B" if not prefix else f"{count:.1f} {prefix}B"
+        count /= 1024
+    return f"{count:.1f} {_PREFIXES[-1]}B"
+
+
+def told_seconds(seconds: float) -> str:
+    """`40 s`, `12 min` or `3 h`."""
+    minutes, hours = seconds / 60, seconds / 3600
+    if minutes < 2:
+        return f"{seconds:.0f} s"
+    return f"{minutes:.0f} min" if hours < 2 else f"{hours:.0f} h"
+
+
+_NUMBERS = ("blocks", "of", "stored", "fetched", "missed", "spoilt", "us a token")
+
+
+def tiers_table(workers: Sequence[WorkerStatus], nodes: Sequence[PoolNodeStatus]) -> Table | None:
+    """A row for each tier of each worker and process of the shared pool; None where there are
+    none."""
+    rows = list(_rows(workers, nodes))
+    if not rows:
+        return None
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("KV kept by", "in", "state"):
+        table.add_column(name, no_wrap=name != "state")
+    for name in _NUMBERS:
+        table.add_column(name, justify="right")
+    for name, place, figures in rows:
+        state = "on" if figures.on else f"[yellow]off: {figures.reason}[/yellow]"
+        if figures.failures:
+            state += f" [red]({figures.failures:,} failed)[/red]"
+        table.add_row(name, place, state, *_numbers(figures))
+    return table
+
+
+def pool_nodes_of(told: Sequence[ClusterStatus]) -> list[PoolNodeStatus]:
+    """Every process of the shared pool once, by name."""
+    by_name = {node.node: node for status in told for node in status.pool_nodes}
+    return [by_name[name] for name in sorted(by_name)]
+
+
+def _rows(
+    workers: Sequence[WorkerStatus], nodes: Sequence[PoolNodeStatus]
+) -> Iterator[tuple[str, str, TierFigures]]:
+    for worker in workers:
+        for figures in worker.tiers:
+            yield worker.worker, _PLACES[figures.tier.value], figures
+    for node in nodes:
+        for figures in node.tiers:
+            yield node.node, _PLACES_OF_A_NODE.get(figures.tier.value, "shared"), figures
+
+
+# What a process of the pool keeps behind its memory may be a disk or a server.
+_PLACES = {"device": "device", "host": "memory", "disk": "disk", "remote": "shared pool"}
+_PLACES_OF_A_NODE = {"host": "memory", "disk": "disk or Redis"}
+
+
+def _numbers(figures: TierFigures) -> tuple[str, ...]:
+    room = f"{figures.capacity_blocks:,}" if figures.capacity_blocks else ""
+    pace = f"{figures.fetch_s_per_token * 1e6:,.1f}" if figures.fetch_s_per_token else "-"
+    return (
+        f"{figures.blocks:,}" if room else "",
+        room,
+        f"{figures.stored_blocks:,}",
+        f"{figures.fetched_blocks:,}",
+        f"{figures.missed_blocks:,}",
+        f"{figures.spoilt_blocks:,}",
+        pace,
+    )

@@ -1,0 +1,214 @@
+"""An operator client: requests of an operator (status, audit, drain, undrain) to one gateway
+(`OperatorClient`, which blocks), or to all gateways of a cluster (`Operators`, for an event
+loop)."""
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import zmq
+
+from tandem.config.processes import CurveKeys
+from tandem.facts.errors import InvalidConfiguration, TandemError, nearest
+from tandem.facts.fleet import Role
+from tandem.live.channels.keys import KeyPair
+from tandem.live.channels.limits import ChannelLimits
+from tandem.live.channels.sockets import OPERATOR_PREFIX, NodeKeys, node_socket
+from tandem.live.clock import NS_PER_S, now_ns
+from tandem.messages.codec import OPERATOR
+from tandem.messages.encoded import BadMessage
+from tandem.messages.gateway import ClusterStatus
+from tandem.messages.operator import (
+    AskAudit,
+    AskDrain,
+    AskStatus,
+    AskUndrain,
+    AuditTold,
+    Done,
+    Question,
+    StatusTold,
+)
+
+T = TypeVar("T")
+# A gateway that works answers within milliseconds.
+PATIENCE_S = 3.0
+
+
+A = TypeVar("A", StatusTold, AuditTold, Done)
+
+
+class OperatorFailed(TandemError):
+    """The gateway did not answer, or says that what was asked for cannot be."""
+
+
+class OperatorClient:
+    """Use it from one thread, in a `with` block or up to `close`. An answer may take `timeout_s`.
+
+    Every question goes over a connection of its own, so that a gateway that comes back is found,
+    and no late answer is taken for that of another question.
+    """
+
+    def __init__(self, endpoint: str, keys: NodeKeys, timeout_s: float = 5.0) -> None:
+        self._endpoint = endpoint
+        self._keys = keys
+        self._timeout_s = timeout_s
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._serial = 0
+
+    def __enter__(self) -> "OperatorClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._context.term()
+
+    def status(self) -> ClusterStatus:
+        """All that the gateway knows. Raises `OperatorFailed`, as everything here does."""
+        return self._ask(AskStatus(self._next()), StatusTold, self._timeout_s).status
+
+    def drain(
+        self,
+        worker: str,
+        *,
+        then_role: Role | None = None,
+        leave: bool = False,
+        again: bool = False,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Returns when the worker is empty and has taken `then_role` or left, to be started anew
+        with `again`. After the time-out it goes on draining all the same."""
+        question = AskDrain(self._next(), worker, then_role, leave, again)
+        self._done(self._ask(question, Done, timeout_s or self._timeout_s))
+
+    def undrain(self, worker: str) -> None:
+        """Returns when the worker takes requests again."""
+        self._done(self._ask(AskUndrain(self._next(), worker), Done, self._timeout_s))
+
+    def audit(self) -> AuditTold:
+        """What every worker holds."""
+        return self._ask(AskAudit(self._next()), AuditTold, self._timeout_s)
+
+    def _done(self, answer: Done) -> None:
+        if answer.problem:
+            raise OperatorFailed(answer.problem)
+
+    def _next(self) -> int:
+        self._serial += 1
+        return self._serial
+
+    def _ask(self, question: Question, kind: type[A], timeout_s: float) -> A:
+        identity = f"{OPERATOR_PREFIX}{os.getpid():x}-{now_ns():x}".encode()
+        socket = node_socket(self._context, self._keys, ChannelLimits(), identity)
+        # A gateway that is just starting is waited for.
+        socket.reconnect_ivl = 100
+        deadline_ns = now_ns() + int(timeout_s * NS_PER_S)
+        try:
+            socket.connect(self._endpoint)
+            socket.send(OPERATOR.encode(question))
+            while (left_ms := (deadline_ns - now_ns()) // 1_000_000) > 0:
+                if not socket.poll(left_ms):
+                    break
+                frame = socket.recv()
+                # An empty message only asks whether somebody is still here.
+                answer = OPERATOR.decode(frame) if frame else None
+                if isinstance(answer, StatusTold | AuditTold | Done):
+                    return _expected(answer, kind)
+        except BadMessage as error:
+            raise OperatorFailed(f"what the gateway at {self._endpoint} says {error}") from error
+        finally:
+            socket.close(0)
+        raise OperatorFailed(
+            f"the gateway at {self._endpoint} has not answered within {timeout_s:g} s"
+        )
+
+
+def _expected(answer: StatusTold | AuditTold | Done, kind: type[A]) -> A:
+    if isinstance(answer, kind):
+        return answer
+    problem = answer.problem if isinstance(answer, Done) else ""
+    raise OperatorFailed(problem or "the gateway answered another question")
+
+
+class NobodyAnswers(TandemError):
+    """No gateway answers."""
+
+
+class Operators:
+    """A terminal's, or a supervisor's, lines to all gateways of a cluster, in their order. Answers
+    may take `timeout_s`."""
+
+    def __init__(
+        self, endpoints: Sequence[str], keys: CurveKeys, timeout_s: float = PATIENCE_S
+    ) -> None:
+        pair = KeyPair(keys.operator_public, keys.operator_secret)
+        if not keys.operator_secret:
+            # A worker's may ask, which is all that one needs that joins.
+            pair = KeyPair(keys.worker_public, keys.worker_secret)
+        own = NodeKeys(pair, keys.gateway_public)
+        self._lines = [(endpoint, own, timeout_s) for endpoint in endpoints]
+
+    async def statuses(self) -> list[ClusterStatus]:
+        """What each gateway knows that answers."""
+        return await self._of_all(lambda client: client.status())
+
+    async def audits(self) -> list[AuditTold]:
+        """What the workers hold, as each gateway that answers is told."""
+        return await self._of_all(lambda client: client.audit())
+
+    async def drain(self, worker: str, then_role: Role | None, leave: bool) -> None:
+        """Until it is done. Raises `TandemError` when it cannot be or takes too long."""
+        line = await self._line_to(worker)
+        await _asked(line, lambda client: client.drain(worker, then_role=then_role, leave=leave))
+
+    async def restart(self, worker: str) -> None:
+        """Until its process has left, empty, to be started anew. Raises as `drain`."""
+        line = await self._line_to(worker)
+        await _asked(line, lambda client: client.drain(worker, leave=True, again=True))
+
+    async def undrain(self, worker: str) -> None:
+        """Until it takes requests again. Raises as `drain`."""
+        line = await self._line_to(worker)
+        await _asked(line, lambda client: client.undrain(worker))
+
+    async def _of_all(self, question: Callable[[OperatorClient], T]) -> list[T]:
+        answers = await asyncio.gather(
+            *(_asked(line, question) for line in self._lines), return_exceptions=True
+        )
+        told = []
+        for answer in answers:
+            if isinstance(answer, TandemError):
+                continue
+            if isinstance(answer, BaseException):
+                raise answer
+            told.append(answer)
+        return told
+
+    async def _line_to(self, worker: str) -> tuple[str, NodeKeys, float]:
+        """To a gateway that knows the worker; what it asks of it, every gateway hears."""
+        known: set[str] = set()
+        for endpoint, keys, timeout_s in self._lines:
+            try:
+                status = await _asked((endpoint, keys, PATIENCE_S), lambda client: client.status())
+            except TandemError:
+                continue
+            names = {each.worker for each in status.workers}
+            if worker in names:
+                return endpoint, keys, timeout_s
+            known |= names
+        if not known:
+            raise NobodyAnswers("no gateway that knows a worker answers")
+        raise InvalidConfiguration(f"there is no worker {worker}{nearest(worker, known)}")
+
+
+async def _asked(line: tuple[str, NodeKeys, float], question: Callable[[OperatorClient], T]) -> T:
+    """Asks in a thread, which the question blocks."""
+    endpoint, keys, timeout_s = line
+
+    def ask() -> T:
+        with OperatorClient(endpoint, keys, timeout_s) as client:
+            return question(client)
+
+    return await asyncio.to_thread(ask)

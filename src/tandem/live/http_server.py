@@ -1,0 +1,103 @@
+"""The HTTP server around an application: its listening socket and URL, how many clients may come,
+and how long its end may take. Gateways load no model, so nothing in here may import torch."""
+
+import asyncio
+import gc
+import resource
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from tandem.api.config import ConnectionLimits
+from tandem.api.connections.gate import ConnectionGate
+from tandem.api.connections.protocol import bounded_connections
+from tandem.facts.errors import InvalidConfiguration
+
+# After a signal answers under way may go on for so long; then they end with an error, and the
+# server waits a little longer for its clients to take that.
+PATIENCE_S = 10
+SHUTDOWN_S = 3
+
+
+class HttpServer(uvicorn.Server):
+    """Leaves the signals alone: who runs it decides what they mean (uvicorn itself would raise
+    them again after an orderly end, and the process would look killed)."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def end_on_signals(self, end_answers: Callable[[], None]) -> None:
+        """From now on the first signal lets answers in progress end for some seconds, then ends
+        them with an error that their clients get; a second one does so at once. Call it on the
+        event loop."""
+        loop = asyncio.get_running_loop()
+
+        def shut_down() -> None:
+            if self.should_exit:
+                end_answers()
+            self.should_exit = True
+            loop.call_later(PATIENCE_S, end_answers)
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, shut_down)
+
+
+def http_server_over(app: ASGIApp, limits: ConnectionLimits, log_level: str) -> HttpServer:
+    """For a process that serves this application. Not running yet; its end takes `PATIENCE_S` and
+    `SHUTDOWN_S` at most. As many clients may come as the system lets this process have files."""
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most_files != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
+    # What the process is made of lives as long as it does: the collector need not go through it,
+    # with all threads waiting, whenever a large request has made many objects.
+    gc.freeze()
+    return bounded_server(app, limits, log_level)
+
+
+def bounded_server(app: ASGIApp, limits: ConnectionLimits, log_level: str) -> HttpServer:
+    """Any application behind connections with these limits. It speaks no WebSocket."""
+    return HttpServer(
+        uvicorn.Config(
+            cast(Any, app),
+            lifespan="off",
+            log_level=log_level,
+            access_log=log_level == "debug",
+            timeout_graceful_shutdown=PATIENCE_S + SHUTDOWN_S,
+            server_header=False,
+            http=cast(Any, bounded_connections(ConnectionGate(limits))),
+            ws="none",
+        )
+    )
+
+
+def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A listening socket; a `shared` port may have several, between which the kernel spreads the
+    connections. Raises `InvalidConfiguration` when the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise InvalidConfiguration(
+            f"cannot listen on {host} port {port}: {error.strerror}; choose another port"
+        ) from error
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where a client on this machine finds it."""
+    host, port = listener.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,104 @@
+"""What would keep a cluster from starting, found out before it has a process or a file."""
+
+import ipaddress
+from contextlib import suppress
+from dataclasses import replace
+from importlib.util import find_spec
+
+from tandem.config.api_options import check_exposure
+from tandem.config.client_keys import check_client_keys, has_client_keys
+from tandem.config.cluster.file import Cluster
+from tandem.config.cluster.live import LiveFile, as_served, gateway_options, pool_place
+from tandem.config.cluster.placement import on_ray, refused_placement
+from tandem.config.cluster.tiers import memory_bytes, refused_sizes
+from tandem.config.cluster.tree import mistake, node_at
+from tandem.config.hardware.pools import capacity_of
+from tandem.config.policies import router_policies
+from tandem.facts.errors import InvalidConfiguration
+from tandem.live.http_server import listen
+from tandem.live.launching.state_directory import ClusterRunning, StateDirectory
+from tandem.live.processes.setups import Setups
+from tandem.models.configuration import read_model_spec
+from tandem.models.division import refused_division
+
+
+def check_before_start(file: LiveFile, directory: StateDirectory) -> tuple[str, ...]:
+    """What of the wishes is cut, for a person, a line each. Fetches the model if it is not here.
+    Raises `InvalidConfiguration` or `ClusterRunning`."""
+    # Whose directory it is comes out when it is claimed.
+    with suppress(PermissionError):
+        if directory.claimed:
+            raise ClusterRunning(f"a cluster runs in {directory.path} already")
+    for place, problem in refused_placement(file.cluster):
+        raise mistake(node_at(file.tree, place), problem)
+    check_launcher(file.cluster)
+    check_client_keys(file.cluster)
+    served = as_served(file.cluster)
+    router_policies(served)
+    setups = Setups(file.cluster)
+    exposure_of(file.cluster, setups.share.host.api_keys)
+    capacity_of(replace(served, model=str(setups.checkpoint)))
+    spec = read_model_spec(setups.checkpoint)
+    for pool in file.cluster.pools:
+        for key, problem in refused_division(spec, pool.tensor_parallel, pool.pipeline_parallel):
+            place = pool_place(file.cluster, pool, key)
+            raise mistake(node_at(file.tree, place), f"pool {pool.name}: {problem}")
+        setups.worker(pool, pool.name, ())
+    for place, problem in refused_sizes(file.cluster, setups.block_format().block_bytes):
+        raise mistake(node_at(file.tree, place), problem)
+    wanted_bytes, free_bytes = memory_bytes(file.cluster), setups.share.host.free_memory_bytes
+    if wanted_bytes > free_bytes and not setups.share.alone:
+        raise mistake(
+            node_at(file.tree, "tiers"),
+            f"tiers: all together want {wanted_bytes / 2**30:,.1f} GiB of memory, and "
+            f"{free_bytes / 2**30:,.1f} GiB are free here; give them less",
+        )
+    cuts = setups.share.checked_memory()
+    _try_addresses(file.cluster)
+    return cuts
+
+
+def exposure_of(cluster: Cluster, api_keys: tuple[str, ...]) -> str:
+    """A warning about who can use the cluster, or nothing; `api_keys` where its file names none.
+    Raises `InvalidConfiguration` where everybody could and nobody asked for that."""
+    options = gateway_options(cluster, api_keys)
+    return check_exposure(options, has_keys=has_client_keys(cluster, options))
+
+
+def check_launcher(cluster: Cluster) -> None:
+    """Raises `InvalidConfiguration` when what the launcher needs is not installed."""
+    if on_ray(cluster) and find_spec("ray") is None:
+        raise InvalidConfiguration(
+            "launcher: ray needs the package ray; pip install 'tandem[ray]', here and on every "
+            "machine of the Ray cluster"
+        )
+
+
+def listen_host(cluster: Cluster) -> str:
+    """Where workers reach the gateways, without the port."""
+    host, _, port = cluster.listen.rpartition(":")
+    return host or port
+
+
+def _try_addresses(cluster: Cluster) -> None:
+    """Nobody else may have them, not even who shares the port of HTTP: it would be other gateways,
+    and clients would come to either."""
+    options = gateway_options(cluster, ())
+    listen(options.host, options.port).close()
+    host, _, port = cluster.listen.rpartition(":")
+    if not host or not int(port) or not _is_address(host):
+        return
+    for index in range(cluster.gateways):
+        try:
+            listen(host, int(port) + index).close()
+        except InvalidConfiguration as error:
+            raise InvalidConfiguration(f"listen: {error}") from error
+
+
+def _is_address(host: str) -> bool:
+    """ZeroMQ takes names of network interfaces, too; whether one is free only it can tell."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

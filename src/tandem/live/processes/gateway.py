@@ -1,0 +1,215 @@
+"""A gateway process of a cluster: the HTTP API in front, its workers and operators behind. It loads
+no model, so nothing it imports may import torch."""
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from tandem.api.app import build_app
+from tandem.api.config import ApiConfig
+from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
+from tandem.config.api_options import api_config, check_exposure
+from tandem.config.client_keys import tenant_key_files, tenant_keys
+from tandem.config.cluster.live import as_served
+from tandem.config.environment import BUNDLED_MODEL
+from tandem.config.hardware.pools import capacity_of
+from tandem.config.kv_format import kv_format
+from tandem.config.policies import router_config
+from tandem.config.processes import GatewayListening, GatewaySetup, read_setup
+from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.serving import ModelCard
+from tandem.live.channels.gateway_channel import GatewayChannel
+from tandem.live.channels.keys import Admitted, AdmittedKeys, KeyPair, PeerRole
+from tandem.live.channels.limits import ChannelLimits
+from tandem.live.channels.sockets import GatewayKeys
+from tandem.live.clock import NS_PER_S, wall_clock_s
+from tandem.live.gateway.gateway import Gateway, GatewayTerms
+from tandem.live.http_server import http_server_over, listen, url_of
+from tandem.live.processes.lifecycle import (
+    end_with_parent,
+    log_of_process,
+    loop_runner,
+    run_to_the_end,
+)
+from tandem.messages.cluster import Registered
+from tandem.models.configuration import read_model_spec
+from tandem.text.model import TextModel
+
+# Under its own name, which is another one while this is what was started.
+logger = logging.getLogger("tandem.live.processes.gateway")
+
+# Exit codes beside 0, which is what was wanted. A new start may cure the first only.
+FAILED = 1
+MISCONFIGURED = 2
+# A gateway that was started again waits so long for its workers before it takes requests.
+SETTLE_S = 5.0
+SETTLE_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """Everything of a gateway that needs no event loop."""
+
+    card: ModelCard
+    text: TextModel
+    config: GatewayConfig
+    api: ApiConfig
+    terms: GatewayTerms
+
+
+def run_gateway(setup: GatewaySetup) -> None:
+    """Until a signal comes. Raises `SystemExit` with one of the codes above when it ends
+    otherwise."""
+    end_with_parent(setup.parent)
+    log_of_process(setup.options.log_level)
+    try:
+        # The address is taken first: a taken port is said at once.
+        with listen(setup.options.host, setup.options.port, shared=True) as listener:
+            assembled = assemble_gateway(setup)
+            with loop_runner() as runner:
+                failed = runner.run(_serve(setup, assembled, listener))
+    except InvalidConfiguration as error:
+        logger.error("%s cannot start: %s", setup.gateway, error)
+        raise SystemExit(MISCONFIGURED) from error
+    if failed:
+        raise SystemExit(FAILED)
+    logger.info("%s has ended", setup.gateway)
+
+
+def assemble_gateway(setup: GatewaySetup) -> Assembled:
+    """Raises `InvalidConfiguration`."""
+    options = setup.options
+    cluster = as_served(setup.cluster)
+    directory = Path(cluster.model) if Path(cluster.model).is_dir() else BUNDLED_MODEL
+    # A dummy model may be a config.json alone; then it speaks in the bundled model's tokens.
+    speaks = options.load_format != "dummy" or (directory / "tokenizer.json").exists()
+    text = TextModel.load(directory if speaks else BUNDLED_MODEL)
+    spec = read_model_spec(directory)
+    name = setup.model or BUNDLED_MODEL.name
+    card = ModelCard(
+        names=options.served_model_name or (Path(name).name,),
+        context_tokens=options.max_model_len or spec.context_tokens,
+        vocabulary_tokens=spec.vocabulary_tokens,
+        end_token_ids=text.tokenizer.end_token_ids,
+        created_s=wall_clock_s(),
+    )
+    stored = kv_format(cluster, setup.model, directory)
+    config = GatewayConfig(
+        gateway=setup.gateway,
+        # Under this root there is no block: the workers will say by which theirs are named.
+        router=router_config(cluster, stored.root, stored.layout.block_size, {}),
+        capacity_of=capacity_of(cluster),
+        terms=_welcome(setup),
+        model=name,
+        revision=options.revision,
+        block_format=stored.block_format if cluster.tiers.remote is not None else None,
+    )
+    api = api_config(options, (), tenant_keys(cluster), tenant_key_files(cluster))
+    if warning := check_exposure(options, has_keys=api.has_keys):
+        logger.warning("%s: %s", setup.gateway, warning)
+    # A start within the same second has another process id.
+    incarnation = f"{wall_clock_s():x}-{os.getpid():x}"
+    terms = GatewayTerms(
+        incarnation,
+        options.max_num_queued_reqs,
+        cluster.slo,
+        pin_sessions_s=cluster.tiers.pin_sessions_s,
+        longest_pin_s=cluster.tiers.longest_pin_s,
+        longest_pins_s={
+            tenant.name: tenant.longest_pin_s
+            for tenant in cluster.tenants
+            if tenant.longest_pin_s is not None
+        },
+    )
+    return Assembled(card, text, config, api, terms)
+
+
+async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.socket) -> bool:
+    """Whether it failed."""
+    gateway = Gateway(assembled.card, GatewayMachine(assembled.config), assembled.terms)
+    keys = GatewayKeys(
+        KeyPair(setup.keys.gateway_public, setup.keys.gateway_secret), _admitted(setup)
+    )
+    limits = ChannelLimits(unread_s=setup.cluster.health.heartbeat_timeout_s)
+    channel = GatewayChannel(setup.listen, keys, gateway.hear, limits)
+    try:
+        endpoint = channel.open()
+    except zmq.ZMQError as error:
+        raise InvalidConfiguration(
+            f"cannot listen for workers on {setup.listen}: {error.strerror}; choose another listen"
+        ) from error
+    await gateway.start(channel)
+    app = build_app(gateway, assembled.text, assembled.api)
+    http = http_server_over(app, assembled.api.connections, setup.options.log_level)
+    http.end_on_signals(gateway.close)
+    comes_back = _announcement(setup).exists()
+    _announce(setup, endpoint, url_of(listener))
+    if comes_back:
+        await _until_ready(gateway)
+    serving = asyncio.create_task(http.serve(sockets=[listener]))
+    ended = asyncio.create_task(gateway.ended())
+    await asyncio.wait({serving, ended}, return_when=asyncio.FIRST_COMPLETED)
+    http.should_exit = True
+    await serving
+    await gateway.stop()
+    await ended
+    return gateway.failed
+
+
+def _admitted(setup: GatewaySetup) -> AdmittedKeys:
+    """Who may come in. Raises `InvalidConfiguration`."""
+    named = {
+        PeerRole.WORKER: setup.keys.worker_public,
+        PeerRole.OPERATOR: setup.keys.operator_public,
+    }
+    fixed = [Admitted(role, public) for role, public in named.items() if public]
+    return AdmittedKeys(fixed, Path(setup.admitted) if setup.admitted else None)
+
+
+async def _until_ready(gateway: Gateway) -> None:
+    """The workers that its predecessor had come back in a moment: clients wait that long in the
+    socket's queue, rather than being told that there is nobody."""
+    clock = asyncio.get_running_loop().time
+    end_s = clock() + SETTLE_S
+    while not gateway.ready and clock() < end_s:
+        await asyncio.sleep(SETTLE_POLL_S)
+
+
+def _announcement(setup: GatewaySetup) -> Path:
+    return Path(setup.state_directory) / f"{setup.gateway}.json"
+
+
+def _announce(setup: GatewaySetup, endpoint: str, url: str) -> None:
+    """Tell the launcher. The file appears whole or not at all."""
+    told = GatewayListening(gateway=setup.gateway, endpoint=endpoint, url=url, pid=os.getpid())
+    file = _announcement(setup)
+    half = file.with_suffix(".json.new")
+    half.write_bytes(msgspec.json.encode(told))
+    half.replace(file)
+    logger.info("%s listens on %s, and for workers on %s", setup.gateway, url, endpoint)
+
+
+def _welcome(setup: GatewaySetup) -> Registered:
+    health = setup.cluster.health
+    return Registered(
+        gateway=setup.gateway,
+        report_interval_ns=int(health.live_report_interval_s * NS_PER_S),
+        silence_ns=int(health.heartbeat_timeout_s * NS_PER_S),
+        lease_ns=int(health.lease_s * NS_PER_S),
+    )
+
+
+def main() -> None:
+    """What a launcher starts as `python -m`; the last word names the file with the set-up."""
+    run_gateway(read_setup(GatewaySetup, Path(sys.argv[-1])))
+
+
+if __name__ == "__main__":
+    run_to_the_end(main)

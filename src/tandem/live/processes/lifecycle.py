@@ -1,0 +1,148 @@
+"""What every process of the live world begins and ends with: its log, the seconds of its start-up,
+the life of its parent, its event loop, and an end that neither takes long nor hangs."""
+
+import asyncio
+import atexit
+import ctypes
+import gc
+import logging
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import uvloop
+
+from tandem.live.clock import NS_PER_S, now_ns
+
+logger = logging.getLogger(__name__)
+
+
+def run_to_the_end(work: Callable[[], object]) -> None:
+    """Do all the `work` of a process and end it, with the code of a `SystemExit` or with 0.
+
+    The interpreter would free every object of torch one by one, a third of a second of computing,
+    before the system takes the memory back anyway. All else is done that it does: threads have
+    finished, what was registered with `atexit` runs, what was written is out."""
+    code = 0
+    try:
+        work()
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            raise
+        code = end.code or 0
+    if not _threads_work():
+        atexit._run_exitfuncs()
+        # A reader who has gone is the interpreter's to tell.
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    sys.exit(code)
+
+
+def _threads_work() -> bool:
+    """Whether there are others than this one that the process has to wait for."""
+    others = set(threading.enumerate()) - {threading.current_thread()}
+    return not all(thread.daemon for thread in others)
+
+
+def end_within(seconds: float, code: int) -> None:
+    """If the process still runs after so many seconds, end it with this exit code, whatever its
+    threads are doing."""
+
+    def end() -> None:
+        logger.error("the process did not end by itself within %g s: it is ended", seconds)
+        logging.shutdown()
+        os._exit(code)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+
+
+logger = logging.getLogger(__name__)
+
+
+class StartUp:
+    """Logs every phase with its seconds, and at the end their sum."""
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """A phase lasts as long as the block."""
+        began_ns = now_ns()
+        yield
+        logger.info("%s: %s took %.2f s", self._who, name, (now_ns() - began_ns) / NS_PER_S)
+
+    def so_far(self, name: str) -> None:
+        """A phase that began with the process and ends here."""
+        logger.info("%s: %s took %.2f s", self._who, name, process_age_s())
+
+    def note(self, text: str) -> None:
+        """What was chosen on the way."""
+        logger.info("%s: %s", self._who, text)
+
+    def ready(self) -> None:
+        logger.info("%s: ready after %.2f s", self._who, process_age_s())
+
+
+def process_age_s() -> float:
+    """Seconds since the system started this process (Linux; elsewhere not a number)."""
+    try:
+        with Path("/proc/self/stat").open() as file:
+            # The name of the program stands in brackets and may hold anything.
+            fields = file.read().rpartition(")")[2].split()
+    except FileNotFoundError:
+        return math.nan
+    started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
+
+
+# The interpreter lets another thread run after so long. By default it is 5 ms, and a loop that has
+# to wait for it after each call that gives its turn away soon waits for 20 ms beside a thread that
+# computes: the engine's, or one that tokenises.
+SWITCH_S = 0.0005
+
+
+def loop_runner() -> asyncio.Runner:
+    """Runs coroutines on uvloop, where they are heard soon though other threads compute. To be made
+    when the process has what it lives with: the collector, which holds the loop, leaves that alone
+    (the books of a large KV pool would take it tens of milliseconds, time and again)."""
+    gc.freeze()
+    sys.setswitchinterval(SWITCH_S)
+    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
+
+
+PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent(parent: int) -> bool:
+    """From now on the kernel kills this process when the thread of the process `parent` that
+    started it ends, which for the main thread is the whole parent. Whether this system can do it.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(library, "prctl") or library.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL)):
+        return False
+    if os.getppid() != parent:
+        # It ended while this process was starting; nobody will be told any more.
+        os.kill(os.getpid(), signal.SIGKILL)
+    return True
+
+
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def log_of_process(level: str) -> None:
+    """Messages of others from `level` on. Our own from INFO on at least: how a process started is
+    worth a few lines."""
+    logging.basicConfig(level=level.upper(), format=FORMAT, force=True)
+    ours = logging.getLogger("tandem")
+    ours.setLevel(min(logging.INFO, logging.getLogger().level))

@@ -1,0 +1,101 @@
+"""What a worker and a process of the shared pool are alike in as processes: how they end, which
+signals they heed, and their channels to the gateways."""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final, Protocol
+
+from tandem.api.clock_and_entropy import fresh_chance
+from tandem.config.processes import CurveKeys
+from tandem.facts.errors import EngineFailed, InvalidConfiguration, TandemError
+from tandem.live.channels.keys import KeyPair
+from tandem.live.channels.node_channel import NodeChannel
+from tandem.live.channels.sockets import NodeKeys
+from tandem.live.launching.supervisor import AGAIN
+from tandem.messages.node import (
+    GatewayConnected,
+    GatewayGone,
+    GatewaySaid,
+    Leave,
+    LeaveRequested,
+)
+
+logger = logging.getLogger(__name__)
+
+# Exit codes beside 0 and `AGAIN`, which are what was wanted. A new start may cure the first only.
+FAILED: Final = 1
+MISCONFIGURED: Final = 2
+UNWELCOME: Final = 3
+# When the process ends, what it said last may take so long to leave, and everything so long.
+LAST_WORD_S: Final = 2.0
+SHUTDOWN_S: Final = 10.0
+
+
+class MemberInbox(Protocol):
+    """What channels and signals tell; as `live.driver.EventInbox`."""
+
+    def enqueue(
+        self, event: GatewayConnected | GatewaySaid | GatewayGone | LeaveRequested, /
+    ) -> None: ...
+
+    def fail(self, failure: Exception) -> None: ...
+
+
+def end_as(name: str, work: Callable[[], Leave]) -> None:
+    """Do the `work` of the process. Raises `SystemExit` with one of the codes above, or `AGAIN`,
+    unless it was told to leave."""
+    try:
+        left = work()
+    except InvalidConfiguration as error:
+        logger.error("%s cannot start: %s", name, error)
+        raise SystemExit(MISCONFIGURED) from error
+    except TandemError as error:
+        logger.error("%s failed: %s", name, error)
+        raise SystemExit(FAILED) from error
+    if left.reason:
+        logger.error("%s ends: %s", name, left.reason)
+    else:
+        logger.info("%s has left", name)
+    if code := exit_code(left):
+        raise SystemExit(code)
+
+
+def exit_code(left: Leave) -> int:
+    return UNWELCOME if left.reason else AGAIN if left.again else 0
+
+
+def channels_to(
+    gateways: Iterable[str], keys: CurveKeys, identity: str, inbox: MemberInbox
+) -> dict[str, NodeChannel]:
+    """One for each gateway; `identity` is the process's name and incarnation."""
+    own = NodeKeys(KeyPair(keys.worker_public, keys.worker_secret), keys.gateway_public)
+    return {
+        gateway: NodeChannel(
+            gateway,
+            identity,
+            own,
+            tell=inbox.enqueue,
+            refused=lambda reason: inbox.fail(EngineFailed(reason)),
+            chance=fresh_chance,
+        )
+        for gateway in gateways
+    }
+
+
+def heed_signals(inbox: MemberInbox) -> None:
+    """The first signal asks the process to leave orderly; a second one ends it."""
+    loop = asyncio.get_running_loop()
+    told: list[int] = []
+
+    def heed(number: int) -> None:
+        if told:
+            os._exit(128 + number)
+        told.append(number)
+        inbox.enqueue(LeaveRequested())
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, partial(heed, number))

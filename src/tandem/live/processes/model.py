@@ -1,0 +1,112 @@
+"""What every process that runs a model begins with: finds the model, fixes all sizes, loads it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from tandem.config.environment import BUNDLED_MODEL, cache_directory
+from tandem.config.machine import MachineFacts, machine_facts
+from tandem.config.options import ServeOptions
+from tandem.config.resolve import ModelFacts, ServerPlan, resolve
+from tandem.facts.model import ModelSpec
+from tandem.kernels.arithmetic import arithmetic_of
+from tandem.kernels.faces import Kernels, choose_kernels
+from tandem.kernels.native.pages import return_freed_memory
+from tandem.models.configuration import read_model_spec
+from tandem.models.content import Weights, checkpoint_weights, content_of, dummy_weights
+from tandem.models.decoder import Decoder
+from tandem.models.footprint import header_shapes
+from tandem.models.hub import find_model
+from tandem.models.load import LoadPlan, load_decoder
+from tandem.models.parallel import WHOLE, Place
+from tandem.models.weights import WeightForm
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """A model that was found and every size of its server; nothing large is in memory yet. `spec`
+    already has the context of the plan, whose root names these `weights` and `kernels` (chosen for
+    the `reason`)."""
+
+    name: str
+    directory: Path
+    spec: ModelSpec
+    plan: ServerPlan
+    machine: MachineFacts
+    weights: Weights
+    kernels: Kernels
+    reason: str
+
+    @property
+    def compute(self) -> torch.dtype:
+        return _compute(self.plan)
+
+
+def plan_model(
+    model: str | None,
+    options: ServeOptions,
+    ranks: Sequence[Place] = (WHOLE,),
+    *,
+    host_tier_bytes: int = 0,
+) -> PlannedModel:
+    """`model` as `tandem serve` takes it; `ranks` and `host_tier_bytes` as `resolve` takes them.
+    Raises `InvalidConfiguration`."""
+    machine = machine_facts()
+    directory = BUNDLED_MODEL if model is None else find_model(model, options.revision)
+    name = BUNDLED_MODEL.name if model is None else model
+    spec = read_model_spec(directory)
+    shapes = {} if options.load_format == "dummy" else header_shapes(directory)
+    facts = ModelFacts(spec, shapes)
+    plan = resolve(options, facts, machine, ranks, host_tier_bytes=host_tier_bytes)
+    weights = _weights(directory, options, plan.threads)
+    kernels, reason = choose_kernels(plan.device, _compute(plan), options.native_kernels)
+    plan = plan.of_model(
+        content_of(spec, plan.storage, weights),
+        arithmetic_of(kernels, plan.device, _compute(plan)),
+    )
+    spec = replace(spec, context_tokens=plan.worker.context_tokens)
+    return PlannedModel(str(name), directory, spec, plan, machine, weights, kernels, reason)
+
+
+def pick_kernels(planned: PlannedModel) -> tuple[Kernels, str]:
+    """The kernels for the plan's device, and why these. Threads of this process are set to the
+    plan's: loading packs the weights in the thread that calls it, not in the engine's."""
+    torch.set_num_threads(planned.plan.threads)
+    return planned.kernels, planned.reason
+
+
+def load_model(planned: PlannedModel, options: ServeOptions, kernels: Kernels) -> Decoder:
+    """Read the weights, or make dummy ones."""
+    decoder = load_decoder(planned.spec, load_plan(planned, options), kernels)
+    return_freed_memory()
+    return decoder
+
+
+def load_plan(planned: PlannedModel, options: ServeOptions) -> LoadPlan:
+    return LoadPlan(
+        planned.directory,
+        WeightForm(planned.plan.storage, planned.compute, planned.plan.device),
+        "dummy" if options.load_format == "dummy" else "safetensors",
+        options.seed,
+        planned.weights,
+    )
+
+
+def _weights(directory: Path, options: ServeOptions, threads: int) -> Weights:
+    """What the model's weights are known by. Raises `InvalidConfiguration`."""
+    if options.load_format == "dummy":
+        return dummy_weights(options.seed)
+    return checkpoint_weights(directory, cache_directory() / "digests", threads)
+
+
+def _compute(plan: ServerPlan) -> torch.dtype:
+    """On a CPU weights are only stored in fewer bits; on a GPU they are also computed with."""
+    return torch.float32 if plan.device.type == "cpu" else _torch_dtype(plan.storage)
+
+
+def _torch_dtype(storage: str) -> torch.dtype:
+    dtype = getattr(torch, storage)
+    assert isinstance(dtype, torch.dtype)
+    return dtype

@@ -1,0 +1,100 @@
+"""Wires a server from its options: kernels, decoder, KV pool, engine, worker, front door."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.api.app import build_app
+from tandem.api.config import ApiConfig
+from tandem.cluster.worker.machine import WorkerMachine
+from tandem.config.api_options import api_config
+from tandem.config.environment import BUNDLED_MODEL
+from tandem.config.options import ServeOptions
+from tandem.config.resolve import ServerPlan
+from tandem.engine.engine import Engine
+from tandem.facts.serving import ModelCard
+from tandem.facts.slo import AS_THEY_WISH, LOWER_ONLY
+from tandem.kv.store import KvStore
+from tandem.live.clock import wall_clock_s
+from tandem.live.http_server import HttpServer, http_server_over, listen
+from tandem.live.local_worker import LocalWorker
+from tandem.live.processes.model import load_model, pick_kernels, plan_model
+from tandem.text.model import TextModel
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Everything loaded; nothing runs yet. `notes` say in a few words what was chosen."""
+
+    worker: LocalWorker
+    text: TextModel
+    plan: ServerPlan
+    api: ApiConfig
+    notes: tuple[str, ...]
+
+
+def assemble(model: str | None, options: ServeOptions) -> Server:
+    """Load a model and build a server around it. Raises `InvalidConfiguration`."""
+    planned = plan_model(model, options)
+    plan = planned.plan
+    # A dummy model may be a config.json alone; then it speaks in the bundled model's tokens.
+    dummy = options.load_format == "dummy"
+    speaks = not dummy or (planned.directory / "tokenizer.json").exists()
+    text = TextModel.load(planned.directory if speaks else BUNDLED_MODEL)
+    kernels, reason = pick_kernels(planned)
+    decoder = load_model(planned, options, kernels)
+    kv = KvStore(plan.layout, plan.worker.block_count, plan.device)
+    engine = Engine(decoder, kv, plan.slots, threads=plan.threads)
+    card = ModelCard(
+        names=options.served_model_name or (Path(planned.name).name,),
+        context_tokens=plan.worker.context_tokens,
+        vocabulary_tokens=planned.spec.vocabulary_tokens,
+        end_token_ids=text.tokenizer.end_token_ids,
+        created_s=wall_clock_s(),
+    )
+    notes = (
+        f"{planned.spec.parameters / 1e6:.1f}M parameters in {plan.storage} on {plan.device.type}, "
+        f"{plan.threads} threads"
+        if plan.device.type == "cpu"
+        else f"{plan.storage} on GPU",
+        f"kernels: {reason}",
+        f"KV cache: {plan.kv_bytes / (1 << 20):.0f} MiB, {plan.worker.block_count} blocks of "
+        f"{plan.worker.block_size} tokens in {plan.layout.dtype}; context {card.context_tokens}",
+        *plan.cuts,
+    )
+    priorities = AS_THEY_WISH if options.allow_client_priority else LOWER_ONLY
+    worker = LocalWorker(card, WorkerMachine(plan.worker), engine, priorities)
+    api = api_config(options, planned.machine.api_keys)
+    return Server(worker, text, plan, api, notes)
+
+
+def http_server(server: Server, log_level: str) -> HttpServer:
+    """The HTTP server over an assembled server; run it inside `running`."""
+    app = build_app(server.worker, server.text, server.api)
+    return http_server_over(app, server.api.connections, log_level)
+
+
+@asynccontextmanager
+async def running(server: Server) -> AsyncIterator[None]:
+    """The worker runs while the block does."""
+    await server.worker.start()
+    try:
+        yield
+    finally:
+        await server.worker.stop()
+
+
+@asynccontextmanager
+async def served_in_process(server: Server) -> AsyncIterator[str]:
+    """Serve on a free loopback port while the block runs; gives the URL."""
+    listener = listen("127.0.0.1", 0)
+    http = http_server(server, "error")
+    async with running(server):
+        task = asyncio.create_task(http.serve(sockets=[listener]))
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            http.should_exit = True
+            await task

@@ -1,0 +1,232 @@
+"""What every process of a cluster on this machine is told when it starts: keys, its share of the
+machine, and the configuration; and the program that is started with it."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from tandem.config.cluster.file import Cluster
+from tandem.config.cluster.keys import GATEWAY, SHARED_POOL, WORKER
+from tandem.config.cluster.live import LiveFile, gateway_options, handed_to, live_model
+from tandem.config.cluster.tiers import (
+    disk_folder,
+)
+from tandem.config.cluster.workers import PoolConfig
+from tandem.config.environment import BUNDLED_MODEL, child_environment, secret_line
+from tandem.config.kv_format import kv_format, kv_precisions
+from tandem.config.machine_share import MachineShare
+from tandem.config.processes import (
+    CurveKeys,
+    GatewaySetup,
+    PoolNodeSetup,
+    WorkerSetup,
+    write_setup,
+)
+from tandem.facts.kv_tiers import BlockFormat
+from tandem.live.channels.keys import Admitted, KeyPair, PeerRole, make_pair
+from tandem.live.launching.launcher import Program
+from tandem.live.launching.private_directory import secret_of
+from tandem.live.launching.state_directory import StateDirectory
+from tandem.models.hub import find_model
+
+TANDEM = (sys.executable, "-m", "tandem")
+# What a process of each kind is started with. The word after the module is for people (`pgrep -f`).
+GATEWAY_PROCESS = (sys.executable, "-m", "tandem.live.processes.gateway", "gateway-process")
+WORKER_PROCESS = (sys.executable, "-m", "tandem.live.processes.worker", "worker-process")
+POOL_PROCESS = (sys.executable, "-m", "tandem.live.processes.shared_pool", "pool-process")
+CLUSTER_FILE = "cluster.yaml"
+KEYS_FILE = "keys.json"
+KV_SECRET_FILE = "kv.secret"
+ADMITTED_FILE = "admitted"
+ADMITTED_HEAD = "# Who may come to the gateways; a line that is gone is a key that is revoked.\n"
+
+
+class Setups:
+    """The set-ups of one cluster's processes. `keys` are fresh ones unless given, and then each
+    worker has a pair of its own, which `admitted` names for the gateways; `checkpoint` is the
+    folder of the model. `alone` and `joins` as of `MachineShare`."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        keys: CurveKeys | None = None,
+        *,
+        alone: bool = False,
+        joins: bool = False,
+    ) -> None:
+        self.cluster = cluster
+        self.model = live_model(cluster.model)
+        self.checkpoint = find_checkpoint(self.model, cluster)
+        self.share = MachineShare(cluster, self.checkpoint, alone=alone, joins=joins)
+        self.keys = keys or fresh_keys(kept_secret(cluster))
+        self.admitted: dict[str, Admitted] = {}
+        # Not those that others find: a supervisor that may not ask takes gateways for dead.
+        self.supervisor_keys = self.keys
+        if keys is None:
+            own = make_pair()
+            self.supervisor_keys = msgspec.structs.replace(
+                self.keys, operator_public=own.public, operator_secret=own.secret
+            )
+            self._admit(PeerRole.OPERATOR, "supervisor", own.public)
+            self._admit(PeerRole.OPERATOR, "operator", self.keys.operator_public)
+            self._admit(PeerRole.WORKER, "joined", self.keys.worker_public)
+        self._pairs: dict[str, KeyPair] | None = {} if keys is None else None
+
+    def gateway(self, index: int, directory: Path, listen: str) -> GatewaySetup:
+        """Of gateway `index`, which workers reach at that endpoint."""
+        keys = self.keys.of_gateway()
+        if self.admitted:
+            # Whoever stands in the file comes in by the file alone, and can be revoked there.
+            keys = msgspec.structs.replace(keys, worker_public="", operator_public="")
+        return GatewaySetup(
+            gateway=f"gateway-{index}",
+            model=self.model,
+            options=gateway_options(self.cluster, self.share.host.api_keys),
+            listen=listen,
+            keys=keys,
+            cluster=replace(handed_to(self.cluster, GATEWAY), model=str(self.checkpoint)),
+            state_directory=str(directory),
+            admitted=str(directory / ADMITTED_FILE) if self.admitted else "",
+        )
+
+    def worker(self, pool: PoolConfig, name: str, gateways: tuple[str, ...]) -> WorkerSetup:
+        """Of a worker of the pool. Raises `InvalidConfiguration`."""
+        shared = self.cluster.tiers.remote is not None
+        return WorkerSetup(
+            worker=name,
+            pool=pool.name,
+            role=pool.role.value,
+            model=self.model,
+            options=self.share.worker_options(pool),
+            gateways=gateways,
+            keys=self._keys_of(name),
+            cluster=handed_to(self.cluster, WORKER),
+            kv_precisions=kv_precisions(self.cluster),
+            shared_format=self.block_format() if shared else None,
+        )
+
+    def pool_node(self, name: str, gateways: tuple[str, ...]) -> PoolNodeSetup:
+        """Of a process of the shared pool. Raises `InvalidConfiguration`."""
+        remote = self.cluster.tiers.remote
+        assert remote is not None
+        return PoolNodeSetup(
+            node=name,
+            gateways=gateways,
+            keys=self._keys_of(name),
+            cluster=handed_to(self.cluster, SHARED_POOL),
+            shared_format=self.block_format(),
+            redis_password=secret_line(remote.redis_password_env),
+        )
+
+    def block_format(self) -> BlockFormat:
+        """Of the shared pool. Raises `InvalidConfiguration`."""
+        return kv_format(self.cluster, self.model, self.checkpoint).block_format
+
+    def environment(self, pool: PoolConfig, index: int) -> Mapping[str, str]:
+        """Of the worker that is number `index` on this machine."""
+        seen = self.share.visible_gpus(pool, index)
+        if seen is None:
+            return process_environment()
+        return process_environment(CUDA_VISIBLE_DEVICES=",".join(map(str, seen)))
+
+    def _keys_of(self, name: str) -> CurveKeys:
+        """The keys that were given, or a pair of that process's own."""
+        keys = self.keys.of_worker()
+        if self._pairs is None:
+            return keys
+        pair = self._pairs.setdefault(name, make_pair())
+        self._admit(PeerRole.WORKER, name, pair.public)
+        return msgspec.structs.replace(keys, worker_public=pair.public, worker_secret=pair.secret)
+
+    def _admit(self, role: PeerRole, name: str, public: str) -> None:
+        self.admitted[name] = Admitted(role, public, name)
+
+
+def write_cluster(file: LiveFile, setups: Setups, directory: StateDirectory) -> None:
+    """What gateways and later commands read: the resolved cluster, and an operator's keys."""
+    text = file.text(str(setups.checkpoint))
+    directory.write_private(CLUSTER_FILE, text.encode())
+    keys = msgspec.structs.replace(setups.keys, gateway_secret="")
+    directory.write_private(KEYS_FILE, msgspec.json.encode(keys))
+    write_admitted(setups, directory)
+
+
+def write_admitted(setups: Setups, directory: StateDirectory) -> None:
+    """Who may come to the gateways, of those whose set-ups were made; gateways read it again."""
+    if setups.admitted:
+        lines = "".join(f"{line}\n" for line in setups.admitted.values())
+        # Half a file would revoke the rest.
+        half = directory.write_private(f"{ADMITTED_FILE}.new", f"{ADMITTED_HEAD}{lines}".encode())
+        half.replace(directory.path / ADMITTED_FILE)
+
+
+def gateway_program(setup: GatewaySetup, directory: StateDirectory) -> Program:
+    """The process of a gateway, after its set-up is written."""
+    file = directory.path / f"{setup.gateway}.setup.json"
+    write_setup(setup, file)
+    command = (*GATEWAY_PROCESS, str(file))
+    log = directory.log_file(setup.gateway)
+    return Program(setup.gateway, command, process_environment(), log, file)
+
+
+def worker_program(
+    setup: WorkerSetup, directory: StateDirectory, environment: Mapping[str, str]
+) -> Program:
+    """The process of a worker, after its set-up is written."""
+    file = directory.path / f"{setup.worker}.setup.json"
+    write_setup(setup, file)
+    command = (*WORKER_PROCESS, str(file))
+    log = directory.log_file(setup.worker)
+    return Program(setup.worker, command, environment, log, file)
+
+
+def pool_node_program(setup: PoolNodeSetup, directory: StateDirectory) -> Program:
+    """A process of the shared pool, after its set-up is written."""
+    file = directory.path / f"{setup.node}.setup.json"
+    write_setup(setup, file)
+    command = (*POOL_PROCESS, str(file))
+    return Program(setup.node, command, process_environment(), directory.log_file(setup.node), file)
+
+
+def process_environment(**changed: str) -> Mapping[str, str]:
+    """Of any process: an unexpected error goes to the log as it is, without typer's frames."""
+    return child_environment(TYPER_STANDARD_TRACEBACK="1", **changed)
+
+
+def find_checkpoint(model: str | None, cluster: Cluster) -> Path:
+    """The folder of the model, fetched from the hub where it is not here. Raises
+    `InvalidConfiguration`."""
+    if model is None:
+        return BUNDLED_MODEL
+    here = Path(model).expanduser()
+    if here.is_dir():
+        return here.resolve()
+    return find_model(model, str(cluster.serve.get("revision", "main")))
+
+
+def kept_secret(cluster: Cluster) -> str:
+    """What KV in the shared pool is tagged with, where that lies on a disk or a server that outlive
+    the cluster; empty where nothing does. Raises `InvalidConfiguration`."""
+    remote = cluster.tiers.remote
+    if remote is None or (remote.disk is None and remote.redis is None):
+        return ""
+    return secret_of(disk_folder(cluster, None).parent / KV_SECRET_FILE)
+
+
+def fresh_keys(kv_secret: str = "") -> CurveKeys:
+    """Of a whole cluster: its gateways, one worker and one operator."""
+    gateways, worker, operator = make_pair(), make_pair(), make_pair()
+    return CurveKeys(
+        gateway_public=gateways.public,
+        worker_public=worker.public,
+        worker_secret=worker.secret,
+        gateway_secret=gateways.secret,
+        kv_secret=kv_secret or make_pair().secret,
+        operator_public=operator.public,
+        operator_secret=operator.secret,
+        # As good a secret as any.
+        transfer_secret=make_pair().secret,
+    )

@@ -1,0 +1,313 @@
+"""A process of the shared pool of a cluster: keeps KV blocks for all workers until it is told to
+leave."""
+
+import gc
+
+if __name__ == "__main__":
+    # torch makes a million objects that live as long as the process: a fifth of the time that its
+    # import takes would go into looking for garbage among them.
+    gc.disable()
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import tandem
+from tandem.api.clock_and_entropy import fresh_chance
+from tandem.cluster.shared_pool.hot_blocks import HotBlocksConfig
+from tandem.cluster.shared_pool.machine import PoolNodeConfig, PoolNodeMachine
+from tandem.cluster.tiers.config import TierLimits, TiersConfig
+from tandem.config.cluster.live import gateway_options
+from tandem.config.cluster.tiers import pool_node_bytes, tenant_pin_shares, tenant_shares
+from tandem.config.cluster.workers import RemoteTierConfig
+from tandem.config.environment import host_facts
+from tandem.config.memory import refused_blocks
+from tandem.config.policies import eviction_order
+from tandem.config.processes import PoolNodeSetup, read_setup
+from tandem.facts.errors import EngineFailed, InvalidConfiguration
+from tandem.facts.fleet import Tier
+from tandem.facts.kv_tiers import BlockFormat
+from tandem.kernels.transfer.choose import choose_transfer
+from tandem.kernels.transfer.contract import Transfer
+from tandem.kv.connectors.contract import ConnectorError
+from tandem.kv.connectors.tcp.handshake import listening_socket
+from tandem.kv.connectors.tcp.protocol import Credentials
+from tandem.kv.tiers.block_records import BlockTags
+from tandem.kv.tiers.config import TierCalls, TierEvent
+from tandem.kv.tiers.contract import BlockStore
+from tandem.kv.tiers.disk import DiskConfig, DiskStore
+from tandem.kv.tiers.host import HostStore
+from tandem.kv.tiers.pool.client import PoolClient, PoolClientTerms
+from tandem.kv.tiers.pool.protocol import batch_blocks, incarnation_proof
+from tandem.kv.tiers.pool.server import BUFFERS, PoolServer, PoolTerms
+from tandem.kv.tiers.pool.stores import CHUNK_BYTES, CHUNKS, PoolStores
+from tandem.kv.tiers.redis import RedisStore
+from tandem.kv.tiers.redis_client import RedisConfig
+from tandem.live.clock import now_ns
+from tandem.live.pool_node import PoolInbox, PoolNode, Replicas
+from tandem.live.processes.connectors import (
+    block_secret,
+    own_address,
+    random_bytes,
+    transfer_secret,
+)
+from tandem.live.processes.lifecycle import (
+    StartUp,
+    end_with_parent,
+    end_within,
+    log_of_process,
+    loop_runner,
+    run_to_the_end,
+)
+from tandem.live.processes.member import (
+    FAILED,
+    LAST_WORD_S,
+    SHUTDOWN_S,
+    channels_to,
+    end_as,
+    exit_code,
+    heed_signals,
+)
+from tandem.messages.cluster import PROTOCOL, RegisterPoolNode
+from tandem.messages.node import BlocksKept, Leave
+
+# Under its own name, which is another one while this is what was started.
+logger = logging.getLogger("tandem.live.processes.shared_pool")
+
+# A server that hangs is given up before clients give up this process, which has other blocks too.
+REDIS_CONNECT_S: Final = 0.5
+REDIS_SILENCE_S: Final = 1.0
+# Memory goes down in so many copies at once, each so small a part of it at most.
+COPIES: Final = 4
+LEAST_SHARE: Final = 32
+SMALL_COPY_BLOCKS: Final = 16
+
+
+def run_pool_node(setup: PoolNodeSetup) -> None:
+    """Until it is told to leave. Raises `SystemExit` as `end_as`."""
+    end_with_parent(setup.parent)
+    log_of_process(gateway_options(setup.cluster, ()).log_level)
+    end_as(setup.node, lambda: _run(setup))
+
+
+def _run(setup: PoolNodeSetup) -> Leave:
+    startup = StartUp(setup.node)
+    startup.so_far("import")
+    block_format, inbox = setup.shared_format, PoolInbox()
+    transfer = choose_transfer(gateway_options(setup.cluster, ()).native_kernels)
+    tags = BlockTags(block_secret(setup), block_format, transfer)
+    with ExitStack() as undo:
+        with startup.phase("memory"):
+            tiers = tiers_of(setup)
+            check_memory(setup, tiers, tags.stored, host_facts().free_memory_bytes)
+            by_tier = _stores(setup, tiers, tags.stored, transfer)
+        with startup.phase("what was kept"):
+            tiers = _with_found(tiers, by_tier)
+        stores = PoolStores(by_tier, tags.stored, _calls(inbox))
+        undo.callback(stores.stop_stores, LAST_WORD_S)
+        client = _client(setup, block_format, transfer)
+        replicas = Replicas(stores, client, tags.stored, inbox)
+        undo.callback(replicas.close, LAST_WORD_S)
+        listening = _listening(setup)
+        undo.callback(listening.close)
+        register = RegisterPoolNode(
+            protocol=PROTOCOL,
+            version=tandem.__version__,
+            worker=setup.node,
+            incarnation=f"{os.getpid():x}-{now_ns():x}",
+            address=_address(listening.getsockname()),
+            format=block_format,
+            capacity_blocks=sum(tiers.capacities.values()),
+        )
+        config = PoolNodeConfig(
+            register, tiers, HotBlocksConfig(replicas=remote_of(setup).replicas)
+        )
+        node = PoolNode(PoolNodeMachine(config, now_ns()), inbox, stores, replicas)
+        credentials = Credentials(transfer_secret(setup), incarnation_proof(register.incarnation))
+        terms = PoolTerms(tags, credentials, random_bytes)
+        failure = EngineFailed("the port of the shared pool failed")
+        server = PoolServer(listening, terms, node.coordinator, lambda: inbox.fail(failure))
+        undo.callback(server.stop_serving, LAST_WORD_S)
+        startup.ready()
+        with loop_runner() as runner:
+            return runner.run(_work(setup, node, inbox))
+
+
+async def _work(setup: PoolNodeSetup, node: PoolNode, inbox: PoolInbox) -> Leave:
+    heed_signals(inbox)
+    register = node.machine.registration
+    identity = f"{register.worker}/{register.incarnation}"
+    channels = channels_to(setup.gateways, setup.keys, identity, inbox)
+    code = FAILED
+    try:
+        left = await node.run(channels)
+        code = exit_code(left)
+        return left
+    finally:
+        end_within(SHUTDOWN_S, code)
+        await asyncio.gather(*(channel.close(LAST_WORD_S) for channel in channels.values()))
+
+
+def remote_of(setup: PoolNodeSetup) -> RemoteTierConfig:
+    """The tier that the process is a part of."""
+    remote = setup.cluster.tiers.remote
+    assert remote is not None
+    return remote
+
+
+def tiers_of(setup: PoolNodeSetup) -> TiersConfig:
+    """How much it keeps, and how. Raises `InvalidConfiguration`."""
+    cluster, remote, block_bytes = setup.cluster, remote_of(setup), setup.shared_format.block_bytes
+    if remote.disk is not None and remote.redis is not None:
+        raise InvalidConfiguration("tiers.remote: disk and redis exclude each other; name one")
+    capacities = {tier: size // block_bytes for tier, size in pool_node_bytes(remote).items()}
+    if min(capacities.values()) < 1:
+        raise InvalidConfiguration(
+            f"tiers.remote: a block takes {block_bytes} bytes, and {setup.node} has room for "
+            "none; choose a larger capacity"
+        )
+    together = max(SMALL_COPY_BLOCKS, batch_blocks(block_bytes))
+    together = min(together, capacities[Tier.HOST] // LEAST_SHARE)
+    # Of what clients bring at once, each buffer may be about to be written.
+    limits = TierLimits(stagings=BUFFERS, copies=COPIES, copy_blocks=max(1, together))
+    return TiersConfig(
+        capacities,
+        eviction_order(cluster),
+        quotas=tenant_shares(cluster),
+        pin_share=cluster.tiers.pin_share,
+        pin_shares=tenant_pin_shares(cluster),
+        limits=limits,
+    )
+
+
+def check_memory(
+    setup: PoolNodeSetup, tiers: TiersConfig, stored: BlockFormat, free_bytes: int
+) -> None:
+    """Raises `InvalidConfiguration` when it does not fit into what is free here."""
+    # For clients, each buffer a batch; for what goes to another process; for what goes down.
+    batches = (BUFFERS + 1) * batch_blocks(setup.shared_format.block_bytes)
+    moving = CHUNKS * max(1, CHUNK_BYTES // stored.block_bytes)
+    besides = tiers.limits.slack_blocks + batches + moving
+    if problem := refused_blocks(
+        f"{setup.node}: tiers.remote",
+        tiers.capacities[Tier.HOST] * stored.block_bytes,
+        free_bytes,
+        beside_bytes=besides * stored.block_bytes,
+        beside="what is on its way",
+    ):
+        raise InvalidConfiguration(problem)
+
+
+def _stores(
+    setup: PoolNodeSetup, tiers: TiersConfig, block_format: BlockFormat, transfer: Transfer
+) -> dict[Tier, BlockStore]:
+    """Raises `InvalidConfiguration`."""
+    spare = tiers.limits.slack_blocks
+    # Memory first: where there is not enough of it nothing else is touched.
+    memory = HostStore(block_format, tiers.capacities[Tier.HOST] + spare, transfer)
+    memory.warm()
+    stores: dict[Tier, BlockStore] = {Tier.HOST: memory}
+    remote = remote_of(setup)
+    if remote.disk is not None:
+        assert remote.disk.path is not None
+        file = Path(remote.disk.path) / f"{setup.node}.kv"
+        config = DiskConfig(file, tiers.capacities[Tier.DISK], spare)
+        disk = DiskStore(config, block_format, transfer)
+        for note in disk.notes:
+            logger.warning("%s: %s", setup.node, note)
+        stores[Tier.DISK] = disk
+    if remote.redis is not None:
+        redis = RedisConfig(
+            remote.redis,
+            tiers.capacities[Tier.DISK],
+            owner=setup.node,
+            password=password_of(setup),
+            connect_s=REDIS_CONNECT_S,
+            silence_s=REDIS_SILENCE_S,
+            call_s=REDIS_SILENCE_S,
+            chance=fresh_chance,
+        )
+        secret = block_secret(setup)
+        stores[Tier.DISK] = RedisStore(redis, block_format, transfer, now_ns, secret=secret)
+    return stores
+
+
+def password_of(setup: PoolNodeSetup) -> Callable[[], str] | None:
+    """Of the server; None where the URL has it, or it needs none. A file is read at every
+    connection, so that the password can be changed."""
+    if (password_file := remote_of(setup).redis_password_file) is not None:
+        file = Path(password_file)
+        return lambda: file.read_text().strip()
+    return (lambda: setup.redis_password) if setup.redis_password else None
+
+
+def _with_found(tiers: TiersConfig, stores: Mapping[Tier, BlockStore]) -> TiersConfig:
+    """What lies there from before the start is found again."""
+    if Tier.DISK not in stores:
+        return tiers
+    store = stores[Tier.DISK]
+    found = store.stored_blocks()
+    if isinstance(store, RedisStore) and store.problem:
+        logger.warning("nothing is found again yet: %s", store.problem)
+    return replace(tiers, found=found)
+
+
+def _calls(inbox: PoolInbox) -> TierCalls:
+    def tell(event: TierEvent) -> None:
+        assert isinstance(event, BlocksKept)
+        inbox.enqueue_threadsafe(event)
+
+    failure = EngineFailed("a store of the shared pool failed")
+    return TierCalls(tell, lambda: inbox.fail(failure), now_ns)
+
+
+def _client(setup: PoolNodeSetup, block_format: BlockFormat, transfer: Transfer) -> PoolClient:
+    secrets = transfer_secret(setup), block_secret(setup)
+    terms = PoolClientTerms(
+        block_format, *secrets, transfer, random_bytes, now_ns, tagged=True, chance=fresh_chance
+    )
+    return PoolClient(terms)
+
+
+def _listening(setup: PoolNodeSetup) -> socket.socket:
+    """Raises `InvalidConfiguration`."""
+    try:
+        return listening_socket(*place_of(setup))
+    except ConnectorError as error:
+        raise InvalidConfiguration(f"{setup.node}: {error}") from error
+
+
+def place_of(setup: PoolNodeSetup) -> tuple[str, int]:
+    """Where to listen; port 0 is any free one. Raises `InvalidConfiguration`."""
+    listen = setup.listen or own_address(setup.gateways)
+    if listen.count(":") > 1 and not listen.startswith("["):
+        # An address of IPv6 alone.
+        return listen, 0
+    parts = urlsplit(f"//{listen}")
+    if not parts.hostname:
+        raise InvalidConfiguration(f"{setup.node}: listen is {listen!r}; expected address:port")
+    return parts.hostname, parts.port or 0
+
+
+def _address(name: tuple[str | int, ...]) -> str:
+    host, port = str(name[0]), name[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def main() -> None:
+    """What a launcher starts as `python -m`; the last word names the file with the set-up."""
+    run_pool_node(read_setup(PoolNodeSetup, Path(sys.argv[-1])))
+
+
+if __name__ == "__main__":
+    gc.freeze()
+    gc.enable()
+    run_to_the_end(main)

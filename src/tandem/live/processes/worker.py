@@ -1,0 +1,115 @@
+"""A worker process of a cluster: loads, finds its gateways, works until it is told to leave."""
+
+import gc
+
+if __name__ == "__main__":
+    # torch makes a million objects that live as long as the process: a fifth of the time that its
+    # import takes would go into looking for garbage among them.
+    gc.disable()
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+import tandem
+from tandem.cluster.node.machine import NodeConfig, NodeMachine
+from tandem.cluster.worker.machine import WorkerMachine
+from tandem.config.processes import WorkerSetup, read_setup
+from tandem.facts.fleet import Role
+from tandem.live.clock import now_ns
+from tandem.live.driver import Inbox
+from tandem.live.node import Node, finish_sending
+from tandem.live.processes.lifecycle import (
+    StartUp,
+    end_with_parent,
+    end_within,
+    log_of_process,
+    loop_runner,
+    run_to_the_end,
+)
+from tandem.live.processes.member import (
+    FAILED,
+    LAST_WORD_S,
+    SHUTDOWN_S,
+    channels_to,
+    end_as,
+    exit_code,
+    heed_signals,
+)
+from tandem.live.processes.worker_group import Worker, start_worker
+from tandem.messages.cluster import PROTOCOL, Register
+from tandem.messages.node import Leave
+
+# Under its own name, which is another one while this is what was started.
+logger = logging.getLogger("tandem.live.processes.worker")
+
+
+def run_worker(setup: WorkerSetup) -> None:
+    """Until the worker was told to leave and has nothing left to do. Raises `SystemExit` as
+    `end_as`."""
+    end_with_parent(setup.parent)
+    log_of_process(setup.options.log_level)
+    end_as(f"worker {setup.worker}", lambda: _run(setup))
+
+
+def _run(setup: WorkerSetup) -> Leave:
+    startup = StartUp(setup.worker)
+    startup.so_far("import")
+    inbox = Inbox()
+    incarnation = f"{os.getpid():x}-{now_ns():x}"
+    worker = start_worker(setup, inbox, f"{setup.worker}/{incarnation}")
+    tiers = worker.tiers.live if worker.tiers else None
+    node = Node(_machine(setup, worker, incarnation), inbox, worker.transfers, tiers)
+    startup.ready()
+    try:
+        with loop_runner() as runner:
+            return runner.run(_work(setup, node, worker, inbox))
+    finally:
+        worker.close()
+
+
+async def _work(setup: WorkerSetup, node: Node, worker: Worker, inbox: Inbox) -> Leave:
+    heed_signals(inbox)
+    steps = worker.steps(node.take_result)
+    register = node.machine.registration
+    identity = f"{register.worker}/{register.incarnation}"
+    channels = channels_to(setup.gateways, setup.keys, identity, inbox)
+    code = FAILED
+    try:
+        left = await node.run(steps, channels)
+        code = exit_code(left)
+        return left
+    finally:
+        end_within(SHUTDOWN_S, code)
+        await finish_sending(steps, channels, LAST_WORD_S)
+
+
+def _machine(setup: WorkerSetup, worker: Worker, incarnation: str) -> NodeMachine:
+    config = worker.config
+    register = Register(
+        protocol=PROTOCOL,
+        version=tandem.__version__,
+        worker=setup.worker,
+        incarnation=incarnation,
+        pool=setup.pool,
+        role=Role(setup.role),
+        accepting=True,
+        root=config.root,
+        export=worker.export,
+        max_sequences=config.max_sequences,
+        context_tokens=config.context_tokens,
+    )
+    tiers = worker.tiers.config if worker.tiers else None
+    return NodeMachine(NodeConfig(register, tiers), WorkerMachine(config))
+
+
+def main() -> None:
+    """What a launcher starts as `python -m`; the last word names the file with the set-up."""
+    run_worker(read_setup(WorkerSetup, Path(sys.argv[-1])))
+
+
+if __name__ == "__main__":
+    gc.freeze()
+    gc.enable()
+    run_to_the_end(main)

@@ -1,0 +1,217 @@
+"""Puts a worker together: one rank in this process, or the first of several that it leads."""
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import msgspec
+
+from tandem.cluster.worker.machine import WorkerConfig
+from tandem.config.processes import WorkerSetup
+from tandem.facts.errors import EngineFailed
+from tandem.facts.kv_export import Endpoint, KvExport
+from tandem.facts.steps import StepResult
+from tandem.kernels.collectives.contract import ALONE
+from tandem.kernels.collectives.distributed import Groups, connect, disconnect
+from tandem.kv.transfer.config import TransferCalls
+from tandem.live.clock import now_ns
+from tandem.live.driver import Inbox
+from tandem.live.engine_thread import EngineThread
+from tandem.live.node import Steps, TransferEngine
+from tandem.live.processes.follower import FOLLOWER_COMMAND, PATIENCE_S, FollowerSetup
+from tandem.live.processes.worker_rank import (
+    PlannedWorker,
+    Rank,
+    load_rank,
+    plan_worker,
+    threads_of_rank,
+    world_of,
+)
+from tandem.live.processes.worker_tiers import WorkerTiers, make_tiers
+from tandem.live.ranks.engine import PipelineThread, TensorEngine
+from tandem.live.ranks.news import RankNews
+from tandem.live.ranks.ranks import Follower, Ranks, meeting_place, start_follower
+from tandem.live.ranks.transfers import RankedTransferEngine
+from tandem.messages.node import BlocksPublished, MoveFinished
+
+logger = logging.getLogger(__name__)
+
+# So long the ranks may take to load, and to end.
+LOADING_S = 1800.0
+SHUTDOWN_S = 2.0
+
+OnResult = Callable[[StepResult], None]
+
+
+class Worker(Protocol):
+    """A worker that is loaded. `export` says how its KV can be read."""
+
+    @property
+    def config(self) -> WorkerConfig: ...
+
+    @property
+    def export(self) -> KvExport: ...
+
+    @property
+    def transfers(self) -> TransferEngine: ...
+
+    @property
+    def tiers(self) -> WorkerTiers | None: ...
+
+    def steps(self, on_result: OnResult) -> Steps:
+        """The thread that runs plans; what fails in it is told to the inbox. Call it once."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SoleWorker:
+    """All in this process."""
+
+    config: WorkerConfig
+    export: KvExport
+    rank: Rank
+    tiers: WorkerTiers | None
+    inbox: Inbox
+
+    @property
+    def transfers(self) -> TransferEngine:
+        return self.rank.transfers
+
+    def steps(self, on_result: OnResult) -> Steps:
+        return EngineThread(self.rank.engine, on_result, failing(self.inbox))
+
+    def close(self) -> None:
+        if self.tiers is not None:
+            self.tiers.live.stop_tiers()
+        self.rank.close()
+
+
+@dataclass(frozen=True, slots=True)
+class LeadingWorker:
+    """The first rank in this process, the others each in one of their own."""
+
+    config: WorkerConfig
+    export: KvExport
+    rank: Rank
+    ranks: Ranks
+    news: RankNews
+    inbox: Inbox
+
+    @property
+    def transfers(self) -> TransferEngine:
+        return RankedTransferEngine(self.rank.transfers, self.ranks)
+
+    @property
+    def tiers(self) -> None:
+        return None
+
+    def steps(self, on_result: OnResult) -> Steps:
+        engine, place, failed = self.rank.engine, self.rank.place, failing(self.inbox)
+        if place.is_last:
+            return EngineThread(TensorEngine(engine, self.ranks), on_result, failed)
+        earlier = range(1, place.tensor_ranks * (place.stages - 1))
+        self.news.pipeline = PipelineThread(
+            engine, self.ranks, earlier=earlier, on_result=on_result, on_failure=failed
+        )
+        return self.news.pipeline
+
+    def close(self) -> None:
+        self.ranks.close(SHUTDOWN_S)
+        self.rank.close()
+        disconnect()
+
+
+def start_worker(setup: WorkerSetup, inbox: Inbox, agent: str) -> Worker:
+    """Load everything, in this process and in those of the other ranks. `agent` is a name that no
+    other process has. Raises `InvalidConfiguration`, or `RankLost` when a rank cannot start."""
+    planned = plan_worker(setup)
+    for cut in planned.model.plan.cuts:
+        logger.warning("worker %s: %s", setup.worker, cut)
+    if len(planned.places) > 1:
+        return _lead(planned, inbox, agent)
+    calls = TransferCalls(
+        lambda move_id, report: inbox.enqueue_threadsafe(MoveFinished(move_id, report)),
+        lambda publication_id: inbox.enqueue_threadsafe(BlocksPublished(publication_id)),
+        lambda: inbox.fail(EngineFailed("the KV transfers failed")),
+        now_ns,
+    )
+    rank = load_rank(planned, planned.places[0], Groups(ALONE, ALONE), calls, agent=agent)
+    export = _with_endpoints(planned.export, {0: rank.transfers.endpoints()})
+    tiers = make_tiers(planned, rank.store, inbox)
+    config = replace(planned.model.plan.worker, reports_committed=tiers is not None)
+    return SoleWorker(config, export, rank, tiers, inbox)
+
+
+def failing(inbox: Inbox) -> Callable[[Exception], None]:
+    """For a thread without which the worker cannot go on."""
+    return lambda failure: inbox.fail(
+        EngineFailed(f"the engine failed: {type(failure).__name__}: {failure}")
+    )
+
+
+def _lead(planned: PlannedWorker, inbox: Inbox, agent: str) -> LeadingWorker:
+    meeting = meeting_place()
+    news = RankNews(len(planned.places), inbox)
+    calls = TransferCalls(
+        news.tally.move_ended,
+        news.tally.blocks_published,
+        lambda: inbox.fail(EngineFailed("the KV transfers failed")),
+        now_ns,
+    )
+    with ExitStack() as undo:
+        ranks = Ranks(
+            _start_followers(planned, agent, meeting),
+            planned.setup.cluster.health.heartbeat_timeout_s,
+        )
+        undo.callback(ranks.close, 0.0)
+        ranks.listen(news.hear, news.lost)
+        groups = connect(world_of(planned, 0, meeting))
+        rank = load_rank(planned, planned.places[0], groups, calls, agent=agent)
+        endpoints = {0: rank.transfers.endpoints(), **news.wait_for_all(LOADING_S)}
+        ranks.watch()
+        undo.pop_all()
+    config = replace(
+        planned.model.plan.worker, pipeline_stages=planned.setup.pool_config.pipeline_parallel
+    )
+    return LeadingWorker(
+        config, _with_endpoints(planned.export, endpoints), rank, ranks, news, inbox
+    )
+
+
+def _start_followers(planned: PlannedWorker, agent: str, meeting: str) -> dict[int, Follower]:
+    """All at once: they load while this process does."""
+    followers = {
+        place.rank: start_follower(FOLLOWER_COMMAND, PATIENCE_S) for place in planned.places[1:]
+    }
+    for rank, follower in followers.items():
+        setup = FollowerSetup(
+            worker=_with_sizes(planned),
+            rank=rank,
+            agent=agent,
+            meeting_place=meeting,
+            identity=planned.export.identity,
+        )
+        follower.begin(msgspec.json.encode(setup))
+    return followers
+
+
+def _with_sizes(planned: PlannedWorker) -> WorkerSetup:
+    """The setup with every size that the leader chose by looking at the machine: the others would
+    see less memory by now."""
+    options = msgspec.structs.replace(
+        planned.setup.options,
+        device=planned.model.plan.device.type,
+        threads=threads_of_rank(planned),
+        kv_cache_memory=str(planned.model.plan.kv_bytes),
+        max_model_len=planned.model.plan.worker.context_tokens,
+    )
+    return msgspec.structs.replace(planned.setup, options=options)
+
+
+def _with_endpoints(export: KvExport, endpoints: dict[int, tuple[Endpoint, ...]]) -> KvExport:
+    shards = (replace(shard, endpoints=endpoints[shard.rank]) for shard in export.shards)
+    return replace(export, shards=tuple(shards))

@@ -1,0 +1,151 @@
+"""Puts the slower tiers of a worker together: the memory, the file and the way to the shared pool
+that its setup names."""
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from tandem.api.clock_and_entropy import fresh_chance
+from tandem.cluster.tiers.config import TierLimits, TiersConfig
+from tandem.config.cluster.tiers import (
+    has_tiers,
+    tenant_pin_shares,
+    tenant_shares,
+    worker_tier_bytes,
+)
+from tandem.config.kv_format import block_format
+from tandem.config.policies import eviction_order
+from tandem.config.processes import WorkerSetup
+from tandem.facts.errors import EngineFailed, InvalidConfiguration
+from tandem.facts.fleet import Tier
+from tandem.facts.kv_tiers import BlockFormat
+from tandem.kernels.transfer.choose import choose_transfer
+from tandem.kernels.transfer.contract import Transfer
+from tandem.kv.store import KvStore
+from tandem.kv.tiers.config import TierCalls, TierEngineConfig
+from tandem.kv.tiers.contract import BlockStore
+from tandem.kv.tiers.device import device_blocks
+from tandem.kv.tiers.disk import DiskConfig, DiskStore
+from tandem.kv.tiers.engine import TierEngine
+from tandem.kv.tiers.host import HostStore
+from tandem.kv.tiers.pool.client import PoolClient, PoolClientTerms
+from tandem.live.clock import now_ns
+from tandem.live.driver import Inbox
+from tandem.live.processes.connectors import (
+    block_secret,
+    random_bytes,
+    transfer_secret,
+)
+from tandem.live.processes.worker_rank import PlannedWorker
+from tandem.live.tiers import LiveTiers
+
+logger = logging.getLogger(__name__)
+
+# What lies staged at once, the part of a tier that one copy may be at most, and how many of them go
+# on at once: a long prompt pushes as many blocks out of the memory as it has itself.
+STAGING_BYTES: Final = 64 << 20
+LEAST_SHARE: Final = 8
+COPIES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTiers:
+    """What the machine is to know, and who does what it wants done."""
+
+    config: TiersConfig
+    live: LiveTiers
+
+
+def make_tiers(planned: PlannedWorker, store: KvStore, inbox: Inbox) -> WorkerTiers | None:
+    """The tiers below the device whose blocks `store` holds; None where the worker has none. Raises
+    `InvalidConfiguration`."""
+    setup = planned.setup
+    if not has_tiers(setup.cluster):
+        return None
+    plan = planned.model.plan
+    own = block_format(plan.worker.root, plan.layout)
+    config = _config(setup, own)
+    transfer = choose_transfer(setup.options.native_kernels)
+    stores = _stores(planned, config, own, transfer)
+    if Tier.DISK in stores:
+        config = replace(config, found=stores[Tier.DISK].stored_blocks())
+    pool = _pool_client(setup, setup.shared_format, transfer) if config.remote else None
+    if pool is not None:
+        stores[Tier.REMOTE] = pool
+    engine = TierEngine(
+        device_blocks(store, transfer),
+        stores,
+        TierEngineConfig(
+            staging_bytes=config.limits.staged_blocks * own.block_bytes,
+            pinned=plan.device.type != "cpu",
+        ),
+        TierCalls(
+            inbox.enqueue_threadsafe,
+            lambda: inbox.fail(EngineFailed("a thread of the KV tiers failed")),
+            now_ns,
+        ),
+    )
+    return WorkerTiers(config, LiveTiers(engine, pool))
+
+
+def _config(setup: WorkerSetup, own: BlockFormat) -> TiersConfig:
+    """Raises `InvalidConfiguration`."""
+    cluster = setup.cluster
+    sizes = worker_tier_bytes(cluster.tiers)
+    capacities = {tier: size // own.block_bytes for tier, size in sizes.items() if size}
+    for tier, blocks in capacities.items():
+        if blocks < 1:
+            raise InvalidConfiguration(
+                f"tiers.{tier}: a block takes {own.block_bytes:,} bytes; choose a larger capacity"
+            )
+    shared = setup.shared_format
+    remote = shared is not None
+    # The pool keeps blocks of any content apart by their names, as long as they have one size.
+    if shared is not None and own.block_bytes != shared.block_bytes:
+        logger.warning(
+            "worker %s has blocks of another size than the shared pool, and does without it",
+            setup.worker,
+        )
+        remote = False
+    limits = TierLimits(copies=COPIES)
+    together = STAGING_BYTES // own.block_bytes // limits.stagings
+    together = min(together, limits.copy_blocks, *(n // LEAST_SHARE for n in capacities.values()))
+    return TiersConfig(
+        capacities,
+        eviction_order(cluster),
+        remote=remote,
+        quotas=tenant_shares(cluster),
+        pin_share=cluster.tiers.pin_share,
+        pin_shares=tenant_pin_shares(cluster),
+        limits=replace(limits, copy_blocks=max(1, together)),
+    )
+
+
+def _stores(
+    planned: PlannedWorker, config: TiersConfig, own: BlockFormat, transfer: Transfer
+) -> dict[Tier, BlockStore]:
+    """Those of the worker itself. Raises `InvalidConfiguration`."""
+    tiers, spare = planned.setup.cluster.tiers, config.limits.slack_blocks
+    stores: dict[Tier, BlockStore] = {}
+    if Tier.HOST in config.capacities:
+        blocks = config.capacities[Tier.HOST] + spare
+        memory = HostStore(own, blocks, transfer)
+        memory.warm()
+        stores[Tier.HOST] = memory
+    if Tier.DISK in config.capacities:
+        assert tiers.disk is not None
+        assert tiers.disk.path is not None
+        file = Path(tiers.disk.path) / f"{planned.setup.worker}.kv"
+        disk = DiskStore(DiskConfig(file, config.capacities[Tier.DISK], spare), own, transfer)
+        for note in disk.notes:
+            logger.warning("worker %s: %s", planned.setup.worker, note)
+        stores[Tier.DISK] = disk
+    return stores
+
+
+def _pool_client(setup: WorkerSetup, pooled: BlockFormat | None, transfer: Transfer) -> PoolClient:
+    assert pooled is not None
+    secrets = transfer_secret(setup), block_secret(setup)
+    terms = PoolClientTerms(pooled, *secrets, transfer, random_bytes, now_ns, chance=fresh_chance)
+    return PoolClient(terms)

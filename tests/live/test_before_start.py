@@ -1,0 +1,106 @@
+"""What keeps a cluster from starting is told before it has a process or a file."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tandem.config.cluster.live import checked
+from tandem.config.cluster.tree import override, parse
+from tandem.facts.errors import InvalidConfiguration
+from tandem.live.launching.state_directory import (
+    ClusterRecord,
+    ClusterRunning,
+    ProcessRecord,
+    StateDirectory,
+)
+from tandem.live.processes.before_start import check_before_start
+
+TEXT = """\
+model: tandem-mini
+serve:
+  port: 0
+  kv-cache-memory: 16MiB
+pools:
+  - name: both.of.them
+    device: cpu
+"""
+
+
+def check(tmp_path, *settings):
+    tree = parse(TEXT, "c.yaml")
+    for setting in settings:
+        override(tree, setting)
+    directory = StateDirectory(tmp_path / "state")
+    check_before_start(checked(tree, Path()), directory)
+    return directory
+
+
+@pytest.fixture
+def taken_port():
+    """Of somebody who would share it, as gateways do."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        yield other.getsockname()[1]
+
+
+def test_a_cluster_that_can_start_leaves_nothing(tmp_path):
+    check(tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("tensor_parallel: 3", "c.yaml, line 8: pool both.of.them: tensor_parallel is 3; expected"),
+        ("pipeline_parallel: 99", "line 8: pool both.of.them: pipeline_parallel is 99; this model"),
+    ],
+)
+def test_a_model_that_cannot_be_cut_is_told_with_its_line(key, told, tmp_path):
+    file = checked(parse(f"{TEXT}    {key}\n", "c.yaml"), Path())
+    with pytest.raises(InvalidConfiguration, match=told):
+        check_before_start(file, StateDirectory(tmp_path / "state"))
+
+
+def test_a_port_that_others_would_share_is_taken(tmp_path, taken_port):
+    with pytest.raises(InvalidConfiguration, match=f"port {taken_port}: Address already in use"):
+        check(tmp_path, f"serve.port={taken_port}")
+    with pytest.raises(InvalidConfiguration, match=f"listen: cannot listen .* port {taken_port}"):
+        check(tmp_path, f"listen=127.0.0.1:{taken_port - 1}", "gateways=2")
+
+
+def test_a_model_that_is_nowhere_is_told(tmp_path):
+    with pytest.raises(InvalidConfiguration, match="is no directory"):
+        check(tmp_path, f"model={tmp_path}/nothing")
+
+
+def test_that_it_runs_already_is_told_before_that_its_port_is_taken(tmp_path, taken_port):
+    directory = StateDirectory(tmp_path / "state")
+    directory.claim()
+    directory.write(
+        ClusterRecord(
+            name="default",
+            version="1",
+            supervisor=ProcessRecord.own(),
+            ready=True,
+            url="",
+            model=None,
+            gateways={},
+            processes={},
+        )
+    )
+    with pytest.raises(ClusterRunning, match="runs in"):
+        check(tmp_path, f"serve.port={taken_port}")
+    directory.clear()
+
+
+def test_tiers_that_want_more_memory_than_there_is_are_told(tmp_path):
+    with pytest.raises(InvalidConfiguration, match=r"tiers: all together want 9,216\.0 GiB"):
+        check(tmp_path, "tiers.host.capacity=9TiB")
+
+
+def test_a_tier_with_room_for_less_than_a_block_is_told(tmp_path):
+    with pytest.raises(InvalidConfiguration, match=r"tiers\.host: a block of this model has"):
+        check(tmp_path, "tiers.host.capacity=1KiB")

@@ -1,0 +1,228 @@
+"""From a cluster file, or the flags of `tandem serve`, to what each process is told."""
+
+import io
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from tandem.commands.cluster_view import print_status, together, told_bytes, told_seconds
+from tandem.commands.serve_cluster import Caches, Shape, cluster_file
+from tandem.config.cluster.file import worker_names
+from tandem.config.cluster.live import LiveFile, checked, worker_options
+from tandem.config.cluster.tree import parse
+from tandem.config.environment import HostFacts
+from tandem.config.hardware.pools import capacity_of
+from tandem.config.options import ServeOptions
+from tandem.config.policies import router_config
+from tandem.config.processes import GatewaySetup, WorkerSetup, read_setup
+from tandem.facts.blocks import CacheRoot
+from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.fleet import Role, Tier
+from tandem.facts.kv_export import KvExport, KvGeometry
+from tandem.facts.kv_tiers import TierFigures
+from tandem.live.launching.state_directory import StateDirectory
+from tandem.live.processes.setups import Setups, gateway_program, worker_program, write_cluster
+from tandem.messages.cluster import PROTOCOL, Register
+from tandem.messages.gateway import ClusterStatus, PoolNodeStatus
+from tests.live.statuses import worker_status
+
+TEXT = """\
+model: tandem-mini
+block_size: 16
+gateways: 2
+serve: {port: 0, max-num-seqs: 8}
+transport: {connectors: [tcp], wire_dtype: bfloat16}
+pools:
+  - {name: p, role: prefill, device: cpu, tensor_parallel: 2}
+  - {name: d, role: decode, device: cpu, count: 2, max_count: 3, serve: {threads: 3}}
+"""
+
+
+def read(text=TEXT) -> LiveFile:
+    return checked(parse(text, "c.yaml"), Path())
+
+
+def setups(text=TEXT, cores=8, free_bytes=8 << 30) -> Setups:
+    made = Setups(read(text).cluster)
+    made.share.host = HostFacts(cores, free_bytes, ("key-of-the-environment",))
+    return made
+
+
+def test_workers_share_the_machine():
+    made = setups()
+    prefill, decode = made.cluster.pools
+    told = made.worker(prefill, "p-0", ("tcp://127.0.0.1:1",))
+    # Eight cores for four ranks; four tenths of the memory for three workers.
+    assert told.options.threads == 2
+    assert 0 < int(told.options.kv_cache_memory) < 0.4 * (8 << 30) / 3
+    assert told.pool_config == prefill
+    assert told.cluster.transport == made.cluster.transport
+    assert told.cluster.transport.wire_dtype == "bfloat16"
+    assert (told.model, told.role, told.keys.gateway_secret) == (None, "prefill", "")
+    assert told.cluster.health.live_report_interval_s == 0.1
+    assert made.worker(decode, "d-0", ()).options.threads == 3
+    assert setups(cores=1).worker(prefill, "p-0", ()).options.threads == 1
+
+
+def test_no_memory_is_told_before_anything_starts():
+    made = setups(free_bytes=0)
+    with pytest.raises(InvalidConfiguration, match="the model does not fit into memory"):
+        made.worker(made.cluster.pools[0], "p-0", ())
+
+
+def test_a_gpu_that_is_not_here_is_told():
+    with pytest.raises(InvalidConfiguration, match="device h200 is a GPU, and this machine has"):
+        Setups(read(TEXT.replace("device: cpu, count: 2", "device: h200, count: 2")).cluster)
+
+
+def test_set_ups_are_read_as_they_were_written_and_by_nobody_else(tmp_path):
+    made = setups()
+    directory = StateDirectory(tmp_path / "state")
+    directory.claim()
+    write_cluster(read(), made, directory)
+    gateway = made.gateway(1, directory.path, "tcp://127.0.0.1:0")
+    assert gateway.options.api_key == ("key-of-the-environment",)
+    worker = made.worker(made.cluster.pools[1], "d-0", ("tcp://127.0.0.1:1",))
+    programs = [gateway_program(gateway, directory), worker_program(worker, directory, {})]
+    assert [program.command[3] for program in programs] == ["gateway-process", "worker-process"]
+    assert read_setup(GatewaySetup, directory.path / "gateway-1.setup.json") == gateway
+    assert read_setup(WorkerSetup, directory.path / "d-0.setup.json") == worker
+    for file in directory.path.iterdir():
+        assert not stat.S_IMODE(file.stat().st_mode) & 0o077, file
+    assert gateway.keys.gateway_secret not in repr(programs)
+
+
+def register(pool: str, block_size=32, dtype="float32") -> Register:
+    export = KvExport("m", "main", KvGeometry(4, 2, 32, block_size, dtype), 77, ())
+    root = CacheRoot("m", "main", b"")
+    return Register(PROTOCOL, "1", "w", "i", pool, Role.BOTH, True, root, export, 5, 100)
+
+
+def test_a_worker_is_priced_by_its_pool_and_counted_by_its_own_word():
+    made = setups()
+    cluster = replace(made.cluster, model=str(made.checkpoint))
+    price = capacity_of(cluster)
+    capacity = price(register("d"))
+    assert (capacity.block_size, capacity.block_count, capacity.max_sequences) == (32, 77, 5)
+    half = price(register("d", dtype="bfloat16"))
+    assert capacity.cost.kv_bytes_per_token == 2 * half.cost.kv_bytes_per_token
+    # Two ranks on one computer are no faster than one; who is of no pool counts as of the first.
+    assert price(register("p")).cost.prefill_seconds(1000) == capacity.cost.prefill_seconds(1000)
+    assert price(register("nobody's")).cost == price(register("p")).cost
+    capacities = {}
+    config = router_config(cluster, register("d").root, 16, capacities)
+    assert (config.capacities, config.block_size) == (capacities, 16)
+
+
+def test_names_of_workers_are_those_of_the_simulator():
+    assert worker_names(read().cluster.pools[1]) == ["d-0", "d-1", "d-2"]
+
+
+def test_the_flags_of_serve_are_a_cluster_file():
+    options = ServeOptions(port=9000, max_num_seqs=7, block_size=32, api_key=("k",), device="cpu")
+    shape = Shape(prefill=1, decode=2, tensor_parallel=2, connectors=("tcp",))
+    cluster = cluster_file(None, options, shape).cluster
+    assert [(pool.name, pool.role, pool.count) for pool in cluster.pools] == [
+        ("prefill", Role.PREFILL, 1),
+        ("decode", Role.DECODE, 2),
+    ]
+    assert {pool.tensor_parallel for pool in cluster.pools} == {2}
+    assert (cluster.serve["port"], cluster.serve["api-key"]) == (9000, ("k",))
+    assert (cluster.block_size, cluster.transport.connectors) == (32, ("tcp",))
+    # Workers have the very options that one process would have.
+    told = worker_options(cluster, cluster.pools[0])
+    assert msgspec.structs.replace(told, port=9000, api_key=("k",)) == options
+
+
+def test_workers_that_do_both_move_no_kv_without_need():
+    cluster = cluster_file(None, ServeOptions(device="cpu"), Shape(workers=3)).cluster
+    assert [(pool.role, pool.count) for pool in cluster.pools] == [(Role.BOTH, 3)]
+    assert cluster.policies.dispatch.name == "local"
+    assert not Shape().wanted
+    assert Shape(tensor_parallel=2).wanted
+    split = cluster_file(None, ServeOptions(device="cpu"), Shape(tensor_parallel=2)).cluster
+    assert [(pool.count, pool.tensor_parallel) for pool in split.pools] == [(1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "told"),
+    [
+        (Shape(prefill=2), "--prefill alone cannot serve; give --decode"),
+        (Shape(decode=1), "--decode alone cannot serve; give --prefill"),
+        (Shape(caches=Caches(disk_dir=Path("/kv"))), "--disk-cache-dir needs a size, too"),
+        (Shape(caches=Caches(host="much")), "^tandem serve: .*expected a size"),
+        (
+            Shape(tensor_parallel=2, caches=Caches(host="1MiB")),
+            "tiers are for workers of one rank in this version",
+        ),
+        (Shape(workers=1, connectors=("pigeon",)), "^tandem serve: unknown connector pigeon"),
+    ],
+)
+def test_flags_that_cannot_serve_are_refused(shape, told):
+    with pytest.raises(InvalidConfiguration, match=told):
+        cluster_file(None, ServeOptions(device="cpu"), shape)
+
+
+def test_figures_of_several_gateways_are_added_up():
+    one = ClusterStatus("g-0", 50.0, (worker_status("w-0", moved_bytes=1000),), 1, 2, 3, 4, ())
+    lost = (("w-0", "silent"), ("w-1", "the connection broke"))
+    over_tcp = replace(worker_status("w-0", moved_bytes=24), connectors=("tcp", "shm"))
+    two = ClusterStatus("g-1", 7300.0, (over_tcp,), 0, 0, 1, 0, lost)
+    (worker,) = together([one, two])
+    assert (worker.moved_bytes, worker.prompts, worker.load.free_blocks) == (1024, 10, 60)
+    assert worker.connectors == ("shm", "tcp")
+    console = Console(record=True, width=140, file=io.StringIO())
+    print_status(console, "http://here", [one, two])
+    shown = console.export_text()
+    assert "1.0 KiB in 6" in shown
+    assert "g-1: up 2 h" in shown
+    assert "lost: the connection broke" in shown
+    assert "died and came back: w-0 (silent)" in shown
+
+
+def test_room_beyond_the_device_is_a_tier_of_the_cluster_file(tmp_path):
+    caches = Caches("8MiB", "1GiB", tmp_path, "64MiB")
+    file = cluster_file(None, ServeOptions(device="cpu"), Shape(caches=caches))
+    tiers = file.cluster.tiers
+    assert [(pool.role, pool.count) for pool in file.cluster.pools] == [(Role.BOTH, 1)]
+    assert tiers.host is not None
+    assert tiers.host.capacity_bytes == 8 << 20
+    assert tiers.disk is not None
+    assert (tiers.disk.capacity_bytes, tiers.disk.path) == (1 << 30, str(tmp_path))
+    assert tiers.remote is not None
+    assert (tiers.remote.capacity_bytes, tiers.remote.nodes) == (64 << 20, 1)
+    assert Shape(caches=Caches(host="1MiB")).wanted
+
+
+def test_tiers_are_shown_with_what_they_did_and_why_they_are_off():
+    host = TierFigures(Tier.HOST, True, 1500, 2000, 9, 70, 3, 2, fetch_s_per_token=2.5e-6)
+    disk = TierFigures(Tier.DISK, False, 0, 100, failures=4, reason="fetching takes 9 us a token")
+    memory = TierFigures(Tier.HOST, True, 11, 12)
+    node = PoolNodeStatus("pool-0", "i", "10.0.0.1:7", 0.1, 12, 256, (memory,))
+    worker = replace(worker_status("w-0"), tiers=(host, disk))
+    lost = (("pool-0", "silent"), ("pool-1", "the connection broke"))
+    status = ClusterStatus("g-0", 5.0, (worker,), 0, 0, 0, 2, lost, 40, (node,))
+    console = Console(record=True, width=140, file=io.StringIO())
+    print_status(console, "http://here", [status])
+    shown = console.export_text()
+    assert "2 taken over from another worker (40 tokens computed again)" in shown
+    rows = [" ".join(line.split()) for line in shown.splitlines()]
+    assert "w-0 memory on 1,500 2,000 9 70 3 2 2.5" in rows
+    assert any(row.startswith("w-0 disk off: fetching takes 9 us a token (4 fail") for row in rows)
+    assert "pool-0 memory on 11 12 0 0 0 0 -" in rows
+    assert "lost: the connection broke" in shown
+    assert "died and came back: pool-0 (silent)" in shown
+    assert status.members == {"w-0", "pool-0"}
+
+
+def test_amounts_read_well():
+    assert [told_bytes(count) for count in (0, 1023, 1024, 5 << 20, 3 << 40)] == [
+        "0 B", "1023 B", "1.0 KiB", "5.0 MiB", "3.0 TiB",
+    ]  # fmt: skip
+    assert [told_seconds(seconds) for seconds in (3, 119, 120, 7200)] == [
+        "3 s", "119 s", "2 min", "2 h",
+    ]  # fmt: skip
