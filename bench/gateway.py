@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -29,9 +30,16 @@ from figures import Figure, show, write
 from scripted_worker import SPELLED, ScriptedSetup
 from tandem.cluster.gateway.machine import GatewayMachine
 from tandem.config.cluster.file import Cluster
+from tandem.config.cluster.requests import JournalConfig
 from tandem.config.cluster.workers import PoolConfig
 from tandem.config.options import ServeOptions
-from tandem.config.processes import CurveKeys, GatewayListening, GatewaySetup, write_setup
+from tandem.config.processes import (
+    CLUSTER_FILE,
+    CurveKeys,
+    GatewayListening,
+    GatewaySetup,
+    write_setup,
+)
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.live.channels.gateway_channel import GatewayChannel
@@ -43,6 +51,13 @@ from tandem.live.processes.gateway import assemble_gateway
 CLUSTER = Cluster(
     model="tandem-mini", block_size=16, pools=(PoolConfig("both", "cpu", max_num_seqs=4096),)
 )
+# As a file: what a journal keeps of it.
+CLUSTER_TEXT = """
+model: tandem-mini
+block_size: 16
+pools:
+  - {name: both, role: both, count: 1, device: cpu, max_num_seqs: 4096}
+"""
 GATEWAY_PAIR, WORKER_PAIR = make_keys()
 KEYS = CurveKeys(
     gateway_public=GATEWAY_PAIR.public,
@@ -57,14 +72,17 @@ BODY = '{"prompt": [%s], "max_tokens": %d, "stream": true, "ignore_eos": true}'
 PATIENCE_S = 30.0
 
 
-def setup_in(folder: Path, name: str, port: int = 0) -> GatewaySetup:
+def setup_in(
+    folder: Path, name: str, port: int = 0, journal: JournalConfig | None = None
+) -> GatewaySetup:
+    (folder / CLUSTER_FILE).write_text(CLUSTER_TEXT)
     return GatewaySetup(
         gateway=name,
         model=None,
         options=ServeOptions(port=port, max_model_len=8192),
         listen="tcp://127.0.0.1:0",
         keys=KEYS,
-        cluster=CLUSTER,
+        cluster=replace(CLUSTER, journal=journal),
         state_directory=str(folder),
     )
 
@@ -84,9 +102,12 @@ async def worker(folder: Path, endpoints: list[str], step_s: float) -> AsyncIter
 
 
 @asynccontextmanager
-async def gateway_inside(folder: Path) -> AsyncIterator[tuple[Gateway, str]]:
-    assembled = assemble_gateway(setup_in(folder, "g0"))
-    gateway = Gateway(assembled.card, GatewayMachine(assembled.config), assembled.terms)
+async def gateway_inside(
+    folder: Path, journal: JournalConfig | None = None
+) -> AsyncIterator[tuple[Gateway, str]]:
+    assembled = assemble_gateway(setup_in(folder, "g0", journal=journal))
+    machine = GatewayMachine(assembled.config)
+    gateway = Gateway(assembled.card, machine, assembled.terms, assembled.journal)
     admitted = AdmittedKeys([Admitted(PeerRole.WORKER, WORKER_PAIR.public)])
     keys = GatewayKeys(KeyPair(*GATEWAY_PAIR), admitted)
     channel = GatewayChannel("tcp://127.0.0.1:0", keys, gateway.hear)
@@ -113,10 +134,16 @@ async def read_inside(gateway: Gateway, number: int, max_tokens: int, count: Cou
         count.outputs += 1
 
 
-async def inside(folder: Path, streams: int, seconds: float, step_s: float) -> list[Figure]:
+async def inside(
+    folder: Path,
+    streams: int,
+    seconds: float,
+    step_s: float,
+    journal: JournalConfig | None = None,
+) -> list[Figure]:
     """The channel, the machine and the mailboxes, in this process."""
     async with AsyncExitStack() as stack:
-        gateway, endpoint = await stack.enter_async_context(gateway_inside(folder))
+        gateway, endpoint = await stack.enter_async_context(gateway_inside(folder, journal))
         await stack.enter_async_context(worker(folder, [endpoint], step_s))
         async with asyncio.timeout(PATIENCE_S):
             while not gateway.ready:

@@ -13,6 +13,7 @@ from tandem.commands.cluster_view import print_status, together, told_bytes, tol
 from tandem.commands.serve_cluster import Caches, Shape, cluster_file
 from tandem.config.cluster.file import worker_names
 from tandem.config.cluster.live import LiveFile, checked, worker_options
+from tandem.config.cluster.requests import JournalConfig
 from tandem.config.cluster.tree import parse
 from tandem.config.environment import HostFacts
 from tandem.config.hardware.pools import capacity_of
@@ -146,6 +147,17 @@ def test_workers_that_do_both_move_no_kv_without_need():
     assert Shape(tensor_parallel=2).wanted
     split = cluster_file(None, ServeOptions(device="cpu"), Shape(tensor_parallel=2)).cluster
     assert [(pool.count, pool.tensor_parallel) for pool in split.pools] == [(1, 2)]
+
+
+def test_a_journal_takes_a_gateway(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shape = Shape(journal=Path("told"))
+    assert shape.wanted
+    cluster = cluster_file(None, ServeOptions(device="cpu"), shape).cluster
+    assert cluster.journal == JournalConfig(str(tmp_path / "told"))
+    assert cluster_file(None, ServeOptions(device="cpu"), Shape(workers=1)).cluster.journal is None
+    setup = Setups(cluster).gateway(0, tmp_path, "tcp://127.0.0.1:0")
+    assert setup.cluster.journal == JournalConfig(str(tmp_path / "told"))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import typer
 
 from tandem.bench.asking import CHAT_PATH, COMPLETION_PATH
 from tandem.bench.laws import Arrivals, Process, parse_length_law, read_length_pairs
-from tandem.bench.traces.reader import read_trace
 from tandem.bench.workload import (
     Conversation,
     Replay,
@@ -18,6 +17,7 @@ from tandem.bench.workload import (
     plan_replay,
     plan_synthetic,
 )
+from tandem.commands.workloads import read_workload
 from tandem.facts.errors import InvalidConfiguration
 from tandem.report.measured import LoadPoint
 
@@ -219,7 +219,7 @@ class BenchOptions:
         assert trace.trace is not None
         if self.prompts.turns > 1 or self.prompts.shared_prefix_tokens:
             raise InvalidConfiguration("--turns and --shared-prefix-tokens do not go with --trace")
-        rows = tuple(read_trace(trace.trace)[: self.load.num_prompts])
+        rows = tuple(read_workload(trace.trace)[: self.load.num_prompts])
         return plan_replay(
             Replay(rows, trace.speed, trace.scale_lengths, trace.spread_s, self.load.seed)
         )

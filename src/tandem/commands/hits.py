@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tandem.bench.traces.reader import read_trace
 from tandem.commands.options import with_options
+from tandem.commands.workloads import read_workload
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.trace import TraceRow
 from tandem.facts.units import COUNT, SECONDS
@@ -79,7 +79,7 @@ class CacheResult:
 
 @with_options
 def hits(
-    trace: Annotated[Path, typer.Argument(help="A trace with block ids; .gz or not.")],
+    trace: Annotated[Path, typer.Argument(help="A trace with block ids, or a journal.")],
     options: HitsOptions,
 ) -> None:
     """Replay a trace's prompts against one shared prefix cache, without engine or clock.
@@ -89,7 +89,7 @@ def hits(
     """
     draw = None if options.plot is None else load_plotter(options.plot)
     require_folder(options.json, "--json")
-    rows = read_trace(trace, flag="TRACE")
+    rows = read_workload(trace, flag="TRACE")
     if not any(row.block_ids for row in rows):
         raise InvalidConfiguration(f"TRACE {trace} names no blocks, so nothing says what is shared")
     results = _replay(rows, options)

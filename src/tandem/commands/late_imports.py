@@ -32,6 +32,7 @@ VERBS: Final = {
     "hits": "tandem.commands.hits:hits",
     "profile": "tandem.commands.profile:profile_command",
     "simulate": "tandem.commands.simulate:simulate_command",
+    "replay": "tandem.commands.replay:replay_command",
 }
 # What a verb needs only once it knows its options. All but the first take torch or Ray with them.
 PARTS: Final = {

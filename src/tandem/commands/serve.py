@@ -84,6 +84,16 @@ def serve_command(
     shared_cache: Annotated[
         str, _size("--shared-cache", text="Memory of a process that keeps KV for all workers.")
     ] = "",
+    journal: Annotated[
+        Path | None,
+        typer.Option(
+            "--journal",
+            metavar="DIR",
+            help="Write down what the gateway is told, for `tandem replay`. [dim](nothing)[/dim]",
+            rich_help_panel=PANEL,
+            show_default=False,
+        ),
+    ] = None,
     **flags: Any,
 ) -> None:
     """Serve a model behind an OpenAI-compatible API.
@@ -102,6 +112,7 @@ def serve_command(
         pipeline_parallel,
         tuple(connector or ()),
         Caches(host_cache, disk_cache, disk_cache_dir, shared_cache),
+        journal,
     )
     logging.basicConfig(level=options.log_level.upper())
     console = terminal()

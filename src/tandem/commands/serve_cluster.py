@@ -56,8 +56,8 @@ class Caches:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How many workers of which role, over how many devices each is spread, and which room for KV
-    they have beyond them."""
+    """How many workers of which role, over how many devices each is spread, which room for KV they
+    have beyond them, and the folder of the gateway's journal, if it writes one."""
 
     prefill: int = 0
     decode: int = 0
@@ -66,6 +66,7 @@ class Shape:
     pipeline_parallel: int = 1
     connectors: tuple[str, ...] = ()
     caches: Caches = field(default_factory=Caches)
+    journal: Path | None = None
 
     @property
     def wanted(self) -> bool:
@@ -122,6 +123,8 @@ def cluster_file(model: str | None, options: ServeOptions, shape: Shape) -> Live
     content["model"] = content["model"] or "tandem-mini"
     if tiers := shape.caches.tiers():
         content["tiers"] = tiers
+    if shape.journal is not None:
+        content["journal"] = {"directory": str(shape.journal.expanduser().absolute())}
     if shape.connectors:
         content["transport"] = {"connectors": list(shape.connectors)}
     return checked(parse(yaml.safe_dump(content), FLAGS), Path.cwd())

@@ -65,7 +65,7 @@ def simulate_command(
     require_folder(output.records, "--records")
     rows, notes = workload.rows()
     notes += overlong_notes(rows, contexts)
-    records = _perform(trials, rows, output)
+    records = perform(trials, rows, output.processes or host_facts().cores, output.progress)
     runs = [Run(trial, record) for trial, record in zip(trials, records, strict=True)]
     console = Console()
     shown = [*run_notes(runs, clusters), *notes]
@@ -81,9 +81,10 @@ def simulate_command(
         save_plot(draw, output.plot, runs, shown)
 
 
-def _perform(
-    trials: Sequence[Trial], rows: Sequence[TraceRow], output: OutputOptions
+def perform(
+    trials: Sequence[Trial], rows: Sequence[TraceRow], processes: int, shows_progress: bool
 ) -> list[RunRecord]:
+    """The records, in order of the trials; a terminal shows how far they are."""
     console = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}"),
@@ -92,13 +93,13 @@ def _perform(
         TimeElapsedColumn(),
         console=console,
         transient=True,
-        disable=not (output.progress and console.is_terminal),
+        disable=not (shows_progress and console.is_terminal),
     ) as progress:
         what = trials[0].label if len(trials) == 1 else f"{len(trials)} runs"
         bar = progress.add_task(what, total=len(trials))
         return run_trials(
             trials,
             rows,
-            output.processes or host_facts().cores,
+            processes,
             lambda done: progress.update(bar, completed=sum(done)),
         )

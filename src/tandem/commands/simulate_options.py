@@ -10,12 +10,13 @@ import yaml
 
 from tandem.bench.laws import read_length_pairs
 from tandem.bench.traces.rates import WINDOW_S, RateDraw
-from tandem.bench.traces.reader import read_trace
 from tandem.bench.traces.shape import merge, merge_note, spread, spread_note, window, window_note
+from tandem.commands.workloads import read_workload
 from tandem.config.cluster.file import MOST_FAULTS_PER_HOUR, Cluster, read_cluster
 from tandem.config.cluster.keys import Choice
 from tandem.facts.errors import InvalidConfiguration, nearest
 from tandem.facts.trace import TraceRow
+from tandem.observe.journal.files import is_journal
 from tandem.policy.routing.registry import ROUTINGS
 from tandem.report.slo import parse_slo
 
@@ -25,7 +26,8 @@ class WorkloadOptions:
     """What is asked."""
 
     trace: Annotated[
-        list[Path], typer.Option("--trace", help="Recorded requests; several play at once.")
+        list[Path],
+        typer.Option("--trace", help="Requests or a journal; several play at once."),
     ]
     speed: Annotated[str, typer.Option(help="Times the recorded rate; 0.5,1,2 compares loads.")] = (
         "1"
@@ -86,8 +88,9 @@ class WorkloadOptions:
         )
         traces = []
         for path in self.trace:
-            recorded = read_trace(path, draw)
-            if self.spread is not False:
+            recorded = read_workload(path, draw)
+            # A journal has no coarse clock.
+            if self.spread or (self.spread is None and not is_journal(path)):
                 notes.append(spread_note(recorded))
                 recorded = spread(recorded, seed)
             else:

@@ -62,13 +62,16 @@ def run_notes(runs: Sequence[Run], clusters: Sequence[str]) -> list[str]:
     return [names, f"SLO {told or 'none'}"]
 
 
-def print_runs(console: Console, runs: Sequence[Run], notes: Sequence[str]) -> None:
-    """One run in full, or all of them in one table."""
+def print_runs(
+    console: Console, runs: Sequence[Run], notes: Sequence[str], references: int = 0
+) -> None:
+    """One run in full, or all of them in one table: the first so many `references` are shown, and
+    not held against the others."""
     points = [run.point for run in runs]
-    if len(runs) == 1:
+    if len(runs) - references < 2:
         title, *notes = notes
     else:
-        title = finding(points)
+        title = finding(points[references:])
     console.print(title, style="bold", markup=False, highlight=False)
     console.print("; ".join(notes) + "\n", style="dim", markup=False, highlight=False)
     if len(runs) > 1:

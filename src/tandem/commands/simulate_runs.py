@@ -1,14 +1,14 @@
 """Performs simulated runs, several at a time in processes of their own; each run is the same
 whichever process performs it."""
 
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import Any
 
 from tandem.bench.traces.shape import speed
-from tandem.commands.simulate_scenario import scenario_of, with_random_faults
+from tandem.commands.simulate_scenario import scenario_of, with_blocks, with_random_faults
 from tandem.config.cluster.file import Cluster
 from tandem.facts.trace import TraceRow
 from tandem.report.record import RunRecord
@@ -22,12 +22,14 @@ Progress = Callable[[Sequence[float]], None]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One run to perform: a labelled cluster at one speed of the trace."""
+    """One run to perform: a labelled cluster at one speed of the trace. A worker of a pool has so
+    many `kv_blocks`; where they are not given, what the file's figures leave for them."""
 
     label: str
     cluster: Cluster
     speed: float
     keeps_decisions: bool = False
+    kv_blocks: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class _Jobs:
             self.heard(self.done)
 
         rows = speed(self.rows, trial.speed)
-        scenario = scenario_of(trial.cluster, trial.keeps_decisions)
+        scenario = with_blocks(scenario_of(trial.cluster, trial.keeps_decisions), trial.kv_blocks)
         if trial.cluster.faults_per_hour:
             scenario = with_random_faults(scenario, trial.cluster, rows[-1].arrival_s)
         record = simulate(scenario, rows, hear)

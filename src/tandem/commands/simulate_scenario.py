@@ -1,5 +1,6 @@
 """From a cluster file to a scenario of the twin: fresh policies, priced workers, read faults."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
 
@@ -64,6 +65,17 @@ def with_random_faults(scenario: Scenario, cluster: Cluster, duration_s: float) 
     drawn = random_faults(cluster.seed, workers, duration_s, cluster.faults_per_hour / 3600)
     faults = sorted((*scenario.faults, *drawn), key=lambda fault: fault.begin_ns)
     return replace(scenario, faults=tuple(faults))
+
+
+def with_blocks(scenario: Scenario, kv_blocks: Mapping[str, int]) -> Scenario:
+    """The scenario whose workers have so many KV blocks, by pool, where that is said."""
+    pools = tuple(
+        replace(pool, kind=replace(pool.kind, block_count=kv_blocks[pool.name]))
+        if pool.name in kv_blocks
+        else pool
+        for pool in scenario.pools
+    )
+    return replace(scenario, pools=pools)
 
 
 def settings_of(cluster: Cluster) -> dict[str, str]:

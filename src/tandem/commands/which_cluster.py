@@ -19,7 +19,7 @@ import typer
 from tandem.config.cluster.file import MOST_PORT, Cluster, name_problem
 from tandem.config.cluster.live import read_live_cluster
 from tandem.config.environment import runtime_directory
-from tandem.config.processes import CurveKeys
+from tandem.config.processes import CLUSTER_FILE, CurveKeys
 from tandem.facts.errors import InvalidConfiguration, TandemError
 from tandem.live.launching.private_directory import read_private
 from tandem.live.launching.state_directory import (
@@ -29,7 +29,7 @@ from tandem.live.launching.state_directory import (
     running_clusters,
 )
 from tandem.live.processes.key_files import read_worker_keys
-from tandem.live.processes.setups import CLUSTER_FILE, KEYS_FILE, Setups
+from tandem.live.processes.setups import KEYS_FILE, Setups
 
 
 class NoCluster(TandemError):

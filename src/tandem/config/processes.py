@@ -18,6 +18,9 @@ from tandem.facts.kv_tiers import BlockFormat
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+# The resolved cluster file in the state directory.
+CLUSTER_FILE = "cluster.yaml"
+
 
 class CurveKeys(msgspec.Struct, frozen=True):
     """Keys of one cluster, Z85, of which each process has those that it needs: the gateways' pair,

@@ -60,6 +60,8 @@ class GatewayMetrics(Collector):
         self._generation_tokens = registry.counter("generation_tokens", "Tokens generated")
         self._rejections = registry.counter("admission_rejections", "Requests refused on arrival")
         self._lost = registry.counter("lost_workers", "Workers that died")
+        self._journal_lost = registry.counter("journal_lost_turns", "Turns the journal misses")
+        self._journal_lost_turns = 0
         registry.add(self)
 
     def arrived(self, request: Request, now_ns: int) -> None:
@@ -95,6 +97,11 @@ class GatewayMetrics(Collector):
     def lost(self) -> None:
         """A worker died."""
         self._lost.inc()
+
+    def journal_lost(self, turns: int) -> None:
+        """So many turns of the machine are not in its journal, in all."""
+        self._journal_lost.inc(turns - self._journal_lost_turns)
+        self._journal_lost_turns = turns
 
     def exposition(self, status: ClusterStatus) -> bytes:
         """The Prometheus text format, with the cluster as it is now."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from tandem.cluster.router.machine import RouterMachine
 from tandem.cluster.router.request_state import RequestState, Stage
 from tandem.cluster.worker.output import rows_of
-from tandem.facts.blocks import grown_chain
 from tandem.messages.cluster import PinBlocks
 from tandem.messages.router import TokensReported
 from tandem.messages.worker import EmitTokens
@@ -80,7 +79,6 @@ def ending_with_pins(event: TokensReported, router: RouterMachine) -> list[Reque
 def pin_of(state: RequestState, router: RouterMachine) -> PinBlocks:
     """What is to be kept of a request that ends. The router must know all its tokens but the last,
     which has no KV."""
-    config, submission = router.config, state.submission
-    root = router.admission.root.hash(submission.request.salt)
-    state.chain = grown_chain(state.chain, root, state.tokens(), config.block_size)
-    return PinBlocks(tuple(state.chain), submission.pin_ns, state.view.priority)
+    router.admission.hash_blocks(state)
+    pin_ns = state.submission.pin_ns
+    return PinBlocks(tuple(state.chain), pin_ns, state.view.priority)

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from tandem.cluster.audit import invariant
 from tandem.cluster.router.fleet import Capacity, Fleet
 from tandem.cluster.router.prefix_cache.index import PrefixIndex
+from tandem.cluster.router.prompt_hashes import ComputedHashes, PromptHashes
 from tandem.cluster.router.queue import RequestQueue, RequestQueueConfig
 from tandem.cluster.router.request_state import RequestState, Stage
 from tandem.cluster.router.suspects import Suspects, Witnesses
-from tandem.facts.blocks import CacheRoot, PromptChains, grown_chain
+from tandem.facts.blocks import CacheRoot
 from tandem.facts.fleet import Tier
 from tandem.messages.router import (
     AskForBlocks,
@@ -34,7 +35,8 @@ ASK_AGAIN_NS = 1_000_000_000
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
     """`capacities` prices every worker that may ever join. Blocks are named under `root` until
-    another one is adopted. With `explains` every decision is told, not only acted on."""
+    another one is adopted, by `hashes` (None: computed from the tokens), which serve one router.
+    With `explains` every decision is told, not only acted on."""
 
     block_size: int
     root: CacheRoot
@@ -46,6 +48,7 @@ class RouterConfig:
     queue: RequestQueueConfig = field(default_factory=RequestQueueConfig)
     explains: bool = False
     first_token: FirstToken = FirstToken.SENT
+    hashes: PromptHashes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class AdmissionFront:
         self.suspects = Suspects(self.queue)
         self.witnesses = Witnesses()
         self._predictor = Predictor()
-        self._chains = PromptChains(config.block_size)
+        self._hashes = config.hashes or ComputedHashes(config.block_size)
         # A listing is long: it is asked for once a gap, and again only if it does not come.
         self._asked_ns: dict[tuple[str, Tier], int] = {}
 
@@ -202,6 +205,11 @@ class AdmissionFront:
             for tracked in self.fleet.accepting()
         )
 
+    def hash_blocks(self, state: RequestState) -> None:
+        """Bring the chain of the request up to all of its tokens."""
+        request = state.submission.request
+        state.chain = self._hashes.chain_of(request, state.tokens(), state.chain, self.root)
+
     def audit(self, on_their_way: Sequence[RequestState]) -> None:
         """Assert that the counts are those of these requests."""
         in_use = Counter(state.view.service_class for state in on_their_way)
@@ -228,11 +236,7 @@ class AdmissionFront:
 
     def _look(self, state: RequestState, now_ns: int) -> RequestView:
         """The request as policies see it now: with the tokens so far, and who holds its prefix."""
-        config, request = self.config, state.submission.request
-        root = self.root.hash(request.salt)
-        if not state.chain:
-            state.chain = self._chains.chain(root, request.prompt_tokens)
-        state.chain = grown_chain(state.chain, root, state.tokens(), config.block_size)
+        self.hash_blocks(state)
         found = self.index.match(state.chain, now_ns)
         state.look(found.hits, found.remote_tokens)
         return state.view

@@ -17,6 +17,7 @@ from msgspec import Meta
 from tandem.config.cluster.keys import build, doc
 from tandem.config.cluster.requests import (
     ClassConfig,
+    JournalConfig,
     PolicyConfig,
     QueueConfig,
     TenantConfig,
@@ -107,6 +108,10 @@ class Cluster:
     transport: Annotated[TransportConfig, doc("How KV moves between workers.", only="live")] = (
         field(default_factory=TransportConfig)
     )
+    journal: Annotated[
+        JournalConfig | None,
+        doc("Write down what the gateways decide by (left out: nothing).", only="live"),
+    ] = None
     launcher: Annotated[Launcher, doc("Whose machines the workers run on.", only="live")] = "local"
     ray: Annotated[RayConfig, doc("For `launcher: ray`.", only="live")] = field(
         default_factory=RayConfig

@@ -12,6 +12,7 @@ import yaml
 
 from tandem.config.cluster.file import Cluster, cluster_of, find_cluster, name_problem, read_tree
 from tandem.config.cluster.keys import without_secrets
+from tandem.config.cluster.requests import JournalConfig
 from tandem.config.cluster.tiers import pool_nodes, refused_tiers, with_folders
 from tandem.config.cluster.tree import RefusedAt, mistake, node_at, set_text, spelled
 from tandem.config.cluster.workers import PoolConfig
@@ -132,8 +133,17 @@ def handed_to(cluster: Cluster, process: str) -> Cluster:
     this machine is written out, and secrets of other processes are left out. A live cluster has
     faults of its own."""
     transport = replace(cluster.transport, connectors=connectors(cluster))
-    resolved = replace(with_folders(cluster), transport=transport, faults=())
+    resolved = replace(
+        with_folders(cluster), transport=transport, journal=_journal(cluster.journal), faults=()
+    )
     return without_secrets(resolved, process)
+
+
+def _journal(journal: JournalConfig | None) -> JournalConfig | None:
+    """With a folder that means the same from wherever a gateway is started."""
+    if journal is None:
+        return None
+    return replace(journal, directory=str(Path(journal.directory).expanduser().absolute()))
 
 
 def as_served(cluster: Cluster) -> Cluster:

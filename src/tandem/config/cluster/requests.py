@@ -155,3 +155,17 @@ def refuse_zero(slo: Slo) -> None:
         if bound_s == 0:
             problem = f"slo: nobody keeps a {key} of 0; leave it out for no bound"
             raise RefusedAt(f"slo.{key}", problem)
+
+
+@dataclass(frozen=True, slots=True)
+class JournalConfig:
+    """The journal of each gateway of a live cluster, for `tandem replay`."""
+
+    directory: Annotated[str, doc("The folder of its files.")]
+    file_size_bytes: Annotated[
+        float, Meta(ge=1 << 16), doc("About so large is a file before the next is begun.")
+    ] = float(64 << 20)
+    keep: Annotated[int, Meta(ge=1), doc("So many of the newest files stay, of each gateway.")] = 16
+    plain_names: Annotated[
+        bool, doc("Keep names of tenants and sessions rather than pseudonyms.")
+    ] = False

@@ -14,6 +14,7 @@ from tandem.facts.slo import Slo
 from tandem.live.channels.gateway_channel import ChannelNews
 from tandem.live.clock import NS_PER_S, now_ns
 from tandem.live.gateway.clients import Clients
+from tandem.live.gateway.journal import Journal
 from tandem.live.gateway.loop import Channel, GatewayLoop
 from tandem.live.mailbox import Mailbox
 from tandem.messages.router import RequestSubmitted, RequestWithdrawn
@@ -106,16 +107,25 @@ class Availability:
 
 
 class Gateway:
-    """Use it from one event loop, between `start` and `stop`."""
+    """Use it from one event loop, between `start` and `stop`. What its machine is told stands in
+    the `journal`, if there is one, whose hashes the machine must use."""
 
-    def __init__(self, card: ModelCard, machine: GatewayMachine, terms: GatewayTerms) -> None:
+    def __init__(
+        self,
+        card: ModelCard,
+        machine: GatewayMachine,
+        terms: GatewayTerms,
+        journal: Journal | None = None,
+    ) -> None:
         self.machine = machine
+        self._journal = journal
         self.metrics = GatewayMetrics(card.names[0])
         self._card, self._terms = card, terms
         self._prefix = f"{machine.config.gateway}.{terms.incarnation}/"
         self._clients = Clients(self.metrics, terms.max_waiting)
         self._availability = Availability(machine.members, terms.comeback_s)
-        self._loop = GatewayLoop(machine, self._clients, self._availability.members_changed)
+        settled = self._availability.members_changed
+        self._loop = GatewayLoop(machine, self._clients, settled, journal)
         self._channel: Channel | None = None
         self._task: asyncio.Task[None] | None = None
         self._failed = False
@@ -150,6 +160,8 @@ class Gateway:
 
     async def start(self, channel: Channel) -> None:
         self._channel = channel
+        if self._journal is not None:
+            self._journal.start()
         self._task = asyncio.create_task(self._loop.run(channel), name="gateway machine")
         self._task.add_done_callback(self._task_ended)
 
@@ -167,6 +179,8 @@ class Gateway:
         if not self._failed:
             self._loop.settle_all(self._channel)
         await self._channel.close(self._terms.linger_s)
+        if self._journal is not None:
+            await asyncio.to_thread(self._journal.stop_recording)
 
     async def ended(self) -> None:
         """Returns once the gateway has failed or was stopped."""
@@ -178,6 +192,8 @@ class Gateway:
         self.metrics.ended(self._prefix + request_id, FinishReason.STOP, now_ns())
 
     def metrics_text(self) -> bytes:
+        if self._journal is not None:
+            self.metrics.journal_lost(self._journal.lost_turns)
         return self.metrics.exposition(self.machine.status(now_ns()))
 
     async def generate(

@@ -10,6 +10,7 @@ from tandem.cluster.gateway.machine import GatewayMachine
 from tandem.live.channels.gateway_channel import OperatorSaid
 from tandem.live.driver import Driver, EventInbox
 from tandem.live.gateway.clients import Clients
+from tandem.live.gateway.journal import Journal
 from tandem.live.gateway.operator_requests import OperatorRequests
 from tandem.messages.cluster import Register, Registered, ToWorker
 from tandem.messages.gateway import (
@@ -50,12 +51,17 @@ class Channel(Protocol):
 
 class GatewayLoop:
     """`tell` it on the event loop that `run` runs on. `settled` is called whenever the machine has
-    been told something."""
+    been told something; the `journal`, if there is one, records what it was told."""
 
     def __init__(
-        self, machine: GatewayMachine, clients: Clients, settled: Callable[[], None]
+        self,
+        machine: GatewayMachine,
+        clients: Clients,
+        settled: Callable[[], None],
+        journal: Journal | None = None,
     ) -> None:
         self.machine = machine
+        self._journal = journal
         self._clients = clients
         self._settled = settled
         self._requests = OperatorRequests()
@@ -85,7 +91,7 @@ class GatewayLoop:
                 self._curious.append((event.peer, event.message))
             elif asked := self._requests.ask(event.peer, event.message):
                 events.append(asked)
-        return self.machine.handle_together(events, instant_ns)
+        return self._decide(events, instant_ns)
 
     def next_wakeup(self) -> int | None:
         return self.machine.next_wakeup()
@@ -103,6 +109,16 @@ class GatewayLoop:
         for peer, question in curious:
             status = self.machine.status(instant_ns)
             channel.answer(peer, self._requests.status(question, status))
+
+    def _decide(self, events: list[GatewayEvent], instant_ns: int) -> list[GatewayEffect]:
+        effects: list[GatewayEffect] = []
+        try:
+            effects = self.machine.handle_together(events, instant_ns)
+        finally:
+            # What a machine failed of stands in the journal too.
+            if self._journal is not None:
+                self._journal.record(instant_ns, events, effects)
+        return effects
 
     def _perform(self, effect: GatewayEffect, channel: Channel, instant_ns: int) -> None:
         match effect:

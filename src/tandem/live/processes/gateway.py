@@ -22,7 +22,7 @@ from tandem.config.environment import BUNDLED_MODEL
 from tandem.config.hardware.pools import capacity_of
 from tandem.config.kv_format import kv_format
 from tandem.config.policies import router_config
-from tandem.config.processes import GatewayListening, GatewaySetup, read_setup
+from tandem.config.processes import CLUSTER_FILE, GatewayListening, GatewaySetup, read_setup
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.serving import ModelCard
 from tandem.live.channels.gateway_channel import GatewayChannel
@@ -31,7 +31,9 @@ from tandem.live.channels.limits import ChannelLimits
 from tandem.live.channels.sockets import GatewayKeys
 from tandem.live.clock import NS_PER_S, wall_clock_s
 from tandem.live.gateway.gateway import Gateway, GatewayTerms
+from tandem.live.gateway.journal import Journal
 from tandem.live.http_server import http_server_over, listen, url_of
+from tandem.live.processes.journal import with_journal
 from tandem.live.processes.lifecycle import (
     end_with_parent,
     log_of_process,
@@ -62,6 +64,7 @@ class Assembled:
     config: GatewayConfig
     api: ApiConfig
     terms: GatewayTerms
+    journal: Journal | None = None
 
 
 def run_gateway(setup: GatewaySetup) -> None:
@@ -128,12 +131,17 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
             if tenant.longest_pin_s is not None
         },
     )
-    return Assembled(card, text, config, api, terms)
+    journal = None
+    if (wanted := setup.cluster.journal) is not None:
+        cluster_file = Path(setup.state_directory) / CLUSTER_FILE
+        config, journal = with_journal(config, wanted, cluster_file, incarnation)
+    return Assembled(card, text, config, api, terms, journal)
 
 
 async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.socket) -> bool:
     """Whether it failed."""
-    gateway = Gateway(assembled.card, GatewayMachine(assembled.config), assembled.terms)
+    machine = GatewayMachine(assembled.config)
+    gateway = Gateway(assembled.card, machine, assembled.terms, assembled.journal)
     keys = GatewayKeys(
         KeyPair(setup.keys.gateway_public, setup.keys.gateway_secret), _admitted(setup)
     )

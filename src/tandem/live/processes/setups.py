@@ -19,6 +19,7 @@ from tandem.config.environment import BUNDLED_MODEL, child_environment, secret_l
 from tandem.config.kv_format import kv_format, kv_precisions
 from tandem.config.machine_share import MachineShare
 from tandem.config.processes import (
+    CLUSTER_FILE,
     CurveKeys,
     GatewaySetup,
     PoolNodeSetup,
@@ -37,7 +38,6 @@ TANDEM = (sys.executable, "-m", "tandem")
 GATEWAY_PROCESS = (sys.executable, "-m", "tandem.live.processes.gateway", "gateway-process")
 WORKER_PROCESS = (sys.executable, "-m", "tandem.live.processes.worker", "worker-process")
 POOL_PROCESS = (sys.executable, "-m", "tandem.live.processes.shared_pool", "pool-process")
-CLUSTER_FILE = "cluster.yaml"
 KEYS_FILE = "keys.json"
 KV_SECRET_FILE = "kv.secret"
 ADMITTED_FILE = "admitted"

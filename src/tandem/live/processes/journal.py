@@ -1,0 +1,85 @@
+"""The journal of a gateway process, and the machine that a journal was recorded of, made anew."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import tandem
+from tandem.api.clock_and_entropy import fresh_id
+from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
+from tandem.config.cluster.file import Cluster, read_cluster
+from tandem.config.cluster.requests import JournalConfig
+from tandem.config.hardware.pools import capacity_of
+from tandem.config.journal import recorded_text
+from tandem.config.policies import router_config
+from tandem.facts.errors import InvalidConfiguration
+from tandem.live.clock import now_ns, wall_clock_s
+from tandem.live.gateway.journal import Journal
+from tandem.observe.journal.files import FileLimits, JournalFiles
+from tandem.observe.journal.pseudonyms import SessionNames, TenantNames
+from tandem.observe.journal.recorder import Recorder
+from tandem.observe.journal.records import Head
+from tandem.observe.journal.replay import ReplayedHashes
+
+
+def with_journal(
+    config: GatewayConfig, wanted: JournalConfig, cluster_file: Path, incarnation: str
+) -> tuple[GatewayConfig, Journal]:
+    """The configuration of a machine whose hashes are recorded, and the journal that records what
+    the machine is told. Raises `InvalidConfiguration`."""
+    tenants = TenantNames(_tenants(read_cluster(str(cluster_file))), plain=wanted.plain_names)
+    text, files = recorded_text(cluster_file, tenants.label)
+    router = config.router
+    head = Head(
+        version=tandem.__version__,
+        gateway=config.gateway,
+        incarnation=incarnation,
+        number=0,
+        turns_before=0,
+        started_ns=now_ns(),
+        wall_clock_s=wall_clock_s(),
+        cluster=text,
+        files=files,
+        root=router.root,
+        block_size=router.block_size,
+        terms=config.terms,
+        model=config.model,
+        revision=config.revision,
+        block_format=config.block_format,
+    )
+    sessions = SessionNames(fresh_id("").encode(), plain=wanted.plain_names)
+    recorder = Recorder(router.block_size, tenants, sessions)
+    _make_folder(Path(wanted.directory))
+    limits = FileLimits(int(wanted.file_size_bytes), wanted.keep)
+    journal = Journal(recorder, JournalFiles(Path(wanted.directory), head, limits))
+    return replace(config, router=replace(router, hashes=recorder.hashes)), journal
+
+
+def recorded_machine(head: Head, cluster: Cluster) -> tuple[GatewayMachine, ReplayedHashes]:
+    """A fresh machine as the recorded one was, which explains what it decides; `cluster` is that of
+    the head. Raises `InvalidConfiguration`."""
+    hashes = ReplayedHashes(head.block_size)
+    router = router_config(cluster, head.root, head.block_size, {})
+    config = GatewayConfig(
+        gateway=head.gateway,
+        router=replace(router, hashes=hashes, explains=True),
+        capacity_of=capacity_of(cluster),
+        terms=head.terms,
+        model=head.model,
+        revision=head.revision,
+        block_format=head.block_format,
+    )
+    return GatewayMachine(config), hashes
+
+
+def _make_folder(directory: Path) -> None:
+    """What cannot be written is told before anybody waits for the gateway."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidConfiguration(
+            f"journal.directory: cannot make {directory}: {error.strerror}; choose another folder"
+        ) from error
+
+
+def _tenants(cluster: Cluster) -> list[str]:
+    return [tenant.name for tenant in cluster.tenants]

@@ -1,0 +1,221 @@
+"""Turns what a gateway machine was told and decided into records of a journal.
+
+Everything here runs on the gateway's event loop, so it only encodes; a thread compresses and
+writes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import assert_never
+
+from tandem.cluster.router.prompt_hashes import ComputedHashes, TokenIds
+from tandem.facts.blocks import CacheRoot, Chain
+from tandem.facts.request import Request
+from tandem.messages.cluster import Deregister, Register, RegisterPoolNode, ToGateway
+from tandem.messages.codec import TO_GATEWAY
+from tandem.messages.gateway import (
+    AuditAsked,
+    Deliver,
+    DrainAsked,
+    GatewayEffect,
+    GatewayEvent,
+    PeerGone,
+    TimePassed,
+    UndrainAsked,
+    WorkerSaid,
+)
+from tandem.messages.router import (
+    ImportReported,
+    KvReported,
+    Reject,
+    RequestBroken,
+    RequestRefused,
+    RequestsLost,
+    RequestSubmitted,
+    RequestWithdrawn,
+    TokensReported,
+)
+from tandem.messages.worker import FailRequest
+from tandem.observe.journal.decisions import decisions_of
+from tandem.observe.journal.pseudonyms import RequestNumbers, SessionNames, TenantNames
+from tandem.observe.journal.records import (
+    AskedForAudit,
+    AskedToDrain,
+    AskedToUndrain,
+    Drew,
+    EventRecord,
+    Gone,
+    Hashed,
+    Said,
+    Submitted,
+    Turn,
+    Withdrawn,
+    Woken,
+    encode,
+)
+
+
+class RecordedHashes:
+    """Computes the hashes that a router asks for, and remembers them until `take`. For one
+    router."""
+
+    def __init__(self, block_size: int) -> None:
+        self._computed = ComputedHashes(block_size)
+        self._asked: list[tuple[str, int, Chain]] = []
+
+    def chain_of(
+        self,
+        request: Request,
+        tokens: TokenIds,
+        known: Chain,
+        root: CacheRoot,
+    ) -> Chain:
+        """See `PromptHashes`."""
+        known_blocks = len(known)
+        chain = self._computed.chain_of(request, tokens, known, root)
+        if len(chain) > known_blocks:
+            # A list may grow again before it is written down.
+            kept = chain if isinstance(chain, tuple) else tuple(chain)
+            self._asked.append((request.request_id, known_blocks, kept))
+        return chain
+
+    def take(self) -> list[tuple[str, int, Chain]]:
+        """What was asked for since the last time: of which request, how many of its blocks were
+        known before, and the whole chain."""
+        asked, self._asked = self._asked, []
+        return asked
+
+
+class Recorder:
+    """Of one gateway machine, whose router gets its hashes from `hashes`. `members` are the last
+    greetings of the workers that are there."""
+
+    def __init__(self, block_size: int, tenants: TenantNames, sessions: SessionNames) -> None:
+        self.hashes = RecordedHashes(block_size)
+        self.members: tuple[Said, ...] = ()
+        self._tenants = tenants
+        self._sessions = sessions
+        self._numbers = RequestNumbers()
+        self._greetings: dict[str, Said] = {}
+
+    def turn(
+        self, at_ns: int, events: Sequence[GatewayEvent], effects: Sequence[GatewayEffect]
+    ) -> bytes:
+        """The record of one call of the machine."""
+        written = tuple([self._event(event) for event in events])
+        naming = self._numbers.name
+        turn = Turn(at_ns, written, self._hashed(), decisions_of(effects, naming))
+        self._note_ends(events, effects)
+        return encode(turn)
+
+    def _event(self, event: GatewayEvent) -> EventRecord:
+        match event:
+            case WorkerSaid(peer, message):
+                if isinstance(message, TokensReported):
+                    return self._drew(peer, message)
+                return self._said(peer, message)
+            case RequestSubmitted():
+                return self._submitted(event)
+            case RequestWithdrawn(request_id):
+                return Withdrawn(self._numbers.name(request_id))
+            case PeerGone(peer, reason, died):
+                self._greet(peer, None)
+                return Gone(peer, reason, died)
+            case DrainAsked(operation_id, worker, then_role, leave, again):
+                return AskedToDrain(operation_id, worker, then_role, leave, again)
+            case UndrainAsked(operation_id, worker):
+                return AskedToUndrain(operation_id, worker)
+            case AuditAsked(operation_id):
+                return AskedForAudit(operation_id)
+            case TimePassed():
+                return Woken()
+            case _:
+                assert_never(event)
+
+    def _drew(self, peer: str, message: TokensReported) -> Drew:
+        emission, name = message.emission, self._numbers.name
+        reasons, cached = emission.finish_reasons, emission.cached_tokens
+        return Drew(
+            peer,
+            message.worker,
+            tuple([name(wire_id) for wire_id in emission.request_ids]),
+            message.repeats,
+            reasons if any(reasons) else (),
+            cached if any(cached) else (),
+        )
+
+    def _said(self, peer: str, message: ToGateway) -> Said:
+        match message:
+            case KvReported(_, computed):
+                names = self._renamed(computed.request_ids)
+                message = replace(message, computed=replace(computed, request_ids=names))
+            case ImportReported(_, wanted):
+                (name,) = self._renamed((wanted.request_id,))
+                message = replace(message, wanted=replace(wanted, request_id=name))
+            case RequestRefused(_, request_id) | RequestBroken(_, request_id):
+                (name,) = self._renamed((request_id,))
+                message = replace(message, request_id=name)
+            case RequestsLost(_, request_ids):
+                message = replace(message, request_ids=self._renamed(request_ids))
+            case _:
+                pass
+        said = Said(peer, TO_GATEWAY.encode(message))
+        if isinstance(message, Register | RegisterPoolNode):
+            self._greet(peer, said)
+        elif isinstance(message, Deregister):
+            self._greet(peer, None)
+        return said
+
+    def _submitted(self, event: RequestSubmitted) -> Submitted:
+        request = event.request
+        number, prompt = self._numbers.submitted(request)
+        return Submitted(
+            number,
+            prompt,
+            len(request.prompt_tokens) + len(request.output_tokens),
+            request.sampling.max_tokens,
+            request.priority,
+            event.expected_output_tokens,
+            self._tenants.label(event.tenant),
+            event.service_class,
+            self._sessions.label(event.session),
+            event.slo,
+            event.deadline_ns,
+            event.pin_ns,
+        )
+
+    def _hashed(self) -> tuple[Hashed, ...]:
+        hashed: list[Hashed] = []
+        before: Chain | None = None
+        for request_id, known, chain in self.hashes.take():
+            again = chain is before and not known
+            digests = None if again else b"".join(chain[known:])
+            hashed.append(Hashed(self._numbers.name(request_id), known, digests))
+            before = None if known else chain
+        return tuple(hashed)
+
+    def _note_ends(self, events: Sequence[GatewayEvent], effects: Sequence[GatewayEffect]) -> None:
+        """What comes of these requests from now on is nobody's."""
+        for event in events:
+            if isinstance(event, RequestWithdrawn):
+                self._numbers.ended(event.request_id)
+        for effect in effects:
+            if isinstance(effect, Reject | FailRequest):
+                self._numbers.ended(effect.request_id)
+            elif isinstance(effect, Deliver) and any(effect.emission.finish_reasons):
+                emission = effect.emission
+                for request_id, reason in zip(
+                    emission.request_ids, emission.finish_reasons, strict=True
+                ):
+                    if reason is not None:
+                        self._numbers.ended(request_id)
+
+    def _renamed(self, wire_ids: Sequence[str]) -> tuple[str, ...]:
+        return tuple(str(self._numbers.name(wire_id)) for wire_id in wire_ids)
+
+    def _greet(self, peer: str, greeting: Said | None) -> None:
+        if greeting is not None:
+            self._greetings[peer] = greeting
+        elif self._greetings.pop(peer, None) is None:
+            return
+        self.members = tuple(self._greetings.values())

@@ -1,0 +1,172 @@
+"""What stands in a journal: one record for each call of a gateway machine, and the head of a file.
+
+No token, no text of a prompt or an answer, no log-probability and no key is in any of them. A
+request goes by its number in the journal: 12 at its first worker, "12~1" once another one has taken
+it up. Records are msgpack arrays, tagged with their kind.
+"""
+
+import msgspec
+
+from tandem.facts.blocks import CacheRoot
+from tandem.facts.fleet import Role
+from tandem.facts.kv_tiers import BlockFormat
+from tandem.facts.slo import Slo
+from tandem.messages.cluster import PROTOCOL, Registered
+
+# Goes up whenever a record changes its meaning or its fields.
+FORMAT = 1
+# The request of a report that came after the request had ended.
+UNKNOWN = "?"
+
+Name = int | str
+
+
+class Said(msgspec.Struct, array_like=True, tag="s", frozen=True):
+    """`WorkerSaid`: the message as it travels between processes, but for names of requests."""
+
+    peer: str
+    message: bytes
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """Of each file of a run (one start of one gateway), the `number`-th from 0, before which
+    `turns_before` turns were recorded. Messages of workers in it are of that `protocol`. At
+    `started_ns` of the instants in it the wall clock was `wall_clock_s`. `cluster` is the cluster
+    file without keys and addresses, and `files` are those that it names, by the name that stands
+    there. The rest is what else a gateway machine is made with, and the last greeting of each
+    worker that was there when the file began (`members`)."""
+
+    format: int = FORMAT
+    protocol: int = PROTOCOL
+    version: str
+    gateway: str
+    incarnation: str
+    number: int
+    turns_before: int
+    started_ns: int
+    wall_clock_s: int
+    cluster: str
+    files: dict[str, str]
+    root: CacheRoot
+    block_size: int
+    terms: Registered
+    model: str
+    revision: str
+    block_format: BlockFormat | None
+    members: tuple[Said, ...] = ()
+
+
+class Drew(msgspec.Struct, array_like=True, tag="t", frozen=True):
+    """`WorkerSaid` with `TokensReported`: who got how many, never which. `reasons` is empty where
+    nobody's answer ended, `cached_tokens` where all are 0."""
+
+    peer: str
+    worker: str
+    names: tuple[Name, ...]
+    repeats: int
+    reasons: tuple[str | None, ...]
+    cached_tokens: tuple[int, ...]
+
+
+class Submitted(msgspec.Struct, array_like=True, tag="r", frozen=True):
+    """`RequestSubmitted`. Requests of one call that share their prompt have one `prompt` number."""
+
+    name: int
+    prompt: int
+    prompt_tokens: int
+    max_tokens: int
+    priority: int
+    expected_output_tokens: float
+    tenant: str
+    service_class: str
+    session: str
+    slo: Slo
+    deadline_ns: int | None
+    pin_ns: int
+
+
+class Withdrawn(msgspec.Struct, array_like=True, tag="w", frozen=True):
+    """`RequestWithdrawn`."""
+
+    name: Name
+
+
+class Gone(msgspec.Struct, array_like=True, tag="g", frozen=True):
+    """`PeerGone`."""
+
+    peer: str
+    reason: str
+    died: bool
+
+
+class AskedToDrain(msgspec.Struct, array_like=True, tag="d", frozen=True):
+    """`DrainAsked`."""
+
+    operation_id: int
+    worker: str
+    then_role: Role | None
+    leave: bool
+    again: bool
+
+
+class AskedToUndrain(msgspec.Struct, array_like=True, tag="u", frozen=True):
+    """`UndrainAsked`."""
+
+    operation_id: int
+    worker: str
+
+
+class AskedForAudit(msgspec.Struct, array_like=True, tag="a", frozen=True):
+    """`AuditAsked`."""
+
+    operation_id: int
+
+
+class Woken(msgspec.Struct, array_like=True, tag="n", frozen=True):
+    """`TimePassed`."""
+
+
+EventRecord = (
+    Said
+    | Drew
+    | Submitted
+    | Withdrawn
+    | Gone
+    | AskedToDrain
+    | AskedToUndrain
+    | AskedForAudit
+    | Woken
+)
+
+
+class Hashed(msgspec.Struct, array_like=True, frozen=True):
+    """The router asked for the block hashes of a request, and got these after the first `known`
+    that it had: one after the other, 16 bytes each. None: the same as the request before."""
+
+    name: Name
+    known: int
+    digests: bytes | None
+
+
+class Turn(msgspec.Struct, array_like=True, tag="T", frozen=True):
+    """One call of the gateway machine at `at_ns`: what it was told, which hashes it asked for while
+    it decided, and what it decided, in words (a number: so many tokens went to clients)."""
+
+    at_ns: int
+    events: tuple[EventRecord, ...]
+    hashed: tuple[Hashed, ...]
+    decisions: tuple[str | int, ...]
+
+
+class Lost(msgspec.Struct, array_like=True, tag="L", frozen=True):
+    """Here so many turns are missing (0: an unknown number), because the disk was full or slow, or
+    a file is damaged."""
+
+    turns: int
+
+
+Record = Turn | Lost
+
+encode = msgspec.msgpack.Encoder().encode
+decode_record = msgspec.msgpack.Decoder(Record).decode
+decode_head = msgspec.msgpack.Decoder(Head).decode

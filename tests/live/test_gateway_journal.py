@@ -1,0 +1,162 @@
+"""A gateway goes on whatever becomes of its journal, and counts what the journal misses."""
+
+import asyncio
+import logging
+import time
+from dataclasses import replace
+from threading import Event
+
+from tandem.cluster.gateway.machine import GatewayMachine
+from tandem.facts.fleet import Role
+from tandem.facts.request import Request
+from tandem.facts.sampling import SamplingParameters
+from tandem.facts.serving import Caller, ModelCard
+from tandem.live.gateway.gateway import Gateway, GatewayTerms
+from tandem.live.gateway.journal import Journal, JournalLimits
+from tandem.messages.gateway import ClusterStatus, TimePassed
+from tandem.observe.cluster_metrics import GatewayMetrics
+from tandem.observe.journal.files import FileLimits, JournalFiles, open_journal
+from tandem.observe.journal.pseudonyms import SessionNames, TenantNames
+from tandem.observe.journal.recorder import Recorder
+from tandem.observe.journal.records import Lost, Submitted, Turn
+from tandem.observe.journal.replay import ReplayedHashes, compare
+from tests.cluster.ledger_engine import VOCABULARY
+from tests.live.ends import PATIENCE_S
+from tests.live.toy_cluster import BLOCK_SIZE, ToyWorker, gateway_config, serving, until, working
+from tests.observe.test_journal_files import HEAD
+
+
+class GatedFiles(JournalFiles):
+    """A disk that takes nothing before `gate` opens, and fails while `broken`."""
+
+    def __init__(self, folder, head=HEAD, limits=None) -> None:
+        super().__init__(folder, head, limits or FileLimits())
+        self.gate = Event()
+        self.entered = Event()
+        self.broken = False
+
+    def append(self, records, turns, members) -> None:
+        self.entered.set()
+        assert self.gate.wait(PATIENCE_S)
+        if self.broken:
+            raise OSError(28, "No space left on device")
+        super().append(records, turns, members)
+
+
+def recorder() -> Recorder:
+    return Recorder(BLOCK_SIZE, TenantNames(), SessionNames(b"key"))
+
+
+def told(journal: Journal, first: int, count: int) -> None:
+    for at_ns in range(first, first + count):
+        journal.record(at_ns, [TimePassed()], [])
+
+
+def wait_for(condition) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.001)
+
+
+def test_a_slow_disk_loses_turns_and_keeps_nobody_waiting(tmp_path):
+    files = GatedFiles(tmp_path)
+    journal = Journal(recorder(), files, JournalLimits(queued_bytes=1000, flush_s=0.01))
+    journal.start()
+    told(journal, 0, 1)
+    assert files.entered.wait(PATIENCE_S)
+    told(journal, 1, 5000)
+    files.gate.set()
+    wait_for(lambda: journal.lost_turns)
+    lost = journal.lost_turns
+    told(journal, 5001, 2)
+    journal.stop_recording()
+    records = list(open_journal(tmp_path).records())
+    assert [each.at_ns for each in records if isinstance(each, Turn)][-2:] == [5001, 5002]
+    (gap,) = [each for each in records if isinstance(each, Lost)]
+    assert gap.turns == lost
+    assert len(records) - 1 + lost == 5003
+
+
+def test_a_full_disk_loses_turns_and_is_tried_again(tmp_path, caplog):
+    caplog.set_level(logging.WARNING)
+    files = GatedFiles(tmp_path)
+    files.gate.set()
+    journal = Journal(recorder(), files, JournalLimits(flush_s=0.01))
+    journal.start()
+    told(journal, 0, 3)
+    assert files.entered.wait(PATIENCE_S)
+    files.broken = True
+    told(journal, 3, 4)
+    wait_for(lambda: journal.lost_turns == 4)
+    files.broken = False
+    told(journal, 7, 2)
+    journal.stop_recording()
+    records = list(open_journal(tmp_path).records())
+    assert [each for each in records if isinstance(each, Lost)] == [Lost(4)]
+    assert [each.at_ns for each in records if isinstance(each, Turn)] == [0, 1, 2, 7, 8]
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("No space left" in each for each in said) == 1
+    assert any("misses 4 turns" in each for each in said)
+
+
+def test_a_failed_thread_ends_the_journal_and_nothing_else(tmp_path, caplog):
+    files = GatedFiles(tmp_path)
+    files.gate.set()
+    files.append = None
+    journal = Journal(recorder(), files, JournalLimits(flush_s=0.01))
+    journal.start()
+    told(journal, 0, 1)
+    wait_for(lambda: "the journal ends here" in caplog.text)
+    wait_for(lambda: not journal.recording)
+    told(journal, 1, 10)
+    journal.stop_recording()
+    assert journal.lost_turns >= 10
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_missing_is_a_metric():
+    metrics = GatewayMetrics("toy")
+    metrics.journal_lost(3)
+    metrics.journal_lost(5)
+    empty = ClusterStatus("g0", 0.0, (), 0, 0, 0, 0, ())
+    assert b'tandem:journal_lost_turns_total{model_name="toy"} 5.0' in metrics.exposition(empty)
+
+
+def test_what_a_gateway_recorded_plays_again(tmp_path):
+    """Real sockets, workers that run the ledger, clients that leave and come."""
+    recorded = recorder()
+    config = gateway_config()
+    config = replace(config, router=replace(config.router, hashes=recorded.hashes))
+    journal = Journal(recorded, JournalFiles(tmp_path, HEAD, FileLimits()))
+    card = ModelCard(("toy",), 10_000, VOCABULARY, (), 0)
+    machine = GatewayMachine(config)
+    gateway = Gateway(card, machine, GatewayTerms("i", pin_sessions_s=5.0), journal)
+
+    async def ask(number: int, tokens: int) -> None:
+        sampling = SamplingParameters(max_tokens=tokens)
+        request = Request(f"r{number}", tuple(at % 3 for at in range(10 + number)), sampling)
+        async for _ in gateway.generate(request, Caller(session=f"chat-{number % 3}")):
+            if tokens > 100:
+                break
+
+    async def serve() -> None:
+        ledgers: dict = {}
+        workers = [ToyWorker("p", Role.PREFILL, ledgers), ToyWorker("d", Role.DECODE, ledgers)]
+        async with serving(gateway) as endpoint, working(*workers, at=endpoint):
+            await until(lambda: gateway.ready)
+            await asyncio.gather(*(ask(number, 8 + number) for number in range(6)), ask(6, 150))
+
+    asyncio.run(serve())
+    run = open_journal(tmp_path)
+    records = list(run.records())
+    submitted = [e for turn in records for e in turn.events if isinstance(e, Submitted)]
+    assert len(submitted) == 7
+    assert not any("chat" in each.session for each in submitted)
+    hashes = ReplayedHashes(BLOCK_SIZE)
+    fresh = gateway_config()
+    fresh = GatewayMachine(replace(fresh, router=replace(fresh.router, hashes=hashes)))
+    done = compare(records, fresh, hashes)
+    assert done.difference is None
+    assert done.requests == 7
+    assert done.decisions > 50

@@ -1,0 +1,124 @@
+"""A journal gives the decisions again, whatever happened while it was recorded; and nothing that a
+client wrote stands in it."""
+
+from array import array
+from collections import Counter
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from tandem.observe.journal.records import Lost, Turn, decode_record, encode
+from tandem.observe.journal.replay import compare
+from tandem.policy.routing.registry import ROUTINGS
+from tests.cluster.test_node_laws import run
+from tests.observe.recorded_cluster import Recorded, RecordedWithTiers
+from tests.seeds import seeds
+
+CHUNKS, SEEDS = seeds(2, 10), 40
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("world", [Recorded, RecordedWithTiers])
+def test_the_same_machine_decides_the_same(world, chunk):
+    seen: Counter[str] = Counter()
+    for seed in range(chunk * SEEDS, (chunk + 1) * SEEDS):
+        cluster = run(seed, world)
+        seen.update(cluster.seen)
+        for recording in cluster.recordings:
+            done = recording.replay()
+            assert done.difference is None, (seed, done.difference)
+            assert done.turns == len(recording.turns)
+            seen["decisions"] += done.decisions
+    rare = ["flips", "crashes", "gateway restarts"]
+    rare += ["taken up again", "copies"] if world is Recorded else ["kept on host"]
+    assert all(seen[what] for what in rare), seen
+    assert seen["decisions"] > 100 * SEEDS
+
+
+def test_another_policy_is_found_out_and_explained():
+    differences = []
+    for seed in range(20):
+        for recording in run(seed, Recorded).recordings:
+            done = recording.replay(routing=ROUTINGS["random"](12345))
+            if done.difference is not None:
+                differences.append(done.difference)
+    assert differences
+    assert all(each.recorded != each.replayed for each in differences)
+    assert any(each.explained for each in differences)
+
+
+def test_nothing_is_compared_after_a_gap():
+    recording = next(each for each in run(3, Recorded).recordings if len(each.turns) > 20)
+    turns = list(recording.turns)
+    recording.turns = [*turns[:10], encode(Lost(4)), *turns[14:]]
+    done = recording.replay()
+    assert done.difference is None
+    assert (done.turns, done.missing_turns) == (10, 4)
+    assert done.missing_ns is not None
+
+
+def test_a_decision_that_was_changed_is_found():
+    recording = next(each for each in run(3, Recorded).recordings if len(each.turns) > 20)
+    turn = decode_record(recording.turns[12])
+    assert isinstance(turn, Turn)
+    wrong = msgspec.structs.replace(turn, decisions=(*turn.decisions, "w0/1: ImportDone 7"))
+    recording.turns[12] = encode(wrong)
+    found = recording.replay().difference
+    assert found is not None
+    assert (found.turn, found.recorded, found.replayed) == (12, "w0/1: ImportDone 7", None)
+
+
+class Marked(Recorded):
+    """Whose requests have tokens and names that are found wherever they stand."""
+
+    def submit(self, gate, request) -> None:
+        prompt = array("I", [MARK + token for token in request.prompt_tokens])
+        marked = replace(request, prompt_tokens=prompt, request_id=f"{request.request_id}-Zanzibar")
+        super().submit(gate, replace(marked, cache_salt="salt-of-Zanzibar"))
+
+
+MARK = 0xDEAD_BE00
+
+
+def test_no_token_and_no_name_of_a_client_is_in_it():
+    cluster = run(5, Marked)
+    prompts = {
+        token
+        for gate in (*cluster.finished, *cluster.gates.values())
+        for client in gate.clients.values()
+        for token in (*client.request.prompt_tokens, *client.output)
+        if token >= MARK
+    }
+    assert len(prompts) > 2
+    written = b"".join(turn for each in cluster.recordings for turn in each.turns)
+    assert len(written) > 10_000
+    assert b"Zanzibar" not in written
+    for token in prompts:
+        for order in ("little", "big"):
+            assert token.to_bytes(4, order) not in written
+
+
+def test_a_hash_that_was_not_recorded_is_a_difference():
+    for seed in range(20):
+        for recording in run(seed, Recorded).recordings:
+            records = [
+                msgspec.structs.replace(each, hashed=()) if isinstance(each, Turn) else each
+                for each in recording.records()
+            ]
+            if not any(each.hashed for each in recording.records() if isinstance(each, Turn)):
+                continue
+            recording.turns = [encode(each) for each in records]
+            found = recording.replay().difference
+            assert found is not None
+            assert "no block hashes" in str(found.replayed)
+            return
+    raise AssertionError("no router ever asked for a hash")
+
+
+def test_an_empty_journal_differs_in_nothing():
+    recording = run(3, Recorded).recordings[0]
+    recording.turns = []
+    done = recording.replay()
+    assert (done.turns, done.seconds, done.difference) == (0, 0.0, None)
+    assert compare([], None, None).decisions == 0
