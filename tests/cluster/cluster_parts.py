@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from tandem.cluster.gateway.autoscaling import PlanningConfig
 from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
 from tandem.cluster.node.machine import NodeConfig, NodeMachine
 from tandem.cluster.router.admission import RouterConfig
@@ -54,7 +55,12 @@ class GatewayUnderTest:
     """A gateway whose workers are played by hand; peers are called `worker/incarnation`."""
 
     def __init__(
-        self, *workers: Register, block_format: BlockFormat | None = None, **router
+        self,
+        *workers: Register,
+        block_format: BlockFormat | None = None,
+        planning: PlanningConfig | None = None,
+        terms: Registered = WELCOME,
+        **router,
     ) -> None:
         config = GatewayConfig(
             gateway="g",
@@ -72,10 +78,11 @@ class GatewayUnderTest:
             capacity_of=lambda register: Capacity(
                 COST, register.export.geometry.block_size, register.export.block_count, 4
             ),
-            terms=WELCOME,
+            terms=terms,
             model="model",
             revision="revision",
             block_format=block_format,
+            planning=planning,
         )
         self.machine = GatewayMachine(config)
         self.now_ns = 0

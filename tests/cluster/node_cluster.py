@@ -5,6 +5,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from random import Random
 
+from tandem.cluster.gateway.autoscaling import PlanningConfig
 from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
 from tandem.cluster.node.machine import NodeConfig, NodeMachine
 from tandem.cluster.router.admission import RouterConfig
@@ -27,7 +28,9 @@ from tandem.messages.gateway import (
     Fence,
     OperationEnded,
     PeerGone,
+    PlanDecided,
     SendToWorker,
+    StartWorker,
     TimePassed,
     UndrainAsked,
     WorkerSaid,
@@ -189,6 +192,7 @@ class NodeCluster:
             model="model",
             revision="revision",
             block_format=self.block_format,
+            planning=self.planning_of(name),
         )
         self.gates[name] = Gate(name, self.starts, GatewayMachine(config))
         for process in self.living():
@@ -200,6 +204,14 @@ class NodeCluster:
                 self._reconnect(name, process)
             else:
                 self.channels[name, process.peer] = Channel()
+
+    def planning_of(self, gateway: str) -> PlanningConfig | None:
+        """With what a gateway plans that starts now; here none does."""
+        return None
+
+    def plan_carried_out(self, effect: StartWorker | PlanDecided) -> None:
+        """What a planner wants done."""
+        raise AssertionError(effect)
 
     def _capacity(self, register: Register) -> Capacity:
         config = self.configs[register.worker]
@@ -340,6 +352,8 @@ class NodeCluster:
                     assert all(not each.problem for each in effect.workers), effect
                 case Explain():
                     self.seen["explained"] += 1
+                case StartWorker() | PlanDecided():
+                    self.plan_carried_out(effect)
         if not self.chance.randrange(3):
             gate.machine.audit()
         for request_id, state in gate.machine.router.requests.items():

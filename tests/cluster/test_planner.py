@@ -1,6 +1,6 @@
 """Windows and ticks of the planner machine, whenever it begins and however much there is to see."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,6 +51,21 @@ def test_it_does_not_matter_when_the_clock_began():
     assert [len(seen) for seen in windows] == [0, 0, 1, 1, 1, 2, 2, 2, 3]
     assert windows[2][0][:2] == (30 * SECOND, 29)
     assert run(1_763_000_000 * SECOND) == [ticks, windows]
+
+
+def test_one_gateway_among_several_takes_the_others_demand_for_as_large():
+    policy = Seeing()
+    machine = PlannerMachine(policy, replace(CONFIG, arrivals_each=3))
+    for second in range(10):
+        machine.request_arrived(second * SECOND)
+    machine.plan([], {}, 31 * SECOND)
+    assert [window.requests for window in policy.seen[-1].windows] == [30]
+
+
+def test_workers_that_joined_by_hand_come_on_top_of_the_bounds():
+    machine = PlannerMachine(Seeing(), CONFIG)
+    fleet = machine.view([], {}, SECOND, held=frozenset({"a"}), joined_by_hand=3)
+    assert (fleet.min_workers, fleet.max_workers, fleet.held) == (5, 11, {"a"})
 
 
 @given(st.integers(0, 5 * KEPT_REQUESTS))

@@ -118,7 +118,7 @@ pools:
         ("serve:\n  max-num-batched-tokens: 8", "line 7: pool p: max_num_batched_tokens (8)"),
         ("serve:\n  seed: 1\n  gpu-memory-utilization: 7", "line 8: gpu_memory_utilization: exp"),
         ("tenants:\n  - {name: a}\n  - {name: a}", "line 8: two entries call themselves tenant a"),
-        ("policies:\n  planning: tandem", "line 7: a live cluster does not change roles by itself"),
+        ("planning:\n  mode: slow", "line 7: mode: 'slow' is not one of automatic, advisory"),
         ("policies:\n  eviction: lfu", "line 7: a live worker evicts the block used longest ago"),
     ],
 )

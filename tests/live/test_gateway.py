@@ -1,21 +1,27 @@
 """The gateway's shell over real sockets to toy workers: streams, refusals, operators."""
 
 import asyncio
+from dataclasses import dataclass
 
 import pytest
 import uvloop
 
+from tandem.cluster.gateway.autoscaling import PlanningConfig
+from tandem.cluster.gateway.plan_actions import ScaledPool
 from tandem.facts.errors import EngineFailed, InvalidRequest, Overloaded, PromptTooLong
 from tandem.facts.fleet import Role
 from tandem.facts.serving import Caller
+from tandem.facts.slo import Slo
 from tandem.live.gateway.demand import Demand
 from tandem.live.gateway.gateway import GatewayTerms
 from tandem.live.gateway.operators import OperatorClient, OperatorFailed
 from tandem.messages.router import RequestSubmitted
+from tandem.policy.planning.contract import FleetView, Flip, Plan
 from tests.cluster.ledger_engine import VOCABULARY, answer
 from tests.live.ends import NODE_KEYS, PATIENCE_S
 from tests.live.toy_cluster import (
     CONTEXT_TOKENS,
+    COST,
     SEQUENCES,
     ToyWorker,
     make_gateway,
@@ -261,6 +267,60 @@ def test_operators_see_drain_flip_and_audit():
             assert 'tandem:lost_workers_total{model_name="toy"} 0.0' in text_of(gateway)
 
     run(scenario, *workers)
+
+
+@dataclass
+class Wanting:
+    """A planner that wants one decode worker more than there are, and the first one to flip."""
+
+    interval_s: float = 0.05
+
+    def plan(self, fleet: FleetView, now_ns: int) -> Plan:
+        del now_ns
+        decoding = [view for view in fleet.workers if view.role is Role.DECODE and view.accepting]
+        flips = (Flip("w-1", "prefill"),) if len(decoding) > 1 else ()
+        return Plan(prefill=2, decode=2, flips=flips, reason="as tested")
+
+
+def test_a_planner_flips_and_says_who_is_to_be_started():
+    pools = tuple(
+        ScaledPool(role.value, role, names, 0, 1, COST, startup_s=1.0)
+        for role, names in ((Role.PREFILL, ("w-2",)), (Role.DECODE, ("w-0", "w-1", "d-2")))
+    )
+    planning = PlanningConfig("wanting", Wanting(), pools, Slo())
+
+    async def scenario(gateway, endpoint):
+        with OperatorClient(endpoint, NODE_KEYS, PATIENCE_S) as client:
+
+            async def status():
+                return (await asyncio.to_thread(client.status)).planning
+
+            async def until_starting(*names: str) -> None:
+                while [each.worker for each in (await status()).starting] != list(names):
+                    await asyncio.sleep(0.02)
+
+            await until_starting("d-2")
+            await asyncio.to_thread(client.report_start_failed, "d-2", "no memory")
+            told = await status()
+            assert (told.starting, told.failed_starts) == ((), 1)
+            flipped = gateway.machine.members.of_name("w-1")
+            await until(lambda: flipped.role is Role.PREFILL)
+            told = await status()
+            assert (told.flips, told.draining, told.held) == (1, (), ())
+            first = told.decisions[0]
+            assert first.text.startswith("as tested: w-1 becomes prefill; ")
+            assert dict(first.figures)["decode_workers"] == 2
+            await asyncio.to_thread(client.drain, "w-2")
+            assert [(each.worker, each.why) for each in (await status()).held] == [
+                ("w-2", "drained")
+            ]
+        assert 'tandem:planned_actions_total{action="flip",model_name="toy"} 1.0' in text_of(
+            gateway
+        )
+
+    roles = (Role.DECODE, Role.DECODE, Role.PREFILL)
+    workers = [ToyWorker(f"w-{index}", role) for index, role in enumerate(roles)]
+    run(scenario, *workers, planning=planning)
 
 
 def test_an_operator_waits_for_nobody_in_vain():

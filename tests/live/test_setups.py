@@ -14,21 +14,30 @@ from tandem.commands.serve_cluster import Caches, Shape, cluster_file
 from tandem.config.cluster.file import worker_names
 from tandem.config.cluster.live import LiveFile, checked, worker_options
 from tandem.config.cluster.requests import JournalConfig
+from tandem.config.cluster.tiers import process_names
 from tandem.config.cluster.tree import parse
 from tandem.config.environment import HostFacts
 from tandem.config.hardware.pools import capacity_of
 from tandem.config.options import ServeOptions
-from tandem.config.policies import router_config
+from tandem.config.policies import planning_config, router_config
 from tandem.config.processes import GatewaySetup, WorkerSetup, read_setup
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import InvalidConfiguration
-from tandem.facts.fleet import Role, Tier
+from tandem.facts.fleet import PlanningMode, Role, Tier
 from tandem.facts.kv_export import KvExport, KvGeometry
 from tandem.facts.kv_tiers import TierFigures
 from tandem.live.launching.state_directory import StateDirectory
 from tandem.live.processes.setups import Setups, gateway_program, worker_program, write_cluster
 from tandem.messages.cluster import PROTOCOL, Register
 from tandem.messages.gateway import ClusterStatus, PoolNodeStatus
+from tandem.messages.planning import (
+    ActionKind,
+    HeldWorker,
+    PlanDecision,
+    PlannedAction,
+    PlannedStart,
+    PlanningStatus,
+)
 from tests.live.statuses import worker_status
 
 TEXT = """\
@@ -229,6 +238,75 @@ def test_tiers_are_shown_with_what_they_did_and_why_they_are_off():
     assert "lost: the connection broke" in shown
     assert "died and came back: pool-0 (silent)" in shown
     assert status.members == {"w-0", "pool-0"}
+
+
+PLANNED = TEXT + "policies: {planning: tandem}\nplanning: {mode: advisory, hold: 5m}\n"
+
+
+def test_workers_that_a_planner_may_start_have_their_share_from_the_start():
+    made, whole = setups(PLANNED), setups(TEXT.replace("count: 2, max_count: 3", "count: 3"))
+    for index in range(2):
+        planned, counted = (
+            each.worker(each.cluster.pools[index], "w", ()).options for each in (made, whole)
+        )
+        assert (planned.threads, planned.kv_cache_memory) == (
+            counted.threads,
+            counted.kv_cache_memory,
+        )
+    assert list(process_names(made.cluster)) == ["p-0", "d-0", "d-1", "d-2"]
+    assert list(process_names(setups().cluster)) == ["p-0", "d-0", "d-1"]
+
+
+def test_one_gateway_of_a_planned_cluster_plans():
+    made = setups(PLANNED)
+    told = [made.gateway(index, Path("/state"), "tcp://h:1").plans for index in range(2)]
+    assert told == [True, False]
+    assert not setups().gateway(0, Path("/state"), "tcp://h:1").plans
+    # Who has keys from elsewhere has nobody who would start workers.
+    alone = Setups(made.cluster, made.keys, alone=True)
+    assert not alone.gateway(0, Path("/state"), "tcp://h:1").plans
+
+
+def test_a_planner_is_made_from_the_file():
+    config = planning_config(read(PLANNED).cluster)
+    assert config is not None
+    assert (config.mode, config.hold_s, config.gateways) == (PlanningMode.ADVISORY, 300.0, 2)
+    assert [(pool.name, pool.workers, pool.count, pool.min_count) for pool in config.pools] == [
+        ("p", ("p-0",), 1, 1),
+        ("d", ("d-0", "d-1", "d-2"), 2, 1),
+    ]
+    assert (config.planner.min_workers, config.planner.max_workers) == (2, 4)
+    assert planning_config(read().cluster) is None
+    both = "pools: [{name: w, device: cpu}]\npolicies: {planning: {name: static, decode: 1}}\n"
+    assert planning_config(read(f"model: tandem-mini\n{both}").cluster) is None
+
+
+def test_what_the_planner_did_is_shown():
+    action = PlannedAction(ActionKind.START, "d-2", Role.DECODE)
+    decision = PlanDecision(7, 5, PlanningMode.ADVISORY, 1, 3, "busy", (), (action,))
+    planning = PlanningStatus(
+        "tandem",
+        PlanningMode.ADVISORY,
+        starting=(PlannedStart("d-1", Role.DECODE),),
+        draining=("p-1",),
+        held=(HeldWorker("d-0", "drained"), HeldWorker("p-0", "flipped to decode", 240.0)),
+        decisions=(decision,),
+        decided_ago_s=12.0,
+        starts=2,
+        failed_starts=1,
+    )
+    status = ClusterStatus("g-0", 5.0, (worker_status("d-0"),), 0, 0, 0, 0, (), planning=planning)
+    console = Console(record=True, width=140, file=io.StringIO())
+    print_status(console, "http://here", [status])
+    shown = [line.rstrip() for line in console.export_text().splitlines()]
+    first = shown.index("planner tandem (advisory): 2 started, 1 could not be started")
+    assert shown[first + 1 : first + 5] == [
+        "  12 s ago: busy: would do: d-2 starts as decode",
+        "  starting: d-1 as decode",
+        "  draining: p-1",
+        "  left alone, changed by hand: d-0 (drained, until it is undrained), p-0 (flipped to "
+        "decode, for 4 min)",
+    ]
 
 
 def test_amounts_read_well():

@@ -5,8 +5,9 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from tandem.cluster.gateway.autoscaling import PlanningConfig
 from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
 from tandem.cluster.node.machine import NodeConfig, NodeMachine
 from tandem.cluster.router.admission import RouterConfig
@@ -74,9 +75,9 @@ def gateway_config(root: CacheRoot = ROOT) -> GatewayConfig:
     return GatewayConfig("g0", router, capacity_of, WELCOME, MODEL, REVISION)
 
 
-def make_gateway(**terms) -> Gateway:
+def make_gateway(planning: PlanningConfig | None = None, **terms) -> Gateway:
     card = ModelCard(("toy",), 10_000, VOCABULARY, (), 0)
-    machine = GatewayMachine(gateway_config())
+    machine = GatewayMachine(replace(gateway_config(), planning=planning))
     return Gateway(card, machine, GatewayTerms(**({"incarnation": "i"} | terms)))
 
 

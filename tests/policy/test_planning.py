@@ -47,6 +47,7 @@ def fleets(draw):
         max_workers=max(2, least + draw(st.integers(0, 20))),
         startup_s=draw(st.sampled_from([0.0, 30.0, 300.0])),
         drain_s=draw(st.sampled_from([0.0, 20.0])),
+        held=draw(st.frozensets(st.integers(0, 11).map("w{}".format), max_size=6)),
     )
 
 
@@ -72,6 +73,7 @@ def test_every_policy_keeps_the_house_rules(name, views):
             there = [one for one in accepting.values() if one.role is role]
             assert not leaving or len(leaving) < len(there)
         assert len({flip.worker for flip in plan.flips}) == len(plan.flips)
+        assert not view.held & {flip.worker for flip in plan.flips}
         for flip in plan.flips:
             assert {flip.role, accepting[flip.worker].role} == {Role.PREFILL, Role.DECODE}
         for move in plan.moves:
@@ -82,7 +84,7 @@ def test_every_policy_keeps_the_house_rules(name, views):
 
 
 _OTHERS = (
-    "windows", "starting", "min_workers", "max_workers", "startup_s", "drain_s",
+    "windows", "starting", "min_workers", "max_workers", "startup_s", "drain_s", "held",
 )  # fmt: skip
 
 
@@ -164,6 +166,9 @@ def test_tetri_flips_what_was_idle_for_a_minute_when_the_other_phase_is_loaded()
     assert policy.plan(view, 0).flips == ()
     assert policy.plan(view, 59 * SECOND).flips == ()
     assert policy.plan(view, 60 * SECOND).flips == (Flip("p000", "decode"),)
+    policy, held = TetriInfer(), replace(view, held=frozenset({"p000"}))
+    policy.plan(held, 0)
+    assert policy.plan(held, 60 * SECOND).flips == (Flip("p001", "decode"),)
     # A burst of work in between starts the minute anew.
     policy = TetriInfer()
     policy.plan(view, 0)
@@ -195,6 +200,10 @@ def test_arrow_flips_at_once_to_the_phase_that_is_late():
     assert Arrow().plan(fleet(late + workers(0, 1)), 0).flips == ()
     helped = fleet(late + workers(0, 2), starting={"prefill": 1})
     assert Arrow().plan(helped, 0).flips == ()
+    # Another one flips for one that is held, if there is any.
+    held = fleet(late + workers(0, 2), held=frozenset({"d000"}))
+    assert Arrow().plan(held, 0).flips == (Flip("d001", "prefill"),)
+    assert Arrow().plan(replace(held, held=frozenset({"d000", "d001"})), 0).flips == ()
     # Decode at 40 ms a token has no worker to spare: the rest would need 60 ms.
     full = workers(0, 2, running_sequences=200, context_tokens=100_000)
     assert Arrow().plan(fleet(late + full), 0).flips == ()

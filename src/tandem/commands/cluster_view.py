@@ -1,4 +1,5 @@
-"""How a cluster looks in a terminal: its workers, what moved between them, what it went through."""
+"""How a cluster looks in a terminal: its workers, what moved between them, what it went through,
+what its planner did."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -6,9 +7,11 @@ from dataclasses import fields, replace
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
+from tandem.facts.fleet import PlanningMode
 from tandem.facts.kv_tiers import TierFigures
 from tandem.messages.cluster import Audited
 from tandem.messages.gateway import ClusterStatus, PoolNodeStatus, WorkerStatus
+from tandem.messages.planning import HeldWorker, PlanningStatus
 
 UNSQUEEZED = 140
 # What a worker does for one gateway; the rest of a status is about the worker itself.
@@ -99,12 +102,46 @@ def status_shown(url: str, told: Sequence[ClusterStatus]) -> Group:
         * bool(status.takeovers)
         for status in told
     ]
+    for status in told:
+        if status.planning is not None:
+            lines += _planning_lines(status.planning)
     again = [f"{name} ({reason})" for name, reason in lost if name in known]
     came_back = [f"\n[dim]died and came back: {', '.join(again)}[/dim]"] if again else []
     tiers = tiers_table(workers, nodes)
     below: list[RenderableType] = ["", tiers] if tiers is not None else []
     table = workers_table(workers, gone)
     return Group("\n".join(lines) + "\n", table, *_unlike(workers), *below, *came_back)
+
+
+def _planning_lines(planning: PlanningStatus) -> Iterator[str]:
+    """What the planner did last, what is under way, and whom it leaves alone."""
+    counts = [
+        f"{count} {what}"
+        for count, what in (
+            (planning.starts, "started"),
+            (planning.stops, "sent away"),
+            (planning.flips, "flipped"),
+            (planning.migrations, "migrations"),
+            (planning.failed_starts, "could not be started"),
+        )
+        if count
+    ]
+    advisory = " (advisory)" if planning.mode is PlanningMode.ADVISORY else ""
+    yield f"planner {planning.policy}{advisory}: {', '.join(counts) or 'nothing changed yet'}"
+    if planning.decisions:
+        yield f"  {told_seconds(planning.decided_ago_s)} ago: {planning.decisions[-1].text}"
+    for what, names in (
+        ("starting", [f"{each.worker} as {each.role}" for each in planning.starting]),
+        ("draining", planning.draining),
+        ("left alone, changed by hand", [_held(each) for each in planning.held]),
+    ):
+        if names:
+            yield f"  {what}: {', '.join(names)}"
+
+
+def _held(held: HeldWorker) -> str:
+    until = "until it is undrained" if held.left_s is None else f"for {told_seconds(held.left_s)}"
+    return f"{held.worker} ({held.why}, {until})"
 
 
 def _unlike(workers: Sequence[WorkerStatus]) -> list[RenderableType]:

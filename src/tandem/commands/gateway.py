@@ -86,6 +86,8 @@ def gateway_command(
     setups = Setups(file.cluster, keys, alone=True)
     if warning := exposure_of(file.cluster, setups.share.host.api_keys):
         terminal().print(f"[yellow]{warning}[/yellow]", soft_wrap=True)
+    if file.cluster.plans:
+        terminal().print("nothing is planned: nobody here would start workers", soft_wrap=True)
     directory = state_directory(f"{file.cluster.name}-{name}", options.state_dir)
     directory.claim()
     try:

@@ -205,4 +205,9 @@ def _name(invited: Invitation, options: JoinOptions, kind: str, taken: set[str])
     name = process_name(options.worker)
     if name in taken:
         raise InvalidConfiguration(f"there is a worker {name} already; choose another --worker")
+    planned = invited.cluster.plans and not invited.is_alone
+    if planned and name in process_names(invited.cluster):
+        raise InvalidConfiguration(
+            f"{name} is for the cluster's planner to start; choose another --worker"
+        )
     return name

@@ -17,8 +17,8 @@ _CONFIG = "config.json"
 # What decisions and costs depend on. All else stays where it is: keys, addresses, passwords.
 _KEPT = {
     "": {
-        "model", "pools", "block_size", "max_model_len", "network", "tiers", "policies", "health",
-        "queue", "classes", "tenants", "slo", "seed", "serve",
+        "model", "pools", "block_size", "max_model_len", "network", "tiers", "policies", "planning",
+        "health",        "queue", "classes", "tenants", "slo", "seed", "serve",
     },
     "tenants": {"name", "service_class", "weight", "kv_share", "may_use", "pin_share"},
     "classes": {

@@ -2,7 +2,7 @@
 together fits, known before a process starts and without torch."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -80,7 +80,7 @@ class MachineShare:
             return placed_options(pool, options)
         changed: dict[str, object] = {}
         if not options.threads:
-            ranks = sum(each.count * each.devices for each in self.cluster.pools)
+            ranks = self._ranks(self.cluster.pools)
             changed["threads"] = max(1, self.host.cores // max(1, ranks))
         if options.kv_cache_memory == "auto":
             pool_bytes = self._pool_bytes(options, pool)
@@ -118,7 +118,7 @@ class MachineShare:
         if on_cpu(pool):
             pool_bytes = self._cpu_pool_bytes(options, pool, alike)
         else:
-            ranks = sum(each.count * each.devices for each in alike)
+            ranks = self._ranks(alike)
             sharing = -(-ranks // self._gpus.count)
             if sharing == 1:
                 return None
@@ -137,7 +137,8 @@ class MachineShare:
         self, options: ServeOptions, pool: PoolConfig, alike: list[PoolConfig]
     ) -> int:
         """Raises `InvalidConfiguration` when the model is too large."""
-        free_bytes, workers = self.host.free_memory_bytes, sum(each.count for each in alike)
+        free_bytes = self.host.free_memory_bytes
+        workers = sum(self.cluster.most_workers(each) for each in alike)
         if self._joins:
             own = need_beside_kv(self.model_files, pool, options).without_kv
             host = self.cluster.tiers.host
@@ -148,9 +149,14 @@ class MachineShare:
         for each in alike:
             said = worker_options(self.cluster, each).kv_cache_memory
             if said != "auto":
-                workers -= each.count
-                beside += parse_bytes(said, "kv-cache-memory") * each.count
+                count = self.cluster.most_workers(each)
+                workers -= count
+                beside += parse_bytes(said, "kv-cache-memory") * count
         return cpu_pool_bytes(free_bytes, beside, workers)
+
+    def _ranks(self, pools: Iterable[PoolConfig]) -> int:
+        """Processes of all workers of these pools that may be up at once."""
+        return sum(self.cluster.most_workers(each) * each.devices for each in pools)
 
     def _gpu_weight_bytes(self, options: ServeOptions, pool: PoolConfig) -> int:
         storage = storage_of(options, self.model_files.spec, is_cpu=False)
@@ -191,7 +197,7 @@ def need_beside_all_kv(cluster: Cluster, model: ModelFiles) -> MemoryNeed:
     together = MemoryNeed(other=memory_bytes(cluster) + others * GATEWAY_PROCESS_BYTES)
     for pool in cluster.pools:
         each = need_beside_kv(model, pool, worker_options(cluster, pool))
-        together += each.times(pool.count)
+        together += each.times(cluster.most_workers(pool))
     return together
 
 
@@ -210,8 +216,8 @@ def refused_together(
     """Why the whole cluster does not fit into `free_bytes`; None if it does. `kv` are the bytes of
     one worker's KV, by pool."""
     need = need_beside_all_kv(cluster, model)
-    kv_bytes = sum(kv.get(pool.name, 0) * pool.count for pool in cluster.pools)
-    workers = sum(pool.count for pool in cluster.pools)
+    kv_bytes = sum(kv.get(pool.name, 0) * cluster.most_workers(pool) for pool in cluster.pools)
+    workers = sum(cluster.most_workers(pool) for pool in cluster.pools)
     what = f"{model.spec.parameters / 1e6:,.0f}M parameters, {workers} workers"
     return refused_memory(replace(need, kv=kv_bytes), free_bytes, what=what, fewer=FEWER)
 

@@ -16,13 +16,17 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 
+from tandem.cluster.gateway.autoscaling import PlanningConfig
+from tandem.cluster.gateway.plan_actions import ScaledPool
 from tandem.cluster.router.admission import RouterConfig
 from tandem.cluster.router.fleet import Capacity
 from tandem.cluster.router.queue import RequestQueueConfig
 from tandem.config.cluster.file import Cluster, worker_names
 from tandem.config.cluster.keys import Choice
+from tandem.config.hardware.pools import pool_cost, priced
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import InvalidConfiguration, nearest
+from tandem.facts.fleet import Role
 from tandem.facts.slo import AS_THEY_WISH, LOWER_ONLY, ClientPriorities
 from tandem.facts.units import COUNT, SHARE, unit_of
 from tandem.forecast.choose import forecaster
@@ -98,7 +102,7 @@ def planning_policy(cluster: Cluster) -> Planning | None:
         if not is_dataclass(make) or "forecaster" not in {entry.name for entry in fields(make)}:
             raise InvalidConfiguration(f"planning {chosen.name} forecasts nothing; drop forecast")
         options["forecaster"] = forecaster(forecast.name, **forecast.parameters)
-    if chosen.name == "static" and not options:
+    if not cluster.plans:
         return None
     made = planning(chosen.name, **options)
     if made.interval_s < SHORTEST_TICK_S:
@@ -107,6 +111,36 @@ def planning_policy(cluster: Cluster) -> Planning | None:
             "or more"
         )
     return made
+
+
+def planning_config(cluster: Cluster) -> PlanningConfig | None:
+    """Of the gateway that plans, of a cluster as it is served; None where nothing is planned. Pools
+    of workers that take both phases are left alone. Raises `InvalidConfiguration`."""
+    policy = planning_policy(cluster)
+    if policy is None or not {Role.PREFILL, Role.DECODE} <= {pool.role for pool in cluster.pools}:
+        return None
+    return PlanningConfig(
+        name=cluster.policies.planning.name,
+        planning=policy,
+        pools=tuple(
+            ScaledPool(
+                name=pool.name,
+                role=pool.role,
+                workers=tuple(worker_names(pool)),
+                count=pool.count,
+                min_count=pool.min_count or 1,
+                cost=pool_cost(cluster, priced(pool)),
+                startup_s=pool.startup_s,
+            )
+            for pool in cluster.pools
+            if pool.role is not Role.BOTH
+        ),
+        slo=cluster.slo,
+        mode=cluster.planning.mode,
+        window_s=cluster.planning.window_s,
+        hold_s=cluster.planning.hold_s,
+        gateways=cluster.gateways,
+    )
 
 
 def eviction_order(cluster: Cluster) -> Callable[[int], Eviction[Any]]:

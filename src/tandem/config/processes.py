@@ -105,6 +105,7 @@ class GatewaySetup(msgspec.Struct, frozen=True, kw_only=True):
     cluster: Cluster
     state_directory: str
     admitted: str = ""
+    plans: bool = False
     parent: int = msgspec.field(default_factory=os.getpid)
 
 

@@ -19,6 +19,13 @@ class Role(StrEnum):
         return self is not Role.PREFILL
 
 
+class PlanningMode(StrEnum):
+    """What becomes of a planner's decisions: they are carried out, or only told and recorded."""
+
+    AUTOMATIC = "automatic"
+    ADVISORY = "advisory"
+
+
 class Tier(StrEnum):
     """Where KV blocks lie, fastest first."""
 

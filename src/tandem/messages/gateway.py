@@ -6,6 +6,7 @@ from tandem.facts.fleet import Role
 from tandem.facts.kv_export import KvExport
 from tandem.facts.kv_tiers import TierFigures
 from tandem.messages.cluster import Audited, ToGateway, ToWorker
+from tandem.messages.planning import PlanDecision, PlanningStatus
 from tandem.messages.router import (
     Explain,
     LoadReported,
@@ -64,6 +65,14 @@ class AuditAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class StartFailed:
+    """Whoever launches processes could not start this worker, or has given it up."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class TimePassed:
     """The instant that `next_wakeup` gave is here."""
 
@@ -76,6 +85,7 @@ GatewayEvent = (
     | DrainAsked
     | UndrainAsked
     | AuditAsked
+    | StartFailed
     | TimePassed
 )
 
@@ -120,8 +130,34 @@ class AuditEnded:
     problem: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    """Start the process of this worker with this role, unless it runs or is being started: a name
+    is never started twice. It appears by its `Register`; where it cannot start, `StartFailed`."""
+
+    worker: str
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDecided:
+    """What the planner decided at this tick, for whoever keeps records. Its actions are effects of
+    their own."""
+
+    decision: PlanDecision
+
+
 GatewayEffect = (
-    SendToWorker | Deliver | Reject | FailRequest | Explain | Fence | OperationEnded | AuditEnded
+    SendToWorker
+    | Deliver
+    | Reject
+    | FailRequest
+    | Explain
+    | Fence
+    | OperationEnded
+    | AuditEnded
+    | StartWorker
+    | PlanDecided
 )
 
 
@@ -174,7 +210,8 @@ class PoolNodeStatus:
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
     """All that one gateway knows. `lost` are processes that died, latest last, with why.
-    `recomputed_tokens` is what takeovers cost: tokens that had to be computed once more."""
+    `recomputed_tokens` is what takeovers cost: tokens that had to be computed once more. `planning`
+    tells of the planner, if this gateway has it."""
 
     gateway: str
     up_s: float
@@ -186,6 +223,7 @@ class ClusterStatus:
     lost: tuple[tuple[str, str], ...]
     recomputed_tokens: int = 0
     pool_nodes: tuple[PoolNodeStatus, ...] = ()
+    planning: PlanningStatus | None = None
 
     @property
     def members(self) -> frozenset[str]:

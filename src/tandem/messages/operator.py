@@ -44,6 +44,16 @@ class AskAudit:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportStartFailed:
+    """A worker that the planner wants (`PlanningStatus.starting`) could not be started, or is given
+    up. Answered by `Done`."""
+
+    question: int
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class StatusTold:
     """The gateway's view at one instant."""
 
@@ -68,6 +78,7 @@ class Done:
     problem: str = ""
 
 
-Question = AskStatus | AskDrain | AskUndrain | AskAudit
+Question = AskStatus | AskDrain | AskUndrain | AskAudit | ReportStartFailed
 Answer = StatusTold | AuditTold | Done
-OperatorMessage = Question | Answer
+# A message's place is its number on the wire: new ones come last.
+OperatorMessage = AskStatus | AskDrain | AskUndrain | AskAudit | Answer | ReportStartFailed

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from tandem.facts.request import FinishReason, Request
 from tandem.messages.gateway import ClusterStatus, WorkerStatus
+from tandem.messages.planning import PlanningStatus
 from tandem.messages.worker import EmitTokens
 from tandem.observe.registry import ModelRegistry
 from tandem.observe.request_times import RequestClock, RequestTimes
@@ -133,6 +134,8 @@ class GatewayMetrics(Collector):
         recomputed.add_metric([self._model_name], status.recomputed_tokens)
         yield recomputed
         yield from tier_metrics(status, self._model_name)
+        if status.planning is not None:
+            yield from self._of_planner(status.planning)
         labels = ["model_name", "worker", "pool", "role"]
         for name, text, read in _GAUGES:
             yield self._of_workers(GaugeMetricFamily(f"tandem:{name}", text, labels=labels), read)
@@ -141,6 +144,35 @@ class GatewayMetrics(Collector):
             yield self._of_workers(
                 CounterMetricFamily(f"tandem:{name}", text, labels=labels[:3]), read
             )
+
+    def _of_planner(self, planning: PlanningStatus) -> Iterator[Metric]:
+        actions = CounterMetricFamily(
+            "tandem:planned_actions",
+            "Changes of the fleet that the planner began",
+            labels=["model_name", "action"],
+        )
+        for action, count in (
+            ("start", planning.starts),
+            ("stop", planning.stops),
+            ("flip", planning.flips),
+            ("migrate", planning.migrations),
+        ):
+            actions.add_metric([self._model_name, action], count)
+        yield actions
+        failures = CounterMetricFamily(
+            "tandem:planned_start_failures",
+            "Workers that the planner wanted and that could not be started",
+            labels=["model_name"],
+        )
+        failures.add_metric([self._model_name], planning.failed_starts)
+        yield failures
+        held = GaugeMetricFamily(
+            "tandem:planner_held_workers",
+            "Workers that the planner leaves alone, changed by hand",
+            labels=["model_name"],
+        )
+        held.add_metric([self._model_name], len(planning.held))
+        yield held
 
     def _of_workers(self, family: Metric, read: Read) -> Metric:
         assert self._status is not None

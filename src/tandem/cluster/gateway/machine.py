@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tandem.cluster.audit import first_broken_law, invariant
+from tandem.cluster.gateway.autoscaling import Autoscaling, PlanningConfig
 from tandem.cluster.gateway.housekeeping import Heartbeats, check_drains, renewals
 from tandem.cluster.gateway.measured_costs import MeasuredCosts
 from tandem.cluster.gateway.members import Member, Members
@@ -47,6 +48,7 @@ from tandem.messages.gateway import (
     OperationEnded,
     PeerGone,
     SendToWorker,
+    StartFailed,
     UndrainAsked,
     WorkerSaid,
 )
@@ -72,7 +74,8 @@ class GatewayConfig:
     """`capacity_of` prices a worker when it joins; what `router.capacities` says is not used. Every
     worker is told `terms`, whose `silence_ns` holds for workers too. Only workers of this `model`
     and `revision` are let in, and only processes of the shared pool that keep blocks of
-    `block_format` (None: there is no shared pool)."""
+    `block_format` (None: there is no shared pool). It plans how many workers there are if it has
+    `planning`: of several gateways one."""
 
     gateway: str
     router: RouterConfig
@@ -81,6 +84,7 @@ class GatewayConfig:
     model: str
     revision: str
     block_format: BlockFormat | None = None
+    planning: PlanningConfig | None = None
 
 
 class GatewayMachine:
@@ -97,6 +101,7 @@ class GatewayMachine:
         self.pool = SharedPool(nodes, self.members, self.routing, heartbeats=self.heartbeats)
         self.drains = Drains(self.members)
         self.inquiries = Inquiries()
+        self.autoscaling: Autoscaling | None = None
         self._started_ns: int | None = None
         terms = config.terms
         self._renewal_ns = min(terms.lease_ns // RENEWALS, terms.silence_ns // BEATS)
@@ -117,7 +122,7 @@ class GatewayMachine:
     def handle_together(self, events: Sequence[GatewayEvent], now_ns: int) -> Effects:
         """Events of one instant, all of which are known before anybody is chosen to go next."""
         if self._started_ns is None:
-            self._started_ns, self._renew_at_ns = now_ns, now_ns + self._renewal_ns
+            self._start(now_ns)
         if self._wakeup_ns is not None:
             asleep_ns = now_ns - self._wakeup_ns
             if asleep_ns > self.config.terms.silence_ns // BEATS:
@@ -129,6 +134,9 @@ class GatewayMachine:
         self._keep_time(now_ns, effects)
         effects += check_drains(self.drains, self.members, self.routing, now_ns)
         due_ns = [self._renew_at_ns, self.heartbeats.next_wakeup(), self.inquiries.next_wakeup()]
+        if self.autoscaling is not None:
+            effects = self.autoscaling.follow(events, effects, now_ns)
+            due_ns.append(self.autoscaling.next_wakeup())
         self._wakeup_ns = min(due for due in due_ns if due is not None)
         return effects
 
@@ -153,6 +161,7 @@ class GatewayMachine:
                 pool_node_status(node, self.heartbeats.ago_ns(node.peer, now_ns) / 1e9)
                 for node in self.pool.nodes
             ),
+            planning=None if self.autoscaling is None else self.autoscaling.status(now_ns),
         )
 
     def audit(self) -> None:
@@ -160,6 +169,8 @@ class GatewayMachine:
         auditor."""
         self.router.audit()
         self.routing.transfers.audit()
+        if self.autoscaling is not None:
+            self.autoscaling.audit()
         tracked_workers = self.router.admission.fleet.workers
         names = {member.name for member in self.members}
         invariant(set(tracked_workers) == names, "the fleet is made of the members")
@@ -167,6 +178,14 @@ class GatewayMachine:
             tracked = tracked_workers[member.name]
             agreed = tracked.accepting == member.accepting and tracked.role is member.role
             invariant(agreed, f"fleet and members agree on {member.name}")
+
+    def _start(self, now_ns: int) -> None:
+        """The first instant."""
+        self._started_ns, self._renew_at_ns = now_ns, now_ns + self._renewal_ns
+        if self.config.planning is not None:
+            self.autoscaling = Autoscaling(
+                self.config.planning, self.members, self.drains, self.routing, now_ns=now_ns
+            )
 
     def _take(self, event: GatewayEvent, now_ns: int, effects: Effects) -> None:
         match event:
@@ -178,6 +197,8 @@ class GatewayMachine:
                 self._lose_peer(peer, reason, now_ns, effects, died=died)
             case DrainAsked() | UndrainAsked() | AuditAsked():
                 effects += self._ask(event, now_ns)
+            case StartFailed() if self.autoscaling is not None:
+                self.autoscaling.fleet.start_failed(event, now_ns)
 
     def _hear(self, peer: str, message: ToGateway, now_ns: int, effects: Effects) -> None:
         if isinstance(message, Register):
@@ -203,6 +224,8 @@ class GatewayMachine:
         match message:
             case RoleStateReported():
                 self.routing.add(member.stand(message))
+                if self.autoscaling is not None:
+                    self.autoscaling.fleet.standing_changed(member, now_ns)
                 effects += self.drains.role_state_reported(member)
             case MoveEnded():
                 self.routing.move_ended(member, message)
@@ -255,6 +278,8 @@ class GatewayMachine:
         if not register.accepting:
             self.routing.add(WorkerDrained(register.worker))
         effects += self.routing.flush(now_ns)
+        if self.autoscaling is not None:
+            self.autoscaling.fleet.worker_joined(member, now_ns)
         effects += self.drains.presented(member)
 
     def _lose_peer(
@@ -275,6 +300,8 @@ class GatewayMachine:
             self.members.lost.append((member.name, reason))
         lost = PeerLost(member.name, member.registration.incarnation)
         effects += (SendToWorker(other.peer, lost) for other in self.members)
+        if self.autoscaling is not None:
+            self.autoscaling.fleet.worker_gone(member.name, now_ns, died=bool(reason))
         effects += self.drains.gone(member.name, reason)
 
     def _lose_work(self, member: Member, now_ns: int, *, died: bool) -> Effects:
@@ -309,9 +336,16 @@ class GatewayMachine:
             end_ns = now_ns + self.config.terms.silence_ns
             return effects + self.inquiries.begin(Inquiry(event, end_ns, problem, waiting))
         member = self.members.of_name(event.worker)
-        problem = self.drains.objection(event)
+        planned = None if self.autoscaling is None else self.autoscaling.fleet
+        if isinstance(event, UndrainAsked) and planned and planned.operator_releases(event):
+            return [OperationEnded(event.operation_id)]
+        # What an operator wants goes before what the planner has ordered.
+        replaces = isinstance(event, DrainAsked) and bool(planned and planned.drains(event.worker))
+        problem = self.drains.objection(event, replaces=replaces)
         if problem or member is None:
             return [OperationEnded(event.operation_id, problem)]
+        if planned is not None and replaces:
+            planned.operator_takes(event.worker)
         return [SendToWorker(member.peer, self.drains.begin(event))]
 
 

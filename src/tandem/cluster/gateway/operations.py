@@ -42,8 +42,19 @@ class Drains:
     def __len__(self) -> int:
         return len(self._drains) + len(self._undrains)
 
-    def objection(self, asked: DrainAsked | UndrainAsked) -> str:
-        """Why that cannot be done; empty when it can."""
+    def under_way(self, worker: str) -> DrainAsked | None:
+        """The drain of this worker that has not ended."""
+        drainage = self._drains.get(worker)
+        return None if drainage is None else drainage.asked
+
+    def supersede(self, worker: str) -> None:
+        """Forget the drain of this worker: the next order replaces it, and nobody waits for its
+        end."""
+        self._drains.pop(worker, None)
+
+    def objection(self, asked: DrainAsked | UndrainAsked, *, replaces: bool = False) -> str:
+        """Why that cannot be done; empty when it can. An order that `replaces` one of the planner's
+        may come while the worker drains."""
         member = self._members.of_name(asked.worker)
         if member is None:
             known = ", ".join(member.name for member in self._members)
@@ -52,7 +63,7 @@ class Drains:
         if isinstance(asked, UndrainAsked):
             return f"{asked.worker} takes requests already" if member.accepting else ""
         plain = asked.then_role is None and not asked.leave
-        if asked.worker in self._drains or (plain and not member.accepting):
+        if not replaces and (asked.worker in self._drains or (plain and not member.accepting)):
             return f"{asked.worker} is being drained already"
         if asked.then_role is member.role:
             return f"{asked.worker} is a {member.role} worker already"

@@ -1,21 +1,31 @@
 """The planner machine: how many workers of each role there should be, decided at every tick from
-arrivals, latencies and load."""
+arrivals, latencies and load.
+
+`PlannerMachine` asks the policy, with the windows of arrivals and finished requests that it has
+gathered; `ClientExperience` tells it what clients of this gateway got; `figures_of` is what the
+policy saw, as it is recorded with each decision.
+"""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from tandem.cost.worker import WorkerCost
+from tandem.facts.fleet import Role
+from tandem.facts.request import Request
 from tandem.facts.slo import Slo
+from tandem.messages.worker import EmitTokens
 from tandem.policy.planning.contract import FleetView, Plan, Planning, Window
+from tandem.policy.planning.pools import last_seconds, lengths_of, mean, pool
 from tandem.policy.views import WorkerView
 
 
 @dataclass(frozen=True, slots=True)
 class PlannerConfig:
     """`window_s` is the length of an observation window, of which the last `windows` are kept; the
-    rest are the bounds and costs of the fleet (see `FleetView`)."""
+    rest are the bounds and costs of the fleet (see `FleetView`). Every arrival that is seen stands
+    for `arrivals_each`: other gateways have those that this one does not see."""
 
     cost: WorkerCost
     slo: Slo
@@ -25,12 +35,15 @@ class PlannerConfig:
     drain_s: float = 10.0
     window_s: float = 30.0
     windows: int = 240
+    arrivals_each: int = 1
 
 
 Value = TypeVar("Value")
 
 # So many of a window's requests show how they are distributed; hours of windows are kept.
 KEPT_REQUESTS = 1024
+# How far back finished requests are counted in the figures that are shown.
+RECENT_S = 300.0
 
 
 class Thinned(Generic[Value]):
@@ -68,7 +81,7 @@ class PlannerMachine:
 
     def request_arrived(self, now_ns: int) -> None:
         self._close_windows(now_ns)
-        self._arrived += 1
+        self._arrived += self.config.arrivals_each
 
     def request_finished(
         self, lengths: tuple[int, int], ttft_s: float | None, tpot_s: float | None, now_ns: int
@@ -82,23 +95,45 @@ class PlannerMachine:
             self._tpot_s.add(tpot_s)
 
     def plan(self, workers: Sequence[WorkerView], starting: dict[str, int], now_ns: int) -> Plan:
-        """The wish of this tick. `starting` counts workers asked for and not yet up, by role."""
+        """What is wanted at this tick. `starting` counts workers asked for and not yet up, by
+        role."""
+        return self.decide(self.view(workers, starting, now_ns), now_ns)
+
+    def view(
+        self,
+        workers: Sequence[WorkerView],
+        starting: dict[str, int],
+        now_ns: int,
+        *,
+        held: frozenset[str] = frozenset(),
+        joined_by_hand: int = 0,
+    ) -> FleetView:
+        """All that the policy may know. Workers that were `joined_by_hand` come on top of the
+        numbers that the fleet may have."""
         self._close_windows(now_ns)
-        while self._next_tick_ns <= now_ns:
-            self._next_tick_ns += self._tick_ns
         config = self.config
-        view = FleetView(
+        return FleetView(
             workers=workers,
             windows=tuple(self._windows),
             starting=starting,
             cost=config.cost,
             slo=config.slo,
-            min_workers=config.min_workers,
-            max_workers=config.max_workers,
+            min_workers=config.min_workers + joined_by_hand,
+            max_workers=config.max_workers + joined_by_hand,
             startup_s=config.startup_s,
             drain_s=config.drain_s,
+            held=held,
         )
-        return self.planning.plan(view, now_ns)
+
+    def decide(self, fleet: FleetView, now_ns: int) -> Plan:
+        """What the policy wants; the next tick comes one interval later."""
+        self.skip_tick(now_ns)
+        return self.planning.plan(fleet, now_ns)
+
+    def skip_tick(self, now_ns: int) -> None:
+        """Nothing is asked now; the next tick comes one interval later."""
+        while self._next_tick_ns <= now_ns:
+            self._next_tick_ns += self._tick_ns
 
     def _close_windows(self, now_ns: int) -> None:
         while now_ns >= self._window_end_ns:
@@ -120,3 +155,110 @@ class PlannerMachine:
         self._lengths: Thinned[tuple[int, int]] = Thinned()
         self._ttft_s: Thinned[float] = Thinned()
         self._tpot_s: Thinned[float] = Thinned()
+
+
+@dataclass(slots=True)
+class OpenRequest:
+    """A request whose answer is not whole. Of its prompt, `cached_tokens` were not computed."""
+
+    arrival_ns: int
+    prompt_tokens: int
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    first_token_ns: int = 0
+    last_token_ns: int = 0
+
+
+class ClientExperience:
+    """Times and lengths of a gateway's requests, told to its planner as they finish."""
+
+    def __init__(self, planner: PlannerMachine) -> None:
+        self._planner = planner
+        self._open: dict[str, OpenRequest] = {}
+
+    @property
+    def open_ids(self) -> Set[str]:
+        """Of the requests whose answers are not whole."""
+        return self._open.keys()
+
+    def request_submitted(self, request: Request, now_ns: int) -> None:
+        """A client wants this. Refused ones are demand, too."""
+        self._open[request.request_id] = OpenRequest(now_ns, len(request.prompt_tokens))
+        self._planner.request_arrived(now_ns)
+
+    def tokens_delivered(self, emission: EmitTokens, now_ns: int, repeats: int = 1) -> None:
+        """Clients get these tokens now, so many for each row."""
+        for row, request_id in enumerate(emission.request_ids):
+            request = self._open.get(request_id)
+            if request is None:
+                continue
+            if not request.output_tokens:
+                request.first_token_ns = now_ns
+                request.cached_tokens = emission.cached_tokens[row]
+            request.output_tokens += repeats
+            request.last_token_ns = now_ns
+            if emission.finish_reasons[row] is not None:
+                del self._open[request_id]
+                self._finished(request, now_ns)
+
+    def request_withdrawn(self, request_id: str, now_ns: int) -> None:
+        """The client left, perhaps with all that it wanted: what was computed for it was work."""
+        request = self._open.pop(request_id, None)
+        if request is not None and request.output_tokens:
+            self._finished(request, now_ns)
+
+    def request_dropped(self, request_id: str) -> None:
+        """It was refused, or has failed."""
+        self._open.pop(request_id, None)
+
+    def _finished(self, request: OpenRequest, now_ns: int) -> None:
+        ttft_s = (request.first_token_ns - request.arrival_ns) / 1e9
+        gaps = request.output_tokens - 1
+        tpot_s = (request.last_token_ns - request.first_token_ns) / 1e9 / gaps if gaps else None
+        uncached_tokens = max(1, request.prompt_tokens - request.cached_tokens)
+        lengths = uncached_tokens, request.output_tokens
+        self._planner.request_finished(lengths, ttft_s, tpot_s, now_ns)
+
+
+def figures_of(fleet: FleetView) -> tuple[tuple[str, float], ...]:
+    """By name: the load of both pools now, the demand and the attainment of the SLO lately."""
+    prefilling, decoding = pool(fleet, Role.PREFILL), pool(fleet, Role.DECODE)
+    figures = {
+        "prefill_workers": float(len(prefilling)),
+        "decode_workers": float(len(decoding)),
+        "prefill_starting": float(fleet.starting.get(Role.PREFILL, 0)),
+        "decode_starting": float(fleet.starting.get(Role.DECODE, 0)),
+        "held_workers": float(len(fleet.held)),
+        "queued_prefill_tokens": _sum(view.queued_prefill_tokens for view in prefilling),
+        "waiting_requests": _sum(view.waiting_requests for view in (*prefilling, *decoding)),
+        "running_sequences": _sum(view.running_sequences for view in decoding),
+        "kv_used": mean([view.kv_used for view in decoding]),
+        **_demand(fleet),
+    }
+    return tuple(figures.items())
+
+
+def _demand(fleet: FleetView) -> dict[str, float]:
+    """What was never measured is left out."""
+    if not fleet.windows:
+        return {}
+    recent = last_seconds(fleet.windows, RECENT_S)
+    figures = {"arrivals_per_s": fleet.windows[-1].requests / fleet.windows[-1].seconds}
+    if lengths := lengths_of(recent):
+        figures["uncached_prompt_tokens"] = mean([prompt for prompt, _ in lengths])
+        figures["output_tokens"] = mean([output for _, output in lengths])
+    ttfts_s = [seconds for window in recent for seconds in window.ttft_s]
+    tpots_s = [seconds for window in recent for seconds in window.tpot_s]
+    for name, measured_s, bound_s in (
+        ("ttft", ttfts_s, fleet.slo.ttft_s),
+        ("tpot", tpots_s, fleet.slo.tpot_s),
+    ):
+        if measured_s:
+            figures[f"{name}_s"] = mean(measured_s)
+            if bound_s is not None:
+                figures[f"{name}_kept"] = mean([float(each <= bound_s) for each in measured_s])
+    return figures
+
+
+def _sum(values: Iterable[int]) -> float:
+    return float(sum(values))

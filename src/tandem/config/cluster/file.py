@@ -18,6 +18,7 @@ from tandem.config.cluster.keys import build, doc
 from tandem.config.cluster.requests import (
     ClassConfig,
     JournalConfig,
+    PlanningOptions,
     PolicyConfig,
     QueueConfig,
     TenantConfig,
@@ -70,6 +71,9 @@ class Cluster:
         default_factory=TierConfigs
     )
     policies: Annotated[PolicyConfig, doc("Who decides.")] = field(default_factory=PolicyConfig)
+    planning: Annotated[
+        PlanningOptions, doc("What becomes of the planner's decisions.", only="live")
+    ] = field(default_factory=PlanningOptions)
     health: Annotated[HealthConfig, doc("How long silence is tolerated.")] = field(
         default_factory=HealthConfig
     )
@@ -126,6 +130,16 @@ class Cluster:
     def pool(self, name: str) -> PoolConfig:
         """The pool of that name, which must be there."""
         return next(pool for pool in self.pools if pool.name == name)
+
+    @property
+    def plans(self) -> bool:
+        """Whether a planner changes how many workers there are, or what they do."""
+        planning = self.policies.planning
+        return planning.name != "static" or bool(planning.parameters)
+
+    def most_workers(self, pool: PoolConfig) -> int:
+        """How many workers of this pool may be up at once."""
+        return pool.max_count or pool.count if self.plans else pool.count
 
 
 def worker_names(pool: PoolConfig) -> list[str]:

@@ -196,13 +196,6 @@ def connectors(cluster: Cluster) -> tuple[str, ...]:
 def _refusals(cluster: Cluster) -> Iterator[tuple[str, str]]:
     """What only the simulator can do, each with its place in the file."""
     yield from refused_tiers(cluster)
-    chosen = cluster.policies
-    if chosen.planning.name != "static":
-        yield (
-            "policies.planning",
-            "a live cluster does not change roles by itself, the simulator alone plans; write "
-            "static, and change roles with `tandem flip`",
-        )
     for pool in cluster.pools:
         for key, problem in _refused_of(pool):
             yield pool_place(cluster, pool, key), problem
@@ -210,7 +203,8 @@ def _refusals(cluster: Cluster) -> Iterator[tuple[str, str]]:
     if named == ("cuda-ipc",) and any(pool.device == "cpu" for pool in cluster.pools):
         yield ("transport.connectors", "cuda-ipc reaches the memory of GPUs only; add tcp")
     here = cluster.pools if cluster.launcher == "local" else ()
-    processes = cluster.gateways + sum(pool.count * pool.devices for pool in here)
+    processes = cluster.gateways
+    processes += sum(cluster.most_workers(pool) * pool.devices for pool in here)
     processes += len(pool_nodes(cluster)) if here else 0
     if processes > MOST_PROCESSES:
         yield (

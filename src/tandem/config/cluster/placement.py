@@ -52,7 +52,7 @@ def bundles(cluster: Cluster) -> dict[str, dict[str, float]]:
     placed = {
         f"{pool.name}-{index}": _worker_bundle(cluster, pool)
         for pool in cluster.pools
-        for index in range(pool.count)
+        for index in range(cluster.most_workers(pool))
     }
     return placed | {name: {"CPU": POOL_NODE_CPUS} for name in pool_nodes(cluster)}
 

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from tandem.config.cluster.keys import GATEWAY, Choice, Known, Secret, doc
 from tandem.config.cluster.tree import RefusedAt
+from tandem.facts.fleet import PlanningMode
 from tandem.facts.slo import LEAST_URGENT, Slo
 from tandem.forecast.choose import NAMES as FORECASTS
 from tandem.policy.admission.registry import ADMISSIONS
@@ -169,3 +170,21 @@ class JournalConfig:
     plain_names: Annotated[
         bool, doc("Keep names of tenants and sessions rather than pseudonyms.")
     ] = False
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningOptions:
+    """What becomes of the decisions of `policies.planning` in a live cluster."""
+
+    mode: Annotated[
+        PlanningMode, doc("With `advisory` decisions are shown and recorded, nothing is done.")
+    ] = PlanningMode.AUTOMATIC
+    hold_s: Annotated[
+        float,
+        doc("How long the planner leaves a worker alone that an operator changed by hand."),
+    ] = 600.0
+    window_s: Annotated[float, doc("In which demand is counted.")] = 30.0
+
+    def __post_init__(self) -> None:
+        if self.window_s <= 0:
+            raise RefusedAt("window", f"window must be more than 0, got {self.window_s:g}s")

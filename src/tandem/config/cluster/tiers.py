@@ -111,9 +111,9 @@ def pool_nodes(cluster: Cluster) -> tuple[str, ...]:
 
 
 def process_names(cluster: Cluster) -> Iterator[str]:
-    """Of everybody whom a supervisor starts, beside gateways."""
+    """Of everybody whom a supervisor may start, beside gateways."""
     for pool in cluster.pools:
-        yield from (f"{pool.name}-{index}" for index in range(pool.count))
+        yield from (f"{pool.name}-{index}" for index in range(cluster.most_workers(pool)))
     yield from pool_nodes(cluster)
 
 
@@ -167,7 +167,7 @@ def disk_folder(cluster: Cluster, path: str | None) -> Path:
 def memory_bytes(cluster: Cluster) -> int:
     """Memory that all tiers together take where everybody runs on one machine."""
     tiers = cluster.tiers
-    workers = sum(pool.count for pool in cluster.pools)
+    workers = sum(cluster.most_workers(pool) for pool in cluster.pools)
     host = int(tiers.host.capacity_bytes) * workers if tiers.host else 0
     return host + (int(tiers.remote.capacity_bytes) if tiers.remote else 0)
 

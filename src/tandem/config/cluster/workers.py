@@ -73,7 +73,7 @@ class PoolConfig:
     memory_utilization: Annotated[
         float, Meta(gt=0, le=1), doc("Share of a device's memory to use in all.")
     ] = 0.9
-    startup_s: Annotated[float, doc("Until a new worker is ready.", only="simulator")] = 60.0
+    startup_s: Annotated[float, doc("Until a new worker is ready.")] = 60.0
     price_usd_per_hour: Annotated[
         float | None,
         doc("Dollars an hour for one device; left out: the datasheet's.", only="simulator"),

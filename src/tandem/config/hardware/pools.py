@@ -85,7 +85,7 @@ def capacity_of(cluster: Cluster) -> Callable[[Register], Capacity]:
     """What a worker can hold, as it says itself, at the prices of its pool and of the precision in
     which it stores KV. A worker of a pool that the file does not name has the first one's prices.
     `cluster.model` must be a shape that is here. Raises `InvalidConfiguration` at once."""
-    pools = {pool.name: _priced(pool) for pool in cluster.pools}
+    pools = {pool.name: priced(pool) for pool in cluster.pools}
     prices: dict[tuple[str, str], WorkerCost] = {}
 
     def cost(pool: str, kv_dtype: str) -> WorkerCost:
@@ -109,7 +109,7 @@ def capacity_of(cluster: Cluster) -> Callable[[Register], Capacity]:
     return capacity
 
 
-def _priced(pool: PoolConfig) -> PoolConfig:
+def priced(pool: PoolConfig) -> PoolConfig:
     """Ranks without a device of their own share one computer, and together are as fast as one."""
     return replace(pool, tensor_parallel=1, pipeline_parallel=1) if on_cpu(pool) else pool
 

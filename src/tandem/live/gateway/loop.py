@@ -21,11 +21,14 @@ from tandem.messages.gateway import (
     GatewayEvent,
     OperationEnded,
     PeerGone,
+    PlanDecided,
     SendToWorker,
+    StartFailed,
+    StartWorker,
     TimePassed,
     WorkerSaid,
 )
-from tandem.messages.operator import Answer, AskStatus
+from tandem.messages.operator import Answer, AskStatus, Done, ReportStartFailed
 from tandem.messages.router import Explain, Reject, RequestSubmitted
 from tandem.messages.worker import FailRequest, ImportsArrived, PrefillsArrived, RequestsArrived
 
@@ -65,8 +68,8 @@ class GatewayLoop:
         self._clients = clients
         self._settled = settled
         self._requests = OperatorRequests()
-        # Who asked for the status in this turn.
-        self._curious: list[tuple[str, AskStatus]] = []
+        # Who is to be answered at the end of this turn.
+        self._asked: list[tuple[str, AskStatus | ReportStartFailed]] = []
         self._inbox = EventInbox[Told](_together)
 
     def tell(self, event: Told) -> None:
@@ -88,7 +91,10 @@ class GatewayLoop:
                 self._note(event)
                 events.append(event)
             elif isinstance(event.message, AskStatus):
-                self._curious.append((event.peer, event.message))
+                self._asked.append((event.peer, event.message))
+            elif isinstance(event.message, ReportStartFailed):
+                self._asked.append((event.peer, event.message))
+                events.append(StartFailed(event.message.worker, event.message.reason))
             elif asked := self._requests.ask(event.peer, event.message):
                 events.append(asked)
         return self._decide(events, instant_ns)
@@ -105,10 +111,13 @@ class GatewayLoop:
         for effect in effects:
             self._perform(effect, channel, instant_ns)
         self._settled()
-        curious, self._curious = self._curious, []
-        for peer, question in curious:
-            status = self.machine.status(instant_ns)
-            channel.answer(peer, self._requests.status(question, status))
+        asked, self._asked = self._asked, []
+        for peer, question in asked:
+            if isinstance(question, AskStatus):
+                status = self.machine.status(instant_ns)
+                channel.answer(peer, self._requests.status(question, status))
+            else:
+                channel.answer(peer, Done(question.question))
 
     def _decide(self, events: list[GatewayEvent], instant_ns: int) -> list[GatewayEffect]:
         effects: list[GatewayEffect] = []
@@ -142,6 +151,12 @@ class GatewayLoop:
             case OperationEnded() | AuditEnded():
                 if answer := self._requests.ended(effect):
                     channel.answer(*answer)
+            case StartWorker(worker, role):
+                # Whoever launches processes reads it in the status.
+                logger.info("the planner wants %s started as %s", worker, role)
+            case PlanDecided(decision):
+                if decision.actions:
+                    logger.info("planned: %s", decision.text)
             case Explain(request_id, kind, text, _):
                 logger.debug("%s: %s: %s", request_id, kind, text)
 

@@ -27,6 +27,7 @@ from tandem.messages.operator import (
     AuditTold,
     Done,
     Question,
+    ReportStartFailed,
     StatusTold,
 )
 
@@ -86,6 +87,11 @@ class OperatorClient:
     def undrain(self, worker: str) -> None:
         """Returns when the worker takes requests again."""
         self._done(self._ask(AskUndrain(self._next(), worker), Done, self._timeout_s))
+
+    def report_start_failed(self, worker: str, reason: str) -> None:
+        """A worker that the planner wants cannot be started, or is given up."""
+        question = ReportStartFailed(self._next(), worker, reason)
+        self._done(self._ask(question, Done, self._timeout_s))
 
     def audit(self) -> AuditTold:
         """What every worker holds."""
@@ -150,6 +156,11 @@ class Operators:
         own = NodeKeys(pair, keys.gateway_public)
         self._lines = [(endpoint, own, timeout_s) for endpoint in endpoints]
 
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """Of the gateways."""
+        return tuple(endpoint for endpoint, _, _ in self._lines)
+
     async def statuses(self) -> list[ClusterStatus]:
         """What each gateway knows that answers."""
         return await self._of_all(lambda client: client.status())
@@ -172,6 +183,15 @@ class Operators:
         """Until it takes requests again. Raises as `drain`."""
         line = await self._line_to(worker)
         await _asked(line, lambda client: client.undrain(worker))
+
+    async def report_start_failed(self, worker: str, reason: str) -> int:
+        """To all gateways, for one of them plans: how many have heard it."""
+
+        def report(client: OperatorClient) -> bool:
+            client.report_start_failed(worker, reason)
+            return True
+
+        return len(await self._of_all(report))
 
     async def _of_all(self, question: Callable[[OperatorClient], T]) -> list[T]:
         answers = await asyncio.gather(

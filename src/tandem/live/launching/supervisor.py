@@ -118,10 +118,18 @@ class Supervisor:
         """Of everything that was ever started."""
         return list(self._kept)
 
+    def keeps(self, name: str) -> bool:
+        """Whether a process of this name runs, or is going to be started again."""
+        return name in self._launcher.pids or (name in self._kept and not self._kept[name].ends)
+
     async def start(self, program: Program) -> None:
         """Run it, and again whenever it dies after it was confirmed."""
         self._kept[program.name] = _Kept(program, now_ns())
-        await self._launcher.start(program)
+        try:
+            await self._launcher.start(program)
+        except OSError:
+            del self._kept[program.name]
+            raise
         self._tell()
 
     def confirm(self, name: str) -> None:

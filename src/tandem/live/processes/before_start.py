@@ -13,7 +13,7 @@ from tandem.config.cluster.placement import on_ray, refused_placement
 from tandem.config.cluster.tiers import memory_bytes, refused_sizes
 from tandem.config.cluster.tree import mistake, node_at
 from tandem.config.hardware.pools import capacity_of
-from tandem.config.policies import router_policies
+from tandem.config.policies import planning_config, router_policies
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.http_server import listen
 from tandem.live.launching.state_directory import ClusterRunning, StateDirectory
@@ -38,6 +38,7 @@ def check_before_start(file: LiveFile, directory: StateDirectory) -> tuple[str, 
     setups = Setups(file.cluster)
     exposure_of(file.cluster, setups.share.host.api_keys)
     capacity_of(replace(served, model=str(setups.checkpoint)))
+    planning_config(replace(served, model=str(setups.checkpoint)))
     spec = read_model_spec(setups.checkpoint)
     for pool in file.cluster.pools:
         for key, problem in refused_division(spec, pool.tensor_parallel, pool.pipeline_parallel):

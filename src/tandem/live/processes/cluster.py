@@ -22,6 +22,7 @@ from tandem.live.launching.launcher import Launcher, LocalLauncher, Program
 from tandem.live.launching.state_directory import ClusterRecord, ProcessRecord, StateDirectory
 from tandem.live.launching.supervisor import Notice, ProcessFailed, Supervisor
 from tandem.live.launching.vanished import Vanished
+from tandem.live.processes.planned_workers import PlannedWorkers
 from tandem.live.processes.setups import (
     Setups,
     gateway_program,
@@ -93,6 +94,13 @@ class ClusterRun:
         )
         self._operators = Operators([], self.setups.supervisor_keys)
         self._asking: asyncio.Future[list[ClusterStatus]] | None = None
+        self._planned = PlannedWorkers(
+            self.setups,
+            directory,
+            self._supervisor,
+            started=lambda start: self._roles.update({start.worker: start.role}),
+            notice=view.notice,
+        )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set and everything has ended. Raises `InvalidConfiguration` or
@@ -195,16 +203,19 @@ class ClusterRun:
             await asyncio.sleep(self.limits.poll_s)
 
     async def _until_joined(self, names: Sequence[str]) -> ClusterStatus:
-        """Every gateway knows every worker and every process of the shared pool."""
+        """Every gateway has met every worker and every process of the shared pool, of which a
+        planner may have sent some away by then."""
         missing = set(names)
+        met: dict[str, set[str]] = {}
         while True:
             ready = len(names) - len(missing)
             self._view.phase(f"loading the model: {ready} of {len(names)} processes are ready")
             told = await self._ask()
-            known = [status.members for status in told]
-            missing = {name for name in names if not all(name in each for each in known)}
+            for status in told:
+                met.setdefault(status.gateway, set()).update(status.members)
+            missing = {name for name in names if not all(name in each for each in met.values())}
             for name in names:
-                if any(name in each for each in known):
+                if any(name in each for each in met.values()):
                     self._supervisor.confirm(name)
             if len(told) == len(self.gateways) and not missing:
                 return told[0]
@@ -217,6 +228,7 @@ class ClusterRun:
             while True:
                 failure = await self._supervisor.failed()
                 self._view.notice(Notice(failure.name, f"{failure.how} and is given up"))
+                self._planned.worker_failed(failure)
         finally:
             watching.cancel()
             with suppress(asyncio.CancelledError):
@@ -249,6 +261,8 @@ class ClusterRun:
             workers = {name: pid for name, pid in pids.items() if name not in heard_ns}
             for name, reason in vanished.look(workers, told):
                 self._supervisor.kill(name, reason)
+            if self.file.cluster.plans:
+                await self._planned.look(told, self._operators)
             await asyncio.sleep(self.limits.look_s)
 
     async def _ask(self) -> list[ClusterStatus]:
@@ -260,6 +274,7 @@ class ClusterRun:
     async def _end(self) -> None:
         """Gateways first: they let answers under way end. Workers then have nothing left to do."""
         self._view.phase("ending")
+        await self._planned.stop()
         if self._asking is not None:
             await asyncio.wait([self._asking])
         limits = self.limits

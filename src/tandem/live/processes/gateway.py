@@ -21,7 +21,7 @@ from tandem.config.cluster.live import as_served
 from tandem.config.environment import BUNDLED_MODEL
 from tandem.config.hardware.pools import capacity_of
 from tandem.config.kv_format import kv_format
-from tandem.config.policies import router_config
+from tandem.config.policies import planning_config, router_config
 from tandem.config.processes import CLUSTER_FILE, GatewayListening, GatewaySetup, read_setup
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.serving import ModelCard
@@ -113,6 +113,7 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
         model=name,
         revision=options.revision,
         block_format=stored.block_format if cluster.tiers.remote is not None else None,
+        planning=planning_config(cluster) if setup.plans else None,
     )
     api = api_config(options, (), tenant_keys(cluster), tenant_key_files(cluster))
     if warning := check_exposure(options, has_keys=api.has_keys):

@@ -7,10 +7,11 @@ import tandem
 from tandem.api.clock_and_entropy import fresh_id
 from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
 from tandem.config.cluster.file import Cluster, read_cluster
+from tandem.config.cluster.live import as_served
 from tandem.config.cluster.requests import JournalConfig
 from tandem.config.hardware.pools import capacity_of
 from tandem.config.journal import recorded_text
-from tandem.config.policies import router_config
+from tandem.config.policies import planning_config, router_config
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.clock import now_ns, wall_clock_s
 from tandem.live.gateway.journal import Journal
@@ -45,6 +46,7 @@ def with_journal(
         model=config.model,
         revision=config.revision,
         block_format=config.block_format,
+        plans=config.planning is not None,
     )
     sessions = SessionNames(fresh_id("").encode(), plain=wanted.plain_names)
     recorder = Recorder(router.block_size, tenants, sessions)
@@ -57,16 +59,17 @@ def with_journal(
 def recorded_machine(head: Head, cluster: Cluster) -> tuple[GatewayMachine, ReplayedHashes]:
     """A fresh machine as the recorded one was, which explains what it decides; `cluster` is that of
     the head. Raises `InvalidConfiguration`."""
-    hashes = ReplayedHashes(head.block_size)
-    router = router_config(cluster, head.root, head.block_size, {})
+    hashes, served = ReplayedHashes(head.block_size), as_served(cluster)
+    router = router_config(served, head.root, head.block_size, {})
     config = GatewayConfig(
         gateway=head.gateway,
         router=replace(router, hashes=hashes, explains=True),
-        capacity_of=capacity_of(cluster),
+        capacity_of=capacity_of(served),
         terms=head.terms,
         model=head.model,
         revision=head.revision,
         block_format=head.block_format,
+        planning=planning_config(served) if head.plans else None,
     )
     return GatewayMachine(config), hashes
 

@@ -90,6 +90,8 @@ class Setups:
             cluster=replace(handed_to(self.cluster, GATEWAY), model=str(self.checkpoint)),
             state_directory=str(directory),
             admitted=str(directory / ADMITTED_FILE) if self.admitted else "",
+            # One gateway plans: the first, where somebody launches what it wants.
+            plans=self.cluster.plans and index == 0 and bool(self.admitted),
         )
 
     def worker(self, pool: PoolConfig, name: str, gateways: tuple[str, ...]) -> WorkerSetup:

@@ -20,6 +20,7 @@ from tandem.messages.gateway import (
     GatewayEffect,
     GatewayEvent,
     PeerGone,
+    StartFailed,
     TimePassed,
     UndrainAsked,
     WorkerSaid,
@@ -47,6 +48,7 @@ from tandem.observe.journal.records import (
     Gone,
     Hashed,
     Said,
+    StartRefused,
     Submitted,
     Turn,
     Withdrawn,
@@ -127,6 +129,8 @@ class Recorder:
                 return AskedToUndrain(operation_id, worker)
             case AuditAsked(operation_id):
                 return AskedForAudit(operation_id)
+            case StartFailed(worker, reason):
+                return StartRefused(worker, reason)
             case TimePassed():
                 return Woken()
             case _:

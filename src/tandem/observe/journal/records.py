@@ -33,8 +33,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     `turns_before` turns were recorded. Messages of workers in it are of that `protocol`. At
     `started_ns` of the instants in it the wall clock was `wall_clock_s`. `cluster` is the cluster
     file without keys and addresses, and `files` are those that it names, by the name that stands
-    there. The rest is what else a gateway machine is made with, and the last greeting of each
-    worker that was there when the file began (`members`)."""
+    there. The rest is what else a gateway machine is made with (among it whether it `plans`), and
+    the last registration of each worker that was there when the file began (`members`)."""
 
     format: int = FORMAT
     protocol: int = PROTOCOL
@@ -53,6 +53,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     revision: str
     block_format: BlockFormat | None
+    plans: bool = False
     members: tuple[Said, ...] = ()
 
 
@@ -122,6 +123,13 @@ class AskedForAudit(msgspec.Struct, array_like=True, tag="a", frozen=True):
     operation_id: int
 
 
+class StartRefused(msgspec.Struct, array_like=True, tag="f", frozen=True):
+    """`StartFailed`."""
+
+    worker: str
+    reason: str
+
+
 class Woken(msgspec.Struct, array_like=True, tag="n", frozen=True):
     """`TimePassed`."""
 
@@ -135,6 +143,7 @@ EventRecord = (
     | AskedToDrain
     | AskedToUndrain
     | AskedForAudit
+    | StartRefused
     | Woken
 )
 

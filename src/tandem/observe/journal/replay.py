@@ -23,6 +23,7 @@ from tandem.messages.gateway import (
     GatewayEffect,
     GatewayEvent,
     PeerGone,
+    StartFailed,
     TimePassed,
     UndrainAsked,
     WorkerSaid,
@@ -47,6 +48,7 @@ from tandem.observe.journal.records import (
     Lost,
     Record,
     Said,
+    StartRefused,
     Submitted,
     Turn,
     Withdrawn,
@@ -127,6 +129,8 @@ class ReplayedEvents:
                 return UndrainAsked(operation_id, worker)
             case AskedForAudit(operation_id):
                 return AuditAsked(operation_id)
+            case StartRefused(worker, reason):
+                return StartFailed(worker, reason)
             case Woken():
                 return TimePassed()
             case _:

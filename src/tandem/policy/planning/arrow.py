@@ -1,13 +1,15 @@
 """Arrow's adaptive instances (Wu and others, arXiv 2505.11916): every instance serves both phases,
 and roles change at once."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from tandem.facts.fleet import Role
 from tandem.policy.planning.contract import FleetView, Flip, Plan
-from tandem.policy.planning.pools import last_seconds, lengths_of, pool, quietest
+from tandem.policy.planning.pools import last_seconds, lengths_of, movable, pool, quietest
 from tandem.policy.planning.prediction import interval_kept, ttft_kept
+from tandem.policy.views import WorkerView
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +37,17 @@ class Arrow:
         if late and slow:
             return Plan(reason="both phases are late")
         if late and len(decoding) > 1 and interval_kept(fleet, decoding, self.full_kv, fewer=1):
-            return _flip(fleet, quietest(decoding)[0].worker, Role.PREFILL, "TTFT is late")
+            return _flip(fleet, decoding, Role.PREFILL, "TTFT is late")
         if slow and len(prefilling) > 1 and ttft_kept(fleet, prefilling, prompt_tokens, fewer=1):
-            return _flip(fleet, quietest(prefilling)[0].worker, Role.DECODE, "tokens are late")
+            return _flip(fleet, prefilling, Role.DECODE, "tokens are late")
         return Plan(reason="no instance would do better elsewhere")
 
 
-def _flip(fleet: FleetView, worker: str, role: Role, why: str) -> Plan:
+def _flip(fleet: FleetView, workers: Sequence[WorkerView], role: Role, why: str) -> Plan:
     if fleet.starting.get(role.value):
         return Plan(reason=f"{why}, but help is on its way")
-    return Plan(flips=(Flip(worker, role.value),), reason=f"{why}; the other phase has room")
+    candidates = quietest(movable(workers, fleet))
+    if not candidates:
+        return Plan(reason=f"{why}, but no worker of the other phase may change its role")
+    flip = Flip(candidates[0].worker, role.value)
+    return Plan(flips=(flip,), reason=f"{why}; the other phase has room")

@@ -31,7 +31,7 @@ class FleetView:
     `starting` counts workers that were asked for and are not up, by role name (a worker that drains
     towards a flip counts under its new role). `cost` prices a typical worker. `min_workers` and
     `max_workers` bound the prefill and decode workers together; workers of role BOTH are left
-    alone and not counted."""
+    alone and not counted. Those that are `held` count, but must keep their role."""
 
     workers: Sequence[WorkerView]
     windows: Sequence[Window]
@@ -42,6 +42,7 @@ class FleetView:
     max_workers: int
     startup_s: float
     drain_s: float
+    held: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,11 @@ def quietest(workers: Sequence[WorkerView]) -> list[WorkerView]:
     )
 
 
+def movable(workers: Sequence[WorkerView], fleet: FleetView) -> list[WorkerView]:
+    """Those that may change their role."""
+    return [view for view in workers if view.worker not in fleet.held]
+
+
 def last_seconds(windows: Sequence[Window], seconds: float) -> list[Window]:
     """The most recent windows that cover `seconds`, at least one where there is any."""
     kept: list[Window] = []

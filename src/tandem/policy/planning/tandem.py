@@ -20,6 +20,7 @@ from tandem.policy.planning.pools import (
     in_change,
     last_seconds,
     lengths_of,
+    movable,
     pool,
     present,
     quietest,
@@ -163,8 +164,9 @@ class Tandem:
         else:
             count, source, role = need.decode - have.decode, Role.PREFILL, Role.DECODE
             count = min(count, surplus.prefill)
-        workers = quietest(pool(fleet, source))
-        count = max(0, min(count, len(workers) - 1))
+        there = pool(fleet, source)
+        workers = quietest(movable(there, fleet))
+        count = max(0, min(count, len(there) - 1))
         return tuple(Flip(view.worker, role.value) for view in workers[:count])
 
     def _shrunk(self, fleet: FleetView, sizes: Sizes, now_ns: int) -> Sizes:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from tandem.facts.fleet import Role
 from tandem.policy.planning.contract import FleetView, Flip, Move, Plan
-from tandem.policy.planning.pools import mean, pool, quietest
+from tandem.policy.planning.pools import mean, movable, pool, quietest
 from tandem.policy.views import WorkerView
 
 
@@ -33,7 +33,9 @@ class TetriInfer:
         self._watch(fleet, pools, now_ns)
         flips: list[Flip] = []
         for role, other in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
-            idle = [view for view in quietest(pools[role]) if self._idle(view, now_ns)]
+            idle = [
+                view for view in quietest(movable(pools[role], fleet)) if self._idle(view, now_ns)
+            ]
             busy = mean([_load(view, fleet) for view in pools[other]]) > self.busy_load
             if busy and idle and len(pools[role]) > 1:
                 flips.append(Flip(idle[0].worker, other.value))

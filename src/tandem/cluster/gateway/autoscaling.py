@@ -1,0 +1,227 @@
+"""Which workers are up and in which role: has a planner decide at every tick, and carries it out.
+
+Starts, drains, flips and migrations are effects and orders like those of an operator, and what an
+operator does by hand holds (`planned_fleet`). One gateway of a cluster plans. Knows no process:
+whoever launches them starts the workers that are wanted, and says what failed.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tandem.cluster.audit import invariant
+from tandem.cluster.gateway.members import Members
+from tandem.cluster.gateway.operations import Drains
+from tandem.cluster.gateway.plan_actions import ScaledPool
+from tandem.cluster.gateway.planned_fleet import PlannedFleet
+from tandem.cluster.gateway.planner import (
+    ClientExperience,
+    PlannerConfig,
+    PlannerMachine,
+    figures_of,
+)
+from tandem.cluster.gateway.routing import Routing
+from tandem.facts.fleet import PlanningMode, Role
+from tandem.facts.slo import Slo
+from tandem.messages.gateway import (
+    Deliver,
+    DrainAsked,
+    GatewayEffect,
+    GatewayEvent,
+    OperationEnded,
+    PlanDecided,
+    SendToWorker,
+    StartWorker,
+)
+from tandem.messages.planning import ActionKind, PlanDecision, PlannedAction, PlanningStatus
+from tandem.messages.router import (
+    MigrationsRequested,
+    Reject,
+    RequestSubmitted,
+    RequestWithdrawn,
+)
+from tandem.messages.worker import FailRequest
+from tandem.policy.planning.contract import Planning
+
+Effects = list[GatewayEffect]
+
+KEPT_DECISIONS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningConfig:
+    """`planning` decides how many workers of each role there are, under the `name` that is shown;
+    it remembers, so it serves one gateway. `slo` is what clients are to get. What operators
+    change by hand is left alone for `hold_s`. This gateway sees the arrivals of one among
+    `gateways`."""
+
+    name: str
+    planning: Planning
+    pools: tuple[ScaledPool, ...]
+    slo: Slo
+    mode: PlanningMode = PlanningMode.AUTOMATIC
+    window_s: float = 30.0
+    hold_s: float = 600.0
+    gateways: int = 1
+
+    @property
+    def planner(self) -> PlannerConfig:
+        """Of all pools together: a start takes as long as in the slowest of them."""
+        return PlannerConfig(
+            cost=self.pools[0].cost,
+            slo=self.slo,
+            min_workers=sum(pool.min_count for pool in self.pools),
+            max_workers=sum(pool.max_count for pool in self.pools),
+            startup_s=max(pool.startup_s for pool in self.pools),
+            window_s=self.window_s,
+            arrivals_each=self.gateways,
+        )
+
+
+class Autoscaling:
+    """Of a gateway whose members, drains and routing are these, from `now_ns` on. `fleet` is to be
+    told of workers that come, change and go, and `follow` comes after everything that happened at
+    an instant."""
+
+    def __init__(
+        self,
+        config: PlanningConfig,
+        members: Members,
+        drains: Drains,
+        routing: Routing,
+        *,
+        now_ns: int,
+    ) -> None:
+        self.config = config
+        self.fleet = PlannedFleet(config.pools, config.hold_s, members, drains, now_ns=now_ns)
+        self._members, self._drains, self._routing = members, drains, routing
+        self._planner = PlannerMachine(config.planning, config.planner, now_ns)
+        self._experience = ClientExperience(self._planner)
+        self._begun: Counter[ActionKind] = Counter()
+        self._decisions: deque[PlanDecision] = deque(maxlen=KEPT_DECISIONS)
+        self._last_actions: tuple[PlannedAction, ...] = ()
+        self._acts = config.mode is PlanningMode.AUTOMATIC
+        self._ticks = 0
+        self._operations = 0
+
+    def next_wakeup(self) -> int | None:
+        """The next tick."""
+        return self._planner.next_wakeup()
+
+    def follow(self, events: Sequence[GatewayEvent], effects: Effects, now_ns: int) -> Effects:
+        """The effects of what happened at this instant, with those of a tick that is due."""
+        for event in events:
+            match event:
+                case RequestSubmitted(request):
+                    self._experience.request_submitted(request, now_ns)
+                case RequestWithdrawn(request_id):
+                    self._experience.request_withdrawn(request_id, now_ns)
+        due_ns = self.next_wakeup()
+        planned = self._plan(now_ns) if due_ns is not None and now_ns >= due_ns else []
+        kept: Effects = []
+        for effect in (*effects, *planned):
+            match effect:
+                case Deliver(emission):
+                    self._experience.tokens_delivered(emission, now_ns)
+                case Reject(request_id) | FailRequest(request_id):
+                    self._experience.request_dropped(request_id)
+                case OperationEnded(operation_id) if operation_id < 0:
+                    # One of the planner's own: the worker's standing has told it.
+                    continue
+            kept.append(effect)
+        return kept
+
+    def status(self, now_ns: int) -> PlanningStatus:
+        """For operators and metrics."""
+        begun, fleet = self._begun, self.fleet
+        last_ns = self._decisions[-1].instant_ns if self._decisions else now_ns
+        return PlanningStatus(
+            policy=self.config.name,
+            mode=self.config.mode,
+            starting=fleet.starting,
+            draining=tuple(sorted(fleet.draining)),
+            held=fleet.holds.shown(now_ns),
+            decisions=tuple(self._decisions),
+            decided_ago_s=(now_ns - last_ns) / 1e9,
+            starts=begun[ActionKind.START],
+            stops=begun[ActionKind.STOP],
+            flips=begun[ActionKind.FLIP],
+            migrations=begun[ActionKind.MIGRATE],
+            failed_starts=fleet.failed_starts,
+        )
+
+    def audit(self) -> None:
+        """Assert that it agrees with the gateway on who is there and who waits."""
+        self.fleet.audit()
+        requests = self._routing.router.requests.keys()
+        invariant(self._experience.open_ids == requests, "open requests are those of the router")
+
+    def _plan(self, now_ns: int) -> Effects:
+        fleet = self.fleet
+        fleet.expire(now_ns)
+        if not fleet.complete:
+            self._planner.skip_tick(now_ns)
+            return []
+        crew = fleet.crew()
+        shown = [
+            worker
+            for worker in self._routing.router.admission.fleet.views()
+            # What an operator has taken out of service is not there.
+            if worker.accepting or worker.worker in fleet.draining
+        ]
+        view = self._planner.view(
+            shown,
+            dict(Counter(str(role) for role in crew.coming.values())),
+            now_ns,
+            held=crew.held,
+            joined_by_hand=sum(
+                role is not Role.BOTH and name not in fleet.own
+                for name, role in crew.serving.items()
+            ),
+        )
+        plan = self._planner.decide(view, now_ns)
+        actions = crew.actions(plan)
+        self._ticks += 1
+        decision = PlanDecision(
+            serial=self._ticks,
+            instant_ns=now_ns,
+            mode=self.config.mode,
+            prefill=plan.prefill,
+            decode=plan.decode,
+            reason=plan.reason,
+            figures=figures_of(view),
+            actions=actions,
+        )
+        effects: Effects = [PlanDecided(decision)]
+        # Advice that nobody has followed is the same at every tick, and shown once.
+        if actions and (actions != self._last_actions or self._acts):
+            self._decisions.append(decision)
+        self._last_actions = actions
+        if self._acts:
+            effects += self._carry_out(actions, now_ns)
+        return effects
+
+    def _carry_out(self, actions: Iterable[PlannedAction], now_ns: int) -> Effects:
+        effects: Effects = []
+        for action in actions:
+            self._begun[action.kind] += 1
+            match action.kind:
+                case ActionKind.START:
+                    assert action.role is not None
+                    self.fleet.start_asked(action.worker, action.role, now_ns)
+                    effects.append(StartWorker(action.worker, action.role))
+                case ActionKind.MIGRATE:
+                    event = MigrationsRequested(action.worker, action.target, action.tokens)
+                    self._routing.add(event)
+                case _:
+                    effects.append(self._drain(action.worker, action.role))
+        return effects + self._routing.flush(now_ns)
+
+    def _drain(self, worker: str, role: Role | None) -> SendToWorker:
+        member = self._members.of_name(worker)
+        assert member is not None
+        self._operations += 1
+        self.fleet.drain_ordered(worker, role)
+        # Operators' operations have positive numbers.
+        asked = DrainAsked(-self._operations, worker, then_role=role, leave=role is None)
+        return SendToWorker(member.peer, self._drains.begin(asked))

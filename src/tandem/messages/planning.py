@@ -1,0 +1,102 @@
+"""What a planner decided, with what it was based on, and how that is going: for operators, metrics
+and records."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tandem.facts.fleet import PlanningMode, Role
+
+
+class ActionKind(StrEnum):
+    """What a planner can do to a worker."""
+
+    START = "start"
+    STOP = "stop"
+    FLIP = "flip"
+    MIGRATE = "migrate"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedAction:
+    """One change of the fleet. `role` is the one that the worker starts with or flips to; running
+    decodes of about `tokens` KV tokens migrate from the worker to `target`."""
+
+    kind: ActionKind
+    worker: str
+    role: Role | None = None
+    target: str = ""
+    tokens: int = 0
+
+    @property
+    def text(self) -> str:
+        """For a person."""
+        match self.kind:
+            case ActionKind.START:
+                return f"{self.worker} starts as {self.role}"
+            case ActionKind.STOP:
+                return f"{self.worker} drains and goes"
+            case ActionKind.FLIP:
+                return f"{self.worker} becomes {self.role}"
+        return f"{self.tokens} tokens move from {self.worker} to {self.target}"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDecision:
+    """One tick of a planner: the numbers of workers that it wants (None: as many as there are), why
+    in words, the figures that it saw, and the `actions` that were begun or, in the mode `advisory`,
+    would have been. Decisions of one gateway process are numbered by `serial`, from 1."""
+
+    serial: int
+    instant_ns: int
+    mode: PlanningMode
+    prefill: int | None
+    decode: int | None
+    reason: str
+    figures: tuple[tuple[str, float], ...]
+    actions: tuple[PlannedAction, ...]
+
+    @property
+    def text(self) -> str:
+        """The actions after the reason, for a person."""
+        changes = "; ".join(action.text for action in self.actions) or "nothing changes"
+        if self.mode is PlanningMode.ADVISORY:
+            changes = f"would do: {changes}"
+        return f"{self.reason}: {changes}" if self.reason else changes
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStart:
+    """A worker that is to be started with this role, and is not up yet."""
+
+    worker: str
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class HeldWorker:
+    """A worker that the planner leaves alone, because an operator changed it by hand: for `left_s`
+    more seconds, or (None) until it is undrained."""
+
+    worker: str
+    why: str
+    left_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningStatus:
+    """How a gateway's planner fares. Whoever launches processes starts those that are `starting`
+    and do not run. `decisions` are the last ones that changed something or would have, oldest
+    first, the last of them `decided_ago_s` ago; the counts are of actions begun."""
+
+    policy: str
+    mode: PlanningMode
+    starting: tuple[PlannedStart, ...] = ()
+    draining: tuple[str, ...] = ()
+    held: tuple[HeldWorker, ...] = ()
+    decisions: tuple[PlanDecision, ...] = ()
+    decided_ago_s: float = 0.0
+    starts: int = 0
+    stops: int = 0
+    flips: int = 0
+    migrations: int = 0
+    failed_starts: int = 0

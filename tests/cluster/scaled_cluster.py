@@ -1,0 +1,180 @@
+"""A gateway with a planner, whose workers and launcher do what they are told, at once or later: for
+tests of who is started, drained and flipped."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from tandem.cluster.gateway.autoscaling import PlanningConfig
+from tandem.cluster.gateway.plan_actions import ScaledPool
+from tandem.facts.fleet import PlanningMode, Role
+from tandem.facts.slo import Slo
+from tandem.messages.cluster import Deregister, Drain, Registered, RoleStateReported, Undrain
+from tandem.messages.gateway import (
+    DrainAsked,
+    PeerGone,
+    PlanDecided,
+    SendToWorker,
+    StartFailed,
+    StartWorker,
+    UndrainAsked,
+)
+from tandem.messages.planning import PlanDecision
+from tandem.policy.planning.contract import FleetView, Plan
+from tests.cluster.cluster_parts import MS, GatewayUnderTest, register
+from tests.cluster.router_cluster import COST
+
+SECOND = 1000 * MS
+# Nobody's silence counts here.
+PATIENT = Registered("g", report_interval_ns=MS, silence_ns=10**14, lease_ns=10**14)
+PREFILL = ScaledPool("p", Role.PREFILL, ("p-0", "p-1", "p-2"), 1, 1, COST, startup_s=5.0)
+DECODE = ScaledPool("d", Role.DECODE, ("d-0", "d-1", "d-2", "d-3"), 2, 1, COST, startup_s=5.0)
+
+
+@dataclass
+class Wanting:
+    """A planner that wants what the test says, and remembers what it saw."""
+
+    plans: deque[Plan] = field(default_factory=deque)
+    steady: Plan = field(default_factory=Plan)
+    interval_s: float = 1.0
+    seen: list[FleetView] = field(default_factory=list)
+
+    def plan(self, fleet: FleetView, now_ns: int) -> Plan:
+        del now_ns
+        self.seen.append(fleet)
+        return self.plans.popleft() if self.plans else self.steady
+
+
+@dataclass
+class Played:
+    """A worker process: its role, and the orders that it has not obeyed yet."""
+
+    role: Role
+    incarnation: int
+    accepting: bool = True
+    leaving: bool = False
+    orders: deque[Drain | Undrain] = field(default_factory=deque)
+
+
+class ScaledCluster:
+    """`p-0`, `d-0` and `d-1` belong to it from the start; those that are `joined` are up. `wanted`
+    are starts that nobody performed yet, `decisions` all that were told, `orders` the drains that
+    the gateway has sent."""
+
+    def __init__(
+        self,
+        *,
+        mode: PlanningMode = PlanningMode.AUTOMATIC,
+        hold_s: float = 60.0,
+        begin_ns: int = 0,
+        joined: tuple[str, ...] = ("p-0", "d-0", "d-1"),
+    ) -> None:
+        self.policy = Wanting()
+        config = PlanningConfig(
+            "wanting",
+            self.policy,
+            (PREFILL, DECODE),
+            Slo(ttft_s=1.0),
+            mode=mode,
+            hold_s=hold_s,
+        )
+        self.gateway = GatewayUnderTest(planning=config, terms=PATIENT)
+        self.gateway.now_ns = begin_ns
+        self.workers: dict[str, Played] = {}
+        self.wanted: dict[str, Role] = {}
+        self.decisions: list[PlanDecision] = []
+        self.orders: list[tuple[str, Drain]] = []
+        self.effects: list = []
+        self._starts = 0
+        for worker in joined:
+            self.join(worker, Role.PREFILL if worker in PREFILL.workers else Role.DECODE)
+
+    @property
+    def planner(self):
+        return self.gateway.machine.autoscaling
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """Of the workers that take requests."""
+        return {name: str(w.role) for name, w in sorted(self.workers.items()) if w.accepting}
+
+    def join(self, worker: str, role: Role) -> None:
+        """A process of this name is up."""
+        self._starts += 1
+        self.wanted.pop(worker, None)
+        played = self.workers[worker] = Played(role, self._starts)
+        self._heed(
+            self.gateway.says(register(worker, role, incarnation=str(played.incarnation))),
+        )
+
+    def tick(self, plan: Plan | None = None, seconds: float = 1.0) -> None:
+        """Time passes; the planner's next tick wants this."""
+        if plan is not None:
+            self.policy.plans.append(plan)
+        self._heed(self.gateway.pass_time(round(seconds * SECOND)))
+
+    def obey(self, worker: str | None = None) -> None:
+        """The worker (None: each) does all that it was told."""
+        for name in [worker] if worker else sorted(self.workers):
+            played = self.workers[name]
+            while played.orders and name in self.workers:
+                self._obey(name, played, played.orders.popleft())
+
+    def start_wanted(self) -> None:
+        """The launcher starts everything that is wanted, and it comes up."""
+        for worker, role in sorted(self.wanted.items()):
+            self.join(worker, role)
+
+    def fail_start(self, worker: str) -> None:
+        self.wanted.pop(worker, None)
+        self._heed(self.gateway.handle(StartFailed(worker, "no memory")))
+
+    def die(self, worker: str) -> None:
+        played = self.workers.pop(worker)
+        peer = f"{worker}/{played.incarnation}"
+        self._heed(self.gateway.handle(PeerGone(peer, "it was killed")))
+
+    def operator(self, event: DrainAsked | UndrainAsked) -> list:
+        effects = self.gateway.handle(event)
+        self._heed(effects)
+        return effects
+
+    def drain_elsewhere(self, worker: str, order: Drain | Undrain) -> None:
+        """An operator asks another gateway: this one hears of it from the worker alone."""
+        self._obey(worker, self.workers[worker], order)
+
+    def _obey(self, name: str, played: Played, order: Drain | Undrain) -> None:
+        if isinstance(order, Undrain):
+            played.accepting = True
+            self._say(name, RoleStateReported(name, played.role, True))
+            return
+        played.accepting = False
+        self._say(name, RoleStateReported(name, played.role, False))
+        if order.leave:
+            self._say(name, Deregister(name))
+            del self.workers[name]
+        elif order.then_role is not None:
+            played.accepting, played.role = True, order.then_role
+            self._say(name, RoleStateReported(name, played.role, True))
+
+    def _say(self, worker: str, message) -> None:
+        incarnation = str(self.workers[worker].incarnation)
+        self._heed(self.gateway.says(message, incarnation=incarnation))
+
+    def _heed(self, effects: list) -> None:
+        for effect in effects:
+            match effect:
+                case StartWorker(worker, role):
+                    assert worker not in self.workers, f"{worker} lives"
+                    assert worker not in self.wanted, f"{worker} is wanted twice"
+                    self.wanted[worker] = role
+                case PlanDecided(decision):
+                    self.decisions.append(decision)
+                case SendToWorker(peer, Drain() | Undrain() as order):
+                    worker, _, incarnation = peer.partition("/")
+                    played = self.workers.get(worker)
+                    if played is not None and str(played.incarnation) == incarnation:
+                        played.orders.append(order)
+                        if isinstance(order, Drain):
+                            self.orders.append((worker, order))
+        self.effects += effects
