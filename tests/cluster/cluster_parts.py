@@ -139,7 +139,7 @@ def idle_load(worker: str) -> LoadReported:
 class NodeUnderTest:
     """A worker whose gateways are played by hand, and whose engine always draws token 1."""
 
-    def __init__(self, *gateways: str, **config) -> None:
+    def __init__(self, *gateways: str, reports_when_asked: bool = False, **config) -> None:
         worker = WorkerConfig(
             **{
                 "block_size": 4,
@@ -153,7 +153,8 @@ class NodeUnderTest:
                 **config,
             }
         )
-        self.machine = NodeMachine(NodeConfig(register("w")), WorkerMachine(worker))
+        node = NodeConfig(register("w"), reports_when_asked=reports_when_asked)
+        self.machine = NodeMachine(node, WorkerMachine(worker))
         self.plans: list = []
         self.now_ns = 0
         for gateway in gateways:

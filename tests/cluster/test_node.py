@@ -1,7 +1,10 @@
 """What a worker says to whom, rule by rule."""
 
+from dataclasses import replace
+
 import pytest
 
+from tandem.cluster.worker.machine import load_of
 from tandem.facts.blocks import BlockChanges
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.kv_export import MoveKv, MoveReport
@@ -135,6 +138,38 @@ def test_load_is_reported_every_interval():
     node = NodeUnderTest("g", "h")
     for gateway in ("g", "h"):
         assert len(of_kind(said(node.pass_time(450 * MS), gateway), LoadReported)) in (4, 5)
+
+
+def test_reports_that_are_sent_when_asked_for_are_not_sent_unasked():
+    node = NodeUnderTest("g", reports_when_asked=True)
+    node.hears("g", arrivals("r"))
+    assert not of_kind(said(node.pass_time(450 * MS, "g"), "g"), LoadReported)
+    load = load_of("w", node.machine.work.machine)
+    (asked,) = said(node.machine.report(load, node.now_ns), "g")
+    assert asked == replace(load, heard=1) == node.machine.report_to("g", load)
+    assert node.machine.report_to("nobody", load) is None
+    # Whoever drains it waits for them, and whoever has it take up a dead one's request.
+    assert of_kind(said(node.hears("g", arrivals("s~1")), "g"), LoadReported)
+    node.hears("g", Drain())
+    assert len(of_kind(said(node.pass_time(450 * MS, "g"), "g"), LoadReported)) in (4, 5)
+
+
+def test_steps_taken_at_one_go_are_told_as_one_report():
+    steps = 6
+    one_by_one, at_once = (NodeUnderTest("g", block_size=32, block_count=4) for _ in range(2))
+    for node in (one_by_one, at_once):
+        node.hears("g", RequestsArrived((request("r", 9, 20),)))
+        while len(of_kind(said(land(node), "g"), TokensReported)) == 0:
+            pass
+        land(node)
+    before = len(one_by_one.machine.work.machine.unfinished["r"].tokens)
+    words = [of_kind(said(land(one_by_one), "g"), TokensReported)[0] for _ in range(steps)]
+    (told,) = said(at_once.machine.fast_forward(steps, words[0].emission, at_once.now_ns), "g")
+    assert told == replace(words[-1], repeats=steps)
+    assert {word.repeats for word in words} == {1}
+    for node in (one_by_one, at_once):
+        assert len(node.machine.work.machine.unfinished["r"].tokens) == before + steps
+        node.machine.audit()
 
 
 def test_who_takes_up_a_request_that_died_elsewhere_says_at_once_that_it_lives():

@@ -60,7 +60,7 @@ def check(worker: Worker, story: Story) -> tuple[LiveWorld, TwinWorld]:
     live = live_world(worker)
     play(story, live)
     play(story, twin)
-    assert twin.worker.machine.said == live.machine.said
+    assert twin.machine.said == live.machine.said
     assert live.machine.idle
 
     for (_, event), now_ns in zip(story, twin.told_ns, strict=True):
@@ -69,8 +69,8 @@ def check(worker: Worker, story: Story) -> tuple[LiveWorld, TwinWorld]:
         pass
     assert leaping.now_ns == twin.now_ns
     assert leaping.emitted == twin.emitted
-    assert leaping.worker.machine.changes == live.machine.changes
-    planned = leaping.worker.machine.plans
+    assert leaping.machine.changes == live.machine.changes
+    planned = leaping.machine.plans
     for step_id, plan in live.machine.plans.items():
         if step_id in planned:
             assert planned[step_id] == plan

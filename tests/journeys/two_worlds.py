@@ -2,13 +2,12 @@
 are told and say is written down."""
 
 from collections import deque
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import torch
 
 from tandem.cluster.worker.machine import WorkerConfig, WorkerMachine
 from tandem.cost.fitted import FittedStepTime
-from tandem.cost.worker import WorkerCost
 from tandem.engine.engine import Engine
 from tandem.engine.slots import SlotShape
 from tandem.facts.blocks import BlockChanges, CacheRoot
@@ -28,16 +27,13 @@ from tandem.messages.worker import (
     WorkerEffect,
     WorkerEvent,
 )
-from tandem.policy.admission.registry import ADMISSIONS
 from tandem.policy.batching import TokenBudgetBatching
-from tandem.policy.dispatch.registry import DISPATCHES
-from tandem.policy.eviction.baselines import Lru
-from tandem.policy.routing.registry import ROUTINGS
 from tandem.report.record import RunRecord, WorkerRecord
+from tandem.twin.engine import SimulatedEngine
 from tandem.twin.recorder import Recorder
-from tandem.twin.scenario import Policies, Scenario, WorkerKind
 from tandem.twin.step_recorder import StepRecorder
-from tandem.twin.worker import Leapt, SimulatedWorker
+from tandem.twin.worker import CACHE_ROOT
+from tandem.twin.workload import VOCABULARY_TOKENS
 from tests.engine.tiny import CONTEXT_TOKENS, CPU, VOCABULARY, Arithmetic, store, tiny_decoder
 
 ARITHMETIC = Arithmetic(choose_kernels(CPU, torch.float32, allow_native=True)[0], "float32")
@@ -69,22 +65,10 @@ class Worker:
             steps_in_flight=self.steps_in_flight,
         )
 
-    def simulated(self, recorder: StepRecorder, *, leaps: bool) -> SimulatedWorker:
-        kind = WorkerKind(
-            cost=WorkerCost(STEP_TIME, 1.0, self.batched_tokens),
-            device="tiny",
-            devices=1,
-            block_count=self.block_count,
-            max_sequences=self.max_sequences,
-            batching=TokenBudgetBatching(self.batched_tokens, self.chunk_tokens),
-            steps_in_flight=self.steps_in_flight,
-        )
-        policies = Policies(ROUTINGS["cost"](0), ADMISSIONS["none"](), DISPATCHES["remote"](), Lru)
-        scenario = Scenario((), policies, self.block_size, CONTEXT_TOKENS, leaps=leaps)
-        recorder.worker(WorkerRecord("w", "both", "tiny", 1))
-        worker = SimulatedWorker("w", kind, scenario, recorder)
-        worker.machine = Overheard(worker.machine.config)
-        return worker
+    def simulated(self) -> "Overheard":
+        """The machine over the simulated engine."""
+        config = replace(self.config(), vocabulary_tokens=VOCABULARY_TOKENS, root=CACHE_ROOT)
+        return Overheard(config)
 
     def engine(self) -> Engine:
         slots = SlotShape(self.max_sequences, CONTEXT_TOKENS, self.block_size)
@@ -174,39 +158,62 @@ class LiveWorld:
 
 @dataclass
 class TwinWorld:
-    """The simulated worker by itself. `emitted` are the ids that each landed step drew for."""
+    """The machine over the simulated engine. `emitted` are the ids that each landed step drew
+    for."""
 
-    worker: SimulatedWorker
+    machine: Overheard
     recorder: StepRecorder
+    fast_forward: bool
     now_ns: int = 0
     told_ns: list[int] = field(default_factory=list)
     emitted: list[tuple[str, ...]] = field(default_factory=list)
     leapt_steps: int = 0
+
+    def __post_init__(self) -> None:
+        self.recorder.worker(WorkerRecord("w", "both", "tiny", 1))
+        self.engine = SimulatedEngine(
+            "w",
+            STEP_TIME,
+            self.machine,
+            self.recorder,
+            lambda: self.now_ns,
+            fast_forward=self.fast_forward,
+        )
 
     def tell(self, event: WorkerEvent) -> None:
         self.told_ns.append(self.now_ns)
         if isinstance(event, RequestsArrived):
             for request in event.requests:
                 self.recorder.requests.submitted(RequestSubmitted(request, 1.0), self.now_ns)
-        self._hear(self.worker.tell(event, self.now_ns))
+        self._land_due()
+        self._hear(self.machine.handle(event, self.now_ns))
+        self.engine.look_ahead()
 
     def land(self) -> bool:
-        if self.worker.wake_ns is not None:
-            self.now_ns = self.worker.wake_ns
-            self._hear(self.worker.catch_up(self.now_ns))
-        return self.worker.wake_ns is not None
+        if self.engine.wake_ns is not None:
+            self.now_ns = self.engine.wake_ns
+            self._land_due()
+            self.engine.look_ahead()
+        return self.engine.wake_ns is not None
 
     def tell_at(self, event: WorkerEvent, now_ns: int) -> None:
-        while self.worker.wake_ns is not None and self.worker.wake_ns <= now_ns:
+        while self.engine.wake_ns is not None and self.engine.wake_ns <= now_ns:
             self.land()
         self.now_ns = now_ns
         self.tell(event)
 
+    def _land_due(self) -> None:
+        if taken := self.engine.take_steps(self.now_ns):
+            self.machine.fast_forward(taken.steps, taken.emission.tokens)
+            self.leapt_steps += taken.steps
+            self.emitted += [taken.emission.request_ids] * taken.steps
+        while (done := self.engine.landed(self.now_ns)) is not None:
+            self._hear(self.machine.handle(done, self.now_ns))
+
     def _hear(self, effects: list) -> None:
         for effect in effects:
-            if isinstance(effect, Leapt):
-                self.leapt_steps += effect.steps
-                self.emitted += [effect.emission.request_ids] * effect.steps
+            if isinstance(effect, RunStep):
+                self.engine.submit(effect.plan)
             elif isinstance(effect, EmitTokens):
                 self.emitted.append(effect.request_ids)
 
@@ -218,7 +225,7 @@ def live_world(worker: Worker) -> LiveWorld:
 def twin_world(worker: Worker, *, leaps: bool) -> TwinWorld:
     run = RunRecord({})
     recorder = StepRecorder(run, Recorder(run))
-    return TwinWorld(worker.simulated(recorder, leaps=leaps), recorder)
+    return TwinWorld(worker.simulated(), recorder, leaps)
 
 
 def written(event: WorkerEvent) -> dict:

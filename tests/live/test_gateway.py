@@ -7,12 +7,12 @@ import pytest
 import uvloop
 
 from tandem.cluster.gateway.autoscaling import PlanningConfig
+from tandem.cluster.gateway.demand import Demand
 from tandem.cluster.gateway.plan_actions import ScaledPool
 from tandem.facts.errors import EngineFailed, InvalidRequest, Overloaded, PromptTooLong
 from tandem.facts.fleet import Role
 from tandem.facts.serving import Caller
 from tandem.facts.slo import Slo
-from tandem.live.gateway.demand import Demand
 from tandem.live.gateway.gateway import GatewayTerms
 from tandem.live.gateway.operators import OperatorClient, OperatorFailed
 from tandem.messages.router import RequestSubmitted

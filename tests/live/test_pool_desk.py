@@ -39,7 +39,7 @@ class Leaving:
     def enqueue_threadsafe(self, event) -> None:
         if isinstance(event, BlocksAsked):
             if self.tiers:
-                self.coordinator.fetch(FetchHeld(event.fetch_id, self.tiers, event.names))
+                self.coordinator.fetch_held(FetchHeld(event.fetch_id, self.tiers, event.names))
             self.coordinator.close()
 
 

@@ -6,6 +6,7 @@ from math import inf
 
 from tandem.config.cluster.file import Cluster
 from tandem.config.cluster.keys import Choice
+from tandem.config.cluster.tiers import tenant_pin_shares, tenant_shares
 from tandem.config.cluster.workers import PoolConfig, TierConfig
 from tandem.config.hardware.pools import pool_blocks, pool_cost, pool_device
 from tandem.config.policies import eviction_order, planning_policy, router_policies
@@ -33,13 +34,19 @@ def scenario_of(cluster: Cluster, explains: bool = False) -> Scenario:
         context_tokens=cluster.max_model_len or held_tokens,
         slo=cluster.slo,
         pin_sessions_s=cluster.tiers.pin_sessions_s,
+        pin_share=cluster.tiers.pin_share,
+        pin_shares=tenant_pin_shares(cluster),
+        quotas=tenant_shares(cluster),
         remote_blocks=_blocks(cluster, remote, pools[0].kind.cost),
+        pool_nodes=1 if remote is None else remote.nodes,
+        pool_replicas=1 if remote is None else remote.replicas,
         pool_bytes_per_s=_remote_bytes_per_s(remote, pools),
         network_latency_s=pools[0].kind.cost.network.latency_s,
         faults=_faults(cluster, workers),
         report_interval_s=cluster.health.report_interval_s,
         heartbeat_timeout_s=cluster.health.heartbeat_timeout_s,
         transfer_timeout_s=cluster.health.transfer_timeout_s,
+        lease_s=cluster.health.lease_s,
         settings=settings_of(cluster),
         explains=explains,
     )

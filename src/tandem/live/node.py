@@ -5,58 +5,43 @@ Performs the machine's effects and nothing more; all deciding is in the machine.
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
+from tandem.cluster.node.driver import (
+    EnginePort,
+    KvTransferPort,
+    NodePorts,
+    PoolPort,
+    TierPort,
+    perform,
+)
 from tandem.cluster.node.machine import NodeMachine
-from tandem.facts.kv_export import KvExport, MoveKv
-from tandem.facts.steps import StepPlan, StepResult
+from tandem.facts.steps import StepResult
 from tandem.live.driver import Driver, Inbox
 from tandem.messages.cluster import ToGateway
 from tandem.messages.gateway import TimePassed
-from tandem.messages.node import (
-    ConnectPeer,
-    EndMove,
-    ForgetPeer,
-    Leave,
-    NodeEffect,
-    PublishBlocks,
-    SendToGateway,
-    StartMove,
-    TierEffect,
-)
-from tandem.messages.worker import RunStep, StepDone
+from tandem.messages.node import Leave, NodeEffect
+from tandem.messages.worker import StepDone
 
 
-class Steps(Protocol):
+class Steps(EnginePort, Protocol):
     """A thread that runs plans, as `live.engine_thread.EngineThread`."""
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None: ...
 
-    def submit(self, plan: StepPlan) -> None: ...
-
     def stop(self, timeout_s: float | None = None) -> None: ...
 
 
-class TransferEngine(Protocol):
-    """What moves KV, as `kv.transfer.engine.KvTransferEngine`: nothing here blocks."""
-
-    def add_source(self, worker: str, incarnation: str, export: KvExport) -> None: ...
-
-    def forget_source(self, worker: str, incarnation: str) -> None: ...
-
-    def start_transfer(self, move_id: int, order: MoveKv) -> None: ...
-
-    def stop_transfer(self, move_id: int) -> None: ...
-
-    def export_blocks(
-        self, export_id: int, blocks: tuple[int, ...], versions: tuple[int, ...]
-    ) -> None: ...
-
-
 class Tiers(Protocol):
-    """What moves KV to and from slower tiers, as `live.tiers.LiveTiers`: nothing here blocks."""
+    """What moves KV to and from slower tiers, and the way to the shared pool, as
+    `live.tiers.LiveTiers`: nothing here blocks."""
 
-    def perform(self, effect: TierEffect) -> None: ...
+    @property
+    def engine(self) -> TierPort: ...
+
+    @property
+    def pool(self) -> PoolPort | None: ...
 
 
 class Channel(Protocol):
@@ -73,6 +58,16 @@ class Channel(Protocol):
         ...
 
 
+class Channels:
+    """The channels to all gateways, by name."""
+
+    def __init__(self, channels: Mapping[str, Channel]) -> None:
+        self._channels = channels
+
+    def send_to_gateway(self, gateway: str, message: ToGateway) -> None:
+        self._channels[gateway].send(message)
+
+
 class Node:
     """Use `run` once, on the event loop that the channels and the inbox live on."""
 
@@ -80,14 +75,13 @@ class Node:
         self,
         machine: NodeMachine,
         inbox: Inbox,
-        transfers: TransferEngine,
+        transfers: KvTransferPort,
         tiers: Tiers | None = None,
     ) -> None:
         self.machine = machine
         self._inbox = inbox
         self._transfers = transfers
         self._tiers = tiers
-        self._left: Leave | None = None
 
     async def run(self, steps: Steps, channels: Mapping[str, Channel]) -> Leave:
         """Until the machine says so, with a channel for each gateway by its name; gives how. What
@@ -95,41 +89,18 @@ class Node:
         steps.start(asyncio.get_running_loop())
         for channel in channels.values():
             channel.open()
+        ports = NodePorts(steps, Channels(channels), self._transfers)
+        if self._tiers is not None:
+            ports = replace(ports, tiers=self._tiers.engine, pool=self._tiers.pool)
 
-        def perform(effects: Sequence[NodeEffect], instant_ns: int) -> Leave | None:
-            del instant_ns
-            for effect in effects:
-                self._perform(effect, steps, channels)
-            return self._left
+        def performed(effects: Sequence[NodeEffect], _instant_ns: int) -> Leave | None:
+            return perform(effects, ports)
 
-        return await Driver(self.machine, self._inbox, perform, TimePassed()).run()
+        return await Driver(self.machine, self._inbox, performed, TimePassed()).run()
 
     def take_result(self, result: StepResult) -> None:
         """A step has run; on the event loop."""
         self._inbox.enqueue(StepDone(result))
-
-    def _perform(self, effect: NodeEffect, steps: Steps, channels: Mapping[str, Channel]) -> None:
-        match effect:
-            case RunStep(plan):
-                steps.submit(plan)
-            case SendToGateway(gateway, message):
-                channels[gateway].send(message)
-            case StartMove(move_id, order):
-                self._transfers.start_transfer(move_id, order)
-            case EndMove(move_id):
-                self._transfers.stop_transfer(move_id)
-            case PublishBlocks(publication_id, blocks, generations):
-                self._transfers.export_blocks(publication_id, blocks, generations)
-            case ConnectPeer(worker, incarnation, export):
-                self._transfers.add_source(worker, incarnation, export)
-            case ForgetPeer(worker, incarnation):
-                self._transfers.forget_source(worker, incarnation)
-            case Leave():
-                self._left = effect
-            case _:
-                # A machine that knows of no tiers wants nothing done there.
-                assert self._tiers is not None
-                self._tiers.perform(effect)
 
 
 async def finish_sending(steps: Steps, channels: Mapping[str, Channel], linger_s: float) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TypeVar
 
+from tandem.cluster.shared_pool.driver import PoolNodePorts, perform
 from tandem.cluster.shared_pool.machine import PoolNodeMachine
 from tandem.facts.errors import EngineFailed
 from tandem.facts.fleet import Tier
@@ -24,16 +25,11 @@ from tandem.kv.tiers.pool.protocol import Verdict, batch_blocks
 from tandem.kv.tiers.pool.stores import PoolRead, PoolStores
 from tandem.kv.tiers.rows import allocated_rows
 from tandem.live.driver import Driver, EventInbox
-from tandem.live.node import Channel
+from tandem.live.node import Channel, Channels
 from tandem.messages.gateway import TimePassed
 from tandem.messages.node import (
     BlocksFetched,
-    ConnectPoolNode,
-    CopyBlocks,
-    ForgetBlocks,
-    ForgetPoolNode,
     Leave,
-    SendToGateway,
 )
 from tandem.messages.pool_node import (
     AnswerOffer,
@@ -106,11 +102,11 @@ class LivePoolCoordinator:
         self._inbox.enqueue_threadsafe(BlocksAsked(fetch_id, tuple(names)))
         return self._wait(reader.blocks, self._readers, fetch_id)
 
-    def answer(self, answer: AnswerOffer) -> None:
+    def answer_offer(self, answer: AnswerOffer) -> None:
         """On the event loop."""
         self._offers.pop(answer.offer_id).set_result(answer)
 
-    def fetch(self, order: FetchHeld) -> None:
+    def fetch_held(self, order: FetchHeld) -> None:
         """On the event loop."""
         reader = self._readers.pop(order.fetch_id)
 
@@ -161,7 +157,7 @@ class Replicas:
         self._thread = step_worker("kv replicas", self._failed)
         self._thread.start_worker()
 
-    def send(self, order: SendReplica) -> None:
+    def send_replica(self, order: SendReplica) -> None:
         """Ends with `ReplicaEnded`."""
         first = 0
 
@@ -178,6 +174,12 @@ class Replicas:
             return True
 
         self._thread.post(step)
+
+    def connect_pool_node(self, node: str, incarnation: str, address: str) -> None:
+        self.client.connect_pool_node(node, incarnation, address)
+
+    def disconnect_pool_node(self, node: str, incarnation: str) -> None:
+        self.client.disconnect_pool_node(node, incarnation)
 
     def close(self, patience_s: float) -> None:
         self.client.close_store()
@@ -208,42 +210,21 @@ class PoolNode:
         self._inbox = inbox
         self._stores = stores
         self._replicas = replicas
-        self._left: Leave | None = None
 
     async def run(self, channels: Mapping[str, Channel]) -> Leave:
         """Until the machine says so, with a channel for each gateway by its name. What the machine
         raises, or the inbox was told of a part that failed, is raised."""
         for channel in channels.values():
             channel.open()
+        ports = PoolNodePorts(Channels(channels), self.coordinator, self._stores, self._replicas)
+        left: Leave | None = None
 
-        def perform(effects: Sequence[PoolNodeEffect], instant_ns: int) -> Leave | None:
-            del instant_ns
-            for effect in effects:
-                self._perform(effect, channels)
-            return self._left
+        def performed(effects: Sequence[PoolNodeEffect], _instant_ns: int) -> Leave | None:
+            nonlocal left
+            left = perform(effects, ports)
+            return left
 
         try:
-            return await Driver(self.machine, self._inbox, perform, TimePassed()).run()
+            return await Driver(self.machine, self._inbox, performed, TimePassed()).run()
         finally:
-            self.coordinator.close(failed=self._left is None)
-
-    def _perform(self, effect: PoolNodeEffect, channels: Mapping[str, Channel]) -> None:
-        match effect:
-            case AnswerOffer():
-                self.coordinator.answer(effect)
-            case FetchHeld():
-                self.coordinator.fetch(effect)
-            case CopyBlocks():
-                self._stores.copy_between_tiers(effect)
-            case ForgetBlocks(tier, digests):
-                self._stores.forget_in_tier(tier, digests)
-            case SendToGateway(gateway, message):
-                channels[gateway].send(message)
-            case SendReplica():
-                self._replicas.send(effect)
-            case ConnectPoolNode(node, incarnation, address):
-                self._replicas.client.connect_pool_node(node, incarnation, address)
-            case ForgetPoolNode(node, incarnation):
-                self._replicas.client.disconnect_pool_node(node, incarnation)
-            case Leave():
-                self._left = effect
+            self.coordinator.close(failed=left is None)

@@ -100,9 +100,12 @@ class SendToWorker:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Tokens for clients; the ids are those that clients' requests were submitted with."""
+    """Tokens for clients; the ids are those that clients' requests were submitted with. `worker`
+    drew them, all of them `repeats` times in a row."""
 
     emission: EmitTokens
+    worker: str = ""
+    repeats: int = 1
 
 
 @dataclass(frozen=True, slots=True)

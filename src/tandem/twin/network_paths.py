@@ -9,7 +9,9 @@ from math import inf
 
 from tandem.facts.fleet import Tier
 
-POOL_READ, POOL_WRITE = "pool/out", "pool/in"
+# The shared pool, where it is one process.
+POOL = "pool"
+POOL_READ, POOL_WRITE = f"{POOL}/out", f"{POOL}/in"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +70,19 @@ _WAYS: Mapping[tuple[Tier, Tier], tuple[str, ...]] = {
 }
 
 
-def path_between_tiers(node: str, source: Tier, target: Tier) -> tuple[str, ...]:
-    """From one tier of a node to another; REMOTE is the pool that all nodes share."""
+def pool_ports(process: str, bytes_per_s: float) -> dict[str, float]:
+    """Of one process of the shared pool."""
+    return {f"{process}/out": bytes_per_s, f"{process}/in": bytes_per_s}
+
+
+def path_between_pool_processes(source: str, target: str) -> tuple[str, str]:
+    """From one process of the shared pool to another."""
+    return f"{source}/out", f"{target}/in"
+
+
+def path_between_tiers(node: str, source: Tier, target: Tier, pool: str = POOL) -> tuple[str, ...]:
+    """From one tier of a node to another; REMOTE is the process `pool` that all nodes share."""
     own = tuple(f"{node}/{link}" for link in _WAYS[source, target])
     if target is Tier.REMOTE:
-        return (*own, POOL_WRITE)
-    return (POOL_READ, *own) if source is Tier.REMOTE else own
+        return (*own, f"{pool}/in")
+    return (f"{pool}/out", *own) if source is Tier.REMOTE else own

@@ -1,7 +1,11 @@
 """Writes down what happens to requests while a run goes on."""
 
+from array import array
+from collections.abc import Sequence
+
 from tandem.facts.fleet import Tier
 from tandem.messages.router import RequestSubmitted
+from tandem.messages.worker import EmitTokens
 from tandem.report.record import Ending, RequestRecord, RunRecord
 from tandem.twin.workload import answer_token
 
@@ -15,6 +19,7 @@ class Recorder:
         self.finished: list[RequestRecord] = []
         self._records: dict[str, RequestRecord] = {}
         self._by_wire: dict[str, RequestRecord] = {}
+        self._gaps: dict[int, int] = {}
 
     def of(self, request_id: str) -> RequestRecord:
         """By request id or by any of its wire ids."""
@@ -63,6 +68,27 @@ class Recorder:
     def moved(self, wire_id: str, tokens: int) -> None:
         self.of(wire_id).moved_tokens += tokens
 
+    def delivered(self, emission: EmitTokens, landed_ns: Sequence[int]) -> None:
+        """These clients got a token each at each of these instants."""
+        first_ns, last_ns, steps = landed_ns[0], landed_ns[-1], len(landed_ns)
+        gaps = self._gaps
+        for request_id, reason in zip(emission.request_ids, emission.finish_reasons, strict=True):
+            record = self._records[request_id]
+            if record.first_token_ns < 0:
+                record.first_token_ns = first_ns
+            else:
+                gap_ns = first_ns - record.last_token_ns
+                gaps[gap_ns] = gaps.get(gap_ns, 0) + 1
+            record.last_token_ns = last_ns
+            record.emitted_tokens += steps
+            if reason is not None and record.ending is None:
+                self.end(record, Ending.FINISHED, last_ns)
+        before_ns = first_ns
+        for instant_ns in landed_ns[1:]:
+            gap_ns = instant_ns - before_ns
+            gaps[gap_ns] = gaps.get(gap_ns, 0) + len(emission.request_ids)
+            before_ns = instant_ns
+
     def rejected(self, request_id: str, reason: str, retry_after_s: float, now_ns: int) -> None:
         record = self.of(request_id)
         record.reason, record.retry_after_s = reason, retry_after_s
@@ -80,6 +106,12 @@ class Recorder:
         record = self.of(request_id)
         record.reason = reason
         self.end(record, Ending.FAILED, now_ns)
+
+    def close(self) -> None:
+        """Write out what was gathered in other shapes."""
+        gaps = sorted(self._gaps)
+        self.run.gaps_ns = array("q", gaps)
+        self.run.gap_counts = array("q", [self._gaps[gap] for gap in gaps])
 
     def take_finished(self) -> list[RequestRecord]:
         """Who ended since the last call."""

@@ -1,6 +1,6 @@
 """What is simulated: workers, links, tiers, policies and faults, all chosen before the run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tandem.cluster.router.queue import RequestQueueConfig
@@ -71,12 +71,17 @@ class Scenario:
     """One run.
 
     `report_interval_s` is how old a worker's load may be when a decision is made (0: as of now).
-    What a session's request left in a slower tier is pinned for `pin_sessions_s` after its answer.
-    A worker that answers nothing for `heartbeat_timeout_s` counts as dead, a transfer that has not
-    arrived after `transfer_timeout_s` as lost. What has not ended `limit_s` after the last arrival
-    has failed. `settings` are all choices in words, for the report. With `explains` every decision
-    is kept. The timeline has about `timeline_points`. `leaps` lets workers take decode steps at one
-    go where nothing is to be decided; it changes no result.
+    What a session's request left in a slower tier is pinned for `pin_sessions_s` after its answer,
+    at most `pin_share` of a tier in all and `pin_shares` of it for a tenant; one in `quotas` has at
+    most that share of a tier. The shared pool has room for `remote_blocks` in `pool_nodes`
+    processes; what several ask for lies on up to `pool_replicas` of them. A message takes
+    `message_latency_s`; with `encodes` each goes through the codec of the wire. A worker that says
+    nothing for `heartbeat_timeout_s` counts as dead, a transfer that has not arrived after
+    `transfer_timeout_s` as lost, and a request that no gateway has asked for during `lease_s` is
+    given up. What has not ended `limit_s` after the last arrival has failed. `settings` are all
+    choices in words, for the report. With `explains` every decision is kept. The timeline has about
+    `timeline_points`. With `fast_forward` workers take decode steps at one go where nothing is to
+    be decided; it changes no result.
     """
 
     pools: tuple[Pool, ...]
@@ -85,16 +90,24 @@ class Scenario:
     context_tokens: int
     slo: Slo = field(default_factory=Slo)
     remote_blocks: int = 0
+    pool_nodes: int = 1
+    pool_replicas: int = 2
     pin_sessions_s: float = 0.0
+    pin_share: float = 0.5
+    pin_shares: Mapping[str, float] = field(default_factory=dict)
+    quotas: Mapping[str, float] = field(default_factory=dict)
     pool_bytes_per_s: float = 50e9
     network_latency_s: float = 10e-6
+    message_latency_s: float = 0.0
+    encodes: bool = False
     faults: tuple[Fault, ...] = ()
     report_interval_s: float = 0.0
     heartbeat_timeout_s: float = 10.0
     transfer_timeout_s: float = 60.0
+    lease_s: float = 30.0
     window_s: float = 30.0
     limit_s: float = 86_400.0
     settings: dict[str, str] = field(default_factory=dict)
     explains: bool = False
     timeline_points: int = 400
-    leaps: bool = True
+    fast_forward: bool = True

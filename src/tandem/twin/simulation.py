@@ -5,23 +5,21 @@ made up.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
+from tandem.cluster.gateway.demand import Demand
 from tandem.facts.trace import TraceRow
 from tandem.messages.router import RequestSubmitted
-from tandem.report.record import Ending, RequestRecord, RunRecord
-from tandem.twin.misfortune import Misfortune
+from tandem.report.record import Ending, RunRecord
+from tandem.twin.cluster import SimulatedCluster
+from tandem.twin.fault_injection import FaultInjection
+from tandem.twin.launcher import Launcher
 from tandem.twin.scenario import Scenario
-from tandem.twin.staffing import Staffing
 from tandem.twin.timeline import sample
 from tandem.twin.workload import Turn, Workload
-from tandem.twin.world import World
 
 # Between two points of a run's timeline, at least.
 LEAST_SAMPLE_NS = 1_000_000
-# Output tokens that are expected before any answer has been seen.
-FIRST_EXPECTED_OUTPUT_TOKENS = 256.0
 
 Progress = Callable[[float], None]
 
@@ -38,98 +36,101 @@ def simulate(
     return Simulation(scenario, rows, run).run(progress)
 
 
-@dataclass(slots=True)
-class OutputForecast:
-    """How long an answer will be, as far as anybody can know: as long as answers were so far."""
-
-    tokens: int = 0
-    answers: int = 0
-
-    def expected_tokens(self) -> float:
-        return self.tokens / self.answers if self.answers else FIRST_EXPECTED_OUTPUT_TOKENS
-
-    def learn(self, tokens: int) -> None:
-        self.tokens += tokens
-        self.answers += 1
-
-
 class Simulation:
-    """One run: clients, the world, and whoever staffs it."""
+    """One run: clients, the cluster, and whoever changes it."""
 
     def __init__(self, scenario: Scenario, rows: Sequence[TraceRow], run: RunRecord) -> None:
         self._scenario = scenario
         self._run = run
-        self.world = World(scenario, run)
-        self._staffing = Staffing(scenario, self.world)
-        Misfortune(scenario, self.world, self._staffing)
+        self.cluster = SimulatedCluster(scenario, run)
+        self._launcher = Launcher(scenario, self.cluster)
+        FaultInjection(scenario, self.cluster, self._launcher)
         self._workload = Workload(rows)
-        self._forecast = OutputForecast()
+        self._demand = Demand()
+        self._pin_ns = round(scenario.pin_sessions_s * 1e9)
         self._turns: dict[str, Turn] = {}
         self._answers_left: dict[int, int] = {}
         self._to_come = self._workload.requests
         self._last_arrival_ns = 0
 
     def run(self, progress: Progress | None) -> RunRecord:
-        world, agenda = self.world, self.world.agenda
-        self._staffing.open()
+        cluster, queue = self.cluster, self.cluster.queue
+        cluster.open()
+        self._launcher.open()
+        cluster.opened()
         for turn in self._workload.first_turns:
             arrival_ns = round(turn.row.arrival_s * 1e9)
             self._last_arrival_ns = max(self._last_arrival_ns, arrival_ns)
-            agenda.at(arrival_ns, partial(self._arrive, turn))
+            queue.at(arrival_ns, partial(self._arrive, turn))
         sample_ns = max(LEAST_SAMPLE_NS, self._last_arrival_ns // self._scenario.timeline_points)
-        agenda.at(0, partial(self._sample, sample_ns))
+        queue.at(0, partial(self._sample, sample_ns))
         limit_ns = round(self._scenario.limit_s * 1e9)
         told = 0
-        while (next_ns := agenda.next_ns()) is not None:
+        while (next_ns := queue.next_ns()) is not None:
             if next_ns > self._last_arrival_ns + limit_ns or not self._unfinished:
                 break
-            agenda.step()
-            self._note_ends(agenda.now_ns)
-            if progress is not None and agenda.happened - told >= 2000:
-                told = agenda.happened
+            queue.step()
+            cluster.bus.deliver()
+            self._note_ends(queue.now_ns)
+            if progress is not None and queue.happened - told >= 2000:
+                told = queue.happened
                 progress(1.0 - self._unfinished / max(1, self._workload.requests))
-        world.catch_up(agenda.now_ns)
-        world.recorder.failed("the run ended before it", agenda.now_ns)
-        self._close(agenda.now_ns)
+        cluster.catch_up()
+        cluster.bus.deliver()
+        cluster.recorder.failed("the run ended before it", queue.now_ns)
+        self._close()
         return self._run
 
     @property
     def _unfinished(self) -> int:
-        return self._to_come + self.world.recorder.open_requests
+        return self._to_come + self.cluster.recorder.open_requests
 
     def _arrive(self, turn: Turn, now_ns: int) -> None:
-        world, row = self.world, turn.row
+        """All answers of a call arrive together."""
         self._last_arrival_ns = max(self._last_arrival_ns, now_ns)
-        self._answers_left[turn.index] = row.answers
-        service = world.router.config.classes.classify({}, row.tenant)
-        if row.service_class:
-            service = world.router.config.classes.named(row.service_class)
-        slo = self._scenario.slo if service.slo.empty else service.slo
-        for request in self._workload.requests_of(turn, service.priority):
+        self._answers_left[turn.index] = turn.row.answers
+        if self.cluster.gateway is not None:
+            self.cluster.refresh_loads()
+        for event in self._submissions(turn, now_ns):
+            request_id = event.request.request_id
             self._to_come -= 1
-            self._turns[request.request_id] = turn
-            event = RequestSubmitted(
+            self._turns[request_id] = turn
+            self._demand.arrived(request_id)
+            self.cluster.recorder.submitted(event, now_ns)
+            if self.cluster.gateway is None:
+                self.cluster.recorder.turned_away(request_id, "there is no gateway", now_ns)
+                continue
+            self.cluster.submit(event)
+
+    def _submissions(self, turn: Turn, now_ns: int) -> list[RequestSubmitted]:
+        row, classes = turn.row, self._scenario.policies.classes
+        service = classes.classify({}, row.tenant)
+        if row.service_class:
+            service = classes.named(row.service_class)
+        slo = self._scenario.slo if service.slo.empty else service.slo
+        # A client allows as much as there is room for: how long an answer will be nobody knows.
+        room_tokens = max(1, self._scenario.context_tokens - row.prompt_tokens)
+        return [
+            RequestSubmitted(
                 request=request,
-                expected_output_tokens=self._forecast.expected_tokens(),
+                expected_output_tokens=self._demand.expected_tokens(room_tokens),
                 tenant=row.tenant,
                 service_class=service.name,
                 session=row.session,
                 slo=slo,
                 deadline_ns=service.deadline_ns(now_ns),
+                pin_ns=self._pin_ns if row.session else 0,
             )
-            world.recorder.submitted(event, now_ns)
-            if not world.gateway_up:
-                world.recorder.turned_away(request.request_id, "there is no gateway", now_ns)
-                continue
-            world.refresh_loads(now_ns)
-            world.tell_router(event, now_ns)
-            if self._staffing.planner is not None:
-                self._staffing.planner.request_arrived(now_ns)
+            for request in self._workload.requests_of(turn, service.priority)
+        ]
 
     def _note_ends(self, now_ns: int) -> None:
-        for record in self.world.recorder.take_finished():
-            if record.ending is Ending.FINISHED:
-                self._learn(record, now_ns)
+        for record in self.cluster.recorder.take_finished():
+            finished = record.ending is Ending.FINISHED
+            if record.emitted_tokens:
+                tokens, first_ns = record.emitted_tokens, record.first_token_ns
+                self._demand.got_token(record.request_id, first_ns, tokens)
+            self._demand.left(record.request_id, finished=finished)
             turn = self._turns.pop(record.request_id)
             self._answers_left[turn.index] -= 1
             if self._answers_left[turn.index]:
@@ -138,31 +139,23 @@ class Simulation:
             follower = self._workload.follower(turn)
             if follower is not None:
                 think_ns = round(follower.row.think_s * 1e9)
-                self.world.agenda.at(now_ns + think_ns, partial(self._arrive, follower))
-
-    def _learn(self, record: RequestRecord, now_ns: int) -> None:
-        self._forecast.learn(record.emitted_tokens)
-        if self._staffing.planner is not None:
-            uncached_tokens = max(1, record.prompt_tokens - sum(record.reused_tokens.values()))
-            self._staffing.planner.request_finished(
-                (uncached_tokens, record.emitted_tokens), record.ttft_s, record.tpot_s, now_ns
-            )
+                self.cluster.queue.at(now_ns + think_ns, partial(self._arrive, follower))
 
     def _sample(self, every_ns: int, now_ns: int) -> None:
         samples = self._run.samples
-        samples.append(sample(self.world, now_ns))
+        samples.append(sample(self.cluster, now_ns))
         if len(samples) > 2 * self._scenario.timeline_points:
             # The run takes longer than its arrivals did: half as many points are enough.
             del samples[1::2]
             every_ns *= 2
         if self._unfinished:
-            self.world.agenda.at(now_ns + every_ns, partial(self._sample, every_ns))
+            self.cluster.queue.at(now_ns + every_ns, partial(self._sample, every_ns))
 
-    def _close(self, now_ns: int) -> None:
-        world = self.world
-        world.steps.close()
-        self._run.end_ns = now_ns
-        self._run.events = world.agenda.happened
-        self._run.transfers = world.transport.shipping.records()
-        for name in list(world.members.up):
-            world.settle_accounts(name, now_ns)
+    def _close(self) -> None:
+        cluster = self.cluster
+        cluster.recorder.close()
+        self._run.end_ns = cluster.now_ns
+        self._run.events = cluster.queue.happened
+        self._run.transfers = cluster.transfers.records()
+        for name in list(cluster.workers):
+            cluster.settle_accounts(name)

@@ -1,22 +1,19 @@
 """Writes down what the steps of workers do while a run goes on: whose tokens they compute and draw,
 and how long they take."""
 
-from array import array
-
-from tandem.facts.fleet import Tier
-from tandem.messages.worker import EmitTokens
-from tandem.report.record import Ending, RequestRecord, RunRecord, WorkerRecord
+from tandem.facts.fleet import Role, Tier
+from tandem.messages.router import TokensReported
+from tandem.report.record import RunRecord, WorkerRecord
 from tandem.twin.recorder import Recorder
 
 
 class StepRecorder:
-    """Owns the records of workers, and the gaps between tokens."""
+    """Owns the records of workers."""
 
     def __init__(self, run: RunRecord, requests: Recorder) -> None:
         self.run = run
         self.requests = requests
         self._workers: dict[str, WorkerRecord] = {}
-        self._gaps: dict[int, int] = {}
 
     def worker(self, record: WorkerRecord) -> WorkerRecord:
         """The record of a worker's name; one name keeps one record over restarts."""
@@ -27,6 +24,12 @@ class StepRecorder:
 
     def of(self, name: str) -> WorkerRecord:
         return self._workers[name]
+
+    def role_taken(self, name: str, role: Role) -> None:
+        """A worker has told its role: perhaps it has flipped."""
+        record = self._workers[name]
+        if record.role != str(role):
+            record.role, record.flips = str(role), record.flips + 1
 
     def scheduled(self, wire_id: str, now_ns: int) -> None:
         record = self.requests.of(wire_id)
@@ -48,47 +51,17 @@ class StepRecorder:
         record.prefill_busy_ns += busy_ns if prefills else 0
         record.steps += steps
 
-    def drew(self, worker: str, emission: EmitTokens, now_ns: int) -> None:
-        """A step's tokens are there."""
-        self._workers[worker].decoded_tokens += len(emission.request_ids)
-        for index, wire_id in enumerate(emission.request_ids):
-            record = self.requests.of(wire_id)
-            if record.first_token_ns < 0:
-                record.first_token_ns = now_ns
-            else:
-                self._gap(now_ns - record.last_token_ns, 1)
-            if cached_tokens := emission.cached_tokens[index]:
-                self._cached(record, wire_id, cached_tokens)
-            record.last_token_ns = now_ns
-            record.emitted_tokens += 1
-            if emission.finish_reasons[index] is not None and record.ending is None:
-                self.requests.end(record, Ending.FINISHED, now_ns)
+    def drew(self, worker: str, report: TokensReported) -> None:
+        """A worker tells of the tokens of one step, or of several."""
+        emission = report.emission
+        self._workers[worker].decoded_tokens += len(emission.request_ids) * report.repeats
+        if any(emission.cached_tokens):
+            for wire_id, tokens in zip(emission.request_ids, emission.cached_tokens, strict=True):
+                if tokens:
+                    self._cached(wire_id, tokens)
 
-    def leapt(self, worker: str, wire_ids: list[str], landed_ns: list[int]) -> None:
-        """Each of these sequences got a token at each of these instants."""
-        count, steps = len(wire_ids), len(landed_ns)
-        self._workers[worker].decoded_tokens += count * steps
-        first_ns, last_ns = landed_ns[0], landed_ns[-1]
-        for wire_id in wire_ids:
-            record = self.requests.of(wire_id)
-            self._gap(first_ns - record.last_token_ns, 1)
-            record.last_token_ns = last_ns
-            record.emitted_tokens += steps
-        before_ns = first_ns
-        for instant_ns in landed_ns[1:]:
-            self._gap(instant_ns - before_ns, count)
-            before_ns = instant_ns
-
-    def close(self) -> None:
-        """Write out what was gathered in other shapes."""
-        gaps = sorted(self._gaps)
-        self.run.gaps_ns = array("q", gaps)
-        self.run.gap_counts = array("q", [self._gaps[gap] for gap in gaps])
-
-    def _gap(self, gap_ns: int, times: int) -> None:
-        self._gaps[gap_ns] = self._gaps.get(gap_ns, 0) + times
-
-    def _cached(self, record: RequestRecord, wire_id: str, cached_tokens: int) -> None:
+    def _cached(self, wire_id: str, cached_tokens: int) -> None:
+        record = self.requests.of(wire_id)
         # A decode worker finds cached what the prefill worker has computed or found already.
-        if record.emitted_tokens == 0 and Tier.DEVICE not in record.reused_tokens:
+        if record.first_token_ns < 0 and Tier.DEVICE not in record.reused_tokens:
             self.requests.reused(wire_id, Tier.DEVICE, cached_tokens)

@@ -1,154 +1,275 @@
-"""The slower tiers of the simulated workers: what they hold, the copies that fill them in the
-background, and what the router is told of it."""
+"""The tier engine of a simulated worker: what live is done by threads over memory, disk and the
+shared pool is done here by transfers over the links between them. Books of names only; what each
+tier holds and gives up is decided by the worker's own machine."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from tandem.cluster.router.request_state import RequestState
-from tandem.cluster.tiers.store import TierMove, TierMoves, TierStore
-from tandem.facts.blocks import BlockChanges
+from tandem.cluster.node.inbound_transfers import Order
 from tandem.facts.fleet import Tier
-from tandem.messages.router import BlocksReported, RouterEvent, StartTransfer
-from tandem.messages.worker import EmitTokens
-from tandem.policy.eviction.pinned import Pin, Pinned
-from tandem.twin.damage import Damage
+from tandem.facts.kv_tiers import BlockName
+from tandem.messages.node import BlocksFetched, BlocksKept, BlocksStaged, NodeEvent
 from tandem.twin.network_paths import path_between_tiers
-from tandem.twin.scenario import Pool, Scenario
-from tandem.twin.shipping import Shipment, Shipping
+from tandem.twin.recorder import Recorder
+from tandem.twin.shared_pool import PoolRead, SimulatedPoolClient
+from tandem.twin.tier_stores import SimulatedStore
+from tandem.twin.transfers import Transfers
 
-PassageOf = Callable[[str], RequestState | None]
-TellRouter = Callable[[RouterEvent, int], None]
+STAGED = "to staging"
 
 
-class Tiers:
-    """Owns what lies off the devices, by worker; `hierarchies` share the pool's store."""
+@dataclass(slots=True)
+class FetchUnderWay:
+    """`names[i]` comes from `tiers[i]`; `limit` is the first block that is not to be had. The
+    `parts` are not over yet, each with the transfer that brings it, if it is known."""
 
-    def __init__(self, scenario: Scenario, shipping: Shipping, tell_router: TellRouter) -> None:
-        self._block_size = scenario.block_size
-        self._eviction = scenario.policies.eviction
-        self._shipping = shipping
-        self._tell_router = tell_router
-        self._sequence_numbers: dict[tuple[str, Tier], int] = {}
-        self._parents: dict[bytes, bytes] = {}
-        self._block_bytes: dict[str, float] = {}
-        self.hierarchies: dict[str, TierMoves] = {}
-        self.damage = Damage(self.hierarchies, self._parents, self.report)
-        remote_blocks = scenario.remote_blocks
-        self._pin_ns = round(scenario.pin_sessions_s * 1e9)
-        self._pinned: dict[int, Pinned[bytes]] = {}
-        self._remote = self._store(remote_blocks) if remote_blocks else None
+    fetch_id: int
+    tiers: Sequence[Tier]
+    names: Sequence[BlockName]
+    order: Order
+    limit: int
+    started_ns: int
+    parts: dict[Tier, int | PoolRead | None] = field(default_factory=dict)
+    moved_bytes: float = 0.0
+    corrupt: tuple[bytes, ...] = ()
+    missing: tuple[bytes, ...] = ()
+    problem: str = ""
 
-    def add_worker(self, name: str, pool: Pool) -> None:
-        kind = pool.kind
-        self._block_bytes[name] = kind.cost.kv_bytes(self._block_size)
-        tiers: dict[Tier, TierStore] = {}
-        for tier, blocks in ((Tier.HOST, kind.host_blocks), (Tier.DISK, kind.disk_blocks)):
-            if blocks:
-                tiers[tier] = self._store(blocks)
-        if self._remote is not None:
-            tiers[Tier.REMOTE] = self._remote
-        self.hierarchies[name] = TierMoves(tiers)
+    def ends_at(self, index: int, *, missing: bool = False, corrupt: bool = False) -> None:
+        """Block `index` is not to be had: nobody needs those behind it."""
+        digest = self.names[index].digest
+        self.limit = min(self.limit, index)
+        self.missing += (digest,) if missing else ()
+        self.corrupt += (digest,) if corrupt else ()
 
-    def read(self, order: StartTransfer, state: RequestState, now_ns: int) -> tuple[bytes, ...]:
-        """The blocks that are wanted, if the tier still holds what the index promised; reading
-        keeps them from eviction."""
-        first = order.first_token // self._block_size
-        digests = state.chain[first : -(-order.end_token // self._block_size)]
-        store = self.hierarchies[order.target].tiers.get(order.tier)
-        if store is None or store.prefix(digests) < len(digests):
-            return ()
-        store.touch(digests, now_ns)
-        return tuple(digests)
 
-    def pin_ended(
-        self, worker: str, emission: EmitTokens, state_of: PassageOf, now_ns: int
-    ) -> None:
-        """Where a session's answer ends with these tokens, keep for a while what the tiers of its
-        workers have of it."""
-        for wire_id, reason in zip(emission.request_ids, emission.finish_reasons, strict=True):
-            state = state_of(wire_id) if self._pin_ns and reason else None
-            if state is not None and state.submission.session:
-                for name in dict.fromkeys((state.prefill, worker)):
-                    self._pin(name, state, now_ns)
+class SimulatedTiers:
+    """One worker's. `stores` are its memory and its disk; `pool` is its way to the shared pool.
+    What is done is told to `post`."""
 
-    def _pin(self, worker: str, state: RequestState, now_ns: int) -> None:
-        pin = Pin(now_ns + self._pin_ns, state.view.priority)
-        for store in self.hierarchies[worker].tiers.values():
-            # The start first: without it, what follows is worth nothing.
-            for digest in state.chain[: store.prefix(state.chain)]:
-                self._pinned[id(store)].pin(digest, pin, now_ns)
-
-    def write_through(self, worker: str, changes: BlockChanges, now_ns: int) -> None:
-        """Blocks were sealed on a device: copy them to the slower tiers in the background."""
-        hierarchy = self.hierarchies[worker]
-        if hierarchy.tiers:
-            self._parents.update(zip(changes.stored, changes.stored_parents, strict=True))
-            for move in hierarchy.write_through(changes.stored):
-                self.ship(worker, move, now_ns)
-
-    def ship(self, worker: str, move: TierMove, now_ns: int) -> None:
-        moved_bytes = len(move.digests) * self._block_bytes[worker]
-        cargo = MovingBlocks(self, worker, move)
-        path = path_between_tiers(worker, move.source, move.target)
-        self._shipping.ship(Shipment(f"to {move.target}", moved_bytes, now_ns, cargo), path, now_ns)
-
-    def _store(self, blocks: int) -> TierStore:
-        if not self._pin_ns:
-            return TierStore(blocks, self._eviction())
-        pinned = Pinned(self._eviction(), blocks // 2)
-        store = TierStore(blocks, pinned)
-        self._pinned[id(store)] = pinned
-        return store
-
-    def lose_worker(self, worker: str) -> None:
-        """Its host memory dies with it; its disk survives."""
-        host = self.hierarchies[worker].tiers.get(Tier.HOST)
-        if host is not None:
-            host.clear()
-        for tier in (Tier.HOST, Tier.DISK):
-            self._sequence_numbers.pop((worker, tier), None)
-
-    def relist(self, worker: str, now_ns: int) -> None:
-        """A worker came back: what its disk still holds is news to the router."""
-        disk = self.hierarchies[worker].tiers.get(Tier.DISK)
-        if disk is not None and (resident := disk.listing()):
-            self.report(worker, Tier.DISK, ((), resident), now_ns)
-
-    def report(
+    def __init__(
         self,
         worker: str,
-        tier: Tier,
-        changes: tuple[tuple[bytes, ...], tuple[bytes, ...]],
-        now_ns: int,
+        block_size: int,
+        block_bytes: float,
+        stores: Mapping[Tier, SimulatedStore],
+        pool: SimulatedPoolClient | None,
+        transfers: Transfers,
+        recorder: Recorder,
+        *,
+        order_of: Callable[[int], Order],
+        clock: Callable[[], int],
+        post: Callable[[NodeEvent], None],
     ) -> None:
-        """Tell the router which blocks a tier gave up, and which are new there."""
-        removed, stored = changes
-        if not removed and not stored:
+        self.stores = stores
+        self._worker = worker
+        self._block_size = block_size
+        self._block_bytes = block_bytes
+        self._pool = pool
+        self._transfers = transfers
+        self._recorder = recorder
+        self._order_of = order_of
+        self._clock = clock
+        self._post = post
+        self._fetches: dict[int, FetchUnderWay] = {}
+
+    def stage_blocks(self, copy_id: int, blocks: tuple[int, ...]) -> None:
+        """Over the link between device and host memory."""
+        self._transfers.start(
+            STAGED,
+            len(blocks) * self._block_bytes,
+            path_between_tiers(self._worker, Tier.DEVICE, Tier.HOST),
+            lambda arrived, _: self._post(BlocksStaged(copy_id, arrived)),
+            urgent=False,
+        )
+
+    def keep_staged(
+        self,
+        copy_id: int,
+        tier: Tier,
+        rows: tuple[int, ...],  # noqa: ARG002
+        names: tuple[BlockName, ...],
+    ) -> None:
+        """From the staging memory, which is host memory."""
+        if tier is Tier.REMOTE:
+            assert self._pool is not None
+            self._pool.offer(names, lambda kept, problem: self._kept(copy_id, tier, kept, problem))
+        else:
+            self._write(copy_id, tier, names, () if tier is Tier.HOST else (Tier.HOST, tier))
+
+    def drop_staged(self, copy_id: int) -> None:
+        """There is no memory to be given back."""
+
+    def copy_between_tiers(
+        self, copy_id: int, source: Tier, target: Tier, names: tuple[BlockName, ...]
+    ) -> None:
+        if source is Tier.REMOTE:
+            assert self._pool is not None
+            self._pool.read(
+                names,
+                f"to {target}",
+                lambda read: self._write(copy_id, target, names[: read.blocks], ()),
+                urgent=False,
+            )
             return
-        number = self._sequence_numbers.get((worker, tier), 0)
-        self._sequence_numbers[worker, tier] = number + 1
-        parents = tuple(self._parents[digest] for digest in stored)
-        news = BlockChanges(number, removed, stored, parents)
-        self._tell_router(BlocksReported(worker, tier, news), now_ns)
+        store = self.stores[source]
+        if not store.up:
+            self._kept(copy_id, target, (), f"tier {source} is down")
+            return
+        found = [
+            name
+            for name in names
+            if name.digest in store.blocks and name.digest not in store.corrupt
+        ]
+        self._write(copy_id, target, found, (source, target))
 
+    def forget_in_tier(self, tier: Tier, digests: tuple[bytes, ...]) -> None:
+        self.stores[tier].discard(digests)
 
-@dataclass(frozen=True, slots=True)
-class MovingBlocks:
-    """Blocks on their way to a slower tier of a worker."""
+    def fetch_blocks(
+        self,
+        fetch_id: int,
+        tiers: tuple[Tier, ...],
+        names: tuple[BlockName, ...],
+        target_blocks: tuple[int, ...],  # noqa: ARG002
+    ) -> None:
+        """All tiers at the same time, each up to its first block that is not to be had."""
+        fetch = self._fetches[fetch_id] = FetchUnderWay(
+            fetch_id, tiers, names, self._order_of(fetch_id), len(names), self._clock()
+        )
+        fetch.parts = dict.fromkeys(tiers)
+        for tier in list(fetch.parts):
+            self._fetch_part(fetch, tier)
 
-    tiers: Tiers
-    worker: str
-    move: TierMove
+    def end_fetch(self, fetch_id: int) -> None:
+        fetch = self._fetches.get(fetch_id)
+        if fetch is None:
+            return
+        fetch.limit, fetch.problem = 0, "stopped"
+        for part in fetch.parts.values():
+            if isinstance(part, PoolRead):
+                part.cancel()
+            elif part is not None:
+                self._transfers.cancel(part)
+        fetch.parts.clear()
+        self._finish(fetch)
 
-    def arrived(self, now_ns: int) -> None:
-        self.tiers.damage.mended(self.worker, self.move.target, self.move.digests)
-        arrival = self.tiers.hierarchies[self.worker].arrived(self.move, now_ns)
-        reporter = "" if self.move.target is Tier.REMOTE else self.worker
-        changes = (arrival.evicted, arrival.added)
-        self.tiers.report(reporter, self.move.target, changes, now_ns)
-        for move in arrival.moves:
-            self.tiers.ship(self.worker, move, now_ns)
+    def _fetch_part(self, fetch: FetchUnderWay, tier: Tier) -> None:
+        rows = [index for index, of in enumerate(fetch.tiers) if of is tier]
+        names = [fetch.names[index] for index in rows]
+        if tier is Tier.REMOTE:
+            assert self._pool is not None
+            fetch.parts[tier] = self._pool.read(
+                names,
+                str(tier),
+                lambda read: self._pool_part_ended(fetch, rows, read),
+                urgent=True,
+            )
+            return
+        store = self.stores[tier]
+        if not store.up:
+            fetch.ends_at(rows[0])
+            fetch.problem = f"tier {tier} is down"
+            self._part_over(fetch, tier)
+            return
+        found = store.first_missing(names)
+        if found < len(names):
+            fetch.ends_at(rows[found], missing=True)
+            self._transfers.miss(str(tier))
+        if not found:
+            self._part_over(fetch, tier)
+            return
 
-    def lost(self, now_ns: int) -> None:
-        del now_ns
-        self.tiers.hierarchies[self.worker].lost(self.move)
+        def ended(arrived: bool, _seconds: float) -> None:
+            if not arrived:
+                fetch.ends_at(rows[0])
+                fetch.problem = fetch.problem or "the transfer was lost"
+            else:
+                self._check(fetch, store, rows[:found], names[:found])
+                fetch.moved_bytes += found * self._block_bytes
+            self._part_over(fetch, tier)
+
+        fetch.parts[tier] = self._transfers.start(
+            str(tier),
+            found * self._block_bytes,
+            path_between_tiers(self._worker, tier, Tier.DEVICE),
+            ended,
+            urgent=True,
+        )
+
+    def _check(
+        self,
+        fetch: FetchUnderWay,
+        store: SimulatedStore,
+        rows: Sequence[int],
+        names: Sequence[BlockName],
+    ) -> None:
+        sound = store.first_corrupt(names)
+        if sound < len(names):
+            fetch.ends_at(rows[sound], corrupt=True)
+            self._transfers.miss(str(fetch.tiers[rows[sound]]))
+            store.discard([names[sound].digest])
+
+    def _pool_part_ended(self, fetch: FetchUnderWay, rows: Sequence[int], read: PoolRead) -> None:
+        if read.blocks < len(rows):
+            index = rows[read.blocks]
+            fetch.ends_at(index, missing=read.missing, corrupt=read.corrupt)
+            fetch.problem = fetch.problem or read.problem
+        fetch.moved_bytes += read.blocks * self._block_bytes
+        self._part_over(fetch, Tier.REMOTE)
+
+    def _part_over(self, fetch: FetchUnderWay, tier: Tier) -> None:
+        fetch.parts.pop(tier, None)
+        if not fetch.parts:
+            self._finish(fetch)
+
+    def _finish(self, fetch: FetchUnderWay) -> None:
+        # An end may be called for twice while the last part is being told.
+        if self._fetches.pop(fetch.fetch_id, None) is None:
+            return
+        order = fetch.order
+        left_tokens = order.end_token - order.first_token
+        for tier in fetch.tiers[: fetch.limit]:
+            tokens = min(self._block_size, left_tokens)
+            self._recorder.reused(order.request_id, tier, tokens)
+            left_tokens -= tokens
+        self._post(
+            BlocksFetched(
+                fetch.fetch_id,
+                fetch.limit,
+                round(fetch.moved_bytes),
+                (self._clock() - fetch.started_ns) / 1e9,
+                fetch.corrupt,
+                fetch.missing,
+                fetch.problem,
+            )
+        )
+
+    def _write(
+        self, copy_id: int, tier: Tier, names: Sequence[BlockName], way: tuple[Tier, ...]
+    ) -> None:
+        """Over the links from the first of `way` to the other; an empty one takes no time."""
+        store = self.stores[tier]
+        if not store.up:
+            self._kept(copy_id, tier, (), f"tier {tier} is down")
+            return
+        if not way or not names:
+            self._kept(copy_id, tier, store.put(names))
+            return
+
+        def ended(arrived: bool, _seconds: float) -> None:
+            if arrived and store.up:
+                self._kept(copy_id, tier, store.put(names))
+            else:
+                self._kept(copy_id, tier, (), "the transfer was lost")
+
+        self._transfers.start(
+            f"to {tier}",
+            len(names) * self._block_bytes,
+            path_between_tiers(self._worker, *way),
+            ended,
+            urgent=False,
+        )
+
+    def _kept(self, copy_id: int, tier: Tier, kept: tuple[bytes, ...], problem: str = "") -> None:
+        self._post(BlocksKept(copy_id, tier, kept, problem))

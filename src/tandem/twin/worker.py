@@ -1,284 +1,370 @@
-"""One simulated worker: the real worker machine over an engine that only knows how long steps take.
+"""One simulated worker process: the node machine that runs live, over a simulated engine, KV
+transfer and tiers."""
 
-Where the machine says that coming steps hold no decision, they are taken at one go (a leap); the
-instants are those of the steps taken one by one.
-"""
-
-from bisect import bisect_right
-from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tandem.cluster.router.deaths import CLEARING_TOKENS
-from tandem.cluster.router.request_state import failed_over
-from tandem.cluster.worker.machine import WorkerConfig, WorkerMachine, load_of
-from tandem.cost.step import StepShape
+from tandem.cluster.node.driver import NodePorts, perform
+from tandem.cluster.node.machine import NodeConfig, NodeMachine
+from tandem.cluster.tiers.config import TierLimits, TiersConfig
+from tandem.cluster.worker.machine import WorkerConfig, WorkerMachine, drawn_since, load_of
 from tandem.facts.blocks import CacheRoot
-from tandem.facts.steps import StepPlan, StepResult
-from tandem.messages.router import LoadReported
-from tandem.messages.worker import EmitTokens, RunStep, StepDone, WorkerEffect, WorkerEvent
-from tandem.twin.scenario import Scenario, WorkerKind
+from tandem.facts.fleet import Role, Tier
+from tandem.facts.kv_export import KvExport, KvGeometry, MoveKv
+from tandem.messages.cluster import (
+    PROTOCOL,
+    FetchKv,
+    LeasesRenewed,
+    Register,
+    RoleStateReported,
+    ToGateway,
+)
+from tandem.messages.gateway import TimePassed
+from tandem.messages.node import (
+    BlocksFetched,
+    BlocksKept,
+    BlocksPublished,
+    BlocksStaged,
+    GatewayConnected,
+    GatewayGone,
+    GatewaySaid,
+    Leave,
+    MoveFinished,
+    NodeEffect,
+    NodeEvent,
+)
+from tandem.messages.router import LoadReported, TokensReported
+from tandem.twin.engine import SimulatedEngine
+from tandem.twin.event_queue import Timer, Turn
+from tandem.twin.kv_transfer import SimulatedKvTransfer
+from tandem.twin.process import GATEWAY, MessageBus, Process
+from tandem.twin.scenario import Pool, Scenario, WorkerKind
+from tandem.twin.shared_pool import SimulatedPoolClient, SimulatedPoolNode
 from tandem.twin.step_recorder import StepRecorder
+from tandem.twin.tier_stores import SimulatedStore
+from tandem.twin.tiers import SimulatedTiers
+from tandem.twin.transfers import Transfers
 from tandem.twin.workload import VOCABULARY_TOKENS
 
-# Steps of one leap at most: a leap that is cut short has computed instants in vain.
-LEAP_STEPS = 24
-# Below so many steps a leap costs more than it saves.
-LEAST_LEAP_STEPS = 3
-
+MODEL = "simulated"
+# What concerns KV on its way and leases alone: the worker machine hears nothing of it, as long as
+# no import ends by it.
+PASSING = (
+    BlocksFetched,
+    BlocksKept,
+    BlocksPublished,
+    BlocksStaged,
+    FetchKv,
+    LeasesRenewed,
+    MoveFinished,
+    MoveKv,
+    TimePassed,
+)
+# How slower tiers fare is told so often at most.
+TIERS_REPORT_NS = 1_000_000_000
 CACHE_ROOT = CacheRoot("twin", "", b"")
 
 
 @dataclass(frozen=True, slots=True)
-class Leapt:
-    """`steps` steps landed at one go, each of which drew the tokens of `emission`."""
+class Start:
+    """One start of a worker: number `order` of all names, the `starts`-th of its own."""
 
-    emission: EmitTokens
-    steps: int
-
-
-SimulatedEffect = WorkerEffect | Leapt
-
-
-@dataclass(slots=True)
-class Flight:
-    """A step under way: what it will draw for whom, and when it lands. `context_tokens` is what the
-    rows attend to in all, when every row is a decode; it `opens` a sequence when it computes tokens
-    that were known when that was placed."""
-
-    step_id: int
-    done_ns: int
-    duration_ns: int
-    request_ids: list[str]
-    tokens: tuple[int, ...]
-    context_tokens: int
-    prefills: bool
-    opens: bool
+    name: str
+    pool: Pool
+    role: Role
+    order: int
+    starts: int
 
 
-class SimulatedWorker:
-    """`tell` an event, `catch_up` when `wake_ns` has come; both give the machine's effects but its
-    steps, which happen in here."""
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a worker shares with the others: messages, links, records, and the disk that outlives
+    it. `left` is called when its machine ends the process."""
 
-    def __init__(
-        self, name: str, kind: WorkerKind, scenario: Scenario, steps: StepRecorder
-    ) -> None:
-        self.name = name
-        self.kind = kind
-        self._scenario = scenario
-        self._steps = steps
-        self.machine = WorkerMachine(_worker_config(kind, scenario))
-        self._flights: deque[Flight] = deque()
-        self._stage_free_ns = [0] * kind.cost.step_time.stages
-        self._slots: list[str] = [""] * kind.max_sequences
-        self._placed_tokens = [0] * kind.max_sequences
-        # The instants of the coming landings when a leap is on, and how many of them it covers.
-        self._leap: list[int] = []
-        self._leap_steps = 0
+    scenario: Scenario
+    bus: MessageBus
+    transfers: Transfers
+    steps: StepRecorder
+    workers: Mapping[str, "SimulatedWorker"]
+    pool_nodes: Mapping[str, SimulatedPoolNode]
+    disk: SimulatedStore
+    left: Callable[["SimulatedWorker", Leave], object]
+
+
+class SimulatedWorker(Process[NodeEvent]):
+    """`up_since_ns` is since when it is paid for and not yet written down."""
+
+    def __init__(self, start: Start, around: Surroundings) -> None:
+        super().__init__(start.name, str(start.starts), around.bus)
+        self.pool, self.order = start.pool, start.order
+        self.up_since_ns = around.bus.queue.now_ns
+        self._around = around
+        self._queue = around.bus.queue
+        scenario, kind = around.scenario, start.pool.kind
+        tiers = _tiers_config(kind, scenario, around.disk)
+        machine = WorkerMachine(_worker_config(kind, scenario, tells_full_blocks=tiers is not None))
+        register = _hello(start, self.incarnation, machine.config)
+        self.machine = NodeMachine(NodeConfig(register, tiers, reports_when_asked=True), machine)
+        self.worker_machine = machine
+        self.host = SimulatedStore()
+        self.engine = SimulatedEngine(
+            self.name,
+            kind.cost.step_time,
+            machine,
+            around.steps,
+            self._clock,
+            fast_forward=scenario.fast_forward,
+        )
+        self._ports = self._make_ports(tiers, kind)
+        self._timer = Timer(self._queue, lambda _: self.receive(TimePassed()))
+        self._wake_ns: int | None = None
+        self._thaw_ns = 0
+        self._preemptions = 0
+        self._landed_ns: Sequence[int] = ()
+        # The load as the machine has it, and as it was reported last where it is always known.
         self._load: LoadReported | None = None
+        self._reported: LoadReported | None = None
+        # Where it is told now and then: how often, when next, and what was said but not heard.
+        self._interval_ns = round(scenario.report_interval_s * 1e9)
+        self._report_due_ns: int | None = None
+        self._pending: LoadReported | None = None
+        self._asked = False
+        self._tiers_told_ns = -TIERS_REPORT_NS
 
     @property
-    def wake_ns(self) -> int | None:
-        """When something happens in here by itself."""
-        if self._leap_steps:
-            return self._leap[self._leap_steps - 1]
-        return self._flights[0].done_ns if self._flights else None
+    def role(self) -> Role:
+        return self.machine.role_state.role
 
     @property
-    def idle(self) -> bool:
-        return self.machine.idle
+    def generations(self) -> Sequence[int]:
+        """Of its blocks, as they are now."""
+        return self.worker_machine.sequences.pool.generations
 
-    def tell(self, event: WorkerEvent, now_ns: int) -> list[SimulatedEffect]:
-        effects = self._land_due(now_ns)
-        self._leap_steps = 0
-        effects += self._perform(self.machine.handle(event, now_ns), now_ns)
-        self._look_ahead()
-        return effects
+    def take_mail(self, now_ns: int) -> None:
+        """What has landed by now comes before what arrives now."""
+        if self.hangs or not self.alive:
+            return
+        events, self.mail = self.mail, []
+        if self.peer not in self.bus.peers and GatewayConnected(GATEWAY) in events:
+            self.bus.peers[self.peer] = self
+        self._settle_report(now_ns)
+        if self._changes_nothing(events, now_ns):
+            self._handle(events, now_ns)
+            return
+        self._land_all(now_ns)
+        self._handle(events, now_ns)
+        self._go_on()
 
-    def catch_up(self, now_ns: int) -> list[SimulatedEffect]:
-        """What has landed by now, before anything else that happens now."""
-        if not self._flights or self._flights[0].done_ns > now_ns:
-            return []
-        effects = self._land_due(now_ns)
-        self._look_ahead()
-        return effects
+    def catch_up(self, now_ns: int) -> None:
+        """What has landed by now is told of, before anything else that happens now."""
+        if not self.hangs and self.engine.due(now_ns):
+            self._settle_report(now_ns)
+            self._land_all(now_ns)
+            self._go_on()
 
-    def freeze(self, duration_ns: int, now_ns: int) -> list[SimulatedEffect]:
-        """Nothing moves in here for a while: every landing comes so much later."""
-        effects = self._land_due(now_ns)
-        self._leap_steps = 0
-        for flight in self._flights:
-            flight.done_ns += duration_ns
-        self._stage_free_ns = [max(free, now_ns) + duration_ns for free in self._stage_free_ns]
-        return effects
+    def hang(self, until_ns: int | None, now_ns: int) -> None:
+        """Nothing moves in here, and nothing is heard or said; None: for good."""
+        end_ns = 1 << 62 if until_ns is None else until_ns
+        longer_ns = end_ns - max(now_ns, self._thaw_ns)
+        if longer_ns <= 0:
+            return
+        if not self.hangs:
+            self._land_all(now_ns)
+            # Both worlds, taken step by step or not, know since when it is silent.
+            self.sign_of_life(now_ns)
+            self.hangs = True
+        self.engine.freeze(longer_ns, now_ns)
+        self._thaw_ns = end_ns
+        if until_ns is not None:
+            self._queue.at(until_ns, self._thaw)
+
+    def fenced(self) -> None:
+        """The gateway has closed the channel. What it sent before is lost; the worker tries to
+        come back."""
+        self.mail = [event for event in self.mail if not isinstance(event, GatewaySaid)]
+        self.receive(GatewayGone(GATEWAY))
+        if self.bus.gateway is not None:
+            self.receive(GatewayConnected(GATEWAY))
+
+    def take_preemptions(self) -> int:
+        """Since the last call."""
+        counted, self._preemptions = self._preemptions, self.worker_machine.planner.preemptions
+        return self._preemptions - counted
+
+    def die(self) -> None:
+        """The process is no more."""
+        self.alive = False
+        self.mail.clear()
 
     def load(self, now_ns: int) -> LoadReported:
-        """What a report sent now would say."""
+        """What a report sent now would say, but for what was heard."""
         if self._load is None:
-            self._load = load_of(self.name, self.machine)
+            self._load = load_of(self.name, self.worker_machine)
         load = self._load
-        if not self._leap_steps:
-            return load
-        steps = bisect_right(self._leap, now_ns, hi=self._leap_steps)
-        return LoadReported(
-            worker=load.worker,
-            running_sequences=load.running_sequences,
-            waiting_requests=load.waiting_requests,
-            queued_prefill_tokens=load.queued_prefill_tokens,
-            context_tokens=load.context_tokens + steps * len(self._flights[0].tokens),
-            free_blocks=load.free_blocks,
-        )
+        drawn_tokens = self.engine.tokens_ahead(now_ns)
+        return drawn_since(load, drawn_tokens) if drawn_tokens else load
 
-    def _land_due(self, now_ns: int) -> list[SimulatedEffect]:
-        effects = self._settle(now_ns)
-        while self._flights and self._flights[0].done_ns <= now_ns:
-            flight = self._flights.popleft()
-            assert flight.done_ns == now_ns
-            self._steps.landed(self.name, flight.duration_ns, flight.prefills, 1)
-            done = StepDone(StepResult(flight.step_id, flight.tokens))
-            effects += self._perform(self.machine.handle(done, now_ns), now_ns)
-        return effects
-
-    def _settle(self, now_ns: int) -> list[SimulatedEffect]:
-        """Take what the leap has covered up to now, and end it."""
-        if not self._leap_steps:
-            return []
-        steps = bisect_right(self._leap, now_ns, hi=self._leap_steps)
-        landed, coming = self._leap[:steps], self._leap[steps:]
-        self._leap_steps = 0
-        first = self._flights[0]
-        if not steps:
-            return []
-        self._load = None
-        started_ns = first.done_ns - first.duration_ns
-        self.machine.fast_forward(steps, first.tokens)
-        self._steps.leapt(self.name, first.request_ids, landed)
-        self._steps.landed(self.name, landed[-1] - started_ns, False, steps)
-        before_ns = landed[-1]
-        for flight, done_ns in zip(self._flights, coming, strict=False):
-            flight.step_id += steps
-            flight.context_tokens += steps * len(flight.tokens)
-            flight.duration_ns = done_ns - before_ns
-            flight.done_ns = before_ns = done_ns
-        self._stage_free_ns[0] = before_ns
-        return [_emission(first, steps)]
-
-    def _look_ahead(self) -> None:
-        """Begin a leap where the machine knows its next steps."""
-        if not self._scenario.leaps or not self._flights:
-            return
-        # A first token is news that others decide by: it is told when it is there.
-        if any(flight.opens for flight in self._flights):
-            return
-        # So are the tokens by which a request is cleared of the deaths of its workers.
-        if any(self._may_be_cleared(each) for each in self._flights[0].request_ids):
-            return
-        steps = min(LEAP_STEPS, self.machine.repeatable_steps())
-        if steps < LEAST_LEAP_STEPS:
-            return
-        self._leap = [flight.done_ns for flight in self._flights]
-        last = self._flights[-1]
-        sequences, context_tokens = len(last.tokens), last.context_tokens
-        decode_seconds = self.kind.cost.step_time.decode_seconds
-        landing_ns = last.done_ns
-        for _ in range(steps):
-            context_tokens += sequences
-            landing_ns += _nanoseconds(decode_seconds(sequences, context_tokens))
-            self._leap.append(landing_ns)
-        self._leap_steps = steps
-
-    def _may_be_cleared(self, request_id: str) -> bool:
-        sequence = self.machine.unfinished.get(request_id)
-        if sequence is None or not failed_over(request_id):
-            return False
-        request = sequence.request
-        known_tokens = len(request.prompt_tokens) + len(request.output_tokens)
-        return len(sequence.tokens) - known_tokens < CLEARING_TOKENS
-
-    def _perform(self, effects: list[WorkerEffect], now_ns: int) -> list[SimulatedEffect]:
-        self._load = None
-        others: list[SimulatedEffect] = []
-        for effect in effects:
-            if isinstance(effect, RunStep):
-                self._launch(effect.plan, now_ns)
-            else:
-                if isinstance(effect, EmitTokens):
-                    self._steps.drew(self.name, effect, now_ns)
-                others.append(effect)
-        return others
-
-    def _launch(self, plan: StepPlan, now_ns: int) -> None:
-        for placement in plan.placements:
-            self._slots[placement.slot] = placement.request_id
-            self._placed_tokens[placement.slot] = len(placement.tokens)
-            self._steps.scheduled(placement.request_id, now_ns)
-        chunks: list[tuple[int, int]] = []
-        decodes = context_tokens = 0
-        opens = False
-        slots, starts, counts = plan.slots.tolist(), plan.starts.tolist(), plan.counts.tolist()
-        request_ids = [self._slots[slot] for slot in slots]
-        for slot, start, count in zip(slots, starts, counts, strict=True):
-            if count > 1:
-                chunks.append((start, count))
-            else:
-                decodes += 1
-                context_tokens += start + 1
-            if start < self._placed_tokens[slot]:
-                opens = True
-                self._steps.computes(self.name, self._slots[slot], (start, count))
-        drawing = [
-            request_id
-            for request_id, samples in zip(request_ids, plan.samples.tolist(), strict=True)
-            if samples
-        ]
-        tokens = tuple(self._steps.requests.token_of(request_id) for request_id in drawing)
-        shape = StepShape(tuple(chunks), decodes, context_tokens, len(drawing))
-        duration_ns = self._step_ns(shape)
-        done_ns = now_ns
-        for stage, free_ns in enumerate(self._stage_free_ns):
-            done_ns = max(done_ns, free_ns) + duration_ns
-            self._stage_free_ns[stage] = done_ns
-        self._flights.append(
-            Flight(
-                step_id=plan.step_id,
-                done_ns=done_ns,
-                duration_ns=duration_ns,
-                request_ids=drawing,
-                tokens=tokens,
-                context_tokens=context_tokens,
-                prefills=bool(chunks),
-                opens=opens,
-            )
-        )
-
-    def _step_ns(self, shape: StepShape) -> int:
-        step_time = self.kind.cost.step_time
-        if not shape.chunks and shape.sampled_rows == shape.decode_sequences:
-            seconds = step_time.decode_seconds(shape.decode_sequences, shape.decode_context_tokens)
+    def due_report(self, now_ns: int) -> LoadReported | None:
+        """The newest report that was to be sent by now and is news: as of now where loads are
+        always known. Superseded ones are never made."""
+        if self.hangs:
+            return None
+        if self._interval_ns:
+            self._settle_report(now_ns + 1)
         else:
-            seconds = step_time.seconds(shape)
-        return _nanoseconds(seconds)
+            load = self.load(now_ns)
+            if load is self._reported:
+                return None
+            self._reported = load
+            if now_ns - self._tiers_told_ns < TIERS_REPORT_NS:
+                return self.machine.report_to(GATEWAY, load)
+            self._report_as_of(now_ns, load)
+        report, self._pending = self._pending, None
+        return report
+
+    def sign_of_life(self, now_ns: int) -> None:
+        """The gateway hears of it, whatever it carries."""
+        if self.hangs:
+            return
+        self._settle_report(now_ns + 1)
+        if self._pending is None:
+            self._report_as_of(now_ns, self.load(now_ns))
+        report, self._pending = self._pending, None
+        if report is not None:
+            self.bus.to_gateway(self, report)
+
+    def send_to_gateway(self, gateway: str, message: ToGateway) -> None:  # noqa: ARG002
+        if isinstance(message, TokensReported):
+            self._around.steps.drew(self.name, message)
+            self.bus.to_gateway(self, message, self._landed_ns)
+        elif isinstance(message, LoadReported) and self._asked:
+            self._pending = message
+        else:
+            if isinstance(message, RoleStateReported):
+                self._around.steps.role_taken(self.name, message.role)
+            self.bus.to_gateway(self, message)
+
+    def _settle_report(self, before_ns: int) -> None:
+        """Make the last report that was due before that instant."""
+        due_ns = self._report_due_ns
+        if due_ns is None or due_ns >= before_ns:
+            return
+        due_ns += (before_ns - 1 - due_ns) // self._interval_ns * self._interval_ns
+        self._report_as_of(due_ns, self.load(due_ns))
+
+    def _report_as_of(self, instant_ns: int, load: LoadReported) -> None:
+        tiers = instant_ns - self._tiers_told_ns >= TIERS_REPORT_NS
+        if tiers:
+            self._tiers_told_ns = instant_ns
+        self._asked = True
+        self._perform(self.machine.report(load, instant_ns, tiers=tiers))
+        self._asked = False
+        self._watch_report()
+
+    def _watch_report(self) -> None:
+        if self._interval_ns:
+            self._report_due_ns = self.machine.gateways.report_due_ns()
+
+    def _clock(self) -> int:
+        return self._queue.now_ns
+
+    def _changes_nothing(self, events: Sequence[NodeEvent], now_ns: int) -> bool:
+        """Whether the worker machine hears nothing of these: steps that are taken at one go need
+        not be cut short for them."""
+        for event in events:
+            passes = event.message if isinstance(event, GatewaySaid) else event
+            if not isinstance(passes, PASSING):
+                return False
+        if self.machine.any_import_ends or not self.machine.role_state.accepting:
+            return False
+        lease_ns = self.machine.work.leases.next_wakeup()
+        return lease_ns is None or lease_ns > now_ns
+
+    def _land_all(self, now_ns: int) -> None:
+        taken = self.engine.take_steps(now_ns)
+        if taken is not None:
+            self._load = None
+            self._landed_ns = taken.landed_ns
+            last_ns = taken.landed_ns[-1]
+            self._perform(self.machine.fast_forward(taken.steps, taken.emission, last_ns))
+            self._landed_ns = ()
+        while (done := self.engine.landed(now_ns)) is not None:
+            self._handle((done,), now_ns)
+
+    def _handle(self, events: Sequence[NodeEvent], now_ns: int) -> None:
+        self._load = None
+        self._perform(self.machine.handle_together(events, now_ns))
+        self._timer.set(self.machine.next_wakeup())
+        self._watch_report()
+
+    def _go_on(self) -> None:
+        """Look ahead, and have the queue wake the worker when its next step lands."""
+        self.engine.look_ahead()
+        self._await_step()
+
+    def _await_step(self) -> None:
+        wake_ns = self.engine.wake_ns
+        if wake_ns is not None and wake_ns != self._wake_ns:
+            self._wake_ns = wake_ns
+            self._queue.at_in_order(wake_ns, self._wake, Turn.STEP, self.order)
+
+    def _wake(self, now_ns: int) -> None:
+        # An earlier wish that no longer holds is ignored when its instant comes.
+        if self.alive and self._wake_ns == now_ns:
+            self._wake_ns = None
+            if not self.hangs and self.engine.goes_on(now_ns):
+                self._await_step()
+            else:
+                self.catch_up(now_ns)
+
+    def _thaw(self, now_ns: int) -> None:
+        if self.alive and now_ns == self._thaw_ns:
+            self.hangs = False
+            self._land_all(now_ns)
+            self._go_on()
+            # What has come meanwhile is handled together.
+            self.receive(TimePassed())
+
+    def _perform(self, effects: Iterable[NodeEffect]) -> None:
+        left = perform(effects, self._ports)
+        if left is not None:
+            self._around.left(self, left)
+
+    def _make_ports(self, tiers: TiersConfig | None, kind: WorkerKind) -> NodePorts:
+        around, cost = self._around, kind.cost
+        transfer = SimulatedKvTransfer(
+            self.name,
+            around.workers,
+            cost.kv_bytes,
+            around.transfers,
+            around.steps.requests,
+            self.receive,
+        )
+        if tiers is None:
+            return NodePorts(self.engine, self, transfer)
+        block_size = around.scenario.block_size
+        block_bytes = cost.kv_bytes(block_size)
+        pool = None
+        if tiers.remote:
+            pool = SimulatedPoolClient(self.name, block_bytes, around.pool_nodes, around.transfers)
+        simulated = SimulatedTiers(
+            self.name,
+            block_size,
+            block_bytes,
+            {Tier.HOST: self.host, Tier.DISK: around.disk},
+            pool,
+            around.transfers,
+            around.steps.requests,
+            order_of=self.machine.order_of,
+            clock=self._clock,
+            post=self.receive,
+        )
+        return NodePorts(self.engine, self, transfer, simulated, pool)
 
 
-def _nanoseconds(seconds: float) -> int:
-    """Whole nanoseconds, at least one: a step takes time."""
-    return max(1, round(seconds * 1e9))
-
-
-def _emission(flight: Flight, steps: int) -> Leapt:
-    count = len(flight.tokens)
-    return Leapt(
-        EmitTokens(
-            request_ids=tuple(flight.request_ids),
-            tokens=flight.tokens,
-            finish_reasons=(None,) * count,
-            stopped_by_token=(False,) * count,
-            cached_tokens=(0,) * count,
-        ),
-        steps,
-    )
-
-
-def _worker_config(kind: WorkerKind, scenario: Scenario) -> WorkerConfig:
+def _worker_config(
+    kind: WorkerKind, scenario: Scenario, *, tells_full_blocks: bool
+) -> WorkerConfig:
     return WorkerConfig(
         block_size=scenario.block_size,
         block_count=kind.block_count,
@@ -290,4 +376,42 @@ def _worker_config(kind: WorkerKind, scenario: Scenario) -> WorkerConfig:
         steps_in_flight=kind.steps_in_flight,
         pipeline_stages=kind.cost.step_time.stages,
         max_waiting=1 << 30,
+        reports_committed=tells_full_blocks,
+    )
+
+
+def _tiers_config(kind: WorkerKind, scenario: Scenario, disk: SimulatedStore) -> TiersConfig | None:
+    sizes = {Tier.HOST: kind.host_blocks, Tier.DISK: kind.disk_blocks}
+    capacities = {tier: blocks for tier, blocks in sizes.items() if blocks}
+    remote = scenario.remote_blocks > 0
+    if not capacities and not remote:
+        return None
+    eviction = scenario.policies.eviction
+    return TiersConfig(
+        capacities,
+        lambda _blocks: eviction(),
+        found=tuple(disk.blocks.values()) if kind.disk_blocks else (),
+        remote=remote,
+        pin_share=scenario.pin_share,
+        quotas=scenario.quotas,
+        pin_shares=scenario.pin_shares,
+        limits=TierLimits.within(capacities.values()),
+    )
+
+
+def _hello(start: Start, incarnation: str, config: WorkerConfig) -> Register:
+    geometry = KvGeometry(1, 1, 1, config.block_size, "simulated")
+    export = KvExport(MODEL, "", geometry, config.block_count, (), identity=CACHE_ROOT.identity)
+    return Register(
+        protocol=PROTOCOL,
+        version="",
+        worker=start.name,
+        incarnation=incarnation,
+        pool=start.pool.name,
+        role=start.role,
+        accepting=True,
+        root=CACHE_ROOT,
+        export=export,
+        max_sequences=config.max_sequences,
+        context_tokens=config.context_tokens,
     )

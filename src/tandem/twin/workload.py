@@ -82,7 +82,8 @@ class Workload:
                 prompt_tokens=prompt,
                 sampling=sampling,
                 priority=priority,
-                cache_salt=turn.row.tenant,
+                tenant=turn.row.tenant,
+                account=turn.row.tenant,
             )
 
 

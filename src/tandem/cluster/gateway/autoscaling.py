@@ -121,8 +121,8 @@ class Autoscaling:
         kept: Effects = []
         for effect in (*effects, *planned):
             match effect:
-                case Deliver(emission):
-                    self._experience.tokens_delivered(emission, now_ns)
+                case Deliver(emission, _, repeats):
+                    self._experience.tokens_delivered(emission, now_ns, repeats)
                 case Reject(request_id) | FailRequest(request_id):
                     self._experience.request_dropped(request_id)
                 case OperationEnded(operation_id) if operation_id < 0:

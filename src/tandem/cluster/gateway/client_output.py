@@ -68,6 +68,8 @@ def for_clients(event: TokensReported, router: RouterMachine) -> Drawn:
 def ending_with_pins(event: TokensReported, router: RouterMachine) -> list[RequestState]:
     """The requests that end with this report and whose KV is to be kept."""
     emission = event.emission
+    if emission.finish_reasons.count(None) == len(emission.finish_reasons):
+        return []
     found = [
         router.state_of(wire_id)
         for wire_id, reason in zip(emission.request_ids, emission.finish_reasons, strict=True)

@@ -84,9 +84,9 @@ def check_drains(
     """Let go who is not needed any more, and help the others to become so."""
     effects: list[GatewayEffect] = []
     router = routing.router
-    for member in members:
+    for _, member in sorted(members.draining.items()):
         # Looking for who needs it takes time: once a report is often enough.
-        if member.accepting or not member.reported:
+        if not member.reported:
             continue
         if not needed(router, member):
             if not member.let_go:

@@ -5,7 +5,7 @@ Knows no socket and no clock. Every request belongs to the router machine inside
 router need not know: processes, silence, leases, blocks and operators.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tandem.cluster.audit import first_broken_law, invariant
@@ -27,7 +27,6 @@ from tandem.messages.cluster import (
     Audited,
     Deregister,
     MoveEnded,
-    PeerJoined,
     PeerLost,
     Register,
     RegisterAgain,
@@ -56,6 +55,7 @@ from tandem.messages.router import (
     LoadReported,
     RequestSubmitted,
     RequestWithdrawn,
+    TokensReported,
     WorkerDrained,
     WorkerJoined,
 )
@@ -131,14 +131,30 @@ class GatewayMachine:
         for event in events:
             self._take(event, now_ns, effects)
         effects += self.routing.flush(now_ns)
-        self._keep_time(now_ns, effects)
-        effects += check_drains(self.drains, self.members, self.routing, now_ns)
-        due_ns = [self._renew_at_ns, self.heartbeats.next_wakeup(), self.inquiries.next_wakeup()]
+        if self._wakeup_ns is None or now_ns >= self._wakeup_ns:
+            self._keep_time(now_ns, effects)
+        if self.members.draining:
+            effects += check_drains(self.drains, self.members, self.routing, now_ns)
+        wakeups_ns = [self.heartbeats.next_wakeup(), self.inquiries.next_wakeup()]
         if self.autoscaling is not None:
             effects = self.autoscaling.follow(events, effects, now_ns)
-            due_ns.append(self.autoscaling.next_wakeup())
-        self._wakeup_ns = min(due for due in due_ns if due is not None)
+            wakeups_ns.append(self.autoscaling.next_wakeup())
+        wakeup_ns = self._renew_at_ns
+        for due_ns in wakeups_ns:
+            if due_ns is not None and due_ns < wakeup_ns:
+                wakeup_ns = due_ns
+        self._wakeup_ns = wakeup_ns
         return effects
+
+    def loads_reported(self, loads: Iterable[tuple[str, LoadReported]], now_ns: int) -> None:
+        """What peers report that they carry. Nobody decides by that alone: where a simulator asks
+        all workers before each decision, this is as good as one `WorkerSaid` after the other."""
+        for peer, load in loads:
+            member = self.members.of_peer(peer)
+            if member is not None:
+                self.heartbeats.heard(peer, now_ns)
+                member.load, member.reported = load, True
+                self.router.admission.learn(load, now_ns)
 
     def status(self, now_ns: int) -> ClusterStatus:
         """All that is known at this instant."""
@@ -207,12 +223,12 @@ class GatewayMachine:
         if isinstance(message, RegisterPoolNode):
             effects += self.pool.let_in(peer, message, self.config.terms, now_ns)
             return
-        if node := self.pool.nodes.of_peer(peer):
+        member = self.members.of_peer(peer)
+        if member is None and (node := self.pool.nodes.of_peer(peer)):
             self.heartbeats.heard(peer, now_ns)
             if message.worker == node.name:
                 effects += self.pool.hear(node, message, self.inquiries, now_ns)
             return
-        member = self.members.of_peer(peer)
         if member is None:
             if self.members.to_be_asked(peer, now_ns):
                 effects.append(SendToWorker(peer, RegisterAgain()))
@@ -221,9 +237,13 @@ class GatewayMachine:
         if message.worker != member.name:
             # It speaks in the name of another: nobody listens.
             return
+        if isinstance(message, TokensReported):
+            # By far the most of all that workers say.
+            effects += self.routing.hear(member, message, now_ns)
+            return
         match message:
             case RoleStateReported():
-                self.routing.add(member.stand(message))
+                self.routing.add(self.members.stand(member, message))
                 if self.autoscaling is not None:
                     self.autoscaling.fleet.standing_changed(member, now_ns)
                 effects += self.drains.role_state_reported(member)
@@ -269,9 +289,9 @@ class GatewayMachine:
         self.costs.joined(register)
         effects.append(SendToWorker(peer, self.config.terms))
         for other in self.members.others(member):
-            effects.append(SendToWorker(peer, _introduction(other)))
+            effects.append(SendToWorker(peer, other.introduction))
             if not again:
-                effects.append(SendToWorker(other.peer, _introduction(member)))
+                effects.append(SendToWorker(other.peer, member.introduction))
         effects += self.pool.introductions(peer)
         effects += self.routing.adopt_root(member, now_ns)
         self.routing.add(WorkerJoined(register.worker, register.role))
@@ -351,7 +371,3 @@ class GatewayMachine:
 
 def _same_start(member: Member | None, register: Register) -> bool:
     return member is not None and member.registration.incarnation == register.incarnation
-
-
-def _introduction(member: Member) -> PeerJoined:
-    return PeerJoined(member.name, member.registration.incarnation, member.registration.export)

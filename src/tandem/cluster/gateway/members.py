@@ -13,7 +13,7 @@ from tandem.facts.blocks import CacheRoot
 from tandem.facts.fleet import Role
 from tandem.facts.kv_export import KvGeometry, MoveReport
 from tandem.facts.kv_tiers import TierFigures
-from tandem.messages.cluster import PROTOCOL, Register, RoleStateReported
+from tandem.messages.cluster import PROTOCOL, PeerJoined, Register, RoleStateReported
 from tandem.messages.router import LoadReported, RoleTaken, WorkerDrained
 
 # A stranger is asked for its name once in so long.
@@ -76,6 +76,12 @@ class Member:
     migrations: int = 0
     counters: WorkerCounters = field(default_factory=WorkerCounters)
     tiers: tuple[TierFigures, ...] = ()
+    # What the others are told of it, made once: everybody is told of everybody.
+    introduction: PeerJoined = field(init=False)
+
+    def __post_init__(self) -> None:
+        register = self.registration
+        self.introduction = PeerJoined(register.worker, register.incarnation, register.export)
 
     @classmethod
     def of(cls, peer: str, register: Register) -> "Member":
@@ -119,15 +125,18 @@ class Members:
         self.model = model
         self.revision = revision
         self.lost: deque[tuple[str, str]] = deque(maxlen=KEPT_LOSSES)
+        # Those that take no new requests, by name.
+        self.draining: dict[str, Member] = {}
         self._by_peer: dict[str, Member] = {}
         self._by_name: dict[str, Member] = {}
+        self._in_order: list[Member] = []
         # Starts of workers whose name a newer start has taken.
         self._replaced: deque[tuple[str, str]] = deque(maxlen=KEPT_LOSSES)
         self._asked_ns: dict[str, int] = {}
 
     def __iter__(self) -> Iterator[Member]:
         """By name."""
-        return iter(sorted(self._by_peer.values(), key=lambda member: member.name))
+        return iter(self._in_order)
 
     def of_peer(self, peer: str) -> Member | None:
         return self._by_peer.get(peer)
@@ -155,11 +164,26 @@ class Members:
         assert member.name not in self._by_name
         assert member.peer not in self._by_peer
         self._by_name[member.name] = self._by_peer[member.peer] = member
+        # A new list: whoever goes through the members may add and remove some.
+        self._in_order = sorted(self._by_name.values(), key=lambda each: each.name)
+        if not member.accepting:
+            self.draining[member.name] = member
         self._asked_ns.pop(member.peer, None)
 
     def remove(self, member: Member) -> None:
         del self._by_name[member.name]
         del self._by_peer[member.peer]
+        self._in_order = [each for each in self._in_order if each is not member]
+        self.draining.pop(member.name, None)
+
+    def stand(self, member: Member, standing: RoleStateReported) -> RoleTaken | WorkerDrained:
+        """It says whether it takes requests, and in which role. Gives what that means for a
+        router."""
+        if standing.accepting:
+            self.draining.pop(member.name, None)
+        else:
+            self.draining[member.name] = member
+        return member.stand(standing)
 
     def outdated(self, member: Member) -> None:
         """A newer start has taken its name: this one will not be let in again."""

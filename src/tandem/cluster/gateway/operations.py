@@ -181,12 +181,14 @@ class Inquiries:
 
     def late(self, now_ns: int) -> Effects:
         """Those that have waited long enough end with what there is."""
+        if not self._open:
+            return []
         ended = [inquiry for inquiry in self._open if inquiry.end_ns <= now_ns]
         self._open = [inquiry for inquiry in self._open if inquiry.end_ns > now_ns]
         return [inquiry.ended() for inquiry in ended]
 
     def next_wakeup(self) -> int | None:
-        return min((inquiry.end_ns for inquiry in self._open), default=None)
+        return min([inquiry.end_ns for inquiry in self._open]) if self._open else None
 
     def _finish(self, inquiry: Inquiry) -> Effects:
         if inquiry.waiting:

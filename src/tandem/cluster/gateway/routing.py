@@ -83,13 +83,13 @@ class Routing:
                     self._pin(state, effects)
                 drawn = for_clients(event, self.router)
                 member.counters.prompts += drawn.prompts
-                member.counters.output_tokens += drawn.tokens
+                member.counters.output_tokens += drawn.tokens * event.repeats
                 self.finished_requests += drawn.finished
                 self.recomputed_tokens += drawn.recomputed_tokens
                 # What comes next of the same prompts is to find them done.
                 self._decisive = self._decisive or drawn.prompts > 0
                 if drawn.emission is not None:
-                    effects.append(Deliver(drawn.emission))
+                    effects.append(Deliver(drawn.emission, event.worker, event.repeats))
             case BlocksReported() | BlocksListed():
                 root, block_size = self.router.admission.root, self.router.config.block_size
                 # Of the shared pool its own processes tell.
@@ -152,7 +152,8 @@ class Routing:
         effects: Effects = []
         while self._gathered:
             events, self._gathered, self._decisive = self._gathered, [], False
-            effects += self._perform(self.router.handle_together(events, now_ns))
+            if asked := self.router.handle_together(events, now_ns):
+                effects += self._perform(asked)
         return effects
 
     def _perform(self, asked: Iterable[RouterEffect]) -> Effects:

@@ -27,6 +27,8 @@ class GatewayConnection:
     reported_ns: int = 0
     heard_events: int = 0
     not_needed: bool = False
+    # Somebody waits for the next report: it is sent even where reports are sent when asked for.
+    report_wanted: bool = False
 
     def report_due_ns(self) -> int | None:
         return None if self.terms is None else self.reported_ns + self.terms.report_interval_ns
@@ -36,12 +38,20 @@ class GatewayConnection:
         if self.terms is not None:
             due_since_ns = instant_ns - self.terms.report_interval_ns
             self.reported_ns = min(self.reported_ns, due_since_ns)
+            self.report_wanted = True
 
-    def due_ns(self) -> int | None:
-        """When something is to be said or concluded here if nothing comes."""
+    def reported(self, now_ns: int) -> None:
+        """A report goes out."""
+        self.reported_ns, self.report_wanted = now_ns, False
+
+    def due_ns(self, *, reports: bool = True) -> int | None:
+        """When something is to be said or concluded here if nothing comes; of `reports` only if
+        they are sent unasked."""
         if self.terms is not None:
-            report_ns = self.reported_ns + self.terms.report_interval_ns
-            return min(report_ns, self.heard_ns + self.terms.silence_ns)
+            silent_ns = self.heard_ns + self.terms.silence_ns
+            if not reports and not self.report_wanted:
+                return silent_ns
+            return min(self.reported_ns + self.terms.report_interval_ns, silent_ns)
         return None if self.registered_ns is None else self.registered_ns + REGISTER_AGAIN_NS
 
 
@@ -93,11 +103,39 @@ class GatewayConnections:
             and now_ns - connection.registered_ns >= REGISTER_AGAIN_NS
         ]
 
-    def due_ns(self) -> list[int]:
-        """When something is to be said or concluded, gateway by gateway."""
-        return [
-            due for connection in self._links.values() if (due := connection.due_ns()) is not None
+    def reports_due(self, now_ns: int, *, asked: bool) -> list[tuple[str, GatewayConnection]]:
+        """The gateways that are to get a report now. Where reports are sent only when `asked` for,
+        those that wait for one."""
+        due = [
+            (name, connection)
+            for name, connection in self.serving()
+            if _report_due(connection, now_ns)
         ]
+        return (
+            [(name, connection) for name, connection in due if connection.report_wanted]
+            if asked
+            else due
+        )
+
+    def report_due_ns(self) -> int | None:
+        """When the next report is due."""
+        due_ns = (connection.report_due_ns() for connection in self._links.values())
+        return min((due for due in due_ns if due is not None), default=None)
+
+    def due_ns(self, *, reports: bool = True) -> int | None:
+        """When something is to be said or concluded first; of `reports` only if they are sent
+        unasked."""
+        earliest_ns: int | None = None
+        for connection in self._links.values():
+            due_ns = connection.due_ns(reports=reports)
+            if due_ns is not None and (earliest_ns is None or due_ns < earliest_ns):
+                earliest_ns = due_ns
+        return earliest_ns
+
+
+def _report_due(connection: GatewayConnection, now_ns: int) -> bool:
+    due_ns = connection.report_due_ns()
+    return due_ns is not None and due_ns <= now_ns
 
 
 class Leases:
@@ -165,5 +203,10 @@ class Leases:
 
     def next_wakeup(self) -> int | None:
         """When the next one ends if it is not renewed."""
-        firsts = [next(iter(ends_ns.values())) for ends_ns in self._ends_ns.values()]
-        return min(firsts, default=None)
+        earliest_ns: int | None = None
+        for ends_ns in self._ends_ns.values():
+            for end_ns in ends_ns.values():
+                if earliest_ns is None or end_ns < earliest_ns:
+                    earliest_ns = end_ns
+                break
+        return earliest_ns

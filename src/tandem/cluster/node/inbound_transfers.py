@@ -71,6 +71,11 @@ class Imports:
     def request_ids(self) -> set[str]:
         return set(self._imports)
 
+    @property
+    def any_concluded(self) -> bool:
+        """Whether some import ends as soon as nobody writes to its blocks any more."""
+        return bool(self._ended)
+
     def begin(self, wanted: ImportBlocks) -> None:
         """Blocks have been reserved."""
         assert wanted.request_id not in self._imports

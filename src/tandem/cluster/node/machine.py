@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 
 from tandem.cluster.audit import first_broken_law
 from tandem.cluster.node.gateways import GatewayConnection, GatewayConnections
+from tandem.cluster.node.inbound_transfers import Order
 from tandem.cluster.node.peers import Peers
 from tandem.cluster.node.role_state import RoleState
 from tandem.cluster.node.tiers import WorkerTiers
 from tandem.cluster.node.work import Work
 from tandem.cluster.router.request_state import failed_over
 from tandem.cluster.tiers.config import TiersConfig
-from tandem.cluster.worker.machine import WorkerMachine, load_of
+from tandem.cluster.worker.machine import WorkerMachine, heard_by, load_of
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_export import MoveKv
 from tandem.messages.cluster import (
@@ -56,9 +57,10 @@ from tandem.messages.node import (
     NodeEvent,
     SendToGateway,
 )
-from tandem.messages.router import BlocksListed, RequestsLost
+from tandem.messages.router import BlocksListed, LoadReported, RequestsLost
 from tandem.messages.worker import (
     CopiesRequested,
+    EmitTokens,
     ImportDone,
     ImportsArrived,
     KvTransfersRequested,
@@ -76,10 +78,13 @@ Effects = list[NodeEffect]
 class NodeConfig:
     """`register` is how the worker presents itself; its role and `accepting` are those it starts
     with. `tiers` are those below its device, which its worker machine tells of sealed blocks; None
-    where there are none."""
+    where there are none. With `reports_when_asked` nobody is told of the load unasked while the
+    worker takes requests: a simulator has `report` called when somebody is about to decide by it,
+    and what would have been superseded by then is never made."""
 
     registration: Register
     tiers: TiersConfig | None = None
+    reports_when_asked: bool = False
 
 
 class NodeMachine:
@@ -88,6 +93,7 @@ class NodeMachine:
 
     def __init__(self, config: NodeConfig, machine: WorkerMachine) -> None:
         self.registration = config.registration
+        self._reports_when_asked = config.reports_when_asked
         self.role_state = RoleState(config.registration.role, config.registration.accepting)
         self.gateways = GatewayConnections()
         self.peers = Peers()
@@ -121,19 +127,68 @@ class NodeMachine:
         if self._wakeup_ns is not None and now_ns > self._wakeup_ns:
             self.gateways.excuse(now_ns - self._wakeup_ns)
         effects: Effects = []
-        if self.tiers is not None:
+        if self.tiers is not None and not self.tiers.begun:
             effects += self.tiers.begin(now_ns)
-        # What has arrived is known before the landed steps are followed by the next.
-        for event in sorted(events, key=lambda each: isinstance(each, StepDone)):
+        if len(events) > 1:
+            # What has arrived is known before the landed steps are followed by the next.
+            events = sorted(events, key=lambda each: isinstance(each, StepDone))
+        for event in events:
             self._take(event, now_ns, effects)
         effects += self.work.flush(now_ns)
-        effects += self._keep_time(now_ns)
-        effects += self._finish_drain()
-        self._wakeup_ns = _due_ns(self.gateways, self.work)
+        due_ns = self._due_ns()
+        if due_ns is not None and due_ns <= now_ns:
+            effects += self._keep_time(now_ns)
+            due_ns = self._due_ns()
+        if not self.role_state.accepting:
+            effects += self._finish_drain()
+            due_ns = self._due_ns()
+        self._wakeup_ns = due_ns
         effects = _until_leaving(effects)
         if effects and isinstance(effects[-1], Leave):
             self._left, self._wakeup_ns = True, None
         return effects
+
+    @property
+    def _waits_to_be_asked(self) -> bool:
+        # Whoever drains a worker waits for its reports.
+        return self._reports_when_asked and self.role_state.accepting
+
+    def report(self, load: LoadReported, now_ns: int, *, tiers: bool = True) -> Effects:
+        """Tell every gateway this load, due or not, and how the slower `tiers` fare. A simulator
+        that is ahead of the worker machine knows the load itself."""
+        effects: Effects = []
+        for gateway, connection in self.gateways.serving():
+            effects += self._report(gateway, connection, load, now_ns, tiers=tiers)
+        return effects
+
+    def report_to(self, gateway: str, load: LoadReported) -> LoadReported | None:
+        """What a gateway that the worker serves would be told of this load now."""
+        connection = self.gateways.of(gateway)
+        if connection is None or connection.terms is None:
+            return None
+        return (
+            load
+            if load.heard == connection.heard_events
+            else heard_by(load, connection.heard_events)
+        )
+
+    def fast_forward(self, steps: int, emission: EmitTokens, landed_ns: int) -> Effects:
+        """As if `steps` steps that the worker machine knows already (`repeatable_steps`) had
+        landed, the last of them at `landed_ns`, and each had drawn `emission`."""
+        self.work.machine.fast_forward(steps, emission.tokens)
+        if self.tiers is not None:
+            self.tiers.clock.skipped(landed_ns)
+        return self.work.outbox.repeated(emission, steps)
+
+    @property
+    def any_import_ends(self) -> bool:
+        """Whether an import ends, of which the worker machine is told, as soon as nobody writes to
+        its blocks any more."""
+        return self.work.inbound.imports.any_concluded
+
+    def order_of(self, move_id: int) -> Order:
+        """What a move or a fetch that is under way was ordered to bring."""
+        return self.work.inbound.imports.moving[move_id].order
 
     def audit(self) -> None:
         """Assert that nothing is lost: every request has an owner, every block its writers. For
@@ -142,10 +197,10 @@ class NodeMachine:
 
     def _take(self, event: NodeEvent, now_ns: int, effects: Effects) -> None:
         match event:
-            case GatewaySaid(gateway, message):
-                effects += self._hear(gateway, message, now_ns)
             case StepDone():
                 effects += self.work.tell(event, now_ns)
+            case GatewaySaid(gateway, message):
+                effects += self._hear(gateway, message, now_ns)
             case MoveFinished() | BlocksStaged() | BlocksKept() | BlocksFetched():
                 effects += self.work.happened(event, now_ns)
             case BlocksPublished(publication_id):
@@ -249,16 +304,12 @@ class NodeMachine:
         assert connection is not None
         told = connection.told
         effects = self._forget(gateway, now_ns)
-        connection.terms, connection.told, connection.reported_ns, connection.not_needed = (
-            terms,
-            told,
-            now_ns,
-            False,
-        )
+        connection.terms, connection.told, connection.not_needed = terms, told, False
         connection.heard_events = 0
         effects += (SendToGateway(gateway, each) for each in _listings(self.work, Tier))
         connection.told_tiers = None
-        effects += self._report(gateway, connection, now_ns)
+        load = load_of(self.registration.worker, self.work.machine)
+        effects += self._report(gateway, connection, load, now_ns)
         if told != (self.role_state.role, self.role_state.accepting):
             standing = RoleStateReported(
                 self.registration.worker, self.role_state.role, self.role_state.accepting
@@ -287,18 +338,27 @@ class NodeMachine:
             effects.append(
                 SendToGateway(gateway, RequestsLost(self.registration.worker, request_ids))
             )
-        for gateway, connection in self.gateways.serving():
-            due_ns = connection.report_due_ns()
-            if due_ns is not None and due_ns <= now_ns:
-                connection.reported_ns = now_ns
-                effects += self._report(gateway, connection, now_ns)
+        if due := self.gateways.reports_due(now_ns, asked=self._waits_to_be_asked):
+            load = load_of(self.registration.worker, self.work.machine)
+            for gateway, connection in due:
+                effects += self._report(gateway, connection, load, now_ns)
         return effects
 
-    def _report(self, gateway: str, connection: GatewayConnection, now_ns: int) -> Effects:
+    def _report(
+        self,
+        gateway: str,
+        connection: GatewayConnection,
+        load: LoadReported,
+        now_ns: int,
+        *,
+        tiers: bool = True,
+    ) -> Effects:
         """The load, and how the slower tiers fare if that is news there."""
-        load = load_of(self.registration.worker, self.work.machine)
-        effects: Effects = [SendToGateway(gateway, replace(load, heard=connection.heard_events))]
-        figures = None if self.tiers is None else self.tiers.figures(now_ns)
+        connection.reported(now_ns)
+        if load.heard != connection.heard_events:
+            load = heard_by(load, connection.heard_events)
+        effects: Effects = [SendToGateway(gateway, load)]
+        figures = self.tiers.figures(now_ns) if tiers and self.tiers is not None else None
         if figures is not None and figures != connection.told_tiers:
             connection.told_tiers = figures
             effects.append(SendToGateway(gateway, figures))
@@ -317,8 +377,6 @@ class NodeMachine:
         return effects
 
     def _finish_drain(self) -> Effects:
-        if self.role_state.accepting:
-            return []
         serving = list(self.gateways.serving())
         empty = self.work.idle and all(connection.not_needed for _, connection in serving)
         if self.role_state.leaving and (empty or not serving):
@@ -329,13 +387,12 @@ class NodeMachine:
             return [*(SendToGateway(gateway, goodbye) for gateway, _ in serving), leave]
         return self._tell_standing() if empty and self.role_state.take_role() else []
 
-
-def _due_ns(gateways: GatewayConnections, work: Work) -> int | None:
-    due_ns = gateways.due_ns()
-    lease_ns = work.leases.next_wakeup()
-    if lease_ns is not None:
-        due_ns.append(lease_ns)
-    return min(due_ns, default=None)
+    def _due_ns(self) -> int | None:
+        due_ns = self.gateways.due_ns(reports=not self._waits_to_be_asked)
+        lease_ns = self.work.leases.next_wakeup()
+        if due_ns is None or (lease_ns is not None and lease_ns < due_ns):
+            return lease_ns
+        return due_ns
 
 
 def _listings(work: Work, tiers: Iterable[Tier]) -> Iterator[BlocksListed]:

@@ -150,7 +150,7 @@ class Outbox:
                 case RunStep():
                     effects.append(effect)
                 case EmitTokens():
-                    self._emit(effect, effects)
+                    self._emit(effect, 1, effects)
                 case ReportBlocks(changes):
                     news = BlocksReported(self.worker, Tier.DEVICE, changes)
                     effects += (SendToGateway(name, news) for name, _ in self._links.serving())
@@ -165,6 +165,12 @@ class Outbox:
                 case FailRequest(request_id, reason):
                     broken = RequestBroken(self.worker, request_id, reason)
                     self._say(request_id, broken, effects)
+        return effects
+
+    def repeated(self, emission: EmitTokens, repeats: int) -> Effects:
+        """The worker machine has said this so many times in a row."""
+        effects: Effects = []
+        self._emit(emission, repeats, effects)
         return effects
 
     def published(self, publication_id: int) -> Effects:
@@ -184,12 +190,12 @@ class Outbox:
             self.leases.end(request_id)
             self.publications.drop(request_id)
 
-    def _emit(self, emission: EmitTokens, effects: Effects) -> None:
+    def _emit(self, emission: EmitTokens, repeats: int, effects: Effects) -> None:
         rows_by_owner = self._by_owner(emission.request_ids)
         for owner, rows in rows_by_owner.items():
             whole = len(rows) == len(emission.request_ids)
             mine = emission if whole else rows_of(emission, rows)
-            effects.append(SendToGateway(owner, TokensReported(self.worker, mine)))
+            effects.append(SendToGateway(owner, TokensReported(self.worker, mine, repeats)))
         if emission.finish_reasons.count(None) < len(emission.finish_reasons):
             ends = zip(emission.request_ids, emission.finish_reasons, strict=True)
             self.end([request_id for request_id, reason in ends if reason is not None])

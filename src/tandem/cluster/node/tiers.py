@@ -82,9 +82,11 @@ class WorkerTiers:
         self._remote = config.remote
         self._links = gateways
         self._ended: list[Ended] = []
+        self.begun = False
 
     def begin(self, now_ns: int) -> Effects:
         """Before everything else; then it does nothing more."""
+        self.begun = True
         return self._addressed(self.hierarchy.begin(now_ns))
 
     def heard(self, event: WorkerEvent, landed: Iterable[WorkerEffect], now_ns: int) -> Effects:

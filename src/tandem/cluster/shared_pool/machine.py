@@ -63,11 +63,13 @@ Effects = list[PoolNodeEffect]
 @dataclass(frozen=True, slots=True)
 class PoolNodeConfig:
     """`registration` is how the process registers. HOST of `tiers` is its memory; DISK is whatever
-    lies behind that."""
+    lies behind that. With `reports_when_asked` gateways are told how it fares only when a simulator
+    calls `report`."""
 
     registration: RegisterPoolNode
     tiers: TiersConfig
     heat: HotBlocksConfig = field(default_factory=HotBlocksConfig)
+    reports_when_asked: bool = False
 
 
 class PoolNodeMachine:
@@ -76,6 +78,7 @@ class PoolNodeMachine:
 
     def __init__(self, config: PoolNodeConfig, now_ns: int) -> None:
         self.registration = config.registration
+        self._reports_when_asked = config.reports_when_asked
         self.gateways = GatewayConnections()
         self.holdings = PoolContents(config.tiers)
         self.siblings = PoolNodes()
@@ -103,12 +106,20 @@ class PoolNodeMachine:
         for event in events:
             self._take(event, now_ns, effects)
         self._keep_time(now_ns, effects)
-        self._wakeup_ns = min(self.gateways.due_ns(), default=None)
+        self._wakeup_ns = self.gateways.due_ns(reports=not self._reports_when_asked)
         if self._leaving is not None:
             goodbye = Deregister(self.registration.worker)
             self._tell(goodbye, effects)
             effects.append(self._leaving)
             self._wakeup_ns = None
+        return effects
+
+    def report(self, now_ns: int) -> Effects:
+        """Tell every gateway how the process fares, due or not."""
+        effects: Effects = []
+        for gateway, connection in self.gateways.serving():
+            connection.reported(now_ns)
+            effects.append(SendToGateway(gateway, _report(self)))
         return effects
 
     def audit(self) -> None:
@@ -151,7 +162,8 @@ class PoolNodeMachine:
         connection.heard_ns = now_ns
         match message:
             case Registered():
-                connection.terms, connection.reported_ns = message, now_ns
+                connection.terms = message
+                connection.reported(now_ns)
                 effects.append(SendToGateway(gateway, _listing(self)))
                 effects.append(SendToGateway(gateway, _report(self)))
             case RegistrationRefused(reason):
@@ -217,11 +229,11 @@ class PoolNodeMachine:
             self._greet(gateway, now_ns, effects)
         for gateway in self.gateways.unanswered(now_ns):
             self._greet(gateway, now_ns, effects)
-        for gateway, connection in self.gateways.serving():
-            due_ns = connection.report_due_ns()
-            if due_ns is not None and due_ns <= now_ns:
-                connection.reported_ns = now_ns
-                effects.append(SendToGateway(gateway, _report(self)))
+        for gateway, connection in self.gateways.reports_due(
+            now_ns, asked=self._reports_when_asked
+        ):
+            connection.reported(now_ns)
+            effects.append(SendToGateway(gateway, _report(self)))
 
     def _tell(self, message: ToGateway, effects: Effects) -> None:
         effects += (SendToGateway(gateway, message) for gateway, _ in self.gateways.serving())

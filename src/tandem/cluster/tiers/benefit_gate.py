@@ -155,3 +155,7 @@ class StepClock:
             seconds = (now_ns - max(launched_ns, self._landed_ns)) / NS_PER_S
             self._benefit.computed(tokens, seconds)
         self._landed_ns = now_ns
+
+    def skipped(self, landed_ns: int) -> None:
+        """Steps that only decode were taken at one go, the last of which landed then."""
+        self._landed_ns = landed_ns

@@ -1,13 +1,17 @@
 """Configuration of the tiers of one process: capacities, quotas, and limits of what may be under
 way."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockName
 from tandem.policy.eviction.baselines import Lru
 from tandem.policy.eviction.contract import Eviction
+
+# How many copies go on at once in a worker, and the part of a tier that one may be at most.
+COPIES = 4
+LEAST_SHARE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,17 @@ class TierLimits:
     queued_blocks: int = 4096
     trial_fetches: int = 3
     trial_tokens: int = 256
+
+    @classmethod
+    def within(cls, capacities: Iterable[int], staged_blocks: int | None = None) -> "TierLimits":
+        """Of a worker with tiers of these capacities in blocks, and with room for `staged_blocks`
+        beside its device (None: for as many as it likes): a long prompt pushes as many blocks out
+        of the memory as it has itself, and one copy should not be most of a tier."""
+        limits = cls(copies=COPIES)
+        together = min((limits.copy_blocks, *(blocks // LEAST_SHARE for blocks in capacities)))
+        if staged_blocks is not None:
+            together = min(together, staged_blocks // limits.stagings)
+        return replace(limits, copy_blocks=max(1, together))
 
     @property
     def staged_blocks(self) -> int:

@@ -191,8 +191,10 @@ class TierCaches:
         cache.leaving.update(down)
         # Some stay out: all else is pinned, or their tenant has had its share.
         ended = (*arrival.evicted, *present)
-        effects += _forget(cache, [digest for digest in ended if not cache.has(digest)])
-        self._forget_names([*(name.digest for name in names), *arrival.evicted])
+        gone = [digest for digest in ended if not cache.has(digest)]
+        effects += _forget(cache, gone)
+        lost = [name.digest for name in names if name.digest not in arrived]
+        self._forget_names([*lost, *arrival.evicted, *gone])
         return effects, tuple(self._names[digest] for digest in down)
 
     def let_go(self, tier: Tier, digests: Sequence[bytes]) -> Effects:
@@ -246,7 +248,7 @@ class TierCaches:
     ) -> Effects:
         if not removed and not added:
             return []
-        parents = tuple(self._names[digest].parent for digest in added)
+        parents = tuple([self._names[digest].parent for digest in added])
         return [TierChanged(cache.tier, cache.report(removed, added, parents))]
 
     def _forget_names(self, digests: Iterable[bytes]) -> None:

@@ -8,6 +8,7 @@ is kept, or nothing.
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tandem.cluster.audit import invariant
 from tandem.cluster.tiers.benefit_gate import BenefitGate
@@ -28,8 +29,7 @@ from tandem.messages.worker import BlocksCommitted
 Effects = list[StageBlocks | KeepStaged | DropStaged | KeeperEffect]
 
 
-@dataclass(frozen=True, slots=True)
-class Sealed:
+class Sealed(NamedTuple):
     """A block that is to be copied into `targets`, as long as it has this generation."""
 
     block: int
@@ -76,9 +76,11 @@ class WriteThrough:
             tiers[name.digest] = (*tiers.get(name.digest, ()), Tier.REMOTE)
         rows = zip(event.blocks, event.generations, event.names, strict=True)
         self._waiting.extend(
-            Sealed(block, generation, name, tiers[name.digest])
-            for block, generation, name in rows
-            if name.digest in tiers
+            [
+                Sealed(block, generation, name, tiers[name.digest])
+                for block, generation, name in rows
+                if name.digest in tiers
+            ]
         )
         excess = len(self._waiting) - self._hierarchy.limits.queued_blocks
         lost = [self._waiting.popleft() for _ in range(excess)]
@@ -94,17 +96,20 @@ class WriteThrough:
         if not event.staged:
             del self._stagings[event.copy_id]
             return self._give_up(staging.rows, now_ns) + self._stage(now_ns)
-        effects = self._give_up([row for row in staging.rows if not self._whole(row)], now_ns)
+        wanted: dict[Tier, list[int]] = {}
+        overwritten: list[Sealed] = []
+        for index, row in enumerate(staging.rows):
+            if not self._whole(row):
+                overwritten.append(row)
+                continue
+            for tier in row.targets:
+                wanted.setdefault(tier, []).append(index)
+        effects = self._give_up(overwritten, now_ns)
         for tier in (Tier.HOST, Tier.DISK, Tier.REMOTE):
-            rows = tuple(
-                index
-                for index, row in enumerate(staging.rows)
-                if tier in row.targets and self._whole(row)
-            )
-            if rows:
-                names = tuple(staging.rows[index].name for index in rows)
+            if rows := wanted.get(tier):
+                names = tuple([staging.rows[index].name for index in rows])
                 staging.writing[tier] = names
-                effects.append(KeepStaged(event.copy_id, tier, rows, names))
+                effects.append(KeepStaged(event.copy_id, tier, tuple(rows), names))
         return effects + self._end_if_written(event.copy_id, now_ns)
 
     def kept(self, event: BlocksKept, now_ns: int) -> Effects:
@@ -129,12 +134,14 @@ class WriteThrough:
         while self._waiting and len(self._stagings) < limits.stagings:
             count = min(limits.copy_blocks, len(self._waiting))
             next_rows = [self._waiting.popleft() for _ in range(count)]
-            effects += self._give_up([row for row in next_rows if not self._whole(row)], now_ns)
-            rows = tuple(row for row in next_rows if self._whole(row))
+            rows = tuple([row for row in next_rows if self._whole(row)])
+            if len(rows) < count:
+                overwritten = [row for row in next_rows if not self._whole(row)]
+                effects += self._give_up(overwritten, now_ns)
             if rows:
                 copy_id = next(self._copy_ids)
                 self._stagings[copy_id] = Staging(rows, {})
-                effects.append(StageBlocks(copy_id, tuple(row.block for row in rows)))
+                effects.append(StageBlocks(copy_id, tuple([row.block for row in rows])))
         return effects
 
     def _end_if_written(self, copy_id: int, now_ns: int) -> Effects:
@@ -145,6 +152,8 @@ class WriteThrough:
 
     def _give_up(self, rows: Sequence[Sealed], now_ns: int) -> Effects:
         """These will be written nowhere."""
+        if not rows:
+            return []
         self.dropped_blocks += len(rows)
         effects: Effects = []
         for tier in (Tier.HOST, Tier.DISK, Tier.REMOTE):

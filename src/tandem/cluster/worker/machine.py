@@ -373,3 +373,29 @@ def load_of(worker: str, machine: WorkerMachine) -> LoadReported:
         context_tokens=context_tokens,
         free_blocks=sequences.pool.free_blocks,
     )
+
+
+def heard_by(load: LoadReported, heard: int) -> LoadReported:
+    """The same load of a worker that had heard so many events."""
+    return LoadReported(
+        load.worker,
+        load.running_sequences,
+        load.waiting_requests,
+        load.queued_prefill_tokens,
+        load.context_tokens,
+        load.free_blocks,
+        heard,
+    )
+
+
+def drawn_since(load: LoadReported, tokens: int) -> LoadReported:
+    """The load once its running sequences have drawn so many tokens more, in all."""
+    return LoadReported(
+        load.worker,
+        load.running_sequences,
+        load.waiting_requests,
+        load.queued_prefill_tokens,
+        load.context_tokens + tokens,
+        load.free_blocks,
+        load.heard,
+    )

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
+from tandem.cluster.gateway.demand import Demand
 from tandem.cluster.gateway.waiting_places import WaitingPlaces
 from tandem.facts.errors import InvalidRequest, Overloaded, RequestFailed, TandemError
 from tandem.facts.request import FinishReason, Request
 from tandem.live.clock import now_ns
-from tandem.live.gateway.demand import Demand
 from tandem.live.mailbox import Mailbox, Mailboxes
 from tandem.messages.router import Reject
 from tandem.messages.worker import EmitTokens, FailRequest

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
+from tandem.cluster.gateway.driver import GatewayPorts, perform
 from tandem.cluster.gateway.machine import GatewayMachine
 from tandem.live.channels.gateway_channel import OperatorSaid
 from tandem.live.driver import Driver, EventInbox
@@ -22,7 +23,6 @@ from tandem.messages.gateway import (
     OperationEnded,
     PeerGone,
     PlanDecided,
-    SendToWorker,
     StartFailed,
     StartWorker,
     TimePassed,
@@ -108,8 +108,8 @@ class GatewayLoop:
     def _perform_all(
         self, channel: Channel, effects: Sequence[GatewayEffect], instant_ns: int
     ) -> None:
-        for effect in effects:
-            self._perform(effect, channel, instant_ns)
+        turn = Turn(self.machine, self._clients, self._requests, channel, instant_ns)
+        perform(effects, GatewayPorts(turn, turn, turn, turn))
         self._settled()
         asked, self._asked = self._asked, []
         for peer, question in asked:
@@ -129,37 +129,6 @@ class GatewayLoop:
                 self._journal.record(instant_ns, events, effects)
         return effects
 
-    def _perform(self, effect: GatewayEffect, channel: Channel, instant_ns: int) -> None:
-        match effect:
-            case Deliver(emission):
-                self._clients.deliver(emission, instant_ns)
-            case SendToWorker(peer, message):
-                channel.send(peer, message)
-                if isinstance(message, RequestsArrived | PrefillsArrived | ImportsArrived):
-                    self._clients.sent(message.requests, instant_ns)
-                elif isinstance(message, Registered):
-                    self._greeted(peer)
-            case Reject():
-                self._clients.reject(effect)
-            case FailRequest(request_id, reason):
-                logger.error("request %s is given up: %s", request_id, reason)
-                self._clients.fail(effect, instant_ns)
-            case Fence(peer, reason):
-                logger.error("worker %s counts as dead: %s", peer, reason)
-                self._clients.metrics.lost()
-                channel.drop(peer)
-            case OperationEnded() | AuditEnded():
-                if answer := self._requests.ended(effect):
-                    channel.answer(*answer)
-            case StartWorker(worker, role):
-                # Whoever launches processes reads it in the status.
-                logger.info("the planner wants %s started as %s", worker, role)
-            case PlanDecided(decision):
-                if decision.actions:
-                    logger.info("planned: %s", decision.text)
-            case Explain(request_id, kind, text, _):
-                logger.debug("%s: %s: %s", request_id, kind, text)
-
     def _note(self, event: GatewayEvent) -> None:
         if isinstance(event, PeerGone) and self.machine.members.of_peer(event.peer):
             logger.warning("worker %s is gone: %s", event.peer, event.reason)
@@ -169,9 +138,64 @@ class GatewayLoop:
         elif isinstance(event, WorkerSaid) and isinstance(event.message, Register):
             logger.info("worker %s presents itself", event.peer)
 
+
+class Turn:
+    """All ports of the gateway machine, for the effects of one turn of the event loop."""
+
+    def __init__(
+        self,
+        machine: GatewayMachine,
+        clients: Clients,
+        requests: OperatorRequests,
+        channel: Channel,
+        instant_ns: int,
+    ) -> None:
+        self._machine = machine
+        self._clients = clients
+        self._requests = requests
+        self._channel = channel
+        self._instant_ns = instant_ns
+
+    def send_to_peer(self, peer: str, message: ToWorker) -> None:
+        self._channel.send(peer, message)
+        if isinstance(message, RequestsArrived | PrefillsArrived | ImportsArrived):
+            self._clients.sent(message.requests, self._instant_ns)
+        elif isinstance(message, Registered):
+            self._greeted(peer)
+
+    def fence(self, effect: Fence) -> None:
+        logger.error("worker %s counts as dead: %s", effect.peer, effect.reason)
+        self._clients.metrics.lost()
+        self._channel.drop(effect.peer)
+
+    def deliver(self, effect: Deliver) -> None:
+        self._clients.deliver(effect.emission, self._instant_ns)
+
+    def reject(self, effect: Reject) -> None:
+        self._clients.reject(effect)
+
+    def fail(self, effect: FailRequest) -> None:
+        logger.error("request %s is given up: %s", effect.request_id, effect.reason)
+        self._clients.fail(effect, self._instant_ns)
+
+    def operation_ended(self, effect: OperationEnded | AuditEnded) -> None:
+        if answer := self._requests.ended(effect):
+            self._channel.answer(*answer)
+
+    def explain(self, effect: Explain) -> None:
+        logger.debug("%s: %s: %s", effect.request_id, effect.kind, effect.text)
+
+    def start_worker(self, effect: StartWorker) -> None:
+        # Whoever launches processes reads it in the status.
+        logger.info("the planner wants %s started as %s", effect.worker, effect.role)
+
+    def plan_decided(self, effect: PlanDecided) -> None:
+        if effect.decision.actions:
+            logger.info("planned: %s", effect.decision.text)
+
     def _greeted(self, peer: str) -> None:
-        member = self.machine.members.of_peer(peer)
-        config = self.machine.config.router
+        member = self._machine.members.of_peer(peer)
+        config = self._machine.config.router
         if member and not member.indexed(config.root, config.block_size):
             logger.warning(
                 "worker %s keeps KV in another form than this gateway's: prompts are not routed to "

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import msgspec
 
+from tandem.cluster.node.driver import KvTransferPort
 from tandem.cluster.worker.machine import WorkerConfig
 from tandem.config.processes import WorkerSetup
 from tandem.facts.errors import EngineFailed
@@ -19,7 +20,7 @@ from tandem.kv.transfer.config import TransferCalls
 from tandem.live.clock import now_ns
 from tandem.live.driver import Inbox
 from tandem.live.engine_thread import EngineThread
-from tandem.live.node import Steps, TransferEngine
+from tandem.live.node import Steps
 from tandem.live.processes.follower import FOLLOWER_COMMAND, PATIENCE_S, FollowerSetup
 from tandem.live.processes.worker_rank import (
     PlannedWorker,
@@ -55,7 +56,7 @@ class Worker(Protocol):
     def export(self) -> KvExport: ...
 
     @property
-    def transfers(self) -> TransferEngine: ...
+    def transfers(self) -> KvTransferPort: ...
 
     @property
     def tiers(self) -> WorkerTiers | None: ...
@@ -78,7 +79,7 @@ class SoleWorker:
     inbox: Inbox
 
     @property
-    def transfers(self) -> TransferEngine:
+    def transfers(self) -> KvTransferPort:
         return self.rank.transfers
 
     def steps(self, on_result: OnResult) -> Steps:
@@ -102,7 +103,7 @@ class LeadingWorker:
     inbox: Inbox
 
     @property
-    def transfers(self) -> TransferEngine:
+    def transfers(self) -> KvTransferPort:
         return RankedTransferEngine(self.rank.transfers, self.ranks)
 
     @property

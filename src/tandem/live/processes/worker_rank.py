@@ -7,6 +7,7 @@ from typing import Protocol, cast, get_args
 
 import torch
 
+from tandem.cluster.node.driver import KvTransferPort
 from tandem.config.cluster.tiers import worker_tier_bytes
 from tandem.config.processes import WorkerSetup
 from tandem.engine.engine import Engine
@@ -28,7 +29,6 @@ from tandem.kv.region import SharedRegion
 from tandem.kv.store import KvStore, exported_pool
 from tandem.kv.transfer.config import TransferCalls, TransferConfig, TransferMemory
 from tandem.kv.transfer.engine import KvTransferEngine
-from tandem.live.node import TransferEngine
 from tandem.live.processes.connectors import make_connectors
 from tandem.live.processes.lifecycle import StartUp
 from tandem.live.processes.model import (
@@ -59,7 +59,7 @@ class PlannedWorker:
     export: KvExport
 
 
-class RankTransferEngine(TransferEngine, Protocol):
+class RankTransferEngine(KvTransferPort, Protocol):
     """A transfer engine that belongs to one rank."""
 
     def endpoints(self) -> tuple[Endpoint, ...]: ...

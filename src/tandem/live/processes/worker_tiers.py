@@ -42,11 +42,8 @@ from tandem.live.tiers import LiveTiers
 
 logger = logging.getLogger(__name__)
 
-# What lies staged at once, the part of a tier that one copy may be at most, and how many of them go
-# on at once: a long prompt pushes as many blocks out of the memory as it has itself.
+# What lies staged at once.
 STAGING_BYTES: Final = 64 << 20
-LEAST_SHARE: Final = 8
-COPIES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +105,7 @@ def _config(setup: WorkerSetup, own: BlockFormat) -> TiersConfig:
             setup.worker,
         )
         remote = False
-    limits = TierLimits(copies=COPIES)
-    together = STAGING_BYTES // own.block_bytes // limits.stagings
-    together = min(together, limits.copy_blocks, *(n // LEAST_SHARE for n in capacities.values()))
+    limits = TierLimits.within(capacities.values(), STAGING_BYTES // own.block_bytes)
     return TiersConfig(
         capacities,
         eviction_order(cluster),
@@ -118,7 +113,7 @@ def _config(setup: WorkerSetup, own: BlockFormat) -> TiersConfig:
         quotas=tenant_shares(cluster),
         pin_share=cluster.tiers.pin_share,
         pin_shares=tenant_pin_shares(cluster),
-        limits=replace(limits, copy_blocks=max(1, together)),
+        limits=limits,
     )
 
 

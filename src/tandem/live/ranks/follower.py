@@ -6,10 +6,10 @@ It ends when the link to the leader does.
 import logging
 from dataclasses import dataclass
 
+from tandem.cluster.node.driver import KvTransferPort
 from tandem.facts.kv_export import MoveReport
 from tandem.facts.steps import StepPlan
 from tandem.live.engine_thread import WorkQueueThread
-from tandem.live.node import TransferEngine
 from tandem.live.ranks.engine import StageEngine
 from tandem.live.ranks.link import RankLink, RankLost
 from tandem.messages.node import (
@@ -56,7 +56,7 @@ class Follower:
     """`draws`: this rank tells the leader what the steps drew."""
 
     def __init__(
-        self, link: FollowerLink, engine: StageEngine, transfers: TransferEngine, *, draws: bool
+        self, link: FollowerLink, engine: StageEngine, transfers: KvTransferPort, *, draws: bool
     ) -> None:
         self._link = link
         self._engine = engine

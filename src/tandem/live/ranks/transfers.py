@@ -5,8 +5,8 @@ block export is over when it is over on all of them.
 import threading
 from collections.abc import Callable
 
+from tandem.cluster.node.driver import KvTransferPort
 from tandem.facts.kv_export import KvExport, MoveKv, MoveReport
-from tandem.live.node import TransferEngine
 from tandem.live.ranks.ranks import Ranks
 from tandem.messages.node import ConnectPeer, EndMove, ForgetPeer, PublishBlocks, StartMove
 
@@ -62,9 +62,9 @@ def summed(reports: list[MoveReport]) -> MoveReport:
 
 
 class RankedTransferEngine:
-    """A `TransferEngine` over all ranks: `own` reads the leader's share."""
+    """A `KvTransferPort` over all ranks: `own` moves the leader's share."""
 
-    def __init__(self, own: TransferEngine, ranks: Ranks) -> None:
+    def __init__(self, own: KvTransferPort, ranks: Ranks) -> None:
         self._own = own
         self._ranks = ranks
 

@@ -26,13 +26,14 @@ class Demand:
         self._answers[request_id] = 0
         self.waiting += 1
 
-    def got_token(self, request_id: str, now_ns: int) -> bool:
-        """Whether it is the first. Unknown ids are of readers who left."""
-        tokens = self._answers.get(request_id)
-        if tokens is None:
+    def got_token(self, request_id: str, now_ns: int, tokens: int = 1) -> bool:
+        """It got `tokens` more. Whether the first is among them. Unknown ids are of readers who
+        left."""
+        before_tokens = self._answers.get(request_id)
+        if before_tokens is None:
             return False
-        self._answers[request_id] = tokens + 1
-        if tokens:
+        self._answers[request_id] = before_tokens + tokens
+        if before_tokens:
             return False
         self.waiting -= 1
         self._start(now_ns)

@@ -1,0 +1,360 @@
+"""The simulated cluster at work: the machines of the live cluster, driven on a virtual clock by an
+event queue, a network and a cost model."""
+
+from typing import Protocol
+
+from tandem.cluster.gateway.autoscaling import PlanningConfig
+from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
+from tandem.cluster.gateway.plan_actions import ScaledPool
+from tandem.cluster.router.admission import RouterConfig
+from tandem.cluster.router.fleet import Capacity
+from tandem.cluster.shared_pool.hot_blocks import HotBlocksConfig
+from tandem.cluster.shared_pool.machine import PoolNodeConfig, PoolNodeMachine
+from tandem.cluster.tiers.config import TierLimits, TiersConfig
+from tandem.facts.blocks import NO_SALT
+from tandem.facts.fleet import Role, Tier
+from tandem.facts.kv_tiers import BlockFormat
+from tandem.messages.cluster import PROTOCOL, Register, Registered, RegisterPoolNode
+from tandem.messages.gateway import GatewayEvent, PeerGone
+from tandem.messages.node import GatewayConnected, GatewayGone, Leave
+from tandem.report.record import Decision, RunRecord, WorkerRecord
+from tandem.twin.event_queue import EventQueue
+from tandem.twin.gateway import SimulatedGateway
+from tandem.twin.network_paths import pool_ports
+from tandem.twin.process import GATEWAY, MessageBus
+from tandem.twin.recorder import Recorder
+from tandem.twin.scenario import Scenario
+from tandem.twin.shared_pool import SimulatedPoolNode
+from tandem.twin.step_recorder import StepRecorder
+from tandem.twin.tier_stores import SimulatedStore
+from tandem.twin.transfers import Transfers
+from tandem.twin.worker import CACHE_ROOT, MODEL, SimulatedWorker, Start, Surroundings
+
+# How often a worker that drains reports, where loads are always known otherwise.
+DRAIN_REPORT_NS = 100_000_000
+
+
+class PlannedStarts(Protocol):
+    """Starts workers that are not up (`twin.launcher`)."""
+
+    def start(self, name: str, role: Role) -> None: ...
+
+
+class SimulatedCluster:
+    """Gateway, workers, shared pool, network and records. Everybody who may ever come up is known
+    from the start; `workers` and `pool_nodes` are those that are up, by name. After whatever
+    happens at an instant, `bus.deliver` has everybody handle what follows."""
+
+    def __init__(self, scenario: Scenario, run: RunRecord) -> None:
+        self.scenario = scenario
+        self.run = run
+        self.queue = EventQueue()
+        self.recorder = Recorder(run)
+        self.steps = StepRecorder(run, self.recorder)
+        self.pools = {name: pool for pool in scenario.pools for name in pool.workers()}
+        self.bus = MessageBus(self.queue, encodes=scenario.encodes)
+        self.transfers = Transfers(
+            round(scenario.network_latency_s * 1e9),
+            round(scenario.transfer_timeout_s * 1e9),
+            self.queue,
+        )
+        self.workers: dict[str, SimulatedWorker] = {}
+        self.pool_nodes: dict[str, SimulatedPoolNode] = {}
+        self.gateway: SimulatedGateway | None = None
+        self.left: list[tuple[str, Role, Leave]] = []
+        self.launcher: PlannedStarts | None = None
+        self._disks = {name: SimulatedStore() for name in self.pools}
+        self._order = {name: index for index, name in enumerate(self.pools)}
+        self._starts: dict[str, int] = {}
+        # Tiers that are down, each of a worker or (an empty name) of all.
+        self._tiers_down: set[tuple[Tier, str]] = set()
+        self._direct = not scenario.message_latency_s and not scenario.encodes
+        for name, pool in self.pools.items():
+            self.transfers.add_ports(pool.kind.links.ports(name))
+        self._pool_names = _pool_names(scenario)
+        for name in self._pool_names:
+            share = scenario.pool_bytes_per_s / len(self._pool_names)
+            self.transfers.add_ports(pool_ports(name, share))
+
+    @property
+    def now_ns(self) -> int:
+        return self.queue.now_ns
+
+    def open(self) -> None:
+        """The gateway is there, and the processes of the shared pool."""
+        self.start_gateway()
+        for name in self._pool_names:
+            self.start_pool_node(name)
+
+    def opened(self) -> None:
+        """Everybody who is up at the start knows each other: from now on messages take time."""
+        self.bus.deliver()
+        self.bus.latency_ns = round(self.scenario.message_latency_s * 1e9)
+
+    # Processes
+
+    def start_gateway(self) -> None:
+        """A gateway that knows nobody; whoever is up presents itself."""
+        machine = GatewayMachine(self._gateway_config())
+        self.gateway = SimulatedGateway(
+            machine, self._next_start(GATEWAY), self.bus, self.recorder, self
+        )
+        self.bus.gateway = self.gateway
+        self.gateway.start()
+        self._tell_everybody(GatewayConnected(GATEWAY))
+
+    def lose_gateway(self) -> None:
+        """The gateway dies with everything that it was asked."""
+        assert self.gateway is not None
+        self.catch_up()
+        self.bus.deliver()
+        self.gateway.alive = False
+        self.gateway = self.bus.gateway = None
+        self.bus.peers.clear()
+        self._tell_everybody(GatewayGone(GATEWAY))
+
+    def start_worker(self, name: str, role: Role) -> None:
+        """A worker is up; what its disk held before it still holds."""
+        pool = self.pools[name]
+        self.steps.worker(WorkerRecord(name, str(role), pool.kind.device, pool.kind.devices))
+        around = Surroundings(
+            scenario=self.scenario,
+            bus=self.bus,
+            transfers=self.transfers,
+            steps=self.steps,
+            workers=self.workers,
+            pool_nodes=self.pool_nodes,
+            disk=self._disks[name],
+            left=self._worker_left,
+        )
+        start = Start(name, pool, role, self._order[name], int(self._next_start(name)))
+        worker = self.workers[name] = SimulatedWorker(start, around)
+        worker.host.up = self._tiers_down.isdisjoint({(Tier.HOST, ""), (Tier.HOST, name)})
+        if self.gateway is not None:
+            worker.receive(GatewayConnected(GATEWAY))
+
+    def kill_worker(self, name: str) -> None:
+        """It dies, and everything on its device with it; the gateway sees its channel break."""
+        worker = self.workers[name]
+        worker.catch_up(self.now_ns)
+        self.bus.deliver()
+        self._remove(worker)
+        self.bus.peers.pop(worker.peer, None)
+        self._tell_gateway(PeerGone(worker.peer, "its process has ended"))
+
+    def start_pool_node(self, name: str) -> None:
+        """A process of the shared pool is up, empty."""
+        scenario = self.scenario
+        block_format = self._block_format()
+        capacity = max(1, scenario.remote_blocks // len(self._pool_names))
+        register = RegisterPoolNode(
+            protocol=PROTOCOL,
+            version="",
+            worker=name,
+            incarnation=self._next_start(name),
+            address=name,
+            format=block_format,
+            capacity_blocks=capacity,
+        )
+        tiers = TiersConfig(
+            {Tier.HOST: capacity},
+            lambda _blocks: scenario.policies.eviction(),
+            pin_share=scenario.pin_share,
+            quotas=scenario.quotas,
+            pin_shares=scenario.pin_shares,
+            limits=TierLimits.within((capacity,)),
+        )
+        heat = HotBlocksConfig(replicas=scenario.pool_replicas)
+        machine = PoolNodeMachine(
+            PoolNodeConfig(register, tiers, heat, reports_when_asked=True), self.now_ns
+        )
+        block_bytes = self.scenario.pools[0].kind.cost.kv_bytes(scenario.block_size)
+        node = SimulatedPoolNode(machine, self.bus, self.transfers, block_bytes, self.pool_nodes)
+        node.store.up = (Tier.REMOTE, "") not in self._tiers_down
+        self.pool_nodes[name] = node
+        if self.gateway is not None:
+            node.receive(GatewayConnected(GATEWAY))
+
+    def kill_pool_node(self, name: str) -> None:
+        """It dies with what it held."""
+        node = self.pool_nodes.pop(name)
+        node.alive = False
+        self.transfers.fail_ports(tuple(pool_ports(name, 1.0)))
+        self.bus.peers.pop(node.peer, None)
+        self._tell_gateway(PeerGone(node.peer, "its process has ended"))
+
+    def settle_accounts(self, name: str) -> None:
+        """Write down what a worker was up for, until now."""
+        worker, record = self.workers[name], self.steps.of(name)
+        record.up_ns += self.now_ns - worker.up_since_ns
+        record.preemptions += worker.take_preemptions()
+        worker.up_since_ns = self.now_ns
+
+    def stores(self, tier: Tier, name: str) -> list[SimulatedStore]:
+        """Of a tier: those of a worker, of all of them (an empty `name`), or of the pool."""
+        if tier is Tier.REMOTE:
+            return [node.store for node in self.pool_nodes.values()]
+        names = [each for each in self.pools if name in ("", each)]
+        if tier is Tier.DISK:
+            return [self._disks[each] for each in names]
+        up = [self.workers[each] for each in names if each in self.workers]
+        return [worker.host for worker in up]
+
+    def set_tier(self, tier: Tier, name: str, *, up: bool) -> None:
+        """A tier can be read and written, or not; its content outlives that."""
+        if up:
+            self._tiers_down.discard((tier, name))
+        else:
+            self._tiers_down.add((tier, name))
+        for store in self.stores(tier, name):
+            store.up = up
+
+    # What is known
+
+    def submit(self, event: GatewayEvent) -> None:
+        """A client or an operator asks the gateway. What workers carry is known to it as their
+        reports have it by now."""
+        assert self.gateway is not None
+        self.gateway.receive(event)
+
+    def refresh_loads(self) -> None:
+        """The gateway is about to decide: it hears the reports that are due by now."""
+        gateway, now_ns = self.gateway, self.now_ns
+        if gateway is None:
+            return
+        reports = [
+            (worker, report)
+            for worker in self.workers.values()
+            if (report := worker.due_report(now_ns)) is not None
+        ]
+        if self._direct:
+            loads = [(worker.peer, report) for worker, report in reports]
+            gateway.machine.loads_reported(loads, now_ns)
+            return
+        for worker, report in reports:
+            self.bus.to_gateway(worker, report)
+
+    def catch_up(self) -> None:
+        """All tokens that are there by now are told of, in the order of the workers."""
+        for worker in sorted(self.workers.values(), key=lambda each: each.order):
+            worker.catch_up(self.now_ns)
+
+    def signs_of_life(self) -> None:
+        """Everybody who can reports: who says nothing then is silent."""
+        for worker in self.workers.values():
+            worker.sign_of_life(self.now_ns)
+        for node in self.pool_nodes.values():
+            node.sign_of_life(self.now_ns)
+
+    def fence(self, peer: str) -> None:
+        """The gateway has closed the channel of this process."""
+        process = self.bus.peers.pop(peer, None)
+        if isinstance(process, SimulatedWorker):
+            process.fenced()
+
+    def start_planned(self, worker: str, role: Role) -> None:
+        """The planner of the gateway wants a worker."""
+        assert self.launcher is not None
+        self.launcher.start(worker, role)
+
+    def decided(self, decision: Decision) -> None:
+        """Keep a decision: always one about the fleet, one about a request when asked for."""
+        if self.scenario.explains or not decision.request_id:
+            self.run.decisions.append(decision)
+
+    def _tell_everybody(self, event: GatewayConnected | GatewayGone) -> None:
+        for node in self.pool_nodes.values():
+            node.receive(event)
+        for worker in self.workers.values():
+            worker.receive(event)
+
+    def _tell_gateway(self, event: GatewayEvent) -> None:
+        if self.gateway is not None:
+            self.gateway.receive(event)
+
+    def _worker_left(self, worker: SimulatedWorker, leave: Leave) -> None:
+        """Its machine has ended the process, orderly or because it was not let in."""
+        self.left.append((worker.name, worker.role, leave))
+        self._remove(worker)
+        # Its last words are heard.
+        self._tell_gateway(PeerGone(worker.peer, leave.reason or "it left", died=False))
+
+    def _remove(self, worker: SimulatedWorker) -> None:
+        self.settle_accounts(worker.name)
+        worker.die()
+        del self.workers[worker.name]
+        self.transfers.fail_ports(tuple(worker.pool.kind.links.ports(worker.name)))
+
+    def _next_start(self, name: str) -> str:
+        self._starts[name] = self._starts.get(name, 0) + 1
+        return str(self._starts[name])
+
+    def _block_format(self) -> BlockFormat:
+        block_bytes = self.scenario.pools[0].kind.cost.kv_bytes(self.scenario.block_size)
+        return BlockFormat(CACHE_ROOT.hash(NO_SALT), round(block_bytes))
+
+    def _gateway_config(self) -> GatewayConfig:
+        scenario, policies = self.scenario, self.scenario.policies
+        silence_ns = round(scenario.heartbeat_timeout_s * 1e9)
+        return GatewayConfig(
+            gateway=GATEWAY,
+            router=RouterConfig(
+                block_size=scenario.block_size,
+                root=CACHE_ROOT,
+                capacities={},
+                routing=policies.routing,
+                admission=policies.admission,
+                dispatching=policies.dispatching,
+                classes=policies.classes,
+                queue=policies.queue,
+                explains=scenario.explains,
+            ),
+            capacity_of=self._capacity_of,
+            terms=Registered(
+                gateway=GATEWAY,
+                report_interval_ns=round(scenario.report_interval_s * 1e9) or DRAIN_REPORT_NS,
+                silence_ns=silence_ns,
+                lease_ns=round(scenario.lease_s * 1e9),
+            ),
+            model=MODEL,
+            revision="",
+            block_format=self._block_format() if self._pool_names else None,
+            planning=self._planning(),
+        )
+
+    def _planning(self) -> PlanningConfig | None:
+        scenario = self.scenario
+        planning = scenario.policies.planning
+        pools = [pool for pool in scenario.pools if pool.role is not Role.BOTH]
+        if planning is None or not pools:
+            return None
+        return PlanningConfig(
+            name=type(planning).__name__,
+            planning=planning,
+            pools=tuple(
+                ScaledPool(
+                    name=pool.name,
+                    role=pool.role,
+                    workers=tuple(pool.workers()),
+                    count=pool.count,
+                    min_count=pool.min_count,
+                    cost=pool.kind.cost,
+                    startup_s=pool.kind.startup_s,
+                )
+                for pool in pools
+            ),
+            slo=scenario.slo,
+            window_s=scenario.window_s,
+        )
+
+    def _capacity_of(self, register: Register) -> Capacity:
+        kind = self.pools[register.worker].kind
+        return Capacity(kind.cost, self.scenario.block_size, kind.block_count, kind.max_sequences)
+
+
+def _pool_names(scenario: Scenario) -> tuple[str, ...]:
+    if not scenario.remote_blocks:
+        return ()
+    taken = {name for pool in scenario.pools for name in pool.workers()}
+    prefix = "pool" if not any(name.startswith("pool-") for name in taken) else "shared-pool"
+    return tuple(f"{prefix}-{index}" for index in range(scenario.pool_nodes))

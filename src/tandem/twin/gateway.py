@@ -1,0 +1,158 @@
+"""The simulated gateway: the machine that runs live, over channels and clients that are
+bookkeeping."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tandem.cluster.gateway.driver import GatewayPorts, perform
+from tandem.cluster.gateway.machine import GatewayMachine
+from tandem.facts.fleet import Role
+from tandem.messages.cluster import ToWorker
+from tandem.messages.gateway import (
+    AuditEnded,
+    Deliver,
+    Fence,
+    GatewayEvent,
+    OperationEnded,
+    PlanDecided,
+    StartWorker,
+    TimePassed,
+    WorkerSaid,
+)
+from tandem.messages.router import Explain, Reject
+from tandem.messages.worker import (
+    FailRequest,
+    ImportsArrived,
+    PrefillsArrived,
+    RequestsArrived,
+)
+from tandem.report.record import Decision
+from tandem.twin.event_queue import Timer
+from tandem.twin.process import GATEWAY, MessageBus, Process
+from tandem.twin.recorder import Recorder
+
+
+class Surroundings(Protocol):
+    """What the gateway needs of the cluster around it."""
+
+    def catch_up(self) -> None:
+        """All tokens that are there by now are told of."""
+        ...
+
+    def signs_of_life(self) -> None:
+        """All workers that can report."""
+        ...
+
+    def fence(self, peer: str) -> None:
+        """The channel of that process is closed."""
+        ...
+
+    def decided(self, decision: Decision) -> None: ...
+
+    def start_planned(self, worker: str, role: Role) -> None:
+        """The planner wants a worker."""
+        ...
+
+
+class SimulatedGateway(Process[GatewayEvent]):
+    """One start of the gateway; all ports of its machine but the channels to peers."""
+
+    def __init__(
+        self,
+        machine: GatewayMachine,
+        incarnation: str,
+        bus: MessageBus,
+        recorder: Recorder,
+        surroundings: Surroundings,
+    ) -> None:
+        super().__init__(GATEWAY, incarnation, bus)
+        self.machine = machine
+        self._recorder = recorder
+        self._surroundings = surroundings
+        self._ports = GatewayPorts(self, self, self, self)
+        self._timer = Timer(bus.queue, self._time_passed)
+        # By worker, when the steps landed that the mail tells of together.
+        self._landed_ns: dict[str, Sequence[int]] = {}
+        self._now_ns = 0
+
+    def start(self) -> None:
+        self.receive(TimePassed())
+
+    def hear(self, event: WorkerSaid, landed_ns: Sequence[int]) -> None:
+        if landed_ns:
+            self._landed_ns[event.message.worker] = landed_ns
+        self.receive(event)
+
+    def take_mail(self, now_ns: int) -> None:
+        if not self.alive:
+            return
+        if self.machine.router.admission.queue.heeds_output:
+            # Before anybody is chosen to go next, all tokens that are there by now are known.
+            mail, self.mail = self.mail, []
+            self._surroundings.catch_up()
+            self.mail += mail
+        events, self.mail = self.mail, []
+        self._now_ns = now_ns
+        perform(self.machine.handle_together(events, now_ns), self._ports)
+        self._landed_ns.clear()
+        self._timer.set(self.machine.next_wakeup())
+
+    def send_to_peer(self, peer: str, message: ToWorker) -> None:
+        if isinstance(message, RequestsArrived | PrefillsArrived | ImportsArrived):
+            self._note_route(peer, message)
+        self.bus.to_peer(peer, message)
+
+    def fence(self, effect: Fence) -> None:
+        self._surroundings.fence(effect.peer)
+
+    def deliver(self, effect: Deliver) -> None:
+        # Steps taken at one go are told of before one that lands now, which draws for the same.
+        landed_ns = self._landed_ns.pop(effect.worker, (self._now_ns,))
+        self._recorder.delivered(effect.emission, landed_ns)
+
+    def reject(self, effect: Reject) -> None:
+        self._recorder.rejected(
+            effect.request_id, effect.reason, effect.retry_after_s, self._now_ns
+        )
+
+    def fail(self, effect: FailRequest) -> None:
+        self._recorder.turned_away(effect.request_id, effect.reason, self._now_ns)
+
+    def operation_ended(self, effect: OperationEnded | AuditEnded) -> None:
+        """Nobody operates a simulated cluster by hand."""
+
+    def explain(self, effect: Explain) -> None:
+        decision = Decision(
+            self._now_ns, effect.request_id, effect.kind, effect.text, effect.figures
+        )
+        self._surroundings.decided(decision)
+
+    def start_worker(self, effect: StartWorker) -> None:
+        self._surroundings.start_planned(effect.worker, effect.role)
+
+    def plan_decided(self, effect: PlanDecided) -> None:
+        decision = effect.decision
+        if decision.actions:
+            self._surroundings.decided(
+                Decision(self._now_ns, "", "planning", decision.text, decision.figures)
+            )
+
+    def _time_passed(self, now_ns: int) -> None:  # noqa: ARG002
+        if self.alive:
+            # Who is silent is judged by what would have been heard by now.
+            self._surroundings.signs_of_life()
+            self.receive(TimePassed())
+
+    def _note_route(
+        self, peer: str, message: RequestsArrived | PrefillsArrived | ImportsArrived
+    ) -> None:
+        member = self.machine.members.of_peer(peer)
+        if member is None:
+            # It was fenced in the very turn in which it was chosen.
+            return
+        for request in message.requests:
+            computes = True
+            if isinstance(message, ImportsArrived):
+                state = self.machine.router.state_of(request.request_id)
+                computes = state is not None and state.prefill == member.name
+            self._recorder.routed(request.request_id, member.name, computes, self._now_ns)

@@ -1,0 +1,109 @@
+"""Reads KV of other simulated workers: what the KV transfer engine does live, over links with
+contention. Whether a block still holds what was announced is looked at as it is live: by its
+generation, before and after it is read."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from tandem.facts.kv_export import KvExport, MoveKv, MoveReport
+from tandem.messages.node import BlocksPublished, MoveFinished, NodeEvent
+from tandem.twin.network_paths import path_to_node
+from tandem.twin.recorder import Recorder
+from tandem.twin.transfers import Transfers
+
+KV = "kv"
+
+
+class SourceOfKv(Protocol):
+    """A worker that others read from."""
+
+    @property
+    def incarnation(self) -> str: ...
+
+    @property
+    def generations(self) -> Sequence[int]:
+        """Of its blocks, as they are now."""
+        ...
+
+
+class SimulatedKvTransfer:
+    """One worker's. `sources` are the workers that are up, by name; what is done is told to
+    `post`."""
+
+    def __init__(
+        self,
+        worker: str,
+        sources: Mapping[str, SourceOfKv],
+        bytes_of: Callable[[int], float],
+        transfers: Transfers,
+        recorder: Recorder,
+        post: Callable[[NodeEvent], None],
+    ) -> None:
+        self._worker = worker
+        self._sources = sources
+        self._bytes_of = bytes_of
+        self._transfers = transfers
+        self._recorder = recorder
+        self._post = post
+        self._under_way: dict[int, int] = {}
+
+    def add_source(self, worker: str, incarnation: str, export: KvExport) -> None:
+        """Links are there from the start."""
+
+    def forget_source(self, worker: str, incarnation: str) -> None:
+        """What is read from it ends by itself."""
+
+    def start_transfer(self, move_id: int, order: MoveKv) -> None:
+        if not self._sound(order):
+            self._finish(move_id, order, 0.0, 0.0, "the source has given its blocks away")
+            return
+        moved_bytes = self._bytes_of(order.end_token - order.first_token)
+
+        def ended(arrived: bool, seconds: float) -> None:
+            del self._under_way[move_id]
+            problem = "" if arrived else "the transfer was lost"
+            if arrived and not self._sound(order):
+                problem = "the source gave its blocks away meanwhile"
+            self._finish(move_id, order, moved_bytes, seconds, problem)
+
+        path = path_to_node(order.source, self._worker)
+        transfer = self._transfers.start(KV, moved_bytes, path, ended, urgent=True)
+        self._under_way[move_id] = transfer
+
+    def stop_transfer(self, move_id: int) -> None:
+        transfer_id = self._under_way.get(move_id)
+        if transfer_id is not None and self._transfers.cancel(transfer_id):
+            del self._under_way[move_id]
+            self._post(MoveFinished(move_id, MoveReport(False, problem="stopped")))
+
+    def export_blocks(
+        self,
+        publication_id: int,
+        blocks: tuple[int, ...],  # noqa: ARG002
+        generations: tuple[int, ...],  # noqa: ARG002
+    ) -> None:
+        self._post(BlocksPublished(publication_id))
+
+    def _sound(self, order: MoveKv) -> bool:
+        """Whether what is to be read is still what was announced."""
+        source = self._sources.get(order.source)
+        if source is None or source.incarnation != order.incarnation:
+            return False
+        now = source.generations
+        blocks = zip(order.source_blocks, order.source_generations, strict=True)
+        return all(now[block] == generation for block, generation in blocks)
+
+    def _finish(
+        self, move_id: int, order: MoveKv, moved_bytes: float, seconds: float, problem: str
+    ) -> None:
+        if not problem:
+            self._recorder.moved(order.request_id, order.end_token - order.first_token)
+        report = MoveReport(
+            arrived=not problem,
+            connector="simulated",
+            moved_bytes=round(moved_bytes),
+            spans=len(order.source_blocks),
+            seconds=seconds,
+            problem=problem,
+        )
+        self._post(MoveFinished(move_id, report))

@@ -1,0 +1,117 @@
+"""The transfers that are under way on the links of the simulated cluster, and what came of them by
+kind."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tandem.report.record import TransferRecord
+from tandem.twin.event_queue import EventQueue, Turn
+from tandem.twin.network import Network
+
+# Called once, with whether the bytes arrived, and how many seconds that took.
+Ended = Callable[[bool, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BytesUnderWay:
+    """`kind` says under what they are counted."""
+
+    kind: str
+    moved_bytes: float
+    started_ns: int
+    ended: Ended
+
+
+class Transfers:
+    """Owns the network. Every transfer ends once: it arrives, is lost, or is cancelled."""
+
+    def __init__(self, latency_ns: int, timeout_ns: int, queue: EventQueue) -> None:
+        self.network = Network({})
+        self.under_way: dict[int, BytesUnderWay] = {}
+        self._latency_ns = latency_ns
+        self._timeout_ns = timeout_ns
+        self._queue = queue
+        self._last_id = 0
+        self._wake_ns: int | None = None
+        self._totals: dict[str, TransferRecord] = {}
+
+    def add_ports(self, ports: Mapping[str, float]) -> None:
+        """Ways of a process that may come up, in bytes/s."""
+        for port, bytes_per_s in ports.items():
+            self.network.add_port(port, bytes_per_s)
+
+    def start(
+        self, kind: str, moved_bytes: float, path: Sequence[str], ended: Ended, *, urgent: bool
+    ) -> int:
+        """Send them through the ports of `path`. What is `urgent` is given up as lost when it
+        takes longer than a transfer may. Gives an id for `cancel`."""
+        self._last_id += 1
+        transfer_id, now_ns = self._last_id, self._queue.now_ns
+        self.under_way[transfer_id] = BytesUnderWay(kind, moved_bytes, now_ns, ended)
+        self.network.start(transfer_id, path, moved_bytes, now_ns, latency_ns=self._latency_ns)
+        self.watch()
+        if urgent:
+            self._queue.at(now_ns + self._timeout_ns, lambda _: self.give_up(transfer_id))
+        return transfer_id
+
+    def cancel(self, transfer_id: int) -> bool:
+        """Nobody wants it any more, and nobody is told of its end. False: it has arrived at this
+        very instant, which is still told, or it is over."""
+        cancelled = transfer_id in self.under_way and self.network.cancel(
+            transfer_id, self._queue.now_ns
+        )
+        if cancelled:
+            self._total(self.under_way.pop(transfer_id).kind).lost += 1
+        self.watch()
+        return cancelled
+
+    def give_up(self, transfer_id: int) -> None:
+        """If it is still under way, it is lost, and whoever waits for its end is told."""
+        if transfer_id in self.under_way and self.network.cancel(transfer_id, self._queue.now_ns):
+            self._lose(transfer_id)
+            self.watch()
+
+    def fail_ports(self, ports: Sequence[str]) -> None:
+        """Everything that crosses these ports is lost."""
+        for port in ports:
+            for transfer_id in self.network.fail_port(port, self._queue.now_ns):
+                self._lose(transfer_id)
+        self.watch()
+
+    def miss(self, kind: str) -> None:
+        """What was to be brought is not there, or not what it should be."""
+        self._total(kind).lost += 1
+
+    def records(self) -> list[TransferRecord]:
+        return [self._totals[kind] for kind in sorted(self._totals)]
+
+    def watch(self) -> None:
+        """Have the queue call when the network has something to tell; needed after the links were
+        disturbed from outside."""
+        wake_ns = self.network.next_event_ns()
+        if wake_ns != self._wake_ns:
+            self._wake_ns = wake_ns
+            if wake_ns is not None:
+                self._queue.at(max(wake_ns, self._queue.now_ns), self._wake, Turn.TRANSFER)
+
+    def _wake(self, now_ns: int) -> None:
+        if now_ns != self._wake_ns:
+            return
+        self._wake_ns = None
+        for transfer_id in self.network.advance(now_ns):
+            arrived = self.under_way.pop(transfer_id)
+            seconds = (now_ns - arrived.started_ns) / 1e9
+            total = self._total(arrived.kind)
+            total.transfers += 1
+            total.moved_bytes += arrived.moved_bytes
+            total.seconds += seconds
+            arrived.ended(True, seconds)
+        self.watch()
+
+    def _lose(self, transfer_id: int) -> None:
+        lost = self.under_way.pop(transfer_id)
+        self._total(lost.kind).lost += 1
+        lost.ended(False, (self._queue.now_ns - lost.started_ns) / 1e9)
+
+    def _total(self, kind: str) -> TransferRecord:
+        return self._totals.setdefault(kind, TransferRecord(kind))
