@@ -31,7 +31,7 @@ from tandem.facts.sampling import SamplingParameters
 from tandem.live.processes.gateway import assemble_gateway
 from tandem.live.processes.journal import recorded_machine
 from tandem.messages.cluster import PROTOCOL, Register
-from tandem.messages.gateway import GatewayEffect, GatewayEvent, WorkerSaid
+from tandem.messages.gateway import GatewayEffect, GatewayEvent, MessageFromWorker
 from tandem.messages.router import BlocksReported, RequestSubmitted, TokensReported
 from tandem.messages.worker import EmitTokens
 from tandem.observe.journal.files import open_journal
@@ -85,7 +85,7 @@ def events_of_requests() -> list[list[GatewayEvent]]:
     register = Register(
         PROTOCOL, "0", "both-0", "a", "both", Role.BOTH, True, ROOT, export, 4096, 1 << 20
     )
-    turns: list[list[GatewayEvent]] = [[WorkerSaid("w", register)]]
+    turns: list[list[GatewayEvent]] = [[MessageFromWorker("w", register)]]
     for first in range(0, REQUESTS, TOGETHER):
         numbers = range(first, first + TOGETHER)
         names = tuple(f"g0.1-1/cmpl-{number:024x}-0" for number in numbers)
@@ -101,7 +101,7 @@ def events_of_requests() -> list[list[GatewayEvent]]:
             stored += chain
             parents += [root, *chain[:-1]]
         changes = BlockChanges(first // TOGETHER, (), tuple(stored), tuple(parents))
-        turns.append([WorkerSaid("w", BlocksReported("both-0", Tier.DEVICE, changes))])
+        turns.append([MessageFromWorker("w", BlocksReported("both-0", Tier.DEVICE, changes))])
         for token in range(ANSWER_TOKENS):
             reason = FinishReason.LENGTH if token == ANSWER_TOKENS - 1 else None
             emission = EmitTokens(
@@ -111,7 +111,7 @@ def events_of_requests() -> list[list[GatewayEvent]]:
                 (False,) * TOGETHER,
                 (0,) * TOGETHER,
             )
-            turns.append([WorkerSaid("w", TokensReported("both-0", emission))])
+            turns.append([MessageFromWorker("w", TokensReported("both-0", emission))])
     return turns
 
 

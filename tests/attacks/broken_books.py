@@ -11,7 +11,7 @@ from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockFormat, BlockName
 from tandem.messages.cluster import PROTOCOL, Audit, RegisterPoolNode
 from tandem.messages.gateway import AuditAsked, AuditEnded
-from tandem.messages.node import GatewayConnected, GatewaySaid
+from tandem.messages.node import GatewayConnected, MessageFromGateway
 from tandem.messages.pool_node import BlocksOffered, BlocksReceived
 from tandem.messages.router import BlocksListed
 from tandem.messages.worker import ImportBlocks, RequestsArrived
@@ -50,7 +50,7 @@ def pool_node():
     )
     machine = PoolNodeMachine(config, 0)
     machine.handle(GatewayConnected("g"), 1)
-    machine.handle(GatewaySaid("g", WELCOME), 2)
+    machine.handle(MessageFromGateway("g", WELCOME), 2)
     machine.handle(BlocksOffered(1, (BLOCK,)), 3)
     machine.handle(BlocksReceived((BLOCK,), (BLOCK.digest,)), 4)
     return machine
@@ -64,7 +64,7 @@ def gateway():
 
 
 def node_says(machine):
-    (answer,) = said(machine.handle(GatewaySaid("g", Audit()), 10**6), "g")[-1:]
+    (answer,) = said(machine.handle(MessageFromGateway("g", Audit()), 10**6), "g")[-1:]
     return answer.problem
 
 
@@ -102,7 +102,9 @@ NODES = {
     "a block filled by nobody": lambda n: sequences(n)._filling.__setitem__(b"x", object()),
     "a request forgotten": lambda n: work(n).machine.unfinished.popitem(),
     "a lease too few": lambda n: work(n).leases.end("r"),
-    "an import of nobody": lambda n: work(n).inbound.imports.begin(ImportBlocks("x", 0, 4, (1,))),
+    "an import of nobody": lambda n: work(n).inbound.imports.blocks_reserved(
+        ImportBlocks("x", 0, 4, (1,))
+    ),
     "a move of no import": lambda n: work(n).inbound.imports.moving.__setitem__(7, object()),
 }
 TIERS = {

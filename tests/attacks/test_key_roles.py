@@ -12,7 +12,7 @@ from tandem.commands.main import app
 from tandem.config.cluster.live import checked
 from tandem.config.cluster.tree import parse
 from tandem.facts.errors import InvalidConfiguration
-from tandem.live.channels.gateway_channel import GatewayChannel, OperatorSaid
+from tandem.live.channels.gateway_channel import GatewayChannel, MessageFromOperator
 from tandem.live.channels.keys import Admitted, AdmittedKeys, PeerRole, make_pair
 from tandem.live.channels.sockets import GatewayKeys, NodeKeys
 from tandem.live.gateway.operators import OperatorClient, OperatorFailed
@@ -21,8 +21,8 @@ from tandem.live.processes.gateway import _admitted as admitted_of
 from tandem.live.processes.key_files import read_worker_keys
 from tandem.live.processes.setups import Setups, write_cluster
 from tandem.messages.cluster import Deregister, RegistrationRefused
-from tandem.messages.gateway import PeerGone, WorkerSaid
-from tandem.messages.node import GatewayConnected, GatewaySaid
+from tandem.messages.gateway import MessageFromWorker, PeerGone
+from tandem.messages.node import GatewayConnected, MessageFromGateway
 from tandem.messages.operator import Done
 from tests.cluster.cluster_parts import GatewayUnderTest, register
 from tests.live.ends import PATIENCE_S, News, node_end
@@ -62,14 +62,14 @@ def test_a_revoked_key_cuts_the_worker_that_has_it_and_no_other(file):
         for end, news in ((one, at_one), (other, at_other)):
             await news.first(GatewayConnected)
             end.send(Deregister("here"))
-        await at_gateway.first(WorkerSaid, 2)
+        await at_gateway.first(MessageFromWorker, 2)
         file.write_text(lines(OTHER))
         # As a timer has it done every second.
         gateway._senders.review()
         # It is well: its requests are to blame for nothing.
         gone = PeerGone("one/a/1", "its key was revoked", died=False)
         assert await at_gateway.first(PeerGone) == gone
-        told = (await at_one.first(GatewaySaid)).message
+        told = (await at_one.first(MessageFromGateway)).message
         assert isinstance(told, RegistrationRefused)
         assert "its key was revoked" in told.reason
         # One that does not care is not heard, and comes in no more.
@@ -77,8 +77,8 @@ def test_a_revoked_key_cuts_the_worker_that_has_it_and_no_other(file):
         late = node_end(endpoint, again, name="one/b", keys=keys_of(ONE))
         assert "refuses this key" in await again.first(str)
         other.send(Deregister("all is well"))
-        await at_gateway.first(WorkerSaid, 3)
-        assert {said.message.worker for said in at_gateway.of(WorkerSaid)} == {
+        await at_gateway.first(MessageFromWorker, 3)
+        assert {said.message.worker for said in at_gateway.of(MessageFromWorker)} == {
             "here",
             "all is well",
         }
@@ -97,7 +97,7 @@ def test_a_revoked_worker_is_gone_whoever_had_the_file_read(file, noticed):
         one = node_end(endpoint, at_one, name="one/a", keys=keys_of(ONE))
         await at_one.first(GatewayConnected)
         one.send(Deregister("here"))
-        await at_gateway.first(WorkerSaid)
+        await at_gateway.first(MessageFromWorker)
         file.write_text(lines(OTHER))
         late = node_end(endpoint, stranger, name="x/a", keys=keys_of(make_pair()))
         assert "refuses this key" in await stranger.first(str)
@@ -107,8 +107,8 @@ def test_a_revoked_worker_is_gone_whoever_had_the_file_read(file, noticed):
             gateway._senders.review()
         gone = PeerGone("one/a/1", "its key was revoked", died=False)
         assert await at_gateway.first(PeerGone) == gone
-        assert "its key was revoked" in (await at_one.first(GatewaySaid)).message.reason
-        assert len(at_gateway.of(WorkerSaid)) == 1
+        assert "its key was revoked" in (await at_one.first(MessageFromGateway)).message.reason
+        assert len(at_gateway.of(MessageFromWorker)) == 1
         for channel in (one, late, gateway):
             await channel.close(0.0)
 
@@ -122,7 +122,7 @@ def test_a_worker_whose_key_is_an_operators_now_is_gone(file):
         one = node_end(endpoint, news, name="one/a", keys=keys_of(ONE))
         await news.first(GatewayConnected)
         one.send(Deregister("here"))
-        await at_gateway.first(WorkerSaid)
+        await at_gateway.first(MessageFromWorker)
         file.write_text(lines(OTHER, operators=(ONE,)))
         gateway._senders.review()
         assert (await at_gateway.first(PeerGone)).peer == "one/a/1"
@@ -178,7 +178,7 @@ def test_a_workers_key_cannot_act_as_an_operators_nor_the_other_way_round(file):
         assert not at_gateway.told
         # The same question with the right key is heard; what it is told is not this test's matter.
         waiting = asyncio.ensure_future(asyncio.to_thread(drained, OPERATOR))
-        said = await at_gateway.first(OperatorSaid)
+        said = await at_gateway.first(MessageFromOperator)
         posing = node_end(endpoint, news, name="w9/a", keys=keys_of(OPERATOR))
         await news.first(GatewayConnected)
         posing.send(Deregister("w9"))
@@ -188,8 +188,8 @@ def test_a_workers_key_cannot_act_as_an_operators_nor_the_other_way_round(file):
         last = node_end(endpoint, honest, name="w2/a", keys=keys_of(OTHER))
         await honest.first(GatewayConnected)
         last.send(Deregister("w2"))
-        await at_gateway.first(WorkerSaid)
-        assert [said.message.worker for said in at_gateway.of(WorkerSaid)] == ["w2"]
+        await at_gateway.first(MessageFromWorker)
+        assert [said.message.worker for said in at_gateway.of(MessageFromWorker)] == ["w2"]
         for channel in (posing, last, gateway):
             await channel.close(0.0)
 

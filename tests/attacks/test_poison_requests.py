@@ -18,7 +18,7 @@ from tandem.messages.router import (
     KvReported,
     LoadReported,
     RequestWithdrawn,
-    Tell,
+    SendEvent,
     TokensReported,
     WorkerJoined,
     WorkerLost,
@@ -203,7 +203,7 @@ def starts(effects: list) -> list[tuple[str, str]]:
     return [
         (effect.worker, one.request_id.partition("~")[0])
         for effect in effects
-        if isinstance(effect, Tell) and hasattr(effect.event, "requests")
+        if isinstance(effect, SendEvent) and hasattr(effect.event, "requests")
         for one in effect.event.requests
     ]
 

@@ -16,8 +16,8 @@ from tandem.facts.request import FinishReason, Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.steps import StepResult
 from tandem.messages.cluster import PROTOCOL, LeasesRenewed, Register, Registered
-from tandem.messages.gateway import SendToWorker, TimePassed, WorkerSaid
-from tandem.messages.node import GatewayConnected, GatewaySaid, SendToGateway
+from tandem.messages.gateway import MessageFromWorker, SendToWorker, TimePassed
+from tandem.messages.node import GatewayConnected, MessageFromGateway, SendToGateway
 from tandem.messages.router import LoadReported, RequestSubmitted, TokensReported
 from tandem.messages.worker import EmitTokens, RunStep
 from tandem.policy.admission.thresholds import AdmitAll
@@ -98,7 +98,7 @@ class GatewayUnderTest:
     def says(self, *messages, incarnation: str = "1") -> list:
         """A worker says these at once."""
         peer = f"{messages[0].worker}/{getattr(messages[0], 'incarnation', incarnation)}"
-        return self.handle(*(WorkerSaid(peer, message) for message in messages))
+        return self.handle(*(MessageFromWorker(peer, message) for message in messages))
 
     def submit(self, request_id: str, prompt_tokens: int = 9) -> list:
         request = Request(request_id, tuple(range(prompt_tokens)))
@@ -169,7 +169,7 @@ class NodeUnderTest:
         return effects
 
     def hears(self, gateway: str, *messages) -> list:
-        return self.handle(*(GatewaySaid(gateway, message) for message in messages))
+        return self.handle(*(MessageFromGateway(gateway, message) for message in messages))
 
     def result(self) -> StepResult:
         plan = self.plans.pop(0)
@@ -180,7 +180,7 @@ class NodeUnderTest:
         end_ns, effects = self.now_ns + duration_ns, []
         while (wakeup_ns := self.machine.next_wakeup()) is not None and wakeup_ns <= end_ns:
             self.now_ns = wakeup_ns
-            words = [GatewaySaid(gateway, LeasesRenewed(())) for gateway in living]
+            words = [MessageFromGateway(gateway, LeasesRenewed(())) for gateway in living]
             effects += self.machine.handle_together([*words, TimePassed()], wakeup_ns)
             self.machine.audit()
         self.now_ns = end_ns

@@ -26,6 +26,7 @@ from tandem.messages.gateway import (
     Deliver,
     DrainAsked,
     Fence,
+    MessageFromWorker,
     OperationEnded,
     PeerGone,
     PlanDecided,
@@ -33,20 +34,19 @@ from tandem.messages.gateway import (
     StartWorker,
     TimePassed,
     UndrainAsked,
-    WorkerSaid,
 )
 from tandem.messages.node import (
-    BlocksPublished,
+    BlocksExported,
     ConnectPeer,
     EndMove,
+    ExportBlocks,
     ForgetPeer,
     GatewayConnected,
     GatewayGone,
-    GatewaySaid,
     Leave,
     LeaveRequested,
+    MessageFromGateway,
     MoveFinished,
-    PublishBlocks,
     SendToGateway,
     StartMove,
 )
@@ -292,7 +292,7 @@ class NodeCluster:
                 case EndMove(move_id):
                     assert move_id in process.moves
                     self.seen["moves stopped"] += 1
-                case PublishBlocks():
+                case ExportBlocks():
                     process.publishing.append(effect)
                 case ConnectPeer(worker, incarnation):
                     assert (worker, incarnation) not in process.peers
@@ -421,7 +421,7 @@ class NodeCluster:
             if data is None:
                 events.append(PeerGone(peer, "its connection broke"))
             else:
-                events.append(WorkerSaid(peer, TO_GATEWAY.decode(data)))
+                events.append(MessageFromWorker(peer, TO_GATEWAY.decode(data)))
         self.hear(self.gates[gateway], events)
 
     def deliver_down(self, gateway: str, process: Process) -> None:
@@ -432,7 +432,7 @@ class NodeCluster:
             if data is None:
                 self._reconnect(gateway, process)
                 return
-            events.append(GatewaySaid(gateway, TO_WORKER.decode(data)))
+            events.append(MessageFromGateway(gateway, TO_WORKER.decode(data)))
         if process.landing and self.chance.randrange(2):
             events.append(StepDone(process.engine.run(process.landing.popleft())))
         self.tell(process, events)
@@ -444,7 +444,7 @@ class NodeCluster:
         wanted = process.publishing.popleft()
         for block, generation in zip(wanted.blocks, wanted.generations, strict=True):
             process.headers[block] = generation, list(process.engine.kv[block])
-        self.tell(process, [BlocksPublished(wanted.publication_id)])
+        self.tell(process, [BlocksExported(wanted.export_id)])
 
     def end_move(self, process: Process, move_id: int) -> None:
         """KV is read and written now: as late as may be."""
@@ -568,7 +568,7 @@ class NodeCluster:
         if sources and not gate.hung:
             source, target = self.chance.choice(sources), self.chance.choice(sorted(self.configs))
             wanted = MigrationsRequested(source, target, self.chance.randint(10, 120))
-            gate.machine.routing.add(wanted)
+            gate.machine.routing.gather(wanted)
             self.hear(gate, [TimePassed()])
             # Answers here are short: most would end before they have moved.
             for _ in range(self.chance.choice([0, 40])):

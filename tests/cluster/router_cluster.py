@@ -32,8 +32,8 @@ from tandem.messages.router import (
     RequestWithdrawn,
     RoleTaken,
     RouterEvent,
+    SendEvent,
     StartTransfer,
-    Tell,
     TokensReported,
     TransferEnded,
     WorkerDrained,
@@ -153,7 +153,7 @@ class Cluster:
             self._to_clients(event)
         for effect in self.router.handle(event, self.now_ns):
             match effect:
-                case Tell(name, told):
+                case SendEvent(name, told):
                     if name in self.seats:
                         self.seats[name].inbox.append(told)
                         self._count(told)

@@ -33,8 +33,8 @@ def send(one: Fleet, tokens: int) -> None:
 
 
 def arrive(one: Fleet, tokens: int) -> None:
-    one.expect("w", tokens)
-    one.arrived("w", tokens)
+    one.expect_decode("w", tokens)
+    one.decode_arrived("w", tokens)
     one.tell("w", 1)
 
 

@@ -35,10 +35,10 @@ from tandem.messages.gateway import (
     Deliver,
     DrainAsked,
     Fence,
+    MessageFromWorker,
     OperationEnded,
     PeerGone,
     UndrainAsked,
-    WorkerSaid,
 )
 from tandem.messages.router import (
     BlocksReported,
@@ -157,7 +157,7 @@ def test_strangers_are_asked_who_they_are_once_a_second():
 
 def test_nobody_speaks_in_the_name_of_another():
     gateway = GatewayUnderTest(register("w"), register("v"))
-    gateway.handle(WorkerSaid("v/1", Deregister("w")))
+    gateway.handle(MessageFromWorker("v/1", Deregister("w")))
     assert gateway.machine.members.of_name("w") is not None
 
 
@@ -282,7 +282,7 @@ def test_tokens_reach_clients_under_the_names_they_know_and_no_others():
 def test_what_comes_with_the_clients_withdrawal_is_not_delivered():
     gateway = GatewayUnderTest(register("w0"))
     gateway.submit("r")
-    effects = gateway.handle(RequestWithdrawn("r"), WorkerSaid("w0/1", drew("w0", "r")))
+    effects = gateway.handle(RequestWithdrawn("r"), MessageFromWorker("w0/1", drew("w0", "r")))
     assert not of_kind(effects, Deliver)
 
 

@@ -10,7 +10,7 @@ from tandem.cluster.router.request_state import Stage
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.request import FinishReason
 from tandem.messages.cluster import Drain, NotNeeded
-from tandem.messages.node import BlocksPublished, Leave, PublishBlocks
+from tandem.messages.node import BlocksExported, ExportBlocks, Leave
 from tandem.messages.router import (
     CancelTransfer,
     ImportReported,
@@ -19,8 +19,8 @@ from tandem.messages.router import (
     RequestRefused,
     RequestsLost,
     RequestWithdrawn,
+    SendEvent,
     StartTransfer,
-    Tell,
     TransferEnded,
     WorkerDrained,
     WorkerLost,
@@ -87,7 +87,7 @@ class Moving:
 
 def test_a_request_decodes_on_until_its_kv_is_at_the_next_worker():
     moving = Moving()
-    assert moving.ask() == [Tell("w0", CopiesRequested(("r",)))]
+    assert moving.ask() == [SendEvent("w0", CopiesRequested(("r",)))]
     (arrived,) = moving.tell_kv(4)
     (known,) = arrived.event.requests
     assert (arrived.worker, arrived.event) == ("w1", ImportsArrived((known,), (4,)))
@@ -96,11 +96,11 @@ def test_a_request_decodes_on_until_its_kv_is_at_the_next_worker():
     # It says more while it is read.
     assert moving.hears(drew("w0", "r")) == []
     handed = moving.hears(TransferEnded(0, True))
-    assert handed == [Tell("w0", KvTransfersRequested(("r",)))]
+    assert handed == [SendEvent("w0", KvTransfersRequested(("r",)))]
     moving.hears(drew("w0", "r"))
     assert moving.tell_kv(8, held=True) == [
-        Tell("w1", ImportDone(COPY, 4, (7, 7))),
-        Tell("w0", TransferPinsReleased(("r",))),
+        SendEvent("w1", ImportDone(COPY, 4, (7, 7))),
+        SendEvent("w0", TransferPinsReleased(("r",))),
     ]
     assert moving.hears(drew("w1", COPY, FinishReason.LENGTH)) == []
     assert not moving.machine.requests
@@ -116,13 +116,13 @@ def test_one_that_has_no_whole_block_yet_only_gets_a_place():
     moving.hears(drew("w0", "r"))
     (arrived,) = moving.ask()
     assert (arrived.worker, type(arrived.event)) == ("w1", ImportsArrived)
-    assert moving.reserve(6) == [Tell("w0", KvTransfersRequested(("r",)))]
+    assert moving.reserve(6) == [SendEvent("w0", KvTransfersRequested(("r",)))]
 
 
 def stays(moving: Moving, effects: list) -> None:
     """The target was told to forget it, and it goes on at the source as if nothing had been."""
-    target = [e.event for e in effects if isinstance(e, Tell) and e.worker == "w1"]
-    source = [e.event for e in effects if isinstance(e, Tell) and e.worker == "w0"]
+    target = [e.event for e in effects if isinstance(e, SendEvent) and e.worker == "w1"]
+    source = [e.event for e in effects if isinstance(e, SendEvent) and e.worker == "w0"]
     assert target in ([], [RequestsAborted((COPY,))])
     assert source == [TransferPinsReleased(("r",))]
     assert moving.state.stage is Stage.DECODING
@@ -168,15 +168,15 @@ def test_a_target_that_found_room_too_late_begins_anew():
     moving.hears(late)
     moving.hears(TransferEnded(transfer.transfer_id, True))
     assert moving.state.stage is Stage.DECODING
-    assert moving.ask() == [Tell("w0", CopiesRequested(("r",)))]
+    assert moving.ask() == [SendEvent("w0", CopiesRequested(("r",)))]
     # The second time it moves in any case: with all that could be read by then.
     (arrived,) = moving.tell_kv(4)
     assert arrived.event.requests[0].request_id == "r~0.2"
     (transfer,) = moving.reserve()
     (handed,) = moving.hears(TransferEnded(transfer.transfer_id, False))
-    assert handed == Tell("w0", KvTransfersRequested(("r",)))
+    assert handed == SendEvent("w0", KvTransfersRequested(("r",)))
     (done, _) = moving.tell_kv(260, held=True)
-    assert done == Tell("w1", ImportDone("r~0.2", 0, ()))
+    assert done == SendEvent("w1", ImportDone("r~0.2", 0, ()))
 
 
 def test_what_comes_late_of_a_copy_is_not_taken_for_the_next():
@@ -195,7 +195,7 @@ def test_an_answer_that_ends_while_it_is_read_is_wanted_by_nobody_else():
     moving = Moving()
     moving.until_copying()
     effects = moving.hears(drew("w0", "r", FinishReason.STOP))
-    assert Tell("w1", RequestsAborted((COPY,))) in effects
+    assert SendEvent("w1", RequestsAborted((COPY,))) in effects
     assert CancelTransfer(0) in effects
     assert not moving.machine.requests
 
@@ -204,8 +204,8 @@ def test_a_client_that_leaves_leaves_both():
     moving = Moving()
     moving.until_copying()
     effects = moving.hears(RequestWithdrawn("r"))
-    assert Tell("w1", RequestsAborted((COPY,))) in effects
-    assert Tell("w0", RequestsAborted(("r",))) in effects
+    assert SendEvent("w1", RequestsAborted((COPY,))) in effects
+    assert SendEvent("w0", RequestsAborted(("r",))) in effects
 
 
 @pytest.mark.parametrize(("stage", "dead"), [("copying", "w0"), ("moving", "w0"), ("moving", "w1")])
@@ -213,7 +213,9 @@ def test_a_death_that_leaves_nothing_whole_begins_it_again_with_the_tokens_so_fa
     moving = Moving()
     getattr(moving, f"until_{stage}")()
     effects = moving.hears(WorkerLost(dead))
-    (again,) = [e for e in effects if isinstance(e, Tell) and isinstance(e.event, RequestsArrived)]
+    (again,) = [
+        e for e in effects if isinstance(e, SendEvent) and isinstance(e.event, RequestsArrived)
+    ]
     (taken_up,) = again.event.requests
     assert (taken_up.request_id, taken_up.output_tokens) == ("r~1", (7, 7))
     assert again.worker != dead
@@ -234,8 +236,8 @@ def decoding(tokens: int = 9) -> NodeUnderTest:
 
 def published(node: NodeUnderTest, effects: list) -> list:
     """The headers are written: what is said then."""
-    (wanted,) = of_kind(effects, PublishBlocks)
-    return said(node.handle(BlocksPublished(wanted.publication_id)), "g")
+    (wanted,) = of_kind(effects, ExportBlocks)
+    return said(node.handle(BlocksExported(wanted.export_id)), "g")
 
 
 def test_a_worker_tells_its_whole_blocks_and_decodes_on():
@@ -295,7 +297,7 @@ def test_of_one_that_gave_way_before_it_was_to_be_handed_over_nothing_is_awaited
     moving.hears(TransferEnded(0, arrived=True))
     assert moving.state.stage is Stage.MOVING
     effects = moving.tell_kv(0)
-    assert Tell("w1", RequestsAborted((COPY,))) in effects
+    assert SendEvent("w1", RequestsAborted((COPY,))) in effects
     assert moving.machine.requests["r"].names.attempt == 1
 
 

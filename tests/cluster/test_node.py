@@ -27,17 +27,17 @@ from tandem.messages.cluster import (
 )
 from tandem.messages.gateway import TimePassed
 from tandem.messages.node import (
-    BlocksPublished,
+    BlocksExported,
     ConnectPeer,
     EndMove,
+    ExportBlocks,
     ForgetPeer,
     GatewayConnected,
     GatewayGone,
-    GatewaySaid,
     Leave,
     LeaveRequested,
+    MessageFromGateway,
     MoveFinished,
-    PublishBlocks,
     SendToGateway,
     StartMove,
 )
@@ -184,8 +184,8 @@ def test_who_takes_up_a_request_that_died_elsewhere_says_at_once_that_it_lives()
 def test_each_gateway_hears_of_its_own_requests_only():
     node = NodeUnderTest("g", "h")
     node.handle(
-        GatewaySaid("g", RequestsArrived((request("r", 3),))),
-        GatewaySaid("h", RequestsArrived((request("s", 3),))),
+        MessageFromGateway("g", RequestsArrived((request("r", 3),))),
+        MessageFromGateway("h", RequestsArrived((request("s", 3),))),
     )
     # Both were planned into one step.
     (plan,) = node.plans
@@ -223,7 +223,7 @@ def test_a_gateway_has_no_say_about_requests_of_another():
     assert not node.machine.work.idle
 
 
-@pytest.mark.parametrize("event", [GatewayGone("g"), GatewaySaid("g", RegisterAgain())])
+@pytest.mark.parametrize("event", [GatewayGone("g"), MessageFromGateway("g", RegisterAgain())])
 def test_all_that_a_gateway_asked_for_goes_with_it(event):
     node = NodeUnderTest("g", "h")
     node.hears("g", arrivals("r", "s"))
@@ -231,7 +231,7 @@ def test_all_that_a_gateway_asked_for_goes_with_it(event):
     effects = node.handle(event)
     assert node.machine.work.leases.request_ids == {"t"}
     greeted = of_kind(said(effects, "g"), Register)
-    assert len(greeted) == isinstance(event, GatewaySaid)
+    assert len(greeted) == isinstance(event, MessageFromGateway)
     # What it says before it has welcomed the worker is void.
     node.hears("g", arrivals("u"))
     assert node.machine.work.leases.request_ids == {"t"}
@@ -278,8 +278,8 @@ def test_requests_that_nobody_renews_are_given_up_and_their_gateway_hears_it():
 def test_a_hold_that_nobody_renews_is_released():
     node = NodeUnderTest("g")
     node.hears("g", PrefillsArrived((request("r", 6),), (0,)))
-    (publish,) = of_kind(land(node), PublishBlocks)
-    node.handle(BlocksPublished(publish.publication_id))
+    (publish,) = of_kind(land(node), ExportBlocks)
+    node.handle(BlocksExported(publish.export_id))
     assert node.machine.work.machine.sequences.pinned
     node.pass_time(3_100 * MS, "g")
     assert node.machine.work.idle
@@ -370,7 +370,9 @@ def test_an_import_ends_only_when_nobody_writes_to_its_blocks():
     assert not node.machine.work.machine.sequences.importing
 
 
-@pytest.mark.parametrize("gone", [GatewayGone("g"), GatewaySaid("g", RequestsAborted(("r",)))])
+@pytest.mark.parametrize(
+    "gone", [GatewayGone("g"), MessageFromGateway("g", RequestsAborted(("r",)))]
+)
 def test_blocks_stay_reserved_while_a_move_writes_to_them(gone):
     node = NodeUnderTest("g")
     blocks = importing(node)
@@ -384,7 +386,7 @@ def test_blocks_stay_reserved_while_a_move_writes_to_them(gone):
     assert pool.free_blocks == pool.block_count
     assert node.machine.work.idle
     # Nobody who has forgotten the move hears of its end.
-    assert bool(of_kind(said(effects, "g"), MoveEnded)) == isinstance(gone, GatewaySaid)
+    assert bool(of_kind(said(effects, "g"), MoveEnded)) == isinstance(gone, MessageFromGateway)
 
 
 def test_a_move_is_stopped_once():
@@ -423,10 +425,10 @@ def prefilling(node: NodeUnderTest, prompt_tokens: int = 22) -> list:
 def test_whole_blocks_are_announced_once_their_headers_are_written():
     node = NodeUnderTest("g")
     effects = prefilling(node)
-    (publish,) = of_kind(effects, PublishBlocks)
+    (publish,) = of_kind(effects, ExportBlocks)
     assert len(publish.blocks) == 2
     assert not of_kind(said(effects, "g"), KvReported)
-    (report,) = said(node.handle(BlocksPublished(publish.publication_id)), "g")
+    (report,) = said(node.handle(BlocksExported(publish.export_id)), "g")
     assert report.computed.tokens == (8,)
     assert report.computed.blocks == (publish.blocks,)
     assert report.computed.generations == (publish.generations,)
@@ -437,37 +439,37 @@ def test_a_part_of_a_block_is_announced_only_when_the_request_is_held():
     node = NodeUnderTest("g")
     node.hears("g", PrefillsArrived((request("s", 2), request("r", 13)), (0, 0)))
     # The first step computes 2 and 6 tokens, the second the rest.
-    (first,) = of_kind(land(node), PublishBlocks)
-    (report,) = said(node.handle(BlocksPublished(first.publication_id)), "g")
+    (first,) = of_kind(land(node), ExportBlocks)
+    (report,) = said(node.handle(BlocksExported(first.export_id)), "g")
     rows = dict(zip(report.computed.request_ids, report.computed.tokens, strict=True))
     assert rows == {"s": 2, "r": 4}
-    (second,) = of_kind(land(node), PublishBlocks)
-    (report,) = said(node.handle(BlocksPublished(second.publication_id)), "g")
+    (second,) = of_kind(land(node), ExportBlocks)
+    (report,) = said(node.handle(BlocksExported(second.export_id)), "g")
     assert (report.computed.tokens, report.computed.held) == ((13,), (True,))
     assert len(report.computed.blocks[0]) == 4
 
 
 def test_announcements_keep_their_order_however_publications_end():
     node = NodeUnderTest("g")
-    (first,) = of_kind(prefilling(node), PublishBlocks)
-    (second,) = of_kind(land(node), PublishBlocks)
-    assert node.handle(BlocksPublished(second.publication_id)) == []
-    (report,) = said(node.handle(BlocksPublished(first.publication_id)), "g")
+    (first,) = of_kind(prefilling(node), ExportBlocks)
+    (second,) = of_kind(land(node), ExportBlocks)
+    assert node.handle(BlocksExported(second.export_id)) == []
+    (report,) = said(node.handle(BlocksExported(first.export_id)), "g")
     assert report.computed.tokens == (8, 16)
 
 
 def test_blocks_whose_headers_are_written_are_not_written_again():
     node = NodeUnderTest("g")
-    publications = of_kind(prefilling(node), PublishBlocks)
+    publications = of_kind(prefilling(node), ExportBlocks)
     while node.plans:
-        publications += of_kind(land(node), PublishBlocks)
+        publications += of_kind(land(node), ExportBlocks)
     for publish in publications:
-        node.handle(BlocksPublished(publish.publication_id))
+        node.handle(BlocksExported(publish.export_id))
     node.hears("g", TransferPinsReleased(("r",)))
     # Its prompt is cached: a second request with it announces the same blocks.
     node.hears("g", PrefillsArrived((request("again", 22),), (0,)))
-    (publish,) = of_kind(land(node), PublishBlocks)
-    (report,) = said(node.handle(BlocksPublished(publish.publication_id)), "g")
+    (publish,) = of_kind(land(node), ExportBlocks)
+    (report,) = said(node.handle(BlocksExported(publish.export_id)), "g")
     assert len(publish.blocks) == 1
     assert len(report.computed.blocks[0]) == 6
 
@@ -475,9 +477,9 @@ def test_blocks_whose_headers_are_written_are_not_written_again():
 @pytest.mark.parametrize("last_word", [RequestsAborted(("r",)), TransferPinsReleased(("r",))])
 def test_nothing_is_announced_of_a_request_that_is_gone(last_word):
     node = NodeUnderTest("g")
-    (publish,) = of_kind(prefilling(node, 6), PublishBlocks)
+    (publish,) = of_kind(prefilling(node, 6), ExportBlocks)
     node.hears("g", RequestsAborted(("r",)), TransferPinsReleased(("r",)))
-    assert node.handle(BlocksPublished(publish.publication_id)) == []
+    assert node.handle(BlocksExported(publish.export_id)) == []
     assert node.machine.work.idle
 
 
@@ -488,11 +490,11 @@ def test_generations_tell_a_block_from_what_it_held_before():
         sampled = request(f"r{number}", 20 + number)
         node.hears("g", PrefillsArrived((sampled,), (0,)))
         while node.plans:
-            for publish in of_kind(land(node), PublishBlocks):
+            for publish in of_kind(land(node), ExportBlocks):
                 for block, generation in zip(publish.blocks, publish.generations, strict=True):
                     assert seen.get(block, 0) < generation
                     seen[block] = generation
-                node.handle(BlocksPublished(publish.publication_id))
+                node.handle(BlocksExported(publish.export_id))
         node.hears("g", TransferPinsReleased((f"r{number}",)))
     assert max(seen.values()) > 1
 
@@ -586,7 +588,7 @@ def test_an_audit_counts_what_is_held_and_names_what_is_broken():
     assert (audited.running, audited.leases, audited.owned_blocks) == (1, 1, 2)
     assert audited.problem == ""
     node.machine.work.leases.end("r")
-    (audited,) = said(node.machine.handle(GatewaySaid("g", Audit()), node.now_ns), "g")
+    (audited,) = said(node.machine.handle(MessageFromGateway("g", Audit()), node.now_ns), "g")
     assert "an invariant does not hold at Work.audit" in audited.problem
 
 

@@ -38,7 +38,7 @@ class PoolLaws(RuleBasedStateMachine):
         unsealed = [block for block in table if block not in self.sealed]
         if unsealed:
             duplicate = digest in self.sealed.values()
-            self.pool.seal(unsealed[0], digest, b"parent")
+            self.pool.commit(unsealed[0], digest, b"parent")
             if not duplicate:
                 self.sealed[unsealed[0]] = digest
 
@@ -102,7 +102,7 @@ def test_the_least_recently_freed_content_is_forgotten_first_and_prompts_from_th
     first = [pool.allocate(), pool.allocate()]
     second = [pool.allocate(), pool.allocate()]
     for number, block in enumerate(first + second):
-        pool.seal(block, bytes([number]), b"")
+        pool.commit(block, bytes([number]), b"")
     pool.release(first)
     pool.release(second)
     forgotten = []
@@ -117,7 +117,7 @@ def test_the_least_recently_freed_content_is_forgotten_first_and_prompts_from_th
 def test_blocks_without_content_are_used_before_any_cache_is_lost():
     pool = BlockPool(3)
     kept, scrap = pool.allocate(), pool.allocate()
-    pool.seal(kept, b"kept", b"")
+    pool.commit(kept, b"kept", b"")
     pool.release([kept])
     pool.release([scrap])
     pool.allocate()
@@ -142,4 +142,4 @@ def test_a_likely_prefix_is_as_long_as_the_one_that_is_shared():
     for held in range(len(chain) + 1):
         assert pool.likely_prefix_blocks(chain) == len(pool.cached_prefix(chain)) == held
         if held < len(chain):
-            pool.seal(pool.allocate(), chain[held], b"root")
+            pool.commit(pool.allocate(), chain[held], b"root")

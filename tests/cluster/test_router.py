@@ -21,7 +21,7 @@ from tandem.messages.router import (
     RequestSubmitted,
     RequestWithdrawn,
     RoleTaken,
-    Tell,
+    SendEvent,
     TokensReported,
     WorkerDrained,
     WorkerJoined,
@@ -152,8 +152,8 @@ def test_a_migration_moves_the_largest_that_fit():
     machine.handle(drew("w0", "r1"), 2)
     machine.handle(WorkerJoined("w1", Role.BOTH), 3)
     assert machine.handle(MigrationsRequested("w0", "w1", 13), 4) == [
-        Tell("w0", CopiesRequested(("r1",))),
-        Tell("w0", CopiesRequested(("r0",))),
+        SendEvent("w0", CopiesRequested(("r1",))),
+        SendEvent("w0", CopiesRequested(("r0",))),
     ]
 
 
@@ -182,7 +182,7 @@ def test_what_is_held_for_nobody_is_let_go():
     machine = router(Role.PREFILL, Role.DECODE)
     unknown = KvComputed(("long ago",), (5,), ((0, 1),), (True,))
     assert machine.handle(KvReported("w0", unknown), 1) == [
-        Tell("w0", TransferPinsReleased(("long ago",)))
+        SendEvent("w0", TransferPinsReleased(("long ago",)))
     ]
 
 

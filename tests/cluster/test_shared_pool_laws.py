@@ -37,9 +37,9 @@ from tandem.messages.node import (
     ForgetPoolNode,
     GatewayConnected,
     GatewayGone,
-    GatewaySaid,
     Leave,
     LeaveRequested,
+    MessageFromGateway,
     SendToGateway,
 )
 from tandem.messages.pool_node import (
@@ -67,6 +67,10 @@ def chain_of(prompt: tuple[int, ...], tenant: str) -> list[BlockName]:
         names.append(BlockName(digest, parent, names[0].digest if names else digest, tenant))
         parent = digest
     return names
+
+
+def terms_of(gateway: str) -> Registered:
+    return Registered(gateway, SECOND_NS, 100 * SECOND_NS, SECOND_NS)
 
 
 class Gate:
@@ -281,19 +285,17 @@ class World:
             self.gates[name] = Gate()
             self.tell(GatewayConnected(name))
             if chance.random() < 0.9:
-                self.tell(
-                    GatewaySaid(name, Registered(name, SECOND_NS, 100 * SECOND_NS, SECOND_NS))
-                )
+                self.tell(MessageFromGateway(name, terms_of(name)))
         elif chance.random() < 0.2:
             self.tell(GatewayGone(name))
             del self.gates[name]
         elif chance.random() < 0.3:
             self.gates[name] = Gate()
-            self.tell(GatewaySaid(name, RegisterAgain()))
-            self.tell(GatewaySaid(name, Registered(name, SECOND_NS, 100 * SECOND_NS, SECOND_NS)))
+            self.tell(MessageFromGateway(name, RegisterAgain()))
+            self.tell(MessageFromGateway(name, terms_of(name)))
         else:
             message = chance.choice([Audit(), Drain(), Undrain(), Undrain()])
-            self.tell(GatewaySaid(name, message))
+            self.tell(MessageFromGateway(name, message))
 
     def sibling(self) -> None:
         if not self.gates:
@@ -302,13 +304,13 @@ class World:
         start = self.chance.choice(["old", "new"])
         gone = PoolNodeGone("pool-1", start)
         joined = PoolNodeJoined("pool-1", start, "h:2")
-        self.tell(GatewaySaid(gateway, self.chance.choice([gone, joined, joined])))
+        self.tell(MessageFromGateway(gateway, self.chance.choice([gone, joined, joined])))
 
     def pin(self) -> None:
         if self.gates:
             digests = tuple(each.digest for each in self.some_chain())
             pin = PinBlocks(digests, self.chance.randrange(20 * SECOND_NS), 0)
-            self.tell(GatewaySaid(self.chance.choice(sorted(self.gates)), pin))
+            self.tell(MessageFromGateway(self.chance.choice(sorted(self.gates)), pin))
 
     def end_replica(self) -> None:
         if self.replicas:
@@ -340,7 +342,7 @@ def check(world: World) -> None:
         if link is not None and link.terms is not None:
             world.seen["told"] += 1
             assert gate.held == held
-            world.tell(GatewaySaid(name, Audit()))
+            world.tell(MessageFromGateway(name, Audit()))
             assert gate.audited is not None
             assert gate.audited.cached_blocks == len(held)
     assert not world.offers
@@ -375,7 +377,7 @@ def alone(**changes) -> PoolNodeMachine:
 
 def terms(machine: PoolNodeMachine, now_ns: int = 0) -> list[object]:
     machine.handle(GatewayConnected("g"), now_ns)
-    said = GatewaySaid("g", Registered("g", SECOND_NS, 5 * SECOND_NS, SECOND_NS))
+    said = MessageFromGateway("g", Registered("g", SECOND_NS, 5 * SECOND_NS, SECOND_NS))
     return machine.handle(said, now_ns)
 
 
@@ -401,7 +403,7 @@ def test_blocks_in_demand_go_to_the_next_one_once():
     terms(machine)
     chain = chain_of((1, 2, 3), "")
     stored(machine, chain)
-    machine.handle(GatewaySaid("g", PoolNodeJoined("pool-1", "a", "h:2")), 0)
+    machine.handle(MessageFromGateway("g", PoolNodeJoined("pool-1", "a", "h:2")), 0)
 
     def read(fetch_id: int) -> list[object]:
         effects = machine.handle(BlocksAsked(fetch_id, tuple(chain)), 0)
@@ -413,15 +415,15 @@ def test_blocks_in_demand_go_to_the_next_one_once():
     machine.handle(ReplicaEnded("pool-1"), 0)
     assert read(4) == []
     # When that one is gone, and another comes, it is told anew.
-    machine.handle(GatewaySaid("g", PoolNodeGone("pool-1", "a")), 0)
-    machine.handle(GatewaySaid("g", PoolNodeJoined("pool-1", "b", "h:3")), 0)
+    machine.handle(MessageFromGateway("g", PoolNodeGone("pool-1", "a")), 0)
+    machine.handle(MessageFromGateway("g", PoolNodeJoined("pool-1", "b", "h:3")), 0)
     assert len(read(5)) == 1
 
 
 def test_one_copy_is_enough_where_that_is_wanted():
     machine = alone(replicas=1)
     terms(machine)
-    machine.handle(GatewaySaid("g", PoolNodeJoined("pool-1", "a", "h:2")), 0)
+    machine.handle(MessageFromGateway("g", PoolNodeJoined("pool-1", "a", "h:2")), 0)
     sent = []
     for token in range(20):
         chain = chain_of((token,), "")
@@ -441,11 +443,11 @@ def test_who_drains_wants_nothing_new_and_still_gives():
     terms(machine)
     chain = chain_of((1, 2), "")
     stored(machine, chain)
-    machine.handle(GatewaySaid("g", Drain()), 0)
+    machine.handle(MessageFromGateway("g", Drain()), 0)
     more = chain_of((1, 2, 3), "")
     (answer,) = machine.handle(BlocksOffered(1, tuple(more)), 0)
     assert answer == AnswerOffer(1, (), tuple(each.digest for each in chain))
     fetch = machine.handle(BlocksAsked(2, tuple(more)), 0)[0]
     assert fetch == FetchHeld(2, (Tier.HOST,) * 2, tuple(chain))
-    effects = machine.handle(GatewaySaid("g", Drain(leave=True, again=True)), 0)
+    effects = machine.handle(MessageFromGateway("g", Drain(leave=True, again=True)), 0)
     assert effects == [SendToGateway("g", Deregister("pool-0")), Leave(again=True)]

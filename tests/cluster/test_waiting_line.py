@@ -34,14 +34,14 @@ def test_what_one_tenant_has_in_line_is_before_another_only_turn_by_turn():
     line = RequestQueue(RequestQueueConfig(max_requests=1), Classes())
     flood = [state(str(number), 1000, "flood") for number in range(20)]
     for each in flood:
-        line.wait(each)
+        line.enqueue(each)
     assert queued(line, "flood") == [0, 10_050, 10_000]
     # A newcomer would be the second to go, and with one in line the fourth.
     assert queued(line, "quiet") == [0, 550, 500]
-    line.wait(state("quiet", 400, "quiet"))
+    line.enqueue(state("quiet", 400, "quiet"))
     assert queued(line, "quiet") == [0, 1250, 1200]
     for each in flood:
-        line.wait_no_more(each)
+        line.dequeue(each)
     assert queued(line, "flood") == [0, 250, 200]
 
 
@@ -49,14 +49,14 @@ def test_those_in_line_are_shared_out_with_what_is_still_to_compute_of_them():
     line = RequestQueue(RequestQueueConfig(max_requests=1), Classes())
     assert queued(line) == [0, 50, 0]
     cold = state("cold", 1000)
-    line.wait(cold)
+    line.enqueue(cold)
     cached = state("cached", 1000, p0=300, p1=900)
-    line.wait(cached)
+    line.enqueue(cached)
     assert queued(line) == [0, 50 + 550, 550]
     # The prefix has gone meanwhile: what was counted in is what is taken out.
     cached.view = replace(cached.view, hits={})
-    line.wait_no_more(cached)
+    line.dequeue(cached)
     assert queued(line) == [0, 50 + 500, 500]
     assert line.first(0) == "cold"
-    line.wait_no_more(cold)
+    line.dequeue(cold)
     assert queued(line) == [0, 50, 0]

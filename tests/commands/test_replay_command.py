@@ -21,7 +21,7 @@ from tandem.facts.request import FinishReason, Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.live.processes.gateway import assemble_gateway
 from tandem.messages.cluster import PROTOCOL, Register
-from tandem.messages.gateway import GatewayEvent, WorkerSaid
+from tandem.messages.gateway import GatewayEvent, MessageFromWorker
 from tandem.messages.router import RequestSubmitted, TokensReported
 from tandem.messages.worker import EmitTokens
 from tandem.observe.journal.files import FileLimits, JournalFiles, open_journal
@@ -44,9 +44,9 @@ pools:
 REQUESTS, TOKENS = 12, 5
 
 
-def greeting(worker: str) -> WorkerSaid:
+def greeting(worker: str) -> MessageFromWorker:
     register = Register(PROTOCOL, "0", worker, "a", "both", Role.BOTH, True, ROOT, EXPORT, 64, 4096)
-    return WorkerSaid(f"{worker}/a", register)
+    return MessageFromWorker(f"{worker}/a", register)
 
 
 def events() -> list[tuple[int, list[GatewayEvent]]]:
@@ -62,7 +62,7 @@ def events() -> list[tuple[int, list[GatewayEvent]]]:
             reason = FinishReason.LENGTH if token == TOKENS - 1 else None
             emission = EmitTokens((request.request_id,), (7,), (reason,), (False,), (0,))
             worker = f"w{number % 2}"
-            said = WorkerSaid(f"{worker}/a", TokensReported(worker, emission))
+            said = MessageFromWorker(f"{worker}/a", TokensReported(worker, emission))
             told.append((at_ns + (5 + token) * MS, [said]))
     return told
 

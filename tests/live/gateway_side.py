@@ -38,12 +38,12 @@ from tandem.messages.gateway import (
     DrainAsked,
     Fence,
     GatewayEvent,
+    MessageFromWorker,
     OperationEnded,
     PeerGone,
     SendToWorker,
     TimePassed,
     UndrainAsked,
-    WorkerSaid,
 )
 from tandem.messages.router import Reject, RequestSubmitted
 from tandem.policy.admission.registry import ADMISSIONS
@@ -184,7 +184,7 @@ class GatewaySide:
         if isinstance(event, PeerGone):
             self.gone.append((event.peer, event.reason))
         match event:
-            case WorkerSaid(_, MoveEnded(report=MoveReport(arrived=False))):
+            case MessageFromWorker(_, MoveEnded(report=MoveReport(arrived=False))):
                 self.failed_moves.append(event.message)
         self._events.append(event)
         if self._turn is None:

@@ -32,7 +32,7 @@ from tandem.messages.cluster import (
     RegisterPoolNode,
     TiersReported,
 )
-from tandem.messages.gateway import PeerGone, WorkerSaid
+from tandem.messages.gateway import MessageFromWorker, PeerGone
 from tandem.messages.router import BlocksListed, BlocksReported
 from tests.config.clusters import node_setup
 from tests.kv.ending import closing
@@ -105,7 +105,7 @@ class PoolSide:
     def _hear(self, news: ChannelNews) -> None:
         with self.changed:
             match news:
-                case WorkerSaid(peer, message):
+                case MessageFromWorker(peer, message):
                     self._take(peer, message)
                 case PeerGone(peer):
                     for node in [n for n, p in self._peers.items() if p == peer]:

@@ -8,7 +8,7 @@ from tandem.facts.steps import StepPlan, StepResult
 from tandem.live.processes.lifecycle import end_with_parent
 from tandem.live.ranks.link import RankLost
 from tandem.live.ranks.ranks import link_to_leader
-from tandem.messages.node import BlocksPublished, MoveFinished, PublishBlocks, StartMove
+from tandem.messages.node import BlocksExported, ExportBlocks, MoveFinished, StartMove
 from tandem.messages.ranks import Ping, Pong, RankBegins, RankFailed, RankReady
 
 
@@ -32,8 +32,8 @@ def main(descriptor: int) -> None:
             case StartMove(move_id, order):
                 arrived = order.transfer_id >= 0
                 link.send(MoveFinished(move_id, MoveReport(arrived, "shm", 10, 2, 0.5)))
-            case PublishBlocks(publication_id):
-                link.send(BlocksPublished(publication_id))
+            case ExportBlocks(export_id):
+                link.send(BlocksExported(export_id))
 
 
 if __name__ == "__main__":

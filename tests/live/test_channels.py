@@ -15,7 +15,7 @@ import uvloop
 import zmq
 
 from tandem.facts.request import Request
-from tandem.live.channels.gateway_channel import OperatorSaid
+from tandem.live.channels.gateway_channel import MessageFromOperator
 from tandem.live.channels.keys import make_keys
 from tandem.live.channels.limits import ChannelLimits, Outbox
 from tandem.live.channels.sockets import NodeKeys, node_socket
@@ -28,8 +28,8 @@ from tandem.messages.cluster import (
     RegistrationRefused,
 )
 from tandem.messages.codec import OPERATOR, TO_GATEWAY, TO_WORKER
-from tandem.messages.gateway import PeerGone, WorkerSaid
-from tandem.messages.node import GatewayConnected, GatewayGone, GatewaySaid
+from tandem.messages.gateway import MessageFromWorker, PeerGone
+from tandem.messages.node import GatewayConnected, GatewayGone, MessageFromGateway
 from tandem.messages.operator import AskStatus, Done
 from tandem.messages.router import LoadReported
 from tandem.messages.worker import RequestsArrived
@@ -76,13 +76,13 @@ def test_messages_arrive_in_order_both_ways():
         await at_node.first(GatewayConnected)
         for number in range(3000):
             node.send(load(number))
-        said = await at_gateway.first(WorkerSaid, 3000)
+        said = await at_gateway.first(MessageFromWorker, 3000)
         assert [news.message.running_sequences for news in at_gateway.told] == list(range(3000))
         assert said.peer == "w0/a/1"
         for number in range(3000):
             gateway.send(said.peer, PeerLost("w", str(number)))
-        await at_node.first(GatewaySaid, 3000)
-        assert [news.message.incarnation for news in at_node.of(GatewaySaid)] == [
+        await at_node.first(MessageFromGateway, 3000)
+        assert [news.message.incarnation for news in at_node.of(MessageFromGateway)] == [
             str(number) for number in range(3000)
         ]
         await node.close(1.0)
@@ -103,7 +103,7 @@ def test_last_words_arrive_before_the_end_is_told():
         await node.close(5.0)
         gone = await at_gateway.first(PeerGone)
         assert gone == PeerGone("w0/a/1", "the connection broke")
-        assert at_gateway.told[-2:] == [WorkerSaid("w0/a/1", Deregister("w0")), gone]
+        assert at_gateway.told[-2:] == [MessageFromWorker("w0/a/1", Deregister("w0")), gone]
         gateway.send("w0/a/1", Audit())
         await gateway.close(0.0)
         assert at_gateway.told[-1] == gone
@@ -130,8 +130,8 @@ def test_a_wrong_key_gets_nothing(stranger, caplog):
         await at_node.first(GatewayConnected)
         wrong.send(Deregister("evil"))
         good.send(Deregister("w0"))
-        await at_gateway.first(WorkerSaid)
-        assert at_gateway.told == [WorkerSaid("w0/a/1", Deregister("w0"))]
+        await at_gateway.first(MessageFromWorker)
+        assert at_gateway.told == [MessageFromWorker("w0/a/1", Deregister("w0"))]
         assert not at_stranger.of(GatewayConnected)
         told = {"worker": "refuses the key", "gateway": "does not prove to be the gateway"}
         # The stranger learns of it in a time of its own.
@@ -156,8 +156,8 @@ def test_an_unencrypted_client_gets_nothing():
         good = node_end(endpoint, at_node)
         await at_node.first(GatewayConnected)
         good.send(Deregister("w0"))
-        await at_gateway.first(WorkerSaid)
-        assert at_gateway.told == [WorkerSaid("w0/a/1", Deregister("w0"))]
+        await at_gateway.first(MessageFromWorker)
+        assert at_gateway.told == [MessageFromWorker("w0/a/1", Deregister("w0"))]
         assert not plain.poll(0)
         plain.close()
         context.term()
@@ -176,14 +176,14 @@ def test_a_gateway_that_comes_late_or_again_is_found():
         gateway, _ = gateway_end(at_gateway, endpoint)
         await at_node.first(GatewayConnected)
         node.send(load(1))
-        first = await at_gateway.first(WorkerSaid)
+        first = await at_gateway.first(MessageFromWorker)
         await gateway.close(0.0)
         await at_node.first(GatewayGone)
         node.send(load(2))  # nobody is there: it is not kept for whoever comes next
         gateway, _ = gateway_end(again, endpoint)
         await at_node.first(GatewayConnected, 2)
         node.send(load(3))
-        second = await again.first(WorkerSaid)
+        second = await again.first(MessageFromWorker)
         assert second.message == load(3)
         assert second.peer != first.peer
         assert [type(news) for news in at_node.told] == [
@@ -209,7 +209,7 @@ def test_a_worker_that_reads_nothing_is_gone_after_the_silence_and_not_before():
         hung = node_socket(context, NODE_KEYS, limits, b"hung/a/1")
         hung.connect(endpoint)
         hung.send(TO_GATEWAY.encode(Deregister("hung")))
-        await at_gateway.first(WorkerSaid)
+        await at_gateway.first(MessageFromWorker)
         bulk, began_s = RegistrationRefused("x" * (1 << 20)), loop.time()
         for _ in range(200):
             gateway.send("hung/a/1", bulk)
@@ -220,11 +220,11 @@ def test_a_worker_that_reads_nothing_is_gone_after_the_silence_and_not_before():
         good = node_end(endpoint, at_node)
         await at_node.first(GatewayConnected)
         good.send(load(1))
-        await at_gateway.until(lambda: WorkerSaid("w0/a/1", load(1)) in at_gateway.told)
+        await at_gateway.until(lambda: MessageFromWorker("w0/a/1", load(1)) in at_gateway.told)
         while hung.poll(100):
             hung.recv()
         hung.send(TO_GATEWAY.encode(load(7)))
-        await at_gateway.until(lambda: WorkerSaid("hung/a/1", load(7)) in at_gateway.told)
+        await at_gateway.until(lambda: MessageFromWorker("hung/a/1", load(7)) in at_gateway.told)
         gateway.send("hung/a/1", RegisterAgain())
         while not hung.poll(10):
             await asyncio.sleep(0)
@@ -246,12 +246,12 @@ def test_a_gateway_that_was_itself_held_up_takes_nobody_for_hung():
         node = node_end(endpoint, at_node)
         await at_node.first(GatewayConnected)
         node.send(load(1))
-        peer = (await at_gateway.first(WorkerSaid)).peer
+        peer = (await at_gateway.first(MessageFromWorker)).peer
         for number in range(200):
             gateway.send(peer, PeerLost("x" * (1 << 18), str(number)))
         assert len(gateway._peers[peer])
         time.sleep(3 * limits.unread_s)  # neither end of this process gets a turn
-        await at_node.first(GatewaySaid, 200)
+        await at_node.first(MessageFromGateway, 200)
         assert not at_gateway.of(PeerGone)
         await node.close(0.0)
         await gateway.close(0.0)
@@ -270,15 +270,15 @@ def test_an_honest_burst_larger_than_the_outbox_arrives_whole_and_in_order():
         node = node_end(endpoint, at_node)
         await at_node.first(GatewayConnected)
         node.send(load(1))
-        peer = (await at_gateway.first(WorkerSaid)).peer
+        peer = (await at_gateway.first(MessageFromWorker)).peer
         prompt = array("I", bytes(4 << 17))
         for number in range(burst):
             gateway.send(peer, RequestsArrived((Request(str(number), prompt),)))
         assert len(gateway._peers[peer]) > limits.outbox_messages
         assert not any(isinstance(each, bytes) for each in gateway._peers[peer]._waiting)
         gateway.send(peer, Audit())
-        await at_node.first(GatewaySaid, burst + 1)
-        *requests, last = [news.message for news in at_node.of(GatewaySaid)]
+        await at_node.first(MessageFromGateway, burst + 1)
+        *requests, last = [news.message for news in at_node.of(MessageFromGateway)]
         assert [each.requests[0].request_id for each in requests] == list(map(str, range(burst)))
         assert last == Audit()
         assert not at_gateway.of(PeerGone)
@@ -299,7 +299,7 @@ def test_an_operator_that_reads_no_answers_costs_a_bound():
         hung = node_socket(context, NODE_KEYS, limits, b"operator/1")
         hung.connect(endpoint)
         hung.send(OPERATOR.encode(AskStatus(1)))
-        await at_gateway.first(OperatorSaid)
+        await at_gateway.first(MessageFromOperator)
         for number in range(200):
             gateway.answer("operator/1", Done(number, "x" * (1 << 20)))
         assert "operator/1" not in gateway._peers
@@ -324,7 +324,7 @@ def test_a_gateway_that_does_not_read_is_gone():
         await at_node.first(GatewayGone)
         await at_node.first(GatewayConnected, 2)
         node.send(load(1))
-        await at_gateway.until(lambda: WorkerSaid("w0/a/2", load(1)) in at_gateway.told)
+        await at_gateway.until(lambda: MessageFromWorker("w0/a/2", load(1)) in at_gateway.told)
         await node.close(0.0)
         await gateway.close(0.0)
 
@@ -338,7 +338,7 @@ def test_a_peer_that_has_gone_swallows_no_news_of_another():
         node = node_end(endpoint, at_node)
         await at_node.first(GatewayConnected)
         node.send(load(1))
-        await at_gateway.first(WorkerSaid)
+        await at_gateway.first(MessageFromWorker)
         # One that left without a trace, as far as the channel knows.
         gateway._peers["w1/a/1"] = Outbox(ChannelLimits())
         while gateway._pumps[0]._turn is not None:
@@ -349,10 +349,10 @@ def test_a_peer_that_has_gone_swallows_no_news_of_another():
         while not gateway._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
             assert time.monotonic() < deadline_s
         gateway.send("w1/a/1", Audit())
-        await at_gateway.first(WorkerSaid, 2)
+        await at_gateway.first(MessageFromWorker, 2)
         assert at_gateway.told[1:] == [
             PeerGone("w1/a/1", "the connection broke"),
-            WorkerSaid("w0/a/1", load(2)),
+            MessageFromWorker("w0/a/1", load(2)),
         ]
 
     run(scenario)
@@ -368,7 +368,7 @@ def test_who_comes_and_goes_without_end_has_nobody_tried_out_each_time(monkeypat
         node = node_end(endpoint, at_node)
         await at_node.first(GatewayConnected)
         node.send(load(1))
-        peer = (await at_gateway.first(WorkerSaid)).peer
+        peer = (await at_gateway.first(MessageFromWorker)).peer
         tried: list[str] = []
         sent = gateway._sent
         monkeypatch.setattr(
@@ -398,12 +398,12 @@ def test_a_process_that_connects_anew_has_lost_its_older_connection():
             sockets.append(node_socket(context, NODE_KEYS, ChannelLimits(), name))
             sockets[-1].connect(endpoint)
             sockets[-1].send(TO_GATEWAY.encode(load(number)))
-            await at_gateway.first(WorkerSaid, number)
+            await at_gateway.first(MessageFromWorker, number)
         assert at_gateway.told == [
-            WorkerSaid("w0/a/1", load(1)),
-            WorkerSaid("w1/a/1", load(2)),
+            MessageFromWorker("w0/a/1", load(1)),
+            MessageFromWorker("w1/a/1", load(2)),
             PeerGone("w0/a/1", "it connected anew"),
-            WorkerSaid("w0/a/2", load(3)),
+            MessageFromWorker("w0/a/2", load(3)),
         ]
         for socket in sockets:
             socket.close(0)
@@ -456,7 +456,7 @@ def test_malformed_messages_are_counted_and_told_once(caplog):
         operator.connect(endpoint)
         operator.send(good)
         socket.send(good)
-        assert (await at_gateway.first(WorkerSaid)).message == load(5)
+        assert (await at_gateway.first(MessageFromWorker)).message == load(5)
         while gateway.malformed.count < 6:
             await asyncio.sleep(0)
         assert len(at_gateway.told) == 1
@@ -466,11 +466,11 @@ def test_malformed_messages_are_counted_and_told_once(caplog):
         node = node_end(endpoint, at_node)
         await at_node.first(GatewayConnected)
         node.send(load(6))
-        await at_gateway.first(WorkerSaid, 2)
+        await at_gateway.first(MessageFromWorker, 2)
         for bad in (b"\xff" * 30, b"\1"):
             gateway._socket.send_multipart([b"w0/a/1", bad])
         gateway.send("w0/a/1", Audit())
-        assert (await at_node.first(GatewaySaid)).message == Audit()
+        assert (await at_node.first(MessageFromGateway)).message == Audit()
         assert node.malformed.count == 2
         for each in (socket, operator):
             each.close(0)
@@ -575,7 +575,7 @@ def test_a_killed_worker_is_noticed_at_once():
         arguments = [endpoint, *WORKER_PAIR, GATEWAY_PAIR.public]
         victim = subprocess.Popen([sys.executable, "-c", KILLED, *arguments])
         try:
-            await at_gateway.first(WorkerSaid)
+            await at_gateway.first(MessageFromWorker)
             os.kill(victim.pid, signal.SIGKILL)
             assert await at_gateway.first(PeerGone) == PeerGone(
                 "victim/a/1", "the connection broke"

@@ -27,7 +27,7 @@ from tandem.messages.cluster import (
     RoleStateReported,
     ToGateway,
 )
-from tandem.messages.node import GatewayConnected, GatewaySaid, LeaveRequested
+from tandem.messages.node import GatewayConnected, LeaveRequested, MessageFromGateway
 from tandem.messages.router import TokensReported
 from tandem.messages.worker import RequestsArrived
 from tandem.policy.batching import TokenBudgetBatching
@@ -62,13 +62,13 @@ class Gateway:
     def send(self, message: ToGateway) -> None:
         self.heard.append(message)
         if isinstance(message, Register):
-            self.inbox.enqueue(GatewaySaid(GATEWAY, WELCOME))
+            self.inbox.enqueue(MessageFromGateway(GATEWAY, WELCOME))
             if self.request:
-                self.inbox.enqueue(GatewaySaid(GATEWAY, RequestsArrived((self.request,))))
+                self.inbox.enqueue(MessageFromGateway(GATEWAY, RequestsArrived((self.request,))))
         if isinstance(message, TokensReported) and message.emission.finish_reasons[-1]:
             self.inbox.enqueue(LeaveRequested())
         if isinstance(message, RoleStateReported) and not message.accepting:
-            self.inbox.enqueue(GatewaySaid(GATEWAY, NotNeeded()))
+            self.inbox.enqueue(MessageFromGateway(GATEWAY, NotNeeded()))
 
     async def close(self, linger_s: float) -> None:
         self.closed = True

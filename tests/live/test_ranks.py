@@ -18,7 +18,7 @@ from tandem.live.ranks.null_transfer import NullTransfer
 from tandem.live.ranks.ranks import Ranks, start_follower
 from tandem.live.ranks.transfers import RankedTransferEngine, RankTally
 from tandem.messages.encoded import BadMessage
-from tandem.messages.node import BlocksPublished, MoveFinished
+from tandem.messages.node import BlocksExported, MoveFinished
 from tandem.messages.ranks import TO_FOLLOWER, TO_LEADER, RankReady
 from tests.live.gateway_side import Alive
 
@@ -128,8 +128,8 @@ def test_a_move_is_over_when_it_is_on_all_ranks(group):
         match group.heard.get(timeout=WAIT_S)[1]:
             case MoveFinished(move_id, report):
                 tally.move_ended(move_id, report)
-            case BlocksPublished(publication_id):
-                tally.blocks_published(publication_id)
+            case BlocksExported(export_id):
+                tally.blocks_published(export_id)
 
     transfers.start_transfer(5, an_order())
     hear_one()

@@ -30,7 +30,7 @@ from tandem.live.engine_thread import EngineThread
 from tandem.live.gateway.gateway import Gateway, GatewayTerms
 from tandem.live.node import Node
 from tandem.messages.cluster import PROTOCOL, Register, Registered
-from tandem.messages.node import BlocksPublished, Leave, MoveFinished
+from tandem.messages.node import BlocksExported, Leave, MoveFinished
 from tandem.policy.admission.registry import ADMISSIONS
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.registry import DISPATCHES
@@ -145,7 +145,7 @@ class LedgerTransferEngine:
         pass
 
     def export_blocks(self, export_id, blocks, versions) -> None:
-        self._inbox.enqueue(BlocksPublished(export_id))
+        self._inbox.enqueue(BlocksExported(export_id))
 
 
 class ToyWorker:

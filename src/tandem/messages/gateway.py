@@ -18,7 +18,7 @@ from tandem.messages.worker import EmitTokens, FailRequest
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSaid:
+class MessageFromWorker:
     """A message from the process that the transport knows as `peer`."""
 
     peer: str
@@ -78,7 +78,7 @@ class TimePassed:
 
 
 GatewayEvent = (
-    WorkerSaid
+    MessageFromWorker
     | PeerGone
     | RequestSubmitted
     | RequestWithdrawn

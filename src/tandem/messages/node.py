@@ -18,7 +18,7 @@ class GatewayConnected:
 
 
 @dataclass(frozen=True, slots=True)
-class GatewaySaid:
+class MessageFromGateway:
     """A message from the gateway at the other end of this channel."""
 
     gateway: str
@@ -41,10 +41,10 @@ class MoveFinished:
 
 
 @dataclass(frozen=True, slots=True)
-class BlocksPublished:
-    """`PublishBlocks` is done: others may read the blocks."""
+class BlocksExported:
+    """`ExportBlocks` is done: others may read the blocks."""
 
-    publication_id: int
+    export_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +88,11 @@ class LeaveRequested:
 
 NodeEvent = (
     GatewayConnected
-    | GatewaySaid
+    | MessageFromGateway
     | GatewayGone
     | StepDone
     | MoveFinished
-    | BlocksPublished
+    | BlocksExported
     | BlocksStaged
     | BlocksKept
     | BlocksFetched
@@ -125,11 +125,11 @@ class EndMove:
 
 
 @dataclass(frozen=True, slots=True)
-class PublishBlocks:
+class ExportBlocks:
     """Write the headers of these blocks (generation, checksums), so that others may read them and
-    check what they read, then say `BlocksPublished`. Nobody writes to them meanwhile."""
+    check what they read, then say `BlocksExported`. Nobody writes to them meanwhile."""
 
-    publication_id: int
+    export_id: int
     blocks: tuple[int, ...]
     generations: tuple[int, ...]
 
@@ -256,7 +256,7 @@ NodeEffect = (
     | SendToGateway
     | StartMove
     | EndMove
-    | PublishBlocks
+    | ExportBlocks
     | ConnectPeer
     | ForgetPeer
     | TierEffect

@@ -15,9 +15,9 @@ from tandem.messages.node import (
     ForgetPoolNode,
     GatewayConnected,
     GatewayGone,
-    GatewaySaid,
     Leave,
     LeaveRequested,
+    MessageFromGateway,
     SendToGateway,
 )
 
@@ -56,7 +56,7 @@ class ReplicaEnded:
 
 PoolNodeEvent = (
     GatewayConnected
-    | GatewaySaid
+    | MessageFromGateway
     | GatewayGone
     | BlocksOffered
     | BlocksReceived

@@ -17,12 +17,12 @@ from tandem.facts.steps import Placement, StepPlan, StepResult
 from tandem.messages.codec import Codec
 from tandem.messages.encoded import Form
 from tandem.messages.node import (
-    BlocksPublished,
+    BlocksExported,
     ConnectPeer,
     EndMove,
+    ExportBlocks,
     ForgetPeer,
     MoveFinished,
-    PublishBlocks,
     StartMove,
 )
 
@@ -77,11 +77,11 @@ ToFollower = (
     | ForgetPeer
     | StartMove
     | EndMove
-    | PublishBlocks
+    | ExportBlocks
     | Ping
 )
 
-ToLeader = RankReady | RankFailed | StepResult | MoveFinished | BlocksPublished | Pong
+ToLeader = RankReady | RankFailed | StepResult | MoveFinished | BlocksExported | Pong
 
 
 class PlacementForm(msgspec.Struct, array_like=True, forbid_unknown_fields=True):

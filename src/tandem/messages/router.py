@@ -216,7 +216,7 @@ RouterEvent = (
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class SendEvent:
     """Give this event to the worker's machine."""
 
     worker: str
@@ -272,4 +272,6 @@ class AskForBlocks:
     tier: Tier
 
 
-RouterEffect = Tell | StartTransfer | CancelTransfer | Reject | FailRequest | Explain | AskForBlocks
+RouterEffect = (
+    SendEvent | StartTransfer | CancelTransfer | Reject | FailRequest | Explain | AskForBlocks
+)

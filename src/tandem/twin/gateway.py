@@ -13,11 +13,11 @@ from tandem.messages.gateway import (
     Deliver,
     Fence,
     GatewayEvent,
+    MessageFromWorker,
     OperationEnded,
     PlanDecided,
     StartWorker,
     TimePassed,
-    WorkerSaid,
 )
 from tandem.messages.router import Explain, Reject
 from tandem.messages.worker import (
@@ -78,7 +78,7 @@ class SimulatedGateway(Process[GatewayEvent]):
     def start(self) -> None:
         self.receive(TimePassed())
 
-    def hear(self, event: WorkerSaid, landed_ns: Sequence[int]) -> None:
+    def hear(self, event: MessageFromWorker, landed_ns: Sequence[int]) -> None:
         if landed_ns:
             self._landed_ns[event.message.worker] = landed_ns
         self.receive(event)

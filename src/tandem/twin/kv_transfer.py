@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from tandem.facts.kv_export import KvExport, MoveKv, MoveReport
-from tandem.messages.node import BlocksPublished, MoveFinished, NodeEvent
+from tandem.messages.node import BlocksExported, MoveFinished, NodeEvent
 from tandem.twin.network_paths import path_to_node
 from tandem.twin.recorder import Recorder
 from tandem.twin.transfers import Transfers
@@ -78,11 +78,11 @@ class SimulatedKvTransfer:
 
     def export_blocks(
         self,
-        publication_id: int,
+        export_id: int,
         blocks: tuple[int, ...],  # noqa: ARG002
         generations: tuple[int, ...],  # noqa: ARG002
     ) -> None:
-        self._post(BlocksPublished(publication_id))
+        self._post(BlocksExported(export_id))
 
     def _sound(self, order: MoveKv) -> bool:
         """Whether what is to be read is still what was announced."""

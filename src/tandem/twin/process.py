@@ -11,8 +11,8 @@ from typing import Generic, Protocol, TypeVar
 
 from tandem.messages.cluster import ToGateway, ToWorker
 from tandem.messages.codec import TO_GATEWAY, TO_WORKER
-from tandem.messages.gateway import WorkerSaid
-from tandem.messages.node import GatewayConnected, GatewayGone, GatewaySaid
+from tandem.messages.gateway import MessageFromWorker
+from tandem.messages.node import GatewayConnected, GatewayGone, MessageFromGateway
 from tandem.twin.event_queue import EventQueue
 
 # The one gateway of a simulated cluster.
@@ -30,7 +30,7 @@ class TakesMail(Protocol):
 class HearsPeers(TakesMail, Protocol):
     """The gateway, as others reach it."""
 
-    def hear(self, event: WorkerSaid, landed_ns: Sequence[int]) -> None:
+    def hear(self, event: MessageFromWorker, landed_ns: Sequence[int]) -> None:
         """Where the message tells of several steps, they landed at these instants."""
         ...
 
@@ -41,7 +41,7 @@ class HearsGateway(TakesMail, Protocol):
     @property
     def peer(self) -> str: ...
 
-    def receive(self, event: GatewaySaid | GatewayConnected | GatewayGone) -> None: ...
+    def receive(self, event: MessageFromGateway | GatewayConnected | GatewayGone) -> None: ...
 
 
 class MessageBus:
@@ -74,7 +74,7 @@ class MessageBus:
     ) -> None:
         if self._encodes:
             message = TO_GATEWAY.decode(TO_GATEWAY.encode(message))
-        event = WorkerSaid(sender.peer, message)
+        event = MessageFromWorker(sender.peer, message)
         if self.latency_ns:
             there_ns = self.queue.now_ns + self.latency_ns
             self.queue.at(there_ns, lambda _: self._told_gateway(sender, event, landed_ns))
@@ -84,7 +84,7 @@ class MessageBus:
     def to_peer(self, peer: str, message: ToWorker) -> None:
         if self._encodes:
             message = TO_WORKER.decode(TO_WORKER.encode(message))
-        event = GatewaySaid(GATEWAY, message)
+        event = MessageFromGateway(GATEWAY, message)
         if self.latency_ns:
             there_ns = self.queue.now_ns + self.latency_ns
             self.queue.at(there_ns, lambda _: self._told_peer(peer, event))
@@ -92,13 +92,13 @@ class MessageBus:
             self._told_peer(peer, event)
 
     def _told_gateway(
-        self, sender: HearsGateway, event: WorkerSaid, landed_ns: Sequence[int]
+        self, sender: HearsGateway, event: MessageFromWorker, landed_ns: Sequence[int]
     ) -> None:
         # What was under way when a process died, or its channel was closed, is lost.
         if self.gateway is not None and self.peers.get(sender.peer) is sender:
             self.gateway.hear(event, landed_ns)
 
-    def _told_peer(self, peer: str, event: GatewaySaid) -> None:
+    def _told_peer(self, peer: str, event: MessageFromGateway) -> None:
         process = self.peers.get(peer)
         if process is not None:
             process.receive(event)

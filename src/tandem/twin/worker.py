@@ -21,14 +21,14 @@ from tandem.messages.cluster import (
 )
 from tandem.messages.gateway import TimePassed
 from tandem.messages.node import (
+    BlocksExported,
     BlocksFetched,
     BlocksKept,
-    BlocksPublished,
     BlocksStaged,
     GatewayConnected,
     GatewayGone,
-    GatewaySaid,
     Leave,
+    MessageFromGateway,
     MoveFinished,
     NodeEffect,
     NodeEvent,
@@ -52,7 +52,7 @@ MODEL = "simulated"
 PASSING = (
     BlocksFetched,
     BlocksKept,
-    BlocksPublished,
+    BlocksExported,
     BlocksStaged,
     FetchKv,
     LeasesRenewed,
@@ -181,7 +181,7 @@ class SimulatedWorker(Process[NodeEvent]):
     def fenced(self) -> None:
         """The gateway has closed the channel. What it sent before is lost; the worker tries to
         come back."""
-        self.mail = [event for event in self.mail if not isinstance(event, GatewaySaid)]
+        self.mail = [event for event in self.mail if not isinstance(event, MessageFromGateway)]
         self.receive(GatewayGone(GATEWAY))
         if self.bus.gateway is not None:
             self.receive(GatewayConnected(GATEWAY))
@@ -272,7 +272,7 @@ class SimulatedWorker(Process[NodeEvent]):
         """Whether the worker machine hears nothing of these: steps that are taken at one go need
         not be cut short for them."""
         for event in events:
-            passes = event.message if isinstance(event, GatewaySaid) else event
+            passes = event.message if isinstance(event, MessageFromGateway) else event
             if not isinstance(passes, PASSING):
                 return False
         if self.machine.any_import_ends or not self.machine.role_state.accepting:

@@ -212,7 +212,7 @@ class Autoscaling:
                     effects.append(StartWorker(action.worker, action.role))
                 case ActionKind.MIGRATE:
                     event = MigrationsRequested(action.worker, action.target, action.tokens)
-                    self._routing.add(event)
+                    self._routing.gather(event)
                 case _:
                     effects.append(self._drain(action.worker, action.role))
         return effects + self._routing.flush(now_ns)

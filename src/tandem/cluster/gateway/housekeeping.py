@@ -95,7 +95,7 @@ def check_drains(
             if empty(member):
                 effects += drains.emptied(member)
         elif wanted := migration(router, member):
-            routing.add(wanted)
+            routing.gather(wanted)
         member.reported = False
     return effects + routing.flush(now_ns)
 

@@ -44,12 +44,12 @@ from tandem.messages.gateway import (
     Fence,
     GatewayEffect,
     GatewayEvent,
+    MessageFromWorker,
     OperationEnded,
     PeerGone,
     SendToWorker,
     StartFailed,
     UndrainAsked,
-    WorkerSaid,
 )
 from tandem.messages.router import (
     LoadReported,
@@ -148,7 +148,7 @@ class GatewayMachine:
 
     def loads_reported(self, loads: Iterable[tuple[str, LoadReported]], now_ns: int) -> None:
         """What peers report that they carry. Nobody decides by that alone: where a simulator asks
-        all workers before each decision, this is as good as one `WorkerSaid` after the other."""
+        all workers before each decision, this is as good as one message after the other."""
         for peer, load in loads:
             member = self.members.of_peer(peer)
             if member is not None:
@@ -205,29 +205,29 @@ class GatewayMachine:
 
     def _take(self, event: GatewayEvent, now_ns: int, effects: Effects) -> None:
         match event:
-            case WorkerSaid(peer, message):
-                self._hear(peer, message, now_ns, effects)
+            case MessageFromWorker(peer, message):
+                self._receive(peer, message, now_ns, effects)
             case RequestSubmitted() | RequestWithdrawn():
-                self.routing.add(event)
+                self.routing.gather(event)
             case PeerGone(peer, reason, died):
                 self._lose_peer(peer, reason, now_ns, effects, died=died)
             case DrainAsked() | UndrainAsked() | AuditAsked():
-                effects += self._ask(event, now_ns)
+                effects += self._begin_operation(event, now_ns)
             case StartFailed() if self.autoscaling is not None:
                 self.autoscaling.fleet.start_failed(event, now_ns)
 
-    def _hear(self, peer: str, message: ToGateway, now_ns: int, effects: Effects) -> None:
+    def _receive(self, peer: str, message: ToGateway, now_ns: int, effects: Effects) -> None:
         if isinstance(message, Register):
-            self._let_in(peer, message, now_ns, effects)
+            self._register(peer, message, now_ns, effects)
             return
         if isinstance(message, RegisterPoolNode):
-            effects += self.pool.let_in(peer, message, self.config.terms, now_ns)
+            effects += self.pool.register_pool_node(peer, message, self.config.terms, now_ns)
             return
         member = self.members.of_peer(peer)
         if member is None and (node := self.pool.nodes.of_peer(peer)):
             self.heartbeats.heard(peer, now_ns)
             if message.worker == node.name:
-                effects += self.pool.hear(node, message, self.inquiries, now_ns)
+                effects += self.pool.pool_message(node, message, self.inquiries, now_ns)
             return
         if member is None:
             if self.members.to_be_asked(peer, now_ns):
@@ -239,11 +239,11 @@ class GatewayMachine:
             return
         if isinstance(message, TokensReported):
             # By far the most of all that workers say.
-            effects += self.routing.hear(member, message, now_ns)
+            effects += self.routing.worker_message(member, message, now_ns)
             return
         match message:
             case RoleStateReported():
-                self.routing.add(self.members.stand(member, message))
+                self.routing.gather(self.members.stand(member, message))
                 if self.autoscaling is not None:
                     self.autoscaling.fleet.standing_changed(member, now_ns)
                 effects += self.drains.role_state_reported(member)
@@ -260,9 +260,9 @@ class GatewayMachine:
             case _:
                 if isinstance(message, LoadReported):
                     member.load, member.reported = message, True
-                effects += self.routing.hear(member, message, now_ns)
+                effects += self.routing.worker_message(member, message, now_ns)
 
-    def _let_in(self, peer: str, register: Register, now_ns: int, effects: Effects) -> None:
+    def _register(self, peer: str, register: Register, now_ns: int, effects: Effects) -> None:
         known, older = self.members.of_peer(peer), self.members.of_name(register.worker)
         problem = self.members.objection(register) or self.pool.clash(peer, register.worker)
         if problem:
@@ -294,9 +294,9 @@ class GatewayMachine:
                 effects.append(SendToWorker(other.peer, member.introduction))
         effects += self.pool.introductions(peer)
         effects += self.routing.adopt_root(member, now_ns)
-        self.routing.add(WorkerJoined(register.worker, register.role))
+        self.routing.gather(WorkerJoined(register.worker, register.role))
         if not register.accepting:
-            self.routing.add(WorkerDrained(register.worker))
+            self.routing.gather(WorkerDrained(register.worker))
         effects += self.routing.flush(now_ns)
         if self.autoscaling is not None:
             self.autoscaling.fleet.worker_joined(member, now_ns)
@@ -306,7 +306,7 @@ class GatewayMachine:
         self, peer: str, reason: str, now_ns: int, effects: Effects, *, died: bool = True
     ) -> None:
         if node := self.pool.nodes.of_peer(peer):
-            effects += self.pool.lose(node, reason, now_ns)
+            effects += self.pool.deregister(node, reason, now_ns)
             effects += self.inquiries.gone(node.name)
         elif member := self.members.of_peer(peer):
             self._lose(member, reason, now_ns, effects, died=died)
@@ -330,7 +330,7 @@ class GatewayMachine:
         self.members.remove(member)
         self.heartbeats.forget(member.peer)
         effects += self.routing.adopt_root(None, now_ns)
-        self.routing.lost(member.name, died=died)
+        self.routing.worker_lost(member.name, died=died)
         effects += self.routing.flush(now_ns)
         return effects + self.inquiries.gone(member.name)
 
@@ -345,7 +345,7 @@ class GatewayMachine:
             effects += renewals(self.router, self.members)
             effects += self.pool.signs_of_life()
 
-    def _ask(self, event: OperatorAsked, now_ns: int) -> Effects:
+    def _begin_operation(self, event: OperatorAsked, now_ns: int) -> Effects:
         """An operator wants something: begin it, or say why not."""
         if isinstance(event, AuditAsked):
             effects = self.routing.flush(now_ns)

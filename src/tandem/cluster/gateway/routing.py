@@ -28,8 +28,8 @@ from tandem.messages.router import (
     Reject,
     RouterEffect,
     RouterEvent,
+    SendEvent,
     StartTransfer,
-    Tell,
     TokensReported,
     TransferEnded,
     WorkerLost,
@@ -66,12 +66,12 @@ class Routing:
         # Whether what is gathered may change whose a token or a block is.
         self._decisive = False
 
-    def add(self, event: RouterEvent) -> None:
+    def gather(self, event: RouterEvent) -> None:
         self._gathered.append(event)
         passing = isinstance(event, LoadReported | BlocksReported | BlocksListed | TokensReported)
         self._decisive = self._decisive or not passing
 
-    def hear(self, member: Member, event: RouterEvent, now_ns: int) -> Effects:
+    def worker_message(self, member: Member, event: RouterEvent, now_ns: int) -> Effects:
         """A worker's word, with what it means for clients and for the books of blocks."""
         effects: Effects = []
         match event:
@@ -97,16 +97,16 @@ class Routing:
                     return []
             case KvReported():
                 effects = self.flush(now_ns)
-                self.transfers.computed(event)
+                self.transfers.kv_reported(event)
             case ImportReported():
                 effects = self.flush(now_ns)
-                self.transfers.wanted(event)
-        self.add(event)
+                self.transfers.import_reported(event)
+        self.gather(event)
         return effects
 
     def move_ended(self, member: Member, message: MoveEnded) -> None:
         """A worker has read what it was to read, or could not."""
-        source, report = self.transfers.ended(message), message.report
+        source, report = self.transfers.order_ended(message), message.report
         if source is None:
             return
         if source:
@@ -116,7 +116,7 @@ class Routing:
         read_from = self._members.of_name(source)
         if read_from is not None:
             read_from.counters.sent_bytes += report.moved_bytes
-        self.add(TransferEnded(message.transfer_id, report.arrived, report.tokens))
+        self.gather(TransferEnded(message.transfer_id, report.arrived, report.tokens))
 
     def adopt_root(self, newcomer: Member | None, now_ns: int) -> Effects:
         """Somebody has come or gone: prompts are looked up under the root that most have, for a
@@ -142,10 +142,10 @@ class Routing:
         """What a worker's work costs has changed."""
         self.router.admission.fleet.reprice(worker, capacity)
 
-    def lost(self, worker: str, *, died: bool) -> None:
+    def worker_lost(self, worker: str, *, died: bool) -> None:
         """A worker is gone, with all that it held."""
         self.transfers.forget_worker(worker)
-        self.add(WorkerLost(worker, died))
+        self.gather(WorkerLost(worker, died))
 
     def flush(self, now_ns: int) -> Effects:
         """The router hears what has gathered."""
@@ -161,10 +161,10 @@ class Routing:
         told: Counter[str] = Counter()
         for effect in _choices_together(asked):
             match effect:
-                case Tell(worker, event):
+                case SendEvent(worker, event):
                     assert not isinstance(event, StepDone)
                     told[worker] += 1
-                    self.transfers.told(worker, event)
+                    self.transfers.event_sent(worker, event)
                     self._send(worker, event, effects)
                 case StartTransfer():
                     self._start(effect, effects)
@@ -185,14 +185,14 @@ class Routing:
         target = self._members.of_name(start.target)
         order: MoveKv | FetchKv | None = None
         if target is not None and not start.source:
-            order = self.transfers.fetch(start, target)
+            order = self.transfers.make_fetch(start, target)
         elif target is not None and source is not None and target.reads(source):
-            order = self.transfers.order(start, source, target)
+            order = self.transfers.make_order(start, source, target)
         if target is not None and order is not None:
             effects.append(SendToWorker(target.peer, order))
             return
         # Nobody knows where to read, or it is KV of other numbers: what is missing is computed.
-        self.add(TransferEnded(start.transfer_id, arrived=False))
+        self.gather(TransferEnded(start.transfer_id, arrived=False))
 
     def _pin(self, state: RequestState, effects: Effects) -> None:
         """Whoever has worked on it, and the shared pool, keep what it leaves."""
@@ -215,10 +215,10 @@ def _choices_together(asked: Iterable[RouterEffect]) -> list[RouterEffect]:
     gathered: dict[str, list[Arrival]] = {}
     for effect in asked:
         match effect:
-            case Tell(worker, event):
+            case SendEvent(worker, event):
                 before = gathered.get(worker)
                 if before and not _go_together(before, event):
-                    ordered.append(Tell(worker, _as_one(gathered.pop(worker))))
+                    ordered.append(SendEvent(worker, _as_one(gathered.pop(worker))))
                 if isinstance(event, RequestsArrived | PrefillsArrived | ImportsArrived):
                     gathered.setdefault(worker, []).append(event)
                 else:
@@ -226,10 +226,10 @@ def _choices_together(asked: Iterable[RouterEffect]) -> list[RouterEffect]:
             case Explain() | Reject() | FailRequest():
                 ordered.append(effect)
             case _:
-                ordered += (Tell(worker, _as_one(each)) for worker, each in gathered.items())
+                ordered += (SendEvent(worker, _as_one(each)) for worker, each in gathered.items())
                 gathered = {}
                 ordered.append(effect)
-    return ordered + [Tell(worker, _as_one(each)) for worker, each in gathered.items()]
+    return ordered + [SendEvent(worker, _as_one(each)) for worker, each in gathered.items()]
 
 
 def _go_together(before: list[Arrival], event: WorkerEvent) -> bool:

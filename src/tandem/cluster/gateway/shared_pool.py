@@ -43,7 +43,7 @@ class SharedPool:
             return f"{worker} is already known as a process of the shared pool"
         return ""
 
-    def let_in(
+    def register_pool_node(
         self, peer: str, register: RegisterPoolNode, terms: Registered, now_ns: int
     ) -> Effects:
         """A process presents itself."""
@@ -54,19 +54,19 @@ class SharedPool:
             problem = problem or f"{register.worker} is already known as a worker"
         if problem:
             if known is not None:
-                effects += self.lose(known, problem, now_ns)
+                effects += self.deregister(known, problem, now_ns)
             return [*effects, SendToWorker(peer, RegistrationRefused(problem))]
         again = known is not None and known.registration == register
         if known is not None and again:
             # What it holds is told anew; for workers it was never gone.
             effects += self._lose_content(known, now_ns)
         elif known is not None:
-            effects += self.lose(known, "its process presents itself anew", now_ns)
+            effects += self.deregister(known, "its process presents itself anew", now_ns)
         if not again and older is not None and older is not known:
             reason = "another process has taken its name"
             self.nodes.outdated(older)
             effects.append(Fence(older.peer, reason))
-            effects += self.lose(older, reason, now_ns)
+            effects += self.deregister(older, reason, now_ns)
         node = PoolNode(peer, register)
         self.nodes.add(node)
         self._heartbeats.heard(peer, now_ns)
@@ -84,25 +84,25 @@ class SharedPool:
         """The gateway is there, and wants nothing in particular."""
         return [SendToWorker(node.peer, LeasesRenewed(())) for node in self.nodes]
 
-    def hear(
+    def pool_message(
         self, node: PoolNode, message: ToGateway, inquiries: Inquiries, now_ns: int
     ) -> Effects:
         """A process that is known says something."""
         match message:
             case BlocksReported(tier=Tier.REMOTE) | BlocksListed(tier=Tier.REMOTE):
-                self._routing.add(message)
+                self._routing.gather(message)
             case TiersReported(_, tiers):
                 node.tiers = tiers
             case Audited():
                 return inquiries.answered(message)
             case Deregister():
-                return self.lose(node, "", now_ns) + inquiries.gone(node.name)
+                return self.deregister(node, "", now_ns) + inquiries.gone(node.name)
             case _:
                 # Nothing else is for a process of the pool to say.
                 pass
         return []
 
-    def lose(self, node: PoolNode, reason: str, now_ns: int) -> Effects:
+    def deregister(self, node: PoolNode, reason: str, now_ns: int) -> Effects:
         """It is gone, for a `reason` or (empty) because it was to leave."""
         effects = self._lose_content(node, now_ns)
         if reason:
@@ -113,7 +113,7 @@ class SharedPool:
     def _lose_content(self, node: PoolNode, now_ns: int) -> Effects:
         self.nodes.remove(node)
         self._heartbeats.forget(node.peer)
-        self._routing.add(PoolNodeLost(node.name))
+        self._routing.gather(PoolNodeLost(node.name))
         return self._routing.flush(now_ns)
 
     def _tell_others(self, node: PoolNode, news: ToWorker) -> Effects:

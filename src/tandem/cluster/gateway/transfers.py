@@ -41,7 +41,7 @@ class Transfers:
     def __len__(self) -> int:
         return len(self._moving)
 
-    def computed(self, report: KvReported) -> None:
+    def kv_reported(self, report: KvReported) -> None:
         """KV that others may read now, where somebody is to go on with it."""
         computed = report.computed
         if not computed.generations:
@@ -61,14 +61,14 @@ class Transfers:
                 entry = Computed(tokens, blocks, generations)
                 self._computed[report.worker, request_id] = entry
 
-    def wanted(self, report: ImportReported) -> None:
+    def import_reported(self, report: ImportReported) -> None:
         """Blocks that a worker has reserved, for a request that is to go on there."""
         request_id = report.wanted.request_id
         state = self._router.state_of(request_id)
         if state is not None and state.needs(report.worker):
             self._wanted[report.worker, request_id] = report.wanted
 
-    def order(self, start: StartTransfer, source: Member, target: Member) -> MoveKv | None:
+    def make_order(self, start: StartTransfer, source: Member, target: Member) -> MoveKv | None:
         """What the target is to be told; None when it is not known what lies where."""
         state = self._router.state_of(start.request_id)
         name = start.request_id if state is None else state.name_at(source.name)
@@ -96,7 +96,7 @@ class Transfers:
             target_blocks=wanted.blocks[first_block:end_block],
         )
 
-    def fetch(self, start: StartTransfer, target: Member) -> FetchKv | None:
+    def make_fetch(self, start: StartTransfer, target: Member) -> FetchKv | None:
         """What the target is to be told to read from its slower tiers; None when it has nothing
         reserved for it."""
         wanted = self._wanted.get((target.name, start.request_id))
@@ -112,7 +112,7 @@ class Transfers:
         ends = self._moving.pop(transfer_id, None)
         return None if ends is None else ends[1]
 
-    def ended(self, message: MoveEnded) -> str | None:
+    def order_ended(self, message: MoveEnded) -> str | None:
         """An order is over. Gives who was read from (empty: a slower tier); None when nobody waits
         for that any more."""
         source, target = self._moving.get(message.transfer_id, ("", ""))
@@ -121,7 +121,7 @@ class Transfers:
         del self._moving[message.transfer_id]
         return source
 
-    def told(self, worker: str, event: WorkerEvent) -> None:
+    def event_sent(self, worker: str, event: WorkerEvent) -> None:
         """What a worker was told to give up is of no use any more."""
         match event:
             case ImportDone(request_id):

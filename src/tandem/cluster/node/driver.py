@@ -21,6 +21,7 @@ from tandem.messages.node import (
     DropStaged,
     EndFetch,
     EndMove,
+    ExportBlocks,
     FetchBlocks,
     ForgetBlocks,
     ForgetPeer,
@@ -28,7 +29,6 @@ from tandem.messages.node import (
     KeepStaged,
     Leave,
     NodeEffect,
-    PublishBlocks,
     SendToGateway,
     StageBlocks,
     StartMove,
@@ -52,7 +52,7 @@ class GatewaysPort(Protocol):
 
 class KvTransferPort(Protocol):
     """Reads KV of other workers into own blocks (`MoveFinished`), and writes the headers by which
-    others may read (`BlocksPublished`)."""
+    others may read (`BlocksExported`)."""
 
     def add_source(self, worker: str, incarnation: str, export: KvExport) -> None: ...
 
@@ -128,8 +128,8 @@ def perform(effects: Iterable[NodeEffect], ports: NodePorts) -> Leave | None:
                 ports.transfers.start_transfer(move_id, order)
             case EndMove(move_id):
                 ports.transfers.stop_transfer(move_id)
-            case PublishBlocks(publication_id, blocks, generations):
-                ports.transfers.export_blocks(publication_id, blocks, generations)
+            case ExportBlocks(export_id, blocks, generations):
+                ports.transfers.export_blocks(export_id, blocks, generations)
             case ConnectPeer(worker, incarnation, export):
                 ports.transfers.add_source(worker, incarnation, export)
             case ForgetPeer(worker, incarnation):

@@ -50,7 +50,7 @@ class Fetches:
         # Those under way that are not wanted any more: how they end says nothing about the tiers.
         self._stopped: set[int] = set()
 
-    def start(self, wanted: Wanted, now_ns: int) -> tuple[Effects, Ended | None]:
+    def start_fetch(self, wanted: Wanted, now_ns: int) -> tuple[Effects, Ended | None]:
         """Begin, or wait. Also tells when nothing of it is to be had."""
         rising = self._hierarchy.rising
         if any(name.digest in rising for name in wanted.names):
@@ -73,20 +73,20 @@ class Fetches:
         ended: list[Ended] = []
         waiting, self._waiting = self._waiting, {}
         for wanted in waiting.values():
-            begun, end = self.start(wanted, now_ns)
+            begun, end = self.start_fetch(wanted, now_ns)
             effects += begun
             if end is not None:
                 ended.append(end)
         return effects, ended
 
-    def stop(self, fetch_id: int) -> Ended | None:
+    def stop_fetch(self, fetch_id: int) -> Ended | None:
         """It is not wanted any more. Its end, if it has not begun; else that is still to come."""
         if self._waiting.pop(fetch_id, None) is None:
             self._stopped.add(fetch_id)
             return None
         return _nothing(fetch_id, "not wanted any more")
 
-    def ended(
+    def fetch_ended(
         self, event: BlocksFetched, benefit: BenefitGate, now_ns: int
     ) -> tuple[Effects, Ended]:
         """Nobody writes for this fetch any more."""

@@ -76,7 +76,7 @@ class Imports:
         """Whether some import ends as soon as nobody writes to its blocks any more."""
         return bool(self._ended)
 
-    def begin(self, wanted: ImportBlocks) -> None:
+    def blocks_reserved(self, wanted: ImportBlocks) -> None:
         """Blocks have been reserved."""
         assert wanted.request_id not in self._imports
         self._imports[wanted.request_id] = Import(wanted)
@@ -104,7 +104,7 @@ class Imports:
         end = -(-(order.end_token - wanted.first_token) // self.block_size)
         return wanted.blocks[start:end]
 
-    def start(self, gateway: str, order: Order) -> int:
+    def start_transfer(self, gateway: str, order: Order) -> int:
         """An order without objection is carried out from now on. Gives the id of the move."""
         move_id = self._moves
         self._moves += 1
@@ -113,7 +113,7 @@ class Imports:
         self._imports[order.request_id].moves.add(move_id)
         return move_id
 
-    def stop(self, gateway: str, transfer_id: int) -> list[End]:
+    def stop_transfer(self, gateway: str, transfer_id: int) -> list[End]:
         """Nobody waits for this move any more: stops it if it was not stopped before."""
         move_id = self._move_ids.get((gateway, transfer_id))
         return [] if move_id is None else self._stopping((move_id,))
@@ -127,7 +127,7 @@ class Imports:
             move.gateway = ""
         return self._stopping(tuple(mine))
 
-    def conclude(self, outcome: ImportDone) -> list[End]:
+    def conclude_import(self, outcome: ImportDone) -> list[End]:
         """This is how the import ends, once nobody writes to its blocks; the last word counts.
         Stops its moves. Unknown requests are ignored."""
         entry = self._imports.get(outcome.request_id)
@@ -137,7 +137,7 @@ class Imports:
         self._ended[outcome.request_id] = None
         return self._stopping(tuple(sorted(entry.moves)))
 
-    def finished(self, move_id: int, tokens: int) -> Move:
+    def transfer_finished(self, move_id: int, tokens: int) -> Move:
         """A move is over: it writes no more, and brought the first `tokens` of what was ordered."""
         move = self.moving.pop(move_id)
         if move.gateway:
@@ -197,36 +197,36 @@ class InboundTransfers:
         self._machine = machine
         self._tiers = tiers
 
-    def order(self, gateway: str, order: Order, problem: str, now_ns: int) -> Effects:
+    def accept_order(self, gateway: str, order: Order, problem: str, now_ns: int) -> Effects:
         """Carry out what a gateway ordered, unless there is a `problem` or it makes no sense."""
         problem = problem or self.imports.objection(gateway, order)
         if problem:
             report = MoveReport(arrived=False, problem=problem)
             return [SendToGateway(gateway, MoveEnded(self._worker, order.transfer_id, report))]
-        move_id = self.imports.start(gateway, order)
+        move_id = self.imports.start_transfer(gateway, order)
         if isinstance(order, MoveKv):
             return [StartMove(move_id, order)]
         return self._fetch(move_id, order, now_ns) + self._end_fetches()
 
-    def stop(self, gateway: str, transfer_id: int) -> Effects:
+    def stop_transfer(self, gateway: str, transfer_id: int) -> Effects:
         """Nobody waits for this move any more."""
-        return self._stopped(self.imports.stop(gateway, transfer_id))
+        return self._stopped(self.imports.stop_transfer(gateway, transfer_id))
 
     def disown(self, gateway: str) -> Effects:
         """The gateway is gone, or has begun anew: its moves are stopped and nobody hears of
         them."""
         return self._stopped(self.imports.disown(gateway))
 
-    def conclude(self, outcome: ImportDone) -> Effects:
+    def conclude_import(self, outcome: ImportDone) -> Effects:
         """This is how an import ends once nobody writes to its blocks."""
-        return self._stopped(self.imports.conclude(outcome))
+        return self._stopped(self.imports.conclude_import(outcome))
 
-    def happened(self, event: MoveFinished | TierEvent, now_ns: int) -> Effects:
+    def transfer_event(self, event: MoveFinished | TierEvent, now_ns: int) -> Effects:
         """Something that was asked for is done."""
         if isinstance(event, MoveFinished):
             return self._finished(event.move_id, event.report)
         assert self._tiers is not None
-        return self._tiers.happened(event, now_ns) + self._end_fetches()
+        return self._tiers.tier_event(event, now_ns) + self._end_fetches()
 
     def audit(self) -> None:
         """Assert that every fetch writes for an import."""
@@ -274,7 +274,7 @@ class InboundTransfers:
         order = self.imports.moving[move_id].order
         ordered_tokens = order.end_token - order.first_token
         tokens = ordered_tokens if report.arrived else min(report.tokens, ordered_tokens)
-        move = self.imports.finished(move_id, tokens)
+        move = self.imports.transfer_finished(move_id, tokens)
         if not move.gateway:
             return []
         ended = MoveEnded(self._worker, order.transfer_id, report)

@@ -43,15 +43,15 @@ from tandem.messages.cluster import (
     Undrain,
 )
 from tandem.messages.node import (
+    BlocksExported,
     BlocksFetched,
     BlocksKept,
-    BlocksPublished,
     BlocksStaged,
     GatewayConnected,
     GatewayGone,
-    GatewaySaid,
     Leave,
     LeaveRequested,
+    MessageFromGateway,
     MoveFinished,
     NodeEffect,
     NodeEvent,
@@ -128,7 +128,7 @@ class NodeMachine:
             self.gateways.excuse(now_ns - self._wakeup_ns)
         effects: Effects = []
         if self.tiers is not None and not self.tiers.begun:
-            effects += self.tiers.begin(now_ns)
+            effects += self.tiers.announce_contents(now_ns)
         if len(events) > 1:
             # What has arrived is known before the landed steps are followed by the next.
             events = sorted(events, key=lambda each: isinstance(each, StepDone))
@@ -198,17 +198,17 @@ class NodeMachine:
     def _take(self, event: NodeEvent, now_ns: int, effects: Effects) -> None:
         match event:
             case StepDone():
-                effects += self.work.tell(event, now_ns)
-            case GatewaySaid(gateway, message):
-                effects += self._hear(gateway, message, now_ns)
+                effects += self.work.tell_machine(event, now_ns)
+            case MessageFromGateway(gateway, message):
+                effects += self._receive(gateway, message, now_ns)
             case MoveFinished() | BlocksStaged() | BlocksKept() | BlocksFetched():
-                effects += self.work.happened(event, now_ns)
-            case BlocksPublished(publication_id):
-                effects += self.work.outbox.published(publication_id)
+                effects += self.work.transfer_event(event, now_ns)
+            case BlocksExported(export_id):
+                effects += self.work.outbox.published(export_id)
             case GatewayConnected(gateway):
                 effects += self._forget(gateway, now_ns)
                 self.gateways.connect(gateway)
-                effects += self._greet(gateway, now_ns)
+                effects += self._register_at(gateway, now_ns)
             case GatewayGone(gateway):
                 effects += self._forget(gateway, now_ns)
                 self.gateways.disconnect(gateway)
@@ -216,7 +216,7 @@ class NodeMachine:
                 self.role_state.leave()
                 effects += self._tell_standing(begun=True)
 
-    def _hear(self, gateway: str, message: ToWorker, now_ns: int) -> Effects:
+    def _receive(self, gateway: str, message: ToWorker, now_ns: int) -> Effects:
         connection = self.gateways.of(gateway)
         if connection is None:
             # Its channel has just broken: what it wanted is void.
@@ -224,11 +224,11 @@ class NodeMachine:
         connection.heard_ns = now_ns
         match message:
             case Registered():
-                return self._begin(gateway, message, now_ns)
+                return self._registered(gateway, message, now_ns)
             case RegistrationRefused(reason):
                 return [Leave(reason)]
             case RegisterAgain():
-                return self._forget(gateway, now_ns) + self._greet(gateway, now_ns)
+                return self._forget(gateway, now_ns) + self._register_at(gateway, now_ns)
             case _ if connection.terms is None:
                 # It believes that the worker still serves it; a Register is on its way.
                 return []
@@ -238,7 +238,7 @@ class NodeMachine:
                 if any(failed_over(each.request_id) for each in message.requests):
                     # Should this worker die of it, the gateway knows that it lived when it came.
                     connection.report_at(now_ns)
-                return self.work.arrive(gateway, message, end_ns, now_ns)
+                return self.work.requests_arrived(gateway, message, end_ns, now_ns)
             case LeasesRenewed(request_ids):
                 self.work.leases.renew(gateway, request_ids, now_ns + connection.terms.lease_ns)
                 return []
@@ -254,19 +254,19 @@ class NodeMachine:
             case Audit():
                 return [*self.work.flush(now_ns), SendToGateway(gateway, _audited(self))]
             case _:
-                return self._obey(gateway, connection, message, now_ns)
+                return self._carry_out(gateway, connection, message, now_ns)
 
-    def _obey(
+    def _carry_out(
         self, gateway: str, connection: GatewayConnection, message: ToWorker, now_ns: int
     ) -> Effects:
         match message:
             case MoveKv():
                 known = (message.source, message.incarnation) in self.peers
                 problem = "" if known else f"{message.source} is no peer of this worker"
-                return self.work.order(gateway, message, problem, now_ns)
+                return self.work.order_transfer(gateway, message, problem, now_ns)
             case FetchKv():
                 problem = "" if self.tiers is not None else "this worker has no slower tiers"
-                return self.work.order(gateway, message, problem, now_ns)
+                return self.work.order_transfer(gateway, message, problem, now_ns)
             case StopMove(transfer_id):
                 return self.work.stop_move(gateway, transfer_id, now_ns)
             case PinBlocks() | PoolNodeJoined() | PoolNodeGone() if self.tiers is not None:
@@ -287,7 +287,7 @@ class NodeMachine:
                 return [SendToGateway(gateway, each) for each in _listings(self.work, (tier,))]
         return []
 
-    def _greet(self, gateway: str, now_ns: int) -> Effects:
+    def _register_at(self, gateway: str, now_ns: int) -> Effects:
         connection = self.gateways.of(gateway)
         assert connection is not None
         connection.registered_ns = now_ns
@@ -297,7 +297,7 @@ class NodeMachine:
         )
         return [SendToGateway(gateway, register)]
 
-    def _begin(self, gateway: str, terms: Registered, now_ns: int) -> Effects:
+    def _registered(self, gateway: str, terms: Registered, now_ns: int) -> Effects:
         """From here on the gateway knows the worker, as an empty one: whatever it asked for before
         is void on its side too."""
         connection = self.gateways.of(gateway)
@@ -330,11 +330,11 @@ class NodeMachine:
         for gateway in self.gateways.silent(now_ns):
             # It may have given the worker up as well, and hear it again some day.
             effects += self._forget(gateway, now_ns)
-            effects += self._greet(gateway, now_ns)
+            effects += self._register_at(gateway, now_ns)
         for gateway in self.gateways.unanswered(now_ns):
-            effects += self._greet(gateway, now_ns)
+            effects += self._register_at(gateway, now_ns)
         for gateway, request_ids in self.work.leases.expired(now_ns).items():
-            effects += self.work.give_up(request_ids, now_ns)
+            effects += self.work.give_up_requests(request_ids, now_ns)
             effects.append(
                 SendToGateway(gateway, RequestsLost(self.registration.worker, request_ids))
             )

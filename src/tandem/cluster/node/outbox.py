@@ -10,7 +10,7 @@ from tandem.cluster.worker.output import rows_of
 from tandem.facts.errors import Overloaded
 from tandem.facts.fleet import Tier
 from tandem.messages.cluster import ToGateway
-from tandem.messages.node import NodeEffect, PublishBlocks, SendToGateway
+from tandem.messages.node import ExportBlocks, NodeEffect, SendToGateway
 from tandem.messages.router import (
     BlocksReported,
     ImportReported,
@@ -33,9 +33,9 @@ from tandem.messages.worker import (
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What will be said of one request once publication `publication_id` is done."""
+    """What will be said of one request once publication `export_id` is done."""
 
-    publication_id: int
+    export_id: int
     tokens: int
     blocks: tuple[int, ...]
     held: bool
@@ -50,7 +50,7 @@ class Announced:
     coming: deque[Announcement] = field(default_factory=deque)
 
 
-class Publications:
+class BlockExports:
     """Owns the publications under way. Announcements of one request keep their order."""
 
     def __init__(self, block_size: int) -> None:
@@ -66,9 +66,9 @@ class Publications:
     def request_ids(self) -> set[str]:
         return set(self._requests)
 
-    def add(self, computed: KvComputed) -> PublishBlocks | None:
+    def add(self, computed: KvComputed) -> ExportBlocks | None:
         """KV of these has been computed further. Gives what is to be published for it."""
-        publication_id = self._count
+        export_id = self._count
         to_write: dict[int, int] = {}
         waiting: list[str] = []
         for index, request_id in enumerate(computed.request_ids):
@@ -85,17 +85,17 @@ class Publications:
         if not waiting:
             return None
         self._count += 1
-        self._under_way[publication_id] = waiting, to_write
-        return PublishBlocks(publication_id, tuple(to_write), tuple(to_write.values()))
+        self._under_way[export_id] = waiting, to_write
+        return ExportBlocks(export_id, tuple(to_write), tuple(to_write.values()))
 
-    def published(self, publication_id: int) -> list[tuple[str, Announcement]]:
+    def published(self, export_id: int) -> list[tuple[str, Announcement]]:
         """A publication is done. Gives what may be said now, with the request's id, in order."""
-        waiting, written = self._under_way.pop(publication_id)
+        waiting, written = self._under_way.pop(export_id)
         self._written |= written
         found = []
         for request_id in waiting:
             entry = self._requests.get(request_id)
-            while entry and entry.coming and entry.coming[0].publication_id not in self._under_way:
+            while entry and entry.coming and entry.coming[0].export_id not in self._under_way:
                 found.append((request_id, entry.coming.popleft()))
         return found
 
@@ -109,7 +109,7 @@ class Publications:
             tokens -= tokens % self.block_size
         block_count = -(-tokens // self.block_size)
         return Announcement(
-            publication_id=self._count,
+            export_id=self._count,
             tokens=tokens,
             blocks=computed.blocks[index][:block_count],
             held=held,
@@ -138,7 +138,7 @@ class Outbox:
     def __init__(self, worker: str, block_size: int, gateways: GatewayConnections) -> None:
         self.worker = worker
         self.leases = Leases()
-        self.publications = Publications(block_size)
+        self.block_exports = BlockExports(block_size)
         self._links = gateways
 
     def address(self, landed: Iterable[WorkerEffect]) -> Effects:
@@ -173,9 +173,9 @@ class Outbox:
         self._emit(emission, repeats, effects)
         return effects
 
-    def published(self, publication_id: int) -> Effects:
+    def published(self, export_id: int) -> Effects:
         """The headers are written: what waited for them can be said."""
-        ready = self.publications.published(publication_id)
+        ready = self.block_exports.published(export_id)
         if not ready:
             return []
         rows_by_owner = self._by_owner([request_id for request_id, _ in ready])
@@ -188,7 +188,7 @@ class Outbox:
         """These hold nothing here any more."""
         for request_id in request_ids:
             self.leases.end(request_id)
-            self.publications.drop(request_id)
+            self.block_exports.drop(request_id)
 
     def _emit(self, emission: EmitTokens, repeats: int, effects: Effects) -> None:
         rows_by_owner = self._by_owner(emission.request_ids)
@@ -204,15 +204,15 @@ class Outbox:
         if computed.tokens == (0,):
             # It is lost: what waits to be said of it is not true any more.
             self._say(computed.request_ids[0], KvReported(self.worker, computed), effects)
-            self.publications.drop(computed.request_ids[0])
+            self.block_exports.drop(computed.request_ids[0])
             return
-        publish = self.publications.add(computed)
+        publish = self.block_exports.add(computed)
         if publish is None:
             return
         if publish.blocks:
             effects.append(publish)
         else:
-            effects += self.published(publish.publication_id)
+            effects += self.published(publish.export_id)
 
     def _say(self, request_id: str, message: ToGateway, effects: Effects) -> None:
         owner = self.leases.owner(request_id)

@@ -44,7 +44,7 @@ class Prefetch:
         self._duty = role_state
         self._waiting: dict[str, Asked] = {}
 
-    def arrived(self, event: ImportsArrived | PrefillsArrived) -> Effects:
+    def requests_queued(self, event: ImportsArrived | PrefillsArrived) -> Effects:
         """Those of these that did not start at once want their blocks soon."""
         if Tier.HOST not in self._hierarchy.caches.by_tier:
             return []

@@ -84,12 +84,14 @@ class WorkerTiers:
         self._ended: list[Ended] = []
         self.begun = False
 
-    def begin(self, now_ns: int) -> Effects:
+    def announce_contents(self, now_ns: int) -> Effects:
         """Before everything else; then it does nothing more."""
         self.begun = True
         return self._addressed(self.hierarchy.begin(now_ns))
 
-    def heard(self, event: WorkerEvent, landed: Iterable[WorkerEffect], now_ns: int) -> Effects:
+    def event_handled(
+        self, event: WorkerEvent, landed: Iterable[WorkerEffect], now_ns: int
+    ) -> Effects:
         """The worker machine has heard this and said that in turn."""
         if isinstance(event, StepDone):
             self.clock.landed(now_ns)
@@ -100,16 +102,16 @@ class WorkerTiers:
             elif isinstance(effect, BlocksCommitted):
                 effects += self._addressed(self.writing.sealed(effect, self.benefit, now_ns))
         if isinstance(event, ImportsArrived | PrefillsArrived):
-            effects += self._addressed(self.prefetch.arrived(event))
+            effects += self._addressed(self.prefetch.requests_queued(event))
         return effects
 
-    def happened(self, event: TierEvent, now_ns: int) -> Effects:
+    def tier_event(self, event: TierEvent, now_ns: int) -> Effects:
         """Something that was asked for is done."""
         match event:
             case BlocksStaged():
                 return self._addressed(self.writing.staged(event, now_ns))
             case BlocksFetched():
-                effects, ended = self.fetches.ended(event, self.benefit, now_ns)
+                effects, ended = self.fetches.fetch_ended(event, self.benefit, now_ns)
                 self._ended.append(ended)
                 return self._addressed(effects)
             case _:
@@ -117,13 +119,13 @@ class WorkerTiers:
 
     def fetch(self, wanted: Wanted, now_ns: int) -> Effects:
         """Read these into reserved blocks."""
-        effects, ended = self.fetches.start(wanted, now_ns)
+        effects, ended = self.fetches.start_fetch(wanted, now_ns)
         self._ended += [] if ended is None else [ended]
         return self._addressed(effects)
 
     def end_fetch(self, fetch_id: int) -> Effects:
         """It is not wanted any more; its end still comes."""
-        ended = self.fetches.stop(fetch_id)
+        ended = self.fetches.stop_fetch(fetch_id)
         if ended is None:
             return [EndFetch(fetch_id)]
         self._ended.append(ended)

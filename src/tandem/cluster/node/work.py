@@ -56,7 +56,7 @@ class Work:
         """Whether nothing is left to do for anybody."""
         return self.machine.idle and self._arrived is None
 
-    def arrive(self, gateway: str, arrival: Arrival, end_ns: int, now_ns: int) -> Effects:
+    def requests_arrived(self, gateway: str, arrival: Arrival, end_ns: int, now_ns: int) -> Effects:
         """Requests of this gateway; their leases end at `end_ns` unless renewed."""
         for request in arrival.requests:
             self.leases.grant(request.request_id, gateway, end_ns)
@@ -73,7 +73,7 @@ class Work:
         arrived, self._arrived = self._arrived, None
         return [] if arrived is None else self._tell(arrived, now_ns)
 
-    def tell(self, event: WorkerEvent, now_ns: int) -> Effects:
+    def tell_machine(self, event: WorkerEvent, now_ns: int) -> Effects:
         """The machine hears this, after everything that came before."""
         return self.flush(now_ns) + self._tell(event, now_ns)
 
@@ -81,7 +81,7 @@ class Work:
         """A gateway wants this of requests of its own; it has no say about others."""
         if isinstance(event, ImportDone):
             mine = self.leases.owner(event.request_id) == gateway
-            return self.inbound.conclude(event) + self._end_quiet(now_ns) if mine else []
+            return self.inbound.conclude_import(event) + self._end_quiet(now_ns) if mine else []
         request_ids = tuple(
             request_id
             for request_id in event.request_ids
@@ -89,34 +89,34 @@ class Work:
         )
         if not request_ids:
             return []
-        effects = self.tell(type(event)(request_ids), now_ns)
+        effects = self.tell_machine(type(event)(request_ids), now_ns)
         if isinstance(event, TransferPinsReleased):
             # Whoever wants to read one that goes on hears of its KV from the start.
             for request_id in request_ids:
-                self.outbox.publications.drop(request_id)
+                self.outbox.block_exports.drop(request_id)
         self._settle(request_ids)
         return effects
 
-    def order(self, gateway: str, order: Order, problem: str, now_ns: int) -> Effects:
+    def order_transfer(self, gateway: str, order: Order, problem: str, now_ns: int) -> Effects:
         """Bring KV to a request of this gateway, unless there is a `problem`."""
         if self.leases.owner(order.request_id) != gateway:
             problem = f"{order.request_id} is no request of {gateway} here"
-        effects = self.inbound.order(gateway, order, problem, now_ns)
+        effects = self.inbound.accept_order(gateway, order, problem, now_ns)
         return effects + self._end_quiet(now_ns)
 
     def stop_move(self, gateway: str, transfer_id: int, now_ns: int) -> Effects:
         """Nobody waits for this move any more."""
-        return self.inbound.stop(gateway, transfer_id) + self._end_quiet(now_ns)
+        return self.inbound.stop_transfer(gateway, transfer_id) + self._end_quiet(now_ns)
 
-    def happened(self, event: MoveFinished | TierEvent, now_ns: int) -> Effects:
+    def transfer_event(self, event: MoveFinished | TierEvent, now_ns: int) -> Effects:
         """A move, or something that the slower tiers asked for, is done."""
-        return self.inbound.happened(event, now_ns) + self._end_quiet(now_ns)
+        return self.inbound.transfer_event(event, now_ns) + self._end_quiet(now_ns)
 
-    def give_up(self, request_ids: tuple[str, ...], now_ns: int) -> Effects:
+    def give_up_requests(self, request_ids: tuple[str, ...], now_ns: int) -> Effects:
         """Nobody wants these any more: they end here, and what they hold is freed as soon as nobody
         writes to it."""
-        effects = self.tell(RequestsAborted(request_ids), now_ns)
-        effects += self.tell(TransferPinsReleased(request_ids), now_ns)
+        effects = self.tell_machine(RequestsAborted(request_ids), now_ns)
+        effects += self.tell_machine(TransferPinsReleased(request_ids), now_ns)
         self._settle(request_ids)
         return effects
 
@@ -125,7 +125,7 @@ class Work:
         effects = self.inbound.disown(gateway)
         request_ids = self.leases.of(gateway)
         if request_ids:
-            effects += self.give_up(request_ids, now_ns)
+            effects += self.give_up_requests(request_ids, now_ns)
         return effects + self._end_quiet(now_ns)
 
     def audit(self) -> None:
@@ -135,7 +135,7 @@ class Work:
         held = self.machine.sequences.pinned.keys()
         leased, importing = self.leases.request_ids, self.machine.sequences.importing.keys()
         invariant(leased == self.machine.unfinished.keys() | held, "every request has a lease")
-        published = self.outbox.publications.request_ids
+        published = self.outbox.block_exports.request_ids
         invariant(published <= leased, "blocks are published for requests with a lease")
         imports = self.inbound.imports.request_ids
         invariant(imports <= importing, "KV is imported for sequences that wait for it")
@@ -145,14 +145,14 @@ class Work:
         landed = self.machine.handle(event, now_ns)
         effects = self.outbox.address(landed)
         if self.tiers is not None:
-            effects += self.tiers.heard(event, landed, now_ns)
+            effects += self.tiers.event_handled(event, landed, now_ns)
         for effect in landed:
             match effect:
                 case ImportBlocks():
-                    self.inbound.imports.begin(effect)
+                    self.inbound.imports.blocks_reserved(effect)
                 case CancelImport(request_id):
                     # Only this process writes to the blocks: it need not ask anybody to stop.
-                    effects += self.inbound.conclude(ImportDone(request_id, 0))
+                    effects += self.inbound.conclude_import(ImportDone(request_id, 0))
                 case Refuse(request_id) | FailRequest(request_id):
                     self._settle((request_id,))
                 case KvComputed(request_ids, (0,)):
@@ -164,7 +164,7 @@ class Work:
         """The machine hears of the imports that have ended and that nobody writes for."""
         effects: Effects = []
         for outcome in self.inbound.imports.take_quiet():
-            effects += self.tell(outcome, now_ns)
+            effects += self.tell_machine(outcome, now_ns)
         return effects
 
     def _settle(self, request_ids: tuple[str, ...]) -> None:

@@ -104,7 +104,7 @@ class AdmissionFront:
                 self.index.resynchronise(worker, tier, hashes, next_number)
         return []
 
-    def judge(self, state: RequestState, now_ns: int) -> tuple[Verdict, Choice | None]:
+    def admit(self, state: RequestState, now_ns: int) -> tuple[Verdict, Choice | None]:
         """Whether a new request comes in, and where it would go at once (None: it must wait)."""
         workers = self.queue.before(self.fleet.views(), state.view.tenant)
         view = self._look(state, now_ns)
@@ -117,7 +117,7 @@ class AdmissionFront:
             route = None
         return verdict, self._choose(view, free, now_ns, route)
 
-    def next(
+    def next_to_start(
         self, requests: Mapping[str, RequestState], now_ns: int
     ) -> tuple[RequestState, Choice] | None:
         """Take the next request out of the line, if there is one and room for it. Suspects that
@@ -141,10 +141,10 @@ class AdmissionFront:
         if choice is None:
             # Nobody can take anybody now; a worker that joins or frees up asks again.
             return None
-        self.queue.wait_no_more(state)
+        self.queue.dequeue(state)
         return state, choice
 
-    def start(self, state: RequestState, choice: Choice, now_ns: int) -> int:
+    def place(self, state: RequestState, choice: Choice, now_ns: int) -> int:
         """Count the request in where it goes. Gives up to which token its KV is pulled from slower
         tiers of the prefill worker."""
         dispatch, view = choice.dispatch, state.view
@@ -158,29 +158,29 @@ class AdmissionFront:
         pulled_tokens = state.tier_ends[-1][1] if state.tier_ends else 0
         kept_tokens = max(view.hit(prefill).device_tokens, pulled_tokens)
         known_tokens = view.prompt_tokens
-        self.queue.enter(state)
+        self.queue.enter_workers(state)
         self.witnesses.sent(state, prefill, self.fleet.workers[prefill].told)
         self.fleet.send(prefill, max(1, known_tokens - kept_tokens), known_tokens)
         self.fleet.workers[prefill].prefilling.add(state.wire_id)
         self.index.expect(prefill, state.chain, now_ns)
         if not state.local:
-            self.expect(state)
+            self.expect_decode(state)
         return pulled_tokens
 
-    def expect(self, state: RequestState) -> None:
+    def expect_decode(self, state: RequestState) -> None:
         """The decode worker will get this request once its KV is there."""
         state.expected_tokens = state.known_tokens
-        self.fleet.expect(state.decode, state.expected_tokens)
+        self.fleet.expect_decode(state.decode, state.expected_tokens)
 
-    def arrived(self, state: RequestState) -> None:
+    def kv_arrived(self, state: RequestState) -> None:
         """Its KV is at the decode worker, which goes on."""
         if state.expected_tokens:
-            self.fleet.arrived(state.decode, state.expected_tokens)
+            self.fleet.decode_arrived(state.decode, state.expected_tokens)
             state.expected_tokens = 0
 
-    def expect_no_more(self, state: RequestState) -> None:
+    def expect_no_decode(self, state: RequestState) -> None:
         if state.expected_tokens:
-            self.fleet.expect_no_more(state.decode, state.expected_tokens)
+            self.fleet.expect_no_decode(state.decode, state.expected_tokens)
             state.expected_tokens = 0
 
     def prompt_done(self, state: RequestState) -> None:
@@ -189,12 +189,12 @@ class AdmissionFront:
         if tracked is not None:
             tracked.prefilling.discard(state.wire_id)
 
-    def leave(self, state: RequestState) -> None:
+    def request_left(self, state: RequestState) -> None:
         """The request is at no worker any more."""
         self.prompt_done(state)
-        self.expect_no_more(state)
+        self.expect_no_decode(state)
         self.suspects.leaves(state)
-        self.queue.leave(state)
+        self.queue.leave_workers(state)
 
     def has_room(self) -> bool:
         depth = self.config.queue.prefill_depth

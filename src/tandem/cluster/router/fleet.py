@@ -131,22 +131,22 @@ class Fleet:
         tracked.sent_prefill_tokens += prefill_tokens
         tracked.sent_blocks += -(-known_tokens // tracked.capacity.block_size)
 
-    def expect(self, worker: str, known_tokens: int) -> None:
+    def expect_decode(self, worker: str, known_tokens: int) -> None:
         """A request will decode here once its prompt is computed elsewhere."""
         tracked = self.workers[worker]
         tracked.view = None
         tracked.expected_decodes += 1
         tracked.expected_context_tokens += known_tokens
 
-    def arrived(self, worker: str, known_tokens: int) -> None:
+    def decode_arrived(self, worker: str, known_tokens: int) -> None:
         """An expected request decodes here from now on, which its next report will say."""
-        self.expect_no_more(worker, known_tokens)
+        self.expect_no_decode(worker, known_tokens)
         tracked = self.workers.get(worker)
         if tracked is not None:
             tracked.sent_decodes += 1
             tracked.sent_context_tokens += known_tokens
 
-    def expect_no_more(self, worker: str, known_tokens: int) -> None:
+    def expect_no_decode(self, worker: str, known_tokens: int) -> None:
         tracked = self.workers.get(worker)
         if tracked is not None:
             tracked.view = None

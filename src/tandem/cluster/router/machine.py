@@ -32,7 +32,7 @@ from tandem.messages.router import (
     RoleTaken,
     RouterEffect,
     RouterEvent,
-    Tell,
+    SendEvent,
     TokensReported,
     TransferEnded,
     WorkerDrained,
@@ -99,7 +99,7 @@ class RouterMachine:
                 case RequestRefused(_, wire_id, reason, retry_after_s):
                     state = self._by_wire.get(wire_id)
                     if state is not None and wire_id == state.names.copy:
-                        effects += self.migrations.give_up(state)
+                        effects += self.migrations.give_up_copy(state)
                     elif state is not None:
                         effects += cancel_everywhere(state, self.admission, self.kv_transfers)
                         self._forget(state)
@@ -165,14 +165,14 @@ class RouterMachine:
                     if (lost := self._by_wire.get(wire_id)) and lost.needs(worker):
                         self._begin_again(lost, effects, lost=worker)
             case MigrationsRequested():
-                effects += self.migrations.begin(event)
+                effects += self.migrations.begin_migrations(event)
 
     def _submit(self, event: RequestSubmitted, now_ns: int, effects: Effects) -> None:
         request_id = event.request.request_id
         assert request_id not in self.requests
         state = RequestState.of(event, self._serial, now_ns)
         self._serial += 1
-        verdict, choice = self.admission.judge(state, now_ns)
+        verdict, choice = self.admission.admit(state, now_ns)
         if self.config.explains:
             text = verdict.reason or "admitted"
             figures = () if verdict.admitted else (("retry_after_s", verdict.retry_after_s),)
@@ -182,14 +182,14 @@ class RouterMachine:
             return
         self.requests[request_id] = state
         if choice is None:
-            self.admission.queue.wait(state)
+            self.admission.queue.enqueue(state)
         else:
             self._start(state, choice, now_ns, effects)
 
     def _fill(self, now_ns: int, effects: Effects) -> None:
         """Start whoever may go. Where a class waits for its reserve, the newest requests of those
         who borrowed it go back in line, with the tokens that they have."""
-        while started := self.admission.next(self.requests, now_ns):
+        while started := self.admission.next_to_start(self.requests, now_ns):
             self._start(*started, now_ns, effects)
         lent = self.admission.queue.to_give_back()
         if not lent:
@@ -199,13 +199,13 @@ class RouterMachine:
             if lent.get(state.view.service_class, 0):
                 lent[state.view.service_class] -= 1
                 self._begin_again(state, effects)
-        while started := self.admission.next(self.requests, now_ns):
+        while started := self.admission.next_to_start(self.requests, now_ns):
             self._start(*started, now_ns, effects)
 
     def _start(self, state: RequestState, choice: Choice, now_ns: int, effects: Effects) -> None:
         if self.config.explains:
             effects += _explanations(state, choice)
-        pulled_tokens = self.admission.start(state, choice, now_ns)
+        pulled_tokens = self.admission.place(state, choice, now_ns)
         self._by_wire[state.wire_id] = state
         request = state.request(state.prefill)
         event: WorkerEvent = RequestsArrived((request,))
@@ -213,7 +213,7 @@ class RouterMachine:
             event = PrefillsArrived((request,), (pulled_tokens,))
         elif pulled_tokens:
             event = ImportsArrived((request,), (pulled_tokens,))
-        effects.append(Tell(state.prefill, event))
+        effects.append(SendEvent(state.prefill, event))
 
     def _take_tokens(self, event: TokensReported, effects: Effects) -> bool:
         """Whether a prompt or an answer ended, or a suspect was cleared, so that somebody else may
@@ -252,9 +252,9 @@ class RouterMachine:
     ) -> None:
         match event:
             case TransferEnded():
-                effects += self.kv_transfers.ended(event)
+                effects += self.kv_transfers.transfer_ended(event)
             case ImportCancelled(_, wire_id):
-                effects += self.kv_transfers.cancelled(self._by_wire.get(wire_id), event)
+                effects += self.kv_transfers.import_cancelled(self._by_wire.get(wire_id), event)
             case ImportReported(_, wanted):
                 if state := self._by_wire.get(wanted.request_id):
                     effects += self.kv_transfers.import_ready(state, event)
@@ -267,12 +267,12 @@ class RouterMachine:
                         self._kv_computed(state, tokens, held, effects)
                     elif held:
                         # Its way has ended meanwhile: nobody will read what is held.
-                        effects.append(Tell(worker, TransferPinsReleased((wire_id,))))
+                        effects.append(SendEvent(worker, TransferPinsReleased((wire_id,))))
         for state in self.kv_transfers.take_copied():
-            effects += self.migrations.copied(state)
+            effects += self.migrations.copy_arrived(state)
         for state in self.kv_transfers.take_finished():
-            self.admission.arrived(state)
-            self.migrations.arrived(state)
+            self.admission.kv_arrived(state)
+            self.migrations.migrated(state)
 
     def _kv_computed(self, state: RequestState, tokens: int, held: bool, effects: Effects) -> None:
         if state.stage in (Stage.COPYING, Stage.DECODING):
@@ -291,29 +291,29 @@ class RouterMachine:
             request = state.request(state.decode)
             told = self.admission.fleet.workers[state.decode].told
             self.admission.witnesses.sent(state, state.decode, told)
-            effects.append(Tell(state.decode, ImportsArrived((request,), (wanted_tokens,))))
-        effects += self.kv_transfers.push_on(state)
+            effects.append(SendEvent(state.decode, ImportsArrived((request,), (wanted_tokens,))))
+        effects += self.kv_transfers.push_computed(state)
 
     def _begin_again(self, state: RequestState, effects: Effects, *, lost: str = "") -> None:
         """A worker died with part of it: take it up elsewhere, with the tokens so far. Where the
         one that is `lost` only read a copy, it goes on where it is."""
         if state.stage is Stage.COPYING and lost == state.decode:
-            effects += self.migrations.give_up(state)
+            effects += self.migrations.give_up_copy(state)
             return
         self.takeovers += 1
         effects += cancel_everywhere(state, self.admission, self.kv_transfers)
         for name in state.names.all:
             del self._by_wire[name]
-        self.admission.leave(state)
+        self.admission.request_left(state)
         state.restart()
-        self.admission.suspects.wait(state)
+        self.admission.suspects.enqueue(state)
 
     def _forget(self, state: RequestState) -> None:
         del self.requests[state.request_id]
         if state.stage is not Stage.QUEUED:
             for name in state.names.all:
                 del self._by_wire[name]
-            self.admission.leave(state)
+            self.admission.request_left(state)
 
 
 def _explanations(state: RequestState, choice: Choice) -> list[RouterEffect]:

@@ -7,7 +7,7 @@ from tandem.cluster.router.admission import AdmissionFront
 from tandem.cluster.router.fleet import Fleet
 from tandem.cluster.router.request_state import RequestState, Stage
 from tandem.cluster.router.transfers import KvTransfers
-from tandem.messages.router import MigrationsRequested, RouterEffect, Tell
+from tandem.messages.router import MigrationsRequested, RouterEffect, SendEvent
 from tandem.messages.worker import (
     CopiesRequested,
     ImportsArrived,
@@ -31,16 +31,16 @@ class Migrations:
         self._kv_transfers = kv_transfers
         self._by_wire = by_wire
 
-    def begin(self, wanted: MigrationsRequested) -> list[RouterEffect]:
+    def begin_migrations(self, wanted: MigrationsRequested) -> list[RouterEffect]:
         """Somebody wants requests to go on elsewhere: ask what can be read of them."""
         effects: list[RouterEffect] = []
         tracked_workers = self._admission.fleet.workers
         for state in to_migrate(wanted, self._by_wire.values(), self._admission.fleet):
             state.copy_to(wanted.target)
             self._by_wire[state.names.copy] = state
-            self._admission.expect(state)
+            self._admission.expect_decode(state)
             if state.known_tokens > tracked_workers[wanted.source].capacity.block_size:
-                effects.append(Tell(wanted.source, CopiesRequested((state.wire_id,))))
+                effects.append(SendEvent(wanted.source, CopiesRequested((state.wire_id,))))
             else:
                 # Not a block that could be read yet: only a place is needed.
                 effects += self._announce(state, state.known_tokens)
@@ -52,11 +52,11 @@ class Migrations:
         if state.stage is not Stage.COPYING:
             return []
         if not tokens:
-            return self.give_up(state)
+            return self.give_up_copy(state)
         state.computed_tokens = max(state.computed_tokens, tokens)
         return [] if state.announced else self._announce(state, tokens)
 
-    def copied(self, state: RequestState) -> list[RouterEffect]:
+    def copy_arrived(self, state: RequestState) -> list[RouterEffect]:
         """Nothing moves any more: the request stops where it is and goes on at the target."""
         leg = state.imports.get(state.decode)
         if state.stage is not Stage.COPYING or leg is None:
@@ -65,19 +65,19 @@ class Migrations:
         failed = leg.lost_token is not None or behind_tokens > MOST_BEHIND_TOKENS
         if failed and not state.copy_failed:
             state.copy_failed = True
-            return self.give_up(state)
+            return self.give_up_copy(state)
         # Whoever asks for it once more wants it to move, with whatever there is.
         state.stage = Stage.MOVING
-        return [Tell(state.prefill, KvTransfersRequested((state.wire_id,)))]
+        return [SendEvent(state.prefill, KvTransfersRequested((state.wire_id,)))]
 
-    def give_up(self, state: RequestState) -> list[RouterEffect]:
+    def give_up_copy(self, state: RequestState) -> list[RouterEffect]:
         """The request goes on where it is; the target forgets it."""
         source, target = state.prefill, state.decode
-        effects = self._kv_transfers.stop(state, target)
+        effects = self._kv_transfers.stop_transfers(state, target)
         if target in self._admission.fleet.workers:
-            effects.append(Tell(target, RequestsAborted((state.names.copy,))))
-        effects.append(Tell(source, TransferPinsReleased((state.wire_id,))))
-        self._admission.expect_no_more(state)
+            effects.append(SendEvent(target, RequestsAborted((state.names.copy,))))
+        effects.append(SendEvent(source, TransferPinsReleased((state.wire_id,))))
+        self._admission.expect_no_decode(state)
         del self._by_wire[state.names.copy]
         state.names.copy = ""
         state.decode, state.stage = source, Stage.DECODING
@@ -88,10 +88,10 @@ class Migrations:
         effects: list[RouterEffect] = []
         for name, state in list(self._by_wire.items()):
             if name == state.names.copy and state.decode == worker:
-                effects += self.give_up(state) if state.stage is Stage.COPYING else []
+                effects += self.give_up_copy(state) if state.stage is Stage.COPYING else []
         return effects
 
-    def arrived(self, state: RequestState) -> None:
+    def migrated(self, state: RequestState) -> None:
         """A state goes on at its next worker, which may know it by another name."""
         if state.names.copy:
             del self._by_wire[state.names.wire]
@@ -101,7 +101,7 @@ class Migrations:
     def _announce(self, state: RequestState, tokens: int) -> list[RouterEffect]:
         state.announced = True
         event = ImportsArrived((state.request(state.decode),), (tokens,))
-        return [Tell(state.decode, event)]
+        return [SendEvent(state.decode, event)]
 
 
 def to_migrate(

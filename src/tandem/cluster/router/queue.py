@@ -52,12 +52,12 @@ class RequestQueue:
             return False
         return len(self._tenants) > 1 or any(each.reserved for each in self._classes.classes)
 
-    def wait(self, state: RequestState) -> None:
+    def enqueue(self, state: RequestState) -> None:
         self._tenants[state.view.tenant] = None
         self._queue.push(state.view)
         self._count(state.view, 1)
 
-    def wait_no_more(self, state: RequestState) -> None:
+    def dequeue(self, state: RequestState) -> None:
         self._count(self._queue.remove(state.request_id), -1)
 
     def first(self, now_ns: int) -> str | None:
@@ -66,13 +66,13 @@ class RequestQueue:
         view = self._queue.first(self.in_use, capacity, now_ns)
         return None if view is None else view.request_id
 
-    def enter(self, state: RequestState) -> None:
+    def enter_workers(self, state: RequestState) -> None:
         """The request goes to its workers."""
         view = state.view
         self.in_use[view.service_class] = self.in_use.get(view.service_class, 0) + 1
         self._queue.charge(view.tenant, view.prompt_tokens, 0)
 
-    def leave(self, state: RequestState) -> None:
+    def leave_workers(self, state: RequestState) -> None:
         """The request is at no worker any more."""
         self.in_use[state.view.service_class] -= 1
         self.charge(state, 1)

@@ -29,17 +29,17 @@ class Suspects:
         """Where there is one."""
         return {worker for each in self.running.values() for worker in _workers_of(each)}
 
-    def wait(self, state: RequestState) -> None:
+    def enqueue(self, state: RequestState) -> None:
         """It stands here if it is a suspect, else in the line."""
         if state.deaths.suspect:
             self.waiting[state.request_id] = state
         else:
-            self._line.wait(state)
+            self._line.enqueue(state)
 
-    def wait_no_more(self, state: RequestState) -> None:
+    def dequeue(self, state: RequestState) -> None:
         """It will not go on."""
         if self.waiting.pop(state.request_id, None) is None:
-            self._line.wait_no_more(state)
+            self._line.dequeue(state)
 
     def starts(self, state: RequestState) -> None:
         """It goes to workers now, where no other is."""

@@ -13,8 +13,8 @@ from tandem.messages.router import (
     ImportCancelled,
     ImportReported,
     RouterEffect,
+    SendEvent,
     StartTransfer,
-    Tell,
     TransferEnded,
 )
 from tandem.messages.worker import ImportDone, RequestsAborted, TransferPinsReleased
@@ -51,13 +51,13 @@ class KvTransfers:
             wanted.first_token, wanted.end_token, wanted.first_token
         )
         if event.worker == state.decode and not state.local:
-            return self.push_on(state)
+            return self.push_computed(state)
         effects: list[RouterEffect] = []
         for tier, end_token in state.tier_ends:
             effects += self._send(state, event.worker, tier, end_token)
         return effects + self._finish_if_quiet(state, event.worker)
 
-    def push_on(self, state: RequestState) -> list[RouterEffect]:
+    def push_computed(self, state: RequestState) -> list[RouterEffect]:
         """Send what has been computed since the last time; when all has arrived, the decode worker
         goes on and the prefill worker may forget."""
         leg = state.imports.get(state.decode)
@@ -69,7 +69,7 @@ class KvTransfers:
             effects = self._send(state, state.decode, Tier.DEVICE, end_token)
         return effects + self._finish_if_quiet(state, state.decode)
 
-    def ended(self, event: TransferEnded) -> list[RouterEffect]:
+    def transfer_ended(self, event: TransferEnded) -> list[RouterEffect]:
         """A transfer is over. Unknown ones were cancelled."""
         entry = self._transfers.pop(event.transfer_id, None)
         if entry is None:
@@ -81,12 +81,14 @@ class KvTransfers:
             leg.lose(min(first_token + event.tokens, end_token))
         return self._finish_if_quiet(state, worker)
 
-    def cancelled(self, state: RequestState | None, event: ImportCancelled) -> list[RouterEffect]:
+    def import_cancelled(
+        self, state: RequestState | None, event: ImportCancelled
+    ) -> list[RouterEffect]:
         """A worker gave the request up: stop writing to its blocks, and say so."""
-        effects = [] if state is None else self.stop(state, event.worker)
-        return [*effects, Tell(event.worker, ImportDone(event.request_id, 0))]
+        effects = [] if state is None else self.stop_transfers(state, event.worker)
+        return [*effects, SendEvent(event.worker, ImportDone(event.request_id, 0))]
 
-    def stop(self, state: RequestState, worker: str) -> list[RouterEffect]:
+    def stop_transfers(self, state: RequestState, worker: str) -> list[RouterEffect]:
         """Cancel all transfers of a state towards a worker."""
         leg = state.imports.pop(worker, None)
         if leg is None:
@@ -131,7 +133,7 @@ class KvTransfers:
             del state.imports[worker]
             if leg.arrived_tokens > leg.first_token:
                 state.pulled_tokens = leg.arrived_tokens
-            return [Tell(worker, ImportDone(state.wire_id, leg.arrived_tokens))]
+            return [SendEvent(worker, ImportDone(state.wire_id, leg.arrived_tokens))]
         if state.stage is Stage.COPYING:
             self._copied.append(state)
         if not state.prefill_pinned:
@@ -141,8 +143,8 @@ class KvTransfers:
         self._finished.append(state)
         tokens_since = tuple(state.output[state.sent_output :])
         return [
-            Tell(worker, ImportDone(state.name_at(worker), leg.arrived_tokens, tokens_since)),
-            Tell(state.prefill, TransferPinsReleased((state.wire_id,))),
+            SendEvent(worker, ImportDone(state.name_at(worker), leg.arrived_tokens, tokens_since)),
+            SendEvent(state.prefill, TransferPinsReleased((state.wire_id,))),
         ]
 
 
@@ -152,14 +154,14 @@ def cancel_everywhere(
     """Nobody need go on with this request where it is now: it leaves the line, or its workers are
     told and its transfers stopped."""
     if state.stage is Stage.QUEUED:
-        admission.suspects.wait_no_more(state)
+        admission.suspects.dequeue(state)
         return []
     effects: list[RouterEffect] = []
     for worker in list(state.imports):
-        effects += kv_transfers.stop(state, worker)
+        effects += kv_transfers.stop_transfers(state, worker)
     for worker in dict.fromkeys((state.decode, state.prefill)):
         if worker in admission.fleet.workers:
             wire_ids = (state.name_at(worker),)
-            effects.append(Tell(worker, RequestsAborted(wire_ids)))
-            effects.append(Tell(worker, TransferPinsReleased(wire_ids)))
+            effects.append(SendEvent(worker, RequestsAborted(wire_ids)))
+            effects.append(SendEvent(worker, TransferPinsReleased(wire_ids)))
     return effects

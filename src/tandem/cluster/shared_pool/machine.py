@@ -40,9 +40,9 @@ from tandem.messages.node import (
     ForgetPoolNode,
     GatewayConnected,
     GatewayGone,
-    GatewaySaid,
     Leave,
     LeaveRequested,
+    MessageFromGateway,
     SendToGateway,
 )
 from tandem.messages.pool_node import (
@@ -142,7 +142,7 @@ class PoolNodeMachine:
                 self._change(self.holdings.copied(event, now_ns), effects)
             case ReplicaEnded(node):
                 self._heat.ended(node)
-            case GatewaySaid(gateway, message):
+            case MessageFromGateway(gateway, message):
                 self._hear(gateway, message, now_ns, effects)
             case GatewayConnected(gateway):
                 self._meet(self.siblings.gateway_gone(gateway), effects)

@@ -114,7 +114,7 @@ class BlockPool:
             if self._hash_of[block] is None:
                 self._free.move_to_end(block, last=False)
 
-    def seal(self, block: int, digest: bytes, parent: bytes) -> bool:
+    def commit(self, block: int, digest: bytes, parent: bytes) -> bool:
         """An owned block is full and its KV computed: from now on others may share it. Whether its
         content is new here.
 

@@ -235,7 +235,7 @@ class WorkerMachine:
         del self.unfinished[request_id]
         match sequence.phase:
             case Phase.RUNNING:
-                self.sequences.leave(sequence, Phase.ENDED)
+                self.sequences.stop_running(sequence, Phase.ENDED)
             case Phase.IMPORTING:
                 self.sequences.give_up_import(sequence)
                 if self.planner.withdraw_import(request_id):
@@ -244,7 +244,7 @@ class WorkerMachine:
                     effects.append(CancelImport(request_id))
             case _:
                 self.planner.waiting.remove(sequence)
-                sequence.stop(Phase.ENDED)
+                sequence.give_up_slot(Phase.ENDED)
 
     def _import_done(self, event: ImportDone) -> None:
         sequence = self.sequences.importing[event.request_id]
@@ -257,7 +257,7 @@ class WorkerMachine:
         tokens = min(event.tokens, sequence.known_tokens - 1)
         if tokens > sequence.residency.scheduled:
             sequence.residency.scheduled = tokens
-            self.sequences.confirm(sequence, tokens, self.config.prefix_caching)
+            self.sequences.confirm_computed(sequence, tokens, self.config.prefix_caching)
 
     def _launch(self) -> list[WorkerEffect]:
         effects: list[WorkerEffect] = []
@@ -302,7 +302,9 @@ class WorkerMachine:
             # A sequence preempted since has given its blocks away, but its token is as good as
             # any: it was drawn from KV that was whole when the step ran.
             if sequence.phase is Phase.RUNNING:
-                self.sequences.confirm(sequence, computed_tokens, self.config.prefix_caching)
+                self.sequences.confirm_computed(
+                    sequence, computed_tokens, self.config.prefix_caching
+                )
                 if sequence.transfers_after:
                     computed.append(sequence)
             if draws:

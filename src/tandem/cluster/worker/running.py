@@ -61,15 +61,15 @@ class RunningSequences:
         """How many more blocks the first `tokens` of the sequence need than it has."""
         return -(-tokens // self.block_size) - len(sequence.residency.blocks)
 
-    def start(self, sequence: Sequence, cached_blocks: list[int]) -> None:
+    def start_running(self, sequence: Sequence, cached_blocks: list[int]) -> None:
         """A waiting sequence takes a slot and shares these cached blocks."""
         self.pool.share(cached_blocks)
-        sequence.start(self.free_slots.pop(), cached_blocks, self.block_size)
+        sequence.take_slot(self.free_slots.pop(), cached_blocks, self.block_size)
         insort(self.running, sequence, key=_rank)
         for digest in sequence.chain[sequence.residency.committed :]:
             self._filling.setdefault(digest, sequence)
 
-    def leave(self, sequence: Sequence, phase: Phase) -> None:
+    def stop_running(self, sequence: Sequence, phase: Phase) -> None:
         """A running sequence gives everything back; what it sealed stays in the cache."""
         self.running.remove(sequence)
         self.free_slots.append(sequence.residency.slot)
@@ -77,7 +77,7 @@ class RunningSequences:
         self._fills_no_more(sequence)
         if sequence.steps_in_flight:
             self._touched.append((sequence, sequence.residency.blocks))
-        sequence.stop(phase)
+        sequence.give_up_slot(phase)
 
     def step_landed(self) -> None:
         """Blocks that only the landed step still touched are quiet now."""
@@ -109,7 +109,7 @@ class RunningSequences:
         if sequence.phase is Phase.ENDED:
             self.free_slots.append(sequence.residency.slot)
             self.pool.release(sequence.residency.blocks)
-            sequence.stop(Phase.ENDED)
+            sequence.give_up_slot(Phase.ENDED)
             return False
         sequence.phase = Phase.RUNNING
         insort(self.running, sequence, key=_rank)
@@ -129,7 +129,7 @@ class RunningSequences:
         if sequence is None:
             return False
         self.pool.release(sequence.residency.blocks)
-        sequence.stop(Phase.ENDED)
+        sequence.give_up_slot(Phase.ENDED)
         return True
 
     def _fills_no_more(self, sequence: Sequence) -> None:
@@ -137,7 +137,7 @@ class RunningSequences:
             if self._filling.get(digest) is sequence:
                 del self._filling[digest]
 
-    def confirm(self, sequence: Sequence, computed_tokens: int, seal: bool) -> None:
+    def confirm_computed(self, sequence: Sequence, computed_tokens: int, seal: bool) -> None:
         """The KV of the first `computed_tokens` is there; full blocks go into the cache."""
         sequence.residency.confirmed = computed_tokens
         full_blocks = computed_tokens // self.block_size
@@ -146,7 +146,7 @@ class RunningSequences:
         sequence.grow_chain(self.block_size)
         for index in range(sequence.residency.committed, full_blocks):
             digest, block = sequence.chain[index], sequence.residency.blocks[index]
-            new = self.pool.seal(block, digest, sequence.parent_hash(index))
+            new = self.pool.commit(block, digest, sequence.parent_hash(index))
             if new and self.committed.wanted:
                 self.committed.add(block, self.pool.generations[block], sequence.block_name(index))
             if self._filling.get(digest) is sequence:

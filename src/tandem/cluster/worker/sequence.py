@@ -188,7 +188,7 @@ class Sequence:
         self.transfers_after = True
         self.target_tokens = min(self.limit_tokens, self.known_tokens + max(1, self.unseen))
 
-    def start(self, slot: int, cached_blocks: list[int], block_size: int) -> None:
+    def take_slot(self, slot: int, cached_blocks: list[int], block_size: int) -> None:
         """Take a slot, with the KV of these shared blocks already there."""
         assert self.phase is Phase.WAITING
         assert not self.steps_in_flight
@@ -201,7 +201,7 @@ class Sequence:
         new_tokens = min(cached_tokens, prompt_tokens) - hit.reached_tokens
         hit.cached_tokens = max(0, hit.cached_tokens) + max(0, new_tokens)
 
-    def stop(self, phase: Phase) -> None:
+    def give_up_slot(self, phase: Phase) -> None:
         """Give up slot, blocks and computed KV; the known tokens stay."""
         self.phase = phase
         self.prefix_hit.reached_tokens = max(

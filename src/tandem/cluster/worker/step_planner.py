@@ -219,7 +219,7 @@ class StepPlanner:
             # A sequence that was preempted finds its own blocks: that is no hit.
             self.prefix_query_tokens += sequence.known_tokens
             self.prefix_hit_tokens += len(cached) * self.sequences.block_size
-        self.sequences.start(sequence, cached)
+        self.sequences.start_running(sequence, cached)
         if sequence.import_tokens:
             self._start_import(sequence)
             return
@@ -264,7 +264,7 @@ class StepPlanner:
         if sequence.transfers_after or sequence.residency.copied:
             self._lost.append(sequence)
         if sequence.transfers_after:
-            self.sequences.leave(sequence, Phase.ENDED)
+            self.sequences.stop_running(sequence, Phase.ENDED)
         else:
-            self.sequences.leave(sequence, Phase.WAITING)
+            self.sequences.stop_running(sequence, Phase.WAITING)
             self.enqueue(sequence)

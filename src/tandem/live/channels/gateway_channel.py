@@ -26,7 +26,7 @@ from tandem.live.channels.sockets import (
 from tandem.messages.cluster import RegistrationRefused, ToWorker
 from tandem.messages.codec import OPERATOR, TO_GATEWAY, TO_WORKER
 from tandem.messages.encoded import BadMessage, OtherProtocol
-from tandem.messages.gateway import PeerGone, WorkerSaid
+from tandem.messages.gateway import MessageFromWorker, PeerGone
 from tandem.messages.operator import Answer, Done, OperatorMessage
 
 # A full pipe is tried again after so long: libzmq does not say when one of many has room.
@@ -44,14 +44,14 @@ UNREAD = "it does not read"
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorSaid:
+class MessageFromOperator:
     """A question of the operator that the transport knows as `peer`."""
 
     peer: str
     message: OperatorMessage
 
 
-ChannelNews = WorkerSaid | PeerGone | OperatorSaid
+ChannelNews = MessageFromWorker | PeerGone | MessageFromOperator
 
 
 class GatewayChannel:
@@ -204,9 +204,9 @@ class GatewayChannel:
                     self.answer(peer, refusal)
                 return
             if peer.startswith(OPERATOR_PREFIX):
-                news = OperatorSaid(peer, OPERATOR.decode(body))
+                news = MessageFromOperator(peer, OPERATOR.decode(body))
             else:
-                news = WorkerSaid(peer, TO_GATEWAY.decode(body))
+                news = MessageFromWorker(peer, TO_GATEWAY.decode(body))
         except (BadMessage, UnicodeDecodeError) as error:
             self._complain(frames[0], error)
             return

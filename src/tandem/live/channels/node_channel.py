@@ -17,11 +17,11 @@ from tandem.live.channels.sockets import NodeKeys, SocketPump, close_context, no
 from tandem.messages.cluster import ToGateway
 from tandem.messages.codec import TO_GATEWAY, TO_WORKER
 from tandem.messages.encoded import BadMessage
-from tandem.messages.node import GatewayConnected, GatewayGone, GatewaySaid
+from tandem.messages.node import GatewayConnected, GatewayGone, MessageFromGateway
 
 logger = logging.getLogger(__name__)
 
-ChannelNews = GatewayConnected | GatewaySaid | GatewayGone
+ChannelNews = GatewayConnected | MessageFromGateway | GatewayGone
 POLL_S = 0.005
 BROKEN = (
     zmq.Event.DISCONNECTED
@@ -104,7 +104,7 @@ class NodeChannel:
         except BadMessage as error:
             self.malformed.of(f"gateway {self.gateway}", error)
             return
-        self._tell(GatewaySaid(self.gateway, message))
+        self._tell(MessageFromGateway(self.gateway, message))
 
     def _watch(self, frames: list[bytes]) -> None:
         connection = self._connection

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from tandem.cluster.gateway.driver import GatewayPorts, perform
 from tandem.cluster.gateway.machine import GatewayMachine
-from tandem.live.channels.gateway_channel import OperatorSaid
+from tandem.live.channels.gateway_channel import MessageFromOperator
 from tandem.live.driver import Driver, EventInbox
 from tandem.live.gateway.clients import Clients
 from tandem.live.gateway.journal import Journal
@@ -20,13 +20,13 @@ from tandem.messages.gateway import (
     Fence,
     GatewayEffect,
     GatewayEvent,
+    MessageFromWorker,
     OperationEnded,
     PeerGone,
     PlanDecided,
     StartFailed,
     StartWorker,
     TimePassed,
-    WorkerSaid,
 )
 from tandem.messages.operator import Answer, AskStatus, Done, ReportStartFailed
 from tandem.messages.router import Explain, Reject, RequestSubmitted
@@ -34,7 +34,7 @@ from tandem.messages.worker import FailRequest, ImportsArrived, PrefillsArrived,
 
 logger = logging.getLogger(__name__)
 
-Told = GatewayEvent | OperatorSaid
+Told = GatewayEvent | MessageFromOperator
 # So many new requests at one go: a call may bring 64, and to choose their workers takes a fraction
 # of a millisecond for each.
 SUBMITTED_TOGETHER = 16
@@ -87,7 +87,7 @@ class GatewayLoop:
         """The machine is told all but the questions of operators that it need not decide."""
         events: list[GatewayEvent] = []
         for event in told:
-            if not isinstance(event, OperatorSaid):
+            if not isinstance(event, MessageFromOperator):
                 self._note(event)
                 events.append(event)
             elif isinstance(event.message, AskStatus):
@@ -135,7 +135,7 @@ class GatewayLoop:
             self._clients.metrics.lost()
         elif isinstance(event, PeerGone) and self.machine.pool.nodes.of_peer(event.peer):
             logger.warning("%s of the shared pool is gone: %s", event.peer, event.reason)
-        elif isinstance(event, WorkerSaid) and isinstance(event.message, Register):
+        elif isinstance(event, MessageFromWorker) and isinstance(event.message, Register):
             logger.info("worker %s presents itself", event.peer)
 
 

@@ -19,9 +19,9 @@ from tandem.live.launching.supervisor import AGAIN
 from tandem.messages.node import (
     GatewayConnected,
     GatewayGone,
-    GatewaySaid,
     Leave,
     LeaveRequested,
+    MessageFromGateway,
 )
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class MemberInbox(Protocol):
     """What channels and signals tell; as `live.driver.EventInbox`."""
 
     def enqueue(
-        self, event: GatewayConnected | GatewaySaid | GatewayGone | LeaveRequested, /
+        self, event: GatewayConnected | MessageFromGateway | GatewayGone | LeaveRequested, /
     ) -> None: ...
 
     def fail(self, failure: Exception) -> None: ...

@@ -35,7 +35,7 @@ from tandem.live.ranks.engine import PipelineThread, TensorEngine
 from tandem.live.ranks.news import RankNews
 from tandem.live.ranks.ranks import Follower, Ranks, meeting_place, start_follower
 from tandem.live.ranks.transfers import RankedTransferEngine
-from tandem.messages.node import BlocksPublished, MoveFinished
+from tandem.messages.node import BlocksExported, MoveFinished
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ def start_worker(setup: WorkerSetup, inbox: Inbox, agent: str) -> Worker:
         return _lead(planned, inbox, agent)
     calls = TransferCalls(
         lambda move_id, report: inbox.enqueue_threadsafe(MoveFinished(move_id, report)),
-        lambda publication_id: inbox.enqueue_threadsafe(BlocksPublished(publication_id)),
+        lambda export_id: inbox.enqueue_threadsafe(BlocksExported(export_id)),
         lambda: inbox.fail(EngineFailed("the KV transfers failed")),
         now_ns,
     )

@@ -13,12 +13,12 @@ from tandem.live.engine_thread import WorkQueueThread
 from tandem.live.ranks.engine import StageEngine
 from tandem.live.ranks.link import RankLink, RankLost
 from tandem.messages.node import (
-    BlocksPublished,
+    BlocksExported,
     ConnectPeer,
     EndMove,
+    ExportBlocks,
     ForgetPeer,
     MoveFinished,
-    PublishBlocks,
     StartMove,
 )
 from tandem.messages.ranks import (
@@ -45,8 +45,8 @@ class MovesToLeader:
     def move_ended(self, move_id: int, report: MoveReport) -> None:
         self.link.send(MoveFinished(move_id, report))
 
-    def blocks_published(self, publication_id: int) -> None:
-        self.link.send(BlocksPublished(publication_id))
+    def blocks_published(self, export_id: int) -> None:
+        self.link.send(BlocksExported(export_id))
 
     def failed(self) -> None:
         self.link.send(RankFailed("the KV transfers failed"))
@@ -83,8 +83,8 @@ class Follower:
                 self._transfers.start_transfer(move_id, order)
             case EndMove(move_id):
                 self._transfers.stop_transfer(move_id)
-            case PublishBlocks(publication_id, blocks, generations):
-                self._transfers.export_blocks(publication_id, blocks, generations)
+            case ExportBlocks(export_id, blocks, generations):
+                self._transfers.export_blocks(export_id, blocks, generations)
             case ConnectPeer(worker, incarnation, export):
                 self._transfers.add_source(worker, incarnation, export)
             case ForgetPeer(worker, incarnation):

@@ -11,7 +11,7 @@ from tandem.live.processes.lifecycle import end_within
 from tandem.live.ranks.engine import PipelineThread
 from tandem.live.ranks.link import RankLost
 from tandem.live.ranks.transfers import RankTally
-from tandem.messages.node import BlocksPublished, MoveFinished
+from tandem.messages.node import BlocksExported, MoveFinished
 from tandem.messages.ranks import RankReady, ToLeader
 
 logger = logging.getLogger(__name__)
@@ -43,8 +43,8 @@ class RankNews:
                 self.pipeline.land(message)
             case MoveFinished(move_id, report):
                 self.tally.move_ended(move_id, report)
-            case BlocksPublished(publication_id):
-                self.tally.blocks_published(publication_id)
+            case BlocksExported(export_id):
+                self.tally.blocks_published(export_id)
 
     def lost(self, failure: Exception) -> None:
         """The worker cannot go on; from any thread."""
@@ -73,5 +73,5 @@ class RankNews:
     def _move_ended(self, move_id: int, report: MoveReport) -> None:
         self._inbox.enqueue_threadsafe(MoveFinished(move_id, report))
 
-    def _blocks_published(self, publication_id: int) -> None:
-        self._inbox.enqueue_threadsafe(BlocksPublished(publication_id))
+    def _blocks_published(self, export_id: int) -> None:
+        self._inbox.enqueue_threadsafe(BlocksExported(export_id))

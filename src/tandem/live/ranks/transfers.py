@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tandem.cluster.node.driver import KvTransferPort
 from tandem.facts.kv_export import KvExport, MoveKv, MoveReport
 from tandem.live.ranks.ranks import Ranks
-from tandem.messages.node import ConnectPeer, EndMove, ForgetPeer, PublishBlocks, StartMove
+from tandem.messages.node import ConnectPeer, EndMove, ExportBlocks, ForgetPeer, StartMove
 
 
 class RankTally:
@@ -38,15 +38,15 @@ class RankTally:
             del self._reports[move_id]
         self._transfer_ended(move_id, summed(reports))
 
-    def blocks_published(self, publication_id: int) -> None:
+    def blocks_published(self, export_id: int) -> None:
         """By one more rank."""
         with self._lock:
-            done = self._publications.get(publication_id, 0) + 1
+            done = self._publications.get(export_id, 0) + 1
             if done < self._ranks:
-                self._publications[publication_id] = done
+                self._publications[export_id] = done
                 return
-            self._publications.pop(publication_id, None)
-        self._blocks_exported(publication_id)
+            self._publications.pop(export_id, None)
+        self._blocks_exported(export_id)
 
 
 def summed(reports: list[MoveReport]) -> MoveReport:
@@ -87,5 +87,5 @@ class RankedTransferEngine:
     def export_blocks(
         self, export_id: int, blocks: tuple[int, ...], versions: tuple[int, ...]
     ) -> None:
-        self._ranks.tell(PublishBlocks(export_id, blocks, versions))
+        self._ranks.tell(ExportBlocks(export_id, blocks, versions))
         self._own.export_blocks(export_id, blocks, versions)

@@ -19,11 +19,11 @@ from tandem.messages.gateway import (
     DrainAsked,
     GatewayEffect,
     GatewayEvent,
+    MessageFromWorker,
     PeerGone,
     StartFailed,
     TimePassed,
     UndrainAsked,
-    WorkerSaid,
 )
 from tandem.messages.router import (
     ImportReported,
@@ -112,7 +112,7 @@ class Recorder:
 
     def _event(self, event: GatewayEvent) -> EventRecord:
         match event:
-            case WorkerSaid(peer, message):
+            case MessageFromWorker(peer, message):
                 if isinstance(message, TokensReported):
                     return self._drew(peer, message)
                 return self._said(peer, message)

@@ -22,7 +22,7 @@ Name = int | str
 
 
 class Said(msgspec.Struct, array_like=True, tag="s", frozen=True):
-    """`WorkerSaid`: the message as it travels between processes, but for names of requests."""
+    """`MessageFromWorker`: the message as it travels, but for the names of requests."""
 
     peer: str
     message: bytes
@@ -58,8 +58,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drew(msgspec.Struct, array_like=True, tag="t", frozen=True):
-    """`WorkerSaid` with `TokensReported`: who got how many, never which. `reasons` is empty where
-    nobody's answer ended, `cached_tokens` where all are 0."""
+    """`MessageFromWorker` with `TokensReported`: who got how many, never which. `reasons` is empty
+    where nobody's answer ended, `cached_tokens` where all are 0."""
 
     peer: str
     worker: str

@@ -22,11 +22,11 @@ from tandem.messages.gateway import (
     DrainAsked,
     GatewayEffect,
     GatewayEvent,
+    MessageFromWorker,
     PeerGone,
     StartFailed,
     TimePassed,
     UndrainAsked,
-    WorkerSaid,
 )
 from tandem.messages.router import (
     Explain,
@@ -114,9 +114,9 @@ class ReplayedEvents:
         """Raises `BadMessage` where a message is of another version."""
         match record:
             case Said(peer, message):
-                return WorkerSaid(peer, TO_GATEWAY.decode(message))
+                return MessageFromWorker(peer, TO_GATEWAY.decode(message))
             case Drew():
-                return WorkerSaid(record.peer, _tokens(record))
+                return MessageFromWorker(record.peer, _tokens(record))
             case Submitted():
                 return self._submitted(record)
             case Withdrawn(name):
