@@ -128,7 +128,7 @@ def _load(load: LoadReported) -> None:
     )
 
 
-def _hello(register: Register) -> None:
+def _register(register: Register) -> None:
     export: KvExport = register.export
     geometry = export.geometry
     sizes = (geometry.layers, geometry.kv_heads, geometry.head_dim, geometry.block_size)
@@ -140,12 +140,12 @@ def _hello(register: Register) -> None:
         _counts((shard.rank, shard.first_layer, shard.layers, shard.first_head, shard.heads))
 
 
-def _welcome(terms: Registered) -> None:
+def _registered(terms: Registered) -> None:
     intervals = (terms.report_interval_ns, terms.silence_ns, terms.lease_ns)
     _need(min(intervals) > 0 and max(intervals) < COUNT_LIMIT << 10, "has impossible intervals")
 
 
-def _pool_hello(register: RegisterPoolNode) -> None:
+def _register_pool_node(register: RegisterPoolNode) -> None:
     _need(bool(register.worker and register.incarnation and register.address), "has no name")
     _hashes((register.format.root,))
     _counts((register.format.block_bytes, register.capacity_blocks))
@@ -223,9 +223,9 @@ _RULES: dict[type, Callable[[Any], None]] = {
     ImportsArrived: _arrived,
     ImportDone: _import_done,
     LoadReported: _load,
-    Register: _hello,
-    Registered: _welcome,
-    RegisterPoolNode: _pool_hello,
+    Register: _register,
+    Registered: _registered,
+    RegisterPoolNode: _register_pool_node,
     PoolNodeJoined: _pool_node_joined,
     TiersReported: _tiers_reported,
     FetchKv: _fetch_kv,

@@ -83,7 +83,7 @@ class BlocksFetched:
 
 @dataclass(frozen=True, slots=True)
 class LeaveRequested:
-    """The process is to end, orderly: drain, hand over, say goodbye."""
+    """The process is to end, orderly: drain, transfer, deregister."""
 
 
 NodeEvent = (

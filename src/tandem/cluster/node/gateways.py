@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from tandem.facts.fleet import Role
 from tandem.messages.cluster import Registered, TiersReported
 
-# A Register is repeated while the gateway says nothing: it may have come too early to be heard.
+# Registration is repeated while the gateway does not answer: it may have come too early.
 REGISTER_AGAIN_NS = 5_000_000_000
 
 
 @dataclass(slots=True)
 class GatewayConnection:
-    """The channel to one gateway. `terms` is None until the gateway knows the worker, which said
-    Register last at `registered_ns`; `told` is the (role, accepting) that the gateway was told,
-    `told_tiers` what it was told of the slower tiers.
-    `heard_events`: how many of its router's events have come since the terms. `not_needed`: the
-    gateway has let the draining worker go."""
+    """The connection to one gateway. `terms` is None until the gateway has registered the worker,
+    which sent `Register` last at `registered_ns`; `told` is the (role, accepting) that the gateway
+    was told, `told_tiers` what it was told of the slower tiers. So many of its router's events
+    have come since it was registered: `heard_events`. `not_needed`: the gateway has let the
+    draining worker go."""
 
     terms: Registered | None = None
     registered_ns: int | None = None
@@ -94,7 +94,7 @@ class GatewayConnections:
         ]
 
     def unanswered(self, now_ns: int) -> list[str]:
-        """The gateways that have not answered a Register in time."""
+        """The gateways that have not answered a registration in time."""
         return [
             name
             for name, connection in self._links.items()

@@ -380,11 +380,11 @@ class NodeMachine:
         serving = list(self.gateways.serving())
         empty = self.work.idle and all(connection.not_needed for _, connection in serving)
         if self.role_state.leaving and (empty or not serving):
-            goodbye, leave = (
+            deregister, leave = (
                 Deregister(self.registration.worker),
                 Leave(again=self.role_state.again),
             )
-            return [*(SendToGateway(gateway, goodbye) for gateway, _ in serving), leave]
+            return [*(SendToGateway(gateway, deregister) for gateway, _ in serving), leave]
         return self._tell_standing() if empty and self.role_state.take_role() else []
 
     def _due_ns(self) -> int | None:

@@ -239,7 +239,7 @@ class RouterMachine:
                 self.admission.queue.charge(state, CHARGED_TOKENS)
             if reason is not None:
                 if event.worker != state.decode:
-                    # It ended before its hand-over: whoever waits to go on need not.
+                    # It ended before its KV transfer: the worker that waits to go on need not.
                     effects += cancel_everywhere(state, self.admission, self.kv_transfers)
                 self._forget(state)
                 ended = True

@@ -16,8 +16,8 @@ from tandem.policy.views import RequestView, TierHits
 
 
 class Stage(Enum):
-    """Where a state stands. It begins and, when a worker dies, begins again in QUEUED. While one is
-    COPYING it decodes at its `prefill` worker, and its `decode` worker reads its KV."""
+    """The stage of a request. It begins in QUEUED, and begins there again when a worker dies. While
+    one is COPYING it decodes at its `prefill` worker, and its `decode` worker reads its KV."""
 
     QUEUED = "queued"
     PREFILLING = "prefilling"

@@ -21,7 +21,7 @@ from tandem.messages.worker import ImportDone, RequestsAborted, TransferPinsRele
 
 
 class KvTransfers:
-    """Owns the transfers under way. Whose they are is told by the state and the importing
+    """Owns the transfers under way. Whose they are is told by the request and the importing
     worker."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class KvTransfers:
         return [*effects, SendEvent(event.worker, ImportDone(event.request_id, 0))]
 
     def stop_transfers(self, state: RequestState, worker: str) -> list[RouterEffect]:
-        """Cancel all transfers of a state towards a worker."""
+        """Cancel all transfers of a request towards a worker."""
         leg = state.imports.pop(worker, None)
         if leg is None:
             return []

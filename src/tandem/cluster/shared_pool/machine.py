@@ -108,8 +108,8 @@ class PoolNodeMachine:
         self._keep_time(now_ns, effects)
         self._wakeup_ns = self.gateways.due_ns(reports=not self._reports_when_asked)
         if self._leaving is not None:
-            goodbye = Deregister(self.registration.worker)
-            self._tell(goodbye, effects)
+            deregister = Deregister(self.registration.worker)
+            self._tell(deregister, effects)
             effects.append(self._leaving)
             self._wakeup_ns = None
         return effects

@@ -109,7 +109,7 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
         # Under this root there is no block: the workers will say by which theirs are named.
         router=router_config(cluster, stored.root, stored.layout.block_size, {}),
         capacity_of=capacity_of(cluster),
-        terms=_welcome(setup),
+        terms=_terms(setup),
         model=name,
         revision=options.revision,
         block_format=stored.block_format if cluster.tiers.remote is not None else None,
@@ -205,7 +205,7 @@ def _announce(setup: GatewaySetup, endpoint: str, url: str) -> None:
     logger.info("%s listens on %s, and for workers on %s", setup.gateway, url, endpoint)
 
 
-def _welcome(setup: GatewaySetup) -> Registered:
+def _terms(setup: GatewaySetup) -> Registered:
     health = setup.cluster.health
     return Registered(
         gateway=setup.gateway,
