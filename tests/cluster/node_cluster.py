@@ -104,7 +104,7 @@ class Gate:
 
 @dataclass(slots=True, eq=False)
 class Process:
-    """One start of a worker, with its memory: `headers` are generation and content of the blocks
+    """One start of a worker, with its memory: `headers` are version and content of the blocks
     that were published, `peers` those it may read from."""
 
     name: str
@@ -442,8 +442,8 @@ class NodeCluster:
 
     def publish(self, process: Process) -> None:
         wanted = process.publishing.popleft()
-        for block, generation in zip(wanted.blocks, wanted.generations, strict=True):
-            process.headers[block] = generation, list(process.engine.kv[block])
+        for block, version in zip(wanted.blocks, wanted.versions, strict=True):
+            process.headers[block] = version, list(process.engine.kv[block])
         self.tell(process, [BlocksExported(wanted.export_id)])
 
     def end_move(self, process: Process, move_id: int) -> None:
@@ -477,8 +477,8 @@ class NodeCluster:
             for each in self.processes
             if (each.name, each.incarnation) == (order.source, order.incarnation)
         )
-        for block, generation in zip(order.source_blocks, order.source_generations, strict=True):
-            if source.headers.get(block) != (generation, source.engine.kv[block]):
+        for block, version in zip(order.source_blocks, order.source_versions, strict=True):
+            if source.headers.get(block) != (version, source.engine.kv[block]):
                 self.seen["stale reads"] += 1
                 return None
         size = source.block_size

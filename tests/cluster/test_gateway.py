@@ -79,8 +79,8 @@ GATEWAY_LINE = RequestQueueConfig()
 def computed(tokens: int, blocks: int, *, held: bool = False) -> KvReported:
     """The prefill worker has KV of request "r" in blocks 10, 11 and so on."""
     places = tuple(range(10, 10 + blocks))
-    generations = tuple(range(1, 1 + blocks))
-    return KvReported("p", KvComputed(("r",), (tokens,), (places,), (held,), (generations,)))
+    versions = tuple(range(1, 1 + blocks))
+    return KvReported("p", KvComputed(("r",), (tokens,), (places,), (held,), (versions,)))
 
 
 def reserved(first: int, end: int, *blocks: int) -> ImportReported:

@@ -91,7 +91,7 @@ def order(transfer_id: int, first: int, end: int, blocks: tuple[int, ...], **cha
         first_token=first,
         end_token=end,
         source_blocks=(1, 2, 3),
-        source_generations=(1, 1, 1),
+        source_versions=(1, 1, 1),
         target_blocks=blocks,
         **fields,
     )
@@ -431,7 +431,7 @@ def test_whole_blocks_are_announced_once_their_headers_are_written():
     (report,) = said(node.handle(BlocksExported(publish.export_id)), "g")
     assert report.computed.tokens == (8,)
     assert report.computed.blocks == (publish.blocks,)
-    assert report.computed.generations == (publish.generations,)
+    assert report.computed.versions == (publish.versions,)
     assert report.computed.held == (False,)
 
 
@@ -491,9 +491,9 @@ def test_generations_tell_a_block_from_what_it_held_before():
         node.hears("g", PrefillsArrived((sampled,), (0,)))
         while node.plans:
             for publish in of_kind(land(node), ExportBlocks):
-                for block, generation in zip(publish.blocks, publish.generations, strict=True):
-                    assert seen.get(block, 0) < generation
-                    seen[block] = generation
+                for block, version in zip(publish.blocks, publish.versions, strict=True):
+                    assert seen.get(block, 0) < version
+                    seen[block] = version
                 node.handle(BlocksExported(publish.export_id))
         node.hears("g", TransferPinsReleased((f"r{number}",)))
     assert max(seen.values()) > 1

@@ -143,8 +143,8 @@ def test_full_blocks_are_staged_kept_and_told():
 def test_what_was_overwritten_while_it_was_staged_is_not_kept():
     node = worker_with("g", block_count=16)
     stage = one(compute(node), StageBlocks)
-    generations = node.machine.work.machine.sequences.pool.generations
-    generations[stage.blocks[0]] += 1
+    versions = node.machine.work.machine.sequences.pool.versions
+    versions[stage.blocks[0]] += 1
     keep = one(node.handle(BlocksStaged(stage.copy_id, staged=True)), KeepStaged)
     assert keep.rows == (1,)
     node.handle(BlocksKept(keep.copy_id, HOST, (keep.names[0].digest,)))
@@ -184,16 +184,16 @@ def test_the_part_that_came_counts_and_the_spoilt_is_dropped():
     node = ready_to_fetch()
     import_again(node)
     fetch = one(node.hears("g", FetchKv(7, "again", HOST, 0, 8)), FetchBlocks)
-    spoilt = fetch.names[1].digest
-    effects = node.handle(BlocksFetched(fetch.fetch_id, 1, 64, 0.01, spoilt=(spoilt,)))
+    corrupt = fetch.names[1].digest
+    effects = node.handle(BlocksFetched(fetch.fetch_id, 1, 64, 0.01, corrupt=(corrupt,)))
     report = one(said(effects, "g"), MoveEnded).report
     assert (report.arrived, report.tokens) == (False, 4)
-    assert ForgetBlocks(HOST, (spoilt,)) in effects
-    assert one(said(effects, "g"), BlocksReported).changes.removed == (spoilt,)
+    assert ForgetBlocks(HOST, (corrupt,)) in effects
+    assert one(said(effects, "g"), BlocksReported).changes.removed == (corrupt,)
     node.hears("g", ImportDone("again", 4))
     assert list(node.plans[0].starts) == [4]
     (figures, *_) = node.machine.tiers.figures(node.now_ns).tiers
-    assert (figures.fetched_blocks, figures.spoilt_blocks) == (1, 1)
+    assert (figures.fetched_blocks, figures.corrupt_blocks) == (1, 1)
 
 
 def test_no_block_is_given_back_while_a_fetch_may_write_to_it():

@@ -128,13 +128,13 @@ def test_blocks_without_content_are_used_before_any_cache_is_lost():
 def test_a_block_is_handed_out_under_a_new_generation_each_time():
     pool = BlockPool(2)
     first = pool.allocate()
-    assert pool.generations[first] == 1
+    assert pool.versions[first] == 1
     pool.share([first])
-    assert pool.generations[first] == 1
+    assert pool.versions[first] == 1
     pool.release([first])
     pool.release([first])
     assert [pool.allocate(), pool.allocate()].count(first) == 1
-    assert pool.generations[first] == 2
+    assert pool.versions[first] == 2
 
 
 def test_a_likely_prefix_is_as_long_as_the_one_that_is_shared():

@@ -1,4 +1,4 @@
-"""A worker tells of each block that became full, under which generation and name, if asked to."""
+"""A worker tells of each block that became full, under which version and name, if asked to."""
 
 from dataclasses import replace
 
@@ -35,12 +35,10 @@ def test_what_is_told_to_be_full_is_exactly_what_the_cache_gains(config, wanted)
         names = [name for each in sealed for name in each.names]
         assert set(stored) <= {name.digest for name in names}
         for each in sealed:
-            for block, generation, name in zip(
-                each.blocks, each.generations, each.names, strict=True
-            ):
+            for block, version, name in zip(each.blocks, each.versions, each.names, strict=True):
                 assert name.tenant == "t"
                 told[name.digest] = block
-                current = world.machine.sequences.pool.generations[block] == generation
+                current = world.machine.sequences.pool.versions[block] == version
                 if current:
                     keys = world.engine.kv[block]
                     assert keys == keys_of(keys[-1])[-config.block_size :]

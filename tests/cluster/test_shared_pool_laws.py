@@ -189,23 +189,23 @@ class World:
     # The stores.
 
     def post_read(self, fetch_id: int, tiers: tuple[Tier, ...], names) -> None:
-        # What the machine says is there is there, unless it was lost or spoilt by itself.
+        # What the machine says is there is there, unless it was lost or corrupt by itself.
         found = 0
-        spoilt: tuple[bytes, ...] = ()
+        corrupt: tuple[bytes, ...] = ()
         missing: tuple[bytes, ...] = ()
         for tier, each in zip(tiers, names, strict=True):
             if each.digest not in self.stores[tier]:
                 missing = (each.digest,)
                 break
             if self.chance.random() < 0.02:
-                spoilt = (each.digest,)
+                corrupt = (each.digest,)
                 del self.stores[tier][each.digest]
                 self.seen["spoilt"] += 1
                 break
             found += 1
         self.seen["missing"] += len(missing)
         # Reads go first, so what was there when the machine decided is read: only the news waits.
-        event = BlocksFetched(fetch_id, found, spoilt=spoilt, missing=missing)
+        event = BlocksFetched(fetch_id, found, corrupt=corrupt, missing=missing)
         self.lanes[Tier.HOST].append(lambda: self.tell(event))
 
     def keep(self, names: tuple[BlockName, ...]) -> None:
@@ -332,7 +332,7 @@ def check(world: World) -> None:
     machine.audit()
     held = set(machine.holdings.places.listing()[0])
     there = {digest for store in world.stores.values() for digest in store}
-    # Blocks that were spoilt and not read again are still believed to be there.
+    # Blocks that were corrupt and not read again are still believed to be there.
     assert len(there - held) == 0
     for tier, cache in machine.holdings.hierarchy.caches.by_tier.items():
         assert not cache.leaving

@@ -45,7 +45,7 @@ def digests_of(keys: Keys) -> list[bytes]:
 
 @dataclass
 class Store:
-    """`blocks` by digest; the content of a spoilt one is None. `room` blocks fit in (0: any)."""
+    """`blocks` by digest; the content of a corrupt one is None. `room` blocks fit in (0: any)."""
 
     room: int = 0
     blocks: dict[bytes, Keys | None] = field(default_factory=dict)
@@ -167,16 +167,16 @@ class Lanes:
     def _read_run(self, fetch: FetchBlocks, start: int, end: int) -> None:
         store, chance = self.stores[fetch.tiers[start]], self.chance
         missing: tuple[bytes, ...] = ()
-        spoilt: tuple[bytes, ...] = ()
+        corrupt: tuple[bytes, ...] = ()
         done, problem = start, ""
         stopped = fetch.fetch_id in self.stopped
-        while done < end and not (stopped or missing or spoilt or problem):
+        while done < end and not (stopped or missing or corrupt or problem):
             digest, target = fetch.names[done].digest, fetch.target_blocks[done]
             keys = store.blocks.get(digest)
             if digest not in store.blocks:
                 missing = (digest,)
             elif keys is None:
-                spoilt = (digest,)
+                corrupt = (digest,)
                 del store.blocks[digest]
             elif chance.randrange(15) == 0:
                 problem = "broken"
@@ -191,10 +191,10 @@ class Lanes:
             return
         del self.fetching[fetch.fetch_id]
         self.stopped.discard(fetch.fetch_id)
-        outcome = "spoilt" if spoilt else "missing" if missing else problem or "whole"
+        outcome = "spoilt" if corrupt else "missing" if missing else problem or "whole"
         self.seen["fetches stopped in time" if stopped else f"fetches {outcome}"] += 1
         self.seen["blocks fetched"] += done
         seconds = chance.choice([0.00001, 0.5]) if chance.randrange(20) == 0 else 0.00001
         self.events.append(
-            BlocksFetched(fetch.fetch_id, done, done, seconds, spoilt, missing, problem)
+            BlocksFetched(fetch.fetch_id, done, done, seconds, corrupt, missing, problem)
         )

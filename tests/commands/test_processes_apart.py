@@ -169,7 +169,7 @@ def test_keys_that_are_spoilt_or_of_another_set_are_no_keys(tmp_path):
     whole, other = (
         json.loads((tmp_path / folder / "worker.json").read_text()) for folder in ("a", "b")
     )
-    spoilt = tmp_path / "spoilt.json"
+    corrupt = tmp_path / "spoilt.json"
     for change in (
         {"gateway_public": "x"},
         {"worker_secret": whole["worker_secret"][:-1]},
@@ -177,9 +177,9 @@ def test_keys_that_are_spoilt_or_of_another_set_are_no_keys(tmp_path):
         {"worker_secret": "é" * 40},
         {"worker_secret": other["worker_secret"]},
     ):
-        spoilt.write_text(json.dumps(whole | change))
+        corrupt.write_text(json.dumps(whole | change))
         with pytest.raises(InvalidConfiguration, match="spoilt, or not made together"):
-            read_worker_keys(spoilt)
+            read_worker_keys(corrupt)
 
 
 def test_who_is_not_taken_in_gives_up(tmp_path):

@@ -40,7 +40,7 @@ def export_everything(names: list[str], ranks: int) -> None:
         for rank in range(ranks)
     ]
     for engine in engines:
-        engine.export_blocks(0, ORDER.source_blocks, ORDER.source_generations)
+        engine.export_blocks(0, ORDER.source_blocks, ORDER.source_versions)
         exported.get(timeout=20)
     shards = [
         replace(shard, endpoints=engine.endpoints())

@@ -145,7 +145,7 @@ def order_for(source: Split, target: Split, first_token: int, end_token: int) ->
         first_token=first_token,
         end_token=end_token,
         source_blocks=tuple(spread(source.blocks, counts[0])),
-        source_generations=tuple(range(7, 7 + counts[0])),
+        source_versions=tuple(range(7, 7 + counts[0])),
         target_blocks=tuple(spread(target.blocks, counts[1])),
     )
 

@@ -77,9 +77,9 @@ ORDER = order_for(Split(), Split(), 2, 21)
         ({"source_blocks": (12, *ORDER.source_blocks[1:])}, "blocks 0 to 11"),
         ({"target_blocks": (-1, *ORDER.target_blocks[1:])}, "blocks 0 to 11"),
         ({"target_blocks": (0,) * 6}, "twice"),
-        ({"source_generations": (1,)}, "differ in number"),
-        ({"source_generations": (0, 1, 2, 3, 4, 5)}, "out of range"),
-        ({"source_generations": (1 << 64, 1, 2, 3, 4, 5)}, "out of range"),
+        ({"source_versions": (1,)}, "differ in number"),
+        ({"source_versions": (0, 1, 2, 3, 4, 5)}, "out of range"),
+        ({"source_versions": (1 << 64, 1, 2, 3, 4, 5)}, "out of range"),
     ],
 )
 def test_orders_without_sense(change, words):
@@ -98,16 +98,16 @@ lists = st.lists(wild, max_size=8).map(tuple)
 def test_no_claim_crashes_anything(data):
     """Whatever passes can be planned, and stays within both regions."""
 
-    def spoilt(value, kind):
+    def corrupt(value, kind):
         names = [f.name for f in fields(value) if isinstance(getattr(value, f.name), kind)]
         for name in data.draw(st.lists(st.sampled_from(names), max_size=2)):
             value = replace(value, **{name: data.draw(wild if kind is int else lists)})
         return value
 
-    geometry = spoilt(MINE.geometry, int)
-    shards = [spoilt(shard, int) for shard in export_of(Split(2, 2)).shards]
-    theirs = replace(spoilt(MINE, int), geometry=geometry, shards=tuple(shards))
-    order = spoilt(spoilt(ORDER, int), tuple)
+    geometry = corrupt(MINE.geometry, int)
+    shards = [corrupt(shard, int) for shard in export_of(Split(2, 2)).shards]
+    theirs = replace(corrupt(MINE, int), geometry=geometry, shards=tuple(shards))
+    order = corrupt(corrupt(ORDER, int), tuple)
     if objection(MINE, theirs) or order_objection(order, MINE, theirs):
         return
     mine: KvShard = MINE.shards[0]

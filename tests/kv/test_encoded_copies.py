@@ -117,7 +117,7 @@ def test_a_copy_that_is_replaced_while_it_is_read(checksums, read):
 def test_a_block_that_was_handed_out_again_does_not_arrive_by_its_copy():
     with pair_of("int8", Split()) as pair:
         order = announced(pair, 4, 8)
-        assert not pair.transfers.move(1, replace(order, source_generations=(8,))).arrived
+        assert not pair.transfers.move(1, replace(order, source_versions=(8,))).arrived
 
 
 def test_tags_tell_blocks_and_generations_apart():

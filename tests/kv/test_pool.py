@@ -311,7 +311,7 @@ def test_blocks_that_nobody_asked_for_end_the_connection(node):
 
 
 def test_bytes_that_change_on_the_way_never_come_out(node):
-    """Whatever byte of an answer is spoilt."""
+    """Whatever byte of an answer is corrupt."""
     chain = names(3, chain=11)
     with client_of(node) as client:
         client.put_blocks(chain, contents(chain))

@@ -162,7 +162,7 @@ def test_blocks_go_out_and_come_back(worker, tier):
     assert fetched.blocks == 11
     assert fetched.moved_bytes == 11 * SIZE
     assert 0 < fetched.seconds < PATIENCE_S
-    assert (fetched.spoilt, fetched.missing, fetched.problem) == ((), (), "")
+    assert (fetched.corrupt, fetched.missing, fetched.problem) == ((), (), "")
 
 
 def test_only_the_rows_that_are_wanted_are_kept(worker):
@@ -236,7 +236,7 @@ def test_a_fetch_from_several_tiers_counts_the_leading_whole_blocks(worker):
     worker.stores[Tier.DISK].spoils = {named[4].digest}
     worker.blocks[:] = 0
     fetched = worker.fetch(tiers, named)
-    assert (fetched.blocks, fetched.spoilt) == (4, (named[4].digest,))
+    assert (fetched.blocks, fetched.corrupt) == (4, (named[4].digest,))
     worker.engine.forget_in_tier(Tier.REMOTE, (named[3].digest,))
     fetched = worker.fetch(tiers, named)
     assert fetched.blocks in (3, 4)  # a fetch goes before what was to be forgotten

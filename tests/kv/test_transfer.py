@@ -104,7 +104,7 @@ def test_another_generation(splits, checksums):
     with Pair(*splits, replace(SMALL, checksums=checksums)) as pair:
         order = pair.order(1, 22)
         pair.source.announce(order)
-        stale = replace(order, source_generations=(*order.source_generations[:-1], 99))
+        stale = replace(order, source_versions=(*order.source_versions[:-1], 99))
         report = pair.transfers.move(1, stale)
         assert not report.arrived
         assert "not what was announced: version 12, not 99" in report.problem
@@ -277,7 +277,7 @@ def test_many_moves_at_once_do_not_disturb_each_other():
                     pair.order(0, 24),
                     source_blocks=blocks,
                     target_blocks=blocks[::-1],
-                    source_generations=versions,
+                    source_versions=versions,
                 )
             )
             pair.source.announce(orders[-1])
@@ -300,7 +300,7 @@ def test_what_an_engine_exports_another_can_read():
     reading = TransferRank(mine, 0, [LoopConnector(net)])
     reading.transfers.add_source(*SOURCE, replace(theirs.export, shards=(shard,)))
     order = order_for(Split(), Split(), 0, 24)
-    publishing.transfers.export_blocks(5, order.source_blocks, order.source_generations)
+    publishing.transfers.export_blocks(5, order.source_blocks, order.source_versions)
     publishing.transfers.export_blocks(6, (), ())
     assert [publishing.published.get(timeout=20) for _ in range(2)] == [5, 6]
     assert reading.move(1, order).arrived
@@ -323,23 +323,21 @@ def test_a_block_that_was_given_to_others_is_not_exported_under_its_old_version(
     reading.transfers.add_source(*SOURCE, replace(theirs.export, shards=(shard,)))
     order = order_for(Split(), Split(), 0, 24)
     blocks = list(order.source_blocks)
-    publishing.transfers.export_blocks(1, blocks, order.source_generations)
+    publishing.transfers.export_blocks(1, blocks, order.source_versions)
     assert publishing.published.get(timeout=20) == 1
     right = theirs.pools[0][blocks].clone()
     # As an engine does before it writes to blocks that were handed out again.
     version_words(theirs.memories[0], theirs.layouts[0])[blocks] = 0
     theirs.pools[0][blocks] = -1
-    publishing.transfers.export_blocks(2, blocks, order.source_generations)
+    publishing.transfers.export_blocks(2, blocks, order.source_versions)
     assert publishing.published.get(timeout=20) == 2
     report = reading.move(1, order)
     assert not report.arrived
     assert "version 0" in report.problem
     if copies is None:
-        publishing.transfers.export_blocks(
-            3, blocks, [each + 1 for each in order.source_generations]
-        )
+        publishing.transfers.export_blocks(3, blocks, [each + 1 for each in order.source_versions])
         assert publishing.published.get(timeout=20) == 3
-        newer = replace(order, source_generations=tuple(g + 1 for g in order.source_generations))
+        newer = replace(order, source_versions=tuple(g + 1 for g in order.source_versions))
         assert reading.move(2, newer).arrived
         assert not torch.equal(mine.pools[0][list(order.target_blocks)], right)
     publishing.close()

@@ -78,7 +78,7 @@ def test_another_version_and_a_region_that_ends_too_early(splits):
     with mapped(*splits) as pair:
         order = pair.order(4, 24)
         pair.source.announce(order)
-        stale = replace(order, source_generations=(99, *order.source_generations[1:]))
+        stale = replace(order, source_versions=(99, *order.source_versions[1:]))
         assert "version 7, not 99" in pair.transfers.move(1, stale).problem
         peers = pair.connector.peers
         for peer, region in peers.items():

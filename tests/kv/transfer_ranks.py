@@ -52,9 +52,7 @@ class Source:
         size = self.worker.split.block_size
         begin = order.first_token // size * size
         self.worker.write(self.values[begin:], list(order.source_blocks))
-        self.worker.export_blocks(
-            TRANSFER, list(order.source_blocks), list(order.source_generations)
-        )
+        self.worker.export_blocks(TRANSFER, list(order.source_blocks), list(order.source_versions))
 
 
 class TransferRank:

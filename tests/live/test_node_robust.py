@@ -91,9 +91,9 @@ def test_bytes_without_sense_are_passed_over(worker, data):
     cut = data.draw(st.integers(0, len(whole)))
     flipped = bytearray(whole)
     flipped[data.draw(st.integers(0, len(whole) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    for spoilt in (frames, [whole[:cut]], [bytes(flipped)]):
-        if not obeyed(b"".join(spoilt)):
-            gateway.say(*spoilt)
+    for corrupt in (frames, [whole[:cut]], [bytes(flipped)]):
+        if not obeyed(b"".join(corrupt)):
+            gateway.say(*corrupt)
     assert gateway.audit().problem == ""
     assert process.poll() is None
 

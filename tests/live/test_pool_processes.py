@@ -197,7 +197,7 @@ def test_a_disk_block_that_was_spoilt_is_given_up(nodes, tmp_path):
         assert whole(names(7, 0), into[:7])
         gone = names(20, 0)[7].digest
         side.until_held("pool-0", everything - {gone})
-        side.until(lambda: _of(side.figures["pool-0"].tiers, Tier.DISK).spoilt_blocks == 1)
+        side.until(lambda: _of(side.figures["pool-0"].tiers, Tier.DISK).corrupt_blocks == 1)
     assert nodes.end("pool-0", signal.SIGTERM) == 0
 
 

@@ -90,13 +90,13 @@ def emissions(draw: st.DrawFn) -> EmitTokens:
 def computed(draw: st.DrawFn) -> KvComputed:
     rows = draw(st.integers(0, 3))
     blocks = draw(many(many(counts), rows))
-    generations = tuple(draw(many(counts, len(row))) for row in blocks)
+    versions = tuple(draw(many(counts, len(row))) for row in blocks)
     return KvComputed(
         draw(many(names, rows)),
         draw(many(counts, rows)),
         blocks,
         draw(many(st.booleans(), rows)),
-        draw(st.sampled_from([(), generations])),
+        draw(st.sampled_from([(), versions])),
     )
 
 
@@ -111,9 +111,9 @@ def changes(draw: st.DrawFn) -> BlockChanges:
 def moves(draw: st.DrawFn) -> MoveKv:
     blocks = draw(many(counts))
     first, end = sorted((draw(counts), draw(counts)))
-    generations, targets = draw(many(counts, len(blocks))), draw(many(counts))
+    versions, targets = draw(many(counts, len(blocks))), draw(many(counts))
     place = (draw(names), draw(names), draw(names))
-    return MoveKv(draw(counts), *place, first, end, blocks, generations, targets)
+    return MoveKv(draw(counts), *place, first, end, blocks, versions, targets)
 
 
 @st.composite

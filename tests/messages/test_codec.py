@@ -77,11 +77,11 @@ def test_cut_or_spoilt_messages_are_refused_or_well_formed(way, kind):
             codec.decode(cut)
         with pytest.raises(BadMessage):
             codec.decode(whole + b"\0")
-        spoilt = bytearray(whole)
+        corrupt = bytearray(whole)
         for _ in range(data.draw(st.integers(1, 3))):
-            spoilt[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+            corrupt[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
         try:
-            read = codec.decode(bytes(spoilt))
+            read = codec.decode(bytes(corrupt))
         except BadMessage:
             return
         # What is accepted is a message like any other: it goes out again and comes back.
@@ -195,10 +195,10 @@ def test_a_prompt_travels_packed_whatever_holds_it():
 def test_what_the_dataclass_refuses_is_a_bad_message():
     """Sampling parameters check themselves, with an error of their own."""
     good = TO_WORKER.encode(RequestsArrived((Request("a", (1, 2)),)))
-    spoilt = good.replace(b"\xa5top_p\xcb?\xf0", b"\xa5top_p\xcb@\xf0")
-    assert spoilt != good
+    corrupt = good.replace(b"\xa5top_p\xcb?\xf0", b"\xa5top_p\xcb@\xf0")
+    assert corrupt != good
     with pytest.raises(BadMessage, match="top_p") as refusal:
-        TO_WORKER.decode(spoilt)
+        TO_WORKER.decode(corrupt)
     assert isinstance(refusal.value.__cause__, InvalidRequest)
 
 

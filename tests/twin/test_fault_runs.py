@@ -11,7 +11,7 @@ from tandem.policy.dispatch.registry import DISPATCHES
 from tandem.policy.eviction.baselines import Lru
 from tandem.policy.routing.registry import ROUTINGS
 from tandem.report.record import Ending, RunRecord
-from tandem.twin.faults import Crash, Fault, GatewayCrash, TierLost, TierSpoilt
+from tandem.twin.faults import Crash, Fault, GatewayCrash, TierCorrupted, TierLost
 from tandem.twin.faults_entries import read_faults
 from tandem.twin.scenario import Policies, Pool, Scenario
 from tandem.twin.simulation import Simulation
@@ -19,9 +19,9 @@ from tandem.twin.tier_stores import lost_share
 from tests.twin.random_runs import Draw, audit
 
 DAMAGE = (
-    Fault(1.0, TierSpoilt(Tier.REMOTE)),
+    Fault(1.0, TierCorrupted(Tier.REMOTE)),
     Fault(2.0, TierLost(Tier.REMOTE, 0.5)),
-    Fault(2.5, TierSpoilt(Tier.HOST)),
+    Fault(2.5, TierCorrupted(Tier.HOST)),
     Fault(3.0, TierLost(Tier.DISK)),
 )
 
@@ -35,13 +35,13 @@ def test_entries_say_them():
     ]
     faults = read_faults(entries, ("a",))
     assert faults == (
-        Fault(1.0, TierSpoilt(Tier.DISK, "a")),
+        Fault(1.0, TierCorrupted(Tier.DISK, "a")),
         Fault(2.0, TierLost(Tier.REMOTE, 0.5)),
         Fault(3.0, GatewayCrash(), 2.0),
         Fault(4.0, Crash("a")),
     )
     assert [str(fault) for fault in faults[:3]] == [
-        "tier disk spoilt at a",
+        "tier disk corrupted at a",
         "tier remote lost 0.5 of its chains",
         "crash of the gateway for 2 s",
     ]
@@ -100,7 +100,7 @@ def one_worker(faults: tuple[Fault, ...]) -> Simulation:
 def test_who_reads_spoilt_blocks_drops_and_computes_them():
     calm = one_worker(()).cluster.run.requests[-1]
     assert calm.reused_tokens.get(Tier.HOST), calm
-    hurt = one_worker((Fault(15.0, TierSpoilt(Tier.HOST)),))
+    hurt = one_worker((Fault(15.0, TierCorrupted(Tier.HOST)),))
     last = hurt.cluster.run.requests[-1]
     assert not last.reused_tokens.get(Tier.HOST)
     assert last.ending is Ending.FINISHED and last.emitted_tokens == calm.emitted_tokens

@@ -208,7 +208,7 @@ def told_seconds(seconds: float) -> str:
     return f"{minutes:.0f} min" if hours < 2 else f"{hours:.0f} h"
 
 
-_NUMBERS = ("blocks", "of", "stored", "fetched", "missed", "spoilt", "us a token")
+_NUMBERS = ("blocks", "of", "stored", "fetched", "missed", "corrupt", "us a token")
 
 
 def tiers_table(workers: Sequence[WorkerStatus], nodes: Sequence[PoolNodeStatus]) -> Table | None:
@@ -261,6 +261,6 @@ def _numbers(figures: TierFigures) -> tuple[str, ...]:
         f"{figures.stored_blocks:,}",
         f"{figures.fetched_blocks:,}",
         f"{figures.missed_blocks:,}",
-        f"{figures.spoilt_blocks:,}",
+        f"{figures.corrupt_blocks:,}",
         pace,
     )

@@ -70,7 +70,7 @@ class MoveKv:
     `source` (of that `incarnation`) into your own.
 
     `source_blocks[i]` holds the tokens of block `first_token // source block size + i`, and is
-    still what was announced while its generation is `source_generations[i]`; `target_blocks[i]`
+    still what was announced while its version is `source_versions[i]`; `target_blocks[i]`
     is to hold block `first_token // target block size + i`. The source's last block may be only
     partly filled; nothing beyond `end_token` is of use.
     """
@@ -82,7 +82,7 @@ class MoveKv:
     first_token: int
     end_token: int
     source_blocks: tuple[int, ...]
-    source_generations: tuple[int, ...]
+    source_versions: tuple[int, ...]
     target_blocks: tuple[int, ...]
 
 

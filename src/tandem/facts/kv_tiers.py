@@ -33,7 +33,7 @@ class BlockFormat:
 class TierFigures:
     """One tier as its owner knows it, since its start. `fetch_s_per_token` and
     `compute_s_per_token` are measured (0: not yet); where fetching loses, the tier is not `on` and
-    `reason` says so. Blocks are `spoilt` when they failed their check, and were dropped."""
+    `reason` says so. Blocks are `corrupt` when they failed their check, and were dropped."""
 
     tier: Tier
     on: bool
@@ -42,7 +42,7 @@ class TierFigures:
     stored_blocks: int = 0
     fetched_blocks: int = 0
     missed_blocks: int = 0
-    spoilt_blocks: int = 0
+    corrupt_blocks: int = 0
     failures: int = 0
     fetch_s_per_token: float = 0.0
     compute_s_per_token: float = 0.0

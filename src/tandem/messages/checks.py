@@ -68,20 +68,20 @@ def _kv_reported(message: KvReported) -> None:
         len(computed.tokens),
         len(computed.blocks),
         len(computed.held),
-        len(computed.generations) or len(computed.request_ids),
+        len(computed.versions) or len(computed.request_ids),
     }
     _need(len(rows) == 1, "has rows of unequal length")
     _counts(computed.tokens)
     for blocks in computed.blocks:
         _counts(blocks)
-    for row, generations in enumerate(computed.generations):
-        _need(len(generations) == len(computed.blocks[row]), "has blocks without a generation")
-        _counts(generations)
+    for row, versions in enumerate(computed.versions):
+        _need(len(versions) == len(computed.blocks[row]), "has blocks without a version")
+        _counts(versions)
 
 
 def _move_kv(move: MoveKv) -> None:
-    _need(len(move.source_generations) == len(move.source_blocks), "has blocks without generation")
-    for counts in (move.source_blocks, move.source_generations, move.target_blocks):
+    _need(len(move.source_versions) == len(move.source_blocks), "has blocks without version")
+    for counts in (move.source_blocks, move.source_versions, move.target_blocks):
         _counts(counts)
     _need(0 <= move.first_token <= move.end_token < COUNT_LIMIT, "moves no range of tokens")
 
@@ -168,7 +168,7 @@ def _tiers_reported(message: TiersReported) -> None:
                 each.stored_blocks,
                 each.fetched_blocks,
                 each.missed_blocks,
-                each.spoilt_blocks,
+                each.corrupt_blocks,
                 each.failures,
             )
         )

@@ -70,13 +70,13 @@ class BlocksKept:
 @dataclass(frozen=True, slots=True)
 class BlocksFetched:
     """A fetch is over: nobody writes to its blocks any more, and the first `blocks` of them came
-    whole. `spoilt` failed their check, `missing` were not there."""
+    whole. `corrupt` failed their check, `missing` were not there."""
 
     fetch_id: int
     blocks: int
     moved_bytes: int = 0
     seconds: float = 0.0
-    spoilt: tuple[bytes, ...] = ()
+    corrupt: tuple[bytes, ...] = ()
     missing: tuple[bytes, ...] = ()
     problem: str = ""
 
@@ -126,12 +126,12 @@ class EndMove:
 
 @dataclass(frozen=True, slots=True)
 class ExportBlocks:
-    """Write the headers of these blocks (generation, checksums), so that others may read them and
+    """Write the headers of these blocks (version, checksums), so that others may read them and
     check what they read, then say `BlocksExported`. Nobody writes to them meanwhile."""
 
     export_id: int
     blocks: tuple[int, ...]
-    generations: tuple[int, ...]
+    versions: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class ForgetPeer:
 @dataclass(frozen=True, slots=True)
 class StageBlocks:
     """Copy these blocks of the device to memory beside it, then say `BlocksStaged`. They may be
-    overwritten meanwhile: whoever asked looks at their generations before anything is kept."""
+    overwritten meanwhile: whoever asked looks at their versions before anything is kept."""
 
     copy_id: int
     blocks: tuple[int, ...]

@@ -147,10 +147,10 @@ class ReportBlocks:
 @dataclass(frozen=True, slots=True)
 class BlocksCommitted:
     """These blocks are full and confirmed. Each keeps its content for as long as the pool has it
-    under this generation. Parallel tuples."""
+    under this version. Parallel tuples."""
 
     blocks: tuple[int, ...]
-    generations: tuple[int, ...]
+    versions: tuple[int, ...]
     names: tuple[BlockName, ...]
 
 
@@ -177,13 +177,13 @@ class KvComputed:
     """KV of the first `tokens[i]` tokens of these requests, whose blocks another worker will read,
     lies in `blocks[i]` (all of the request's blocks so far). `held[i]` says that this is all: the
     request has done its part here. 0 tokens: what was there is lost and must be computed anew.
-    `generations` runs parallel to `blocks`: a block is handed out anew under another one."""
+    `versions` runs parallel to `blocks`: a block is handed out anew under another one."""
 
     request_ids: tuple[str, ...]
     tokens: tuple[int, ...]
     blocks: tuple[tuple[int, ...], ...]
     held: tuple[bool, ...]
-    generations: tuple[tuple[int, ...], ...] = ()
+    versions: tuple[tuple[int, ...], ...] = ()
 
 
 WorkerEffect = (

@@ -29,7 +29,7 @@ _TOTALS: tuple[tuple[str, str, Read], ...] = (
     ("kv_tier_stored_blocks", "KV blocks written to the tier", lambda t: t.stored_blocks),
     ("kv_tier_fetched_blocks", "KV blocks fetched from it", lambda t: t.fetched_blocks),
     ("kv_tier_missed_blocks", "KV blocks that were not there", lambda t: t.missed_blocks),
-    ("kv_tier_spoilt_blocks", "KV blocks that failed their check", lambda t: t.spoilt_blocks),
+    ("kv_tier_spoilt_blocks", "KV blocks that failed their check", lambda t: t.corrupt_blocks),
     ("kv_tier_failures", "Reads and writes that had a problem", lambda t: t.failures),
 )
 

@@ -12,9 +12,9 @@ from tandem.twin.faults import (
     Hang,
     Partition,
     SlowLink,
+    TierCorrupted,
     TierDown,
     TierLost,
-    TierSpoilt,
     link_factor,
 )
 from tandem.twin.launcher import Launcher
@@ -54,7 +54,7 @@ class FaultInjection:
                 cluster.set_tier(tier, name, up=False)
             case TierLost(tier, share, name):
                 self._lose_tier(tier, name, share)
-            case TierSpoilt(tier, name):
+            case TierCorrupted(tier, name):
                 for store in cluster.stores(tier, name):
                     store.spoil()
             case GatewayCrash() if cluster.gateway is not None:

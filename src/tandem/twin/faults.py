@@ -77,7 +77,7 @@ class TierLost:
 
 
 @dataclass(frozen=True, slots=True)
-class TierSpoilt:
+class TierCorrupted:
     """The bytes that lie in a tier are no longer what was written. Who reads them finds out, drops
     them, and computes them. An empty `worker` means all workers."""
 
@@ -85,7 +85,7 @@ class TierSpoilt:
     worker: str = ""
 
     def __str__(self) -> str:
-        return f"tier {self.tier} spoilt" + (f" at {self.worker}" if self.worker else "")
+        return f"tier {self.tier} corrupted" + (f" at {self.worker}" if self.worker else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class GatewayCrash:
         return "crash of the gateway"
 
 
-Cause = Crash | Hang | SlowLink | Partition | TierDown | TierLost | TierSpoilt | GatewayCrash
+Cause = Crash | Hang | SlowLink | Partition | TierDown | TierLost | TierCorrupted | GatewayCrash
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +122,18 @@ class Fault:
         match self.cause:
             case Partition(one, other):
                 return one + other
-            case TierDown(worker="") | TierLost(worker="") | TierSpoilt(worker="") | GatewayCrash():
+            case (
+                TierDown(worker="")
+                | TierLost(worker="")
+                | TierCorrupted(worker="")
+                | GatewayCrash()
+            ):
                 return ()
             case cause:
                 return (cause.worker,)
 
     def __str__(self) -> str:
-        if isinstance(self.cause, TierLost | TierSpoilt):
+        if isinstance(self.cause, TierLost | TierCorrupted):
             return str(self.cause)
         lasts = "to the end" if self.for_s is None else f"for {self.for_s:g} s"
         return f"{self.cause} {lasts}"

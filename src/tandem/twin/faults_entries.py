@@ -21,9 +21,9 @@ from tandem.twin.faults import (
     Hang,
     Partition,
     SlowLink,
+    TierCorrupted,
     TierDown,
     TierLost,
-    TierSpoilt,
 )
 
 _TIME = replace(SECONDS, bare="s")
@@ -107,7 +107,7 @@ class _Entry:
             case "lose":
                 return TierLost(self._tier(kind), self._share(), self._worker())
             case "spoil":
-                return TierSpoilt(self._tier(kind), self._worker())
+                return TierCorrupted(self._tier(kind), self._worker())
             case _:
                 return TierDown(self._tier(kind), self._worker())
 

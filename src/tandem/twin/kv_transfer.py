@@ -1,6 +1,6 @@
 """Reads KV of other simulated workers: what the KV transfer engine does live, over links with
 contention. Whether a block still holds what was announced is looked at as it is live: by its
-generation, before and after it is read."""
+version, before and after it is read."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -21,7 +21,7 @@ class SourceOfKv(Protocol):
     def incarnation(self) -> str: ...
 
     @property
-    def generations(self) -> Sequence[int]:
+    def versions(self) -> Sequence[int]:
         """Of its blocks, as they are now."""
         ...
 
@@ -80,7 +80,7 @@ class SimulatedKvTransfer:
         self,
         export_id: int,
         blocks: tuple[int, ...],  # noqa: ARG002
-        generations: tuple[int, ...],  # noqa: ARG002
+        versions: tuple[int, ...],  # noqa: ARG002
     ) -> None:
         self._post(BlocksExported(export_id))
 
@@ -89,9 +89,9 @@ class SimulatedKvTransfer:
         source = self._sources.get(order.source)
         if source is None or source.incarnation != order.incarnation:
             return False
-        now = source.generations
-        blocks = zip(order.source_blocks, order.source_generations, strict=True)
-        return all(now[block] == generation for block, generation in blocks)
+        now = source.versions
+        blocks = zip(order.source_blocks, order.source_versions, strict=True)
+        return all(now[block] == version for block, version in blocks)
 
     def _finish(
         self, move_id: int, order: MoveKv, moved_bytes: float, seconds: float, problem: str

@@ -136,9 +136,9 @@ class SimulatedWorker(Process[NodeEvent]):
         return self.machine.role_state.role
 
     @property
-    def generations(self) -> Sequence[int]:
+    def versions(self) -> Sequence[int]:
         """Of its blocks, as they are now."""
-        return self.worker_machine.sequences.pool.generations
+        return self.worker_machine.sequences.pool.versions
 
     def take_mail(self, now_ns: int) -> None:
         """What has landed by now comes before what arrives now."""

@@ -25,7 +25,7 @@ class Computed:
 
     tokens: int
     blocks: tuple[int, ...]
-    generations: tuple[int, ...]
+    versions: tuple[int, ...]
 
 
 class Transfers:
@@ -44,21 +44,21 @@ class Transfers:
     def kv_reported(self, report: KvReported) -> None:
         """KV that others may read now, where somebody is to go on with it."""
         computed = report.computed
-        if not computed.generations:
+        if not computed.versions:
             # Lost, or told without what a reader could check it by.
             return
-        for request_id, tokens, blocks, generations in zip(
+        for request_id, tokens, blocks, versions in zip(
             computed.request_ids,
             computed.tokens,
             computed.blocks,
-            computed.generations,
+            computed.versions,
             strict=True,
         ):
             state = self._router.state_of(request_id)
             # What is told late of a copy that was given up is read by nobody.
             read = state is not None and state.prefill == report.worker and not state.local
             if tokens and read:
-                entry = Computed(tokens, blocks, generations)
+                entry = Computed(tokens, blocks, versions)
                 self._computed[report.worker, request_id] = entry
 
     def import_reported(self, report: ImportReported) -> None:
@@ -92,7 +92,7 @@ class Transfers:
             first_token=first,
             end_token=end,
             source_blocks=computed.blocks[read],
-            source_generations=computed.generations[read],
+            source_versions=computed.versions[read],
             target_blocks=wanted.blocks[first_block:end_block],
         )
 

@@ -128,8 +128,8 @@ def perform(effects: Iterable[NodeEffect], ports: NodePorts) -> Leave | None:
                 ports.transfers.start_transfer(move_id, order)
             case EndMove(move_id):
                 ports.transfers.stop_transfer(move_id)
-            case ExportBlocks(export_id, blocks, generations):
-                ports.transfers.export_blocks(export_id, blocks, generations)
+            case ExportBlocks(export_id, blocks, versions):
+                ports.transfers.export_blocks(export_id, blocks, versions)
             case ConnectPeer(worker, incarnation, export):
                 ports.transfers.add_source(worker, incarnation, export)
             case ForgetPeer(worker, incarnation):

@@ -145,18 +145,18 @@ class Fetches:
         """What the end of a fetch says about what a tier holds."""
         asked = _of_tier(fetch, tier)
         came = [name.digest for name, of in _rows(fetch, event.blocks) if of is tier]
-        spoilt = [digest for digest in asked if digest in event.spoilt]
+        corrupt = [digest for digest in asked if digest in event.corrupt]
         missing = [digest for digest in asked if digest in event.missing]
         shared = tier is Tier.REMOTE
         counts = self.counts_of(tier)
         counts.fetched += len(came)
-        counts.spoilt += len(spoilt)
+        counts.corrupt += len(corrupt)
         counts.missed += len(missing)
         self._shared.came(came, shared=shared)
         if shared:
-            self._shared.lost([*spoilt, *missing])
+            self._shared.lost([*corrupt, *missing])
             return []
-        return [*self._hierarchy.caches.drop(tier, [*spoilt, *missing])]
+        return [*self._hierarchy.caches.drop(tier, [*corrupt, *missing])]
 
     def _judge(
         self, fetch: FetchBlocks, event: BlocksFetched, benefit: BenefitGate, now_ns: int
@@ -186,6 +186,6 @@ def _nothing(fetch_id: int, problem: str) -> Ended:
 
 
 def _problem(event: BlocksFetched, wanted: Wanted) -> str:
-    if event.spoilt:
-        return "a block was spoilt"
+    if event.corrupt:
+        return "a block was corrupt"
     return "" if event.blocks == len(wanted.names) else "a block was not there any more"

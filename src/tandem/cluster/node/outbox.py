@@ -39,7 +39,7 @@ class Announcement:
     tokens: int
     blocks: tuple[int, ...]
     held: bool
-    generations: tuple[int, ...]
+    versions: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class BlockExports:
         self._requests: dict[str, Announced] = {}
         # Whose announcements wait for a publication under way, and which blocks it covers.
         self._under_way: dict[int, tuple[list[str], dict[int, int]]] = {}
-        # Under which generation a block's header was last written; whole blocks never change.
+        # Under which version a block's header was last written; whole blocks never change.
         self._written: dict[int, int] = {}
         self._count = 0
 
@@ -77,7 +77,7 @@ class BlockExports:
             if row.tokens <= entry.tokens and not row.held:
                 continue
             known = entry.tokens // self.block_size
-            new = zip(row.blocks[known:], row.generations[known:], strict=True)
+            new = zip(row.blocks[known:], row.versions[known:], strict=True)
             to_write |= {block: g for block, g in new if self._written.get(block) != g}
             entry.tokens = row.tokens
             entry.coming.append(row)
@@ -113,7 +113,7 @@ class BlockExports:
             tokens=tokens,
             blocks=computed.blocks[index][:block_count],
             held=held,
-            generations=computed.generations[index][:block_count],
+            versions=computed.versions[index][:block_count],
         )
 
 
@@ -125,7 +125,7 @@ def reported(announcements: Iterable[tuple[str, Announcement]]) -> KvComputed:
         tokens=tuple(row.tokens for _, row in rows),
         blocks=tuple(row.blocks for _, row in rows),
         held=tuple(row.held for _, row in rows),
-        generations=tuple(row.generations for _, row in rows),
+        versions=tuple(row.versions for _, row in rows),
     )
 
 

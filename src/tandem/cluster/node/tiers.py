@@ -74,7 +74,7 @@ class WorkerTiers:
         self.clock = StepClock(self.benefit)
         self.fetches = Fetches(machine.config.block_size, self.hierarchy, self.shared)
         self.writing = WriteThrough(
-            self.hierarchy, self.shared, machine.sequences.pool.generations, copy_ids
+            self.hierarchy, self.shared, machine.sequences.pool.versions, copy_ids
         )
         self.prefetch = Prefetch(self.hierarchy, self.shared, machine, role_state)
         self.pool_nodes = PoolNodes()

@@ -121,10 +121,10 @@ class PoolContents:
         for tier in dict.fromkeys(fetch.tiers):
             self._count(tier, fetched=fetch.tiers[: event.blocks].count(tier))
         effects: list[KeeperEffect] = []
-        for digest in (*event.spoilt, *event.missing):
+        for digest in (*event.corrupt, *event.missing):
             if digest in tier_of:
                 tier = tier_of[digest]
-                self._count(tier, spoilt=digest in event.spoilt, missed=digest in event.missing)
+                self._count(tier, corrupt=digest in event.corrupt, missed=digest in event.missing)
                 effects += self.hierarchy.caches.drop(tier, (digest,))
         return self._told(effects)
 
@@ -151,11 +151,11 @@ class PoolContents:
         counts = Counter(digest for cache in caches for digest in cache.store.listing())
         invariant(counts == self.places.counts, "what was told is what the tiers hold")
 
-    def _count(self, tier: Tier, *, fetched: int = 0, missed: int = 0, spoilt: int = 0) -> None:
+    def _count(self, tier: Tier, *, fetched: int = 0, missed: int = 0, corrupt: int = 0) -> None:
         counts = self.hierarchy.caches.by_tier[tier].counts
         counts.fetched += fetched
         counts.missed += missed
-        counts.spoilt += spoilt
+        counts.corrupt += corrupt
 
     def _told(self, effects: Iterable[KeeperEffect]) -> Outcome:
         on_stores: list[StoreEffect] = []

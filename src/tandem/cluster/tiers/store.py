@@ -125,7 +125,7 @@ class TierStore:
             self._eviction.touch(digest, now_ns)
 
     def drop(self, digests: Sequence[bytes]) -> None:
-        """Forget these blocks where they are here: they were invalidated or found spoilt."""
+        """Forget these blocks where they are here: they were invalidated or found corrupt."""
         for digest in digests:
             if digest in self._resident:
                 self._forget(digest)

@@ -27,7 +27,7 @@ class Counts:
     stored: int = 0
     fetched: int = 0
     missed: int = 0
-    spoilt: int = 0
+    corrupt: int = 0
     failures: int = 0
 
 
@@ -118,7 +118,7 @@ def tier_figures(tier: Tier, counts: Counts, *, on: bool, reason: str = "") -> T
         stored_blocks=counts.stored,
         fetched_blocks=counts.fetched,
         missed_blocks=counts.missed,
-        spoilt_blocks=counts.spoilt,
+        corrupt_blocks=counts.corrupt,
         failures=counts.failures,
         reason=reason,
     )
@@ -207,7 +207,7 @@ class TierCaches:
         return effects
 
     def drop(self, tier: Tier, digests: Iterable[bytes]) -> Effects:
-        """Blocks turned out spoilt or missing: `tier` holds them no more."""
+        """Blocks turned out corrupt or missing: `tier` holds them no more."""
         cache = self.by_tier[tier]
         gone = tuple(d for d in dict.fromkeys(digests) if cache.store.resident(d))
         cache.store.drop(gone)

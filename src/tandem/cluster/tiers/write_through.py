@@ -1,7 +1,7 @@
 """Write-through: a worker's full blocks are staged beside the device, checked once more by version,
 then written to its tiers.
 
-A block may be overwritten while it is staged. Its generation tells: what it held under the old one
+A block may be overwritten while it is staged. Its version tells: what it held under the old one
 is kept, or nothing.
 """
 
@@ -30,10 +30,10 @@ Effects = list[StageBlocks | KeepStaged | DropStaged | KeeperEffect]
 
 
 class Sealed(NamedTuple):
-    """A block that is to be copied into `targets`, as long as it has this generation."""
+    """A block that is to be copied into `targets`, as long as it has this version."""
 
     block: int
-    generation: int
+    version: int
     name: BlockName
     targets: tuple[Tier, ...]
 
@@ -47,20 +47,20 @@ class Staging:
 
 
 class WriteThrough:
-    """`generations` are those of the worker's blocks as they are now. `dropped_blocks` were sealed
+    """`versions` are those of the worker's blocks as they are now. `dropped_blocks` were sealed
     faster than they could be copied, or overwritten before."""
 
     def __init__(
         self,
         hierarchy: TierHierarchy,
         shared: SharedContent,
-        generations: Sequence[int],
+        versions: Sequence[int],
         copy_ids: Iterator[int],
     ) -> None:
         self.dropped_blocks = 0
         self._hierarchy = hierarchy
         self._shared = shared
-        self._generations = generations
+        self._versions = versions
         self._copy_ids = copy_ids
         self._waiting: deque[Sealed] = deque()
         self._stagings: dict[int, Staging] = {}
@@ -74,11 +74,11 @@ class WriteThrough:
                 tiers[name.digest] = (local,)
         for name in self._shared.wanted(event.names):
             tiers[name.digest] = (*tiers.get(name.digest, ()), Tier.REMOTE)
-        rows = zip(event.blocks, event.generations, event.names, strict=True)
+        rows = zip(event.blocks, event.versions, event.names, strict=True)
         self._waiting.extend(
             [
-                Sealed(block, generation, name, tiers[name.digest])
-                for block, generation, name in rows
+                Sealed(block, version, name, tiers[name.digest])
+                for block, version, name in rows
                 if name.digest in tiers
             ]
         )
@@ -127,7 +127,7 @@ class WriteThrough:
         invariant(not self._waiting or full, "blocks wait only while all places are taken")
 
     def _whole(self, row: Sealed) -> bool:
-        return self._generations[row.block] == row.generation
+        return self._versions[row.block] == row.version
 
     def _stage(self, now_ns: int) -> Effects:
         limits, effects = self._hierarchy.limits, Effects()

@@ -15,14 +15,14 @@ from tandem.facts.blocks import BlockChanges
 
 class BlockPool:
     """`block_count` blocks, numbered from 0. Every block is free or has at least one owner; only
-    full, confirmed blocks have a hash, and a hash belongs to at most one block. `generations[b]`
+    full, confirmed blocks have a hash, and a hash belongs to at most one block. `versions[b]`
     counts how often block b was handed out: under one number it never holds two contents."""
 
     def __init__(self, block_count: int) -> None:
         assert block_count > 0
         self.block_count = block_count
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(block_count))
-        self.generations = [0] * block_count
+        self.versions = [0] * block_count
         self._owners = [0] * block_count
         self._hash_of: list[bytes | None] = [None] * block_count
         self._block_of: dict[bytes, int] = {}
@@ -95,7 +95,7 @@ class BlockPool:
             del self._block_of[digest]
             self._removed.append(digest)
         self._owners[block] = 1
-        self.generations[block] += 1
+        self.versions[block] += 1
         return block
 
     def release(self, blocks: Sequence[int]) -> None:

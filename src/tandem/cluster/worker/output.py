@@ -65,7 +65,7 @@ def rows_of(emission: EmitTokens, rows: Ordered[int]) -> EmitTokens:
 
 def report_kv(sequences: list[Sequence], pool: BlockPool) -> list[WorkerEffect]:
     """What may be read of these sequences, which hand over; those that have ended are left out."""
-    generations = pool.generations
+    versions = pool.versions
     whole = [s for s in sequences if s.phase in (Phase.RUNNING, Phase.PINNED)]
     if not whole:
         return []
@@ -75,9 +75,8 @@ def report_kv(sequences: list[Sequence], pool: BlockPool) -> list[WorkerEffect]:
             tokens=tuple(sequence.residency.confirmed for sequence in whole),
             blocks=tuple(tuple(sequence.residency.blocks) for sequence in whole),
             held=tuple(sequence.phase is Phase.PINNED for sequence in whole),
-            generations=tuple(
-                tuple(generations[block] for block in sequence.residency.blocks)
-                for sequence in whole
+            versions=tuple(
+                tuple(versions[block] for block in sequence.residency.blocks) for sequence in whole
             ),
         )
     ]

@@ -18,17 +18,17 @@ class CommittedBlocks:
         self.wanted = wanted
         self._rows: list[tuple[int, int, BlockName]] = []
 
-    def add(self, block: int, generation: int, name: BlockName) -> None:
-        """The block is full and keeps what it holds under this generation."""
-        self._rows.append((block, generation, name))
+    def add(self, block: int, version: int, name: BlockName) -> None:
+        """The block is full and keeps what it holds under this version."""
+        self._rows.append((block, version, name))
 
     def take(self) -> BlocksCommitted | None:
         """What was added since the last call; None when nothing."""
         if not self._rows:
             return None
-        blocks, generations, names = zip(*self._rows, strict=True)
+        blocks, versions, names = zip(*self._rows, strict=True)
         self._rows = []
-        return BlocksCommitted(blocks, generations, names)
+        return BlocksCommitted(blocks, versions, names)
 
 
 class RunningSequences:
@@ -148,7 +148,7 @@ class RunningSequences:
             digest, block = sequence.chain[index], sequence.residency.blocks[index]
             new = self.pool.commit(block, digest, sequence.parent_hash(index))
             if new and self.committed.wanted:
-                self.committed.add(block, self.pool.generations[block], sequence.block_name(index))
+                self.committed.add(block, self.pool.versions[block], sequence.block_name(index))
             if self._filling.get(digest) is sequence:
                 del self._filling[digest]
         sequence.residency.committed = full_blocks

@@ -62,10 +62,10 @@ def order_objection(order: MoveKv, mine: KvExport, theirs: KvExport) -> str | No
             return f"{whose} has blocks 0 to {export.block_count - 1}, and others are named"
     if len(set(order.target_blocks)) != len(order.target_blocks):
         return "a block of this worker is named twice"
-    if len(order.source_generations) != len(order.source_blocks):
+    if len(order.source_versions) != len(order.source_blocks):
         return "blocks and versions differ in number"
     # No block that was ever handed out has version 0: its metadata has not been written.
-    if min(order.source_generations) < 1 or max(order.source_generations) >= VERSION_LIMIT:
+    if min(order.source_versions) < 1 or max(order.source_versions) >= VERSION_LIMIT:
         return "a version is out of range"
     return None
 

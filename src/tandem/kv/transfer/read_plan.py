@@ -69,7 +69,7 @@ class ReadPlan:
         cls, order: MoveKv, source: RegionLayout, target: RegionLayout, runs: SharedRuns
     ) -> "ReadPlan":
         blocks = np.array(order.source_blocks, dtype=np.int64)
-        versions = np.array(order.source_generations, dtype=np.uint64)
+        versions = np.array(order.source_versions, dtype=np.uint64)
         return cls(order, source, target, runs, 0, blocks, versions)
 
     def of_copies(self, begin: int, copies: RegionLayout) -> "ReadPlan":

@@ -83,8 +83,8 @@ class Follower:
                 self._transfers.start_transfer(move_id, order)
             case EndMove(move_id):
                 self._transfers.stop_transfer(move_id)
-            case ExportBlocks(export_id, blocks, generations):
-                self._transfers.export_blocks(export_id, blocks, generations)
+            case ExportBlocks(export_id, blocks, versions):
+                self._transfers.export_blocks(export_id, blocks, versions)
             case ConnectPeer(worker, incarnation, export):
                 self._transfers.add_source(worker, incarnation, export)
             case ForgetPeer(worker, incarnation):
