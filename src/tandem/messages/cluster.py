@@ -33,7 +33,7 @@ from tandem.messages.worker import (
 )
 
 # Goes up whenever a message changes its meaning or its fields.
-PROTOCOL = 3
+PROTOCOL = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from tandem.messages.node import (
 )
 
 # Leader and followers are started from one installation: nobody speaks another version.
-RANK_PROTOCOL = 1
+RANK_PROTOCOL = 2
 
 
 @dataclass(frozen=True, slots=True)
