@@ -12,7 +12,7 @@ from tandem.cost.step import StepShape
 from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.fleet import Role, Tier
 from tandem.policy.chance import draw
-from tandem.policy.routing.registry import ROUTINGS
+from tandem.policy.routing.policies import ROUTINGS
 from tandem.policy.views import RequestView, TierHits, WorkerView
 
 FLEETS = (16, 128, 1024)

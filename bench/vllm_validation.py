@@ -17,11 +17,11 @@ from tandem.config.hardware.worker import WorkerHardware, kv_blocks, worker_cost
 from tandem.cost.step import StepTime
 from tandem.facts.fleet import Role
 from tandem.facts.trace import TraceRow
-from tandem.policy.admission.registry import ADMISSIONS
+from tandem.policy.admission.policies import ADMISSIONS
 from tandem.policy.batching import TokenBudgetBatching
-from tandem.policy.dispatch.registry import DISPATCHES
-from tandem.policy.eviction.baselines import Lru
-from tandem.policy.routing.registry import ROUTINGS
+from tandem.policy.dispatch.policies import DISPATCHES
+from tandem.policy.eviction.policies import Lru
+from tandem.policy.routing.policies import ROUTINGS
 from tandem.report.record import RequestRecord
 from tandem.report.statistics import Distribution, distribution
 from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind

@@ -15,7 +15,7 @@ from tandem.messages.node import GatewayConnected, MessageFromGateway
 from tandem.messages.pool_node import BlocksOffered, BlocksReceived
 from tandem.messages.router import BlocksListed
 from tandem.messages.worker import ImportBlocks, RequestsArrived
-from tandem.policy.eviction.registry import make_eviction
+from tandem.policy.eviction.policies import make_eviction
 from tests.cluster.cluster_parts import (
     WELCOME,
     GatewayUnderTest,

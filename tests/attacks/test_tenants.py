@@ -33,7 +33,7 @@ from tandem.live.gateway.gateway import Gateway, GatewayTerms
 from tandem.live.local_worker import LocalWorker
 from tandem.policy.eviction.pinned import Pin
 from tandem.policy.qos.classes import Classes, ServiceClass
-from tandem.policy.qos.turns import Turns
+from tandem.policy.qos.fair_queue import Turns
 from tandem.text.model import TextModel
 from tests.live.ends import PATIENCE_S
 from tests.live.test_local_worker import GatedEngine, make_worker

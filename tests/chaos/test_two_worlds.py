@@ -12,11 +12,11 @@ from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.fleet import Role
 from tandem.facts.trace import TraceRow
 from tandem.live.gateway.operators import Operators
-from tandem.policy.admission.registry import ADMISSIONS
+from tandem.policy.admission.policies import ADMISSIONS
 from tandem.policy.batching import TokenBudgetBatching
-from tandem.policy.dispatch.registry import DISPATCHES
-from tandem.policy.eviction.baselines import Lru
-from tandem.policy.routing.registry import ROUTINGS
+from tandem.policy.dispatch.policies import DISPATCHES
+from tandem.policy.eviction.policies import Lru
+from tandem.policy.routing.policies import ROUTINGS
 from tandem.report.record import Ending, RunRecord
 from tandem.twin.faults import Crash, Fault
 from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind

@@ -20,11 +20,11 @@ from tandem.messages.gateway import MessageFromWorker, SendToWorker, TimePassed
 from tandem.messages.node import GatewayConnected, MessageFromGateway, SendToGateway
 from tandem.messages.router import LoadReported, RequestSubmitted, TokensReported
 from tandem.messages.worker import EmitTokens, RunStep
-from tandem.policy.admission.thresholds import AdmitAll
+from tandem.policy.admission.policies import AdmitAll
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.contract import Transfer
-from tandem.policy.dispatch.rules import AlwaysRemote
-from tandem.policy.routing.registry import ROUTINGS
+from tandem.policy.dispatch.policies import AlwaysRemote
+from tandem.policy.routing.policies import ROUTINGS
 from tests.cluster.router_cluster import COST
 
 MS = 1_000_000

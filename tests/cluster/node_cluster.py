@@ -68,10 +68,10 @@ from tandem.messages.worker import (
     RunStep,
     StepDone,
 )
-from tandem.policy.admission.registry import ADMISSIONS
+from tandem.policy.admission.policies import ADMISSIONS
 from tandem.policy.dispatch.contract import FirstToken, Transfer
-from tandem.policy.dispatch.registry import DISPATCHES
-from tandem.policy.routing.registry import ROUTINGS
+from tandem.policy.dispatch.policies import DISPATCHES
+from tandem.policy.routing.policies import ROUTINGS
 from tests.cluster.ledger_engine import NONSENSE, LedgerEngine
 from tests.cluster.router_cluster import CLASSES, COST, is_copy
 

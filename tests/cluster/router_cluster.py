@@ -55,11 +55,11 @@ from tandem.messages.worker import (
     RequestsArrived,
     WorkerEvent,
 )
-from tandem.policy.admission.registry import ADMISSIONS
+from tandem.policy.admission.policies import ADMISSIONS
 from tandem.policy.dispatch.contract import Transfer
-from tandem.policy.dispatch.registry import DISPATCHES
+from tandem.policy.dispatch.policies import DISPATCHES
 from tandem.policy.qos.classes import Classes, ServiceClass
-from tandem.policy.routing.registry import ROUTINGS
+from tandem.policy.routing.policies import ROUTINGS
 from tests.cluster.ledger_engine import keys_of
 from tests.cluster.world import World
 

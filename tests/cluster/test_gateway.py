@@ -61,7 +61,7 @@ from tandem.messages.worker import (
     TransferPinsReleased,
 )
 from tandem.policy.dispatch.contract import FirstToken, Transfer
-from tandem.policy.dispatch.rules import AlwaysRemote
+from tandem.policy.dispatch.policies import AlwaysRemote
 from tests.cluster.cluster_parts import (
     MS,
     GatewayUnderTest,

@@ -36,7 +36,7 @@ from tandem.messages.router import (
     RequestSubmitted,
 )
 from tandem.messages.worker import ImportBlocks, ImportDone, ImportsArrived, RequestsArrived
-from tandem.policy.dispatch.rules import AlwaysLocal
+from tandem.policy.dispatch.policies import AlwaysLocal
 from tests.cluster.cluster_parts import (
     MS,
     ROOT,

@@ -36,9 +36,9 @@ from tandem.messages.worker import (
     RequestsArrived,
     TransferPinsReleased,
 )
-from tandem.policy.admission.thresholds import AdmitAll
-from tandem.policy.dispatch.rules import AlwaysRemote
-from tandem.policy.routing.registry import ROUTINGS
+from tandem.policy.admission.policies import AdmitAll
+from tandem.policy.dispatch.policies import AlwaysRemote
+from tandem.policy.routing.policies import ROUTINGS
 from tests.cluster.router_cluster import COST
 
 

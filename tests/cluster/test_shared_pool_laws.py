@@ -52,7 +52,7 @@ from tandem.messages.pool_node import (
     SendReplica,
 )
 from tandem.messages.router import BlocksListed, BlocksReported
-from tandem.policy.eviction.registry import make_eviction
+from tandem.policy.eviction.policies import make_eviction
 
 ROOT = bytes(16)
 SECOND_NS = 1_000_000_000

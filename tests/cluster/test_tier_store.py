@@ -15,9 +15,8 @@ from hypothesis.stateful import (
 
 from tandem.cluster.tiers.store import Arrival, TierMove, TierMoves, TierStore
 from tandem.facts.fleet import Tier
-from tandem.policy.eviction.baselines import Lru
 from tandem.policy.eviction.pinned import Pin, Pinned
-from tandem.policy.eviction.registry import EVICTIONS, make_eviction
+from tandem.policy.eviction.policies import EVICTIONS, Lru, make_eviction
 
 
 def chain(text: str) -> tuple[bytes, ...]:

@@ -26,7 +26,7 @@ from tandem.messages.cluster import (
 from tandem.messages.codec import TO_GATEWAY, TO_WORKER
 from tandem.messages.node import ConnectPoolNode, ForgetPoolNode
 from tandem.messages.router import BlocksListed, BlocksReported
-from tandem.policy.eviction.registry import EVICTIONS, make_eviction
+from tandem.policy.eviction.policies import EVICTIONS, make_eviction
 from tests.cluster import node_cluster
 from tests.cluster.node_cluster import Channel, Gate, NodeCluster, Process
 from tests.cluster.tier_stores import Keys, Lanes, Store

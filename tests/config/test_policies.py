@@ -13,7 +13,7 @@ from tandem.config.cluster.tree import parse
 from tandem.config.policies import parameters, planning_policy, router_config
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import InvalidConfiguration
-from tandem.policy.admission.thresholds import Threshold
+from tandem.policy.admission.policies import Threshold
 from tandem.policy.dispatch.contract import Transfer
 
 

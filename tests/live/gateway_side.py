@@ -46,11 +46,11 @@ from tandem.messages.gateway import (
     UndrainAsked,
 )
 from tandem.messages.router import Reject, RequestSubmitted
-from tandem.policy.admission.registry import ADMISSIONS
+from tandem.policy.admission.policies import ADMISSIONS
 from tandem.policy.dispatch.contract import Transfer
-from tandem.policy.dispatch.registry import DISPATCHES
+from tandem.policy.dispatch.policies import DISPATCHES
 from tandem.policy.qos.classes import Classes
-from tandem.policy.routing.registry import ROUTINGS
+from tandem.policy.routing.policies import ROUTINGS
 from tests.config.clusters import POOL, cluster_of_one
 
 PATIENCE_S = 60.0

@@ -31,10 +31,10 @@ from tandem.live.gateway.gateway import Gateway, GatewayTerms
 from tandem.live.node import Node
 from tandem.messages.cluster import PROTOCOL, Register, Registered
 from tandem.messages.node import BlocksExported, Leave, MoveFinished
-from tandem.policy.admission.registry import ADMISSIONS
+from tandem.policy.admission.policies import ADMISSIONS
 from tandem.policy.batching import TokenBudgetBatching
-from tandem.policy.dispatch.registry import DISPATCHES
-from tandem.policy.routing.registry import ROUTINGS
+from tandem.policy.dispatch.policies import DISPATCHES
+from tandem.policy.routing.policies import ROUTINGS
 from tests.cluster.ledger_engine import VOCABULARY, LedgerEngine
 from tests.live.ends import GATEWAY_KEYS, NODE_KEYS, PATIENCE_S
 

@@ -10,7 +10,7 @@ import pytest
 
 from tandem.observe.journal.records import Lost, Turn, decode_record, encode
 from tandem.observe.journal.replay import compare
-from tandem.policy.routing.registry import ROUTINGS
+from tandem.policy.routing.policies import ROUTINGS
 from tests.cluster.test_node_laws import run
 from tests.observe.recorded_cluster import Recorded, RecordedWithTiers
 from tests.seeds import seeds

@@ -6,7 +6,7 @@ from tandem.cost.step import StepShape
 from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.slo import Slo
-from tandem.policy.routing.cost_seconds import CostSeconds
+from tandem.policy.routing.policies import CostSeconds
 from tandem.policy.views import RequestView, WorkerView
 
 # 10 ms a step, 0.1 ms a token of it, 1 us a context token of the decodes: 1,000 tokens in chunks of

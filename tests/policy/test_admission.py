@@ -11,7 +11,7 @@ from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Role
 from tandem.policy.admission.contract import ADMITTED
 from tandem.policy.admission.decode_forecast import forecast
-from tandem.policy.admission.registry import ADMISSIONS
+from tandem.policy.admission.policies import ADMISSIONS
 from tandem.policy.views import TierHits
 from tests.policy.admission_fleet import COST, busy_worker, request, route, worker
 

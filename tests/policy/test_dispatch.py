@@ -10,7 +10,7 @@ from tandem.cost.worker import LinkCost
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Role
 from tandem.policy.dispatch.contract import Placement, Transfer
-from tandem.policy.dispatch.registry import DISPATCHES
+from tandem.policy.dispatch.policies import DISPATCHES
 from tandem.policy.routing.contract import Route
 from tandem.policy.views import TierHits
 from tests.policy.admission_fleet import COST, busy_worker, request, route, worker

@@ -5,10 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.facts.errors import InvalidConfiguration
-from tandem.policy.eviction.baselines import Fifo, Lfu, Lru
-from tandem.policy.eviction.cost_aware import CostAware
 from tandem.policy.eviction.pinned import Pinned
-from tandem.policy.eviction.registry import EVICTIONS, make_eviction
+from tandem.policy.eviction.policies import EVICTIONS, CostAware, Fifo, Lfu, Lru, make_eviction
 
 CAPACITY = 5
 # A key that is asked for; or, when negative, one that leaves by itself.

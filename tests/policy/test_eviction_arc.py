@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.policy.eviction.arc import Arc
+from tandem.policy.eviction.policies import Arc
 
 
 class Paper:

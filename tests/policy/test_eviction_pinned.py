@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.policy.eviction.baselines import Lru
 from tandem.policy.eviction.pinned import Pin, Pinned
+from tandem.policy.eviction.policies import Lru
 
 ACTIONS = st.lists(
     st.tuples(

@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given, settings
 
 from tandem.cluster.tiers.store import TierStore
-from tandem.policy.eviction.baselines import Lru
 from tandem.policy.eviction.pinned import Pin, Pinned
+from tandem.policy.eviction.policies import EVICTIONS, Lru, make_eviction
 from tandem.policy.eviction.quota import Quota
-from tandem.policy.eviction.registry import EVICTIONS, make_eviction
 
 
 def tenant_of(key: bytes) -> str:

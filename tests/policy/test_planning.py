@@ -8,14 +8,12 @@ from hypothesis import strategies as st
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Role
-from tandem.policy.planning.arrow import Arrow
 from tandem.policy.planning.contract import Flip, Move, Plan
 from tandem.policy.planning.dynamo import Dynamo, DynamoLoad, DynamoThroughput
-from tandem.policy.planning.pools import Sizes, within_bounds
-from tandem.policy.planning.prediction import ttft_s
+from tandem.policy.planning.pools import Sizes, ttft_s, within_bounds
 from tandem.policy.planning.registry import PLANNINGS, Static, planning
+from tandem.policy.planning.role_flips import Arrow, TetriInfer
 from tandem.policy.planning.tandem import Tandem
-from tandem.policy.planning.tetri import TetriInfer
 from tandem.policy.planning.utilisation import UtilisationThreshold
 from tests.policy.planning_bed import COST, fleet, window, worker, workers
 

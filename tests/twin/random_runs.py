@@ -10,14 +10,14 @@ from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.slo import Slo
 from tandem.facts.trace import TraceRow
-from tandem.policy.admission.registry import ADMISSIONS
+from tandem.policy.admission.policies import ADMISSIONS
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.contract import Transfer
-from tandem.policy.dispatch.registry import DISPATCHES
-from tandem.policy.eviction.registry import make_eviction
+from tandem.policy.dispatch.policies import DISPATCHES
+from tandem.policy.eviction.policies import make_eviction
 from tandem.policy.planning.contract import FleetView, Flip, Move, Plan
 from tandem.policy.qos.classes import Classes, ServiceClass
-from tandem.policy.routing.registry import ROUTINGS
+from tandem.policy.routing.policies import ROUTINGS
 from tandem.report.record import Ending, RunRecord
 from tandem.twin.faults_random import random_faults
 from tandem.twin.network_paths import NodeLinks

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tandem.bench.traces.reader import read_trace
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.trace import TraceRow
-from tandem.policy.eviction.registry import EVICTIONS
+from tandem.policy.eviction.policies import EVICTIONS
 from tandem.twin.cache_replay import BoundedCache, ExpiringCache, replay_cache
 
 ROOT = Path(__file__).parents[2]

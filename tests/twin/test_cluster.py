@@ -10,12 +10,12 @@ from tandem.cost.fitted import FittedStepTime
 from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.trace import TraceRow
-from tandem.policy.admission.registry import ADMISSIONS
+from tandem.policy.admission.policies import ADMISSIONS
 from tandem.policy.batching import TokenBudgetBatching
-from tandem.policy.dispatch.registry import DISPATCHES
-from tandem.policy.eviction.baselines import Lru
+from tandem.policy.dispatch.policies import DISPATCHES
+from tandem.policy.eviction.policies import Lru
 from tandem.policy.planning.contract import FleetView, Flip, Plan
-from tandem.policy.routing.registry import ROUTINGS
+from tandem.policy.routing.policies import ROUTINGS
 from tandem.report.record import Ending, RunRecord
 from tandem.twin.event_queue import EventQueue, Timer, Turn
 from tandem.twin.faults import Crash, Fault, GatewayCrash, Hang

@@ -6,10 +6,10 @@ from dataclasses import replace
 from tandem.cost.fitted import FittedStepTime
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.trace import TraceRow
-from tandem.policy.admission.registry import ADMISSIONS
-from tandem.policy.dispatch.registry import DISPATCHES
-from tandem.policy.eviction.baselines import Lru
-from tandem.policy.routing.registry import ROUTINGS
+from tandem.policy.admission.policies import ADMISSIONS
+from tandem.policy.dispatch.policies import DISPATCHES
+from tandem.policy.eviction.policies import Lru
+from tandem.policy.routing.policies import ROUTINGS
 from tandem.report.record import Ending, RunRecord
 from tandem.twin.faults import Crash, Fault, GatewayCrash, TierCorrupted, TierLost
 from tandem.twin.faults_entries import read_faults

@@ -11,12 +11,12 @@ from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.slo import Slo
 from tandem.facts.trace import TraceRow
-from tandem.policy.admission.registry import ADMISSIONS
+from tandem.policy.admission.policies import ADMISSIONS
 from tandem.policy.batching import TokenBudgetBatching
-from tandem.policy.dispatch.rules import AlwaysRemote
-from tandem.policy.eviction.baselines import Lru
+from tandem.policy.dispatch.policies import AlwaysRemote
+from tandem.policy.eviction.policies import Lru
 from tandem.policy.qos.classes import Classes, ServiceClass
-from tandem.policy.routing.registry import ROUTINGS
+from tandem.policy.routing.policies import ROUTINGS
 from tandem.report.record import Ending, RunRecord
 from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind
 from tandem.twin.simulation import simulate

@@ -12,11 +12,11 @@ from tandem.cost.fitted import FittedStepTime
 from tandem.cost.worker import WorkerCost
 from tandem.facts.fleet import Role
 from tandem.facts.trace import TraceRow
-from tandem.policy.admission.thresholds import AdmitAll
+from tandem.policy.admission.policies import AdmitAll
 from tandem.policy.batching import TokenBudgetBatching
-from tandem.policy.dispatch.rules import AlwaysRemote
-from tandem.policy.eviction.baselines import Lru
-from tandem.policy.routing.registry import ROUTINGS
+from tandem.policy.dispatch.policies import AlwaysRemote
+from tandem.policy.eviction.policies import Lru
+from tandem.policy.routing.policies import ROUTINGS
 from tandem.report.record import RequestRecord
 from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind
 from tandem.twin.simulation import simulate

@@ -15,7 +15,7 @@ from tandem.commands.workloads import read_workload
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.trace import TraceRow
 from tandem.facts.units import COUNT, SECONDS
-from tandem.policy.eviction.registry import EVICTIONS
+from tandem.policy.eviction.policies import EVICTIONS
 from tandem.report.documents import require_folder, write_file
 from tandem.report.plots.chart import COLOURS, Chart, Curve, Mark, Panel
 from tandem.report.plots.libraries import load_plotter, save_chart

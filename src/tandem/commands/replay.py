@@ -25,9 +25,9 @@ from tandem.live.processes.journal import recorded_machine
 from tandem.observe.journal.files import JournalRun, open_journal
 from tandem.observe.journal.history import History, trace_rows
 from tandem.observe.journal.replay import Comparison, Difference, compare, turns_of
-from tandem.policy.admission.registry import ADMISSIONS
+from tandem.policy.admission.policies import ADMISSIONS
 from tandem.policy.planning.registry import PLANNINGS
-from tandem.policy.routing.registry import ROUTINGS
+from tandem.policy.routing.policies import ROUTINGS
 from tandem.report.documents import require_folder
 from tandem.report.plots.libraries import load_plotter
 

@@ -17,9 +17,9 @@ from tandem.facts.errors import InvalidConfiguration, nearest
 from tandem.facts.fleet import Tier
 from tandem.facts.slo import Slo
 from tandem.observe.journal.history import History, Outcome, PastRequest, pools_of
-from tandem.policy.admission.registry import ADMISSIONS
+from tandem.policy.admission.policies import ADMISSIONS
 from tandem.policy.planning.registry import PLANNINGS
-from tandem.policy.routing.registry import ROUTINGS
+from tandem.policy.routing.policies import ROUTINGS
 from tandem.report.record import Ending, RequestRecord, RunRecord, WorkerRecord
 from tandem.report.slo import parse_slo
 

@@ -17,7 +17,7 @@ from tandem.config.cluster.keys import Choice
 from tandem.facts.errors import InvalidConfiguration, nearest
 from tandem.facts.trace import TraceRow
 from tandem.observe.journal.files import is_journal
-from tandem.policy.routing.registry import ROUTINGS
+from tandem.policy.routing.policies import ROUTINGS
 from tandem.report.slo import parse_slo
 
 

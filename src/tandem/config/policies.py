@@ -31,16 +31,15 @@ from tandem.facts.slo import AS_THEY_WISH, LOWER_ONLY, ClientPriorities
 from tandem.facts.units import COUNT, SHARE, unit_of
 from tandem.forecast.choose import forecaster
 from tandem.policy.admission.contract import Admission
-from tandem.policy.admission.registry import ADMISSIONS
+from tandem.policy.admission.policies import ADMISSIONS
 from tandem.policy.dispatch.contract import Dispatching
-from tandem.policy.dispatch.registry import DISPATCHES
-from tandem.policy.eviction.contract import Eviction
-from tandem.policy.eviction.registry import make_eviction
+from tandem.policy.dispatch.policies import DISPATCHES
+from tandem.policy.eviction.policies import Eviction, make_eviction
 from tandem.policy.planning.contract import Planning
 from tandem.policy.planning.registry import PLANNINGS, planning
 from tandem.policy.qos.classes import UNNAMED, Classes, ServiceClass
 from tandem.policy.routing.contract import Routing
-from tandem.policy.routing.registry import ROUTINGS
+from tandem.policy.routing.policies import ROUTINGS
 
 T = TypeVar("T")
 _WRITTEN = (bool, int, float, str, NoneType)

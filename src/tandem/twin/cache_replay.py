@@ -12,7 +12,7 @@ from typing import Protocol
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.trace import TraceRow
-from tandem.policy.eviction.registry import make_eviction
+from tandem.policy.eviction.policies import make_eviction
 
 
 class BlockCache(Protocol):

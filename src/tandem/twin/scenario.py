@@ -10,7 +10,7 @@ from tandem.facts.slo import Slo
 from tandem.policy.admission.contract import Admission
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.contract import Dispatching
-from tandem.policy.eviction.contract import Eviction
+from tandem.policy.eviction.policies import Eviction
 from tandem.policy.planning.contract import Planning
 from tandem.policy.qos.classes import Classes
 from tandem.policy.routing.contract import Routing

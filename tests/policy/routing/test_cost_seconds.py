@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tandem.cost.worker import LinkCost
 from tandem.facts.fleet import Role, Tier
-from tandem.policy.routing.cost_seconds import CostSeconds
+from tandem.policy.routing.policies import CostSeconds
 from tandem.policy.routing.prediction import Predictor, PrefillCurve
 from tandem.policy.views import TierHits
 from tests.policy.routing.fleets import (

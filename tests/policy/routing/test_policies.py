@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from tandem.facts.fleet import Role
 from tandem.policy.chance import draw
-from tandem.policy.routing.load import PowerOfTwo
 from tandem.policy.routing.pairing import ScoredRouting
-from tandem.policy.routing.registry import ROUTINGS
+from tandem.policy.routing.policies import ROUTINGS, PowerOfTwo
 from tandem.policy.views import TierHits
 from tests.policy.routing.fleets import fleets, request, requests, worker
 

@@ -23,10 +23,9 @@ from tandem.messages.router import (
 )
 from tandem.policy.admission.contract import Admission, Verdict
 from tandem.policy.dispatch.contract import Dispatch, Dispatching, FirstToken
-from tandem.policy.pulling import worthwhile_pulls
 from tandem.policy.qos.classes import Classes
 from tandem.policy.routing.contract import Route, Routing
-from tandem.policy.routing.prediction import Predictor
+from tandem.policy.routing.prediction import Predictor, worthwhile_pulls
 from tandem.policy.views import RequestView, WorkerView
 
 ASK_AGAIN_NS = 1_000_000_000

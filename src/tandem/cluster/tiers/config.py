@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockName
-from tandem.policy.eviction.baselines import Lru
-from tandem.policy.eviction.contract import Eviction
+from tandem.policy.eviction.policies import Eviction, Lru
 
 # How many copies go on at once in a worker, and the part of a tier that one may be at most.
 COPIES = 4

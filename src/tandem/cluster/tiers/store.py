@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from tandem.facts.fleet import Tier
-from tandem.policy.eviction.contract import Eviction
+from tandem.policy.eviction.policies import Eviction
 
 
 @dataclass(frozen=True, slots=True)

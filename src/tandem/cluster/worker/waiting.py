@@ -8,7 +8,7 @@ from tandem.cluster.worker.sequence import Sequence
 from tandem.facts.fair_shares import FairShares
 from tandem.facts.request import Request
 from tandem.policy.batching import Rank
-from tandem.policy.qos.turns import Turns
+from tandem.policy.qos.fair_queue import Turns
 
 
 class WaitingSequences:

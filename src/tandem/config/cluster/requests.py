@@ -12,12 +12,12 @@ from tandem.config.cluster.tree import RefusedAt
 from tandem.facts.fleet import PlanningMode
 from tandem.facts.slo import LEAST_URGENT, Slo
 from tandem.forecast.choose import NAMES as FORECASTS
-from tandem.policy.admission.registry import ADMISSIONS
+from tandem.policy.admission.policies import ADMISSIONS
 from tandem.policy.dispatch.contract import FirstToken, Transfer
-from tandem.policy.dispatch.registry import DISPATCHES
-from tandem.policy.eviction.registry import EVICTIONS
+from tandem.policy.dispatch.policies import DISPATCHES
+from tandem.policy.eviction.policies import EVICTIONS
 from tandem.policy.planning.registry import PLANNINGS
-from tandem.policy.routing.registry import ROUTINGS
+from tandem.policy.routing.policies import ROUTINGS
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 PriorityShift = Annotated[int, Meta(ge=0, le=LEAST_URGENT)]

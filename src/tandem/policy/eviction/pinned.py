@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Generic
 
 from tandem.facts.fair_shares import FairShares
-from tandem.policy.eviction.contract import Eviction, Key
+from tandem.policy.eviction.policies import Eviction, Key
 from tandem.policy.keyed_heap import KeyedHeap
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Generic
 
-from tandem.policy.eviction.contract import Key
 from tandem.policy.eviction.pinned import Pin, Pinned
+from tandem.policy.eviction.policies import Key
 
 
 class Quota(Generic[Key]):

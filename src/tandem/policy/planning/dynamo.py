@@ -17,9 +17,10 @@ from tandem.policy.planning.pools import (
     mean,
     pool,
     present,
+    token_interval_s,
+    ttft_s,
     within_bounds,
 )
-from tandem.policy.planning.prediction import token_interval_s, ttft_s
 
 LONGEST_STEP = 8
 SAFE_SHARE = 0.8

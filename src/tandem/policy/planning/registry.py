@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.facts.errors import InvalidConfiguration
-from tandem.policy.planning.arrow import Arrow
 from tandem.policy.planning.contract import FleetView, Plan, Planning
 from tandem.policy.planning.dynamo import Dynamo, DynamoLoad, DynamoThroughput
 from tandem.policy.planning.pools import Sizes, within_bounds
+from tandem.policy.planning.role_flips import Arrow, TetriInfer
 from tandem.policy.planning.tandem import Tandem
-from tandem.policy.planning.tetri import TetriInfer
 from tandem.policy.planning.utilisation import UtilisationThreshold
 
 

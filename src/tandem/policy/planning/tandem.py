@@ -18,15 +18,16 @@ from tandem.policy.planning.demand import (
 from tandem.policy.planning.pools import (
     Sizes,
     in_change,
+    interval_kept,
     last_seconds,
     lengths_of,
     movable,
     pool,
     present,
     quietest,
+    ttft_kept,
     within_bounds,
 )
-from tandem.policy.planning.prediction import interval_kept, ttft_kept
 
 FULL_KV = 0.9
 # Fewer running sequences say too little of the context to expect.

@@ -280,3 +280,24 @@ def _decoding(request: RequestView, estimate: WorkerEstimate) -> tuple[float, fl
     # A step that only fills a pipeline harms nobody.
     harm_s = estimate.neighbours * max(0.0, gap_s - estimate.gap_s)
     return gap_s, output_tokens * (gap_s + harm_s)
+
+
+def worthwhile_pulls(
+    request: RequestView, worker: WorkerView, predictor: Predictor
+) -> tuple[tuple[Tier, int], ...]:
+    """The runs to pull, in the order of the prompt: up to which token each tier's run reaches.
+
+    A tier must earn its place: what is quicker computed again is not pulled.
+    """
+    fetch = predictor.fetch(request, worker)
+    hit = request.hit(worker.worker)
+    reached = min(hit.device_tokens, fetch.own_end_token)
+    ends: list[tuple[Tier, int]] = []
+    for tier, tokens in ((Tier.HOST, hit.host_tokens), (Tier.DISK, hit.disk_tokens)):
+        end = min(reached + tokens, fetch.own_end_token)
+        if end > reached:
+            ends.append((tier, end))
+            reached = end
+    if fetch.end_token > reached:
+        ends.append((Tier.REMOTE, fetch.end_token))
+    return tuple(ends)
