@@ -7,7 +7,7 @@ import numpy as np
 
 from published_fleets import AGGREGATED, STATIC, fleet, planned, poisson
 from published_runs import AZURE_CODE, Bench, Finding, Report
-from tandem.commands.simulate_runs import Trial
+from tandem.commands.simulated_runs import Trial
 from tandem.config.cluster.file import Cluster
 from tandem.config.cluster.workers import PoolConfig
 from tandem.facts.slo import Slo

@@ -14,8 +14,7 @@ from published_runs import (
     falling,
     mean_ttft_s,
 )
-from tandem.commands.simulate_output import Run
-from tandem.commands.simulate_runs import Trial
+from tandem.commands.simulated_runs import Run, Trial
 from tandem.config.cluster.file import Cluster, read_cluster
 from tandem.config.cluster.workers import RemoteTierConfig, TierConfigs
 from tandem.report.record import RunRecord

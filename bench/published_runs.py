@@ -11,8 +11,7 @@ from rich.table import Table
 
 from tandem.bench.traces.reader import read_trace
 from tandem.bench.traces.shape import spread, window
-from tandem.commands.simulate_output import Run
-from tandem.commands.simulate_runs import Trial, run_trials
+from tandem.commands.simulated_runs import Run, Trial, run_trials
 from tandem.facts.trace import TraceRow
 from tandem.report.statistics import Distribution
 

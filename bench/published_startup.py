@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from published_fleets import fleet, planned
 from published_runs import SURROGATE, Bench, Finding, Report, mean_ttft_s
-from tandem.commands.simulate_output import Run
-from tandem.commands.simulate_runs import Trial
+from tandem.commands.simulated_runs import Run, Trial
 from tandem.config.cluster.file import Cluster
 from tandem.config.cluster.workers import PoolConfig
 from tandem.facts.slo import Slo

@@ -5,8 +5,7 @@ import numpy as np
 from published_fleets import AGGREGATED, STATIC, fleet, planned, poisson, split
 from published_runs import SHAREGPT_LENGTHS, Bench, Finding, Report, mean_s
 from tandem.bench.laws import draw_pairs, read_length_pairs
-from tandem.commands.simulate_output import Run
-from tandem.commands.simulate_runs import Trial
+from tandem.commands.simulated_runs import Run, Trial
 from tandem.config.cluster.file import Cluster
 from tandem.config.cluster.workers import PoolConfig
 

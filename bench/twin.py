@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tandem.bench.traces.reader import read_trace
 from tandem.bench.traces.shape import merge, speed, spread, window
-from tandem.commands.simulate_scenario import scenario_of
+from tandem.commands.scenario import scenario_of
 from tandem.config.cluster.file import Cluster, read_cluster
 from tandem.facts.fleet import Role
 from tandem.twin.simulation import simulate

@@ -10,8 +10,7 @@ import torch
 
 from tandem.config.cluster.live import checked, worker_options
 from tandem.config.cluster.tree import parse
-from tandem.config.environment import BUNDLED_MODEL, HostFacts, control_groups, spare_bytes
-from tandem.config.machine import MachineFacts
+from tandem.config.environment import BUNDLED_MODEL, MachineFacts, control_groups, spare_bytes
 from tandem.config.machine_share import need_beside_kv
 from tandem.config.options import read_options
 from tandem.config.processes import PoolNodeSetup, WorkerSetup
@@ -150,7 +149,7 @@ pools:
 def setups(kv: str, count: int, free_bytes: int) -> Setups:
     text = CLUSTER.replace("KV", kv).replace("COUNT", str(count))
     made = Setups(checked(parse(text, "c.yaml"), Path()).cluster)
-    made.share.host = HostFacts(4, free_bytes, ())
+    made.share.host = MachineFacts(4, free_bytes)
     return made
 
 
@@ -202,7 +201,7 @@ def joining(host: str) -> WorkerSetup:
     text += f"tiers: {{host: {{capacity: {host}}}}}\n"
     cluster = checked(parse(text, "c.yaml"), Path()).cluster
     made = Setups(cluster, fresh_keys(), joins=True)
-    made.share.host = HostFacts(4, 4 * GIB, ())
+    made.share.host = MachineFacts(4, 4 * GIB)
     return made.worker(cluster.pools[0], "w-9", ())
 
 
@@ -233,7 +232,7 @@ def test_a_process_of_the_pool_counts_what_it_is_about_to_take(monkeypatch):
     with pytest.raises(InvalidConfiguration, match=r"pool-0: tiers\.remote .* takes 4\.1 GiB"):
         check_memory(node, tiers, stored, 4 * GIB + GIB // 8)
     mapped = []
-    monkeypatch.setattr(pool_process, "host_facts", lambda: HostFacts(4, 2 * GIB, ()))
+    monkeypatch.setattr(pool_process, "host_facts", lambda: MachineFacts(4, 2 * GIB))
     monkeypatch.setattr(pool_process, "HostStore", lambda *_: mapped.append(1))
     with pytest.raises(InvalidConfiguration, match=r"2\.0 GiB are free"):
         pool_process._run(node)

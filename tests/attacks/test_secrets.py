@@ -18,8 +18,7 @@ from tandem.api.config import ApiConfig, KeyFile
 from tandem.api.key_ring import KeyRing, read_key_file
 from tandem.commands.hidden_words import without_secrets
 from tandem.commands.main import app
-from tandem.config.api_options import api_config
-from tandem.config.client_keys import check_client_keys, tenant_key_files, tenant_keys
+from tandem.config.api_options import api_config, check_client_keys, tenant_key_files, tenant_keys
 from tandem.config.cluster.live import checked, gateway_options
 from tandem.config.cluster.tree import parse
 from tandem.facts.errors import InvalidConfiguration

@@ -4,20 +4,17 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from tandem.commands.bench import bench
 from tests.bench.scripted_server import Script, ScriptedServer
+from tests.commands.cli import tandem
 
 DATA = Path(__file__).parent.parent / "bench" / "data"
 SMALL = ["--input-tokens", "20", "--output-tokens", "5", "--num-prompts", "12", "--warmup", "0"]
 
 
 def run(url: str, *flags: str) -> Result:
-    app = typer.Typer()
-    app.command()(bench)
-    return CliRunner().invoke(app, ["--url", url, *flags], env={"COLUMNS": "200"})
+    return tandem("bench", "--url", url, *flags)
 
 
 def test_closed_loop_in_full(tmp_path: Path) -> None:

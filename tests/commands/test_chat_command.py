@@ -9,24 +9,15 @@ import sys
 import time
 
 import pytest
-import typer
-from typer.testing import CliRunner, Result
 
-from tandem.commands.chat import chat
-from tandem.commands.complete import complete
 from tests.bench.scripted_server import Script, ScriptedServer
-
-
-def run(command: object, *flags: str, text: str | None = None) -> Result:
-    app = typer.Typer()
-    app.command()(command)  # type: ignore[type-var]
-    return CliRunner().invoke(app, list(flags), input=text, env={"COLUMNS": "120"})
+from tests.commands.cli import tandem
 
 
 def test_piped_question_prints_the_answer_alone() -> None:
     with ScriptedServer() as server:
         flags = ["--url", server.url, "--system", "Be brief.", "--temperature", "0", "--seed", "7"]
-        result = run(chat, *flags, text="hi there\n")
+        result = tandem("chat", *flags, text="hi there\n")
         body = server.bodies[0]
     assert result.exit_code == 0, result.output
     assert result.stdout == "You said: hi there\n"
@@ -40,33 +31,33 @@ def test_piped_question_prints_the_answer_alone() -> None:
 
 def test_empty_pipe_and_no_server_are_one_line() -> None:
     with ScriptedServer() as server:
-        empty = run(chat, "--url", server.url, text="")
+        empty = tandem("chat", "--url", server.url, text="")
     assert empty.exit_code == 2 and "is empty" in empty.stderr
-    for command in (chat, complete):
-        flags = ["--url", "http://127.0.0.1:9"] + (["x"] if command is complete else [])
-        lost = run(command, *flags, text="hi")
+    for command in ("chat", "complete"):
+        flags = ["--url", "http://127.0.0.1:9"] + (["x"] if command == "complete" else [])
+        lost = tandem(command, *flags, text="hi")
         assert lost.exit_code == 1
         assert "tandem serve" in lost.stderr and len(lost.stderr.splitlines()) == 1
 
 
 def test_complete_streams() -> None:
     with ScriptedServer() as server:
-        result = run(complete, "Once upon", "--url", server.url, "--max-tokens", "4")
+        result = tandem("complete", "Once upon", "--url", server.url, "--max-tokens", "4")
         assert server.bodies[0]["prompt"] == "Once upon"
     assert result.stdout == "w0 w1 w2 w3\n"
 
 
 def test_complete_reads_a_pipe() -> None:
     with ScriptedServer() as server:
-        run(complete, "-", "--url", server.url, text="from a pipe")
+        tandem("complete", "-", "--url", server.url, text="from a pipe")
         assert server.bodies[0]["prompt"] == "from a pipe"
 
 
 def test_complete_with_several_and_logprobs() -> None:
     with ScriptedServer(Script()) as server:
-        result = run(complete, "x", "--url", server.url, "--n", "2", "--max-tokens", "3")
+        result = tandem("complete", "x", "--url", server.url, "--n", "2", "--max-tokens", "3")
         assert result.stdout.count("w0 w1 w2\n") == 2
-        assert run(complete, "x", "--url", server.url, "--logprobs", "2").exit_code == 0
+        assert tandem("complete", "x", "--url", server.url, "--logprobs", "2").exit_code == 0
         assert server.bodies[-1]["logprobs"] == 2
 
 
@@ -144,10 +135,10 @@ def test_a_conversation_in_a_terminal() -> None:
         assert server.bodies[3]["messages"][0] == {"role": "system", "content": "Speak French."}
 
 
-@pytest.mark.parametrize("command", [chat, complete])
-def test_server_errors_are_one_line(command: object) -> None:
+@pytest.mark.parametrize("command", ["chat", "complete"])
+def test_server_errors_are_one_line(command: str) -> None:
     with ScriptedServer(Script(refuse=lambda _: 500)) as server:
-        flags = ["--url", server.url] + (["x"] if command is complete else [])
-        result = run(command, *flags, text="hi")
+        flags = ["--url", server.url] + (["x"] if command == "complete" else [])
+        result = tandem(command, *flags, text="hi")
     assert result.exit_code == 1
     assert result.stderr == "tandem: HTTP 500: queue full\n"

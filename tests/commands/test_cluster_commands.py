@@ -193,24 +193,14 @@ def test_what_cannot_be_is_said_in_one_line(cluster):
         assert "Traceback" not in told.stderr
 
 
-def test_a_worker_that_is_killed_starts_again_and_is_used(cluster, answer):
-    before = cluster.workers()["decode-0"]
-    os.kill(cluster.pid("decode-0"), signal.SIGKILL)
+@pytest.mark.parametrize(
+    ("worker", "number"), [("decode-0", signal.SIGKILL), ("prefill-0", signal.SIGSTOP)]
+)
+def test_a_worker_that_is_killed_or_hangs_starts_again_and_is_used(cluster, answer, worker, number):
+    before = cluster.workers()[worker]
+    os.kill(cluster.pid(worker), number)
     cluster.until(
-        lambda workers: (
-            "decode-0" in workers and workers["decode-0"].incarnation != before.incarnation
-        )
-    )
-    assert cluster.ask() == answer
-
-
-def test_a_worker_that_hangs_is_replaced(cluster, answer):
-    before = cluster.workers()["prefill-0"]
-    os.kill(cluster.pid("prefill-0"), signal.SIGSTOP)
-    cluster.until(
-        lambda workers: (
-            "prefill-0" in workers and workers["prefill-0"].incarnation != before.incarnation
-        )
+        lambda workers: worker in workers and workers[worker].incarnation != before.incarnation
     )
     assert cluster.ask() == answer
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from tandem.bench.tasks.chat import ChatReply
 from tandem.bench.tasks.evaluation import EvaluationSettings, evaluate, majority, wilson_interval
@@ -20,15 +19,13 @@ from tandem.bench.tasks.suites import (
     make_tasks,
     scaled_counter,
 )
-from tandem.commands.evaluate import evaluate_command
 from tandem.facts.sampling import SamplingParameters
 from tests.bench.scripted_server import Script, ScriptedServer
+from tests.commands.cli import tandem
 
 
 def run(url: str, *flags: str) -> Result:
-    app = typer.Typer()
-    app.command()(evaluate_command)
-    return CliRunner().invoke(app, ["--url", url, *flags], env={"COLUMNS": "200"})
+    return tandem("eval", "--url", url, *flags)
 
 
 class Oracle:

@@ -4,22 +4,26 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
 
-from tandem.commands.main import app
+from tests.commands.cli import tandem
 
 TRACE = Path(__file__).parents[1] / "bench/data/mooncake_conversation_300.jsonl.gz"
 AZURE = TRACE.with_name("azure_conv_200.csv")
 
 
-def run(*arguments: object):
-    return CliRunner().invoke(app, ["hits", *map(str, arguments)], env={"COLUMNS": "160"})
-
-
 def test_table_and_file(tmp_path: Path) -> None:
     path = tmp_path / "hits.json"
-    shown = run(
-        TRACE, "--capacity", "100,3M", "--eviction", "lru,arc", "--ttl", "60", "--json", path
+    shown = tandem(
+        "hits",
+        TRACE,
+        "--capacity",
+        "100,3M",
+        "--eviction",
+        "lru,arc",
+        "--ttl",
+        "60",
+        "--json",
+        path,
     )
     assert shown.exit_code == 0, shown.output
     assert "300 requests" in shown.output and "ttl 60 s" in shown.output
@@ -40,7 +44,7 @@ def test_table_and_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["hits.png"])
 def test_plot(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
-    shown = run(TRACE, "--capacity", "100,200", "--eviction", "all", "--plot", path)
+    shown = tandem("hits", TRACE, "--capacity", "100,200", "--eviction", "all", "--plot", path)
     assert shown.exit_code == 0, shown.output
     assert path.stat().st_size > 10_000
 
@@ -60,7 +64,7 @@ def test_plot(tmp_path: Path, name: str) -> None:
     ],
 )
 def test_mistakes_are_one_line(arguments: tuple[object, ...], problem: str) -> None:
-    shown = run(*arguments)
+    shown = tandem("hits", *arguments)
     assert shown.exit_code == 2
     assert problem in shown.stderr
     assert len(shown.stderr.strip().splitlines()) == 1

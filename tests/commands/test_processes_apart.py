@@ -14,12 +14,11 @@ from contextlib import ExitStack, contextmanager
 
 import openai
 import pytest
-from typer.testing import CliRunner
 
-from tandem.commands.main import app
 from tandem.commands.which_cluster import gateway_endpoints, listen_endpoint, process_name
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.processes.key_files import read_gateway_keys, read_worker_keys
+from tests.commands.cli import tandem
 from tests.journeys.serving import run_tandem
 
 CLUSTER = """\
@@ -49,11 +48,6 @@ def running(log, *arguments):
             yield process
         finally:
             process.kill()
-
-
-def told_by(*arguments):
-    """What a command says, without a process for it."""
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def free_port():
@@ -127,7 +121,7 @@ class Apart:
 @pytest.fixture(scope="module")
 def apart(tmp_path_factory, request):
     cluster = Apart(tmp_path_factory.mktemp("apart"))
-    assert told_by("keys", cluster.folder / "keys").exit_code == 0
+    assert tandem("keys", cluster.folder / "keys").exit_code == 0
     with ExitStack() as undo:
         # Workers may come first.
         health = ("--health-port", str(cluster.health_port))
@@ -146,7 +140,7 @@ def apart(tmp_path_factory, request):
 
 def test_keys_are_their_owners_and_new_ones_replace_none(tmp_path):
     folder = tmp_path / "keys"
-    assert told_by("keys", folder).exit_code == 0
+    assert tandem("keys", folder).exit_code == 0
     for file in folder.iterdir():
         assert not file.stat().st_mode & 0o077
     gateway, worker = folder / "gateway.json", folder / "worker.json"
@@ -156,7 +150,7 @@ def test_keys_are_their_owners_and_new_ones_replace_none(tmp_path):
         read_gateway_keys(worker)
     with pytest.raises(InvalidConfiguration, match="is for gateways; a worker needs"):
         read_worker_keys(gateway)
-    again = told_by("keys", folder)
+    again = tandem("keys", folder)
     assert (again.exit_code, "is there already" in again.stderr) == (2, True)
     (folder / "other").write_text("{}")
     for name in ("other", "nothing"):
@@ -165,7 +159,7 @@ def test_keys_are_their_owners_and_new_ones_replace_none(tmp_path):
 
 
 def test_keys_that_are_spoilt_or_of_another_set_are_no_keys(tmp_path):
-    assert told_by("keys", tmp_path / "a").exit_code == told_by("keys", tmp_path / "b").exit_code
+    assert tandem("keys", tmp_path / "a").exit_code == tandem("keys", tmp_path / "b").exit_code
     whole, other = (
         json.loads((tmp_path / folder / "worker.json").read_text()) for folder in ("a", "b")
     )
@@ -183,7 +177,7 @@ def test_keys_that_are_spoilt_or_of_another_set_are_no_keys(tmp_path):
 
 
 def test_who_is_not_taken_in_gives_up(tmp_path):
-    assert told_by("keys", tmp_path / "keys").exit_code == 0
+    assert tandem("keys", tmp_path / "keys").exit_code == 0
     (tmp_path / "c.yaml").write_text(CLUSTER)
     told = run_tandem(
         *("join", "--file", str(tmp_path / "c.yaml"), "--pool", "decode", "--worker", "w"),
@@ -219,7 +213,7 @@ def test_what_does_not_go_together_is_told_in_one_line(tmp_path):
         ((*file, "--keys", str(tmp_path / "k"), "--gateway", "a:1"), "No such file"),
         (("--gateway", "a:1"), "--file, --keys and --gateway go together"),
     ):
-        told = told_by("join", *arguments)
+        told = tandem("join", *arguments)
         assert (told.exit_code, words in told.stderr) == (2, True), told.stderr
 
 

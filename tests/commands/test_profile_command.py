@@ -2,23 +2,20 @@
 
 import json
 
-import typer
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from tandem.commands.profile import profile_command
 from tandem.commands.profiling import Grid, load_engine, step_plan
 from tandem.config.environment import BUNDLED
 from tandem.config.hardware.worker import WorkerHardware, load_profile, worker_cost
 from tandem.config.options import ServeOptions
 from tandem.cost.step import StepShape
+from tests.commands.cli import tandem
 
 SMALL = ("--threads", "1", "--max-num-seqs", "4", "--kv-cache-memory", "2MiB")
 
 
 def run(*flags: str) -> Result:
-    app = typer.Typer()
-    app.command()(profile_command)
-    return CliRunner().invoke(app, [*SMALL, *flags], env={"COLUMNS": "200"})
+    return tandem("profile", *SMALL, *flags)
 
 
 def test_a_profile_becomes_a_time_model(tmp_path):

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from tandem.cluster.gateway.machine import GatewayMachine
-from tandem.commands.main import app
 from tandem.config.cluster.file import read_cluster
 from tandem.config.cluster.requests import JournalConfig
 from tandem.facts.blocks import CacheRoot
@@ -26,6 +25,7 @@ from tandem.messages.router import RequestSubmitted, TokensReported
 from tandem.messages.worker import EmitTokens
 from tandem.observe.journal.files import FileLimits, JournalFiles, open_journal
 from tandem.observe.journal.records import Turn, encode
+from tests.commands.cli import tandem
 from tests.live.test_gateway_process import setup_in
 
 S = 1_000_000_000
@@ -92,7 +92,7 @@ def record(folder: Path, name: str = "journal") -> Path:
 
 
 def replay(*words: object) -> Result:
-    return CliRunner().invoke(app, ["replay", *map(str, words)], env={"COLUMNS": "120"})
+    return tandem("replay", *words)
 
 
 def test_the_same_policies_decide_the_same(journal):
@@ -188,11 +188,10 @@ def test_a_folder_that_cannot_be_is_told_before_the_start(tmp_path):
 
 
 def test_a_journal_is_a_trace(journal):
-    runner = CliRunner()
-    simulated = runner.invoke(app, ["simulate", "mooncake-16", "--trace", str(journal)])
+    simulated = tandem("simulate", "mooncake-16", "--trace", journal)
     assert simulated.exit_code == 0, simulated.output
     assert f"{REQUESTS}  {REQUESTS} finished" in simulated.output
     assert "arrivals as recorded" in simulated.output
-    hits = runner.invoke(app, ["hits", str(journal)])
+    hits = tandem("hits", journal)
     assert hits.exit_code == 0, hits.output
     assert f"{REQUESTS} requests, {REQUESTS * 64} prompt tokens" in hits.output

@@ -3,11 +3,10 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
 
-from tandem.commands.main import app
-from tandem.commands.simulate_scenario import scenario_of
+from tandem.commands.scenario import scenario_of
 from tandem.config.cluster.file import read_cluster
+from tests.commands.cli import tandem
 
 
 @pytest.fixture
@@ -28,7 +27,7 @@ def trace(tmp_path):
 
 
 def run(*words: object):
-    return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["simulate", *map(str, words)])
+    return tandem("simulate", *words)
 
 
 def test_one_run_is_told_in_full(trace, tmp_path):

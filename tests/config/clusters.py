@@ -1,8 +1,14 @@
-"""Small clusters as the set-ups of processes hold them, for tests that start a process alone."""
+"""Small clusters: read from the text of a file, and as the set-ups of processes hold them, for
+tests that start a process alone."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tandem.config.cluster.file import Cluster
+from tandem.config.cluster.live import LiveFile, read_live_cluster
 from tandem.config.cluster.requests import PolicyConfig, TenantConfig
 from tandem.config.cluster.workers import (
     DiskTierConfig,
@@ -12,9 +18,28 @@ from tandem.config.cluster.workers import (
     TierConfigs,
     TransportConfig,
 )
+from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.kv_tiers import BlockFormat
 
 POOL = "p"
+
+
+def written(folder: Path, text: str) -> str:
+    """The path of a cluster file."""
+    file = folder / "cluster.yaml"
+    file.write_text(text)
+    return str(file)
+
+
+def live(folder: Path, text: str, *overrides: str) -> LiveFile:
+    return read_live_cluster(written(folder, text), overrides)
+
+
+def mistake(reader: Callable[..., object], folder: Path, text: str, *overrides: str) -> str:
+    """How a reader of cluster files refuses this one."""
+    with pytest.raises(InvalidConfiguration) as caught:
+        reader(folder, text, *overrides)
+    return str(caught.value).replace(f"{folder}/", "")
 
 
 def cluster_of_one(

@@ -11,6 +11,7 @@ from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.slo import Slo
 from tandem.policy.dispatch.contract import Transfer
+from tests.config.clusters import mistake, written
 
 SMALL = """\
 model: llama-3.1-8b
@@ -21,15 +22,7 @@ pools:
 
 
 def read(tmp_path, text, *overrides) -> Cluster:
-    file = tmp_path / "cluster.yaml"
-    file.write_text(text)
-    return read_cluster(str(file), overrides)
-
-
-def mistake(tmp_path, text, *overrides) -> str:
-    with pytest.raises(InvalidConfiguration) as caught:
-        read(tmp_path, text, *overrides)
-    return str(caught.value).replace(f"{tmp_path}/", "")
+    return read_cluster(written(tmp_path, text), overrides)
 
 
 @pytest.mark.parametrize("name", bundled_clusters())
@@ -146,7 +139,7 @@ seed: 7
     ],
 )
 def test_a_mistake_names_file_line_and_remedy(tmp_path, change, told):
-    assert told in mistake(tmp_path, SMALL + change)
+    assert told in mistake(read, tmp_path, SMALL + change)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +157,7 @@ def test_a_mistake_names_file_line_and_remedy(tmp_path, change, told):
     ],
 )
 def test_a_cluster_that_cannot_serve_is_refused(tmp_path, text, told):
-    assert told in mistake(tmp_path, text)
+    assert told in mistake(read, tmp_path, text)
 
 
 def test_a_cluster_that_is_nowhere_gets_a_suggestion():
@@ -205,7 +198,7 @@ def test_overrides_reach_everything(tmp_path):
     ],
 )
 def test_a_wrong_override_is_quoted(tmp_path, override, told):
-    assert told in mistake(tmp_path, SMALL, override)
+    assert told in mistake(read, tmp_path, SMALL, override)
 
 
 def test_the_file_stands_before_the_datasheet(tmp_path):
@@ -222,6 +215,7 @@ def test_the_file_stands_before_the_datasheet(tmp_path):
     assert cost.network.latency_s == pool_cost(plain, prefill).network.latency_s
     assert list(cost.tiers) == [Tier.DISK]
     assert cost.tiers[Tier.DISK].bytes_per_s == 3e9
+    assert cost.tiers[Tier.DISK].latency_s == 80e-6
     assert pool_device(changed.pools[0]).usd_per_hour == 1.25
 
 

@@ -6,7 +6,6 @@ from typing import get_args, get_type_hints
 
 import msgspec
 import pytest
-from msgspec import Meta
 
 from tandem.config.cluster.file import Cluster, bundled_clusters, read_cluster
 from tandem.config.cluster.keys import GATEWAY, SHARED_POOL, WORKER, Choice
@@ -57,10 +56,7 @@ def test_every_key_says_what_it_means():
         f"{path}.{entry.name}"
         for path, shape in sections()
         for entry in fields(shape)
-        if not any(
-            isinstance(rule, Meta) and rule.description
-            for rule in get_args(get_type_hints(shape, include_extras=True)[entry.name])
-        )
+        if not entry.metadata.get("meaning")
     ]
     assert not silent
 

@@ -11,12 +11,12 @@ from tandem.config.cluster.live import (
     connectors,
     gateway_options,
     live_model,
-    read_live_cluster,
     worker_options,
 )
 from tandem.config.hardware.pools import pool_cost
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Role
+from tests.config.clusters import live, mistake, written
 
 SMALL = """\
 model: tandem-mini
@@ -25,22 +25,6 @@ pools:
   - {name: p, role: prefill, device: cpu}
   - {name: d, role: decode, device: cpu, count: 2}
 """
-
-
-def write(tmp_path, text):
-    file = tmp_path / "cluster.yaml"
-    file.write_text(text)
-    return str(file)
-
-
-def live(tmp_path, text, *overrides):
-    return read_live_cluster(write(tmp_path, text), overrides)
-
-
-def mistake(tmp_path, text, *overrides):
-    with pytest.raises(InvalidConfiguration) as caught:
-        live(tmp_path, text, *overrides)
-    return str(caught.value).replace(f"{tmp_path}/", "")
 
 
 def test_everything_live_can_be_said(tmp_path):
@@ -123,7 +107,7 @@ pools:
     ],
 )
 def test_a_mistake_names_file_line_and_remedy(tmp_path, change, told):
-    assert told in mistake(tmp_path, f"{SMALL}{change}\n")
+    assert told in mistake(live, tmp_path, f"{SMALL}{change}\n")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +126,7 @@ def test_a_mistake_of_a_pool_names_its_own_line(tmp_path, pool, told):
     first = "startup: 1s" if key == "name" else "name: x.y"
     second = "startup: 1s" if key == "device" else "device: cpu"
     lines = [first, second, "role: both", "count: 1", pool]
-    assert told in mistake(tmp_path, SMALL + "  - " + "\n    ".join(lines) + "\n")
+    assert told in mistake(live, tmp_path, SMALL + "  - " + "\n    ".join(lines) + "\n")
 
 
 @pytest.mark.parametrize(
@@ -165,14 +149,14 @@ def test_a_mistake_of_a_pool_names_its_own_line(tmp_path, pool, told):
     ],
 )
 def test_a_wrong_setting_of_a_worker_is_told(tmp_path, override, told):
-    said = mistake(tmp_path, SMALL, override)
+    said = mistake(live, tmp_path, SMALL, override)
     assert told in said
     assert "cluster.yaml" in said or override in said
 
 
 def test_the_simulator_takes_a_live_file_as_it_is(tmp_path):
     text = SMALL + "serve: {port: 0}\ntransport: {connectors: [tcp]}\nname: lab\ngateways: 3\n"
-    cluster = read_cluster(write(tmp_path, text))
+    cluster = read_cluster(written(tmp_path, text))
     assert pool_cost(cluster, cluster.pools[0]).prefill_seconds(100) > 0
     # Faults and prices are the simulator's; a live cluster takes no notice.
     assert live(tmp_path, text + "faults:\n  - {at: 3s, crash: d-0}\n").cluster.faults

@@ -60,12 +60,6 @@ def test_a_worker_of_eight_moves_kv_over_eight_links():
     assert cost.tiers[Tier.REMOTE] == cost.network
 
 
-def test_a_tier_may_be_faster_than_the_datasheet_says():
-    cost = worker_cost(replace(LLAMA, tiers={Tier.DISK: 20e9}))
-    assert cost.tiers[Tier.DISK].bytes_per_s == 20e9
-    assert cost.tiers[Tier.DISK].latency_s == 80e-6
-
-
 def test_fewer_bits_are_quicker_and_leave_more_room():
     fp8 = replace(LLAMA, weight_precision="fp8", kv_precision="fp8")
     slow, quick = worker_cost(LLAMA), worker_cost(fp8)
@@ -109,8 +103,6 @@ def test_shapes_and_datasheets_may_be_files(tmp_path):
         ({"time_model": "tables"}, "time_model tables needs tables"),
         ({"time_model": "profile"}, "time_model profile needs profile"),
         ({"time_model": "profile", "profile": "none.json"}, "none.json cannot be read"),
-        ({"tiers": {Tier.DEVICE: 1.0}}, "tiers: device is 1.0"),
-        ({"tiers": {Tier.HOST: 0.0}}, "tiers: host is 0.0"),
     ],
 )
 def test_errors_name_field_value_and_remedy(change, problem):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.config.hardware.measurements import GemmTable
+from tandem.config.hardware.tables import GemmTable
 from tandem.config.hardware.worker import WorkerHardware, worker_cost
 from tandem.cost.step import StepShape
 from tandem.facts.errors import InvalidConfiguration

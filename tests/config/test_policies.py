@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.commands.simulate_scenario import scenario_of
+from tandem.commands.scenario import scenario_of
 from tandem.config.cluster.keys import Choice
 from tandem.config.cluster.live import as_served, checked
 from tandem.config.cluster.tree import parse

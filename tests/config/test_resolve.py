@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.config.machine import MachineFacts, machine_facts
+from tandem.config.environment import MachineFacts
 from tandem.config.options import read_options
-from tandem.config.resolve import ModelFacts, resolve
+from tandem.config.resolve import ModelFacts, machine_facts, resolve
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import AttentionSpec, ModelSpec, RopeSpec
 from tandem.facts.units import GIB

@@ -125,7 +125,7 @@ def test_a_reader_who_leaves_frees_everything():
         await until(lambda: drained(worker))
         text = worker.metrics_text().decode()
         assert 'request_success_total{finished_reason="abort",model_name="toy"} 1.0' in text
-        assert not worker.metrics.open_requests
+        assert not worker.metrics.requests.open_requests
 
     run(scenario)
 

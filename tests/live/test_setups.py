@@ -9,14 +9,15 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from tandem.commands.cluster_view import print_status, together, told_bytes, told_seconds
-from tandem.commands.serve_cluster import Caches, Shape, cluster_file
+from tandem.commands.cluster_view import print_status, together
+from tandem.commands.serve import Caches, Shape, cluster_file
+from tandem.commands.terminal import bytes_text, seconds_text
 from tandem.config.cluster.file import worker_names
 from tandem.config.cluster.live import LiveFile, checked, worker_options
 from tandem.config.cluster.requests import JournalConfig
 from tandem.config.cluster.tiers import process_names
 from tandem.config.cluster.tree import parse
-from tandem.config.environment import HostFacts
+from tandem.config.environment import MachineFacts
 from tandem.config.hardware.pools import capacity_of
 from tandem.config.options import ServeOptions
 from tandem.config.policies import planning_config, router_config
@@ -58,7 +59,7 @@ def read(text=TEXT) -> LiveFile:
 
 def setups(text=TEXT, cores=8, free_bytes=8 << 30) -> Setups:
     made = Setups(read(text).cluster)
-    made.share.host = HostFacts(cores, free_bytes, ("key-of-the-environment",))
+    made.share.host = MachineFacts(cores, free_bytes, api_keys=("key-of-the-environment",))
     return made
 
 
@@ -134,7 +135,7 @@ def test_names_of_workers_are_those_of_the_simulator():
 
 def test_the_flags_of_serve_are_a_cluster_file():
     options = ServeOptions(port=9000, max_num_seqs=7, block_size=32, api_key=("k",), device="cpu")
-    shape = Shape(prefill=1, decode=2, tensor_parallel=2, connectors=("tcp",))
+    shape = Shape(prefill=1, decode=2, tensor_parallel=2, connectors=["tcp"])
     cluster = cluster_file(None, options, shape).cluster
     assert [(pool.name, pool.role, pool.count) for pool in cluster.pools] == [
         ("prefill", Role.PREFILL, 1),
@@ -174,13 +175,13 @@ def test_a_journal_takes_a_gateway(tmp_path, monkeypatch):
     [
         (Shape(prefill=2), "--prefill alone cannot serve; give --decode"),
         (Shape(decode=1), "--decode alone cannot serve; give --prefill"),
-        (Shape(caches=Caches(disk_dir=Path("/kv"))), "--disk-cache-dir needs a size, too"),
-        (Shape(caches=Caches(host="much")), "^tandem serve: .*expected a size"),
+        (Shape(caches=Caches(disk_cache_dir=Path("/kv"))), "--disk-cache-dir needs a size, too"),
+        (Shape(caches=Caches(host_cache="much")), "^tandem serve: .*expected a size"),
         (
-            Shape(tensor_parallel=2, caches=Caches(host="1MiB")),
+            Shape(tensor_parallel=2, caches=Caches(host_cache="1MiB")),
             "tiers are for workers of one rank in this version",
         ),
-        (Shape(workers=1, connectors=("pigeon",)), "^tandem serve: unknown connector pigeon"),
+        (Shape(workers=1, connectors=["pigeon"]), "^tandem serve: unknown connector pigeon"),
     ],
 )
 def test_flags_that_cannot_serve_are_refused(shape, told):
@@ -216,7 +217,7 @@ def test_room_beyond_the_device_is_a_tier_of_the_cluster_file(tmp_path):
     assert (tiers.disk.capacity_bytes, tiers.disk.path) == (1 << 30, str(tmp_path))
     assert tiers.remote is not None
     assert (tiers.remote.capacity_bytes, tiers.remote.nodes) == (64 << 20, 1)
-    assert Shape(caches=Caches(host="1MiB")).wanted
+    assert Shape(caches=Caches(host_cache="1MiB")).wanted
 
 
 def test_tiers_are_shown_with_what_they_did_and_why_they_are_off():
@@ -310,9 +311,9 @@ def test_what_the_planner_did_is_shown():
 
 
 def test_amounts_read_well():
-    assert [told_bytes(count) for count in (0, 1023, 1024, 5 << 20, 3 << 40)] == [
+    assert [bytes_text(count) for count in (0, 1023, 1024, 5 << 20, 3 << 40)] == [
         "0 B", "1023 B", "1.0 KiB", "5.0 MiB", "3.0 TiB",
     ]  # fmt: skip
-    assert [told_seconds(seconds) for seconds in (3, 119, 120, 7200)] == [
+    assert [seconds_text(seconds) for seconds in (3, 119, 120, 7200)] == [
         "3 s", "119 s", "2 min", "2 h",
     ]  # fmt: skip

@@ -3,12 +3,25 @@ client wrote stands in it."""
 
 from array import array
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import get_args
 
 import msgspec
 import pytest
 
-from tandem.observe.journal.records import Lost, Turn, decode_record, encode
+from tandem.facts.fleet import Role
+from tandem.messages.gateway import DrainAsked, GatewayEvent, MessageFromWorker
+from tandem.messages.router import RequestSubmitted, RequestWithdrawn
+from tandem.observe.journal.records import (
+    COPIED,
+    AskedToDrain,
+    Lost,
+    Turn,
+    decode_record,
+    encode,
+    event_of,
+    record_of,
+)
 from tandem.observe.journal.replay import compare
 from tandem.policy.routing.policies import ROUTINGS
 from tests.cluster.test_node_laws import run
@@ -114,6 +127,17 @@ def test_a_hash_that_was_not_recorded_is_a_difference():
             assert "no block hashes" in str(found.replayed)
             return
     raise AssertionError("no router ever asked for a hash")
+
+
+def test_every_event_of_a_gateway_has_a_record():
+    """Those that are copied have the very fields of their record, so that no value is lost."""
+    others = {MessageFromWorker, RequestSubmitted, RequestWithdrawn}
+    assert set(COPIED) == set(get_args(GatewayEvent)) - others
+    for event, record in COPIED.items():
+        assert [field.name for field in fields(event)] == list(record.__struct_fields__)
+    asked = DrainAsked(7, "w", Role.DECODE, again=True)
+    assert record_of(asked) == AskedToDrain(7, "w", Role.DECODE, False, True)
+    assert event_of(record_of(asked)) == asked
 
 
 def test_an_empty_journal_differs_in_nothing():

@@ -1,4 +1,5 @@
-"""Names that say nothing, and what only few files may do: touch the world, catch everything.
+"""Names that say nothing, links that lead nowhere, and what only few files may do: touch the world,
+catch everything, start threads.
 
 How long a file or how wide a class may be is for its reader to judge, not for a counter.
 """
@@ -12,6 +13,9 @@ from tests.style.source import ROOT, modules
 
 EMPTY_FILE_NAMES = {"utils", "util", "common", "misc", "helpers", "helper", "types"}
 EMPTY_CLASS_NAMES = re.compile(r"(Manager|Helper|Util|Utils|Base|Impl|Mixin)$")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "training/README.md"]
+# Nothing dies in silence while others wait for it: every thread is supervised.
+SUPERVISOR = "src/tandem/kv/threads.py"
 PRIVATE_PLACES = re.compile(r"(?<![\w.~])/(home|root)/")
 # One file of each kind touches the world. The measuring side has a stopwatch of its own.
 OWNERS = {
@@ -49,7 +53,7 @@ def test_one_supervisor_catches_everything():
                 named = ast.unparse(node.type) if node.type else "everything"
                 if named in ("Exception", "BaseException", "everything"):
                     broad.append(module.name)
-    assert broad == ["src/tandem/kv/threads.py"]
+    assert broad == [SUPERVISOR]
 
 
 @pytest.mark.parametrize("kind", OWNERS)
@@ -68,3 +72,24 @@ def test_no_unfinished_work_and_no_private_places():
                 text = path.read_text()
                 assert not re.search(r"\b(TODO|FIXME|XXX)\b|NotImplementedError", text), path
                 assert not PRIVATE_PLACES.search(text), path
+
+
+def test_threads_are_made_by_their_supervisor_alone():
+    makers = {
+        module.name
+        for module in modules()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("Thread", "threading.Thread", "_thread.start_new_thread")
+    }
+    assert makers == {SUPERVISOR}
+
+
+def test_relative_links_lead_to_files():
+    lost = [
+        f"{page.relative_to(ROOT)} links to {target}"
+        for page in PAGES
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
+        if "://" not in target and not (page.parent / target).exists()
+    ]
+    assert not lost

@@ -1,29 +1,50 @@
 """`tandem bench`: drives any OpenAI-compatible server with a workload and reports how it did."""
 
 import asyncio
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn
 
 from tandem.bench.asking import COMPLETION_PATH, Asker, Asking
 from tandem.bench.client import Client, Endpoint, RequestFailed
 from tandem.bench.load import Pacing, run_load
 from tandem.bench.responses import ServedModel
-from tandem.bench.workload import Content, ContentSource, Segment, plan_warmup
+from tandem.bench.workload import Content, ContentSource, Conversation, Segment, plan_warmup
 from tandem.commands.bench_options import BenchOptions, ReportOptions
-from tandem.commands.bench_report import Bench, chart_of, print_results, server_of, settings_of
 from tandem.commands.options import ServerOptions, with_options
+from tandem.commands.terminal import progress_bars
 from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.slo import Slo
 from tandem.report.documents import MeasuredResults, require_folder, write_measured_records
-from tandem.report.measured import LoadPoint, SweepPoint, summarise_measured
+from tandem.report.measured import LoadPoint, SweepPoint, knee, summarise_measured
+from tandem.report.plots.chart import Chart
 from tandem.report.plots.libraries import load_plotter, save_chart
+from tandem.report.plots.measured import measured_chart, sweep_chart
 from tandem.report.record import MeasuredRequest
 from tandem.report.slo import parse_slo
+from tandem.report.tables import knee_sentence, measured_tables, sweep_table
 
 # Enough different words that some of their ids lie high in any vocabulary.
 _VOCABULARY_SAMPLE_WORDS = 2000
+# Above this, a workload that shares nothing was surely asked before.
+_SURPRISING_CACHED_SHARE = 0.05
+_WORRYING_LATE_S = 0.05
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One benchmark, resolved: everything the runs need, nothing that changes."""
+
+    options: BenchOptions
+    report: ReportOptions
+    endpoint: Endpoint
+    points: list[LoadPoint]
+    planned: list[Conversation]
+    slo: Slo
 
 
 @with_options
@@ -47,7 +68,6 @@ def bench(
         options.points(),
         options.plan(),
         parse_slo(report.slo or ()),
-        Console(stderr=True),
     )
     started_utc = datetime.now(UTC).isoformat(timespec="seconds")
     model, runs = asyncio.run(_measure(resolved, server.model))
@@ -93,14 +113,7 @@ async def _run_point(bench: Bench, point: LoadPoint, asker: Asker) -> list[Measu
     # Without a rate, a trace brings its own instants unless a concurrency asks for a closed loop.
     open_loop = point.rate_rps is not None or point.concurrency is None
     pacing = Pacing(open_loop, point.concurrency)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns,
-        TimeElapsedColumn(),
-        console=bench.console,
-        transient=True,
-        disable=not (bench.report.progress and bench.console.is_terminal),
-    ) as progress:
+    with progress_bars(bench.report.progress, MofNCompleteColumn()) as progress:
         total = sum(len(conversation.turns) for conversation in conversations)
         bar = progress.add_task(str(point), total=total)
         return await run_load(conversations, pacing, asker.send, lambda _: progress.advance(bar))
@@ -120,3 +133,99 @@ async def _ask_vocabulary(client: Client, model: ServedModel) -> int:
             f"the server does not tell its vocabulary ({failure}); give --vocabulary or --text"
         ) from failure
     return max(ids, default=1) + 1
+
+
+def print_results(
+    console: Console, bench: Bench, model: ServedModel, runs: list[SweepPoint]
+) -> None:
+    # A model's name or an IPv6 address may hold brackets: nothing of theirs is markup.
+    console.print(_title(bench, model), style="bold", markup=False, highlight=False)
+    console.print(_subtitle(bench) + "\n", style="dim", markup=False, highlight=False)
+    if len(runs) == 1:
+        for table in measured_tables(runs[0].summary, bench.slo):
+            console.print(table)
+            console.print()
+    else:
+        console.print(sweep_table(runs, knee(runs)))
+        console.print(knee_sentence(runs, bench.slo), highlight=False)
+        for reason, count in _all_failures(runs).items():
+            console.print(f"{count} failed: {reason}", style="red", markup=False)
+    for note in _notes(bench, runs):
+        console.print(f"[yellow]note[/yellow] {note}", highlight=False)
+
+
+def _notes(bench: Bench, runs: list[SweepPoint]) -> list[str]:
+    notes = []
+    prompts = bench.options.prompts
+    shares_nothing = (
+        bench.options.trace.trace is None
+        and not prompts.shared_prefix_tokens
+        and prompts.turns == 1
+    )
+    cached = max((run.summary.cached_share or 0.0) for run in runs)
+    if shares_nothing and cached > _SURPRISING_CACHED_SHARE:
+        notes.append(
+            f"{cached:.0%} of the prompt tokens came from the prefix cache although the workload "
+            "shares nothing: it was asked before. Use another --seed."
+        )
+    # A bound on concurrency holds requests back on purpose.
+    unbound_s = [run.summary.late_p99_s for run in runs if run.load.concurrency is None]
+    late_s = max(unbound_s, default=0.0)
+    if late_s > _WORRYING_LATE_S:
+        notes.append(f"this client ran up to {late_s * 1e3:.0f} ms (p99) behind its plan.")
+    return notes
+
+
+def _all_failures(runs: list[SweepPoint]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for run in runs:
+        for reason, count in run.summary.failures.items():
+            total[reason] = total.get(reason, 0) + count
+    return total
+
+
+def _title(bench: Bench, model: ServedModel) -> str:
+    return f"{model.id} at {bench.endpoint.root_url}"
+
+
+def _subtitle(bench: Bench) -> str:
+    options = bench.options
+    prompts = options.prompts
+    count = sum(len(conversation.turns) for conversation in bench.planned)
+    parts = [f"{count} requests"]
+    if options.trace.trace is not None:
+        parts.append(f"trace {options.trace.trace.name}")
+        parts.append(f"speed {options.trace.speed:g}, lengths x {options.trace.scale_lengths:g}")
+    elif prompts.lengths_file is not None:
+        parts.append(f"lengths {prompts.lengths_file.name}")
+    else:
+        parts.append(f"input {prompts.input_tokens}, output {prompts.output_tokens} tokens")
+    if prompts.shared_prefix_tokens:
+        parts.append(f"{prompts.prefix_groups} x {prompts.shared_prefix_tokens} prefix tokens")
+    if prompts.turns > 1:
+        parts.append(f"{prompts.turns} turns")
+    if len(bench.points) == 1:
+        parts.append(str(bench.points[0]))
+    if bench.points[0].rate_rps is not None:
+        parts.append(f"{options.load.arrivals(1.0).process} arrivals")
+    return ", ".join([*parts, f"seed {options.load.seed}"])
+
+
+def chart_of(bench: Bench, model: ServedModel, runs: list[SweepPoint]) -> Chart:
+    title, subtitle = _title(bench, model), _subtitle(bench)
+    if len(runs) == 1:
+        return measured_chart(title, subtitle, runs[0].requests, bench.slo)
+    return sweep_chart(title, subtitle, runs, bench.slo)
+
+
+def settings_of(bench: Bench) -> dict[str, Any]:
+    return asdict(bench.options) | {"slo": asdict(bench.slo)}
+
+
+def server_of(bench: Bench, model: ServedModel) -> dict[str, Any]:
+    return {
+        "url": bench.endpoint.root_url,
+        "model": model.id,
+        "context_tokens": model.context,
+        "vocabulary_tokens": model.vocabulary,
+    }

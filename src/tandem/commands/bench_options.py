@@ -2,9 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from tandem.bench.asking import CHAT_PATH, COMPLETION_PATH
 from tandem.bench.laws import Arrivals, Process, parse_length_law, read_length_pairs
@@ -17,7 +14,8 @@ from tandem.bench.workload import (
     plan_replay,
     plan_synthetic,
 )
-from tandem.commands.workloads import read_workload
+from tandem.commands.options import flag, flags
+from tandem.commands.workloads import TraceOptions, read_workload
 from tandem.facts.errors import InvalidConfiguration
 from tandem.report.measured import LoadPoint
 
@@ -25,47 +23,39 @@ _DEFAULT_PROMPTS = 100
 _DEFAULT_CONCURRENCY = 8
 
 
-@dataclass(frozen=True)
+@flags
 class LoadOptions:
     """How hard and in which rhythm to push."""
 
-    num_prompts: Annotated[
-        int | None,
-        typer.Option(
-            "--num-prompts",
-            "--requests",
-            min=1,
-            help="Requests to send. (default: 100, or the whole trace)",
-        ),
-    ] = None
-    rate: Annotated[
-        str | None,
-        typer.Option(
-            "--rate",
-            "--request-rate",
-            help="Requests a second; 1,2,4 sweeps; inf sends all at once. "
-            "(default: no rate; the next request starts when one ends)",
-        ),
-    ] = None
-    concurrency: Annotated[
-        str | None,
-        typer.Option(
-            "--concurrency",
-            "--max-concurrency",
-            help="Requests in flight at most; without --rate the load itself, and 1,2,4 sweeps. "
-            "(default: 8 without --rate, else no bound)",
-        ),
-    ] = None
-    arrival: Annotated[
-        Process, typer.Option(help="Law of the gaps; burst is gamma with --burstiness.")
-    ] = Process.POISSON
-    burstiness: Annotated[
-        float, typer.Option(help="Gamma shape: 1 is Poisson, smaller comes in bunches.")
-    ] = 1.0
-    warmup: Annotated[
-        int, typer.Option("--warmup", "--num-warmups", min=0, help="Requests before, not counted.")
-    ] = 4
-    seed: Annotated[int, typer.Option(min=0, help="Same seed, same requests.")] = 0
+    num_prompts: int | None = flag(
+        "Requests to send. (default: 100, or the whole trace)",
+        "--num-prompts",
+        "--requests",
+        default=None,
+        min=1,
+    )
+    rate: str | None = flag(
+        "Requests a second; 1,2,4 sweeps; inf sends all at once. "
+        "(default: no rate; the next request starts when one ends)",
+        "--rate",
+        "--request-rate",
+        default=None,
+    )
+    concurrency: str | None = flag(
+        "Requests in flight at most; without --rate the load itself, and 1,2,4 sweeps. "
+        "(default: 8 without --rate, else no bound)",
+        "--concurrency",
+        "--max-concurrency",
+        default=None,
+    )
+    arrival: Process = flag(
+        "Law of the gaps; burst is gamma with --burstiness.", default=Process.POISSON
+    )
+    burstiness: float = flag("Gamma shape: 1 is Poisson, smaller comes in bunches.", default=1.0)
+    warmup: int = flag(
+        "Requests before, not counted.", "--warmup", "--num-warmups", default=4, min=0
+    )
+    seed: int = flag("Same seed, same requests.", default=0, min=0)
 
     def points(self, traced: bool) -> list[LoadPoint]:
         """The loads to run, as given; a trace without rate or concurrency runs as recorded."""
@@ -90,96 +80,55 @@ class LoadOptions:
         return Arrivals(rate_rps, process, self.burstiness)
 
 
-@dataclass(frozen=True)
+@flags
 class PromptOptions:
     """What is asked."""
 
-    input_tokens: Annotated[
-        str,
-        typer.Option(
-            "--input-tokens",
-            "--random-input-len",
-            help="Prompt length: 256, uniform:100-500, normal:256,64 or lognormal:256,200.",
-        ),
-    ] = "256"
-    output_tokens: Annotated[
-        str,
-        typer.Option("--output-tokens", "--random-output-len", help="Answer length, likewise."),
-    ] = "64"
-    lengths_file: Annotated[
-        Path | None,
-        typer.Option(help="CSV(.gz) of prompt and answer lengths to draw from, as ShareGPT's."),
-    ] = None
-    max_input_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Cuts longer prompts to this.")
-    ] = None
-    shared_prefix_tokens: Annotated[
-        int,
-        typer.Option(
-            "--shared-prefix-tokens",
-            "--random-prefix-len",
-            min=0,
-            help="Tokens that prompts share, before their own.",
-        ),
-    ] = 0
-    prefix_groups: Annotated[
-        int, typer.Option(min=1, help="How many different shared prefixes there are.")
-    ] = 1
-    turns: Annotated[int, typer.Option(min=1, help="Requests a conversation.")] = 1
-    think_time_s: Annotated[
-        float, typer.Option("--think-time-s", min=0.0, help="Pause between two turns.")
-    ] = 0.0
-    endpoint: Annotated[
-        str, typer.Option(help=f"{COMPLETION_PATH} or {CHAT_PATH} (text only).")
-    ] = COMPLETION_PATH
-    text: Annotated[bool, typer.Option("--text", help="Send words instead of token ids.")] = False
-    vocabulary: Annotated[
-        int | None, typer.Option(min=2, help="Token ids below this. (default: ask the server)")
-    ] = None
-    ignore_eos: Annotated[bool, typer.Option(help="Answers are exactly as long as asked.")] = True
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0
+    input_tokens: str = flag(
+        "Prompt length: 256, uniform:100-500, normal:256,64 or lognormal:256,200.",
+        "--input-tokens",
+        "--random-input-len",
+        default="256",
+    )
+    output_tokens: str = flag(
+        "Answer length, likewise.", "--output-tokens", "--random-output-len", default="64"
+    )
+    lengths_file: Path | None = flag(
+        "CSV(.gz) of prompt and answer lengths to draw from, as ShareGPT's.", default=None
+    )
+    max_input_tokens: int | None = flag("Cuts longer prompts to this.", default=None, min=1)
+    shared_prefix_tokens: int = flag(
+        "Tokens that prompts share, before their own.",
+        "--shared-prefix-tokens",
+        "--random-prefix-len",
+        default=0,
+        min=0,
+    )
+    prefix_groups: int = flag("How many different shared prefixes there are.", default=1, min=1)
+    turns: int = flag("Requests a conversation.", default=1, min=1)
+    think_time_s: float = flag("Pause between two turns.", default=0.0, min=0.0)
+    endpoint: str = flag(f"{COMPLETION_PATH} or {CHAT_PATH} (text only).", default=COMPLETION_PATH)
+    text: bool = flag("Send words instead of token ids.", "--text", default=False)
+    vocabulary: int | None = flag(
+        "Token ids below this. (default: ask the server)", default=None, min=2
+    )
+    ignore_eos: bool = flag("Answers are exactly as long as asked.", default=True)
+    temperature: float = flag("0 is greedy.", default=0.0, min=0.0)
 
 
-@dataclass(frozen=True)
-class TraceOptions:
-    """A recorded workload instead of drawn lengths (and arrivals, unless --rate is given)."""
-
-    trace: Annotated[
-        Path | None,
-        typer.Option(help="Mooncake JSON lines, Azure CSV or own JSON lines; .gz or not."),
-    ] = None
-    speed: Annotated[float, typer.Option(min=1e-6, help="2 plays twice as fast.")] = 1.0
-    scale_lengths: Annotated[
-        float,
-        typer.Option(
-            min=1e-6,
-            help="Factor on prompt, answer and block lengths (512-token blocks of a trace).",
-        ),
-    ] = 1.0
-    spread_s: Annotated[
-        float,
-        typer.Option("--spread-s", min=0.0, help="Spreads coarse timestamps over so many seconds."),
-    ] = 0.0
-
-
-@dataclass(frozen=True)
+@flags
 class ReportOptions:
     """What is done with the results."""
 
-    slo: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--slo", "--goodput", help="Bounds for goodput: ttft=500ms,tpot=50ms,e2e=10s."
-        ),
-    ] = None
-    output: Annotated[Path | None, typer.Option(help="Writes everything as JSON.")] = None
-    records: Annotated[
-        Path | None, typer.Option(help="Writes one JSON line a request; usable as --trace.")
-    ] = None
-    plot: Annotated[
-        Path | None, typer.Option(help="Draws the results: .html (plotly) or .png (matplotlib).")
-    ] = None
-    progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True
+    slo: list[str] | None = flag(
+        "Bounds for goodput: ttft=500ms,tpot=50ms,e2e=10s.", "--slo", "--goodput", default=None
+    )
+    output: Path | None = flag("Writes everything as JSON.", default=None)
+    records: Path | None = flag("Writes one JSON line a request; usable as --trace.", default=None)
+    plot: Path | None = flag(
+        "Draws the results: .html (plotly) or .png (matplotlib).", default=None
+    )
+    progress: bool = flag("Show a progress bar.", default=True)
 
 
 @dataclass(frozen=True)

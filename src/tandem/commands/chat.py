@@ -10,8 +10,8 @@ from rich.console import Console
 
 from tandem.bench.client import Client, Endpoint, RequestFailed
 from tandem.bench.dialogue import Answer, Dialogue, stream_answer
-from tandem.commands.options import ServerOptions, with_options
-from tandem.commands.sampling_options import SamplingOptions
+from tandem.commands.options import SamplingOptions, ServerOptions, with_options
+from tandem.commands.terminal import write_now
 from tandem.facts.errors import InvalidRequest
 
 _HELP = """/reset          forget the conversation
@@ -53,13 +53,8 @@ def _answer_pipe(runner: asyncio.Runner, client: Client, dialogue: Dialogue) -> 
     question = sys.stdin.read().strip()
     if not question:
         raise InvalidRequest("the piped input", "is empty; write the question into it")
-    runner.run(stream_answer(client, dialogue.ask(question), Answer(), _write))
-    _write("\n")
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    runner.run(stream_answer(client, dialogue.ask(question), Answer(), write_now))
+    write_now("\n")
 
 
 @dataclass

@@ -13,12 +13,11 @@ from rich.console import Console
 from tandem.commands.cluster_view import members_table
 from tandem.commands.late_imports import part
 from tandem.commands.options import DEFAULT_URL
-from tandem.config.api_options import check_exposure
-from tandem.config.client_keys import has_client_keys
+from tandem.config.api_options import check_exposure, has_client_keys
 from tandem.config.cluster.file import Cluster
 from tandem.config.cluster.live import LiveFile, gateway_options
-from tandem.config.cluster.placement import bundles, on_ray
 from tandem.config.environment import child_environment
+from tandem.config.machine_share import bundles, on_ray
 from tandem.live.launching.launcher import Launcher, LocalLauncher
 from tandem.live.launching.ray_places import RayTerms
 from tandem.live.launching.state_directory import StateDirectory
@@ -133,7 +132,7 @@ class Greeting:
         )
 
 
-def _make_launcher(cluster: Cluster, heard: Callable[[Notice], None]) -> Launcher:
+def _make_launcher(cluster: Cluster, notify: Callable[[Notice], None]) -> Launcher:
     """On whose machines the cluster file wants the processes. Not open yet. Raises
     `InvalidConfiguration`."""
     if not on_ray(cluster):
@@ -149,6 +148,6 @@ def _make_launcher(cluster: Cluster, heard: Callable[[Notice], None]) -> Launche
     )
     # An extra that takes a second to import.
     launcher: Launcher = part("Ray launcher").RayLauncher(
-        terms, lambda name, text: heard(Notice(name, text))
+        terms, lambda name, text: notify(Notice(name, text))
     )
     return launcher

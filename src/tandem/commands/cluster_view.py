@@ -7,26 +7,19 @@ from dataclasses import fields, replace
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
+from tandem.commands.terminal import bytes_text, plain_table, seconds_text
 from tandem.facts.fleet import PlanningMode
 from tandem.facts.kv_tiers import TierFigures
 from tandem.messages.cluster import Audited
 from tandem.messages.gateway import ClusterStatus, PoolNodeStatus, WorkerStatus
 from tandem.messages.planning import HeldWorker, PlanningStatus
 
-UNSQUEEZED = 140
 # What a worker does for one gateway; the rest of a status is about the worker itself.
 _SUMMED = (
     "prompts", "output_tokens", "transfers", "failed_transfers", "moved_bytes", "sent_bytes",
     "spans", "seconds", "fetches", "failed_fetches", "fetched_tokens", "fetched_bytes",
     "fetch_seconds",
 )  # fmt: skip
-_PREFIXES = ("", "Ki", "Mi", "Gi", "Ti", "Pi")
-
-
-def terminal() -> Console:
-    """Where a command prints. Tables that go to a file or a pipe are not squeezed."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=UNSQUEEZED)
 
 
 def members_table(workers: Sequence[WorkerStatus]) -> Table:
@@ -50,11 +43,8 @@ def members_table(workers: Sequence[WorkerStatus]) -> Table:
 
 def workers_table(workers: Sequence[WorkerStatus], gone: Mapping[str, str]) -> Table:
     """A row for each worker; `gone` says why others are not there."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("worker", "role", "state"):
-        table.add_column(name, no_wrap=name != "state")
-    for name in ("runs", "waits", "KV", "prompts", "tokens", "KV read", "KV given"):
-        table.add_column(name, justify="right")
+    figures = ("runs", "waits", "KV", "prompts", "tokens", "KV read", "KV given")
+    table = _state_table(("worker", "role"), figures)
     table.add_column("by")
     for worker in workers:
         state = "ready" if worker.accepting else "[yellow]drains[/yellow]"
@@ -69,10 +59,10 @@ def workers_table(workers: Sequence[WorkerStatus], gone: Mapping[str, str]) -> T
             f"{used:.0%}",
             f"{worker.prompts:,}",
             f"{worker.output_tokens:,}",
-            f"{told_bytes(worker.moved_bytes)} in {worker.transfers:,}{failed}"
+            f"{bytes_text(worker.moved_bytes)} in {worker.transfers:,}{failed}"
             if worker.transfers
             else "-",
-            told_bytes(worker.sent_bytes) if worker.sent_bytes else "-",
+            bytes_text(worker.sent_bytes) if worker.sent_bytes else "-",
             ", ".join(worker.connectors),
         )
     for name, state in gone.items():
@@ -80,29 +70,29 @@ def workers_table(workers: Sequence[WorkerStatus], gone: Mapping[str, str]) -> T
     return table
 
 
-def print_status(console: Console, url: str, told: Sequence[ClusterStatus]) -> None:
+def print_status(console: Console, url: str, statuses: Sequence[ClusterStatus]) -> None:
     """What every gateway knows; figures of workers are added up over gateways."""
-    console.print(status_shown(url, told))
+    console.print(status_shown(url, statuses))
 
 
-def status_shown(url: str, told: Sequence[ClusterStatus]) -> Group:
+def status_shown(url: str, statuses: Sequence[ClusterStatus]) -> Group:
     """The same, for whoever shows it."""
-    workers = together(told)
+    workers = together(statuses)
     known = {worker.worker for worker in workers}
-    lost = [entry for status in told for entry in status.lost]
-    nodes = pool_nodes_of(told)
+    lost = [entry for status in statuses for entry in status.lost]
+    nodes = pool_nodes_of(statuses)
     known |= {node.node for node in nodes}
     gone = {name: f"lost: {reason}" for name, reason in lost if name not in known}
     lines = [f"[bold]{url}/v1[/bold]"]
     lines += [
-        f"{status.gateway}: up {told_seconds(status.up_s)}, {status.running_requests} requests "
+        f"{status.gateway}: up {seconds_text(status.up_s)}, {status.running_requests} requests "
         f"running, {status.waiting_requests} waiting, {status.finished_requests:,} finished, "
         f"{status.takeovers} taken over from another worker"
         + f" ({status.recomputed_tokens:,} tokens computed again)"
         * bool(status.takeovers)
-        for status in told
+        for status in statuses
     ]
-    for status in told:
+    for status in statuses:
         if status.planning is not None:
             lines += _planning_lines(status.planning)
     again = [f"{name} ({reason})" for name, reason in lost if name in known]
@@ -129,7 +119,7 @@ def _planning_lines(planning: PlanningStatus) -> Iterator[str]:
     advisory = " (advisory)" if planning.mode is PlanningMode.ADVISORY else ""
     yield f"planner {planning.policy}{advisory}: {', '.join(counts) or 'nothing changed yet'}"
     if planning.decisions:
-        yield f"  {told_seconds(planning.decided_ago_s)} ago: {planning.decisions[-1].text}"
+        yield f"  {seconds_text(planning.decided_ago_s)} ago: {planning.decisions[-1].text}"
     for what, names in (
         ("starting", [f"{each.worker} as {each.role}" for each in planning.starting]),
         ("draining", planning.draining),
@@ -140,7 +130,7 @@ def _planning_lines(planning: PlanningStatus) -> Iterator[str]:
 
 
 def _held(held: HeldWorker) -> str:
-    until = "until it is undrained" if held.left_s is None else f"for {told_seconds(held.left_s)}"
+    until = "until it is undrained" if held.left_s is None else f"for {seconds_text(held.left_s)}"
     return f"{held.worker} ({held.why}, {until})"
 
 
@@ -160,11 +150,9 @@ def _unlike(workers: Sequence[WorkerStatus]) -> list[RenderableType]:
 
 def print_audit(console: Console, workers: Sequence[Audited], problems: Sequence[str]) -> None:
     """What every worker holds at this moment, and which law is broken, if any."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("worker")
     counted = [each.name for each in fields(Audited) if each.name not in ("worker", "problem")]
-    for name in counted:
-        table.add_column(name.replace("_", " "), justify="right")
+    titles = [name.replace("_", " ") for name in counted]
+    table = plain_table("worker", *titles, right=titles, header_style="dim")
     for audited in workers:
         table.add_row(audited.worker, *(f"{getattr(audited, name):,}" for name in counted))
     console.print()
@@ -176,10 +164,10 @@ def print_audit(console: Console, workers: Sequence[Audited], problems: Sequence
     )
 
 
-def together(told: Sequence[ClusterStatus]) -> list[WorkerStatus]:
+def together(statuses: Sequence[ClusterStatus]) -> list[WorkerStatus]:
     """Every worker once, by name, with what it did for all gateways."""
     by_name: dict[str, list[WorkerStatus]] = {}
-    for worker in (worker for status in told for worker in status.workers):
+    for worker in (worker for status in statuses for worker in status.workers):
         by_name.setdefault(worker.worker, []).append(worker)
     return [_sum(by_name[name]) for name in sorted(by_name)]
 
@@ -191,23 +179,6 @@ def _sum(views: Sequence[WorkerStatus]) -> WorkerStatus:
     return replace(views[0], connectors=tuple(connectors), **sums)
 
 
-def told_bytes(count: float) -> str:
-    """`1.5 MiB`."""
-    for prefix in _PREFIXES[:-1]:
-        if count < 1024:
-            return f"{count:.0f} B" if not prefix else f"{count:.1f} {prefix}B"
-        count /= 1024
-    return f"{count:.1f} {_PREFIXES[-1]}B"
-
-
-def told_seconds(seconds: float) -> str:
-    """`40 s`, `12 min` or `3 h`."""
-    minutes, hours = seconds / 60, seconds / 3600
-    if minutes < 2:
-        return f"{seconds:.0f} s"
-    return f"{minutes:.0f} min" if hours < 2 else f"{hours:.0f} h"
-
-
 _NUMBERS = ("blocks", "of", "stored", "fetched", "missed", "corrupt", "us a token")
 
 
@@ -217,11 +188,7 @@ def tiers_table(workers: Sequence[WorkerStatus], nodes: Sequence[PoolNodeStatus]
     rows = list(_rows(workers, nodes))
     if not rows:
         return None
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("KV kept by", "in", "state"):
-        table.add_column(name, no_wrap=name != "state")
-    for name in _NUMBERS:
-        table.add_column(name, justify="right")
+    table = _state_table(("KV kept by", "in"), _NUMBERS)
     for name, place, figures in rows:
         state = "on" if figures.on else f"[yellow]off: {figures.reason}[/yellow]"
         if figures.failures:
@@ -230,9 +197,17 @@ def tiers_table(workers: Sequence[WorkerStatus], nodes: Sequence[PoolNodeStatus]
     return table
 
 
-def pool_nodes_of(told: Sequence[ClusterStatus]) -> list[PoolNodeStatus]:
+def _state_table(names: Sequence[str], figures: Sequence[str]) -> Table:
+    """Columns of names, of a state that may take several lines, and of figures."""
+    table = plain_table(*names, "state", *figures, right=figures, header_style="dim")
+    for column in table.columns[: len(names)]:
+        column.no_wrap = True
+    return table
+
+
+def pool_nodes_of(statuses: Sequence[ClusterStatus]) -> list[PoolNodeStatus]:
     """Every process of the shared pool once, by name."""
-    by_name = {node.node: node for status in told for node in status.pool_nodes}
+    by_name = {node.node: node for status in statuses for node in status.pool_nodes}
     return [by_name[name] for name in sorted(by_name)]
 
 

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -14,19 +13,18 @@ from rich.table import Table
 from tandem.bench.asking import COMPLETION_PATH
 from tandem.bench.client import Client, Endpoint, RequestFailed
 from tandem.bench.dialogue import Answer, Asked, stream_answer
-from tandem.commands.options import ServerOptions, with_options
-from tandem.commands.sampling_options import SamplingOptions
+from tandem.commands.options import SamplingOptions, ServerOptions, flag, flags, with_options
+from tandem.commands.terminal import plain_table, write_now
 
 
-@dataclass(frozen=True)
+@flags
 class CompletionOptions:
     """How many continuations, and what is shown of them."""
 
-    n: Annotated[int, typer.Option("--n", min=1, help="Continuations of the text.")] = 1
-    logprobs: Annotated[
-        int | None,
-        typer.Option(min=0, help="Show each token with so many likely alternatives."),
-    ] = None
+    n: int = flag("Continuations of the text.", default=1, min=1)
+    logprobs: int | None = flag(
+        "Show each token with so many likely alternatives.", default=None, min=0
+    )
 
 
 @with_options
@@ -60,8 +58,8 @@ async def _complete(endpoint: Endpoint, name: str | None, body: dict[str, Any]) 
             await _show_whole(client, body)
             return
         answer = Answer()
-        await stream_answer(client, Asked(COMPLETION_PATH, body), answer, _write)
-        _write("\n")
+        await stream_answer(client, Asked(COMPLETION_PATH, body), answer, write_now)
+        write_now("\n")
         if sys.stdout.isatty():
             Console(stderr=True).print(answer.pace, style="dim", highlight=False)
 
@@ -74,17 +72,15 @@ async def _show_whole(client: Client, body: Mapping[str, Any]) -> None:
     for choice in sorted(answer.choices, key=lambda choice: choice.index):
         if len(answer.choices) > 1:
             console.print(f"[dim]--- {choice.index} ({choice.finish_reason})[/dim]")
-        _write(choice.shown_text + "\n")
+        write_now(choice.shown_text + "\n")
         if choice.logprobs is not None:
             console.print(logprob_table(choice.logprobs))
 
 
 def logprob_table(logprobs: Mapping[str, Any]) -> Table:
     """Each token, its log-probability and the likeliest tokens of its place."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("token")
-    table.add_column("logprob", justify="right")
-    table.add_column("likeliest", style="dim")
+    table = plain_table("token", "logprob", "likeliest", right=("logprob",))
+    table.columns[-1].style = "dim"
     tops = logprobs.get("top_logprobs") or [None] * len(logprobs["tokens"])
     for token, value, top in zip(
         logprobs["tokens"], logprobs["token_logprobs"], tops, strict=False
@@ -93,8 +89,3 @@ def logprob_table(logprobs: Mapping[str, Any]) -> Table:
         shown = "  ".join(f"{other!r} {logprob:.2f}" for other, logprob in likeliest)
         table.add_row(repr(token), "-" if value is None else f"{value:.3f}", shown)
     return table
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()

@@ -3,13 +3,9 @@
 import asyncio
 import signal
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Annotated
 
-import typer
-
-from tandem.commands.cluster_view import terminal
-from tandem.commands.options import with_options
+from tandem.commands.options import flag, flags, with_options
+from tandem.commands.terminal import terminal
 from tandem.commands.which_cluster import WhichCluster, find_running
 from tandem.facts.errors import TandemError
 from tandem.live.launching.state_directory import (
@@ -26,16 +22,12 @@ class StillRunning(TandemError):
     """The cluster did not end within the time it was given."""
 
 
-@dataclass(frozen=True)
+@flags
 class DownOptions:
     """How long it may take."""
 
-    timeout_s: Annotated[
-        float, typer.Option("--timeout-s", min=0.1, help="Give up waiting after this.")
-    ] = 60.0
-    kill: Annotated[
-        bool, typer.Option("--kill", help="End every process at once; answers break off.")
-    ] = False
+    timeout_s: float = flag("Give up waiting after this.", default=60.0, min=0.1)
+    kill: bool = flag("End every process at once; answers break off.", "--kill", default=False)
 
 
 @with_options

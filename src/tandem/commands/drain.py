@@ -2,13 +2,12 @@
 role, while it goes on answering."""
 
 import asyncio
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-from tandem.commands.cluster_view import terminal
-from tandem.commands.options import with_options
+from tandem.commands.options import flag, flags, with_options
+from tandem.commands.terminal import terminal
 from tandem.commands.which_cluster import WhichCluster, find_running
 from tandem.facts.fleet import Role
 from tandem.live.gateway.operators import Operators
@@ -16,25 +15,22 @@ from tandem.live.gateway.operators import Operators
 WorkerArgument = Annotated[str, typer.Argument(help="Its name, as `tandem status` shows it.")]
 
 
-@dataclass(frozen=True)
+@flags
 class DrainOptions:
     """How long it may take."""
 
-    timeout_s: Annotated[
-        float,
-        typer.Option(
-            "--timeout-s", min=0.1, help="Stop waiting after this; it drains all the same."
-        ),
-    ] = 600.0
+    timeout_s: float = flag(
+        "Stop waiting after this; it drains all the same.", default=600.0, min=0.1
+    )
 
 
-@dataclass(frozen=True)
+@flags
 class LeaveOptions:
     """What comes then."""
 
-    leave: Annotated[
-        bool, typer.Option("--leave", help="End the worker's process when nothing is left on it.")
-    ] = False
+    leave: bool = flag(
+        "End the worker's process when nothing is left on it.", "--leave", default=False
+    )
 
 
 @with_options
@@ -42,7 +38,7 @@ def drain_command(
     worker: WorkerArgument, leaving: LeaveOptions, options: DrainOptions, which: WhichCluster
 ) -> None:
     """Give a worker no new requests, and wait until it has none left."""
-    _drain(worker, None, leaving.leave, (options, which))
+    asyncio.run(_operators(which, options).drain(worker, None, leaving.leave))
     said = "has left" if leaving.leave else "is empty; `tandem undrain` puts it back to work"
     terminal().print(f"{worker} {said}")
 
@@ -55,23 +51,17 @@ def flip_command(
     which: WhichCluster,
 ) -> None:
     """Give a worker another role: it finishes or hands over what it has, and keeps its cache."""
-    _drain(worker, role, False, (options, which))
+    asyncio.run(_operators(which, options).drain(worker, role, leave=False))
     terminal().print(f"{worker} now takes {role.value}")
 
 
 @with_options
 def undrain_command(worker: WorkerArgument, options: DrainOptions, which: WhichCluster) -> None:
     """Put a drained worker back to work."""
-    cluster = find_running(which)
-    operators = Operators(cluster.endpoints, cluster.keys, options.timeout_s)
-    asyncio.run(operators.undrain(worker))
+    asyncio.run(_operators(which, options).undrain(worker))
     terminal().print(f"{worker} takes requests again")
 
 
-def _drain(
-    worker: str, role: Role | None, leave: bool, context: tuple[DrainOptions, WhichCluster]
-) -> None:
-    options, which = context
+def _operators(which: WhichCluster, options: DrainOptions) -> Operators:
     cluster = find_running(which)
-    operators = Operators(cluster.endpoints, cluster.keys, options.timeout_s)
-    asyncio.run(operators.drain(worker, role, leave))
+    return Operators(cluster.endpoints, cluster.keys, options.timeout_s)

@@ -2,15 +2,14 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn
 from rich.table import Table
 
 from tandem.bench.client import Client, Endpoint
@@ -18,31 +17,28 @@ from tandem.bench.tasks.chat import ChatModel, HttpChat
 from tandem.bench.tasks.evaluation import EvaluationSettings, SuiteScore, evaluate
 from tandem.bench.tasks.suites import choose_suites
 from tandem.commands.late_imports import part
-from tandem.commands.options import ServerOptions, with_options
+from tandem.commands.options import ServerOptions, flag, flags, with_options
+from tandem.commands.terminal import plain_table, progress_bars
 from tandem.config.options import ServeOptions
 from tandem.report.documents import require_folder, write_file
 
 
-@dataclass(frozen=True)
+@flags
 class EvaluationOptions:
     """What is asked and where the answers go."""
 
-    tasks: Annotated[
-        str | None, typer.Option(help="Suites, as recall-1k,arithmetic. (default: all)")
-    ] = None
-    samples: Annotated[
-        int | None, typer.Option(min=1, help="Tasks a suite. (default: the suite's own number)")
-    ] = None
-    seed: Annotated[int, typer.Option(min=0, help="Same seed, same tasks.")] = 0
-    concurrency: Annotated[int, typer.Option(min=1, help="Chats asked at once.")] = 8
-    output: Annotated[Path | None, typer.Option(help="Writes tasks and replies as JSON.")] = None
-    progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True
-    in_process: Annotated[
-        bool, typer.Option("--in-process", help="Serve the bundled model here and measure it.")
-    ] = False
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="Serve this checkpoint in process and measure it.")
-    ] = None
+    tasks: str | None = flag("Suites, as recall-1k,arithmetic. (default: all)", default=None)
+    samples: int | None = flag(
+        "Tasks a suite. (default: the suite's own number)", default=None, min=1
+    )
+    seed: int = flag("Same seed, same tasks.", default=0, min=0)
+    concurrency: int = flag("Chats asked at once.", default=8, min=1)
+    output: Path | None = flag("Writes tasks and replies as JSON.", default=None)
+    progress: bool = flag("Show a progress bar.", default=True)
+    in_process: bool = flag(
+        "Serve the bundled model here and measure it.", "--in-process", default=False
+    )
+    checkpoint: Path | None = flag("Serve this checkpoint in process and measure it.", default=None)
 
     def settings(self) -> EvaluationSettings:
         """Raises `InvalidConfiguration` for an unknown suite."""
@@ -87,15 +83,7 @@ async def evaluate_with_progress(
     model: ChatModel, settings: EvaluationSettings, shown: bool
 ) -> list[SuiteScore]:
     """Any chat model, with a bar for each suite on the terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns,
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not (shown and console.is_terminal),
-    ) as progress:
+    with progress_bars(shown, MofNCompleteColumn()) as progress:
         bars = {
             suite.name: progress.add_task(suite.name, total=settings.samples or suite.samples)
             for suite in settings.suites
@@ -105,9 +93,8 @@ async def evaluate_with_progress(
 
 def score_table(scores: Sequence[SuiteScore]) -> Table:
     """One row a suite."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("task", "n", "score", "95 % interval", "target", ""):
-        table.add_column(name, justify="left" if name in ("task", "") else "right")
+    figures = ("n", "score", "95 % interval", "target")
+    table = plain_table("task", *figures, "", right=figures)
     for score in scores:
         low, high = score.interval
         target = score.suite.target

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 
 import tandem
-from tandem.commands.cluster_view import terminal
-from tandem.commands.options import with_options
+from tandem.commands.options import flag, flags, with_options
+from tandem.commands.terminal import terminal
 from tandem.commands.which_cluster import listen_endpoint, process_name, state_directory
 from tandem.config.cluster.live import LiveFile, read_live_cluster
 from tandem.config.processes import GatewayListening, GatewaySetup
@@ -29,30 +29,23 @@ POLL_S = 0.05
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 
 
-@dataclass(frozen=True)
+@flags
 class GatewayOptions:
     """Which one it is."""
 
-    keys: Annotated[Path, typer.Option(help="The gateway.json of `tandem keys`.")]
-    listen: Annotated[
-        str | None,
-        typer.Option(help="Where workers reach it, as 0.0.0.0:9000. (default: as in the file)"),
-    ] = None
-    name: Annotated[
-        str | None, typer.Option(help="Its name, another one each. (default: this host's)")
-    ] = None
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Changes the cluster file, as serve.port=8080."),
-    ] = None
-    state_dir: Annotated[
-        Path | None,
-        typer.Option(
-            "--state-dir",
-            help="Where it keeps its files while it runs. "
-            "(default: a directory of this user, by the cluster's name and its own)",
-        ),
-    ] = None
+    keys: Path = flag("The gateway.json of `tandem keys`.")
+    listen: str | None = flag(
+        "Where workers reach it, as 0.0.0.0:9000. (default: as in the file)", default=None
+    )
+    name: str | None = flag("Its name, another one each. (default: this host's)", default=None)
+    settings: list[str] | None = flag(
+        "Changes the cluster file, as serve.port=8080.", "--set", default=None
+    )
+    state_dir: Path | None = flag(
+        "Where it keeps its files while it runs. "
+        "(default: a directory of this user, by the cluster's name and its own)",
+        default=None,
+    )
 
 
 @with_options
@@ -108,21 +101,20 @@ async def _run(
     pid = await launcher.start(replace(gateway_program(setup, directory), log=None))
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, launcher.send, setup.gateway, signal.SIGTERM)
-    telling = asyncio.create_task(_tell(file, setup, (directory, pid), console))
+    announcing = asyncio.create_task(_announce(file, setup, directory, pid, console))
     try:
         ended = await launcher.ended()
     finally:
-        telling.cancel()
+        announcing.cancel()
     if ended.code:
         raise ProcessesFailed(f"{setup.gateway} {ended.how}")
     console.print(f"{setup.gateway} has ended")
 
 
-async def _tell(
-    file: LiveFile, setup: GatewaySetup, where: tuple[StateDirectory, int], console: Console
+async def _announce(
+    file: LiveFile, setup: GatewaySetup, directory: StateDirectory, pid: int, console: Console
 ) -> None:
     """Writes, once it listens, what other commands find it by."""
-    directory, pid = where
     listening = await _until_listening(directory.path / f"{setup.gateway}.json")
     endpoint = listening.endpoint
     for any_address, own in ANY_ADDRESS.items():
@@ -146,8 +138,8 @@ async def _tell(
     )
 
 
-async def _until_listening(told: Path) -> GatewayListening:
+async def _until_listening(file: Path) -> GatewayListening:
     while True:
         with suppress(FileNotFoundError, msgspec.DecodeError):
-            return msgspec.json.decode(told.read_bytes(), type=GatewayListening)
+            return msgspec.json.decode(file.read_bytes(), type=GatewayListening)
         await asyncio.sleep(POLL_S)

@@ -23,12 +23,12 @@ def hide_secrets() -> None:
     if words := taken_variable("TANDEM_WORDS"):
         sys.argv[1:] = json.loads(words)
         return
-    told = sys.argv[1:]
-    shown = without_secrets(told)
-    if shown != told and sys.orig_argv[-len(told) :] == told:
+    given = sys.argv[1:]
+    shown = without_secrets(given)
+    if shown != given and sys.orig_argv[-len(given) :] == given:
         # The number of the process stays, and tells the words from what a parent left behind.
-        command = [*sys.orig_argv[: -len(told)], *shown]
-        replace_process(command, TANDEM_WORDS=json.dumps(told))
+        command = [*sys.orig_argv[: -len(given)], *shown]
+        replace_process(command, TANDEM_WORDS=json.dumps(given))
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:

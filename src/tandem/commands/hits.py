@@ -8,9 +8,9 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from tandem.commands.options import with_options
+from tandem.commands.options import flag, flags, with_options
+from tandem.commands.terminal import plain_table
 from tandem.commands.workloads import read_workload
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.trace import TraceRow
@@ -26,25 +26,20 @@ _TTL = replace(SECONDS, bare="s")
 _GREY = len(COLOURS) - 1
 
 
-@dataclass(frozen=True)
+@flags
 class HitsOptions:
     """Which caches are tried, and where the answers go."""
 
-    capacity: Annotated[
-        str,
-        typer.Option(help="Sizes: blocks as 1953,5859, or tokens as 500k,3M. Unbounded is added."),
-    ] = "1M,3M,10M,30M"
-    eviction: Annotated[
-        str, typer.Option(help=f"Which go when it is full: {','.join(EVICTIONS)}, or all.")
-    ] = "lru"
-    ttl: Annotated[
-        str | None,
-        typer.Option(help="Also unbounded caches that forget a block so many seconds after use."),
-    ] = None
-    json: Annotated[Path | None, typer.Option("--json", help="Writes the counts.")] = None
-    plot: Annotated[
-        Path | None, typer.Option(help="Draws the curves: .html (plotly) or .png (matplotlib).")
-    ] = None
+    capacity: str = flag(
+        "Sizes: blocks as 1953,5859, or tokens as 500k,3M. Unbounded is added.",
+        default="1M,3M,10M,30M",
+    )
+    eviction: str = flag(f"Which go when it is full: {','.join(EVICTIONS)}, or all.", default="lru")
+    ttl: str | None = flag(
+        "Also unbounded caches that forget a block so many seconds after use.", default=None
+    )
+    json: Path | None = flag("Writes the counts.", default=None)
+    plot: Path | None = flag("Draws the curves: .html (plotly) or .png (matplotlib).", default=None)
 
     def capacities(self, block_tokens: int) -> list[int]:
         """In blocks, smallest first."""
@@ -95,7 +90,7 @@ def hits(
     results = _replay(rows, options)
     _print(Console(), trace, rows, results)
     if options.json is not None:
-        document = {"trace": trace.name, "caches": [_told(result) for result in results]}
+        document = {"trace": trace.name, "caches": [_figures_of(result) for result in results]}
         encoded = msgspec.json.format(msgspec.json.encode(document), indent=1)
         write_file(options.json, encoded, "--json")
     if draw is not None and options.plot is not None:
@@ -127,10 +122,9 @@ def _print(
         style="dim",
         highlight=False,
     )
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("eviction", style="bold")
-    for name in ("blocks", "tokens", "hit tokens", "hit blocks", "mean of requests"):
-        table.add_column(name, justify="right")
+    figures = ("blocks", "tokens", "hit tokens", "hit blocks", "mean of requests")
+    table = plain_table("eviction", *figures, right=figures)
+    table.columns[0].style = "bold"
     for result in results:
         blocks = result.capacity_blocks
         table.add_row(
@@ -144,7 +138,7 @@ def _print(
     console.print(table)
 
 
-def _told(result: CacheResult) -> dict[str, object]:
+def _figures_of(result: CacheResult) -> dict[str, object]:
     counts = asdict(result.hits)
     shares = {"token_share": result.hits.token_share, "block_share": result.hits.block_share}
     cache = {key: value for key, value in asdict(result).items() if key != "hits"}

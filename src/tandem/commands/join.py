@@ -4,14 +4,13 @@ this terminal."""
 import asyncio
 import signal
 from collections.abc import Coroutine
-from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Any
 
-import typer
 from rich.console import Console
 
-from tandem.commands.cluster_view import terminal
-from tandem.commands.options import with_options
+from tandem.commands.options import flag, flags, with_options
+from tandem.commands.terminal import terminal
 from tandem.commands.which_cluster import (
     FromOutside,
     Invitation,
@@ -40,39 +39,27 @@ from tandem.live.processes.setups import (
 POLL_S = 0.2
 
 
-@dataclass(frozen=True)
+@flags
 class JoinOptions:
     """What joins."""
 
-    pool: Annotated[
-        str | None, typer.Option(help="The pool to enlarge. (default: the only one)")
-    ] = None
-    shared_pool: Annotated[
-        bool,
-        typer.Option(
-            "--shared-pool", help="No worker: a process of the shared pool (tiers.remote)."
-        ),
-    ] = False
-    role: Annotated[Role | None, typer.Option(help="Another role than the pool's.")] = None
-    worker: Annotated[
-        str | None,
-        typer.Option(
-            "--worker", help="Its name. (default: the pool's next; with --gateway this host's)"
-        ),
-    ] = None
-    listen_s: Annotated[
-        float,
-        typer.Option("--start-timeout-s", min=1, help="Give up if it has not joined by then."),
-    ] = 900.0
-    health_port: Annotated[
-        int | None,
-        typer.Option(
-            "--health-port",
-            min=1,
-            max=65535,
-            help="Answers /health and /ready here, over HTTP. (default: nowhere)",
-        ),
-    ] = None
+    pool: str | None = flag("The pool to enlarge. (default: the only one)", default=None)
+    shared_pool: bool = flag(
+        "No worker: a process of the shared pool (tiers.remote).", "--shared-pool", default=False
+    )
+    role: Role | None = flag("Another role than the pool's.", default=None)
+    worker: str | None = flag(
+        "Its name. (default: the pool's next; with --gateway this host's)", default=None
+    )
+    listen_s: float = flag(
+        "Give up if it has not joined by then.", "--start-timeout-s", default=900.0, min=1
+    )
+    health_port: int | None = flag(
+        "Answers /health and /ready here, over HTTP. (default: nowhere)",
+        default=None,
+        min=1,
+        max=65535,
+    )
 
 
 @with_options
@@ -98,7 +85,7 @@ async def _join(invited: Invitation, options: JoinOptions, console: Console) -> 
     for number in (signal.SIGINT, signal.SIGTERM):
         # A second one reaches a worker that drains already, and ends it at once.
         loop.add_signal_handler(number, launcher.send, name, signal.SIGTERM)
-    beside = [_tell(invited, operators, (name, options.listen_s), console)]
+    beside = [_announce(invited, operators, name, options.listen_s, console)]
     if invited.supervisor is not None:
         beside.append(_leave_with(invited.supervisor, launcher, name))
     if options.health_port is not None:
@@ -140,11 +127,10 @@ async def _with_others(
     return working.result()
 
 
-async def _tell(
-    invited: Invitation, operators: Operators, who: tuple[str, float], console: Console
+async def _announce(
+    invited: Invitation, operators: Operators, name: str, limit_s: float, console: Console
 ) -> None:
     """Says when the worker is in. Raises `ProcessesFailed` when it takes longer than it may."""
-    name, limit_s = who
     try:
         async with asyncio.timeout(limit_s):
             while not any(name in status.members for status in await operators.statuses()):

@@ -40,7 +40,7 @@ PARTS: Final = {
     "serving": "tandem.commands.serving",
     "server": "tandem.live.processes.server",
     "profiling": "tandem.commands.profiling",
-    "GPUs": "tandem.config.machine",
+    "GPUs": "tandem.config.resolve",
     "Ray launcher": "tandem.live.launching.ray_launcher",
 }
 Part = Literal["command line", "serving", "server", "profiling", "GPUs", "Ray launcher"]

@@ -1,65 +1,118 @@
-"""How a command declares its flags: as dataclasses, so that forty flags need no forty parameters.
+"""How verbs declare their flags, groups of flags that several verbs have, and what becomes of a
+user's mistakes.
 
-`with_options` spreads the fields of a command's dataclass parameters into flags for typer and puts
-the values together again; mistakes become one line (`in_one_line`).
+Flags are fields of dataclasses, or of a struct of options whose fields are keys of a YAML file as
+well. `with_options` spreads them into flags for typer and puts the values together again.
 """
 
 import copy
 import functools
 import inspect
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import Annotated, Any, cast, get_args, get_type_hints
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import (
+    Annotated,
+    Any,
+    TypeVar,
+    cast,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
+import msgspec
 import typer
 
-from tandem.commands.reporting import in_one_line
+from tandem.config.options import ServeOptions
+from tandem.facts.errors import InvalidConfiguration, InvalidRequest, TandemError
 
+T = TypeVar("T")
 DEFAULT_URL = "http://127.0.0.1:8000"
+_SERVERS = "(default: the server's)"
+
+# Those options of `tandem serve` that the user gave, by name; defaults come from elsewhere.
+GivenOptions = Annotated[Mapping[str, object], ServeOptions]
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        help="Directory of a checkpoint, or a name on the Hugging Face hub. "
+        "Without one, the small bundled model is served.",
+        show_default=False,
+    ),
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", help="YAML file with any of these options.", show_default=False),
+]
 
 
-@dataclass(frozen=True)
+def flag(text: str, *names: str, default: Any = MISSING, **rules: Any) -> Any:
+    """A field of a group of flags: its help, its names where they are others than its own with `--`
+    before it, its value where it is not given, and whatever else `typer.Option` takes."""
+    return field(default=default, metadata={"option": typer.Option(*names, help=text, **rules)})
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(flag, field))
+def flags(group: type[T]) -> type[T]:
+    """A group of flags: a frozen dataclass, whose docstring begins with its title in the help."""
+    return dataclass(frozen=True)(group)
+
+
+@flags
 class ServerOptions:
     """Which server to talk to."""
 
-    url: Annotated[
-        str, typer.Option("--url", "--base-url", help="Server address, with or without /v1.")
-    ] = DEFAULT_URL
-    model: Annotated[
-        str | None, typer.Option(help="Served model name. (default: the server's first)")
-    ] = None
-    api_key: Annotated[
-        str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as bearer token.")
-    ] = None
-    timeout_s: Annotated[
-        float, typer.Option("--timeout-s", min=0.001, help="Longest wait for a whole answer.")
-    ] = 600.0
+    url: str = flag(
+        "Server address, with or without /v1.", "--url", "--base-url", default=DEFAULT_URL
+    )
+    model: str | None = flag("Served model name. (default: the server's first)", default=None)
+    api_key: str | None = flag("Sent as bearer token.", default=None, envvar="OPENAI_API_KEY")
+    timeout_s: float = flag("Longest wait for a whole answer.", default=600.0, min=0.001)
+
+
+@flags
+class SamplingOptions:
+    """What is None is not sent: the server's own default holds."""
+
+    max_tokens: int | None = flag(f"Longest answer. {_SERVERS}", default=None, min=1)
+    temperature: float | None = flag(f"0 is greedy. {_SERVERS}", default=None, min=0.0)
+    top_p: float | None = flag(f"Nucleus. {_SERVERS}", default=None, min=0.0, max=1.0)
+    seed: int | None = flag(
+        "Same seed, same answer. (default: a new one each)", default=None, min=0
+    )
+
+    def fields(self) -> dict[str, Any]:
+        """The body's fields."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with every field of its dataclass parameters, and of dataclasses within them, as
-    a flag of its own. Two fields of one name raise `ValueError` on import."""
+    """The command with every field of its dataclass parameters, of dataclasses within them, and of
+    the struct of a parameter like `GivenOptions`, as a flag of its own. Two fields of one name
+    raise `ValueError` on import. A `TandemError` of the command becomes one line on stderr and exit
+    code 2 for a bad value, 1 for everything else."""
     hints = get_type_hints(command, include_extras=True)
-    reporting = in_one_line(command)
+    signature = inspect.signature(command).parameters
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        reporting(**{name: _gathered(name, hint, values) for name, hint in taken.items()})
+        try:
+            command(**{name: _gathered(name, hints[name], values) for name in signature})
+        except TandemError as error:
+            typer.echo(f"tandem: {error}", err=True)
+            misused = isinstance(error, InvalidConfiguration | InvalidRequest)
+            raise typer.Exit(2 if misused else 1) from error
 
     parameters: list[inspect.Parameter] = []
-    signature = inspect.signature(command).parameters
-    taken = {name: hints[name] for name in signature}
     for name, parameter in signature.items():
         if is_dataclass(hints[name]):
             parameters += _flags(hints[name])
+        elif struct := _struct(hints[name]):
+            parameters += _flags_of_struct(struct)
         else:
-            parameters.append(
-                parameter.replace(
-                    annotation=hints[name],
-                    # Only keywords may mix those with and those without a default.
-                    kind=inspect.Parameter.KEYWORD_ONLY,
-                )
-            )
+            parameters.append(_keyword(name, hints[name], parameter.default))
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {entry.name: entry.annotation for entry in parameters}
     return run
@@ -67,39 +120,58 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def _gathered(name: str, hint: Any, values: dict[str, Any]) -> Any:
     """The argument of one parameter or field, put together from the flags' values."""
+    if struct := _struct(hint):
+        # An option that was not given is None (or an empty list).
+        given = {each.name: values[each.name] for each in msgspec.structs.fields(struct)}
+        return {each: value for each, value in given.items() if value not in (None, [])}
     if not is_dataclass(hint):
         return values[name]
     hints = get_type_hints(hint, include_extras=True)
-    parts = {field.name: _gathered(field.name, hints[field.name], values) for field in fields(hint)}
+    parts = {entry.name: _gathered(entry.name, hints[entry.name], values) for entry in fields(hint)}
     return cast(type, hint)(**parts)
 
 
-def _flags(group: Any) -> list[inspect.Parameter]:
+def _keyword(name: str, hint: Any, default: Any) -> inspect.Parameter:
+    """Only keywords may mix those with and those without a default."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def _flags(group: Any) -> Iterator[inspect.Parameter]:
+    """Of the fields of a dataclass, in a panel of the help that is called as the first sentence of
+    its docstring."""
     hints = get_type_hints(group, include_extras=True)
-    flags: list[inspect.Parameter] = []
-    for field in fields(group):
-        hint = hints[field.name]
-        if is_dataclass(hint):
-            flags += _flags(hint)
+    title = str(inspect.getdoc(group)).partition(".")[0].replace("\n", " ")
+    for entry in fields(group):
+        if is_dataclass(hints[entry.name]):
+            yield from _flags(hints[entry.name])
             continue
-        default = inspect.Parameter.empty if field.default is MISSING else field.default
-        annotation = _in_panel(hint, _title(group))
-        flags.append(
-            inspect.Parameter(
-                field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
-            )
+        option = copy.copy(entry.metadata["option"])
+        option.rich_help_panel = title
+        default = inspect.Parameter.empty if entry.default is MISSING else entry.default
+        yield _keyword(entry.name, Annotated[hints[entry.name], option], default)
+
+
+def _struct(hint: Any) -> type[msgspec.Struct] | None:
+    """The struct whose options a parameter takes, if it takes those of one."""
+    rule = get_args(hint)[1] if get_origin(hint) is Annotated else None
+    return rule if isinstance(rule, type) and issubclass(rule, msgspec.Struct) else None
+
+
+def _flags_of_struct(struct: type[msgspec.Struct]) -> Iterator[inspect.Parameter]:
+    """Without defaults of their own, which the help shows all the same."""
+    for entry in msgspec.structs.fields(struct):
+        kind, *metas = get_args(entry.type)
+        described = next(meta for meta in metas if getattr(meta, "description", None))
+        many = get_origin(kind) is tuple
+        choices = get_args(kind) if not many and not isinstance(kind, type) else ()
+        shown = "" if many else str(entry.default).lower() if kind is bool else str(entry.default)
+        text = described.description + (f" \\[{'|'.join(choices)}]" if choices else "")
+        name = entry.encode_name
+        flag = typer.Option(
+            f"--{name}/--no-{name}" if kind is bool else f"--{name}",
+            help=f"{text} [dim]({shown})[/dim]" if shown else text,
+            rich_help_panel=described.extra["panel"],
+            show_default=False,
         )
-    return flags
-
-
-def _in_panel(hint: Any, title: str) -> Any:
-    """The annotation with its option moved into a panel of the help."""
-    kind, option = get_args(hint)
-    option = copy.copy(option)
-    option.rich_help_panel = title
-    return Annotated[kind, option]
-
-
-def _title(group: Any) -> str:
-    """The first sentence of the dataclass's docstring heads the panel of its flags."""
-    return str(inspect.getdoc(group)).partition(".")[0].replace("\n", " ")
+        base: Any = list[str] if many else str if choices else kind
+        yield _keyword(entry.name, Annotated[base | None, flag], None)

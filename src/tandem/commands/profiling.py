@@ -14,10 +14,10 @@ from rich.table import Table
 
 import tandem
 from tandem.bench.stopwatch import start_clock
+from tandem.commands.terminal import plain_table
 from tandem.config.environment import BUNDLED_MODEL
-from tandem.config.machine import machine_facts
 from tandem.config.options import ServeOptions
-from tandem.config.resolve import ModelFacts, ServerPlan, resolve
+from tandem.config.resolve import ModelFacts, ServerPlan, machine_facts, resolve
 from tandem.cost.fitted import COEFFICIENTS, FittedStepTime, TimedStep, fit, to_fields
 from tandem.cost.step import StepShape
 from tandem.engine.engine import Engine
@@ -65,10 +65,9 @@ class Grid:
 
 
 def profile(
-    model: str | None, options: ServeOptions, grid: Grid, report: tuple[Path, Console]
+    model: str | None, options: ServeOptions, grid: Grid, path: Path, console: Console
 ) -> None:
     """Load the model, time the grid, fit, show and write. Raises `InvalidConfiguration`."""
-    path, console = report
     directory = BUNDLED_MODEL if model is None else find_model(model, options.revision)
     name = BUNDLED_MODEL.name if model is None else model
     engine, plan = load_engine(directory, options)
@@ -202,9 +201,8 @@ def _error(fitted: FittedStepTime, sample: TimedStep) -> float:
 
 
 def _table(fitted: FittedStepTime, samples: list[TimedStep]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("step", "measured ms", "fitted ms", "error"):
-        table.add_column(name, justify="left" if name == "step" else "right")
+    figures = ("measured ms", "fitted ms", "error")
+    table = plain_table("step", *figures, right=figures)
     for sample in samples:
         shape = sample.shape
         if shape.chunks:

@@ -1,6 +1,5 @@
 """`tandem replay`: plays a gateway's journal, as it was decided or as others would have decided."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -8,17 +7,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tandem.commands.options import with_options
-from tandem.commands.replay_trials import Otherwise, recorded_run, recorded_shape, trials_of
-from tandem.commands.simulate import perform
-from tandem.commands.simulate_output import (
-    Run,
-    print_runs,
-    save_plot,
-    write_figures,
-    write_records,
-)
-from tandem.config.environment import host_facts
+from tandem.commands.options import flag, flags, with_options
+from tandem.commands.recorded_runs import recorded_run, recorded_shape, trials_of
+from tandem.commands.simulated_runs import REGISTRIES, RunOutput, print_runs
 from tandem.config.journal import recorded_cluster
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.processes.journal import recorded_machine
@@ -28,61 +19,54 @@ from tandem.observe.journal.replay import Comparison, Difference, compare, turns
 from tandem.policy.admission.policies import ADMISSIONS
 from tandem.policy.planning.registry import PLANNINGS
 from tandem.policy.routing.policies import ROUTINGS
-from tandem.report.documents import require_folder
-from tandem.report.plots.libraries import load_plotter
 
 DIFFERENT = 1
 
 
-@dataclass(frozen=True)
+@flags
 class OtherwiseOptions:
     """What is to be decided otherwise."""
 
-    routing: Annotated[
-        str | None,
-        typer.Option(help=f"What other routing would have done: {', '.join(ROUTINGS)}; or a list."),
-    ] = None
-    admission: Annotated[
-        str | None, typer.Option(help=f"Other admission: {', '.join(ADMISSIONS)}; or a list.")
-    ] = None
-    planning: Annotated[
-        str | None, typer.Option(help=f"Another planner: {', '.join(PLANNINGS)}; or a list.")
-    ] = None
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Changes the cluster, as pools.decode.count=4."),
-    ] = None
-    slo: Annotated[
-        list[str] | None,
-        typer.Option("--slo", help="The SLO, as ttft=2s,tpot=50ms. (default: the recorded)"),
-    ] = None
+    routing: str | None = flag(
+        f"What other routing would have done: {', '.join(ROUTINGS)}; or a list.", default=None
+    )
+    admission: str | None = flag(
+        f"Other admission: {', '.join(ADMISSIONS)}; or a list.", default=None
+    )
+    planning: str | None = flag(
+        f"Another planner: {', '.join(PLANNINGS)}; or a list.", default=None
+    )
+    settings: list[str] | None = flag(
+        "Changes the cluster, as pools.decode.count=4.", "--set", default=None
+    )
+    slo: list[str] | None = flag(
+        "The SLO, as ttft=2s,tpot=50ms. (default: the recorded)", default=None
+    )
 
     @property
     def wanted(self) -> bool:
         return self != OtherwiseOptions()
 
-    def tried(self) -> Otherwise:
-        """What of it makes runs of its own."""
-        return Otherwise(self.routing, self.admission, self.planning, self.slo or ())
+    @property
+    def policies(self) -> dict[str, str]:
+        """Lists of names as `cost,round-robin`, by the kind of policy."""
+        named = {kind: getattr(self, kind) for kind in REGISTRIES}
+        return {kind: names for kind, names in named.items() if names is not None}
 
 
-@dataclass(frozen=True)
+@flags
 class ReplayOutput:
     """What comes out."""
 
-    plot: Annotated[
-        Path | None, typer.Option(help="Draws the comparison: .html or .png. It simulates.")
-    ] = None
-    json: Annotated[
-        Path | None, typer.Option("--json", help="Writes every figure. It simulates.")
-    ] = None
-    records: Annotated[
-        Path | None, typer.Option(help="Writes every request, a JSON line each. It simulates.")
-    ] = None
-    processes: Annotated[
-        int | None, typer.Option(min=1, help="Runs at the same time. (default: one a core)")
-    ] = None
-    progress: Annotated[bool, typer.Option(help="Show how far the runs are.")] = True
+    plot: Path | None = flag("Draws the comparison: .html or .png. It simulates.", default=None)
+    json: Path | None = flag("Writes every figure. It simulates.", default=None)
+    records: Path | None = flag(
+        "Writes every request, a JSON line each. It simulates.", default=None
+    )
+    processes: int | None = flag(
+        "Runs at the same time. (default: one a core)", default=None, min=1
+    )
+    progress: bool = flag("Show how far the runs are.", default=True)
 
     @property
     def wanted(self) -> bool:
@@ -127,13 +111,13 @@ def _compare(run: JournalRun, folder: Path, console: Console) -> None:
         )
     cluster = recorded_cluster(run.head.cluster, run.head.files, folder)
     done = compare(run.records(), *recorded_machine(run.head, cluster))
-    for line in _told(run, done):
+    for line in _outcome_lines(run, done):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if done.difference is not None:
         raise typer.Exit(DIFFERENT)
 
 
-def _told(run: JournalRun, done: Comparison) -> list[str]:
+def _outcome_lines(run: JournalRun, done: Comparison) -> list[str]:
     played = (
         f"{run.name}: {done.requests:,} requests ({done.rejected:,} rejected), {done.events:,} "
         f"events in {done.seconds:,.1f} s"
@@ -171,10 +155,10 @@ def _difference(done: Comparison, found: Difference) -> list[str]:
     return lines
 
 
-def _decision(told: str | int | None) -> str:
-    if told is None:
+def _decision(decided: str | int | None) -> str:
+    if decided is None:
         return "nothing more"
-    return f"tokens of {told} requests go to clients" if isinstance(told, int) else told
+    return f"tokens of {decided} requests go to clients" if isinstance(decided, int) else decided
 
 
 def _simulate(
@@ -184,9 +168,7 @@ def _simulate(
     folder: Path,
     console: Console,
 ) -> None:
-    draw = None if output.plot is None else load_plotter(output.plot)
-    require_folder(output.json, "--json")
-    require_folder(output.records, "--records")
+    files = RunOutput(output.plot, output.json, output.records, output.processes, output.progress)
     history = History(run.head, turns_of(run.records()))
     rows = trace_rows(history)
     if not rows:
@@ -195,21 +177,14 @@ def _simulate(
     configured = recorded_cluster(head.cluster, head.files, folder)
     changed = recorded_cluster(head.cluster, head.files, folder, settings)
     shape = recorded_shape(configured, changed, history)
-    trials = trials_of(shape, otherwise.tried())
+    trials = trials_of(shape, otherwise.policies, otherwise.slo or ())
     slo = trials[0].cluster.slo
-    records = perform(trials, rows, output.processes or host_facts().cores, output.progress)
-    runs = [
-        recorded_run(recorded_shape(configured, configured, history), slo, history),
-        *(Run(trial, record) for trial, record in zip(trials, records, strict=True)),
-    ]
+    simulated = files.perform(trials, rows)
+    recorded = recorded_run(recorded_shape(configured, configured, history), slo, history)
+    runs = [recorded, *simulated]
     notes = [run.name, *_notes(run, history)]
     print_runs(console, runs, notes, references=1)
-    if output.json is not None:
-        write_figures(output.json, runs, notes)
-    if output.records is not None:
-        write_records(output.records, runs)
-    if draw is not None and output.plot is not None:
-        save_plot(draw, output.plot, runs, notes)
+    files.write(runs, notes, notes)
 
 
 def _notes(run: JournalRun, history: History) -> list[str]:

@@ -3,14 +3,13 @@ on answering."""
 
 import asyncio
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from tandem.commands.cluster_view import terminal
-from tandem.commands.options import with_options
+from tandem.commands.options import flag, flags, with_options
+from tandem.commands.terminal import terminal
 from tandem.commands.which_cluster import RunningCluster, WhichCluster, find_running
 from tandem.facts.errors import InvalidConfiguration, TandemError, nearest
 from tandem.live.gateway.operators import NobodyAnswers, Operators
@@ -23,22 +22,16 @@ class NotBack(TandemError):
     """A worker has left and does not come back."""
 
 
-@dataclass(frozen=True)
+@flags
 class RestartOptions:
     """Whom, and how long it may take."""
 
-    everybody: Annotated[bool, typer.Option("--all", help="Every worker, one after the other.")] = (
-        False
+    everybody: bool = flag("Every worker, one after the other.", "--all", default=False)
+    timeout_s: float = flag(
+        "Of one worker: stop waiting after this for it to be empty, and again for it to be back.",
+        default=600.0,
+        min=0.1,
     )
-    timeout_s: Annotated[
-        float,
-        typer.Option(
-            "--timeout-s",
-            min=0.1,
-            help="Of one worker: stop waiting after this for it to be empty, and again for it to "
-            "be back.",
-        ),
-    ] = 600.0
 
 
 WorkersArgument = Annotated[
@@ -65,22 +58,22 @@ async def _restart(
 ) -> None:
     quick = Operators(cluster.endpoints, cluster.keys)
     patient = Operators(cluster.endpoints, cluster.keys, options.timeout_s)
-    told = await quick.statuses()
-    if not told:
+    statuses = await quick.statuses()
+    if not statuses:
         raise NobodyAnswers("no gateway answers")
-    mine = [each for each in told[0].workers if each.worker in cluster.record.processes]
+    mine = [each for each in statuses[0].workers if each.worker in cluster.record.processes]
     turns = _turns(mine, named, options)
-    _check_stand_ins(told[0].workers, turns)
+    _check_stand_ins(statuses[0].workers, turns)
     for count, worker in enumerate(turns, start=1):
         place = f"[dim]{count} of {len(turns)}[/dim]  " if len(turns) > 1 else ""
         console.print(f"{place}{worker.worker} drains …", soft_wrap=True)
         await patient.restart(worker.worker)
         await _until_back(quick, worker, options.timeout_s)
         if worker.role is not await _role(quick, worker.worker):
-            # It comes back with the role of its pool: give it the one that it was told to take.
+            # It comes back with the role of its pool: give it the one that it had.
             await patient.drain(worker.worker, worker.role, leave=False)
         console.print(f"{place}[bold green]{worker.worker}[/bold green] is back", soft_wrap=True)
-    elsewhere = [each.worker for each in told[0].workers if each not in mine]
+    elsewhere = [each.worker for each in statuses[0].workers if each not in mine]
     if options.everybody and elsewhere:
         console.print(
             f"{', '.join(elsewhere)}: not started by this cluster's supervisor; end it where it "
@@ -133,10 +126,10 @@ async def _until_back(operators: Operators, before: WorkerStatus, limit_s: float
         ) from error
 
 
-def _back(told: Collection[ClusterStatus], before: WorkerStatus) -> bool:
+def _back(statuses: Collection[ClusterStatus], before: WorkerStatus) -> bool:
     found = [
         next((each for each in status.workers if each.worker == before.worker), None)
-        for status in told
+        for status in statuses
     ]
     return bool(found) and all(
         each is not None and each.accepting and each.incarnation != before.incarnation
@@ -145,5 +138,5 @@ def _back(told: Collection[ClusterStatus], before: WorkerStatus) -> bool:
 
 
 async def _role(operators: Operators, name: str) -> object:
-    told = await operators.statuses()
-    return next((e.role for status in told for e in status.workers if e.worker == name), None)
+    statuses = await operators.statuses()
+    return next((e.role for status in statuses for e in status.workers if e.worker == name), None)

@@ -1,100 +1,139 @@
-"""`tandem serve`: one model behind the OpenAI API, in this process or over several workers."""
+"""`tandem serve`: one model behind the OpenAI API, in this process, or over several workers by the
+cluster file that its flags mean."""
 
 import logging
+import os
+from collections.abc import Mapping
+from dataclasses import field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import msgspec
+import yaml
+from rich.console import Console
 
 from tandem.api.key_ring import read_key_file
-from tandem.commands.cluster_view import terminal
-from tandem.commands.flags import ConfigFile, with_flags
+from tandem.commands.cluster_screen import CTRL_C, Screen, run_cluster
 from tandem.commands.late_imports import part
-from tandem.commands.serve_cluster import Caches, Shape, serve_cluster
+from tandem.commands.options import (
+    ConfigFile,
+    GivenOptions,
+    ModelArgument,
+    flag,
+    flags,
+    with_options,
+)
+from tandem.commands.terminal import terminal
+from tandem.commands.which_cluster import state_directory
 from tandem.config.api_options import check_exposure
-from tandem.config.environment import host_facts
+from tandem.config.cluster.live import LiveFile, checked
+from tandem.config.cluster.tree import FLAGS, parse
+from tandem.config.environment import cache_directory, host_facts, may_have_gpu
+from tandem.config.hardware.worker import bundled_devices
 from tandem.config.options import ServeOptions, read_options
+from tandem.facts.errors import InvalidConfiguration
+from tandem.live.launching.state_directory import sweep
+from tandem.live.processes.before_start import check_before_start
+from tandem.live.processes.cluster import RunLimits
 
-ModelArgument = Annotated[
-    str | None,
-    typer.Argument(
-        help="Directory of a checkpoint, or a name on the Hugging Face hub. "
-        "Without one, the small bundled model is served.",
+OWN_NAME = "serve-"
+# A GPU without a datasheet of its own is priced as this one.
+USUAL_GPU = "h100"
+_OWN_PLACE = ("device", "block-size", "max-model-len")
+# A pool in a cluster file has other figures than `tandem serve` where nothing is written.
+_ALWAYS_WRITTEN = ("max-num-seqs", "max-num-batched-tokens", "gpu-memory-utilization")
+
+
+def _count(text: str, least: int = 0) -> Any:
+    return flag(text, default=least, min=least, max=256, show_default=False)
+
+
+def _size(text: str) -> Any:
+    return flag(f"{text} [dim](none)[/dim]", default="", metavar="SIZE", show_default=False)
+
+
+@flags
+class Caches:
+    """KV beyond the device. Sizes as they are written in a cluster file; empty: there is none. The
+    first two are of each worker, the shared one is everybody's."""
+
+    host_cache: str = _size("Memory of each worker for KV that left its device.")
+    disk_cache: str = _size("Disk of each worker for KV; found again after a restart.")
+    disk_cache_dir: Path | None = flag(
+        "Folder of the disk cache. [dim](in the user's cache directory)[/dim]",
+        default=None,
         show_default=False,
-    ),
-]
-PANEL = "Several processes"
-CACHES = "KV beyond the device"
+    )
+    shared_cache: str = _size("Memory of a process that keeps KV for all workers.")
+
+    def tiers(self) -> dict[str, object]:
+        """As in a cluster file. Raises `InvalidConfiguration`."""
+        if self.disk_cache_dir is not None and not self.disk_cache:
+            raise InvalidConfiguration("--disk-cache-dir needs a size, too: --disk-cache 100GiB")
+        folder = self.disk_cache_dir or cache_directory() / "serve" / "kv"
+        named: dict[str, dict[str, object]] = {
+            "host": {"capacity": self.host_cache},
+            "disk": {"capacity": self.disk_cache, "path": str(folder.expanduser().absolute())},
+            "remote": {"capacity": self.shared_cache},
+        }
+        return {tier: keys for tier, keys in named.items() if keys["capacity"]}
 
 
-def _count(*names: str, text: str, default: int = 0) -> Any:
-    return typer.Option(
-        *names, min=default, max=256, help=text, rich_help_panel=PANEL, show_default=False
+@flags
+class Shape:
+    """Several processes. How many workers of which role, over how many devices each is spread, and
+    the folder of the gateway's journal, if it writes one."""
+
+    prefill: int = _count("Workers that compute prompts.")
+    decode: int = _count("Workers that draw the answers.")
+    workers: int = _count("Workers that do both.")
+    tensor_parallel: int = _count("Devices that share each layer.", 1)
+    pipeline_parallel: int = _count("Devices that share the layers.", 1)
+    connectors: list[str] | None = flag(
+        "How KV moves between workers; repeat by preference. "
+        r"\[shm|tcp|nixl|cuda-ipc] [dim](what suits the devices)[/dim]",
+        "--connector",
+        default=None,
+        show_default=False,
+    )
+    caches: Caches = field(default_factory=Caches)
+    journal: Path | None = flag(
+        "Write down what the gateway is told, for `tandem replay`. [dim](nothing)[/dim]",
+        default=None,
+        metavar="DIR",
+        show_default=False,
     )
 
+    @property
+    def wanted(self) -> bool:
+        """Whether this is more than one process that does everything."""
+        return replace(self, connectors=self.connectors or None) != Shape()
 
-def _size(*names: str, text: str) -> Any:
-    return typer.Option(
-        *names,
-        metavar="SIZE",
-        help=f"{text} [dim](none)[/dim]",
-        rich_help_panel=CACHES,
-        show_default=False,
-    )
+    def pools(self, device: str) -> list[dict[str, object]]:
+        """As in a cluster file. Raises `InvalidConfiguration`."""
+        if bool(self.prefill) != bool(self.decode) and not self.workers:
+            one, other = ("--prefill", "--decode") if self.prefill else ("--decode", "--prefill")
+            raise InvalidConfiguration(f"{one} alone cannot serve; give {other} or --workers, too")
+        counts = {"prefill": self.prefill, "decode": self.decode, "worker": self.workers}
+        if not any(counts.values()):
+            counts["worker"] = 1
+        return [
+            {
+                "name": name,
+                "role": "both" if name == "worker" else name,
+                "count": count,
+                "device": device,
+                "tensor_parallel": self.tensor_parallel,
+                "pipeline_parallel": self.pipeline_parallel,
+            }
+            for name, count in counts.items()
+            if count
+        ]
 
 
-@with_flags(ServeOptions)
+@with_options
 def serve_command(
-    model: ModelArgument = None,
-    config: ConfigFile = None,
-    prefill: Annotated[int, _count("--prefill", text="Workers that compute prompts.")] = 0,
-    decode: Annotated[int, _count("--decode", text="Workers that draw the answers.")] = 0,
-    workers: Annotated[int, _count("--workers", text="Workers that do both.")] = 0,
-    tensor_parallel: Annotated[
-        int, _count("--tensor-parallel", text="Devices that share each layer.", default=1)
-    ] = 1,
-    pipeline_parallel: Annotated[
-        int, _count("--pipeline-parallel", text="Devices that share the layers.", default=1)
-    ] = 1,
-    connector: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--connector",
-            help="How KV moves between workers; repeat by preference. "
-            r"\[shm|tcp|nixl|cuda-ipc] [dim](what suits the devices)[/dim]",
-            rich_help_panel=PANEL,
-            show_default=False,
-        ),
-    ] = None,
-    host_cache: Annotated[
-        str, _size("--host-cache", text="Memory of each worker for KV that left its device.")
-    ] = "",
-    disk_cache: Annotated[
-        str, _size("--disk-cache", text="Disk of each worker for KV; found again after a restart.")
-    ] = "",
-    disk_cache_dir: Annotated[
-        Path | None,
-        typer.Option(
-            "--disk-cache-dir",
-            help="Folder of the disk cache. [dim](in the user's cache directory)[/dim]",
-            rich_help_panel=CACHES,
-            show_default=False,
-        ),
-    ] = None,
-    shared_cache: Annotated[
-        str, _size("--shared-cache", text="Memory of a process that keeps KV for all workers.")
-    ] = "",
-    journal: Annotated[
-        Path | None,
-        typer.Option(
-            "--journal",
-            metavar="DIR",
-            help="Write down what the gateway is told, for `tandem replay`. [dim](nothing)[/dim]",
-            rich_help_panel=PANEL,
-            show_default=False,
-        ),
-    ] = None,
-    **flags: Any,
+    shape: Shape, given: GivenOptions, model: ModelArgument = None, config: ConfigFile = None
 ) -> None:
     """Serve a model behind an OpenAI-compatible API.
 
@@ -102,18 +141,8 @@ def serve_command(
     With --prefill and --decode, prompts are computed by other workers than answers; `tandem up`
     starts whatever a cluster file describes.
     """
-    options = read_options(config, flags)
+    options = read_options(config, given)
     exposure = _exposure_of(options)
-    shape = Shape(
-        prefill,
-        decode,
-        workers,
-        tensor_parallel,
-        pipeline_parallel,
-        tuple(connector or ()),
-        Caches(host_cache, disk_cache, disk_cache_dir, shared_cache),
-        journal,
-    )
     logging.basicConfig(level=options.log_level.upper())
     console = terminal()
     if shape.wanted:
@@ -133,3 +162,64 @@ def _exposure_of(options: ServeOptions) -> str:
     in_files = [read_key_file(file) for file in options.api_key_file]
     has_keys = bool(options.api_key or in_files or host_facts().api_keys)
     return check_exposure(options, has_keys=has_keys)
+
+
+def serve_cluster(model: str | None, options: ServeOptions, shape: Shape, console: Console) -> None:
+    """Until a signal ends it. Raises `InvalidConfiguration` or `ProcessesFailed`."""
+    file = cluster_file(model, options, shape)
+    directory = state_directory(file.cluster.name, None)
+    sweep(directory.path.parent, OWN_NAME)
+    cuts = check_before_start(file, directory)
+    console.print(f"[bold]Tandem[/bold] is starting {model or 'the bundled model'} …")
+    for cut in cuts:
+        console.print(f"  [dim]{cut}[/dim]", soft_wrap=True)
+    run_cluster(file, directory, Screen(console, CTRL_C), RunLimits())
+
+
+def cluster_file(model: str | None, options: ServeOptions, shape: Shape) -> LiveFile:
+    """The cluster that `tandem up` would make of the same wishes."""
+    changed = _changed(options)
+    content: dict[str, Any] = {
+        "name": f"{OWN_NAME}{os.getpid()}",
+        "model": str(Path(model).absolute()) if model and Path(model).exists() else model,
+        "block_size": options.block_size,
+        "max_model_len": options.max_model_len,
+        "serve": changed,
+        "pools": shape.pools(_device(options)),
+        # Where every worker does both, a request that stays where it is moves no KV.
+        "policies": {"dispatch": "local" if not shape.prefill else "remote"},
+    }
+    content["model"] = content["model"] or "tandem-mini"
+    if tiers := shape.caches.tiers():
+        content["tiers"] = tiers
+    if shape.journal is not None:
+        content["journal"] = {"directory": str(shape.journal.expanduser().absolute())}
+    if shape.connectors:
+        content["transport"] = {"connectors": shape.connectors}
+    return checked(parse(yaml.safe_dump(content), FLAGS), Path.cwd())
+
+
+def _changed(options: ServeOptions) -> Mapping[str, object]:
+    """What differs from the defaults, as it stands under `serve`."""
+    values = msgspec.to_builtins(options)
+    defaults = msgspec.to_builtins(ServeOptions())
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in _OWN_PLACE and (value != defaults[name] or name in _ALWAYS_WRITTEN)
+    }
+
+
+def _device(options: ServeOptions) -> str:
+    """The datasheet of this machine's devices."""
+    if options.device == "cpu" or (options.device == "auto" and not may_have_gpu()):
+        return "cpu"
+    # Only a machine with a GPU waits for torch to look at it.
+    gpus = part("GPUs").machine_facts().gpus
+    if not gpus:
+        if options.device == "cuda":
+            raise InvalidConfiguration("device: cuda is not available here; use --device cpu")
+        return "cpu"
+    name = gpus[0].lower().replace(" ", "_")
+    known = sorted(bundled_devices(), key=len, reverse=True)
+    return next((device for device in known if device in name), USUAL_GPU)

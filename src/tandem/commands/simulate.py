@@ -1,37 +1,100 @@
 """`tandem simulate`: plays a recorded workload on a cluster that need not exist, and reports."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
+import yaml
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from tandem.commands.options import with_options
-from tandem.commands.simulate_options import (
-    OutputOptions,
-    TrialOptions,
-    WorkloadOptions,
-    overlong_notes,
+from tandem.commands.options import flag, flags, with_options
+from tandem.commands.scenario import scenario_of
+from tandem.commands.simulated_runs import Run, RunOutput, Trial, choices, print_runs
+from tandem.commands.workloads import WorkloadOptions, overlong_notes
+from tandem.config.cluster.file import (
+    MOST_FAULTS_PER_HOUR,
+    Cluster,
+    bundled_clusters,
+    read_cluster,
 )
-from tandem.commands.simulate_output import (
-    Run,
-    print_runs,
-    run_notes,
-    save_plot,
-    write_figures,
-    write_records,
-)
-from tandem.commands.simulate_runs import Trial, run_trials
-from tandem.commands.simulate_scenario import scenario_of
-from tandem.config.cluster.file import bundled_clusters
-from tandem.config.environment import host_facts
 from tandem.facts.errors import InvalidConfiguration
-from tandem.facts.trace import TraceRow
-from tandem.report.documents import require_folder
+from tandem.policy.routing.policies import ROUTINGS
 from tandem.report.explain import explanation
-from tandem.report.plots.libraries import load_plotter
-from tandem.report.record import RunRecord
+from tandem.report.slo import parse_slo
+
+
+@flags
+class TrialOptions:
+    """What is tried."""
+
+    routing: str | None = flag(
+        f"Routing policy; a list compares, all tries {', '.join(ROUTINGS)}.", default=None
+    )
+    slo: list[str] | None = flag(
+        "The SLO, as ttft=2s,tpot=50ms. (default: the cluster's)", default=None
+    )
+    settings: list[str] | None = flag(
+        "Changes the cluster, as policies.admission=prediction.", "--set", default=None
+    )
+    faults: list[str] | None = flag(
+        "Adds a fault, as 'at: 30s, crash: decode-1, restart: 20s'.", default=None
+    )
+    fault_rate: float | None = flag(
+        "Random faults an hour, drawn by the seed.", default=None, min=0.0, max=MOST_FAULTS_PER_HOUR
+    )
+
+    def variants(self, names: list[str], seed: int | None) -> dict[str, Cluster]:
+        """Every cluster with every routing, under the label that tells it from the others; all with
+        this seed if there is one. Raises `InvalidConfiguration`."""
+        slo = parse_slo(self.slo or ())
+        faults = tuple(_fault(text) for text in self.faults or ())
+        variants: dict[str, Cluster] = {}
+        names = list(dict.fromkeys(names))
+        stems = [Path(name).stem for name in names]
+        for name, stem in zip(names, stems, strict=True):
+            if stems.count(stem) > 1:
+                raise InvalidConfiguration(
+                    f"two clusters are called {stem}; give one of the files another name"
+                )
+            cluster = read_cluster(name, self.settings or ())
+            cluster = replace(cluster, faults=(*cluster.faults, *faults))
+            if self.fault_rate is not None:
+                cluster = replace(cluster, faults_per_hour=self.fault_rate)
+            if seed is not None:
+                cluster = replace(cluster, seed=seed)
+            if not slo.empty:
+                cluster = replace(cluster, slo=slo)
+            own = cluster.policies.routing
+            # Without the flag the cluster's own.
+            tried = [own] if self.routing is None else choices("routing", self.routing, own)
+            for routing in tried:
+                policies = replace(cluster.policies, routing=routing)
+                label = f"{stem} {routing.name}" if len(names) > 1 else routing.name
+                variants[label] = replace(cluster, policies=policies)
+        return variants
+
+
+@flags
+class OutputOptions:
+    """What comes out."""
+
+    processes: int | None = flag(
+        "Runs at the same time. (default: one a core)", default=None, min=1
+    )
+    json: Path | None = flag("Writes every figure.", default=None)
+    records: Path | None = flag(
+        "Writes every request and decision, a JSON line each.", default=None
+    )
+    plot: Path | None = flag("Draws the run or the comparison: .html or .png.", default=None)
+    explain: str | None = flag("Tells the life of one request, by its id or number.", default=None)
+    progress: bool = flag("Show how far the runs are.", default=True)
+
+    @property
+    def keeps_decisions(self) -> bool:
+        """Decisions cost memory and time, so they are kept for those who look at them."""
+        return self.explain is not None or self.records is not None
 
 
 @with_options
@@ -51,7 +114,7 @@ def simulate_command(
 
     A list of speeds, routing policies or clusters compares them in one table.
     """
-    draw = None if output.plot is None else load_plotter(output.plot)
+    files = RunOutput(output.plot, output.json, output.records, output.processes, output.progress)
     trials = [
         Trial(label, cluster, speed, output.keeps_decisions)
         for label, cluster in tried.variants(clusters, workload.seed).items()
@@ -61,45 +124,36 @@ def simulate_command(
         raise InvalidConfiguration("--explain looks at one run; give one cluster, routing, speed")
     # What is wrong with a cluster is told before any run begins.
     contexts = [scenario_of(trial.cluster).context_tokens for trial in trials]
-    require_folder(output.json, "--json")
-    require_folder(output.records, "--records")
     rows, notes = workload.rows()
     notes += overlong_notes(rows, contexts)
-    records = perform(trials, rows, output.processes or host_facts().cores, output.progress)
-    runs = [Run(trial, record) for trial, record in zip(trials, records, strict=True)]
+    runs = files.perform(trials, rows)
     console = Console()
-    shown = [*run_notes(runs, clusters), *notes]
+    shown = [*_run_notes(runs, clusters), *notes]
     if output.explain is not None:
-        console.print(explanation(records[0], output.explain))
+        console.print(explanation(runs[0].record, output.explain))
     else:
         print_runs(console, runs, shown)
-    if output.json is not None:
-        write_figures(output.json, runs, notes)
-    if output.records is not None:
-        write_records(output.records, runs)
-    if draw is not None and output.plot is not None:
-        save_plot(draw, output.plot, runs, shown)
+    files.write(runs, notes, shown)
 
 
-def perform(
-    trials: Sequence[Trial], rows: Sequence[TraceRow], processes: int, shows_progress: bool
-) -> list[RunRecord]:
-    """The records, in order of the trials; a terminal shows how far they are."""
-    console = Console(stderr=True)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not (shows_progress and console.is_terminal),
-    ) as progress:
-        what = trials[0].label if len(trials) == 1 else f"{len(trials)} runs"
-        bar = progress.add_task(what, total=len(trials))
-        return run_trials(
-            trials,
-            rows,
-            processes,
-            lambda done: progress.update(bar, completed=sum(done)),
+def _run_notes(runs: Sequence[Run], clusters: Sequence[str]) -> list[str]:
+    """What was simulated and, where runs are compared, the SLO that they are compared by."""
+    names = " and ".join(dict.fromkeys(Path(name).stem for name in clusters))
+    if len(runs) == 1:
+        trial = runs[0].trial
+        return [f"{names}, routing {trial.cluster.policies.routing.name}, at {trial.speed:g}x"]
+    slos = list(dict.fromkeys(str(run.terms.slo) for run in runs))
+    slo = slos[0] if len(slos) == 1 else "each cluster's own"
+    return [names, f"SLO {slo or 'none'}"]
+
+
+def _fault(text: str) -> Mapping[str, object]:
+    try:
+        entry = yaml.safe_load(f"{{{text}}}")
+    except yaml.YAMLError:
+        entry = None
+    if not isinstance(entry, dict) or None in entry.values():
+        raise InvalidConfiguration(
+            f"--faults must look like 'at: 30s, crash: decode-1, restart: 20s', got {text!r}"
         )
+    return {str(key): value for key, value in entry.items()}

@@ -4,24 +4,22 @@ import asyncio
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 
 from tandem.commands.cluster_view import (
     pool_nodes_of,
     print_audit,
     print_status,
     status_shown,
-    terminal,
     together,
 )
-from tandem.commands.options import with_options
+from tandem.commands.options import flag, flags, with_options
+from tandem.commands.terminal import plain_table, terminal
 from tandem.commands.which_cluster import NoCluster, RunningCluster, WhichCluster, find_running
 from tandem.config.environment import runtime_directory
 from tandem.facts.errors import InvalidConfiguration
@@ -31,24 +29,19 @@ from tandem.messages.gateway import ClusterStatus
 from tandem.messages.operator import AuditTold
 
 
-@dataclass(frozen=True)
+@flags
 class StatusOptions:
     """What is shown."""
 
-    json: Annotated[bool, typer.Option("--json", help="Every figure, for programs.")] = False
-    audit: Annotated[
-        bool, typer.Option("--audit", help="Also count what each worker holds, and check it.")
-    ] = False
-    watch: Annotated[
-        float | None,
-        typer.Option(
-            "--watch",
-            metavar="SECONDS",
-            min=0.1,
-            help="Show it anew so often; Ctrl-C ends.",
-            show_default=False,
-        ),
-    ] = None
+    json: bool = flag("Every figure, for programs.", "--json", default=False)
+    audit: bool = flag("Also count what each worker holds, and check it.", "--audit", default=False)
+    watch: float | None = flag(
+        "Show it anew so often; Ctrl-C ends.",
+        default=None,
+        metavar="SECONDS",
+        min=0.1,
+        show_default=False,
+    )
 
 
 @with_options
@@ -57,9 +50,7 @@ def status_command(which: WhichCluster, options: StatusOptions) -> None:
     console = terminal()
     several = running_clusters(runtime_directory())
     if which == WhichCluster() and len(several) > 1 and not options.json:
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        for name in ("cluster", "API", "model"):
-            table.add_column(name)
+        table = plain_table("cluster", "API", "model", header_style="dim")
         for directory in several:
             if record := directory.read():
                 table.add_row(record.name, f"{record.url}/v1", record.model or "tandem-mini")
@@ -73,51 +64,52 @@ def status_command(which: WhichCluster, options: StatusOptions) -> None:
         with suppress(KeyboardInterrupt):
             asyncio.run(_watch(cluster, console, options.watch))
         return
-    told, audits = asyncio.run(_ask(cluster, options.audit))
+    statuses, audits = asyncio.run(_ask(cluster, options.audit))
     if options.json:
-        typer.echo(json.dumps(_figures(cluster, told, audits), indent=1))
+        typer.echo(json.dumps(_figures(cluster, statuses, audits), indent=1))
         return
-    print_status(console, cluster.record.url, told)
+    print_status(console, cluster.record.url, statuses)
     if options.audit:
         print_audit(console, audits[0].workers, [audit.problem for audit in audits])
 
 
 async def _ask(cluster: RunningCluster, audit: bool) -> tuple[list[ClusterStatus], list[AuditTold]]:
     operators = Operators(cluster.endpoints, cluster.keys)
-    told = await operators.statuses()
-    if not told:
+    statuses = await operators.statuses()
+    if not statuses:
         raise NoCluster(f"no gateway of cluster {cluster.record.name} answers")
-    return told, await operators.audits() if audit else []
+    return statuses, await operators.audits() if audit else []
 
 
 async def _watch(cluster: RunningCluster, console: Console, every_s: float) -> None:
     """Until it is cancelled. Raises `NoCluster` when the cluster ends."""
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            told, _ = await _ask(cluster, audit=False)
-            live.update(status_shown(cluster.record.url, told), refresh=True)
+            statuses, _ = await _ask(cluster, audit=False)
+            live.update(status_shown(cluster.record.url, statuses), refresh=True)
             await asyncio.sleep(every_s)
 
 
 def _figures(
-    cluster: RunningCluster, told: Sequence[ClusterStatus], audits: Sequence[AuditTold]
+    cluster: RunningCluster, statuses: Sequence[ClusterStatus], audits: Sequence[AuditTold]
 ) -> dict[str, Any]:
     """As plain values; what each worker did is added up over the gateways."""
     record = cluster.record
     pids = {name: process.pid for name, process in record.processes.items()}
     gateways, workers = [], []
-    for status in told:
+    for status in statuses:
         figures = msgspec.to_builtins(status)
         del figures["workers"], figures["pool_nodes"]
         gateways.append({**figures, "pid": pids.get(status.gateway)})
-    for worker in together(told):
+    for worker in together(statuses):
         figures = msgspec.to_builtins(worker)
         # How to reach its memory is nobody's business here.
         del figures["export"]
         identity = worker.export.identity
         workers.append({**figures, "identity": identity, "pid": pids.get(worker.worker)})
     nodes = [
-        {**msgspec.to_builtins(node), "pid": pids.get(node.node)} for node in pool_nodes_of(told)
+        {**msgspec.to_builtins(node), "pid": pids.get(node.node)}
+        for node in pool_nodes_of(statuses)
     ]
     shown: dict[str, Any] = {
         "name": record.name,

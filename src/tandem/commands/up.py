@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +12,8 @@ import typer
 from rich.console import Console
 
 from tandem.commands.cluster_screen import CTRL_C, Screen, run_cluster
-from tandem.commands.cluster_view import terminal
-from tandem.commands.options import with_options
+from tandem.commands.options import flag, flags, with_options
+from tandem.commands.terminal import terminal
 from tandem.commands.which_cluster import state_directory
 from tandem.config.cluster.file import bundled_clusters
 from tandem.config.cluster.live import read_live_cluster
@@ -26,30 +25,23 @@ from tandem.live.processes.setups import TANDEM
 POLL_S = 0.1
 
 
-@dataclass(frozen=True)
+@flags
 class UpOptions:
     """How it is started."""
 
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Changes the cluster file, as pools.decode.count=4."),
-    ] = None
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Return once it is ready; it goes on running.")
-    ] = False
-    start_timeout_s: Annotated[
-        float,
-        typer.Option("--start-timeout-s", min=1, help="Give up if it is not ready by then."),
-    ] = 900.0
-    in_background: Annotated[bool, typer.Option("--in-background", hidden=True)] = False
-    state_dir: Annotated[
-        Path | None,
-        typer.Option(
-            "--state-dir",
-            help="Where it keeps its files while it runs. "
-            "(default: a directory of this user, by the cluster's name)",
-        ),
-    ] = None
+    settings: list[str] | None = flag(
+        "Changes the cluster file, as pools.decode.count=4.", "--set", default=None
+    )
+    detach: bool = flag(
+        "Return once it is ready; it goes on running.", "--detach", "-d", default=False
+    )
+    start_timeout_s: float = flag("Give up if it is not ready by then.", default=900.0, min=1)
+    in_background: bool = flag("", "--in-background", default=False, hidden=True)
+    state_dir: Path | None = flag(
+        "Where it keeps its files while it runs. "
+        "(default: a directory of this user, by the cluster's name)",
+        default=None,
+    )
 
 
 @with_options
@@ -102,11 +94,11 @@ def _detach(cluster: str, options: UpOptions, directory: StateDirectory, console
         assert supervisor.stdin is not None
         with suppress(BrokenPipeError), supervisor.stdin as told_settings:
             told_settings.write(json.dumps(options.settings or []).encode())
-    with log.open(errors="replace") as told:
+    with log.open(errors="replace") as written:
         try:
             ready = asyncio.run(_until_ready(supervisor, directory))
         finally:
-            console.print(told.read(), end="", markup=False, soft_wrap=True)
+            console.print(written.read(), end="", markup=False, soft_wrap=True)
     if not ready:
         supervisor.wait()
         raise ProcessesFailed("the cluster did not start")

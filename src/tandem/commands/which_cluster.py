@@ -10,12 +10,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 from urllib.parse import urlsplit
 
 import msgspec
-import typer
 
+from tandem.commands.options import flag, flags
 from tandem.config.cluster.file import MOST_PORT, Cluster, name_problem
 from tandem.config.cluster.live import read_live_cluster
 from tandem.config.environment import runtime_directory
@@ -36,17 +35,12 @@ class NoCluster(TandemError):
     """There is no running cluster that the user may have meant."""
 
 
-@dataclass(frozen=True)
+@flags
 class WhichCluster:
     """Which cluster."""
 
-    name: Annotated[
-        str | None, typer.Option("--cluster", help="Its name. (default: the one that runs)")
-    ] = None
-    state_dir: Annotated[
-        Path | None,
-        typer.Option("--state-dir", help="Where it keeps its files, if it was started so."),
-    ] = None
+    name: str | None = flag("Its name. (default: the one that runs)", "--cluster", default=None)
+    state_dir: Path | None = flag("Where it keeps its files, if it was started so.", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +100,15 @@ def find_running(which: WhichCluster, *, elsewhere: bool = False) -> RunningClus
     return found[0]
 
 
-@dataclass(frozen=True)
+@flags
 class FromOutside:
     """A cluster without a state directory here. All three go together."""
 
-    file: Annotated[Path | None, typer.Option(help="The cluster file that its gateways have.")] = (
-        None
+    file: Path | None = flag("The cluster file that its gateways have.", default=None)
+    keys: Path | None = flag("The worker.json of `tandem keys`.", default=None)
+    gateway: list[str] | None = flag(
+        "Where a gateway waits for workers, as tcp://host:9000; name them all.", default=None
     )
-    keys: Annotated[Path | None, typer.Option(help="The worker.json of `tandem keys`.")] = None
-    gateway: Annotated[
-        list[str] | None,
-        typer.Option(help="Where a gateway waits for workers, as tcp://host:9000; name them all."),
-    ] = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,14 @@
-"""Reads what a user gives as a trace: a file of recorded requests, or a gateway's journal."""
+"""Recorded workloads as verbs take them: a file of requests or of rates, or a gateway's journal;
+and the flags that say which part of it is played, and how."""
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tandem.bench.traces.rates import RateDraw
+from tandem.bench.laws import read_length_pairs
+from tandem.bench.traces.rates import WINDOW_S, RateDraw
 from tandem.bench.traces.reader import read_trace
+from tandem.bench.traces.shape import merge, merge_note, spread, spread_note, window, window_note
+from tandem.commands.options import flag, flags
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.trace import TraceRow
 from tandem.observe.journal.files import is_journal, open_journal
@@ -23,3 +28,99 @@ def read_workload(
     if not rows:
         raise InvalidConfiguration(f"{flag} {path}: no request was recorded")
     return rows
+
+
+@flags
+class TraceOptions:
+    """A recorded workload instead of drawn lengths (and arrivals, unless --rate is given)."""
+
+    trace: Path | None = flag(
+        "Mooncake JSON lines, Azure CSV or own JSON lines; .gz or not.", default=None
+    )
+    speed: float = flag("2 plays twice as fast.", default=1.0, min=1e-6)
+    scale_lengths: float = flag(
+        "Factor on prompt, answer and block lengths (512-token blocks of a trace).",
+        default=1.0,
+        min=1e-6,
+    )
+    spread_s: float = flag("Spreads coarse timestamps over so many seconds.", default=0.0, min=0.0)
+
+
+@flags
+class WorkloadOptions:
+    """What is asked."""
+
+    trace: list[Path] = flag("Requests or a journal; several play at once.")
+    speed: str = flag("Times the recorded rate; 0.5,1,2 compares loads.", default="1")
+    first: int | None = flag("Only the first so many requests.", default=None, min=1)
+    seconds: float | None = flag("Only arrivals before this.", default=None, min=0.001)
+    spread: bool | None = flag(
+        "Arrivals of a coarse clock at random places within its ticks. "
+        "(default: when the trace has such a clock)",
+        "--spread/--no-spread",
+        default=None,
+    )
+    workload: str | None = flag(
+        "Which of a file of ServeGen rates, if it holds several.", default=None
+    )
+    lengths_file: Path | None = flag(
+        "CSV(.gz) of prompt and answer lengths, for rates that come without.", default=None
+    )
+    seed: int | None = flag(
+        "Of all chance: same seed, same run. (default: the cluster's)", default=None, min=0
+    )
+
+    def speeds(self) -> list[float]:
+        """Every speed once, slowest first."""
+        try:
+            speeds = sorted({float(part) for part in self.speed.split(",")})
+        except ValueError:
+            speeds = []
+        if not speeds or not all(0 < speed < float("inf") for speed in speeds):
+            raise InvalidConfiguration(
+                f"--speed must be a number greater than 0 or a list as 0.5,1,2, got {self.speed!r}"
+            )
+        return speeds
+
+    def rows(self) -> tuple[list[TraceRow], list[str]]:
+        """The requests at recorded speed, and a line about everything that was done to them."""
+        seed = self.seed or 0
+        notes = [f"trace {' + '.join(path.name for path in self.trace)}"]
+        draw = RateDraw(
+            workload=self.workload or "",
+            seconds=self.seconds or WINDOW_S,
+            seed=seed,
+            length_pairs=None
+            if self.lengths_file is None
+            else read_length_pairs(self.lengths_file),
+        )
+        traces = []
+        for path in self.trace:
+            recorded = read_workload(path, draw)
+            # A journal has no coarse clock.
+            if self.spread or (self.spread is None and not is_journal(path)):
+                notes.append(spread_note(recorded))
+                recorded = spread(recorded, seed)
+            else:
+                notes.append("arrivals as recorded")
+            traces.append(recorded)
+        rows = merge(traces)
+        if len(traces) > 1:
+            notes.append(merge_note(traces))
+        kept = window(rows, first=self.first, seconds=self.seconds)
+        if not kept:
+            raise InvalidConfiguration("no request is left; give more --seconds")
+        if len(kept) < len(rows):
+            notes.append(window_note(kept, rows))
+        return kept, list(dict.fromkeys(notes))
+
+
+def overlong_notes(rows: Sequence[TraceRow], contexts: Sequence[int]) -> Iterator[str]:
+    """How many requests do not fit into the context of a run, for each of the contexts."""
+    for context_tokens in dict.fromkeys(contexts):
+        count = sum(row.prompt_tokens + row.output_tokens > context_tokens for row in rows)
+        if count:
+            yield (
+                f"{count:,} of {len(rows):,} requests want more than the {context_tokens:,} tokens "
+                "of a sequence (max_model_len): longer prompts are refused, longer answers cut"
+            )

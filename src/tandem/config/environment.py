@@ -18,17 +18,26 @@ _NO_LIMIT = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class HostFacts:
-    """What processes on this machine may use. Memory in bytes, as it is now."""
+class MachineFacts:
+    """What processes on this machine may use. Memory in bytes, as it is now; that of GPUs is of the
+    first, and 0 without one. `gpus` are their names."""
 
     cores: int
     free_memory_bytes: int
-    api_keys: tuple[str, ...]
+    gpu_total_bytes: int = 0
+    gpu_free_bytes: int = 0
+    api_keys: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+
+    @property
+    def has_cuda(self) -> bool:
+        return self.gpu_total_bytes > 0
 
 
-def host_facts() -> HostFacts:
+def host_facts() -> MachineFacts:
+    """Without its GPUs, which torch alone knows (`config.resolve.machine_facts`)."""
     key = os.environ.get("TANDEM_API_KEY", "")
-    return HostFacts(_cores(), _free_memory_bytes(), (key,) if key else ())
+    return MachineFacts(_cores(), _free_memory_bytes(), api_keys=(key,) if key else ())
 
 
 def may_have_gpu() -> bool:

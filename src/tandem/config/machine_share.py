@@ -1,8 +1,9 @@
-"""How the workers of a cluster share this machine: cores, memory and GPUs, and whether everything
-together fits, known before a process starts and without torch."""
+"""What each process of a cluster gets of its machine, known before it starts and without torch: a
+share of the cores, memory and GPUs of this one, if everything together fits, or resources on the
+machines of a Ray cluster."""
 
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,11 +11,10 @@ from pathlib import Path
 import msgspec
 
 from tandem.config.cluster.file import Cluster
-from tandem.config.cluster.live import gateway_options, on_cpu, worker_options
-from tandem.config.cluster.placement import on_ray, placed_options
+from tandem.config.cluster.live import gateway_options, on_cpu, pool_place, worker_options
 from tandem.config.cluster.tiers import memory_bytes, pool_nodes
 from tandem.config.cluster.workers import PoolConfig
-from tandem.config.environment import HostFacts, host_facts
+from tandem.config.environment import MachineFacts, host_facts
 from tandem.config.kv_format import layout_of, storage_of
 from tandem.config.memory import (
     GATEWAY_PROCESS_BYTES,
@@ -35,14 +35,73 @@ from tandem.models.footprint import header_shapes, weight_bytes
 from tandem.models.parallel import places
 
 FEWER = ", or fewer workers on this machine"
+# One process of the shared pool: it waits for sockets and disks.
+POOL_NODE_CPUS = 1.0
+# Names as in Ray's own options; every other name is a resource that somebody gave to machines.
+RAY_NAMES = {"num_cpus": "CPU", "num_gpus": "GPU"}
 
 
-@dataclass(frozen=True, slots=True)
-class Gpus:
-    """Those of this machine: `total_bytes` is of one."""
+def on_ray(cluster: Cluster) -> bool:
+    """Whether its workers run on the machines of a Ray cluster."""
+    return cluster.launcher == "ray"
 
-    count: int = 0
-    total_bytes: int = 0
+
+def refused_placement(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """What cannot be, each with its place in the file."""
+    for pool in cluster.pools:
+        if not on_ray(cluster):
+            if pool.resources:
+                problem = "resources choose among the machines of Ray; write launcher: ray"
+                yield pool_place(cluster, pool, "resources"), f"pool {pool.name}: {problem}"
+            continue
+        options = worker_options(cluster, pool)
+        if not on_cpu(pool):
+            continue
+        if not options.threads and "num_cpus" not in pool.resources:
+            yield (
+                pool_place(cluster, pool, "name"),
+                f"pool {pool.name}: how many cores does a worker get on the machine that Ray finds "
+                "for it? Write resources: {num_cpus: 8}, or serve: {threads: 8}",
+            )
+        if options.kv_cache_memory == "auto" and cluster.ray.placement != "strict_spread":
+            yield (
+                pool_place(cluster, pool, "name"),
+                f"pool {pool.name}: workers that may share a machine must say how much of it they "
+                "take: set serve.kv-cache-memory, or ray.placement to strict_spread",
+            )
+
+
+def bundles(cluster: Cluster) -> dict[str, dict[str, float]]:
+    """The resources, in Ray's names, of every process that Ray is to place."""
+    placed = {
+        f"{pool.name}-{index}": _worker_bundle(cluster, pool)
+        for pool in cluster.pools
+        for index in range(cluster.most_workers(pool))
+    }
+    return placed | {name: {"CPU": POOL_NODE_CPUS} for name in pool_nodes(cluster)}
+
+
+def placed_options(pool: PoolConfig, options: ServeOptions) -> ServeOptions:
+    """A worker's options, with as many threads a rank as it gets cores. Memory that the file does
+    not name the worker finds out where it runs."""
+    cores = pool.resources.get("num_cpus", 0.0)
+    if options.threads or not cores or not on_cpu(pool):
+        return options
+    return msgspec.structs.replace(options, threads=max(1, int(cores / pool.devices)))
+
+
+def _worker_bundle(cluster: Cluster, pool: PoolConfig) -> dict[str, float]:
+    if on_cpu(pool):
+        threads = worker_options(cluster, pool).threads
+        usual = {"num_cpus": float(threads * pool.devices)}
+    else:
+        usual = {"num_cpus": 1.0, "num_gpus": float(pool.devices)}
+    return bundle({**usual, **pool.resources})
+
+
+def bundle(resources: Mapping[str, float]) -> dict[str, float]:
+    """As Ray calls them; what is 0 is left out."""
+    return {RAY_NAMES.get(name, name): amount for name, amount in resources.items() if amount}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +119,11 @@ class MachineShare:
 
     def __init__(self, cluster: Cluster, checkpoint: Path, *, alone: bool, joins: bool) -> None:
         self.cluster = cluster
-        self.host: HostFacts = host_facts()
         # Ray sets aside what each worker needs, wherever that is.
         self.alone = alone or on_ray(cluster)
+        self.host = host_facts() if self.alone else _machine_of(cluster)
         self._checkpoint = checkpoint
         self._joins = joins
-        self._gpus = Gpus() if self.alone else _gpus(cluster)
 
     @cached_property
     def model_files(self) -> ModelFiles:
@@ -91,10 +149,11 @@ class MachineShare:
     def visible_gpus(self, pool: PoolConfig, index: int) -> tuple[int, ...] | None:
         """Of the worker that is number `index` on this machine: where there are several GPUs it
         sees its own alone. None where it may see all there are."""
-        if on_cpu(pool) or self._gpus.count < 2:
+        count = len(self.host.gpus)
+        if on_cpu(pool) or count < 2:
             return None
         first = index * pool.devices
-        return tuple(sorted({(first + rank) % self._gpus.count for rank in range(pool.devices)}))
+        return tuple(sorted({(first + rank) % count for rank in range(pool.devices)}))
 
     def checked_memory(self) -> tuple[str, ...]:
         """The sizes that are less than was asked for, a line each for a person. Raises
@@ -119,10 +178,10 @@ class MachineShare:
             pool_bytes = self._cpu_pool_bytes(options, pool, alike)
         else:
             ranks = self._ranks(alike)
-            sharing = -(-ranks // self._gpus.count)
+            sharing = -(-ranks // len(self.host.gpus))
             if sharing == 1:
                 return None
-            usable_bytes = int(options.gpu_memory_utilization * self._gpus.total_bytes)
+            usable_bytes = int(options.gpu_memory_utilization * self.host.gpu_total_bytes)
             weights = self._gpu_weight_bytes(options, pool)
             pool_bytes = gpu_pool_bytes(usable_bytes, weights // pool.devices, sharing)
             pool_bytes *= pool.devices
@@ -222,15 +281,16 @@ def refused_together(
     return refused_memory(replace(need, kv=kv_bytes), free_bytes, what=what, fewer=FEWER)
 
 
-def _gpus(cluster: Cluster) -> Gpus:
+def _machine_of(cluster: Cluster) -> MachineFacts:
+    """This machine, with its GPUs where the cluster wants some."""
     wanting = [pool for pool in cluster.pools if not on_cpu(pool)]
     if not wanting:
-        return Gpus()
+        return host_facts()
     # Only a cluster that wants GPUs waits for torch to look for them.
-    machine = importlib.import_module("tandem.config.machine").machine_facts()
+    machine: MachineFacts = importlib.import_module("tandem.config.resolve").machine_facts()
     if not machine.gpus:
         raise InvalidConfiguration(
             f"pool {wanting[0].name}: device {wanting[0].device} is a GPU, and this machine has "
             "none; write device: cpu"
         )
-    return Gpus(len(machine.gpus), machine.gpu_total_bytes)
+    return machine

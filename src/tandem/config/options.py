@@ -4,7 +4,7 @@ and of both their checks."""
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 import yaml
@@ -16,7 +16,6 @@ from tandem.facts.units import BYTES
 # A size without a unit is in bytes; beyond so many somebody mistyped.
 _MEMORY = replace(BYTES, bare="B")
 MOST_BYTES = 1e18
-Positive = Meta(ge=1)
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 CacheDtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -25,10 +24,16 @@ Quantization = Literal["none", "int8"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
-def _doc(text: str, panel: str, **more: str) -> Meta:
-    """What an option means, the panel of the help it stands in, and which processes of a cluster
-    alone are told it (`known_to`), for a secret."""
-    return Meta(description=text, extra={"panel": panel, **more})
+def _doc(text: str, panel: str, *, of: str = "", known_to: str = "", **bounds: Any) -> Meta:
+    """What an option means, the panel of the help it stands in, whose it is, which processes of a
+    cluster alone are told it, for a secret, and its bounds."""
+    extra = {"panel": panel, "of": of} | ({"known_to": known_to} if known_to else {})
+    return Meta(description=text, extra=extra, **bounds)
+
+
+def _of_gateways(text: str, panel: str = "Server", **more: Any) -> Meta:
+    """The same of an option of the HTTP server."""
+    return _doc(text, panel, of="gateways", **more)
 
 
 class ServeOptions(
@@ -41,8 +46,7 @@ class ServeOptions(
         tuple[str, ...], _doc("Name clients use; repeat for several.", "Model")
     ] = ()
     dtype: Annotated[
-        Dtype,
-        _doc("Storage of the weights; on a CPU the arithmetic is always fp32.", "Model"),
+        Dtype, _doc("Storage of the weights; on a CPU the arithmetic is always fp32.", "Model")
     ] = "auto"
     quantization: Annotated[
         Quantization, _doc("int8: weights at one byte each, CPU only.", "Model")
@@ -51,35 +55,33 @@ class ServeOptions(
         "auto"
     )
     max_model_len: Annotated[
-        int, Meta(ge=0), _doc("Context in tokens; 0: as long as model and memory allow.", "Model")
+        int, _doc("Context in tokens; 0: as long as model and memory allow.", "Model", ge=0)
     ] = 0
 
     device: Annotated[Device, _doc("Where the model runs.", "Engine")] = "auto"
     threads: Annotated[
-        int, Meta(ge=0, le=1024), _doc("CPU threads for the kernels; 0: all cores.", "Engine")
+        int, _doc("CPU threads for the kernels; 0: all cores.", "Engine", ge=0, le=1024)
     ] = 0
     native_kernels: Annotated[
         bool, _doc("Compile and use the C++ kernels on a CPU.", "Switches")
     ] = True
     max_num_seqs: Annotated[
-        int, Positive, Meta(le=4096), _doc("Sequences that run at the same time.", "Engine")
+        int, _doc("Sequences that run at the same time.", "Engine", ge=1, le=4096)
     ] = 64
     max_num_batched_tokens: Annotated[
-        int, Positive, Meta(le=1 << 20), _doc("Tokens a step computes at most.", "Engine")
+        int, _doc("Tokens a step computes at most.", "Engine", ge=1, le=1 << 20)
     ] = 2048
     long_prefill_token_threshold: Annotated[
-        int, Meta(ge=0), _doc("Tokens of one prompt in a step at most; 0: no limit.", "Engine")
+        int, _doc("Tokens of one prompt in a step at most; 0: no limit.", "Engine", ge=0)
     ] = 0
     max_num_queued_reqs: Annotated[
-        int, Positive, _doc("Waiting requests before new ones get a 429.", "Engine")
+        int, _doc("Waiting requests before new ones get a 429.", "Engine", ge=1)
     ] = 4096
     steps_in_flight: Annotated[
-        int, Meta(ge=0, le=1), _doc("Steps planned ahead of the running one.", "Engine")
+        int, _doc("Steps planned ahead of the running one.", "Engine", ge=0, le=1)
     ] = 1
 
-    block_size: Annotated[
-        int, Positive, Meta(le=256), _doc("Tokens in a KV block.", "KV cache")
-    ] = 16
+    block_size: Annotated[int, _doc("Tokens in a KV block.", "KV cache", ge=1, le=256)] = 16
     kv_cache_dtype: Annotated[
         CacheDtype, _doc("auto: float32 on a CPU, else the model's.", "KV cache")
     ] = "auto"
@@ -87,108 +89,93 @@ class ServeOptions(
         str, _doc("Memory of the KV pool, as 512MiB or 4GiB; auto: what fits.", "KV cache")
     ] = "auto"
     gpu_memory_utilization: Annotated[
-        float, Meta(gt=0, le=1), _doc("Share of a GPU's memory to use in all.", "KV cache")
+        float, _doc("Share of a GPU's memory to use in all.", "KV cache", gt=0, le=1)
     ] = 0.9
     enable_prefix_caching: Annotated[
         bool, _doc("Reuse the KV of prompts that begin alike.", "Switches")
     ] = True
 
-    host: Annotated[str, _doc("Address to listen on.", "Server")] = "127.0.0.1"
-    port: Annotated[
-        int, Meta(ge=0, le=65535), _doc("Port to listen on; 0: any free one.", "Server")
-    ] = 8000
+    host: Annotated[str, _of_gateways("Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, _of_gateways("Port to listen on; 0: any free one.", ge=0, le=65535)] = 8000
     api_key: Annotated[
         tuple[str, ...],
-        _doc(
+        _of_gateways(
             "Key that clients must send; repeat for several (also TANDEM_API_KEY). Better in a "
             "file.",
-            "Server",
             known_to="gateway",
         ),
     ] = ()
     api_key_file: Annotated[
         tuple[str, ...],
-        _doc("File of such keys, one a line, read again when it changes; repeat.", "Server"),
+        _of_gateways("File of such keys, one a line, read again when it changes; repeat."),
     ] = ()
     allow_client_priority: Annotated[
         bool,
-        _doc("Clients may put their requests before those of others (priority).", "Switches"),
+        _of_gateways(
+            "Clients may put their requests before those of others (priority).", "Switches"
+        ),
     ] = False
     allowed_origins: Annotated[
-        tuple[str, ...], _doc("Web origin that may call; repeat for several.", "Server")
+        tuple[str, ...], _of_gateways("Web origin that may call; repeat for several.")
     ] = ()
     allowed_hosts: Annotated[
         tuple[str, ...],
-        _doc(
+        _of_gateways(
             "Name that the Host header may have, beside localhost and addresses in numbers; repeat "
-            "for several. On a loopback address no other is taken; elsewhere any, unless given.",
-            "Server",
+            "for several. On a loopback address no other is taken; elsewhere any, unless given."
         ),
     ] = ()
     allow_unauthenticated: Annotated[
-        bool, _doc("Listen beyond this machine without any API key.", "Switches")
+        bool, _of_gateways("Listen beyond this machine without any API key.", "Switches")
     ] = False
     max_connections: Annotated[
         int,
-        Meta(ge=0),
-        _doc(
+        _of_gateways(
             "Connections at the same time; 0: 8,192, or as many as the process may have files.",
-            "Server",
+            ge=0,
         ),
     ] = 0
     max_connections_per_address: Annotated[
         int,
-        Meta(ge=0),
-        _doc(
-            "Of one client address; 0: a quarter of all. Behind a proxy all clients have one.",
-            "Server",
+        _of_gateways(
+            "Of one client address; 0: a quarter of all. Behind a proxy all clients have one.", ge=0
         ),
     ] = 0
-    max_head_kib: Annotated[
-        int, Positive, Meta(le=1024), _doc("Largest request head in KiB.", "Server")
-    ] = 64
+    max_head_kib: Annotated[int, _of_gateways("Largest request head in KiB.", ge=1, le=1024)] = 64
     max_head_fields: Annotated[
-        int, Positive, Meta(le=10_000), _doc("Header fields of a request at most.", "Server")
+        int, _of_gateways("Header fields of a request at most.", ge=1, le=10_000)
     ] = 100
     head_timeout_s: Annotated[
-        float, Meta(gt=0, le=3600), _doc("Seconds that a request head may take.", "Server")
+        float, _of_gateways("Seconds that a request head may take.", gt=0, le=3600)
     ] = 10.0
     max_body_mib: Annotated[
         int,
-        Meta(ge=0, le=1024),
-        _doc("Largest request body in MiB; 0: by the context, 1 MiB + 16 B a token.", "Server"),
+        _of_gateways(
+            "Largest request body in MiB; 0: by the context, 1 MiB + 16 B a token.", ge=0, le=1024
+        ),
     ] = 0
     max_answers_mib: Annotated[
         int,
-        Positive,
-        Meta(le=1 << 20),
-        _doc("MiB of all answers that do not stream together; half of it for one.", "Server"),
+        _of_gateways(
+            "MiB of all answers that do not stream together; half of it for one.", ge=1, le=1 << 20
+        ),
     ] = 256
     parse_special_tokens: Annotated[
-        bool, _doc("Let chat clients' text spell special tokens, such as <|im_end|>.", "Switches")
+        bool,
+        _of_gateways(
+            "Let chat clients' text spell special tokens, such as <|im_end|>.", "Switches"
+        ),
     ] = False
     log_level: Annotated[LogLevel, _doc("How much the server tells.", "Server")] = "warning"
-    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1), _doc("Seed of dummy weights.", "Server")] = 0
+    seed: Annotated[int, _doc("Seed of dummy weights.", "Server", ge=0, le=(1 << 63) - 1)] = 0
 
 
 # Those of the HTTP server: workers, and pools in a cluster file, have no use for them.
-OF_GATEWAYS = (
-    "host",
-    "port",
-    "api-key",
-    "api-key-file",
-    "allowed-origins",
-    "allowed-hosts",
-    "allow-unauthenticated",
-    "max-connections",
-    "max-connections-per-address",
-    "max-head-kib",
-    "max-head-fields",
-    "head-timeout-s",
-    "max-body-mib",
-    "max-answers-mib",
-    "allow-client-priority",
-    "parse-special-tokens",
+OF_GATEWAYS = tuple(
+    option.encode_name
+    for option in msgspec.structs.fields(ServeOptions)
+    for rule in get_args(option.type)
+    if isinstance(rule, Meta) and (rule.extra or {}).get("of") == "gateways"
 )
 
 

@@ -7,8 +7,8 @@ from typing import cast
 import torch
 
 from tandem.cluster.worker.machine import WorkerConfig
+from tandem.config.environment import MachineFacts, host_facts
 from tandem.config.kv_format import layout_of, storage_of
-from tandem.config.machine import MachineFacts
 from tandem.config.memory import (
     MemoryNeed,
     cpu_pool_bytes,
@@ -27,6 +27,19 @@ from tandem.kv.layout import KvLayout
 from tandem.models.footprint import STORAGE_BYTES, weight_bytes
 from tandem.models.parallel import WHOLE, Place
 from tandem.policy.batching import TokenBudgetBatching
+
+
+def machine_facts() -> MachineFacts:
+    """This machine with its GPUs, as torch sees them."""
+    host = host_facts()
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpu_free_bytes, gpu_total_bytes = torch.cuda.mem_get_info() if gpus else (0, 0)
+    return replace(
+        host,
+        gpu_total_bytes=gpu_total_bytes,
+        gpu_free_bytes=gpu_free_bytes,
+        gpus=tuple(torch.cuda.get_device_name(index) for index in range(gpus)),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +94,7 @@ def resolve(
     device = _device(options, machine)
     storage = cast(Storage, storage_of(options, spec, is_cpu=device.type == "cpu"))
     layout = layout_of(spec, options, is_cpu=device.type == "cpu")
-    need = _need(options, model, (device, storage), ranks)
+    need = _need(options, model, device, storage, ranks)
     free_bytes = _free_bytes(options, device, machine)
     what = f"{spec.parameters / 1e6:,.0f}M parameters in {storage}"
     # Before the KV cache is looked at: it is not to blame for a model that does not fit.
@@ -140,11 +153,11 @@ def _device(options: ServeOptions, machine: MachineFacts) -> torch.device:
 def _need(
     options: ServeOptions,
     model: ModelFacts,
-    place: tuple[torch.device, Storage],
+    device: torch.device,
+    storage: Storage,
     ranks: Sequence[Place],
 ) -> MemoryNeed:
     """Without the KV cache, and with the shortest context there may be."""
-    device, storage = place
     compute_bytes = 4 if device.type == "cpu" else STORAGE_BYTES[storage]
     weights = weight_bytes(
         model.spec, model.shapes, ranks, storage=storage, compute_bytes=compute_bytes

@@ -1,10 +1,12 @@
 """SLOs: upper bounds in seconds on TTFT, TPOT and the whole answer; and how far a client may shift
 its priority."""
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, field
 
-from msgspec import Meta
+
+def _bound(meaning: str) -> float | None:
+    """A bound that is also a key of a cluster file."""
+    return field(default=None, metadata={"meaning": meaning})
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,9 +14,9 @@ class Slo:
     """Service level objective: bounds on the time to the first token, the time of each token after
     it, and the whole answer; none where one is left out."""
 
-    ttft_s: Annotated[float | None, Meta(description="Time to the first token.")] = None
-    tpot_s: Annotated[float | None, Meta(description="Mean time of each token after it.")] = None
-    e2e_s: Annotated[float | None, Meta(description="Time to the last token.")] = None
+    ttft_s: float | None = _bound("Time to the first token.")
+    tpot_s: float | None = _bound("Mean time of each token after it.")
+    e2e_s: float | None = _bound("Time to the last token.")
 
     @property
     def empty(self) -> bool:

@@ -90,7 +90,7 @@ class LocalWorker:
 
     def satisfied(self, request_id: str) -> None:
         """See the port `Generator`."""
-        self.metrics.ended(request_id, FinishReason.STOP, now_ns())
+        self.metrics.requests.ended(request_id, FinishReason.STOP, now_ns())
 
     def metrics_text(self) -> bytes:
         return self.metrics.exposition()
@@ -108,7 +108,7 @@ class LocalWorker:
         request = replace(request, priority=priority, account=caller.account)
         mailbox = self._mailboxes.open(request.request_id)
         self._inbox.enqueue(request)
-        self.metrics.arrived(request, now_ns())
+        self.metrics.requests.arrived(request, now_ns())
         finished = False
         try:
             while not finished:
@@ -119,7 +119,7 @@ class LocalWorker:
             self._mailboxes.close(request.request_id)
             if not mailbox.closed:
                 self._inbox.enqueue(RequestsAborted((request.request_id,)))
-                self.metrics.ended(request.request_id, FinishReason.ABORT, now_ns())
+                self.metrics.requests.ended(request.request_id, FinishReason.ABORT, now_ns())
 
     async def _drive(self) -> None:
         await Driver[Told, WorkerEffect, None](self, self._inbox, self._perform).run()
@@ -148,12 +148,12 @@ class LocalWorker:
                     self.metrics.planned(plan, instant_ns)
                 case EmitTokens():
                     self._mailboxes.deliver(effect)
-                    self.metrics.emitted(effect, instant_ns)
+                    self.metrics.requests.emitted(effect, instant_ns)
                 case Refuse(request_id, error):
-                    self.metrics.refused(request_id)
+                    self.metrics.requests.refused(request_id)
                     self._mailboxes.fail(request_id, error)
                 case FailRequest(request_id, reason):
-                    self.metrics.ended(request_id, FinishReason.ABORT, instant_ns)
+                    self.metrics.requests.ended(request_id, FinishReason.ABORT, instant_ns)
                     self._mailboxes.fail(request_id, RequestFailed(reason))
                 case ReportBlocks():
                     pass  # one worker, no router: nobody routes by its cache

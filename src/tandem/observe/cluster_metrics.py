@@ -1,111 +1,119 @@
-"""What a gateway and its workers did, as Prometheus metrics. Suffixes are those that vLLM's
-dashboards know; figures of a worker carry its name.
+"""What a gateway, its workers, their tiers and its planner did, as Prometheus metrics.
 
-A request's times are those that a client sees from the gateway: its queue ends when a worker gets
-it.
+Suffixes are those that vLLM's dashboards know; figures of a worker carry its name. A request's
+times are those that a client sees from the gateway: its queue ends when a worker gets it.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from tandem.facts.request import FinishReason, Request
+from tandem.facts.kv_tiers import TierFigures
+from tandem.facts.request import Request
 from tandem.messages.gateway import ClusterStatus, WorkerStatus
 from tandem.messages.planning import PlanningStatus
-from tandem.messages.worker import EmitTokens
-from tandem.observe.registry import ModelRegistry
-from tandem.observe.request_times import RequestClock, RequestTimes
-from tandem.observe.tier_metrics import tier_metrics
+from tandem.observe.metrics import (
+    COUNTER,
+    GAUGE,
+    MODEL_LABEL,
+    Kind,
+    ModelRegistry,
+    RequestMetrics,
+    family,
+)
 
-Read = Callable[[WorkerStatus], float]
-
-_GAUGES: tuple[tuple[str, str, Read], ...] = (
-    ("num_requests_running", "Sequences in a slot", lambda w: w.load.running_sequences),
-    ("num_requests_waiting", "Sequences in the queue", lambda w: w.load.waiting_requests),
+_OF_WORKERS: Sequence[tuple[Kind, str, str, Callable[[WorkerStatus], float]]] = (
+    (GAUGE, "num_requests_running", "Sequences in a slot", lambda w: w.load.running_sequences),
+    (GAUGE, "num_requests_waiting", "Sequences in the queue", lambda w: w.load.waiting_requests),
     (
+        GAUGE,
         "kv_cache_usage_perc",
         "Share of the KV blocks in use (1 is full)",
         lambda w: 1 - w.load.free_blocks / w.total_blocks,
     ),
-    ("worker_accepting", "1 while the worker takes new requests", lambda w: w.accepting),
-    ("worker_heard_seconds", "Since the worker was last heard", lambda w: w.heard_ago_s),
+    (GAUGE, "worker_accepting", "1 while the worker takes new requests", lambda w: w.accepting),
+    (GAUGE, "worker_heard_seconds", "Since the worker was last heard", lambda w: w.heard_ago_s),
+    (COUNTER, "worker_prompts", "Prompts that the worker computed", lambda w: w.prompts),
+    (COUNTER, "worker_generation_tokens", "Tokens that the worker drew", lambda w: w.output_tokens),
+    (COUNTER, "kv_transfers", "Transfers of KV to the worker", lambda w: w.transfers),
+    (COUNTER, "kv_transfer_failures", "Of those that did not arrive", lambda w: w.failed_transfers),
+    (COUNTER, "kv_transfer_bytes", "KV that the worker read from others", lambda w: w.moved_bytes),
+    (
+        COUNTER,
+        "kv_transfer_sent_bytes",
+        "KV that others read from the worker",
+        lambda w: w.sent_bytes,
+    ),
+    (COUNTER, "kv_transfer_spans", "Contiguous pieces of that KV", lambda w: w.spans),
+    (COUNTER, "kv_transfer_seconds", "Time that those transfers took", lambda w: w.seconds),
+    (COUNTER, "kv_fetches", "Fetches of KV from slower tiers", lambda w: w.fetches),
+    (COUNTER, "kv_fetch_failures", "Of those that did not bring all", lambda w: w.failed_fetches),
+    (COUNTER, "kv_fetch_tokens", "Tokens whose KV they brought", lambda w: w.fetched_tokens),
+    (COUNTER, "kv_fetch_bytes", "Bytes that they brought", lambda w: w.fetched_bytes),
+    (COUNTER, "kv_fetch_seconds", "Time that they took", lambda w: w.fetch_seconds),
 )
-_TOTALS: tuple[tuple[str, str, Read], ...] = (
-    ("worker_prompts", "Prompts that the worker computed", lambda w: w.prompts),
-    ("worker_generation_tokens", "Tokens that the worker drew", lambda w: w.output_tokens),
-    ("kv_transfers", "Transfers of KV to the worker", lambda w: w.transfers),
-    ("kv_transfer_failures", "Of those that did not arrive", lambda w: w.failed_transfers),
-    ("kv_transfer_bytes", "KV that the worker read from others", lambda w: w.moved_bytes),
-    ("kv_transfer_sent_bytes", "KV that others read from the worker", lambda w: w.sent_bytes),
-    ("kv_transfer_spans", "Contiguous pieces of that KV", lambda w: w.spans),
-    ("kv_transfer_seconds", "Time that those transfers took", lambda w: w.seconds),
-    ("kv_fetches", "Fetches of KV from slower tiers", lambda w: w.fetches),
-    ("kv_fetch_failures", "Of those that did not bring all", lambda w: w.failed_fetches),
-    ("kv_fetch_tokens", "Tokens whose KV they brought", lambda w: w.fetched_tokens),
-    ("kv_fetch_bytes", "Bytes that they brought", lambda w: w.fetched_bytes),
-    ("kv_fetch_seconds", "Time that they took", lambda w: w.fetch_seconds),
+# `owner` is a worker or a process of the shared pool, `tier` where it keeps the blocks.
+_OF_TIERS: Sequence[tuple[Kind, str, str, Callable[[TierFigures], float]]] = (
+    (GAUGE, "kv_tier_blocks", "KV blocks in the tier", lambda t: t.blocks),
+    (
+        GAUGE,
+        "kv_tier_capacity_blocks",
+        "KV blocks that it has room for",
+        lambda t: t.capacity_blocks,
+    ),
+    (GAUGE, "kv_tier_on", "1 while the tier is used, 0 while it loses or fails", lambda t: t.on),
+    (
+        GAUGE,
+        "kv_tier_fetch_seconds_per_token",
+        "Measured when fetching from the tier",
+        lambda t: t.fetch_s_per_token,
+    ),
+    (
+        GAUGE,
+        "kv_tier_compute_seconds_per_token",
+        "Measured when computing the same",
+        lambda t: t.compute_s_per_token,
+    ),
+    (COUNTER, "kv_tier_stored_blocks", "KV blocks written to the tier", lambda t: t.stored_blocks),
+    (COUNTER, "kv_tier_fetched_blocks", "KV blocks fetched from it", lambda t: t.fetched_blocks),
+    (COUNTER, "kv_tier_missed_blocks", "KV blocks that were not there", lambda t: t.missed_blocks),
+    (
+        COUNTER,
+        "kv_tier_spoilt_blocks",
+        "KV blocks that failed their check",
+        lambda t: t.corrupt_blocks,
+    ),
+    (COUNTER, "kv_tier_failures", "Reads and writes that had a problem", lambda t: t.failures),
 )
 
 
 class GatewayMetrics(Collector):
-    """Counts and times for one gateway."""
+    """Counts and times of one gateway, and of the cluster as it knows it."""
 
     def __init__(self, model_name: str) -> None:
         self._registry = registry = ModelRegistry(model_name)
         self._model_name = model_name
-        self._clocks: dict[str, RequestClock] = {}
         self._status: ClusterStatus | None = None
-        self._times = RequestTimes(registry)
-        self._prompt_tokens = registry.counter("prompt_tokens", "Prompt tokens of begun requests")
-        self._generation_tokens = registry.counter("generation_tokens", "Tokens generated")
-        self._rejections = registry.counter("admission_rejections", "Requests refused on arrival")
+        self.requests = RequestMetrics(registry)
         self._lost = registry.counter("lost_workers", "Workers that died")
         self._journal_lost = registry.counter("journal_lost_turns", "Turns the journal misses")
         self._journal_lost_turns = 0
         registry.add(self)
 
-    def arrived(self, request: Request, now_ns: int) -> None:
-        self._clocks[request.request_id] = RequestClock(now_ns, len(request.prompt_tokens))
-
     def sent(self, requests: Iterable[Request], now_ns: int) -> None:
-        """A worker got these; of one that got them before, it is no news."""
-        for request in requests:
-            clock = self._clocks.get(request.request_id)
-            if clock and not clock.scheduled_ns:
-                self._times.scheduled(clock, now_ns)
-                self._prompt_tokens.inc(clock.prompt_tokens)
+        """A worker got these."""
+        self.requests.scheduled((request.request_id for request in requests), now_ns)
 
-    def refused(self, request_id: str) -> None:
-        self._rejections.inc()
-        self._clocks.pop(request_id, None)
-
-    def emitted(self, emission: EmitTokens, now_ns: int) -> None:
-        self._generation_tokens.inc(len(emission.tokens))
-        for request_id, reason in zip(emission.request_ids, emission.finish_reasons, strict=True):
-            clock = self._clocks.get(request_id)
-            if clock is None:
-                continue
-            self._times.token(clock, now_ns)
-            if reason:
-                self.ended(request_id, reason, now_ns)
-
-    def ended(self, request_id: str, reason: FinishReason, now_ns: int) -> None:
-        """The reader left before the answer was whole. Ended before, it does not end again."""
-        if clock := self._clocks.pop(request_id, None):
-            self._times.finished(clock, reason, now_ns)
-
-    def lost(self) -> None:
+    def worker_lost(self) -> None:
         """A worker died."""
         self._lost.inc()
 
-    def journal_lost(self, turns: int) -> None:
-        """So many turns of the machine are not in its journal, in all."""
-        self._journal_lost.inc(turns - self._journal_lost_turns)
-        self._journal_lost_turns = turns
-
-    def exposition(self, status: ClusterStatus) -> bytes:
-        """The Prometheus text format, with the cluster as it is now."""
+    def exposition(self, status: ClusterStatus, journal_lost_turns: int = 0) -> bytes:
+        """The Prometheus text format, with the cluster as it is now. So many turns of the machine
+        are not in its journal, in all."""
+        self._journal_lost.inc(journal_lost_turns - self._journal_lost_turns)
+        self._journal_lost_turns = journal_lost_turns
         self._status = status
         return self._registry.exposition()
 
@@ -114,72 +122,78 @@ class GatewayMetrics(Collector):
         status = self._status
         if status is None:
             return
-        for name, text, total in (
-            ("gateway_requests_waiting", "Requests that no worker has", status.waiting_requests),
-            ("gateway_requests_running", "Requests at workers", status.running_requests),
+        for kind, name, text, value in (
+            (
+                GAUGE,
+                "gateway_requests_waiting",
+                "Requests that no worker has",
+                status.waiting_requests,
+            ),
+            (GAUGE, "gateway_requests_running", "Requests at workers", status.running_requests),
+            (
+                COUNTER,
+                "request_takeovers",
+                "Requests taken up by another worker",
+                status.takeovers,
+            ),
+            (
+                COUNTER,
+                "request_recomputed_tokens",
+                "Tokens that takeovers computed once more",
+                status.recomputed_tokens,
+            ),
         ):
-            gauge = GaugeMetricFamily(f"tandem:{name}", text, labels=["model_name"])
-            gauge.add_metric([self._model_name], total)
-            yield gauge
-        takeovers = CounterMetricFamily(
-            "tandem:request_takeovers", "Requests taken up by another worker", labels=["model_name"]
-        )
-        takeovers.add_metric([self._model_name], status.takeovers)
-        yield takeovers
-        recomputed = CounterMetricFamily(
-            "tandem:request_recomputed_tokens",
-            "Tokens that takeovers computed once more",
-            labels=["model_name"],
-        )
-        recomputed.add_metric([self._model_name], status.recomputed_tokens)
-        yield recomputed
-        yield from tier_metrics(status, self._model_name)
+            yield self._registry.figure(kind, name, text, value)
+        yield from self._of_tiers(status)
         if status.planning is not None:
             yield from self._of_planner(status.planning)
-        labels = ["model_name", "worker", "pool", "role"]
-        for name, text, read in _GAUGES:
-            yield self._of_workers(GaugeMetricFamily(f"tandem:{name}", text, labels=labels), read)
-        for name, text, read in _TOTALS:
+        labels = (MODEL_LABEL, "worker", "pool", "role")
+        for kind, name, text, read in _OF_WORKERS:
             # A counter's name must not change with the role.
-            yield self._of_workers(
-                CounterMetricFamily(f"tandem:{name}", text, labels=labels[:3]), read
-            )
+            used = labels[:3] if kind is COUNTER else labels
+            samples = [
+                (
+                    (self._model_name, each.worker, each.pool, each.role.value)[: len(used)],
+                    read(each),
+                )
+                for each in status.workers
+            ]
+            yield family(kind, name, text, used, samples)
+
+    def _of_tiers(self, status: ClusterStatus) -> Iterator[Metric]:
+        """All tiers of all that this gateway knows."""
+        owned = [(worker.worker, each) for worker in status.workers for each in worker.tiers]
+        owned += [(node.node, each) for node in status.pool_nodes for each in node.tiers]
+        for kind, name, text, read in _OF_TIERS if owned else ():
+            samples = [
+                ((self._model_name, owner, figures.tier.value), read(figures))
+                for owner, figures in owned
+            ]
+            yield family(kind, name, text, (MODEL_LABEL, "owner", "tier"), samples)
 
     def _of_planner(self, planning: PlanningStatus) -> Iterator[Metric]:
-        actions = CounterMetricFamily(
-            "tandem:planned_actions",
-            "Changes of the fleet that the planner began",
-            labels=["model_name", "action"],
-        )
-        for action, count in (
+        actions = (
             ("start", planning.starts),
             ("stop", planning.stops),
             ("flip", planning.flips),
             ("migrate", planning.migrations),
-        ):
-            actions.add_metric([self._model_name, action], count)
-        yield actions
-        failures = CounterMetricFamily(
-            "tandem:planned_start_failures",
+        )
+        yield family(
+            COUNTER,
+            "planned_actions",
+            "Changes of the fleet that the planner began",
+            (MODEL_LABEL, "action"),
+            [((self._model_name, action), count) for action, count in actions],
+        )
+        yield self._registry.figure(
+            COUNTER,
+            "planned_start_failures",
             "Workers that the planner wanted and that could not be started",
-            labels=["model_name"],
+            planning.failed_starts,
         )
-        failures.add_metric([self._model_name], planning.failed_starts)
-        yield failures
-        held = GaugeMetricFamily(
-            "tandem:planner_held_workers",
+        yield self._registry.figure(
+            GAUGE,
+            "planner_held_workers",
             "Workers that the planner leaves alone, changed by hand",
-            labels=["model_name"],
+            len(planning.held),
         )
-        held.add_metric([self._model_name], len(planning.held))
-        yield held
-
-    def _of_workers(self, family: Metric, read: Read) -> Metric:
-        assert self._status is not None
-        for worker in self._status.workers:
-            labels = [self._model_name, worker.worker, worker.pool, worker.role.value]
-            if isinstance(family, CounterMetricFamily):
-                family.add_metric(labels[:3], read(worker))
-            elif isinstance(family, GaugeMetricFamily):
-                family.add_metric(labels, read(worker))
-        return family

@@ -1,25 +1,119 @@
-"""What a worker did, as Prometheus metrics. Suffixes are those that vLLM's dashboards know."""
+"""Prometheus metrics of one model: what requests counted and took, and what one worker did.
+
+Suffixes are those that vLLM's dashboards know. All metrics are named `tandem:...` and labelled with
+the model's name.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from tandem.cluster.worker.machine import WorkerMachine
 from tandem.facts.request import FinishReason, Request
 from tandem.facts.steps import StepPlan
 from tandem.messages.worker import EmitTokens
-from tandem.observe.registry import TOKENS, ModelRegistry
-from tandem.observe.request_times import RequestClock, RequestTimes
+
+NS_PER_S = 1e9
+MODEL_LABEL = "model_name"
+SECONDS = (
+    0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
+    10.0, 20.0, 40.0, 80.0, 160.0, 640.0,
+)  # fmt: skip
+TOKENS = tuple(float(1 << power) for power in range(18))
+GAUGE, COUNTER = GaugeMetricFamily, CounterMetricFamily
+Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
 
 
-class WorkerMetrics:
-    """Counts and times for one worker."""
+def family(
+    kind: Kind,
+    name: str,
+    text: str,
+    labels: Sequence[str],
+    samples: Iterable[tuple[Sequence[str], float]],
+) -> Metric:
+    """A metric as it is at this moment: a value for each combination of label values."""
+    made = kind(f"tandem:{name}", text, labels=labels)
+    for values, value in samples:
+        made.add_metric(values, value)
+    return made
 
-    def __init__(self, model_name: str, machine: WorkerMachine) -> None:
-        self._registry = registry = ModelRegistry(model_name)
+
+@dataclass(slots=True)
+class RequestClock:
+    """Instants of one request, in nanoseconds; 0 is "not yet"."""
+
+    arrived_ns: int
+    prompt_tokens: int
+    scheduled_ns: int = 0
+    first_token_ns: int = 0
+    last_token_ns: int = 0
+    answer_tokens: int = 0
+
+
+class ModelRegistry:
+    """Metrics of one model. Those that others count are `Metric`s of a moment, which a collector
+    makes when Prometheus asks."""
+
+    def __init__(self, model_name: str) -> None:
+        self.model_name = model_name
+        self._registry = CollectorRegistry()
+
+    def counter(self, name: str, text: str) -> Counter:
+        counter = Counter(f"tandem:{name}", text, (MODEL_LABEL,), registry=self._registry)
+        return counter.labels(self.model_name)
+
+    def counters(self, name: str, text: str, label: str, values: Iterable[str]) -> list[Counter]:
+        """One counter for each value of a label, all of them there from the start."""
+        counter = Counter(f"tandem:{name}", text, (MODEL_LABEL, label), registry=self._registry)
+        return [counter.labels(self.model_name, value) for value in values]
+
+    def histogram(self, name: str, text: str, buckets: Sequence[float] = SECONDS) -> Histogram:
+        histogram = Histogram(
+            f"tandem:{name}", text, (MODEL_LABEL,), buckets=buckets, registry=self._registry
+        )
+        return histogram.labels(self.model_name)
+
+    def add(self, collector: Collector) -> None:
+        """Metrics that somebody else makes when somebody asks."""
+        self._registry.register(collector)
+
+    def figure(self, kind: Kind, name: str, text: str, value: float) -> Metric:
+        """A metric of the model as it is at this moment."""
+        return family(kind, name, text, (MODEL_LABEL,), [((self.model_name,), value)])
+
+    def exposition(self) -> bytes:
+        """The Prometheus text format."""
+        return generate_latest(self._registry)
+
+
+class RequestMetrics:
+    """Counts of requests and their latencies by phase. The caller says when things happen."""
+
+    def __init__(self, registry: ModelRegistry) -> None:
         self._clocks: dict[str, RequestClock] = {}
-        self._times = RequestTimes(registry)
+        histogram = registry.histogram
+        self._queue = histogram("request_queue_time_seconds", "Arrival to first step")
+        self._ttft = histogram("time_to_first_token_seconds", "Arrival to first token")
+        self._prefill = histogram("request_prefill_time_seconds", "First step to first token")
+        self._gap = histogram("inter_token_latency_seconds", "Gap between two tokens")
+        self._tpot = histogram(
+            "request_time_per_output_token_seconds", "Mean gap between the tokens of a request"
+        )
+        self._decode = histogram("request_decode_time_seconds", "First to last token")
+        self._total = histogram("e2e_request_latency_seconds", "Arrival to last token")
+        self._prompt = histogram("request_prompt_tokens", "Prompt tokens a request", TOKENS)
+        self._answer = histogram("request_generation_tokens", "Answer tokens a request", TOKENS)
+        reasons = list(FinishReason)
+        finished = registry.counters(
+            "request_success", "Finished requests by reason", "finished_reason", reasons
+        )
+        self._finished = dict(zip(reasons, finished, strict=True))
         self._prompt_tokens = registry.counter("prompt_tokens", "Prompt tokens of begun requests")
         self._generation_tokens = registry.counter("generation_tokens", "Tokens generated")
         self._rejections = registry.counter("admission_rejections", "Requests refused on arrival")
-        self._step_tokens = registry.histogram("iteration_tokens_total", "Tokens a step", TOKENS)
-        self._read_machine(machine)
 
     @property
     def open_requests(self) -> int:
@@ -29,48 +123,90 @@ class WorkerMetrics:
     def arrived(self, request: Request, now_ns: int) -> None:
         self._clocks[request.request_id] = RequestClock(now_ns, len(request.prompt_tokens))
 
+    def scheduled(self, request_ids: Iterable[str], now_ns: int) -> None:
+        """These wait no more. One that was scheduled before is not counted again."""
+        for request_id in request_ids:
+            clock = self._clocks.get(request_id)
+            if clock and not clock.scheduled_ns:
+                clock.scheduled_ns = now_ns
+                self._queue.observe((now_ns - clock.arrived_ns) / NS_PER_S)
+                self._prompt.observe(clock.prompt_tokens)
+                self._prompt_tokens.inc(clock.prompt_tokens)
+
     def refused(self, request_id: str) -> None:
         self._rejections.inc()
         self._clocks.pop(request_id, None)
 
+    def emitted(self, emission: EmitTokens, now_ns: int) -> None:
+        self._generation_tokens.inc(len(emission.tokens))
+        for request_id, reason in zip(emission.request_ids, emission.finish_reasons, strict=True):
+            if clock := self._clocks.get(request_id):
+                self._token(clock, now_ns)
+                if reason:
+                    self.ended(request_id, reason, now_ns)
+
     def ended(self, request_id: str, reason: FinishReason, now_ns: int) -> None:
-        """The reader left before the worker was done. Ended before, it does not end again."""
-        if clock := self._clocks.pop(request_id, None):
-            self._times.finished(clock, reason, now_ns)
+        """Over, also where the reader left before. What has ended does not end again, and what
+        never got a token counts, but has no latency."""
+        clock = self._clocks.pop(request_id, None)
+        if clock is None:
+            return
+        self._finished[reason].inc()
+        if not clock.answer_tokens:
+            return
+        self._answer.observe(clock.answer_tokens)
+        self._total.observe((now_ns - clock.arrived_ns) / NS_PER_S)
+        decode_s = (clock.last_token_ns - clock.first_token_ns) / NS_PER_S
+        self._decode.observe(decode_s)
+        if clock.answer_tokens > 1:
+            self._tpot.observe(decode_s / (clock.answer_tokens - 1))
+
+    def _token(self, clock: RequestClock, now_ns: int) -> None:
+        if clock.answer_tokens:
+            self._gap.observe((now_ns - clock.last_token_ns) / NS_PER_S)
+        else:
+            clock.first_token_ns = now_ns
+            self._ttft.observe((now_ns - clock.arrived_ns) / NS_PER_S)
+            self._prefill.observe((now_ns - clock.scheduled_ns) / NS_PER_S)
+        clock.answer_tokens += 1
+        clock.last_token_ns = now_ns
+
+
+class WorkerMetrics(Collector):
+    """Of one worker, whose machine is read when Prometheus asks."""
+
+    def __init__(self, model_name: str, machine: WorkerMachine) -> None:
+        self._registry = ModelRegistry(model_name)
+        self._machine = machine
+        self.requests = RequestMetrics(self._registry)
+        self._step_tokens = self._registry.histogram(
+            "iteration_tokens_total", "Tokens a step", TOKENS
+        )
+        self._registry.add(self)
 
     def planned(self, plan: StepPlan, now_ns: int) -> None:
         self._step_tokens.observe(plan.batched_tokens)
-        for placement in plan.placements:
-            clock = self._clocks.get(placement.request_id)
-            if clock and not clock.scheduled_ns:
-                self._times.scheduled(clock, now_ns)
-                self._prompt_tokens.inc(clock.prompt_tokens)
-
-    def emitted(self, effect: EmitTokens, now_ns: int) -> None:
-        self._generation_tokens.inc(len(effect.tokens))
-        for request_id, reason in zip(effect.request_ids, effect.finish_reasons, strict=True):
-            clock = self._clocks.get(request_id)
-            if clock is None:
-                continue
-            self._times.token(clock, now_ns)
-            if reason:
-                self.ended(request_id, reason, now_ns)
+        self.requests.scheduled((each.request_id for each in plan.placements), now_ns)
 
     def exposition(self) -> bytes:
         """The Prometheus text format."""
         return self._registry.exposition()
 
-    def _read_machine(self, machine: WorkerMachine) -> None:
-        sequences, planner, gauge = machine.sequences, machine.planner, self._registry.gauge
-        pool = sequences.pool
-        gauge("num_requests_running", "Sequences in a slot", lambda: len(sequences.running))
-        gauge("num_requests_waiting", "Sequences in the queue", lambda: len(planner.waiting))
-        gauge(
+    def collect(self) -> Iterator[Metric]:
+        """For the registry."""
+        sequences, planner = self._machine.sequences, self._machine.planner
+        pool, figure = sequences.pool, self._registry.figure
+        yield figure(GAUGE, "num_requests_running", "Sequences in a slot", len(sequences.running))
+        yield figure(GAUGE, "num_requests_waiting", "Sequences in the queue", len(planner.waiting))
+        yield figure(
+            GAUGE,
             "kv_cache_usage_perc",
             "Share of the KV blocks in use (1 is full)",
-            lambda: 1 - pool.free_blocks / pool.block_count,
+            1 - pool.free_blocks / pool.block_count,
         )
-        total = self._registry.total
-        total("prefix_cache_queries", "Tokens looked up", lambda: planner.prefix_query_tokens)
-        total("prefix_cache_hits", "Tokens found cached", lambda: planner.prefix_hit_tokens)
-        total("num_preemptions", "Sequences put back", lambda: planner.preemptions)
+        for name, text, count in (
+            ("prefix_cache_queries", "Tokens looked up", planner.prefix_query_tokens),
+            ("prefix_cache_hits", "Tokens found cached", planner.prefix_hit_tokens),
+            ("num_preemptions", "Sequences put back", planner.preemptions),
+        ):
+            yield figure(COUNTER, name, text, count)

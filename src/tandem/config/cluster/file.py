@@ -6,7 +6,7 @@ keys, what its sections must be to each other, and how it is found and read.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +14,7 @@ from typing import Annotated
 import yaml
 from msgspec import Meta
 
-from tandem.config.cluster.keys import build, doc
+from tandem.config.cluster.keys import build, key, section
 from tandem.config.cluster.requests import (
     ClassConfig,
     JournalConfig,
@@ -48,78 +48,56 @@ MOST_PORT = 65535
 MOST_NAME_BYTES = 128
 
 
-@dataclass(frozen=True, slots=True)
+@section
 class Cluster:
     """A whole cluster file: one cluster, live or simulated."""
 
-    model: Annotated[
-        str,
-        doc(
-            "A bundled shape, the path of a config.json or of a checkpoint's folder; live also a "
-            "name on the Hugging Face hub."
-        ),
-    ]
-    pools: Annotated[tuple[PoolConfig, ...], doc("The workers.")]
-    block_size: Annotated[BlockSize, doc("Tokens of a KV block.")] = 64
-    max_model_len: Annotated[
-        int, doc("Tokens of a sequence at most; 0: what a worker's KV holds.")
-    ] = 0
-    network: Annotated[NetworkConfig, doc("Between workers.")] = field(
-        default_factory=NetworkConfig
+    model: str = key(
+        "A bundled shape, the path of a config.json or of a checkpoint's folder; live also a "
+        "name on the Hugging Face hub."
     )
-    tiers: Annotated[TierConfigs, doc("KV beyond the devices.")] = field(
-        default_factory=TierConfigs
+    pools: tuple[PoolConfig, ...] = key("The workers.")
+    block_size: BlockSize = key("Tokens of a KV block.", default=64)
+    max_model_len: int = key(
+        "Tokens of a sequence at most; 0: what a worker's KV holds.", default=0
     )
-    policies: Annotated[PolicyConfig, doc("Who decides.")] = field(default_factory=PolicyConfig)
-    planning: Annotated[
-        PlanningOptions, doc("What becomes of the planner's decisions.", only="live")
-    ] = field(default_factory=PlanningOptions)
-    health: Annotated[HealthConfig, doc("How long silence is tolerated.")] = field(
-        default_factory=HealthConfig
+    network: NetworkConfig = key("Between workers.", factory=NetworkConfig)
+    tiers: TierConfigs = key("KV beyond the devices.", factory=TierConfigs)
+    policies: PolicyConfig = key("Who decides.", factory=PolicyConfig)
+    planning: PlanningOptions = key(
+        "What becomes of the planner's decisions.", factory=PlanningOptions, only="live"
     )
-    queue: Annotated[QueueConfig, doc("The queue before the workers.")] = field(
-        default_factory=QueueConfig
+    health: HealthConfig = key("How long silence is tolerated.", factory=HealthConfig)
+    queue: QueueConfig = key("The queue before the workers.", factory=QueueConfig)
+    classes: tuple[ClassConfig, ...] = key("Service classes.", default=())
+    tenants: tuple[TenantConfig, ...] = key("Who asks.", default=())
+    slo: Slo = key("What a good answer keeps.", factory=Slo)
+    faults: tuple[Mapping[str, object], ...] = key(
+        "What fails, and when.", default=(), only="simulator"
     )
-    classes: Annotated[tuple[ClassConfig, ...], doc("Service classes.")] = ()
-    tenants: Annotated[tuple[TenantConfig, ...], doc("Who asks.")] = ()
-    slo: Annotated[Slo, doc("What a good answer keeps.")] = field(default_factory=Slo)
-    faults: Annotated[
-        tuple[Mapping[str, object], ...], doc("What fails, and when.", only="simulator")
-    ] = ()
-    faults_per_hour: Annotated[
-        float,
-        Meta(ge=0, le=MOST_FAULTS_PER_HOUR),
-        doc("Random faults beside them.", only="simulator"),
-    ] = 0.0
-    seed: Annotated[int, doc("Of all chance of the simulator and of the policies.")] = 0
-    name: Annotated[str, doc("Tells the cluster from others of this user.", only="live")] = (
-        "default"
+    faults_per_hour: Annotated[float, Meta(ge=0, le=MOST_FAULTS_PER_HOUR)] = key(
+        "Random faults beside them.", default=0.0, only="simulator"
     )
-    serve: Annotated[Serve, doc("Options of `tandem serve`, for all processes.", only="live")] = (
-        field(default_factory=dict)
+    seed: int = key("Of all chance of the simulator and of the policies.", default=0)
+    name: str = key("Tells the cluster from others of this user.", default="default", only="live")
+    serve: Serve = key("Options of `tandem serve`, for all processes.", factory=dict, only="live")
+    gateways: Annotated[int, Meta(ge=1, le=64)] = key(
+        "Processes that share one HTTP port.", default=1, only="live"
     )
-    gateways: Annotated[
-        int, Meta(ge=1, le=64), doc("Processes that share one HTTP port.", only="live")
-    ] = 1
-    listen: Annotated[
-        str,
-        doc(
-            "Where workers and operators reach the first gateway: an address, or address:port; "
-            "gateway i takes port + i.",
-            only="live",
-        ),
-    ] = "127.0.0.1"
-    transport: Annotated[TransportConfig, doc("How KV moves between workers.", only="live")] = (
-        field(default_factory=TransportConfig)
+    listen: str = key(
+        "Where workers and operators reach the first gateway: an address, or address:port; "
+        "gateway i takes port + i.",
+        default="127.0.0.1",
+        only="live",
     )
-    journal: Annotated[
-        JournalConfig | None,
-        doc("Write down what the gateways decide by (left out: nothing).", only="live"),
-    ] = None
-    launcher: Annotated[Launcher, doc("Whose machines the workers run on.", only="live")] = "local"
-    ray: Annotated[RayConfig, doc("For `launcher: ray`.", only="live")] = field(
-        default_factory=RayConfig
+    transport: TransportConfig = key(
+        "How KV moves between workers.", factory=TransportConfig, only="live"
     )
+    journal: JournalConfig | None = key(
+        "Write down what the gateways decide by (left out: nothing).", default=None, only="live"
+    )
+    launcher: Launcher = key("Whose machines the workers run on.", default="local", only="live")
+    ray: RayConfig = key("For `launcher: ray`.", factory=RayConfig, only="live")
 
     def __post_init__(self) -> None:
         refuse_zero(self.slo)
@@ -164,14 +142,14 @@ def _own_refusals(cluster: Cluster) -> Iterator[tuple[str, str]]:
         yield "listen", problem
     elif colon and int(port) + cluster.gateways - 1 > MOST_PORT:
         yield "listen", f"listen: {cluster.gateways} gateways need as many ports from {port} on"
-    for key, what, names in (
+    for list_key, what, names in (
         ("pools", "pool", [pool.name for pool in cluster.pools]),
         ("classes", "class", [entry.name for entry in cluster.classes]),
         ("tenants", "tenant", [tenant.name for tenant in cluster.tenants]),
     ):
         for index, name in enumerate(names):
             if name in names[:index]:
-                yield f"{key}.{index}.name", f"two entries call themselves {what} {name}"
+                yield f"{list_key}.{index}.name", f"two entries call themselves {what} {name}"
 
 
 def _pool_refusals(cluster: Cluster) -> Iterator[tuple[str, str]]:

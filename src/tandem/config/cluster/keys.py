@@ -2,8 +2,8 @@
 
 The sections of a file are dataclasses (`workers`, `requests`, and `file` for the top level). A key
 is a field of one, declared there and nowhere else: its name with the unit as the last word, its
-type, and as `Annotated` its bounds (`msgspec.Meta`), the names it may be (`Known`), who may know it
-(`Secret`) and what it means (`doc`).
+type, as `Annotated` the bounds (`msgspec.Meta`), the names it may be (`Known`) and who may know it
+(`Secret`), and with `key` what it means and its default.
 
 `build` makes the dataclasses from the nodes of a YAML file, where every mistake names file and
 line. What a dataclass refuses in `__post_init__` (with `InvalidConfiguration`, or with `RefusedAt`
@@ -14,7 +14,16 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from enum import EnumType
 from types import NoneType, UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 import yaml
@@ -46,9 +55,17 @@ class Secret:
     known_to: str
 
 
-def doc(text: str, *, only: str = "") -> Meta:
-    """What a key means, in a sentence, and who alone heeds it: `live` or `simulator`."""
-    return Meta(description=text, extra={"only": only} if only else None)
+def key(meaning: str, *, default: Any = MISSING, factory: Any = MISSING, only: str = "") -> Any:
+    """A field of a section: what the key means, in a sentence, its value where it is left out (or
+    what makes that), and who alone heeds it, `live` or `simulator`."""
+    metadata = {"meaning": meaning, "only": only}
+    return field(default=default, default_factory=factory, metadata=metadata)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(key,))
+def section(shape: type[T]) -> type[T]:
+    """A section of a cluster file: a frozen dataclass whose fields are keys."""
+    return dataclass(frozen=True, slots=True)(shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +114,10 @@ def without_secrets(section: T, known_to: str) -> T:
 
 def _secret_options(struct: type[msgspec.Struct], known_to: str) -> set[str]:
     """Names of the options that processes of the kind must not know."""
-    hints = get_type_hints(struct, include_extras=True)
     return {
         option.encode_name
         for option in msgspec.structs.fields(struct)
-        for rule in get_args(hints[option.name])[1:]
+        for rule in get_args(option.type)[1:]
         if (rule.extra or {}).get("known_to", known_to) != known_to
     }
 

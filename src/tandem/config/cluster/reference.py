@@ -47,10 +47,8 @@ class _Key:
 
     @property
     def meaning(self) -> str:
-        said = [rule for rule in self.rules if isinstance(rule, Meta) and rule.description]
-        text = str(said[0].description)
-        only = (said[0].extra or {}).get("only")
-        return f"{text} *({only} only)*" if only else text
+        text, only = self.field.metadata["meaning"], self.field.metadata.get("only")
+        return f"{text} *({only} only)*" if only else str(text)
 
     @property
     def written(self) -> str:

@@ -2,18 +2,16 @@
 its steps and transfers cost in seconds."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import msgspec
 import yaml
 
 from tandem.config.environment import BUNDLED
-from tandem.config.hardware.layers import ModelFolder
-from tandem.config.hardware.operators import OperatorFolder
+from tandem.config.hardware.tables import load_operator_tables
 from tandem.cost.capacity import MemoryLimits, kv_block_count, kv_bytes_per_token
 from tandem.cost.device import DeviceSpec
 from tandem.cost.fitted import FittedStepTime, from_fields
@@ -21,7 +19,6 @@ from tandem.cost.model_shape import ModelShape, model_shape
 from tandem.cost.roofline import roofline
 from tandem.cost.sharding import Sharding
 from tandem.cost.step import StepTime
-from tandem.cost.tables import TableStepTime
 from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Tier
@@ -39,8 +36,7 @@ class WorkerHardware:
 
     `model` is the name of a bundled shape or a path (a config.json or its directory), `device` the
     name of a bundled datasheet or the path of a YAML file. `tables` is the folder of measured
-    operators, `profile` a file of `tandem profile`; `time_model` says which is asked. `tiers`
-    replaces the bandwidth of a tier, in bytes per second.
+    operators, `profile` a file of `tandem profile`; `time_model` says which is asked.
     """
 
     model: str
@@ -55,7 +51,6 @@ class WorkerHardware:
     tables: str = ""
     profile: str = ""
     memory_utilisation: float = 0.9
-    tiers: Mapping[Tier, float] = field(default_factory=dict)
 
     @property
     def devices(self) -> int:
@@ -83,13 +78,6 @@ def worker_cost(hardware: WorkerHardware) -> WorkerCost:
         Tier.DISK: LinkCost(count * links.disk_bytes_per_s, latency.disk_s),
         Tier.REMOTE: network,
     }
-    for tier, bytes_per_s in hardware.tiers.items():
-        if tier not in tiers or not bytes_per_s > 0:
-            raise InvalidConfiguration(
-                f"tiers: {tier} is {bytes_per_s!r}; expected bytes per second above 0 for one of "
-                f"{', '.join(tiers)}"
-            )
-        tiers[tier] = replace(tiers[tier], bytes_per_s=bytes_per_s)
     return WorkerCost(
         step_time=_step_time(hardware, shape, device),
         kv_bytes_per_token=kv_bytes_per_token(shape, hardware.sharding),
@@ -153,40 +141,16 @@ def bundled_models() -> list[str]:
 
 def load_profile(path: Path) -> FittedStepTime:
     """The fitted step time in a file of `tandem profile`. Raises `InvalidConfiguration`."""
-    fitted = _read_object(path).get("fitted")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise InvalidConfiguration(f"{path} cannot be read: {problem}") from problem
+    if not isinstance(values, dict):
+        raise InvalidConfiguration(f"{path} holds no JSON object")
+    fitted = values.get("fitted")
     if not isinstance(fitted, dict):
         raise InvalidConfiguration(f"{path}: fitted is missing; make it with `tandem profile`")
     return from_fields(fitted, f"{path}: fitted")
-
-
-def load_operator_tables(
-    folder: Path, shape: ModelShape, device: DeviceSpec, sharding: Sharding
-) -> TableStepTime:
-    """The measured operators in a folder of one of two layouts: AIConfigurator's (operators of a
-    GPU, by size) or LLMServingSim's (operators of one model on one GPU). What it does not hold
-    (links of a model's layout, small operations of a GPU's) comes from the roofline. Raises
-    `InvalidConfiguration` when it has no tables of this model on this device."""
-    sharding.check(shape, device)
-    if sharding.kv_precision != "bf16":
-        raise InvalidConfiguration(
-            f"kv_precision is {sharding.kv_precision}, but attention was measured in bf16; use "
-            "that, or time_model roofline"
-        )
-    if list(folder.glob(f"{device.name}*_gemm_ms.csv.gz")):
-        return OperatorFolder(folder, shape, device, sharding).step_time()
-    name = f"{device.name.replace('_', '')}_{shape.label}".lower()
-    prefix = f"{name}_tp{sharding.tensor_parallel}_"
-    files = {
-        path.name[len(prefix) :].removesuffix(".csv.gz"): path
-        for path in sorted(folder.glob("*.csv.gz"))
-        if path.name.lower().startswith(prefix)
-    }
-    if "attention" in files and ("dense" in files or "layers" in files):
-        return ModelFolder(files, shape, device, sharding).step_time()
-    raise InvalidConfiguration(
-        f"tables: {folder} has neither {device.name}*_gemm_ms.csv.gz nor attention and layers "
-        f"under {prefix}*.csv.gz"
-    )
 
 
 def _step_time(hardware: WorkerHardware, shape: ModelShape, device: DeviceSpec) -> StepTime:
@@ -197,23 +161,12 @@ def _step_time(hardware: WorkerHardware, shape: ModelShape, device: DeviceSpec) 
         )
     if kind == "roofline":
         return roofline(shape, device, hardware.sharding)
+    source, expected = {
+        "tables": (hardware.tables, "the folder of measured operators"),
+        "profile": (hardware.profile, "the file that `tandem profile` wrote"),
+    }[kind]
+    if not source:
+        raise InvalidConfiguration(f"time_model {kind} needs {kind}: {expected}")
     if kind == "tables":
-        _require(hardware.tables, "tables", "the folder of measured operators")
-        return load_operator_tables(Path(hardware.tables), shape, device, hardware.sharding)
-    _require(hardware.profile, "profile", "the file that `tandem profile` wrote")
-    return load_profile(Path(hardware.profile))
-
-
-def _require(value: str, name: str, expected: str) -> None:
-    if not value:
-        raise InvalidConfiguration(f"time_model {name} needs {name}: {expected}")
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
-        raise InvalidConfiguration(f"{path} cannot be read: {problem}") from problem
-    if not isinstance(values, dict):
-        raise InvalidConfiguration(f"{path} holds no JSON object")
-    return values
+        return load_operator_tables(Path(source), shape, device, hardware.sharding)
+    return load_profile(Path(source))

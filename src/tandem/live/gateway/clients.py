@@ -33,14 +33,14 @@ class Clients:
         waiting, retry_s = len(self._places), demand.retry_after_s()
         entry = self._places.enter(request_id, request.account)
         if not entry.admitted:
-            self.metrics.refused(request_id)
+            self.metrics.requests.refused(request_id)
             raise Overloaded(f"{waiting} requests wait already", retry_s)
         if entry.gives_way is not None:
-            self.metrics.refused(entry.gives_way)
+            self.metrics.requests.refused(entry.gives_way)
             error = Overloaded(f"{waiting + 1} requests wait, most of them yours", retry_s)
             self._mailboxes.fail(entry.gives_way, error)
         demand.arrived(request_id)
-        self.metrics.arrived(request, now_ns())
+        self.metrics.requests.arrived(request, now_ns())
         return self._mailboxes.open(request_id), entry.gives_way
 
     def left(self, request_id: str, *, finished: bool) -> bool:
@@ -51,7 +51,7 @@ class Clients:
         self._places.leave(request_id)
         self.demand.left(request_id, finished=finished)
         if cut_short:
-            self.metrics.ended(request_id, FinishReason.ABORT, now_ns())
+            self.metrics.requests.ended(request_id, FinishReason.ABORT, now_ns())
         return cut_short
 
     def sent(self, requests: Iterable[Request], instant_ns: int) -> None:
@@ -63,11 +63,11 @@ class Clients:
         for request_id in emission.request_ids:
             if self.demand.got_token(request_id, instant_ns):
                 self._places.leave(request_id)
-        self.metrics.emitted(emission, instant_ns)
+        self.metrics.requests.emitted(emission, instant_ns)
 
     def reject(self, effect: Reject) -> None:
         """Refused for now, or, when no waiting helps, for what the request is."""
-        self.metrics.refused(effect.request_id)
+        self.metrics.requests.refused(effect.request_id)
         self._places.leave(effect.request_id)
         error: TandemError
         if effect.retry_after_s:
@@ -79,7 +79,7 @@ class Clients:
 
     def fail(self, effect: FailRequest, instant_ns: int) -> None:
         """It ends without its answer."""
-        self.metrics.ended(effect.request_id, FinishReason.ABORT, instant_ns)
+        self.metrics.requests.ended(effect.request_id, FinishReason.ABORT, instant_ns)
         self._mailboxes.fail(effect.request_id, RequestFailed(effect.reason))
 
     def fail_all(self, error: TandemError) -> None:

@@ -189,12 +189,11 @@ class Gateway:
 
     def satisfied(self, request_id: str) -> None:
         """See the port `Generator`."""
-        self.metrics.ended(self._prefix + request_id, FinishReason.STOP, now_ns())
+        self.metrics.requests.ended(self._prefix + request_id, FinishReason.STOP, now_ns())
 
     def metrics_text(self) -> bytes:
-        if self._journal is not None:
-            self.metrics.journal_lost(self._journal.lost_turns)
-        return self.metrics.exposition(self.machine.status(now_ns()))
+        lost_turns = self._journal.lost_turns if self._journal is not None else 0
+        return self.metrics.exposition(self.machine.status(now_ns()), lost_turns)
 
     async def generate(
         self, request: Request, caller: Caller = ANYBODY

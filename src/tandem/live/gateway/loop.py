@@ -132,7 +132,7 @@ class GatewayLoop:
     def _note(self, event: GatewayEvent) -> None:
         if isinstance(event, PeerGone) and self.machine.members.of_peer(event.peer):
             logger.warning("worker %s is gone: %s", event.peer, event.reason)
-            self._clients.metrics.lost()
+            self._clients.metrics.worker_lost()
         elif isinstance(event, PeerGone) and self.machine.pool.nodes.of_peer(event.peer):
             logger.warning("%s of the shared pool is gone: %s", event.peer, event.reason)
         elif isinstance(event, MessageFromWorker) and isinstance(event.message, Register):
@@ -165,7 +165,7 @@ class Turn:
 
     def fence(self, effect: Fence) -> None:
         logger.error("worker %s counts as dead: %s", effect.peer, effect.reason)
-        self._clients.metrics.lost()
+        self._clients.metrics.worker_lost()
         self._channel.drop(effect.peer)
 
     def deliver(self, effect: Deliver) -> None:

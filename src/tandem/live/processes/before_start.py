@@ -5,14 +5,13 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 
-from tandem.config.api_options import check_exposure
-from tandem.config.client_keys import check_client_keys, has_client_keys
+from tandem.config.api_options import check_client_keys, check_exposure, has_client_keys
 from tandem.config.cluster.file import Cluster
 from tandem.config.cluster.live import LiveFile, as_served, gateway_options, pool_place
-from tandem.config.cluster.placement import on_ray, refused_placement
 from tandem.config.cluster.tiers import memory_bytes, refused_sizes
 from tandem.config.cluster.tree import mistake, node_at
 from tandem.config.hardware.pools import capacity_of
+from tandem.config.machine_share import on_ray, refused_placement
 from tandem.config.policies import planning_config, router_policies
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.http_server import listen

@@ -15,8 +15,7 @@ import zmq
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
 from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
-from tandem.config.api_options import api_config, check_exposure
-from tandem.config.client_keys import tenant_key_files, tenant_keys
+from tandem.config.api_options import api_config, check_exposure, tenant_key_files, tenant_keys
 from tandem.config.cluster.live import as_served
 from tandem.config.environment import BUNDLED_MODEL
 from tandem.config.hardware.pools import capacity_of

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import torch
 
-from tandem.config.environment import BUNDLED_MODEL, cache_directory
-from tandem.config.machine import MachineFacts, machine_facts
+from tandem.config.environment import BUNDLED_MODEL, MachineFacts, cache_directory
 from tandem.config.options import ServeOptions
-from tandem.config.resolve import ModelFacts, ServerPlan, resolve
+from tandem.config.resolve import ModelFacts, ServerPlan, machine_facts, resolve
 from tandem.facts.model import ModelSpec
 from tandem.kernels.arithmetic import arithmetic_of
 from tandem.kernels.faces import Kernels, choose_kernels

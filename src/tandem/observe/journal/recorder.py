@@ -6,7 +6,6 @@ writes.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import assert_never
 
 from tandem.cluster.router.prompt_hashes import ComputedHashes, TokenIds
 from tandem.facts.blocks import CacheRoot, Chain
@@ -14,16 +13,11 @@ from tandem.facts.request import Request
 from tandem.messages.cluster import Deregister, Register, RegisterPoolNode, ToGateway
 from tandem.messages.codec import TO_GATEWAY
 from tandem.messages.gateway import (
-    AuditAsked,
     Deliver,
-    DrainAsked,
     GatewayEffect,
     GatewayEvent,
     MessageFromWorker,
     PeerGone,
-    StartFailed,
-    TimePassed,
-    UndrainAsked,
 )
 from tandem.messages.router import (
     ImportReported,
@@ -37,23 +31,18 @@ from tandem.messages.router import (
     TokensReported,
 )
 from tandem.messages.worker import FailRequest
-from tandem.observe.journal.decisions import decisions_of
 from tandem.observe.journal.pseudonyms import RequestNumbers, SessionNames, TenantNames
 from tandem.observe.journal.records import (
-    AskedForAudit,
-    AskedToDrain,
-    AskedToUndrain,
     Drew,
     EventRecord,
-    Gone,
     Hashed,
     Said,
-    StartRefused,
     Submitted,
     Turn,
     Withdrawn,
-    Woken,
+    decisions_of,
     encode,
+    record_of,
 )
 
 
@@ -120,21 +109,11 @@ class Recorder:
                 return self._submitted(event)
             case RequestWithdrawn(request_id):
                 return Withdrawn(self._numbers.name(request_id))
-            case PeerGone(peer, reason, died):
+            case PeerGone(peer):
                 self._greet(peer, None)
-                return Gone(peer, reason, died)
-            case DrainAsked(operation_id, worker, then_role, leave, again):
-                return AskedToDrain(operation_id, worker, then_role, leave, again)
-            case UndrainAsked(operation_id, worker):
-                return AskedToUndrain(operation_id, worker)
-            case AuditAsked(operation_id):
-                return AskedForAudit(operation_id)
-            case StartFailed(worker, reason):
-                return StartRefused(worker, reason)
-            case TimePassed():
-                return Woken()
+                return record_of(event)
             case _:
-                assert_never(event)
+                return record_of(event)
 
     def _drew(self, peer: str, message: TokensReported) -> Drew:
         emission, name = message.emission, self._numbers.name

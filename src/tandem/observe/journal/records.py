@@ -5,20 +5,44 @@ request goes by its number in the journal: 12 at its first worker, "12~1" once a
 it up. Records are msgpack arrays, tagged with their kind.
 """
 
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from enum import Enum
+from functools import cache
+from typing import Any
+
 import msgspec
 
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.fleet import Role
 from tandem.facts.kv_tiers import BlockFormat
 from tandem.facts.slo import Slo
-from tandem.messages.cluster import PROTOCOL, Registered
+from tandem.messages.cluster import PROTOCOL, LeasesRenewed, Registered, ToWorker
+from tandem.messages.gateway import (
+    AuditAsked,
+    AuditEnded,
+    Deliver,
+    DrainAsked,
+    GatewayEffect,
+    GatewayEvent,
+    PeerGone,
+    SendToWorker,
+    StartFailed,
+    TimePassed,
+    UndrainAsked,
+)
+from tandem.messages.router import Explain
+from tandem.messages.worker import ImportsArrived, PrefillsArrived, RequestsArrived
 
 # Goes up whenever a record changes its meaning or its fields.
 FORMAT = 1
 # The request of a report that came after the request had ended.
 UNKNOWN = "?"
+_SCALARS = (str, int, float, Enum, type(None))
 
 Name = int | str
+# Gives the name that stands in the journal for that by which workers know a request.
+Naming = Callable[[str], Name]
 
 
 class Said(msgspec.Struct, array_like=True, tag="s", frozen=True):
@@ -134,18 +158,21 @@ class Woken(msgspec.Struct, array_like=True, tag="n", frozen=True):
     """`TimePassed`."""
 
 
-EventRecord = (
-    Said
-    | Drew
-    | Submitted
-    | Withdrawn
-    | Gone
-    | AskedToDrain
-    | AskedToUndrain
-    | AskedForAudit
-    | StartRefused
-    | Woken
-)
+Copied = Gone | AskedToDrain | AskedToUndrain | AskedForAudit | StartRefused | Woken
+EventRecord = Said | Drew | Submitted | Withdrawn | Copied
+# Events that are recorded with the very fields that they have; of all others, something is left
+# out or has another name (`recorder`, `replay`).
+COPIED: Mapping[type, type[Copied]] = {
+    PeerGone: Gone,
+    DrainAsked: AskedToDrain,
+    UndrainAsked: AskedToUndrain,
+    AuditAsked: AskedForAudit,
+    StartFailed: StartRefused,
+    TimePassed: Woken,
+}
+_COPIED_FROM: Mapping[type, Callable[..., GatewayEvent]] = {
+    record: event for event, record in COPIED.items()
+}
 
 
 class Hashed(msgspec.Struct, array_like=True, frozen=True):
@@ -179,3 +206,75 @@ Record = Turn | Lost
 encode = msgspec.msgpack.Encoder().encode
 decode_record = msgspec.msgpack.Decoder(Record).decode
 decode_head = msgspec.msgpack.Decoder(Head).decode
+
+
+def record_of(event: GatewayEvent) -> Copied:
+    """The record of an event that is one of `COPIED`."""
+    kind: type = type(event)
+    return COPIED[kind](*(getattr(event, name) for name in _field_names(kind)))
+
+
+def event_of(record: Copied) -> GatewayEvent:
+    """The event of a record that `record_of` made."""
+    values: tuple[Any, ...] = msgspec.structs.astuple(record)
+    return _COPIED_FROM[type(record)](*values)
+
+
+def decisions_of(effects: Iterable[GatewayEffect], naming: Naming) -> tuple[str | int, ...]:
+    """What a gateway machine decided, in words that are the same live and in a replay: one entry an
+    effect, in order; explanations are none. How many tokens went to clients is a number."""
+    told: list[str | int] = []
+    for effect in effects:
+        match effect:
+            case Deliver(emission):
+                told.append(len(emission.request_ids))
+            case SendToWorker(peer, message):
+                told.append(f"{peer}: {_message(message, naming)}")
+            case Explain():
+                pass
+            case AuditEnded(operation_id, _, problem):
+                told.append(f"AuditEnded operation_id={operation_id} problem={problem!r}")
+            case _:
+                told.append(_scalars(effect, naming))
+    return tuple(told)
+
+
+def _message(message: ToWorker, naming: Naming) -> str:
+    match message:
+        case RequestsArrived(requests):
+            return "RequestsArrived " + " ".join(str(naming(each.request_id)) for each in requests)
+        case PrefillsArrived(requests, tokens) | ImportsArrived(requests, tokens):
+            named = (
+                f"{naming(each.request_id)}+{pulled}"
+                for each, pulled in zip(requests, tokens, strict=True)
+            )
+            return f"{type(message).__name__} " + " ".join(named)
+        case LeasesRenewed(request_ids):
+            return f"LeasesRenewed {len(request_ids)}"
+        case _:
+            return _scalars(message, naming)
+
+
+def _scalars(message: object, naming: Naming) -> str:
+    """The kind of a message and its fields, but for what workers themselves had told before:
+    numbers of blocks, digests, addresses."""
+    kind: type = type(message)
+    parts = [kind.__name__]
+    for name in _field_names(kind):
+        value = getattr(message, name)
+        if name == "request_id":
+            parts.append(str(naming(value)))
+        elif name == "request_ids":
+            parts += [str(naming(each)) for each in value]
+        elif isinstance(value, Enum):
+            parts.append(f"{name}={value.value}")
+        elif isinstance(value, _SCALARS):
+            parts.append(f"{name}={value!r}")
+        elif isinstance(value, tuple):
+            parts.append(f"{len(value)} {name}")
+    return " ".join(parts)
+
+
+@cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))

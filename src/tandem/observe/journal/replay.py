@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import assert_never
 
 from tandem.cluster.gateway.machine import GatewayMachine
 from tandem.cluster.router.prompt_hashes import TokenIds
@@ -18,15 +17,9 @@ from tandem.facts.request import FinishReason, Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.messages.codec import TO_GATEWAY
 from tandem.messages.gateway import (
-    AuditAsked,
-    DrainAsked,
     GatewayEffect,
     GatewayEvent,
     MessageFromWorker,
-    PeerGone,
-    StartFailed,
-    TimePassed,
-    UndrainAsked,
 )
 from tandem.messages.router import (
     Explain,
@@ -36,23 +29,18 @@ from tandem.messages.router import (
     TokensReported,
 )
 from tandem.messages.worker import EmitTokens
-from tandem.observe.journal.decisions import decisions_of
 from tandem.observe.journal.records import (
-    AskedForAudit,
-    AskedToDrain,
-    AskedToUndrain,
     Drew,
     EventRecord,
-    Gone,
     Hashed,
     Lost,
     Record,
     Said,
-    StartRefused,
     Submitted,
     Turn,
     Withdrawn,
-    Woken,
+    decisions_of,
+    event_of,
 )
 
 # Whatever it was: no decision depends on which token was drawn.
@@ -121,20 +109,8 @@ class ReplayedEvents:
                 return self._submitted(record)
             case Withdrawn(name):
                 return RequestWithdrawn(str(name))
-            case Gone(peer, reason, died):
-                return PeerGone(peer, reason, died)
-            case AskedToDrain(operation_id, worker, then_role, leave, again):
-                return DrainAsked(operation_id, worker, then_role, leave, again)
-            case AskedToUndrain(operation_id, worker):
-                return UndrainAsked(operation_id, worker)
-            case AskedForAudit(operation_id):
-                return AuditAsked(operation_id)
-            case StartRefused(worker, reason):
-                return StartFailed(worker, reason)
-            case Woken():
-                return TimePassed()
             case _:
-                assert_never(record)
+                return event_of(record)
 
     def _submitted(self, record: Submitted) -> RequestSubmitted:
         prompt = self._prompts.get(record.prompt)

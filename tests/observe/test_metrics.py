@@ -1,12 +1,17 @@
-"""What slower tiers did, as Prometheus reads it."""
+"""What slower tiers and a planner did, as Prometheus reads it."""
 
 from dataclasses import replace
 
-from tandem.facts.fleet import Tier
+from tandem.facts.fleet import PlanningMode, Tier
 from tandem.facts.kv_tiers import TierFigures
-from tandem.messages.gateway import ClusterStatus, PoolNodeStatus
+from tandem.messages.gateway import ClusterStatus, PoolNodeStatus, WorkerStatus
+from tandem.messages.planning import HeldWorker, PlanningStatus
 from tandem.observe.cluster_metrics import GatewayMetrics
 from tests.live.statuses import worker_status
+
+
+def status(*workers: WorkerStatus, **more) -> ClusterStatus:
+    return replace(ClusterStatus("g", 1.0, workers, 0, 0, 0, 0, ()), **more)
 
 
 def exposed(status: ClusterStatus) -> list[str]:
@@ -18,7 +23,7 @@ def test_every_tier_of_every_process_has_its_figures():
     worker = replace(worker_status("w-0"), tiers=(disk,), fetches=4, fetched_tokens=64)
     memory = TierFigures(Tier.HOST, True, 11, 12)
     node = PoolNodeStatus("pool-0", "i", "10.0.0.1:7", 0.1, 12, 256, (memory,))
-    told = exposed(ClusterStatus("g", 1.0, (worker,), 0, 0, 0, 1, (), 40, (node,)))
+    told = exposed(status(worker, takeovers=1, recomputed_tokens=40, pool_nodes=(node,)))
     of_disk = '{model_name="m",owner="w-0",tier="disk"}'
     for name, value in (
         ("blocks", 7),
@@ -38,5 +43,28 @@ def test_every_tier_of_every_process_has_its_figures():
 
 
 def test_a_cluster_without_tiers_has_no_such_metrics():
-    told = exposed(ClusterStatus("g", 1.0, (worker_status("w-0"),), 0, 0, 0, 0, ()))
+    told = exposed(status(worker_status("w-0")))
     assert not [line for line in told if "kv_tier_" in line]
+
+
+def test_what_was_planned_is_counted():
+    planning = PlanningStatus(
+        "tandem",
+        PlanningMode.AUTOMATIC,
+        held=(HeldWorker("d-0", "drained"),),
+        starts=4,
+        stops=3,
+        flips=2,
+        migrations=1,
+        failed_starts=5,
+    )
+    told = exposed(status(planning=planning))
+    for action, count in (("start", 4), ("stop", 3), ("flip", 2), ("migrate", 1)):
+        name = "tandem:planned_actions_total"
+        assert f'{name}{{action="{action}",model_name="m"}} {float(count)}' in told
+    assert 'tandem:planned_start_failures_total{model_name="m"} 5.0' in told
+    assert 'tandem:planner_held_workers{model_name="m"} 1.0' in told
+
+
+def test_a_gateway_that_does_not_plan_has_no_such_metrics():
+    assert not [line for line in exposed(status()) if "plan" in line]

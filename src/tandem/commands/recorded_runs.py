@@ -6,29 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from tandem.commands.simulate_output import Run
-from tandem.commands.simulate_runs import Trial
-from tandem.commands.simulate_scenario import settings_of
+from tandem.commands.scenario import settings_of
+from tandem.commands.simulated_runs import Run, Trial, choices
 from tandem.config.cluster.file import Cluster
-from tandem.config.cluster.keys import Choice
 from tandem.config.cluster.live import as_served
 from tandem.config.cluster.workers import PoolConfig
-from tandem.facts.errors import InvalidConfiguration, nearest
 from tandem.facts.fleet import Tier
 from tandem.facts.slo import Slo
 from tandem.observe.journal.history import History, Outcome, PastRequest, pools_of
-from tandem.policy.admission.policies import ADMISSIONS
-from tandem.policy.planning.registry import PLANNINGS
-from tandem.policy.routing.policies import ROUTINGS
 from tandem.report.record import Ending, RequestRecord, RunRecord, WorkerRecord
 from tandem.report.slo import parse_slo
 
 RECORDED = "recorded"
-_REGISTRIES: Mapping[str, Mapping[str, object]] = {
-    "routing": ROUTINGS,
-    "admission": ADMISSIONS,
-    "planning": PLANNINGS,
-}
 _ENDINGS = {
     Outcome.FINISHED: Ending.FINISHED,
     # Whoever leaves, or is still there when the journal ends, was served for as long as that.
@@ -37,17 +26,6 @@ _ENDINGS = {
     Outcome.REJECTED: Ending.REJECTED,
     Outcome.FAILED: Ending.FAILED,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Otherwise:
-    """What is tried: lists of names as `cost,round-robin`, None where nothing else is; and a
-    slo as `parse_slo` reads it."""
-
-    routing: str | None = None
-    admission: str | None = None
-    planning: str | None = None
-    slo: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,22 +58,21 @@ def recorded_shape(configured: Cluster, changed: Cluster, history: History) -> R
     return RecordedShape(cluster, {pool.name: pool.block_count for pool in past})
 
 
-def trials_of(shape: RecordedShape, otherwise: Otherwise) -> list[Trial]:
-    """The recorded policies first, then every combination of the others. Raises
-    `InvalidConfiguration`."""
-    slo = parse_slo(otherwise.slo)
+def trials_of(
+    shape: RecordedShape, tried: Mapping[str, str], slo_words: Sequence[str]
+) -> list[Trial]:
+    """The recorded policies first, then every combination of those that are `tried` (as `choices`
+    reads them, by kind), with an SLO as `parse_slo` reads it. Raises `InvalidConfiguration`."""
+    slo = parse_slo(slo_words)
     cluster = shape.cluster if slo.empty else replace(shape.cluster, slo=slo)
-    kinds = [kind for kind in _REGISTRIES if getattr(otherwise, kind) is not None]
-    own = tuple(getattr(cluster.policies, kind) for kind in kinds)
-    lists = [
-        _choices(kind, getattr(otherwise, kind), of) for kind, of in zip(kinds, own, strict=True)
-    ]
+    own = tuple(getattr(cluster.policies, kind) for kind in tried)
+    lists = [choices(kind, names, of) for (kind, names), of in zip(tried.items(), own, strict=True)]
     trials: dict[str, Trial] = {}
     for chosen in (own, *product(*lists)):
-        policies = replace(cluster.policies, **dict(zip(kinds, chosen, strict=True)))
+        policies = replace(cluster.policies, **dict(zip(tried, chosen, strict=True)))
         label = " ".join(choice.name for choice in chosen) or policies.routing.name
-        tried = replace(cluster, policies=policies)
-        trials[label] = Trial(label, tried, 1.0, kv_blocks=shape.kv_blocks)
+        changed = replace(cluster, policies=policies)
+        trials[label] = Trial(label, changed, 1.0, kv_blocks=shape.kv_blocks)
     return list(trials.values())
 
 
@@ -152,16 +129,6 @@ def _request_record(past: PastRequest, first_ns: int) -> RequestRecord:
         computed_tokens=asked.prompt_tokens - past.cached_tokens if past.tokens else 0,
         resumptions=past.attempts,
     )
-
-
-def _choices(kind: str, names: str, own: Choice) -> list[Choice]:
-    """The recorded one with its parameters where it is named. Raises `InvalidConfiguration`."""
-    known = _REGISTRIES[kind]
-    chosen = list(known) if names == "all" else [name.strip() for name in names.split(",")]
-    for name in chosen:
-        if name not in known:
-            raise InvalidConfiguration(f"--{kind}: unknown {name}{nearest(name, known)}")
-    return [own if name == own.name else Choice(name) for name in chosen]
 
 
 def _with_count(pool: PoolConfig, count: int) -> PoolConfig:

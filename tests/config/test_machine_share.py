@@ -2,9 +2,10 @@
 
 import pytest
 
-from tandem.config.cluster.live import read_live_cluster, worker_options
-from tandem.config.cluster.placement import bundles, placed_options, refused_placement
+from tandem.config.cluster.live import worker_options
+from tandem.config.machine_share import bundles, placed_options, refused_placement
 from tandem.facts.errors import InvalidConfiguration
+from tests.config.clusters import live
 
 TEXT = """\
 model: tandem-mini
@@ -16,17 +17,12 @@ pools:
 """
 
 
-def live(tmp_path, text, *overrides):
-    (tmp_path / "cluster.yaml").write_text(text)
-    return read_live_cluster(str(tmp_path / "cluster.yaml"), overrides).cluster
-
-
 def refused(cluster):
     return [problem for _, problem in refused_placement(cluster)]
 
 
 def test_every_process_has_a_bundle_in_the_names_of_ray(tmp_path):
-    cluster = live(tmp_path, TEXT)
+    cluster = live(tmp_path, TEXT).cluster
     assert not refused(cluster)
     assert bundles(cluster) == {
         "p-0": {"CPU": 4, "prefill_node": 1},
@@ -37,27 +33,33 @@ def test_every_process_has_a_bundle_in_the_names_of_ray(tmp_path):
 
 def test_a_gpu_worker_gets_a_core_and_its_gpus_unless_told_otherwise(tmp_path):
     text = TEXT.replace("device: cpu, resources: {num_cpus: 4", "device: h100, resources: {a: 2")
-    cluster = live(tmp_path, text.replace("count: 2,", "count: 2, resources: {num_gpus: 0},"))
+    cluster = live(
+        tmp_path, text.replace("count: 2,", "count: 2, resources: {num_gpus: 0},")
+    ).cluster
     assert bundles(cluster)["p-0"] == {"CPU": 1, "GPU": 1, "a": 2, "prefill_node": 1}
 
 
 def test_cores_become_threads_of_each_rank(tmp_path):
-    cluster = live(tmp_path, TEXT, "pools.d.resources.num_cpus=7", "pools.d.serve.threads=0")
+    cluster = live(
+        tmp_path, TEXT, "pools.d.resources.num_cpus=7", "pools.d.serve.threads=0"
+    ).cluster
     prefill, decode = cluster.pools
     for pool, threads in ((prefill, 4), (decode, 3)):
         assert placed_options(pool, worker_options(cluster, pool)).threads == threads
 
 
 def test_what_a_machine_nobody_has_seen_cannot_be_asked(tmp_path):
-    cluster = live(tmp_path, TEXT, "pools.d.serve.threads=0", "serve.kv-cache-memory=auto")
+    cluster = live(tmp_path, TEXT, "pools.d.serve.threads=0", "serve.kv-cache-memory=auto").cluster
     assert [problem.split(":")[0] for problem in refused(cluster)] == ["pool p", "pool d", "pool d"]
     assert "resources: {num_cpus: 8}" in refused(cluster)[1]
-    alone = live(tmp_path, TEXT, "serve.kv-cache-memory=auto", "ray.placement=strict_spread")
+    alone = live(
+        tmp_path, TEXT, "serve.kv-cache-memory=auto", "ray.placement=strict_spread"
+    ).cluster
     assert not refused(alone)
 
 
 def test_resources_need_ray(tmp_path):
-    [problem] = refused(live(tmp_path, TEXT, "launcher=local"))
+    [problem] = refused(live(tmp_path, TEXT, "launcher=local").cluster)
     assert "write launcher: ray" in problem
 
 

@@ -96,11 +96,11 @@ def settings_of(cluster: Cluster) -> dict[str, str]:
         "model": cluster.model,
         "pools": ", ".join(pools),
         "block_size": str(cluster.block_size),
-        "routing": _told(chosen.routing),
-        "dispatch": _told(chosen.dispatch),
-        "admission": _told(chosen.admission),
-        "eviction": _told(chosen.eviction),
-        "planning": _told(chosen.planning),
+        "routing": _choice_text(chosen.routing),
+        "dispatch": _choice_text(chosen.dispatch),
+        "admission": _choice_text(chosen.admission),
+        "eviction": _choice_text(chosen.eviction),
+        "planning": _choice_text(chosen.planning),
         "transfer": str(chosen.transfer or "as dispatch has it"),
         "slo": str(cluster.slo),
         "faults": f"{len(cluster.faults)} set, {cluster.faults_per_hour:g} an hour at random",
@@ -108,7 +108,7 @@ def settings_of(cluster: Cluster) -> dict[str, str]:
     }
 
 
-def _told(choice: Choice) -> str:
+def _choice_text(choice: Choice) -> str:
     parameters = ", ".join(f"{name}={value}" for name, value in choice.parameters.items())
     return f"{choice.name} ({parameters})" if parameters else choice.name
 

@@ -1,0 +1,64 @@
+"""What verbs write on a terminal: console, plain tables, bars of progress, amounts for people."""
+
+import sys
+from collections.abc import Collection
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+UNSQUEEZED = 140
+_PREFIXES = ("", "Ki", "Mi", "Gi", "Ti", "Pi")
+
+
+def terminal() -> Console:
+    """Where a command prints. Tables that go to a file or a pipe are not squeezed."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=UNSQUEEZED)
+
+
+def progress_bars(shown: bool, counted: ProgressColumn) -> Progress:
+    """Bars on a terminal's error output while they are needed; `counted` says how far each is."""
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        counted,
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not (shown and console.is_terminal),
+    )
+
+
+def plain_table(
+    *columns: str, right: Collection[str] = (), header_style: str = "table.header"
+) -> Table:
+    """A table without lines; the columns of `right` are numbers."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style=header_style)
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left")
+    return table
+
+
+def write_now(text: str) -> None:
+    """A part of an answer, as it comes."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def bytes_text(count: float) -> str:
+    """`1.5 MiB`."""
+    for prefix in _PREFIXES[:-1]:
+        if count < 1024:
+            return f"{count:.0f} B" if not prefix else f"{count:.1f} {prefix}B"
+        count /= 1024
+    return f"{count:.1f} {_PREFIXES[-1]}B"
+
+
+def seconds_text(seconds: float) -> str:
+    """`40 s`, `12 min` or `3 h`."""
+    minutes, hours = seconds / 60, seconds / 3600
+    if minutes < 2:
+        return f"{seconds:.0f} s"
+    return f"{minutes:.0f} min" if hours < 2 else f"{hours:.0f} h"
