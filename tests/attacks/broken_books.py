@@ -4,7 +4,7 @@
 import json
 import sys
 
-from tandem.cluster.shared_pool.hot_blocks import HotBlocksConfig
+from tandem.cluster.shared_pool.contents import HotBlocksConfig
 from tandem.cluster.shared_pool.machine import PoolNodeConfig, PoolNodeMachine
 from tandem.cluster.tiers.config import TiersConfig
 from tandem.facts.fleet import Tier
@@ -102,10 +102,8 @@ NODES = {
     "a block filled by nobody": lambda n: sequences(n)._filling.__setitem__(b"x", object()),
     "a request forgotten": lambda n: work(n).machine.unfinished.popitem(),
     "a lease too few": lambda n: work(n).leases.end("r"),
-    "an import of nobody": lambda n: work(n).inbound.imports.blocks_reserved(
-        ImportBlocks("x", 0, 4, (1,))
-    ),
-    "a move of no import": lambda n: work(n).inbound.imports.moving.__setitem__(7, object()),
+    "an import of nobody": lambda n: work(n).inbound.blocks_reserved(ImportBlocks("x", 0, 4, (1,))),
+    "a move of no import": lambda n: work(n).inbound.moving.__setitem__(7, object()),
 }
 TIERS = {
     "a block without a name": lambda n: hierarchy(n).caches._names.popitem(),
@@ -116,10 +114,10 @@ TIERS = {
     "a fetch not taken": lambda n: n.machine.tiers._ended.append(object()),
 }
 POOLS = {
-    "a block told of and lost": lambda m: m.holdings.hierarchy.caches.drop(
+    "a block told of and lost": lambda m: m.contents.hierarchy.caches.drop(
         Tier.HOST, (BLOCK.digest,)
     ),
-    "a block counted twice": lambda m: m.holdings.places.counts.__setitem__(BLOCK.digest, 2),
+    "a block counted twice": lambda m: m.contents.replicas.counts.__setitem__(BLOCK.digest, 2),
 }
 GATEWAYS = {
     "a request under another name": lambda g: g.machine.router._by_wire.popitem(),

@@ -29,7 +29,7 @@ def test_every_auditor_finds_what_was_broken(answers):
     # Auditors of every part were asked, and said where.
     places = {found.split(" at ")[1].split(".audit")[0] for found in broken.values()}
     parts = {
-        "AdmissionFront", "BlockPool", "BlockRuns", "Fetches", "GatewayMachine", "Imports",
+        "AdmissionFront", "BlockPool", "BlockRuns", "Fetches", "GatewayMachine", "InboundTransfers",
         "KvTransfers", "PoolContents", "RouterMachine", "RunningSequences", "TierCaches",
         "TierHierarchy", "Transfers", "Work", "WorkerMachine", "WorkerTiers", "WriteThrough",
     }  # fmt: skip

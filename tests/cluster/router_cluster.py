@@ -22,7 +22,6 @@ from tandem.messages.router import (
     BlocksReported,
     CancelTransfer,
     Explain,
-    ImportCancelled,
     ImportReported,
     KvReported,
     MigrationsRequested,
@@ -118,6 +117,7 @@ class Cluster:
         # What the dead had said and is still on its way.
         self.late: dict[str, deque] = {}
         self.transfers: dict[int, tuple[StartTransfer, World | None, World | None]] = {}
+        self.cancelled: set[tuple[str, str]] = set()
         self.remote_reports = 0
         self.seen: Counter[str] = Counter()
         self.now_ns = 0
@@ -218,7 +218,9 @@ class Cluster:
                 seat.outbox.append(BlocksListed(name, Tier.DEVICE, *listing))
                 return
             case ImportDone(wire_id):
-                assert wire_id in seat.world.imports, "blocks are given back once"
+                if wire_id not in seat.world.imports:
+                    assert (name, wire_id) in self.cancelled, "blocks are given back once"
+                    return
                 del seat.world.imports[wire_id]
                 seat.world.cancelled.discard(wire_id)
         seat.world.tell(told)
@@ -239,11 +241,21 @@ class Cluster:
                 case ImportBlocks():
                     seat.outbox.append(ImportReported(name, effect))
                 case CancelImport(wire_id):
-                    seat.outbox.append(ImportCancelled(name, wire_id))
+                    self._cancel_import(name, wire_id)
                 case Refuse(wire_id, error):
                     seat.outbox.append(RequestRefused(name, wire_id, str(error)))
                 case ReportBlocks(changes):
                     self._report_blocks(name, changes)
+
+    def _cancel_import(self, name: str, wire_id: str) -> None:
+        """As a node does: its transfers are stopped, then the worker gets its blocks back."""
+        seat = self.seats[name]
+        self.cancelled.add((name, wire_id))
+        for transfer_id, (order, _, target) in list(self.transfers.items()):
+            if target is seat.world and order.request_id == wire_id:
+                del self.transfers[transfer_id]
+                seat.outbox.append(TransferEnded(transfer_id, arrived=False))
+        seat.inbox.append(ImportDone(wire_id, 0))
 
     def _report_blocks(self, name: str, changes: BlockChanges) -> None:
         outbox = self.seats[name].outbox

@@ -76,7 +76,7 @@ def test_a_pool_keeps_its_least():
     assert actions(cluster) == ["d-1 drains and goes"]
 
 
-def test_a_flip_counts_in_its_new_role_and_its_end_is_told_to_nobody():
+def test_a_flip_counts_in_its_new_role_and_its_end_is_reported_to_no_operator():
     cluster = ScaledCluster()
     cluster.tick(Plan(prefill=2, decode=1, flips=(Flip("d-1", "prefill"),)))
     assert actions(cluster) == ["d-1 becomes prefill"]
@@ -97,7 +97,7 @@ def test_the_last_worker_of_a_phase_is_never_taken_from_it():
     assert actions(cluster) == ["d-0 becomes prefill"]
 
 
-def test_advice_is_told_and_nothing_is_done():
+def test_advice_is_recorded_and_nothing_is_done():
     cluster = ScaledCluster(mode=PlanningMode.ADVISORY)
     plan = Plan(prefill=1, decode=3, flips=(Flip("d-1", "prefill"),), reason="busy")
     for _ in range(3):
@@ -347,7 +347,7 @@ def test_a_hold_survives_a_broken_connection_and_is_no_longer_for_it():
     assert shown[1].left_s == pytest.approx(20.0)
 
 
-def test_an_order_that_was_not_heard_before_the_connection_broke_is_forgotten():
+def test_an_order_that_was_not_received_before_the_connection_broke_is_forgotten():
     cluster = ScaledCluster()
     cluster.tick(Plan(prefill=1, decode=1))
     played = cluster.workers["d-1"]

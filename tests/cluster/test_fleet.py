@@ -1,6 +1,7 @@
-"""What the router believes of a worker's load, between what it sent and what it was told."""
+"""The router's view of a worker's load: its last report and what was sent since."""
 
 from collections import deque
+from dataclasses import astuple
 from random import Random
 
 import pytest
@@ -18,8 +19,8 @@ def fleet() -> Fleet:
     return one
 
 
-def idle(heard: int | None = None) -> LoadReported:
-    return LoadReported("w", 0, 0, 0, 0, 100, heard)
+def idle(received_events: int | None = None) -> LoadReported:
+    return LoadReported("w", 0, 0, 0, 0, 100, received_events)
 
 
 def look(one: Fleet) -> WorkerView:
@@ -29,24 +30,17 @@ def look(one: Fleet) -> WorkerView:
 
 def send(one: Fleet, tokens: int) -> None:
     one.send("w", tokens, tokens)
-    one.tell("w", 1)
+    one.events_sent("w", 1)
 
 
 def arrive(one: Fleet, tokens: int) -> None:
     one.expect_decode("w", tokens)
     one.decode_arrived("w", tokens)
-    one.tell("w", 1)
+    one.events_sent("w", 1)
 
 
 def figures(one: Fleet) -> tuple[int, int, int, int, int]:
-    standing = one.workers["w"]
-    return (
-        standing.sent_requests,
-        standing.sent_prefill_tokens,
-        standing.sent_blocks,
-        standing.sent_decodes,
-        standing.sent_context_tokens,
-    )
+    return astuple(one.workers["w"].sent)
 
 
 def test_an_old_report_leaves_what_was_sent_since():
@@ -54,12 +48,12 @@ def test_an_old_report_leaves_what_was_sent_since():
     send(one, 8)
     send(one, 20)
     arrive(one, 12)
-    one.report(idle(heard=1), 1)
+    one.report(idle(received_events=1), 1)
     assert figures(one) == (1, 20, 5, 1, 12)
     assert look(one).queued_prefill_tokens == 20
-    one.report(idle(heard=2), 2)
+    one.report(idle(received_events=2), 2)
     assert figures(one) == (0, 0, 0, 1, 12)
-    one.report(idle(heard=3), 3)
+    one.report(idle(received_events=3), 3)
     assert figures(one) == (0, 0, 0, 0, 0)
 
 
@@ -67,7 +61,7 @@ def test_what_has_not_gone_out_yet_is_in_no_report():
     one = fleet()
     send(one, 8)
     one.send("w", 20, 20)
-    one.report(idle(heard=1), 1)
+    one.report(idle(received_events=1), 1)
     assert figures(one) == (1, 20, 5, 0, 0)
 
 
@@ -77,27 +71,27 @@ def test_a_report_that_counts_nothing_knows_of_all():
     one.report(idle(), 1)
     assert figures(one) == (0, 0, 0, 0, 0)
     send(one, 8)
-    one.report(idle(heard=2), 2)
+    one.report(idle(received_events=2), 2)
     assert figures(one) == (0, 0, 0, 0, 0)
 
 
-def test_whoever_comes_back_has_heard_nothing():
+def test_a_worker_that_comes_back_has_received_nothing():
     one = fleet()
     send(one, 8)
     one.lose("w")
     one.join("w", Role.BOTH, 1)
     send(one, 20)
-    one.report(idle(heard=0), 2)
+    one.report(idle(received_events=0), 2)
     assert figures(one) == (1, 20, 5, 0, 0)
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_a_report_takes_off_exactly_what_the_worker_had_heard(seed: int) -> None:
+def test_a_report_takes_off_exactly_what_the_worker_had_received(seed: int) -> None:
     """Orders go down and reports go up, each in order, as late as they like. Some orders carry no
     load."""
     chance, one = Random(seed), fleet()
     sent: list[tuple[int, int, int, int, int]] = []
-    heard, reported, reports = 0, 0, deque([0])
+    received_events, reported, reports = 0, 0, deque([0])
     for _ in range(200):
         match chance.randrange(5):
             case 0:
@@ -109,16 +103,16 @@ def test_a_report_takes_off_exactly_what_the_worker_had_heard(seed: int) -> None
                 arrive(one, tokens)
                 sent.append((0, 0, 0, 1, tokens))
             case 2:
-                one.tell("w", 1)
+                one.events_sent("w", 1)
                 sent.append((0, 0, 0, 0, 0))
             case 3:
-                heard = chance.randint(heard, len(sent))
-                reports.append(heard)
+                received_events = chance.randint(received_events, len(sent))
+                reports.append(received_events)
             case _ if reports:
                 reported = reports.popleft()
                 one.report(idle(reported), 1)
-        unheard = sent[reported:]
-        assert figures(one) == tuple(sum(each[i] for each in unheard) for i in range(5))
+        unreceived = sent[reported:]
+        assert figures(one) == tuple(sum(each[i] for each in unreceived) for i in range(5))
     one.report(idle(len(sent)), 2)
     assert figures(one) == (0, 0, 0, 0, 0)
-    assert not one.workers["w"].unheard
+    assert not one.workers["w"].sent_by

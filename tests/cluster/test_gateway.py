@@ -1,4 +1,4 @@
-"""What a gateway says to whom, rule by rule."""
+"""The gateway machine: membership, tokens, KV transfers and status, rule by rule."""
 
 from array import array
 from dataclasses import replace
@@ -12,46 +12,33 @@ from tandem.facts.kv_export import KvGeometry, MoveKv, MoveReport
 from tandem.facts.request import FinishReason, Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.messages.cluster import (
-    Audit,
-    Audited,
     Deregister,
-    Drain,
     LeasesRenewed,
     ListBlocks,
     MoveEnded,
-    NotNeeded,
     PeerJoined,
     PeerLost,
     RegisterAgain,
     Registered,
     RegistrationRefused,
-    RoleStateReported,
     StopMove,
-    Undrain,
 )
 from tandem.messages.gateway import (
-    AuditAsked,
-    AuditEnded,
     Deliver,
-    DrainAsked,
     Fence,
     MessageFromWorker,
-    OperationEnded,
     PeerGone,
-    UndrainAsked,
 )
 from tandem.messages.router import (
     BlocksReported,
     ImportReported,
     KvReported,
-    LoadReported,
     Reject,
     RequestsLost,
     RequestSubmitted,
     RequestWithdrawn,
 )
 from tandem.messages.worker import (
-    CopiesRequested,
     ImportBlocks,
     ImportDone,
     ImportsArrived,
@@ -94,7 +81,7 @@ def arrived(transfer_id: int, *, whole: bool = True) -> MoveEnded:
 # Who belongs to the cluster
 
 
-def test_whoever_joins_is_welcomed_and_all_hear_of_each_other():
+def test_a_registered_worker_and_all_others_are_introduced():
     gateway = GatewayUnderTest()
     assert told(gateway.says(P), "p") == [gateway.machine.config.terms]
     effects = gateway.says(D)
@@ -117,7 +104,7 @@ def test_whoever_joins_is_welcomed_and_all_hear_of_each_other():
         ({"export": replace(D.export, geometry=KvGeometry(2, 2, 8, 0, "f"))}, "blocks of 0 tokens"),
     ],
 )
-def test_whoever_cannot_work_with_the_others_is_told_why(changes, words):
+def test_a_worker_that_does_not_fit_is_refused_with_a_reason(changes, words):
     gateway = GatewayUnderTest(P)
     (answer,) = told(gateway.says(replace(D, **changes)), "d")
     assert isinstance(answer, RegistrationRefused)
@@ -145,7 +132,7 @@ def test_a_name_belongs_to_the_newest_start():
     assert gateway.machine.members.of_peer("w/2") is not None
 
 
-def test_strangers_are_asked_who_they_are_once_a_second():
+def test_unknown_processes_are_asked_to_register_once_a_second():
     gateway = GatewayUnderTest()
     assert told(gateway.says(idle_load("w")), "w") == [RegisterAgain()]
     assert gateway.says(idle_load("w")) == []
@@ -155,7 +142,7 @@ def test_strangers_are_asked_who_they_are_once_a_second():
     assert told(gateway.says(idle_load("v")), "v") == [RegisterAgain()]
 
 
-def test_nobody_speaks_in_the_name_of_another():
+def test_messages_in_the_name_of_another_worker_are_ignored():
     gateway = GatewayUnderTest(register("w"), register("v"))
     gateway.handle(MessageFromWorker("v/1", Deregister("w")))
     assert gateway.machine.members.of_name("w") is not None
@@ -180,7 +167,7 @@ def test_choices_of_one_call_go_to_a_worker_in_one_message():
         assert names == sorted(names)
         seen += names
         # It is asked for what it hears by: the message, not the request.
-        assert gateway.machine.router.admission.fleet.workers[name].told == len(messages)
+        assert gateway.machine.router.admission.fleet.workers[name].events_sent == len(messages)
     assert sorted(seen) == list(range(16))
     gateway.machine.audit()
 
@@ -219,14 +206,14 @@ def test_a_broken_connection_is_a_death_without_a_fence():
     assert gateway.handle(PeerGone("w0/1", "again")) == []
 
 
-def test_whoever_says_goodbye_did_not_die():
+def test_a_worker_that_deregisters_did_not_die():
     gateway = GatewayUnderTest(register("w0"), register("w1"))
     effects = gateway.says(Deregister("w0"))
     assert told(effects, "w1") == [PeerLost("w0", "1")]
     assert gateway.machine.status(9).lost == ()
 
 
-def test_a_worker_that_presents_itself_anew_has_lost_its_requests_only():
+def test_a_worker_that_registers_anew_has_lost_its_requests_only():
     gateway = GatewayUnderTest(register("w0"), register("w1"))
     gateway.submit("r0")
     gateway.submit("r1")
@@ -309,7 +296,7 @@ def test_a_first_token_that_ends_the_answer_is_taken_from_whoever_drew_it():
 # KV
 
 
-def test_kv_is_ordered_from_the_blocks_that_were_announced_into_those_reserved():
+def test_kv_is_read_from_the_reported_blocks_into_the_reserved_ones():
     gateway = GatewayUnderTest(P, D)
     gateway.submit("r", 11)
     effects = gateway.says(computed(4, 1))
@@ -364,7 +351,7 @@ def test_a_lost_transfer_is_computed_and_counted():
     assert gateway.machine.status(9).workers[0].failed_transfers == 1
 
 
-def test_kv_that_is_not_where_it_was_said_to_be_is_computed():
+def test_kv_that_is_not_where_it_was_reported_is_computed():
     few = KvReported("p", KvComputed(("r",), (11,), ((10, 11),), (True,), ((1, 1),)))
     unchecked = KvReported("p", KvComputed(("r",), (11,), ((10, 11, 12),), (True,)))
     for report in (few, unchecked):
@@ -425,189 +412,21 @@ def test_only_caches_that_name_blocks_alike_are_indexed():
     assert told(gateway.says(ahead), "w") == [ListBlocks(Tier.DEVICE)]
 
 
-# Operators
-
-
-def test_a_drain_ends_when_the_worker_is_empty():
-    gateway = GatewayUnderTest(register("w0"), register("w1"))
-    first = gateway.submit("r")
-    (place,) = [name for name in ("w0", "w1") if told(first, name)]
-    assert told(gateway.handle(DrainAsked(1, place)), place) == [Drain()]
-    assert gateway.says(RoleStateReported(place, Role.BOTH, accepting=False)) == []
-    # It still works on a request.
-    assert gateway.says(idle_load(place)) == []
-    gateway.says(drew(place, "r", reason=FinishReason.STOP))
-    busy = LoadReported(place, 0, 0, 0, 0, 99)
-    assert told(gateway.says(busy), place) == [NotNeeded()]
-    # It may still work for another gateway.
-    assert gateway.says(busy) == []
-    assert gateway.says(idle_load(place)) == [OperationEnded(1)]
-    # Nothing goes there until it is told to take requests again.
-    assert not any(told(gateway.submit(f"s{n}"), place) for n in range(4))
-    assert told(gateway.handle(UndrainAsked(2, place)), place) == [Undrain()]
-    assert OperationEnded(2) in gateway.says(RoleStateReported(place, Role.BOTH, accepting=True))
-    assert any(told(gateway.submit(f"t{n}"), place) for n in range(4))
-
-
-def test_a_flip_ends_when_the_role_is_taken():
-    gateway = GatewayUnderTest(P, register("q", Role.PREFILL), D)
-    gateway.handle(DrainAsked(1, "q", then_role=Role.DECODE))
-    gateway.says(RoleStateReported("q", Role.PREFILL, accepting=False))
-    assert told(gateway.says(idle_load("q")), "q") == [NotNeeded()]
-    assert gateway.says(idle_load("q")) == []
-    assert gateway.says(RoleStateReported("q", Role.DECODE, accepting=True)) == [OperationEnded(1)]
-    assert gateway.machine.members.of_name("q").role is Role.DECODE
-
-
-def test_leaving_ends_with_goodbye():
-    gateway = GatewayUnderTest(register("w0"), register("w1"))
-    assert told(gateway.handle(DrainAsked(1, "w0", leave=True)), "w0") == [Drain(None, leave=True)]
-    gateway.says(RoleStateReported("w0", Role.BOTH, accepting=False))
-    assert OperationEnded(1) in gateway.says(Deregister("w0"))
-
-
-@pytest.mark.parametrize(
-    ("event", "words"),
-    [
-        (DrainAsked(1, "x"), "no worker is called x; there are d, p, q"),
-        (UndrainAsked(1, "x"), "no worker is called x"),
-        (DrainAsked(1, "d"), "without d no worker would take decode"),
-        (DrainAsked(1, "d", leave=True), "without d no worker would take decode"),
-        (DrainAsked(1, "d", then_role=Role.PREFILL), "without d no worker would take decode"),
-        (DrainAsked(1, "p", then_role=Role.PREFILL), "p is a prefill worker already"),
-        (UndrainAsked(1, "p"), "p takes requests already"),
-    ],
-)
-def test_what_would_break_the_cluster_or_means_nothing_is_refused(event, words):
-    gateway = GatewayUnderTest(P, register("q", Role.PREFILL), D)
-    (ended,) = gateway.handle(event)
-    assert words in ended.problem
-
-
-def test_a_worker_is_drained_once_at_a_time():
-    gateway = GatewayUnderTest(P, register("q", Role.PREFILL), D)
-    gateway.handle(DrainAsked(1, "q"))
-    (ended,) = gateway.handle(DrainAsked(2, "q", leave=True))
-    assert (ended.operation_id, "being drained already" in ended.problem) == (2, True)
-    # The last one that prefills must stay meanwhile.
-    gateway.says(RoleStateReported("q", Role.PREFILL, accepting=False))
-    (ended,) = gateway.handle(DrainAsked(3, "p"))
-    assert "no worker would take prefill" in ended.problem
-
-
-def test_an_operation_ends_with_a_problem_when_its_worker_dies():
-    gateway = GatewayUnderTest(register("w0"), register("w1"))
-    gateway.handle(DrainAsked(1, "w0"))
-    (ended,) = of_kind(gateway.handle(PeerGone("w0/1", "died")), OperationEnded)
-    assert "w0 is gone: died" in ended.problem
-
-
-def test_a_drain_that_somebody_else_calls_off_ends_with_a_problem():
-    gateway = GatewayUnderTest(register("w0"), register("w1"))
-    gateway.handle(DrainAsked(1, "w0"))
-    # Said before it had heard of the drain.
-    assert not of_kind(
-        gateway.says(RoleStateReported("w0", Role.BOTH, accepting=True)), OperationEnded
-    )
-    gateway.says(RoleStateReported("w0", Role.BOTH, accepting=False))
-    (ended,) = of_kind(
-        gateway.says(RoleStateReported("w0", Role.BOTH, accepting=True)), OperationEnded
-    )
-    assert "told to take requests again" in ended.problem
-
-
-def test_a_worker_is_told_to_leave_and_come_back():
-    gateway = GatewayUnderTest(register("w0"), register("w1"))
-    effects = gateway.handle(DrainAsked(1, "w0", leave=True, again=True))
-    assert told(effects, "w0") == [Drain(None, leave=True, again=True)]
-    gateway.says(RoleStateReported("w0", Role.BOTH, accepting=False))
-    assert of_kind(gateway.says(Deregister("w0")), OperationEnded) == [OperationEnded(1)]
-
-
-def test_a_drain_that_was_not_heard_is_told_again():
-    gateway = GatewayUnderTest(register("w0"), register("w1"))
-    gateway.handle(DrainAsked(1, "w0", leave=True))
-    assert told(gateway.says(register("w0")), "w0")[-1] == Drain(None, leave=True)
-    gateway.says(RoleStateReported("w0", Role.BOTH, accepting=False))
-    assert told(gateway.says(idle_load("w0")), "w0") == [NotNeeded()]
-    # It forgets the gateway, not that it drains: it is let go anew.
-    effects = gateway.says(register("w0", accepting=False))
-    assert not of_kind(told(effects, "w0"), Drain)
-    assert told(gateway.says(idle_load("w0")), "w0") == [NotNeeded()]
-
-
-def test_a_draining_workers_requests_go_on_elsewhere():
-    gateway = GatewayUnderTest(register("w0"), register("w1"))
-    gateway.submit("r")
-    gateway.submit("s")
-    gateway.says(drew("w0", "r", "s"))
-    gateway.says(drew("w1", "r", "s"))
-    gateway.says(RoleStateReported("w0", Role.BOTH, accepting=False))
-    effects = gateway.says(idle_load("w0"))
-    (copied,) = of_kind(told(effects, "w0"), CopiesRequested)
-    assert copied.request_ids in {("r",), ("s",)}
-    state = gateway.machine.router.requests[copied.request_ids[0]]
-    assert (state.prefill, state.decode) == ("w0", "w1")
-
-
-def test_a_draining_workers_requests_wait_for_a_target_that_can_take_them():
-    """However long it takes: what moved nobody was no attempt."""
-    gateway = GatewayUnderTest(register("w0"), register("w1"))
-    gateway.submit("r")
-    gateway.submit("s")
-    gateway.says(drew("w0", "r", "s"))
-    gateway.says(drew("w1", "r", "s"))
-    gateway.says(RoleStateReported("w0", Role.BOTH, accepting=False))
-    full = LoadReported("w1", 0, 0, 0, 0, 0)
-    for _ in range(20):
-        gateway.says(full)
-        assert told(gateway.says(idle_load("w0")), "w0") == []
-    gateway.says(idle_load("w1"))
-    assert of_kind(told(gateway.says(idle_load("w0")), "w0"), CopiesRequested)
-
-
 def test_a_prompt_is_counted_once_where_several_of_its_tokens_come_at_once():
     gateway = GatewayUnderTest(register("w"))
     gateway.submit("r")
     gateway.says(drew("w", "r"), drew("w", "r"))
-    deeds = gateway.machine.members.of_name("w").counters
-    assert (deeds.prompts, deeds.output_tokens) == (1, 2)
+    counters = gateway.machine.members.of_name("w").counters
+    assert (counters.prompts, counters.output_tokens) == (1, 2)
 
 
-def test_an_audit_asks_everybody_and_ends_when_all_have_answered_or_nobody_waits_longer():
-    gateway = GatewayUnderTest(register("w0"), register("w1"))
-    effects = gateway.handle(AuditAsked(1))
-    assert told(effects, "w0") == told(effects, "w1") == [Audit()]
-    w0, w1 = (Audited(name, 0, 0, 0, 0, 0, 0, 0, 0, "") for name in ("w0", "w1"))
-    assert gateway.says(w1) == []
-    assert gateway.says(w0) == [AuditEnded(1, (w0, w1))]
-    gateway.handle(AuditAsked(2))
-    gateway.says(w0)
-    (ended,) = of_kind(gateway.handle(PeerGone("w1/1", "died")), AuditEnded)
-    assert ended == AuditEnded(2, (w0,))
-    gateway.handle(AuditAsked(3))
-    asked_ns = gateway.now_ns
-    while not (ended := of_kind(gateway.pass_time(300 * MS), AuditEnded)):
-        gateway.says(idle_load("w0"))
-        assert gateway.now_ns - asked_ns < 2_000 * MS
-    assert ended == [AuditEnded(3, (), "no answer from w0")]
-    assert GatewayUnderTest().handle(AuditAsked(4)) == [AuditEnded(4, ())]
-
-
-def test_broken_books_are_told_to_the_auditor():
-    gateway = GatewayUnderTest()
-    gateway.machine.router.admission.queue.in_use["nobody"] = 3
-    (ended,) = gateway.machine.handle(AuditAsked(1), 5)
-    assert "an invariant does not hold at AdmissionFront.audit" in ended.problem
-
-
-def test_status_tells_what_waits_and_runs():
+def test_the_status_counts_what_waits_and_runs():
     gateway = GatewayUnderTest(register("w"), queue=replace(GATEWAY_LINE, max_requests=1))
     gateway.submit("r")
     gateway.submit("s")
     status = gateway.machine.status(gateway.now_ns + 2_000_000_000)
     assert (status.gateway, status.waiting_requests, status.running_requests) == ("g", 1, 1)
-    assert status.workers[0].heard_ago_s > 1
+    assert status.workers[0].last_seen_s > 1
     assert status.workers[0].total_blocks == 100
 
 

@@ -1,5 +1,4 @@
-"""What a gateway makes of the shared pool and of slower tiers: who hears of whom, what is fetched
-from where and at which price, what is kept for those who come back."""
+"""The shared pool and slower tiers at a gateway: registration, fetches and their prices, pins."""
 
 from dataclasses import replace
 
@@ -102,7 +101,7 @@ def test_a_process_of_the_pool_is_made_known_to_everybody():
         ({"worker": "a"}, "already known as a worker"),
     ],
 )
-def test_a_process_that_does_not_fit_is_told_why(changes, words):
+def test_a_process_that_does_not_fit_is_refused_with_a_reason(changes, words):
     under_test = gateway(register("a"))
     (unwelcome,) = of_kind(
         [effect.message for effect in under_test.says(node(**{"incarnation": "2"} | changes))],
@@ -165,7 +164,7 @@ def test_of_a_fetch_that_breaks_off_the_first_part_is_kept():
     assert delivered.emission.cached_tokens == (8,)
 
 
-def test_a_lost_process_is_told_and_what_it_held_is_forgotten():
+def test_a_lost_process_is_reported_and_what_it_held_is_forgotten():
     under_test = gateway(register("a"))
     under_test.says(TiersReported("a", (ON,)))
     under_test.says(node())
@@ -189,7 +188,7 @@ def test_whoever_leaves_did_not_die():
     assert under_test.machine.status(under_test.now_ns).lost == ()
 
 
-def test_silence_is_a_death_and_every_word_a_sign_of_life():
+def test_silence_is_a_death_and_every_message_a_sign_of_life():
     under_test = gateway()
     under_test.says(node())
     for _ in range(3):
@@ -215,7 +214,7 @@ def test_the_newest_start_has_the_name():
     assert "another process has taken the name" in unwelcome.reason
 
 
-def test_the_same_start_again_tells_anew_what_it_holds():
+def test_the_same_start_again_lists_anew_what_it_holds():
     under_test = gateway(register("a"))
     under_test.says(TiersReported("a", (ON,)))
     under_test.says(node())
@@ -236,7 +235,7 @@ def test_a_missed_report_has_the_pool_list_its_blocks():
     assert told(effects, "pool-0") == [ListBlocks(Tier.REMOTE)]
 
 
-def test_workers_do_not_speak_for_the_pool():
+def test_workers_do_not_report_the_contents_of_the_pool():
     under_test = gateway(register("a"))
     under_test.says(TiersReported("a", (ON,)))
     under_test.says(holds("a", Tier.REMOTE, 3))

@@ -1,4 +1,4 @@
-"""Leases and signs of life: who is given up when."""
+"""Leases of requests, and heartbeats: what times out when."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,25 +64,25 @@ def test_leases_are_those_of_a_plain_table(steps):
         assert leases.next_wakeup() == min((end for _, end in table.values()), default=None)
 
 
-def test_the_longest_silent_come_first_and_a_word_is_enough():
+def test_the_longest_silent_come_first_and_a_message_is_enough():
     beats = Heartbeats(10)
     assert beats.next_wakeup() is None
     for now_ns, peer in enumerate("abc"):
-        beats.heard(peer, now_ns)
+        beats.received(peer, now_ns)
     assert beats.next_wakeup() == 10
     assert beats.silent(9) == []
     assert beats.silent(11) == ["a", "b"]
-    beats.heard("a", 11)
+    beats.received("a", 11)
     assert beats.silent(12) == ["b", "c"]
     beats.forget("b")
     beats.forget("b")
     assert beats.silent(12) == ["c"]
-    assert beats.ago_ns("a", 15) == 4
+    assert beats.silent_ns("a", 15) == 4
 
 
 def test_own_sleep_is_nobodys_silence():
     beats = Heartbeats(10)
-    beats.heard("a", 0)
-    beats.excuse(90)
+    beats.received("a", 0)
+    beats.slept(90)
     assert beats.silent(95) == []
     assert beats.silent(100) == ["a"]

@@ -240,7 +240,7 @@ def published(node: NodeUnderTest, effects: list) -> list:
     return said(node.handle(BlocksExported(wanted.export_id)), "g")
 
 
-def test_a_worker_tells_its_whole_blocks_and_decodes_on():
+def test_a_worker_reports_its_whole_blocks_and_decodes_on():
     node = decoding()
     (told,) = published(node, node.hears("g", CopiesRequested(("r",))))
     assert (told.computed.tokens, told.computed.held) == ((8,), (False,))
@@ -252,7 +252,7 @@ def test_a_worker_tells_its_whole_blocks_and_decodes_on():
     assert told.computed.tokens == (8,)
 
 
-def test_of_what_cannot_be_read_no_tokens_are_told():
+def test_of_what_cannot_be_read_no_tokens_are_reported():
     node = NodeUnderTest("g")
     node.hears("g", RequestsArrived((request("r", 9),)))
     (told,) = of_kind(said(node.hears("g", CopiesRequested(("r",))), "g"), KvReported)
@@ -262,7 +262,7 @@ def test_of_what_cannot_be_read_no_tokens_are_told():
     assert said(node.hears("g", CopiesRequested(("nobody",))), "g") == []
 
 
-def test_a_copied_request_that_gives_way_says_so_and_waits_for_its_turn():
+def test_a_copied_request_that_gives_way_is_reported_and_waits_for_its_turn():
     node = decoding()
     published(node, node.hears("g", CopiesRequested(("r",))))
     # More urgent, and nearly as large as the whole pool.
@@ -301,7 +301,7 @@ def test_of_one_that_gave_way_before_it_was_to_be_handed_over_nothing_is_awaited
     assert moving.machine.requests["r"].names.attempt == 1
 
 
-def test_a_worker_that_is_told_to_come_back_says_so_to_whoever_started_it():
+def test_a_worker_that_is_to_come_back_leaves_with_that_for_its_supervisor():
     node = NodeUnderTest("g")
     node.hears("g", Drain(leave=True, again=True))
     assert of_kind(node.hears("g", NotNeeded()), Leave) == [Leave(again=True)]

@@ -1,4 +1,4 @@
-"""What a worker says to whom, rule by rule."""
+"""The node machine of a worker process, rule by rule."""
 
 from dataclasses import replace
 
@@ -100,7 +100,7 @@ def order(transfer_id: int, first: int, end: int, blocks: tuple[int, ...], **cha
 # Gateways come and go
 
 
-def test_a_worker_presents_itself_and_once_welcome_tells_what_it_has():
+def test_a_worker_registers_and_then_lists_what_it_has():
     node = NodeUnderTest()
     (presented,) = said(node.handle(GatewayConnected("g")), "g")
     assert presented == node.machine.registration
@@ -109,7 +109,7 @@ def test_a_worker_presents_itself_and_once_welcome_tells_what_it_has():
     assert words[0] == BlocksListed("w", Tier.DEVICE, (), 0)
 
 
-def test_a_gateway_that_says_nothing_is_greeted_again():
+def test_registration_is_repeated_while_the_gateway_is_silent():
     node = NodeUnderTest()
     node.handle(GatewayConnected("g"))
     assert of_kind(said(node.pass_time(6_000 * MS), "g"), Register)
@@ -146,7 +146,7 @@ def test_reports_that_are_sent_when_asked_for_are_not_sent_unasked():
     assert not of_kind(said(node.pass_time(450 * MS, "g"), "g"), LoadReported)
     load = load_of("w", node.machine.work.machine)
     (asked,) = said(node.machine.report(load, node.now_ns), "g")
-    assert asked == replace(load, heard=1) == node.machine.report_to("g", load)
+    assert asked == replace(load, received_events=1) == node.machine.report_to("g", load)
     assert node.machine.report_to("nobody", load) is None
     # Whoever drains it waits for them, and whoever has it take up a dead one's request.
     assert of_kind(said(node.hears("g", arrivals("s~1")), "g"), LoadReported)
@@ -154,7 +154,7 @@ def test_reports_that_are_sent_when_asked_for_are_not_sent_unasked():
     assert len(of_kind(said(node.pass_time(450 * MS, "g"), "g"), LoadReported)) in (4, 5)
 
 
-def test_steps_taken_at_one_go_are_told_as_one_report():
+def test_steps_taken_at_one_go_are_one_report():
     steps = 6
     one_by_one, at_once = (NodeUnderTest("g", block_size=32, block_count=4) for _ in range(2))
     for node in (one_by_one, at_once):
@@ -172,16 +172,16 @@ def test_steps_taken_at_one_go_are_told_as_one_report():
         node.machine.audit()
 
 
-def test_who_takes_up_a_request_that_died_elsewhere_says_at_once_that_it_lives():
+def test_who_takes_up_a_request_that_died_elsewhere_reports_at_once():
     node = NodeUnderTest("g", "h")
     assert not of_kind(said(node.hears("g", arrivals("r")), "g"), LoadReported)
     effects = node.hears("g", arrivals("s~1"))
     (report,) = of_kind(said(effects, "g"), LoadReported)
-    assert (report.heard, report.waiting_requests) == (2, 1)
+    assert (report.received_events, report.waiting_requests) == (2, 1)
     assert not of_kind(said(effects, "h"), LoadReported)
 
 
-def test_each_gateway_hears_of_its_own_requests_only():
+def test_each_gateway_receives_reports_of_its_own_requests_only():
     node = NodeUnderTest("g", "h")
     node.handle(
         MessageFromGateway("g", RequestsArrived((request("r", 3),))),
@@ -216,7 +216,7 @@ def test_a_refusal_goes_to_whoever_asked_and_costs_no_lease():
     assert len(node.machine.work.leases) == 2
 
 
-def test_a_gateway_has_no_say_about_requests_of_another():
+def test_a_gateway_cannot_change_requests_of_another():
     node = NodeUnderTest("g", "h")
     node.hears("g", arrivals("r"))
     node.hears("h", RequestsAborted(("r",)), TransferPinsReleased(("r",)))
@@ -237,7 +237,7 @@ def test_all_that_a_gateway_asked_for_goes_with_it(event):
     assert node.machine.work.leases.request_ids == {"t"}
 
 
-def test_a_second_welcome_voids_what_came_between():
+def test_a_second_registration_voids_what_came_between():
     node = NodeUnderTest("g")
     node.hears("g", arrivals("r"))
     node.hears("g", WELCOME)
@@ -262,7 +262,7 @@ def test_a_worker_that_slept_takes_no_gateway_for_dead():
     assert node.machine.work.leases.request_ids == {"r"}
 
 
-def test_requests_that_nobody_renews_are_given_up_and_their_gateway_hears_it():
+def test_requests_that_nobody_renews_are_given_up_and_their_gateway_gets_them_back():
     node = NodeUnderTest("g")
     node.hears("g", arrivals("r"))
     node.pass_time(1_500 * MS, "g")
@@ -285,7 +285,7 @@ def test_a_hold_that_nobody_renews_is_released():
     assert node.machine.work.idle
 
 
-def test_unwelcome_ends_the_process_with_the_reason():
+def test_a_refused_registration_ends_the_process_with_the_reason():
     node = NodeUnderTest()
     node.handle(GatewayConnected("g"))
     assert node.hears("g", RegistrationRefused("too old")) == [Leave("too old")]
@@ -296,7 +296,7 @@ def test_unwelcome_ends_the_process_with_the_reason():
 # Peers
 
 
-def test_a_peer_is_connected_once_and_forgotten_when_nobody_speaks_for_it():
+def test_a_peer_is_connected_once_and_forgotten_when_no_gateway_reports_it():
     node = NodeUnderTest("g", "h")
     joined = PeerJoined("p", "1", PEER.export)
     assert node.hears("g", joined) == [ConnectPeer("p", "1", PEER.export)]
@@ -316,7 +316,7 @@ def test_a_peer_that_one_gateway_knows_dead_is_forgotten():
 # KV comes in
 
 
-def test_ordered_moves_run_and_their_ends_are_told():
+def test_ordered_moves_run_and_their_ends_are_reported():
     node = NodeUnderTest("g")
     blocks = importing(node)
     (start,) = node.hears("g", order(7, 0, 8, blocks[:2]))
@@ -483,7 +483,7 @@ def test_nothing_is_announced_of_a_request_that_is_gone(last_word):
     assert node.machine.work.idle
 
 
-def test_generations_tell_a_block_from_what_it_held_before():
+def test_versions_tell_a_block_from_what_it_held_before():
     node = NodeUnderTest("g", block_count=16)
     seen = {}
     for number in range(6):
@@ -529,7 +529,7 @@ def test_a_flip_waits_for_every_gateway_and_every_request():
     assert presented.role is Role.DECODE
 
 
-def test_leaving_says_goodbye_to_all():
+def test_leaving_deregisters_everywhere():
     node = NodeUnderTest("g", "h")
     node.hears("g", Drain(leave=True))
     node.hears("g", NotNeeded())
@@ -570,7 +570,7 @@ def test_when_the_last_gateway_goes_a_leaving_worker_goes_too():
     assert of_kind(node.handle(GatewayGone("g")), Leave)
 
 
-def test_a_change_of_duty_between_hello_and_welcome_is_told():
+def test_a_change_of_role_state_during_registration_is_reported():
     node = NodeUnderTest("g")
     node.handle(GatewayConnected("h"))
     node.hears("g", Drain())

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from tandem.cluster.router.fleet import SentLoad
 from tandem.cluster.worker.machine import WorkerConfig
 from tests.cluster.ledger_engine import answer
 from tests.cluster.node_cluster import NodeCluster
@@ -63,12 +64,10 @@ def check(cluster: NodeCluster) -> None:
         assert not len(gate.machine.routing.transfers)
         for process in cluster.living():
             name = process.node.registration.worker
-            standing = gate.machine.router.admission.fleet.workers[name]
-            assert standing.told == process.node.gateways.of(gate.name).heard_events
-            assert not standing.unheard
-            assert standing.sent_requests == standing.sent_prefill_tokens == 0
-            assert standing.sent_blocks == standing.sent_decodes == 0
-            assert standing.sent_context_tokens == 0
+            tracked = gate.machine.router.admission.fleet.workers[name]
+            assert tracked.events_sent == process.node.gateways.of(gate.name).received_events
+            assert not tracked.sent_by
+            assert tracked.sent == SentLoad()
     for process in cluster.living():
         assert not process.moves
         assert not process.publishing

@@ -1,4 +1,4 @@
-"""A worker with slower tiers: what it writes through, reads back, brings up early and tells."""
+"""A worker with slower tiers: write-through, fetches, prefetch and reports."""
 
 from dataclasses import replace
 
@@ -118,7 +118,7 @@ def ready_to_fetch(**config) -> NodeUnderTest:
     return node
 
 
-def test_full_blocks_are_staged_kept_and_told():
+def test_full_blocks_are_staged_kept_and_reported():
     node = worker_with("g")
     effects = compute(node)
     stage = one(effects, StageBlocks)
@@ -180,7 +180,7 @@ def test_a_fetch_fills_reserved_blocks_from_the_fastest_tier():
     assert list(plan.starts) == [8], "only the last token is computed"
 
 
-def test_the_part_that_came_counts_and_the_spoilt_is_dropped():
+def test_the_part_that_came_counts_and_the_corrupt_is_dropped():
     node = ready_to_fetch()
     import_again(node)
     fetch = one(node.hears("g", FetchKv(7, "again", HOST, 0, 8)), FetchBlocks)
@@ -316,7 +316,7 @@ def test_a_fetch_that_waits_is_stopped_at_once():
     assert one(said(effects, "g"), MoveEnded).transfer_id == 7
 
 
-def test_what_the_disk_held_is_listed_to_whoever_welcomes_the_worker():
+def test_what_the_disk_held_is_listed_to_gateways_that_register_the_worker():
     names = _names(2)
     node = worker_with(found=names)
     told = said(connect(node, "g"), "g")
@@ -328,7 +328,7 @@ def test_what_the_disk_held_is_listed_to_whoever_welcomes_the_worker():
     assert tiers[2].reason == "no process of the pool is there"
 
 
-def test_figures_are_told_with_the_load_when_they_changed():
+def test_figures_are_reported_with_the_load_when_they_changed():
     node = worker_with("g")
     assert not of_kind(said(node.pass_time(250 * MS, "g"), "g"), TiersReported)
     write_through(node, compute(node))
@@ -336,7 +336,7 @@ def test_figures_are_told_with_the_load_when_they_changed():
     assert [report.tiers[0].stored_blocks for report in reports] == [2]
 
 
-def test_a_pool_process_is_there_as_long_as_somebody_speaks_for_it():
+def test_a_pool_process_is_there_as_long_as_a_gateway_reports_it():
     node = worker_with("g", "h")
     assert of_kind(node.hears("g", POOL), ConnectPoolNode)
     assert not of_kind(node.hears("h", POOL), ConnectPoolNode)
@@ -349,7 +349,7 @@ def test_a_pool_process_is_there_as_long_as_somebody_speaks_for_it():
     assert not node.machine.tiers.shared.there
 
 
-def test_an_outdated_gateway_speaks_for_the_old_start_only_until_it_learns():
+def test_an_outdated_gateway_reports_the_old_start_only_until_it_learns():
     node = worker_with("g", "h")
     new = replace(POOL, incarnation="2")
     node.hears("h", POOL)

@@ -1,25 +1,231 @@
-"""Operations that were not heard: a connection broke after the order was sent."""
+"""Operators' requests at a gateway: drains, flips, undrains, audits, and how each ends."""
 
-from dataclasses import replace
+import pytest
 
 from tandem.facts.fleet import Role
-from tandem.messages.cluster import RoleStateReported, Undrain
-from tandem.messages.gateway import DrainAsked, OperationEnded, UndrainAsked
-from tests.cluster.cluster_parts import GatewayUnderTest, idle_load, of_kind, register, told
+from tandem.facts.request import FinishReason
+from tandem.messages.cluster import (
+    Audit,
+    Audited,
+    Deregister,
+    Drain,
+    NotNeeded,
+    RoleStateReported,
+    Undrain,
+)
+from tandem.messages.gateway import (
+    AuditAsked,
+    AuditEnded,
+    DrainAsked,
+    OperationEnded,
+    PeerGone,
+    UndrainAsked,
+)
+from tandem.messages.router import (
+    LoadReported,
+)
+from tandem.messages.worker import (
+    CopiesRequested,
+)
+from tests.cluster.cluster_parts import (
+    MS,
+    GatewayUnderTest,
+    drew,
+    idle_load,
+    of_kind,
+    register,
+    told,
+)
+
+P, D = register("p", Role.PREFILL), register("d", Role.DECODE)
+
+
+def two_workers() -> GatewayUnderTest:
+    return GatewayUnderTest(register("w0"), register("w1"))
+
+
+def drained(worker: str, role: Role = Role.BOTH) -> RoleStateReported:
+    return RoleStateReported(worker, role, accepting=False)
+
+
+def undrained(worker: str, role: Role = Role.BOTH) -> RoleStateReported:
+    return RoleStateReported(worker, role, accepting=True)
+
+
+def draining_with_requests() -> GatewayUnderTest:
+    """Of two workers with two requests the first drains."""
+    gateway = two_workers()
+    gateway.submit("r")
+    gateway.submit("s")
+    gateway.says(drew("w0", "r", "s"))
+    gateway.says(drew("w1", "r", "s"))
+    gateway.says(drained("w0"))
+    return gateway
+
+
+def test_a_drain_ends_when_the_worker_is_empty():
+    gateway = two_workers()
+    first = gateway.submit("r")
+    (place,) = [name for name in ("w0", "w1") if told(first, name)]
+    assert told(gateway.handle(DrainAsked(1, place)), place) == [Drain()]
+    assert gateway.says(drained(place)) == []
+    # It still works on a request.
+    assert gateway.says(idle_load(place)) == []
+    gateway.says(drew(place, "r", reason=FinishReason.STOP))
+    busy = LoadReported(place, 0, 0, 0, 0, 99)
+    assert told(gateway.says(busy), place) == [NotNeeded()]
+    # It may still work for another gateway.
+    assert gateway.says(busy) == []
+    assert gateway.says(idle_load(place)) == [OperationEnded(1)]
+    # Nothing goes there until it is undrained.
+    assert not any(told(gateway.submit(f"s{n}"), place) for n in range(4))
+    assert told(gateway.handle(UndrainAsked(2, place)), place) == [Undrain()]
+    assert OperationEnded(2) in gateway.says(undrained(place))
+    assert any(told(gateway.submit(f"t{n}"), place) for n in range(4))
+
+
+def test_a_flip_ends_when_the_role_is_taken():
+    gateway = GatewayUnderTest(P, register("q", Role.PREFILL), D)
+    gateway.handle(DrainAsked(1, "q", then_role=Role.DECODE))
+    gateway.says(drained("q", Role.PREFILL))
+    assert told(gateway.says(idle_load("q")), "q") == [NotNeeded()]
+    assert gateway.says(idle_load("q")) == []
+    assert gateway.says(undrained("q", Role.DECODE)) == [OperationEnded(1)]
+    assert gateway.machine.members.of_name("q").role is Role.DECODE
+
+
+def test_leaving_ends_with_deregistration():
+    gateway = two_workers()
+    assert told(gateway.handle(DrainAsked(1, "w0", leave=True)), "w0") == [Drain(None, leave=True)]
+    gateway.says(drained("w0"))
+    assert OperationEnded(1) in gateway.says(Deregister("w0"))
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (DrainAsked(1, "x"), "no worker is called x; there are d, p, q"),
+        (UndrainAsked(1, "x"), "no worker is called x"),
+        (DrainAsked(1, "d"), "without d no worker would take decode"),
+        (DrainAsked(1, "d", leave=True), "without d no worker would take decode"),
+        (DrainAsked(1, "d", then_role=Role.PREFILL), "without d no worker would take decode"),
+        (DrainAsked(1, "p", then_role=Role.PREFILL), "p is a prefill worker already"),
+        (UndrainAsked(1, "p"), "p takes requests already"),
+    ],
+)
+def test_what_would_break_the_cluster_or_means_nothing_is_refused(event, words):
+    gateway = GatewayUnderTest(P, register("q", Role.PREFILL), D)
+    (ended,) = gateway.handle(event)
+    assert words in ended.problem
+
+
+def test_a_worker_is_drained_once_at_a_time():
+    gateway = GatewayUnderTest(P, register("q", Role.PREFILL), D)
+    gateway.handle(DrainAsked(1, "q"))
+    (ended,) = gateway.handle(DrainAsked(2, "q", leave=True))
+    assert (ended.operation_id, "being drained already" in ended.problem) == (2, True)
+    # The last one that prefills must stay meanwhile.
+    gateway.says(drained("q", Role.PREFILL))
+    (ended,) = gateway.handle(DrainAsked(3, "p"))
+    assert "no worker would take prefill" in ended.problem
+
+
+def test_an_operation_ends_with_a_problem_when_its_worker_dies():
+    gateway = two_workers()
+    gateway.handle(DrainAsked(1, "w0"))
+    (ended,) = of_kind(gateway.handle(PeerGone("w0/1", "died")), OperationEnded)
+    assert "w0 is gone: died" in ended.problem
+
+
+def test_a_drain_that_another_gateway_calls_off_ends_with_a_problem():
+    gateway = two_workers()
+    gateway.handle(DrainAsked(1, "w0"))
+    # Sent before it had received the drain.
+    assert not of_kind(gateway.says(undrained("w0")), OperationEnded)
+    gateway.says(drained("w0"))
+    (ended,) = of_kind(gateway.says(undrained("w0")), OperationEnded)
+    assert "was undrained" in ended.problem
+
+
+def test_a_worker_leaves_and_comes_back():
+    gateway = two_workers()
+    effects = gateway.handle(DrainAsked(1, "w0", leave=True, again=True))
+    assert told(effects, "w0") == [Drain(None, leave=True, again=True)]
+    gateway.says(drained("w0"))
+    assert of_kind(gateway.says(Deregister("w0")), OperationEnded) == [OperationEnded(1)]
+
+
+def test_a_drain_that_was_not_received_is_sent_again():
+    gateway = two_workers()
+    gateway.handle(DrainAsked(1, "w0", leave=True))
+    assert told(gateway.says(register("w0")), "w0")[-1] == Drain(None, leave=True)
+    gateway.says(drained("w0"))
+    assert told(gateway.says(idle_load("w0")), "w0") == [NotNeeded()]
+    # It forgets the gateway, not that it drains: it is let go anew.
+    effects = gateway.says(register("w0", accepting=False))
+    assert not of_kind(told(effects, "w0"), Drain)
+    assert told(gateway.says(idle_load("w0")), "w0") == [NotNeeded()]
+
+
+def test_a_draining_workers_requests_go_on_elsewhere():
+    gateway = draining_with_requests()
+    effects = gateway.says(idle_load("w0"))
+    (copied,) = of_kind(told(effects, "w0"), CopiesRequested)
+    assert copied.request_ids in {("r",), ("s",)}
+    state = gateway.machine.router.requests[copied.request_ids[0]]
+    assert (state.prefill, state.decode) == ("w0", "w1")
+
+
+def test_a_draining_workers_requests_wait_for_a_target_that_can_take_them():
+    """However long it takes: what moved nobody was no attempt."""
+    gateway = draining_with_requests()
+    full = LoadReported("w1", 0, 0, 0, 0, 0)
+    for _ in range(20):
+        gateway.says(full)
+        assert told(gateway.says(idle_load("w0")), "w0") == []
+    gateway.says(idle_load("w1"))
+    assert of_kind(told(gateway.says(idle_load("w0")), "w0"), CopiesRequested)
 
 
 def test_a_flip_and_an_undrain_that_were_both_lost_both_end():
-    workers = [register(name) for name in ("a", "b")]
-    gateway = GatewayUnderTest(*workers)
-    gateway.handle(DrainAsked(1, "a"))
-    effects = gateway.says(RoleStateReported("a", Role.BOTH, False), idle_load("a"))
+    """A connection broke after the orders were sent."""
+    gateway = two_workers()
+    gateway.handle(DrainAsked(1, "w0"))
+    effects = gateway.says(drained("w0"), idle_load("w0"))
     assert of_kind(effects, OperationEnded) == [OperationEnded(1)]
-    gateway.handle(DrainAsked(2, "a", then_role=Role.PREFILL))
-    gateway.handle(UndrainAsked(3, "a"))
-    effects = gateway.says(replace(workers[0], accepting=False))
-    assert of_kind(told(effects, "a"), Undrain)
-    effects = gateway.says(RoleStateReported("a", Role.BOTH, True))
+    gateway.handle(DrainAsked(2, "w0", then_role=Role.PREFILL))
+    gateway.handle(UndrainAsked(3, "w0"))
+    effects = gateway.says(register("w0", accepting=False))
+    assert of_kind(told(effects, "w0"), Undrain)
+    effects = gateway.says(undrained("w0"))
     ended = {effect.operation_id: effect.problem for effect in of_kind(effects, OperationEnded)}
     assert ended.keys() == {2, 3}, ended
     assert not ended[3]
-    assert "was told to take requests again" in ended[2]
+    assert "was undrained" in ended[2]
+
+
+def test_an_audit_asks_everybody_and_ends_when_all_have_answered_or_nobody_waits_longer():
+    gateway = two_workers()
+    effects = gateway.handle(AuditAsked(1))
+    assert told(effects, "w0") == told(effects, "w1") == [Audit()]
+    w0, w1 = (Audited(name, 0, 0, 0, 0, 0, 0, 0, 0, "") for name in ("w0", "w1"))
+    assert gateway.says(w1) == []
+    assert gateway.says(w0) == [AuditEnded(1, (w0, w1))]
+    gateway.handle(AuditAsked(2))
+    gateway.says(w0)
+    (ended,) = of_kind(gateway.handle(PeerGone("w1/1", "died")), AuditEnded)
+    assert ended == AuditEnded(2, (w0,))
+    gateway.handle(AuditAsked(3))
+    asked_ns = gateway.now_ns
+    while not (ended := of_kind(gateway.pass_time(300 * MS), AuditEnded)):
+        gateway.says(idle_load("w0"))
+        assert gateway.now_ns - asked_ns < 2_000 * MS
+    assert ended == [AuditEnded(3, (), "no answer from w0")]
+    assert GatewayUnderTest().handle(AuditAsked(4)) == [AuditEnded(4, ())]
+
+
+def test_broken_invariants_are_reported_to_the_auditor():
+    gateway = GatewayUnderTest()
+    gateway.machine.router.admission.queue.in_use["nobody"] = 3
+    (ended,) = gateway.machine.handle(AuditAsked(1), 5)
+    assert "an invariant does not hold at AdmissionFront.audit" in ended.problem

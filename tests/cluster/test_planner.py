@@ -36,7 +36,7 @@ def run(begin_ns: int) -> list:
         machine.request_arrived(now_ns)
         machine.request_finished((second, 5), 0.5, None, now_ns)
         if machine.next_wakeup() <= now_ns:
-            machine.plan([], {}, now_ns)
+            machine.decide(machine.view([], {}, now_ns), now_ns)
             ticks.append(second)
     windows = [
         [(w.end_ns - begin_ns, w.requests, w.lengths, w.ttft_s, w.tpot_s) for w in view.windows]
@@ -58,7 +58,7 @@ def test_one_gateway_among_several_takes_the_others_demand_for_as_large():
     machine = PlannerMachine(policy, replace(CONFIG, arrivals_each=3))
     for second in range(10):
         machine.request_arrived(second * SECOND)
-    machine.plan([], {}, 31 * SECOND)
+    machine.decide(machine.view([], {}, 31 * SECOND), 31 * SECOND)
     assert [window.requests for window in policy.seen[-1].windows] == [30]
 
 

@@ -1,4 +1,4 @@
-"""Who runs first, who waits, who gives way."""
+"""Priorities of a worker: what runs first, what waits, what is preempted."""
 
 from dataclasses import replace
 

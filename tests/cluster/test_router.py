@@ -1,4 +1,4 @@
-"""What a router says to whom, event by event."""
+"""The router machine: where requests go, and the request queue before it."""
 
 from dataclasses import replace
 
@@ -7,7 +7,8 @@ import pytest
 from tandem.cluster.router.admission import RouterConfig
 from tandem.cluster.router.fleet import Capacity
 from tandem.cluster.router.machine import RouterMachine
-from tandem.cluster.router.queue import RequestQueueConfig
+from tandem.cluster.router.queue import RequestQueue, RequestQueueConfig
+from tandem.cluster.router.request_state import RequestState
 from tandem.facts.blocks import BlockChanges, CacheRoot
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.request import FinishReason, Request
@@ -38,7 +39,9 @@ from tandem.messages.worker import (
 )
 from tandem.policy.admission.policies import AdmitAll
 from tandem.policy.dispatch.policies import AlwaysRemote
+from tandem.policy.qos.classes import Classes
 from tandem.policy.routing.policies import ROUTINGS
+from tandem.policy.views import TierHits, WorkerView
 from tests.cluster.router_cluster import COST
 
 
@@ -169,7 +172,7 @@ def test_nobody_moves_to_a_worker_that_takes_no_decodes():
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 24, 70])
-def test_output_is_charged_in_the_same_portions_however_much_is_told_at_once(at_once):
+def test_output_is_charged_in_the_same_portions_however_much_is_reported_at_once(at_once):
     machine = router(Role.BOTH)
     submit(machine, "r")
     for _ in range(140 // at_once):
@@ -196,3 +199,54 @@ def test_a_missed_report_is_asked_for_and_the_dead_report_nothing():
     first = BlocksReported("w0", Tier.DEVICE, BlockChanges(0, (), (b"y",), (b"p",)))
     assert machine.handle(first, 5) == []
     assert machine.admission.index.resident_blocks == 1
+
+
+WORKERS = [
+    WorkerView("d", Role.DECODE, COST, as_of_ns=0),
+    WorkerView("p0", Role.PREFILL, COST, as_of_ns=0, queued_prefill_tokens=50),
+    WorkerView("p1", Role.PREFILL, COST, as_of_ns=0),
+]
+
+
+def state(name: str, prompt_tokens: int, tenant: str = "", **hits: int) -> RequestState:
+    submitted = RequestSubmitted(Request(name, (1,) * prompt_tokens), 10.0, tenant)
+    made = RequestState.of(submitted, 0, 0)
+    held = {worker: TierHits(tokens) for worker, tokens in hits.items()}
+    made.view = replace(made.view, hits=held)
+    return made
+
+
+def queued(line: RequestQueue, tenant: str = "") -> list[int]:
+    return [view.queued_prefill_tokens for view in line.before(WORKERS, tenant)]
+
+
+def test_what_one_tenant_has_in_the_queue_is_before_another_only_turn_by_turn():
+    line = RequestQueue(RequestQueueConfig(max_requests=1), Classes())
+    flood = [state(str(number), 1000, "flood") for number in range(20)]
+    for each in flood:
+        line.enqueue(each)
+    assert queued(line, "flood") == [0, 10_050, 10_000]
+    # A newcomer would be the second to go, and with one in line the fourth.
+    assert queued(line, "quiet") == [0, 550, 500]
+    line.enqueue(state("quiet", 400, "quiet"))
+    assert queued(line, "quiet") == [0, 1250, 1200]
+    for each in flood:
+        line.dequeue(each)
+    assert queued(line, "flood") == [0, 250, 200]
+
+
+def test_those_that_wait_are_shared_out_with_what_is_still_to_compute_of_them():
+    line = RequestQueue(RequestQueueConfig(max_requests=1), Classes())
+    assert queued(line) == [0, 50, 0]
+    cold = state("cold", 1000)
+    line.enqueue(cold)
+    cached = state("cached", 1000, p0=300, p1=900)
+    line.enqueue(cached)
+    assert queued(line) == [0, 50 + 550, 550]
+    # The prefix has gone meanwhile: what was counted in is what is taken out.
+    cached.view = replace(cached.view, hits={})
+    line.dequeue(cached)
+    assert queued(line) == [0, 50 + 500, 500]
+    assert line.first(0) == "cold"
+    line.dequeue(cold)
+    assert queued(line) == [0, 50, 0]

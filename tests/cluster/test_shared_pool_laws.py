@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from tandem.cluster.shared_pool.hot_blocks import HotBlocksConfig
+from tandem.cluster.shared_pool.contents import HotBlocksConfig
 from tandem.cluster.shared_pool.machine import PoolNodeConfig, PoolNodeMachine
 from tandem.cluster.tiers.config import TierLimits, TiersConfig
 from tandem.facts.blocks import block_hash
@@ -330,11 +330,11 @@ def check(world: World) -> None:
     world.settle()
     machine = world.machine
     machine.audit()
-    held = set(machine.holdings.places.listing()[0])
+    held = set(machine.contents.replicas.listing()[0])
     there = {digest for store in world.stores.values() for digest in store}
     # Blocks that were corrupt and not read again are still believed to be there.
     assert len(there - held) == 0
-    for tier, cache in machine.holdings.hierarchy.caches.by_tier.items():
+    for tier, cache in machine.contents.hierarchy.caches.by_tier.items():
         assert not cache.leaving
         assert set(cache.store.listing()) == set(world.stores[tier])
     for name, gate in world.gates.items():

@@ -13,7 +13,7 @@ def worker_status(worker: str, role: Role = Role.BOTH, moved_bytes: int = 0) -> 
         incarnation="i",
         role=role,
         accepting=True,
-        heard_ago_s=0.1,
+        last_seen_s=0.1,
         load=LoadReported(worker, 1, 2, 300, 400, 60),
         total_blocks=80,
         prompts=5,

@@ -11,6 +11,7 @@ from tandem.facts.fleet import Role
 from tandem.facts.kv_export import MoveKv
 from tandem.facts.request import FinishReason, Request
 from tandem.facts.sampling import SamplingParameters
+from tandem.messages.checks import BadMessage
 from tandem.messages.cluster import (
     Drain,
     LeasesRenewed,
@@ -22,7 +23,6 @@ from tandem.messages.cluster import (
     Undrain,
 )
 from tandem.messages.codec import TO_WORKER
-from tandem.messages.encoded import BadMessage
 from tandem.messages.router import TokensReported
 from tandem.messages.worker import (
     ImportDone,

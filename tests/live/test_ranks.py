@@ -17,7 +17,7 @@ from tandem.live.ranks.link import RankLost
 from tandem.live.ranks.null_transfer import NullTransfer
 from tandem.live.ranks.ranks import Ranks, start_follower
 from tandem.live.ranks.transfers import RankedTransferEngine, RankTally
-from tandem.messages.encoded import BadMessage
+from tandem.messages.checks import BadMessage
 from tandem.messages.node import BlocksExported, MoveFinished
 from tandem.messages.ranks import TO_FOLLOWER, TO_LEADER, RankReady
 from tests.live.gateway_side import Alive

@@ -13,6 +13,7 @@ from tandem.facts.fleet import Tier
 from tandem.facts.kv_export import MoveReport
 from tandem.facts.kv_tiers import BlockFormat, TierFigures
 from tandem.facts.request import Request
+from tandem.messages.checks import BadMessage, OtherProtocol
 from tandem.messages.cluster import (
     PROTOCOL,
     Audit,
@@ -23,8 +24,15 @@ from tandem.messages.cluster import (
     RegistrationRefused,
     TiersReported,
 )
-from tandem.messages.codec import MESSAGE_LIMIT_BYTES, OPERATOR, TO_GATEWAY, TO_WORKER, Codec
-from tandem.messages.encoded import BadMessage, OtherProtocol, RequestForm, RequestsForm
+from tandem.messages.codec import (
+    MESSAGE_LIMIT_BYTES,
+    OPERATOR,
+    TO_GATEWAY,
+    TO_WORKER,
+    Codec,
+    EncodedRequest,
+    EncodedRequests,
+)
 from tandem.messages.router import BlocksListed, KvReported, TokensReported
 from tandem.messages.worker import (
     EmitTokens,
@@ -65,7 +73,7 @@ def test_every_message_comes_back_as_it_went(way, kind):
 
 
 @every_type
-def test_cut_or_spoilt_messages_are_refused_or_well_formed(way, kind):
+def test_cut_or_corrupt_messages_are_refused_or_well_formed(way, kind):
     codec = CODECS[way]
 
     @settings(max_examples=30)
@@ -125,7 +133,7 @@ def test_too_much_is_refused_unread():
         TO_WORKER.decode(bytes(MESSAGE_LIMIT_BYTES + 1))
 
 
-def test_a_stranger_of_another_protocol_can_be_told_to_go():
+def test_a_process_of_another_protocol_can_be_refused():
     newer = Codec(Audit, RegistrationRefused, protocol=PROTOCOL + 1)
     with pytest.raises(OtherProtocol) as refusal:
         Codec(Audit, RegistrationRefused).decode(newer.encode(Audit()))
@@ -219,24 +227,24 @@ def test_each_distinct_prompt_travels_once_and_is_shared_once_read():
         assert len({id(each.prompt_tokens) for each in read.requests}) == 2
 
 
-def plain(folded: RequestsForm) -> bytes:
+def plain(message: EncodedRequests) -> bytes:
     """As a message of requests."""
     number = TO_WORKER.encode(RequestsArrived(()))[1]
-    return Codec(*([type(None)] * number), RequestsForm).encode(folded)
+    return Codec(*([type(None)] * number), EncodedRequests).encode(message)
 
 
-def folded(prompts: tuple[bytes, ...], *named: int) -> RequestsForm:
-    def form(index: int, number: int) -> RequestForm:
+def encoded(prompts: tuple[bytes, ...], *named: int) -> EncodedRequests:
+    def request_of(index: int, number: int) -> EncodedRequest:
         request = Request(f"r{index}", ())
-        values = {name: getattr(request, name) for name in RequestForm.__struct_fields__}
-        return RequestForm(*(values | {"prompt_tokens": number, "output_tokens": b""}).values())
+        values = {name: getattr(request, name) for name in EncodedRequest.__struct_fields__}
+        return EncodedRequest(*(values | {"prompt_tokens": number, "output_tokens": b""}).values())
 
-    return RequestsForm(prompts, tuple(form(*each) for each in enumerate(named)))
+    return EncodedRequests(prompts, tuple(request_of(*each) for each in enumerate(named)))
 
 
 def test_a_form_with_half_a_token_is_refused():
     with pytest.raises(BadMessage):
-        TO_WORKER.decode(plain(folded((b"\1\2\3",), 0)))
+        TO_WORKER.decode(plain(encoded((b"\1\2\3",), 0)))
 
 
 @pytest.mark.parametrize(
@@ -256,5 +264,5 @@ def test_a_form_with_half_a_token_is_refused():
 def test_requests_that_name_prompts_that_are_not_there_are_refused(prompts, named):
     table = tuple(bytes((number, 0, 0, 0)) for number in range(prompts))
     with pytest.raises(BadMessage, match="prompt"):
-        TO_WORKER.decode(plain(folded(table, *named)))
-    assert TO_WORKER.decode(plain(folded((bytes(4), bytes(8)), 0, 0, 1, 0)))
+        TO_WORKER.decode(plain(encoded(table, *named)))
+    assert TO_WORKER.decode(plain(encoded((bytes(4), bytes(8)), 0, 0, 1, 0)))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 class InvariantBroken(AssertionError):
-    """The books of a machine contradict each other; the text says which law does not hold."""
+    """The state of a machine contradicts itself; the text is the law that does not hold."""
 
 
 def invariant(holds: bool, law: str) -> None:
@@ -19,7 +19,7 @@ def first_broken_law(audit: Callable[[], None]) -> str:
     try:
         audit()
     except (AssertionError, LookupError) as broken:
-        # One book names what another does not know: no law was reached, and one is broken.
+        # One table names what another does not have: no law was reached, and one is broken.
         where = _place(broken)
         what = str(broken) if isinstance(broken, AssertionError) else repr(broken)
         return f"an invariant does not hold at {where}: {what}".removesuffix(": ")

@@ -26,7 +26,7 @@ from tandem.facts.errors import InvalidConfiguration
 from tandem.live.gateway.operators import Operators
 from tandem.live.launching.state_directory import running_clusters
 from tandem.messages.gateway import ClusterStatus
-from tandem.messages.operator import AuditTold
+from tandem.messages.operator import AuditReported
 
 
 @flags
@@ -73,7 +73,9 @@ def status_command(which: WhichCluster, options: StatusOptions) -> None:
         print_audit(console, audits[0].workers, [audit.problem for audit in audits])
 
 
-async def _ask(cluster: RunningCluster, audit: bool) -> tuple[list[ClusterStatus], list[AuditTold]]:
+async def _ask(
+    cluster: RunningCluster, audit: bool
+) -> tuple[list[ClusterStatus], list[AuditReported]]:
     operators = Operators(cluster.endpoints, cluster.keys)
     statuses = await operators.statuses()
     if not statuses:
@@ -91,7 +93,7 @@ async def _watch(cluster: RunningCluster, console: Console, every_s: float) -> N
 
 
 def _figures(
-    cluster: RunningCluster, statuses: Sequence[ClusterStatus], audits: Sequence[AuditTold]
+    cluster: RunningCluster, statuses: Sequence[ClusterStatus], audits: Sequence[AuditReported]
 ) -> dict[str, Any]:
     """As plain values; what each worker did is added up over the gateways."""
     record = cluster.record

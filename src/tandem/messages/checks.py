@@ -1,13 +1,14 @@
 """Semantic checks of decoded messages: parallel tuples are equally long, counts not negative,
 hashes of the right length.
 
-What depends on who sends it, or on what was said before, is for the machines.
+What depends on the sender, or on earlier messages, is for the machines.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tandem.facts.blocks import HASH_BYTES, BlockChanges
+from tandem.facts.errors import TandemError
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_export import KvExport, MoveKv
 from tandem.messages.cluster import (
@@ -20,7 +21,6 @@ from tandem.messages.cluster import (
     RegisterPoolNode,
     TiersReported,
 )
-from tandem.messages.encoded import BadMessage
 from tandem.messages.router import (
     BlocksListed,
     BlocksReported,
@@ -36,6 +36,18 @@ COUNT_LIMIT = 1 << 48
 IDENTITY_LIMIT = 64
 REPEATS_LIMIT = 1 << 20
 SECONDS_LIMIT = 1e9
+
+
+class BadMessage(TandemError):
+    """These bytes are no valid message. The text is why, without their content."""
+
+
+class OtherProtocol(BadMessage):
+    """The sender speaks another version of the protocol, whose number is `protocol`."""
+
+    def __init__(self, protocol: int, ours: int) -> None:
+        super().__init__(f"speaks protocol {protocol}, and this process speaks {ours}")
+        self.protocol = protocol
 
 
 def check(message: object) -> None:
@@ -123,7 +135,7 @@ def _load(load: LoadReported) -> None:
             load.queued_prefill_tokens,
             load.context_tokens,
             load.free_blocks,
-            load.heard or 0,
+            load.received_events or 0,
         )
     )
 

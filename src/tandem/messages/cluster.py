@@ -38,7 +38,7 @@ PROTOCOL = 4
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A worker presents itself, empty of the gateway's requests. `root` names the KV it computes;
+    """A worker registers, empty of the gateway's requests. `root` names the KV it computes;
     `accepting` is False while it drains."""
 
     protocol: int
@@ -74,8 +74,8 @@ class MoveEnded:
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """What a worker holds at one instant, for whoever looks for leaks. Everything is 0 on a worker
-    at rest, but `cached_blocks`. `problem` is the first broken law, or empty."""
+    """What a worker holds at one instant, for the auditor. Everything is 0 on a worker at rest, but
+    `cached_blocks`. `problem` is the first broken law, or empty."""
 
     worker: str
     owned_blocks: int
@@ -91,7 +91,7 @@ class Audited:
 
 @dataclass(frozen=True, slots=True)
 class RegisterPoolNode:
-    """A process of the shared pool presents itself. Workers reach it at `address` (host:port)."""
+    """A process of the shared pool registers. Workers reach it at `address` (host:port)."""
 
     protocol: int
     version: str
@@ -104,8 +104,7 @@ class RegisterPoolNode:
 
 @dataclass(frozen=True, slots=True)
 class TiersReported:
-    """How the slower tiers of a worker, or the memory of a pool process, fare; every tier that it
-    has."""
+    """The figures of every slower tier of a worker, or of the tiers of a pool process."""
 
     worker: str
     tiers: tuple[TierFigures, ...]
@@ -140,9 +139,9 @@ ToGateway = (
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The gateway knows the worker from now on. Intervals in nanoseconds: the worker reports at
-    least every `report_interval_ns`, and takes a gateway silent for `silence_ns` for dead; requests
-    whose lease is not renewed for `lease_ns` are given up."""
+    """The gateway has registered the worker. Intervals in nanoseconds: the worker reports at least
+    every `report_interval_ns`, and takes a gateway silent for `silence_ns` for dead; requests whose
+    lease is not renewed for `lease_ns` are given up."""
 
     gateway: str
     report_interval_ns: int
@@ -152,14 +151,15 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class RegistrationRefused:
-    """The gateway will never work with this worker; it should say why and end."""
+    """The gateway will never accept this worker, which ends with this reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class RegisterAgain:
-    """The gateway does not know the worker (any more): forget what it asked for, and register."""
+    """The worker is not registered (any more): it drops what the gateway asked for, and
+    registers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class PeerJoined:
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """That start of that worker is gone: nothing more is to be had from it."""
+    """That start of that worker is gone: nothing can be read from it any more."""
 
     worker: str
     incarnation: str
@@ -221,14 +221,14 @@ class PinBlocks:
 
 @dataclass(frozen=True, slots=True)
 class LeasesRenewed:
-    """The gateway is alive and still wants all these requests, in whatever stage they are."""
+    """The leases of all these requests, in whatever stage; also the gateway's heartbeat."""
 
     request_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StopMove:
-    """Nobody waits for this move any more."""
+    """Cancel this move."""
 
     transfer_id: int
 
@@ -237,7 +237,7 @@ class StopMove:
 class Drain:
     """Take no new requests, from any gateway. `then_role`: take this role once nothing is left;
     None with `leave`: end the process then (with `again`, to be started anew); None without: stay
-    so until told otherwise."""
+    so until `Undrain`."""
 
     then_role: Role | None = None
     leave: bool = False
@@ -256,14 +256,14 @@ class NotNeeded:
 
 @dataclass(frozen=True, slots=True)
 class ListBlocks:
-    """Say `BlocksListed` for this tier."""
+    """List all blocks of this tier: answered by `BlocksListed`."""
 
     tier: Tier
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Say `Audited`."""
+    """Check all invariants: answered by `Audited`."""
 
 
 ToWorker = (

@@ -110,7 +110,7 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """The process `peer` counts as dead from now on: close its channel, and end it if you can."""
+    """The process `peer` counts as dead: close its channel, and end it where possible."""
 
     peer: str
     reason: str
@@ -126,7 +126,7 @@ class OperationEnded:
 
 @dataclass(frozen=True, slots=True)
 class AuditEnded:
-    """Everybody's answer, and the first broken law of the gateway's own books, if any."""
+    """The reports of all processes, and the first broken law of the gateway itself, if any."""
 
     operation_id: int
     workers: tuple[Audited, ...]
@@ -144,8 +144,8 @@ class StartWorker:
 
 @dataclass(frozen=True, slots=True)
 class PlanDecided:
-    """What the planner decided at this tick, for whoever keeps records. Its actions are effects of
-    their own."""
+    """What the planner decided at this tick, for the records. Its actions are effects of their
+    own."""
 
     decision: PlanDecision
 
@@ -166,17 +166,17 @@ GatewayEffect = (
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """One worker as a gateway knows it, with what it did since it joined. `seconds` are those
-    spent reading KV from others, `moved_bytes` what it read, `sent_bytes` what others read from
-    it. `fetches` from slower tiers brought `fetched_tokens`; how these `tiers` fare the worker
-    tells itself, for all gateways together."""
+    """One worker as a gateway sees it, with what it did since it joined. `seconds` are those spent
+    reading KV from others, `moved_bytes` what it read, `sent_bytes` what others read from it.
+    `fetches` from slower tiers brought `fetched_tokens`; the worker reports the figures of its
+    `tiers` itself, for all gateways together."""
 
     worker: str
     pool: str
     incarnation: str
     role: Role
     accepting: bool
-    heard_ago_s: float
+    last_seen_s: float
     load: LoadReported
     total_blocks: int
     prompts: int
@@ -199,12 +199,12 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class PoolNodeStatus:
-    """One process of the shared pool, as it tells itself."""
+    """One process of the shared pool, as last reported."""
 
     node: str
     incarnation: str
     address: str
-    heard_ago_s: float
+    last_seen_s: float
     capacity_blocks: int
     block_bytes: int
     tiers: tuple[TierFigures, ...]
@@ -214,7 +214,7 @@ class PoolNodeStatus:
 class ClusterStatus:
     """All that one gateway knows. `lost` are processes that died, latest last, with why.
     `recomputed_tokens` is what takeovers cost: tokens that had to be computed once more. `planning`
-    tells of the planner, if this gateway has it."""
+    is the planner's, if this gateway has it."""
 
     gateway: str
     up_s: float

@@ -27,7 +27,7 @@ class MessageFromGateway:
 
 @dataclass(frozen=True, slots=True)
 class GatewayGone:
-    """The channel is broken, or its queue is full because nobody reads."""
+    """The channel is broken, or its queue is full."""
 
     gateway: str
 
@@ -58,8 +58,8 @@ class BlocksStaged:
 
 @dataclass(frozen=True, slots=True)
 class BlocksKept:
-    """A copy into a tier is over: it holds `kept`. `problem` says why not the others; empty when
-    the tier did not want them."""
+    """A copy into a tier is over: it holds `kept`. `problem` is why not the others; empty when the
+    tier refused them."""
 
     copy_id: int
     tier: Tier
@@ -111,7 +111,7 @@ class SendToGateway:
 
 @dataclass(frozen=True, slots=True)
 class StartMove:
-    """Read KV from a peer into own blocks, then say `MoveFinished`."""
+    """Read KV from a peer into own blocks. Ends with `MoveFinished`."""
 
     move_id: int
     order: MoveKv
@@ -126,8 +126,8 @@ class EndMove:
 
 @dataclass(frozen=True, slots=True)
 class ExportBlocks:
-    """Write the headers of these blocks (version, checksums), so that others may read them and
-    check what they read, then say `BlocksExported`. Nobody writes to them meanwhile."""
+    """Write the metadata of these blocks (version, checksums), so that others may read and check
+    them. Ends with `BlocksExported`. The blocks are not written to meanwhile."""
 
     export_id: int
     blocks: tuple[int, ...]
@@ -153,7 +153,7 @@ class ForgetPeer:
 
 @dataclass(frozen=True, slots=True)
 class StageBlocks:
-    """Copy these blocks of the device to memory beside it, then say `BlocksStaged`. They may be
+    """Copy these blocks of the device to memory beside it. Ends with `BlocksStaged`. They may be
     overwritten meanwhile: whoever asked looks at their versions before anything is kept."""
 
     copy_id: int
@@ -162,7 +162,7 @@ class StageBlocks:
 
 @dataclass(frozen=True, slots=True)
 class KeepStaged:
-    """Write `rows` of a staged copy into a tier under these names, then say `BlocksKept`."""
+    """Write `rows` of a staged copy into a tier under these names. Ends with `BlocksKept`."""
 
     copy_id: int
     tier: Tier
@@ -179,7 +179,7 @@ class DropStaged:
 
 @dataclass(frozen=True, slots=True)
 class CopyBlocks:
-    """Copy blocks from one slower tier to another, then say `BlocksKept` of the target."""
+    """Copy blocks from one slower tier to another. Ends with `BlocksKept` of the target."""
 
     copy_id: int
     source: Tier
@@ -197,8 +197,8 @@ class ForgetBlocks:
 
 @dataclass(frozen=True, slots=True)
 class FetchBlocks:
-    """Read `names[i]` from `tiers[i]` into block `target_blocks[i]` of the device, checked, then
-    say `BlocksFetched`."""
+    """Read `names[i]` from `tiers[i]` into block `target_blocks[i]` of the device, checked. Ends
+    with `BlocksFetched`."""
 
     fetch_id: int
     tiers: tuple[Tier, ...]

@@ -12,7 +12,7 @@ from tandem.messages.gateway import ClusterStatus
 
 @dataclass(frozen=True, slots=True)
 class AskStatus:
-    """What does the gateway know? Answered by `StatusTold`."""
+    """A request for the gateway's status. Answered by `StatusReported`."""
 
     question: int
 
@@ -38,7 +38,7 @@ class AskUndrain:
 
 @dataclass(frozen=True, slots=True)
 class AskAudit:
-    """What does every worker hold? Answered by `AuditTold`."""
+    """An audit of all workers. Answered by `AuditReported`."""
 
     question: int
 
@@ -54,7 +54,7 @@ class ReportStartFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class StatusTold:
+class StatusReported:
     """The gateway's view at one instant."""
 
     question: int
@@ -62,7 +62,7 @@ class StatusTold:
 
 
 @dataclass(frozen=True, slots=True)
-class AuditTold:
+class AuditReported:
     """Everybody's books; `problem` is the first broken law of the gateway's own, or empty."""
 
     question: int
@@ -79,6 +79,6 @@ class Done:
 
 
 Question = AskStatus | AskDrain | AskUndrain | AskAudit | ReportStartFailed
-Answer = StatusTold | AuditTold | Done
+Answer = StatusReported | AuditReported | Done
 # A message's place is its number on the wire: new ones come last.
 OperatorMessage = AskStatus | AskDrain | AskUndrain | AskAudit | Answer | ReportStartFailed

@@ -42,8 +42,8 @@ class PlannedAction:
 
 @dataclass(frozen=True, slots=True)
 class PlanDecision:
-    """One tick of a planner: the numbers of workers that it wants (None: as many as there are), why
-    in words, the figures that it saw, and the `actions` that were begun or, in the mode `advisory`,
+    """One tick of a planner: the numbers of workers that it wants (None: as many as there are), the
+    reason, the figures that it saw, and the `actions` that were begun or, in the mode `advisory`,
     would have been. Decisions of one gateway process are numbered by `serial`, from 1."""
 
     serial: int

@@ -1,5 +1,5 @@
 """Events and effects of a shared pool process: offers and reads of clients, and its stores.
-Gateways talk to it as to a worker."""
+Gateways treat it like a worker."""
 
 from dataclasses import dataclass
 
@@ -71,8 +71,7 @@ PoolNodeEvent = (
 
 @dataclass(frozen=True, slots=True)
 class AnswerOffer:
-    """`wanted` are on their way from now on, until `BlocksReceived` says what became of them;
-    `held` are here."""
+    """`wanted` are on their way from now on, until `BlocksReceived`; `held` are here."""
 
     offer_id: int
     wanted: tuple[bytes, ...]
@@ -81,7 +80,7 @@ class AnswerOffer:
 
 @dataclass(frozen=True, slots=True)
 class FetchHeld:
-    """Read `names[i]`, the first of what was asked for, from `tiers[i]`, checked, then say
+    """Read `names[i]`, the first of what was asked for, from `tiers[i]`, checked. Ends with
     `BlocksFetched`. There may be none."""
 
     fetch_id: int
@@ -91,7 +90,7 @@ class FetchHeld:
 
 @dataclass(frozen=True, slots=True)
 class SendReplica:
-    """Read `names[i]` from `tiers[i]` and offer them to another process of the pool, then say
+    """Read `names[i]` from `tiers[i]` and offer them to another process of the pool. Ends with
     `ReplicaEnded`."""
 
     node: str

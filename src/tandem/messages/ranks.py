@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from tandem.facts.kv_export import Endpoint
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.steps import Placement, StepPlan, StepResult
-from tandem.messages.codec import Codec
-from tandem.messages.encoded import Form
+from tandem.messages.codec import Codec, Encoding
 from tandem.messages.node import (
     BlocksExported,
     ConnectPeer,
@@ -26,13 +25,13 @@ from tandem.messages.node import (
     StartMove,
 )
 
-# Leader and followers are started from one installation: nobody speaks another version.
+# Leader and followers are started from one installation: all have one version.
 RANK_PROTOCOL = 2
 
 
 @dataclass(frozen=True, slots=True)
 class RankBegins:
-    """The first word to a follower: its setup, as the commands wrote it."""
+    """The first message to a follower: its setup, as the commands wrote it."""
 
     setup: bytes
 
@@ -47,7 +46,7 @@ class TokensLanded:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Say `Pong`."""
+    """Answered by `Pong`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ ToFollower = (
 ToLeader = RankReady | RankFailed | StepResult | MoveFinished | BlocksExported | Pong
 
 
-class PlacementForm(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+class EncodedPlacement(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """A `Placement`; its tokens as unsigned 32-bit numbers, little-endian."""
 
     slot: int
@@ -94,46 +93,46 @@ class PlacementForm(msgspec.Struct, array_like=True, forbid_unknown_fields=True)
     sampling: SamplingParameters
 
 
-class StepForm(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+class EncodedStep(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """A `StepPlan`. `numbers` are its six int32 arrays in their order, little-endian."""
 
     step_id: int
-    placements: tuple[PlacementForm, ...]
+    placements: tuple[EncodedPlacement, ...]
     samples: bytes
     numbers: tuple[bytes, bytes, bytes, bytes, bytes, bytes]
 
 
-def _fold(plan: StepPlan) -> StepForm:
+def _encode_step(plan: StepPlan) -> EncodedStep:
     rows = (plan.slots, plan.starts, plan.counts)
     table = (plan.table_slots, plan.table_indices, plan.table_blocks)
     slots, starts, counts, table_slots, table_indices, table_blocks = (
         np.asarray(values, "<i4").tobytes() for values in (*rows, *table)
     )
-    return StepForm(
+    return EncodedStep(
         plan.step_id,
-        tuple(_fold_placement(placement) for placement in plan.placements),
+        tuple(_encode_placement(placement) for placement in plan.placements),
         plan.samples.tobytes(),
         (slots, starts, counts, table_slots, table_indices, table_blocks),
     )
 
 
-def _unfold(form: StepForm) -> StepPlan:
-    slots, starts, counts, table_slots, table_indices, table_blocks = map(_int32, form.numbers)
+def _decode_step(encoded: EncodedStep) -> StepPlan:
+    slots, starts, counts, table_slots, table_indices, table_blocks = map(_int32, encoded.numbers)
     return StepPlan(
-        form.step_id,
-        tuple(_unfold_placement(placement) for placement in form.placements),
+        encoded.step_id,
+        tuple(_decode_placement(placement) for placement in encoded.placements),
         slots=slots,
         starts=starts,
         counts=counts,
-        samples=np.frombuffer(form.samples, np.bool_).copy(),
+        samples=np.frombuffer(encoded.samples, np.bool_).copy(),
         table_slots=table_slots,
         table_indices=table_indices,
         table_blocks=table_blocks,
     )
 
 
-def _fold_placement(placement: Placement) -> PlacementForm:
-    return PlacementForm(
+def _encode_placement(placement: Placement) -> EncodedPlacement:
+    return EncodedPlacement(
         placement.slot,
         placement.request_id,
         np.asarray(placement.tokens, "<u4").tobytes(),
@@ -142,13 +141,13 @@ def _fold_placement(placement: Placement) -> PlacementForm:
     )
 
 
-def _unfold_placement(form: PlacementForm) -> Placement:
+def _decode_placement(encoded: EncodedPlacement) -> Placement:
     return Placement(
-        form.slot,
-        form.request_id,
-        array("I", np.frombuffer(form.tokens, "<u4").astype(np.uint32).tobytes()),
-        form.prompt_tokens,
-        form.sampling,
+        encoded.slot,
+        encoded.request_id,
+        array("I", np.frombuffer(encoded.tokens, "<u4").astype(np.uint32).tobytes()),
+        encoded.prompt_tokens,
+        encoded.sampling,
     )
 
 
@@ -158,6 +157,8 @@ def _int32(data: bytes) -> NDArray[np.int32]:
 
 
 TO_FOLLOWER: Codec[ToFollower] = Codec(
-    *get_args(ToFollower), forms={StepPlan: Form(StepForm, _fold, _unfold)}, protocol=RANK_PROTOCOL
+    *get_args(ToFollower),
+    encodings={StepPlan: Encoding(EncodedStep, _encode_step, _decode_step)},
+    protocol=RANK_PROTOCOL,
 )
 TO_LEADER: Codec[ToLeader] = Codec(*get_args(ToLeader), protocol=RANK_PROTOCOL)

@@ -17,8 +17,8 @@ from tandem.messages.worker import (
 
 @dataclass(frozen=True, slots=True)
 class RequestSubmitted:
-    """A client wants this. `expected_output_tokens` is a prediction; the rest says who asks and on
-    what terms. What it leaves in slower tiers is kept for `pin_ns` after its answer."""
+    """A request of a client. `expected_output_tokens` is a prediction; the rest is tenant, QoS and
+    SLO. What it leaves in slower tiers is pinned for `pin_ns` after its answer."""
 
     request: Request
     expected_output_tokens: float
@@ -32,7 +32,7 @@ class RequestSubmitted:
 
 @dataclass(frozen=True, slots=True)
 class RequestWithdrawn:
-    """The client left."""
+    """A client has cancelled this request."""
 
     request_id: str
 
@@ -47,8 +47,8 @@ class WorkerJoined:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """A worker is gone, with all KV it had; its requests go on elsewhere. `died`: nobody sent it
-    away, so that one of them may be what it died of."""
+    """A worker is gone, with all KV it had; its requests go on elsewhere. `died`: it was not to
+    leave, so that one of them may be what it died of."""
 
     worker: str
     died: bool = True
@@ -90,8 +90,8 @@ class LoadReported:
     """What a worker carries at one instant, sequences left out whose whole prompt comes from
     another worker: `running_sequences` decode and attend to `context_tokens` in all,
     `waiting_requests` do not run yet, `queued_prefill_tokens` are known prompt tokens that no step
-    has computed and no import brings. Of what the router told the worker since it joined, it had
-    heard the first `heard` events by then; None: all."""
+    has computed and no import brings. Of the events that the router sent since the worker joined,
+    the first `received_events` had been received by then; None: all."""
 
     worker: str
     running_sequences: int
@@ -99,7 +99,7 @@ class LoadReported:
     queued_prefill_tokens: int
     context_tokens: int
     free_blocks: int
-    heard: int | None = None
+    received_events: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class BlocksListed:
 
 @dataclass(frozen=True, slots=True)
 class TokensReported:
-    """A worker drew `repeats` tokens for each of these sequences, `emission` telling the last."""
+    """A worker drew `repeats` tokens for each of these sequences; `emission` has the last."""
 
     worker: str
     emission: EmitTokens
@@ -145,14 +145,6 @@ class ImportReported:
 
     worker: str
     wanted: ImportBlocks
-
-
-@dataclass(frozen=True, slots=True)
-class ImportCancelled:
-    """A worker wants no more of this import."""
-
-    worker: str
-    request_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +199,6 @@ RouterEvent = (
     | TokensReported
     | KvReported
     | ImportReported
-    | ImportCancelled
     | TransferEnded
     | RequestRefused
     | RequestBroken
@@ -227,7 +218,7 @@ class SendEvent:
 class StartTransfer:
     """Copy the KV of tokens `first_token .. end_token` of a request to `target`: from the device of
     the worker `source`, or, when that is empty, from `tier` (the target's own host memory or disk,
-    or the shared pool). Then say `TransferEnded`."""
+    or the shared pool). Ends with `TransferEnded`."""
 
     transfer_id: int
     request_id: str
@@ -240,14 +231,14 @@ class StartTransfer:
 
 @dataclass(frozen=True, slots=True)
 class CancelTransfer:
-    """Stop this transfer; nobody waits for its end."""
+    """Stop this transfer; its end is not awaited."""
 
     transfer_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """The request never ran: say so to the client, with when to come back."""
+    """The request never ran and is refused; the client may retry after `retry_after_s`."""
 
     request_id: str
     reason: str
@@ -256,7 +247,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Explain:
-    """One decision with what it was based on, for whoever keeps records."""
+    """One decision with what it was based on, for the records."""
 
     request_id: str
     kind: str
@@ -266,7 +257,7 @@ class Explain:
 
 @dataclass(frozen=True, slots=True)
 class AskForBlocks:
-    """A report of this tier was missed: have it listed anew (`BlocksListed`)."""
+    """A report of this tier was missed: request a new `BlocksListed`."""
 
     worker: str
     tier: Tier

@@ -18,7 +18,7 @@ class RequestsArrived:
 
 @dataclass(frozen=True, slots=True)
 class PrefillsArrived:
-    """Another worker will go on with these: compute what is known, draw one token, and keep the
+    """Another worker will continue these: compute what is known, draw one token, and keep the
     blocks until `TransferPinsReleased`. A request that ends with that token holds nothing. The KV
     of the first `import_tokens[i]` known tokens can be had elsewhere."""
 
@@ -48,8 +48,8 @@ class ImportDone:
 
 @dataclass(frozen=True, slots=True)
 class CopiesRequested:
-    """Another worker may soon go on with these running requests: tell how far their KV can be read
-    by now (`KvComputed`), and go on. 0 tokens are told of one of which nothing can be read, and of
+    """Another worker may soon go on with these running requests: report how far their KV can be
+    read by now (`KvComputed`), and go on. 0 tokens are reported of one with nothing to read, and of
     one that must give its blocks away later; `TransferPinsReleased` ends the interest. Unknown ids
     are ignored."""
 
@@ -59,21 +59,22 @@ class CopiesRequested:
 @dataclass(frozen=True, slots=True)
 class KvTransfersRequested:
     """Another worker will go on with these running requests: draw what is under way, then hold the
-    blocks. 0 tokens are told (`KvComputed`) of one that does not run; unknown ids are ignored."""
+    blocks. 0 tokens are reported (`KvComputed`) of one that does not run; unknown ids are
+    ignored."""
 
     request_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TransferPinsReleased:
-    """Nobody reads the held or copied blocks of these any more. Unknown ids are ignored."""
+    """The pinned or copied blocks of these are read no more. Unknown ids are ignored."""
 
     request_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RequestsAborted:
-    """Nobody waits for these any more. Unknown ids are ignored: they may just have finished."""
+    """These are cancelled. Unknown ids are ignored: they may just have finished."""
 
     request_ids: tuple[str, ...]
 
@@ -100,7 +101,7 @@ WorkerEvent = (
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
-    """Run this plan after all plans before it, then say `StepDone`."""
+    """Run this plan after all plans before it. Ends with `StepDone`."""
 
     plan: StepPlan
 
@@ -139,7 +140,7 @@ class FailRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReportBlocks:
-    """Tell whoever routes by cache content."""
+    """The blocks that the prefix cache has stored and removed, for routers."""
 
     changes: BlockChanges
 
@@ -156,8 +157,8 @@ class BlocksCommitted:
 
 @dataclass(frozen=True, slots=True)
 class ImportBlocks:
-    """Bring the KV of tokens `first_token .. end_token` of this request into `blocks`, in order,
-    then say `ImportDone`. The request's earlier tokens were in the cache."""
+    """Bring the KV of tokens `first_token .. end_token` of this request into `blocks`, in order.
+    Ends with `ImportDone`. The request's earlier tokens were in the cache."""
 
     request_id: str
     first_token: int
@@ -167,7 +168,8 @@ class ImportBlocks:
 
 @dataclass(frozen=True, slots=True)
 class CancelImport:
-    """Nobody wants this import any more; still say `ImportDone` once the blocks are quiet."""
+    """This import is not wanted any more; it still ends with `ImportDone` once the blocks are
+    quiet."""
 
     request_id: str
 
@@ -175,9 +177,9 @@ class CancelImport:
 @dataclass(frozen=True, slots=True)
 class KvComputed:
     """KV of the first `tokens[i]` tokens of these requests, whose blocks another worker will read,
-    lies in `blocks[i]` (all of the request's blocks so far). `held[i]` says that this is all: the
-    request has done its part here. 0 tokens: what was there is lost and must be computed anew.
-    `versions` runs parallel to `blocks`: a block is handed out anew under another one."""
+    lies in `blocks[i]` (all of the request's blocks so far). `held[i]`: this is all, the request
+    has done its part here. 0 tokens: what was there is lost and must be computed anew. `versions`
+    runs parallel to `blocks`: a block is handed out anew under another one."""
 
     request_ids: tuple[str, ...]
     tokens: tuple[int, ...]

@@ -33,7 +33,7 @@ _OF_WORKERS: Sequence[tuple[Kind, str, str, Callable[[WorkerStatus], float]]] = 
         lambda w: 1 - w.load.free_blocks / w.total_blocks,
     ),
     (GAUGE, "worker_accepting", "1 while the worker takes new requests", lambda w: w.accepting),
-    (GAUGE, "worker_heard_seconds", "Since the worker was last heard", lambda w: w.heard_ago_s),
+    (GAUGE, "worker_heard_seconds", "Since the worker was last heard", lambda w: w.last_seen_s),
     (COUNTER, "worker_prompts", "Prompts that the worker computed", lambda w: w.prompts),
     (COUNTER, "worker_generation_tokens", "Tokens that the worker drew", lambda w: w.output_tokens),
     (COUNTER, "kv_transfers", "Transfers of KV to the worker", lambda w: w.transfers),

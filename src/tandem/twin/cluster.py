@@ -8,7 +8,7 @@ from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
 from tandem.cluster.gateway.plan_actions import ScaledPool
 from tandem.cluster.router.admission import RouterConfig
 from tandem.cluster.router.fleet import Capacity
-from tandem.cluster.shared_pool.hot_blocks import HotBlocksConfig
+from tandem.cluster.shared_pool.contents import HotBlocksConfig
 from tandem.cluster.shared_pool.machine import PoolNodeConfig, PoolNodeMachine
 from tandem.cluster.tiers.config import TierLimits, TiersConfig
 from tandem.facts.blocks import NO_SALT

@@ -86,7 +86,7 @@ class SimulatedGateway(Process[GatewayEvent]):
     def take_mail(self, now_ns: int) -> None:
         if not self.alive:
             return
-        if self.machine.router.admission.queue.heeds_output:
+        if self.machine.router.admission.queue.depends_on_output:
             # Before anybody is chosen to go next, all tokens that are there by now are known.
             mail, self.mail = self.mail, []
             self._surroundings.catch_up()

@@ -1,8 +1,8 @@
 """Which workers are up and in which role: has a planner decide at every tick, and carries it out.
 
 Starts, drains, flips and migrations are effects and orders like those of an operator, and what an
-operator does by hand holds (`planned_fleet`). One gateway of a cluster plans. Knows no process:
-whoever launches them starts the workers that are wanted, and says what failed.
+operator does by hand holds (`planned_fleet`). One gateway of a cluster plans. It starts no process:
+the launcher starts the workers that are wanted, and reports what failed.
 """
 
 from collections import Counter, deque
@@ -79,9 +79,9 @@ class PlanningConfig:
 
 
 class Autoscaling:
-    """Of a gateway whose members, drains and routing are these, from `now_ns` on. `fleet` is to be
-    told of workers that come, change and go, and `follow` comes after everything that happened at
-    an instant."""
+    """Of a gateway whose members, drains and routing are these, from `now_ns` on. `fleet` must see
+    workers that come, change and go, and `follow` comes after everything that happened at an
+    instant."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Autoscaling:
                 case Reject(request_id) | FailRequest(request_id):
                     self._experience.request_dropped(request_id)
                 case OperationEnded(operation_id) if operation_id < 0:
-                    # One of the planner's own: the worker's standing has told it.
+                    # One of the planner's own: the worker's role state has shown it.
                     continue
             kept.append(effect)
         return kept
@@ -162,7 +162,7 @@ class Autoscaling:
         if not fleet.complete:
             self._planner.skip_tick(now_ns)
             return []
-        crew = fleet.crew()
+        fleet_state = fleet.fleet_state()
         shown = [
             worker
             for worker in self._routing.router.admission.fleet.views()
@@ -171,16 +171,16 @@ class Autoscaling:
         ]
         view = self._planner.view(
             shown,
-            dict(Counter(str(role) for role in crew.coming.values())),
+            dict(Counter(str(role) for role in fleet_state.coming.values())),
             now_ns,
-            held=crew.held,
+            held=fleet_state.held,
             joined_by_hand=sum(
                 role is not Role.BOTH and name not in fleet.own
-                for name, role in crew.serving.items()
+                for name, role in fleet_state.serving.items()
             ),
         )
         plan = self._planner.decide(view, now_ns)
-        actions = crew.actions(plan)
+        actions = fleet_state.actions(plan)
         self._ticks += 1
         decision = PlanDecision(
             serial=self._ticks,

@@ -25,8 +25,8 @@ class Drawn:
 
 
 def for_clients(event: TokensReported, router: RouterMachine) -> Drawn:
-    """Sort out what attempts that were given up still say, and first tokens that the next worker
-    draws again. The router must know all that came before, and not yet this."""
+    """Leave out tokens of attempts that were given up, and first tokens that the next worker draws
+    again. The router must have handled all that came before, and not yet this."""
     emission = event.emission
     reasons, state_of = emission.finish_reasons, router.state_of
     rows: list[int] = []
@@ -79,7 +79,7 @@ def ending_with_pins(event: TokensReported, router: RouterMachine) -> list[Reque
 
 
 def pin_of(state: RequestState, router: RouterMachine) -> PinBlocks:
-    """What is to be kept of a request that ends. The router must know all its tokens but the last,
+    """What is to be kept of a request that ends. The router must have all its tokens but the last,
     which has no KV."""
     router.admission.hash_blocks(state)
     pin_ns = state.submission.pin_ns

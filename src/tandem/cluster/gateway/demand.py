@@ -1,5 +1,9 @@
-"""What a gateway's clients want: who still waits for a first token, how long answers tend to be,
-and how soon the waiting ones get their turn."""
+"""Demand of a gateway's clients: requests that wait for a first token and the bounded places for
+them, the mean length of answers, and when to retry."""
+
+from dataclasses import dataclass
+
+from tandem.facts.fair_shares import FairShares
 
 NS_PER_S = 1e9
 # The newest answer or gap counts so much against all before.
@@ -55,8 +59,44 @@ class Demand:
         return min(max(1.0, self.waiting * self._mean_gap_s), LONGEST_RETRY_S)
 
     def _start(self, now_ns: int) -> None:
-        # Only gaps while somebody waits tell how fast the cluster is; others tell of the clients.
+        # Only gaps while a request waits measure the cluster; others measure the clients.
         if self._started_ns is not None and self.waiting:
             gap_s = (now_ns - self._started_ns) / NS_PER_S
             self._mean_gap_s += (gap_s - self._mean_gap_s) * 10 * NEWEST
         self._started_ns = now_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Whether a request may wait, and which other one `gives_way` to it and is to be refused."""
+
+    admitted: bool
+    gives_way: str | None = None
+
+
+class WaitingPlaces:
+    """At most `most` requests wait, by id. Where all places are taken, the account that has most of
+    them gives up its newest, as long as it then still has as many as the newcomer's."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._waiting: FairShares[str] = FairShares()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def enter(self, request_id: str, account: str) -> Entry:
+        """One more; each answer of a call with several is one."""
+        loser = None
+        if len(self._waiting) >= self._most:
+            largest = self._waiting.gives_way(account)
+            if largest is None:
+                return Entry(admitted=False)
+            loser = self._waiting.newest(largest)
+            self._waiting.discard(loser)
+        self._waiting.add(request_id, account)
+        return Entry(admitted=True, gives_way=loser)
+
+    def leave(self, request_id: str) -> None:
+        """It has its first token, or is gone; nothing happens where it was not waiting."""
+        self._waiting.discard(request_id)

@@ -1,4 +1,4 @@
-"""What whoever drives a gateway machine supplies, and how the machine's effects get there.
+"""The driver contract of a gateway machine: its ports, and how effects are performed on them.
 
 Live these ports are a channel to all workers, the mailboxes of the clients and the operators'
 questions; in the twin they are simulated processes and the records of a run.
@@ -27,8 +27,8 @@ class WorkersPort(Protocol):
     """The way to the processes of workers and of the shared pool."""
 
     def send_to_peer(self, peer: str, message: ToWorker) -> None:
-        """After everything that was sent there before. Never waits: whoever does not read is
-        gone."""
+        """After everything that was sent there before. Never waits: a process that does not read is
+        lost."""
         ...
 
     def fence(self, effect: Fence) -> None:

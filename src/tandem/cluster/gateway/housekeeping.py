@@ -15,44 +15,44 @@ from tandem.messages.router import MigrationsRequested
 
 
 class Heartbeats:
-    """`silence_ns` without a word, and the peer counts as dead."""
+    """When each peer sent its last message; after `silence_ns` without one it counts as dead."""
 
     def __init__(self, silence_ns: int) -> None:
         assert silence_ns > 0
         self.silence_ns = silence_ns
         # By instant, the longest silent first.
-        self._heard_ns: dict[str, int] = {}
+        self._last_message_ns: dict[str, int] = {}
 
-    def heard(self, peer: str, now_ns: int) -> None:
+    def received(self, peer: str, now_ns: int) -> None:
         """A sign of life, the first or one more."""
-        self._heard_ns.pop(peer, None)
-        self._heard_ns[peer] = now_ns
+        self._last_message_ns.pop(peer, None)
+        self._last_message_ns[peer] = now_ns
 
     def forget(self, peer: str) -> None:
-        self._heard_ns.pop(peer, None)
+        self._last_message_ns.pop(peer, None)
 
-    def ago_ns(self, peer: str, now_ns: int) -> int:
+    def silent_ns(self, peer: str, now_ns: int) -> int:
         """How long a known peer has been silent."""
-        return now_ns - self._heard_ns[peer]
+        return now_ns - self._last_message_ns[peer]
 
-    def excuse(self, asleep_ns: int) -> None:
-        """Whoever looks has missed so much time itself: it is nobody's silence."""
-        for peer in self._heard_ns:
-            self._heard_ns[peer] += asleep_ns
+    def slept(self, asleep_ns: int) -> None:
+        """This process itself was paused for so long: that is no peer's silence."""
+        for peer in self._last_message_ns:
+            self._last_message_ns[peer] += asleep_ns
 
     def silent(self, now_ns: int) -> list[str]:
         """Who is to be taken for dead, the longest silent first."""
         found = []
-        for peer, heard_ns in self._heard_ns.items():
-            if now_ns - heard_ns < self.silence_ns:
+        for peer, last_message_ns in self._last_message_ns.items():
+            if now_ns - last_message_ns < self.silence_ns:
                 break
             found.append(peer)
         return found
 
     def next_wakeup(self) -> int | None:
         """When the next one is to be taken for dead if nothing comes."""
-        for heard_ns in self._heard_ns.values():
-            return heard_ns + self.silence_ns
+        for last_message_ns in self._last_message_ns.values():
+            return last_message_ns + self.silence_ns
         return None
 
 
@@ -64,8 +64,7 @@ MIGRATIONS = 8
 
 
 def renewals(router: RouterMachine, members: Members) -> Iterator[SendToWorker]:
-    """To every worker, all requests that need it. It is also how workers hear that the gateway
-    lives."""
+    """To every worker, all requests that need it. It is also the gateway's heartbeat."""
     wanted: dict[str, list[str]] = {member.name: [] for member in members}
     for state in router.requests.values():
         for worker in dict.fromkeys((state.prefill, state.decode)):
@@ -81,7 +80,7 @@ def renewals(router: RouterMachine, members: Members) -> Iterator[SendToWorker]:
 def check_drains(
     drains: Drains, members: Members, routing: Routing, now_ns: int
 ) -> list[GatewayEffect]:
-    """Let go who is not needed any more, and help the others to become so."""
+    """Release draining workers that are not needed any more; migrate requests off the others."""
     effects: list[GatewayEffect] = []
     router = routing.router
     for _, member in sorted(members.draining.items()):
@@ -106,7 +105,7 @@ def needed(router: RouterMachine, member: Member) -> bool:
 
 
 def empty(member: Member) -> bool:
-    """Whether the worker's last report says that it holds nothing."""
+    """Whether the worker holds nothing by its last report."""
     load = member.load
     if load.running_sequences or load.waiting_requests:
         return False

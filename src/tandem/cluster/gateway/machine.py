@@ -1,8 +1,8 @@
 """The gateway machine: membership, routing, operators' requests and the shared pool, as events in
 and effects out.
 
-Knows no socket and no clock. Every request belongs to the router machine inside; here is what a
-router need not know: processes, silence, leases, blocks and operators.
+No sockets and no clock. Every request belongs to the router machine inside; here is what a router
+need not see: processes, heartbeats, leases, blocks and operators.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,12 +12,16 @@ from tandem.cluster.audit import first_broken_law, invariant
 from tandem.cluster.gateway.autoscaling import Autoscaling, PlanningConfig
 from tandem.cluster.gateway.housekeeping import Heartbeats, check_drains, renewals
 from tandem.cluster.gateway.measured_costs import MeasuredCosts
-from tandem.cluster.gateway.members import Member, Members
-from tandem.cluster.gateway.operations import Drains, Inquiries, Inquiry
-from tandem.cluster.gateway.pool_nodes import PoolNodes
+from tandem.cluster.gateway.members import (
+    Member,
+    Members,
+    PoolNodes,
+    pool_node_status,
+    worker_status,
+)
+from tandem.cluster.gateway.operations import Audits, Drains, OpenAudit
 from tandem.cluster.gateway.routing import Routing
 from tandem.cluster.gateway.shared_pool import SharedPool
-from tandem.cluster.gateway.status import pool_node_status, worker_status
 from tandem.cluster.router.admission import RouterConfig
 from tandem.cluster.router.fleet import Capacity
 from tandem.cluster.router.machine import RouterMachine
@@ -63,19 +67,19 @@ from tandem.messages.router import (
 Effects = list[GatewayEffect]
 OperatorAsked = DrainAsked | UndrainAsked | AuditAsked
 
-# A lease is renewed so often while it runs, and a worker hears so often within the silence that
-# would make it give the gateway up.
+# A lease is renewed so often while it runs, and a worker gets so many heartbeats within the silence
+# that would make it give the gateway up.
 RENEWALS = 6
 BEATS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
-    """`capacity_of` prices a worker when it joins; what `router.capacities` says is not used. Every
-    worker is told `terms`, whose `silence_ns` holds for workers too. Only workers of this `model`
-    and `revision` are let in, and only processes of the shared pool that keep blocks of
-    `block_format` (None: there is no shared pool). It plans how many workers there are if it has
-    `planning`: of several gateways one."""
+    """`capacity_of` prices a worker when it joins; `router.capacities` is not used. Every worker is
+    sent `terms`, whose `silence_ns` holds for workers too. Only workers of this `model` and
+    `revision` are let in, and only processes of the shared pool that keep blocks of `block_format`
+    (None: there is no shared pool). It plans how many workers there are if it has `planning`: of
+    several gateways one."""
 
     gateway: str
     router: RouterConfig
@@ -100,7 +104,7 @@ class GatewayMachine:
         self.heartbeats = Heartbeats(config.terms.silence_ns)
         self.pool = SharedPool(nodes, self.members, self.routing, heartbeats=self.heartbeats)
         self.drains = Drains(self.members)
-        self.inquiries = Inquiries()
+        self.audits = Audits()
         self.autoscaling: Autoscaling | None = None
         self._started_ns: int | None = None
         terms = config.terms
@@ -113,7 +117,7 @@ class GatewayMachine:
         return self.routing.router
 
     def next_wakeup(self) -> int | None:
-        """When to say `TimePassed`, if nothing happens before."""
+        """When `TimePassed` is due, if nothing happens before."""
         return self._wakeup_ns
 
     def handle(self, event: GatewayEvent, now_ns: int) -> Effects:
@@ -126,7 +130,7 @@ class GatewayMachine:
         if self._wakeup_ns is not None:
             asleep_ns = now_ns - self._wakeup_ns
             if asleep_ns > self.config.terms.silence_ns // BEATS:
-                self.heartbeats.excuse(asleep_ns)
+                self.heartbeats.slept(asleep_ns)
         effects: Effects = []
         for event in events:
             self._take(event, now_ns, effects)
@@ -135,7 +139,7 @@ class GatewayMachine:
             self._keep_time(now_ns, effects)
         if self.members.draining:
             effects += check_drains(self.drains, self.members, self.routing, now_ns)
-        wakeups_ns = [self.heartbeats.next_wakeup(), self.inquiries.next_wakeup()]
+        wakeups_ns = [self.heartbeats.next_wakeup(), self.audits.next_wakeup()]
         if self.autoscaling is not None:
             effects = self.autoscaling.follow(events, effects, now_ns)
             wakeups_ns.append(self.autoscaling.next_wakeup())
@@ -152,7 +156,7 @@ class GatewayMachine:
         for peer, load in loads:
             member = self.members.of_peer(peer)
             if member is not None:
-                self.heartbeats.heard(peer, now_ns)
+                self.heartbeats.received(peer, now_ns)
                 member.load, member.reported = load, True
                 self.router.admission.learn(load, now_ns)
 
@@ -164,7 +168,7 @@ class GatewayMachine:
             gateway=self.config.gateway,
             up_s=(now_ns - started_ns) / 1e9,
             workers=tuple(
-                worker_status(member, self.heartbeats.ago_ns(member.peer, now_ns) / 1e9)
+                worker_status(member, self.heartbeats.silent_ns(member.peer, now_ns) / 1e9)
                 for member in self.members
             ),
             waiting_requests=waiting,
@@ -174,7 +178,7 @@ class GatewayMachine:
             lost=tuple(self.members.lost),
             recomputed_tokens=self.routing.recomputed_tokens,
             pool_nodes=tuple(
-                pool_node_status(node, self.heartbeats.ago_ns(node.peer, now_ns) / 1e9)
+                pool_node_status(node, self.heartbeats.silent_ns(node.peer, now_ns) / 1e9)
                 for node in self.pool.nodes
             ),
             planning=None if self.autoscaling is None else self.autoscaling.status(now_ns),
@@ -225,32 +229,32 @@ class GatewayMachine:
             return
         member = self.members.of_peer(peer)
         if member is None and (node := self.pool.nodes.of_peer(peer)):
-            self.heartbeats.heard(peer, now_ns)
+            self.heartbeats.received(peer, now_ns)
             if message.worker == node.name:
-                effects += self.pool.pool_message(node, message, self.inquiries, now_ns)
+                effects += self.pool.pool_message(node, message, self.audits, now_ns)
             return
         if member is None:
-            if self.members.to_be_asked(peer, now_ns):
+            if self.members.asked_to_register(peer, now_ns):
                 effects.append(SendToWorker(peer, RegisterAgain()))
             return
-        self.heartbeats.heard(peer, now_ns)
+        self.heartbeats.received(peer, now_ns)
         if message.worker != member.name:
-            # It speaks in the name of another: nobody listens.
+            # It names another process as its sender: ignored.
             return
         if isinstance(message, TokensReported):
-            # By far the most of all that workers say.
+            # By far the most frequent message.
             effects += self.routing.worker_message(member, message, now_ns)
             return
         match message:
             case RoleStateReported():
-                self.routing.gather(self.members.stand(member, message))
+                self.routing.gather(self.members.role_state_changed(member, message))
                 if self.autoscaling is not None:
-                    self.autoscaling.fleet.standing_changed(member, now_ns)
+                    self.autoscaling.fleet.role_state_changed(member, now_ns)
                 effects += self.drains.role_state_reported(member)
             case MoveEnded():
                 self.routing.move_ended(member, message)
             case Audited():
-                effects += self.inquiries.answered(message)
+                effects += self.audits.answered(message)
             case Deregister():
                 self._lose(member, "", now_ns, effects, died=False)
             case TiersReported(worker, tiers):
@@ -277,7 +281,7 @@ class GatewayMachine:
             member.counters = known.counters
             effects += self._lose_work(known, now_ns, died=False)
         elif known is not None:
-            self._lose(known, "its process presents itself anew", now_ns, effects)
+            self._lose(known, "its process has registered again", now_ns, effects)
         older = self.members.of_name(register.worker)
         if older is not None:
             reason = "another process has taken its name"
@@ -285,14 +289,14 @@ class GatewayMachine:
             effects.append(Fence(older.peer, reason))
             self._lose(older, reason, now_ns, effects)
         self.members.add(member)
-        self.heartbeats.heard(peer, now_ns)
+        self.heartbeats.received(peer, now_ns)
         self.costs.joined(register)
         effects.append(SendToWorker(peer, self.config.terms))
         for other in self.members.others(member):
-            effects.append(SendToWorker(peer, other.introduction))
+            effects.append(SendToWorker(peer, other.joined))
             if not again:
-                effects.append(SendToWorker(other.peer, member.introduction))
-        effects += self.pool.introductions(peer)
+                effects.append(SendToWorker(other.peer, member.joined))
+        effects += self.pool.joined_messages(peer)
         effects += self.routing.adopt_root(member, now_ns)
         self.routing.gather(WorkerJoined(register.worker, register.role))
         if not register.accepting:
@@ -300,14 +304,14 @@ class GatewayMachine:
         effects += self.routing.flush(now_ns)
         if self.autoscaling is not None:
             self.autoscaling.fleet.worker_joined(member, now_ns)
-        effects += self.drains.presented(member)
+        effects += self.drains.worker_registered(member)
 
     def _lose_peer(
         self, peer: str, reason: str, now_ns: int, effects: Effects, *, died: bool = True
     ) -> None:
         if node := self.pool.nodes.of_peer(peer):
             effects += self.pool.deregister(node, reason, now_ns)
-            effects += self.inquiries.gone(node.name)
+            effects += self.audits.gone(node.name)
         elif member := self.members.of_peer(peer):
             self._lose(member, reason, now_ns, effects, died=died)
 
@@ -332,21 +336,21 @@ class GatewayMachine:
         effects += self.routing.adopt_root(None, now_ns)
         self.routing.worker_lost(member.name, died=died)
         effects += self.routing.flush(now_ns)
-        return effects + self.inquiries.gone(member.name)
+        return effects + self.audits.gone(member.name)
 
     def _keep_time(self, now_ns: int, effects: Effects) -> None:
         for peer in self.heartbeats.silent(now_ns):
-            reason = f"silent for {self.heartbeats.ago_ns(peer, now_ns) / 1e9:.1f} s"
+            reason = f"silent for {self.heartbeats.silent_ns(peer, now_ns) / 1e9:.1f} s"
             effects.append(Fence(peer, reason))
             self._lose_peer(peer, reason, now_ns, effects)
-        effects += self.inquiries.late(now_ns)
+        effects += self.audits.late(now_ns)
         if now_ns >= self._renew_at_ns:
             self._renew_at_ns = now_ns + self._renewal_ns
             effects += renewals(self.router, self.members)
-            effects += self.pool.signs_of_life()
+            effects += self.pool.keepalives()
 
     def _begin_operation(self, event: OperatorAsked, now_ns: int) -> Effects:
-        """An operator wants something: begin it, or say why not."""
+        """Begin an operator's operation, or end it with why it cannot be."""
         if isinstance(event, AuditAsked):
             effects = self.routing.flush(now_ns)
             problem = first_broken_law(self.audit)
@@ -354,7 +358,7 @@ class GatewayMachine:
             waiting = {each.name: None for each in everybody}
             effects += (SendToWorker(each.peer, Audit()) for each in everybody)
             end_ns = now_ns + self.config.terms.silence_ns
-            return effects + self.inquiries.begin(Inquiry(event, end_ns, problem, waiting))
+            return effects + self.audits.begin(OpenAudit(event, end_ns, problem, waiting))
         member = self.members.of_name(event.worker)
         planned = None if self.autoscaling is None else self.autoscaling.fleet
         if isinstance(event, UndrainAsked) and planned and planned.operator_releases(event):

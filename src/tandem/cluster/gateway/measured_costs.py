@@ -13,7 +13,7 @@ from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import TierFigures
 from tandem.messages.cluster import Register
 
-# Measured bandwidths are told apart in steps of a quarter of a doubling, so that noise makes no new
+# Measured bandwidths are rounded to steps of a quarter of a doubling, so that noise makes no new
 # prices.
 STEPS_A_DOUBLING = 4
 KEPT_PRICES = 1000
@@ -34,7 +34,7 @@ class MeasuredCosts:
         self._made: dict[tuple[int, Links], tuple[WorkerCost, WorkerCost]] = {}
 
     def joined(self, register: Register) -> None:
-        """The worker has no tier until it says which it has."""
+        """The worker has no tier until it reports its tiers."""
         capacity = self._capacity_of(register)
         self._listed[register.worker] = capacity.cost
         self.capacities[register.worker] = replace(capacity, cost=self._priced(capacity.cost, ()))

@@ -1,25 +1,96 @@
-"""Membership: the worker processes that a gateway has registered, by name and by connection, and
-why it refuses others.
-
-A worker is known by its name; the transport knows its process as a peer. A name belongs to the
-newest start.
-"""
+"""Membership: the workers and the processes of the shared pool that a gateway has registered, and
+why it refuses others."""
 
 from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.fleet import Role
 from tandem.facts.kv_export import KvGeometry, MoveReport
-from tandem.facts.kv_tiers import TierFigures
-from tandem.messages.cluster import PROTOCOL, PeerJoined, Register, RoleStateReported
+from tandem.facts.kv_tiers import BlockFormat, TierFigures
+from tandem.messages.cluster import (
+    PROTOCOL,
+    PeerJoined,
+    PoolNodeJoined,
+    Register,
+    RegisterPoolNode,
+    RoleStateReported,
+)
+from tandem.messages.gateway import PoolNodeStatus, WorkerStatus
 from tandem.messages.router import LoadReported, RoleTaken, WorkerDrained
 
-# A stranger is asked for its name once in so long.
+# An unknown process is asked to register once in so long.
 ASK_AGAIN_NS = 1_000_000_000
 KEPT_LOSSES = 100
-KEPT_STRANGERS = 10_000
+KEPT_UNKNOWN = 10_000
+
+
+class RegisteredProcess(Protocol):
+    """A process that a gateway has registered, known to the transport as `peer`."""
+
+    peer: str
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def registration(self) -> Register | RegisterPoolNode: ...
+
+
+P = TypeVar("P", bound=RegisteredProcess)
+
+
+class Registry(Generic[P]):
+    """Registered processes of one kind, by peer and by name; a name belongs to the newest start."""
+
+    def __init__(self) -> None:
+        self._by_peer: dict[str, P] = {}
+        self._by_name: dict[str, P] = {}
+        self._in_order: list[P] = []
+        # Starts whose name a newer start has taken.
+        self._replaced: deque[tuple[str, str]] = deque(maxlen=KEPT_LOSSES)
+
+    def __iter__(self) -> Iterator[P]:
+        """By name."""
+        return iter(self._in_order)
+
+    def of_peer(self, peer: str) -> P | None:
+        return self._by_peer.get(peer)
+
+    def of_name(self, name: str) -> P | None:
+        return self._by_name.get(name)
+
+    def others(self, process: P) -> list[P]:
+        return [each for each in self if each is not process]
+
+    def add(self, process: P) -> None:
+        assert process.name not in self._by_name
+        assert process.peer not in self._by_peer
+        self._by_name[process.name] = self._by_peer[process.peer] = process
+        # A new list: whoever goes through the processes may add and remove some.
+        self._in_order = sorted(self._by_name.values(), key=lambda each: each.name)
+
+    def remove(self, process: P) -> None:
+        del self._by_name[process.name]
+        del self._by_peer[process.peer]
+        self._in_order = self.others(process)
+
+    def outdated(self, process: P) -> None:
+        """A newer start has taken its name: this one will not be registered again."""
+        self._replaced.append((process.name, process.registration.incarnation))
+
+    def _objection(self, register: Register | RegisterPoolNode) -> str:
+        """Why a process of any kind is refused; empty when it is not."""
+        if register.protocol != PROTOCOL:
+            return (
+                f"{register.worker} (version {register.version}) speaks protocol "
+                f"{register.protocol}, this gateway {PROTOCOL}; run the same version everywhere"
+            )
+        if (register.worker, register.incarnation) in self._replaced:
+            return f"another process has taken the name {register.worker}"
+        return ""
 
 
 @dataclass(slots=True)
@@ -34,7 +105,7 @@ class WorkerCounters:
     sent_bytes: int = 0
     spans: int = 0
     seconds: float = 0.0
-    connectors: dict[str, None] = field(default_factory=dict)
+    connectors: tuple[str, ...] = ()
     fetches: int = 0
     failed_fetches: int = 0
     fetched_tokens: int = 0
@@ -48,8 +119,8 @@ class WorkerCounters:
         self.moved_bytes += report.moved_bytes
         self.spans += report.spans
         self.seconds += report.seconds
-        if report.connector:
-            self.connectors[report.connector] = None
+        if report.connector and report.connector not in self.connectors:
+            self.connectors += (report.connector,)
 
     def fetched(self, report: MoveReport, tokens: int) -> None:
         """A fetch from a slower tier, of which so many tokens came."""
@@ -62,9 +133,8 @@ class WorkerCounters:
 
 @dataclass(slots=True)
 class Member:
-    """One worker. `reported` says that `load` is news since it was last looked at; `let_go` that it
-    was told, since it began to drain, that nobody here needs it; `tiers` are its slower ones, as it
-    told last."""
+    """One worker. `reported`: `load` is newer than the last look at it; `let_go`: since it began to
+    drain, it was sent `NotNeeded`; `tiers` are the figures of its slower tiers as last reported."""
 
     peer: str
     registration: Register
@@ -76,12 +146,12 @@ class Member:
     migrations: int = 0
     counters: WorkerCounters = field(default_factory=WorkerCounters)
     tiers: tuple[TierFigures, ...] = ()
-    # What the others are told of it, made once: everybody is told of everybody.
-    introduction: PeerJoined = field(init=False)
+    # What all others receive about it, made once.
+    joined: PeerJoined = field(init=False)
 
     def __post_init__(self) -> None:
         register = self.registration
-        self.introduction = PeerJoined(register.worker, register.incarnation, register.export)
+        self.joined = PeerJoined(register.worker, register.incarnation, register.export)
 
     @classmethod
     def of(cls, peer: str, register: Register) -> "Member":
@@ -97,7 +167,7 @@ class Member:
         return self.registration.export.geometry.block_size
 
     def indexed(self, root: CacheRoot, block_size: int) -> bool:
-        """Whether its blocks have the names by which this router looks for them."""
+        """Whether its blocks are hashed under this root, so that the router can find them."""
         return self.registration.root == root and self.block_size == block_size
 
     def reads(self, source: "Member") -> bool:
@@ -106,46 +176,28 @@ class Member:
         mine = self.registration.export.identity
         return bool(mine) and mine == source.registration.export.identity
 
-    def stand(self, standing: RoleStateReported) -> RoleTaken | WorkerDrained:
-        """It says in which role it takes requests, or that it takes none any more. Gives what that
-        means for a router."""
-        self.accepting = standing.accepting
-        if standing.accepting:
-            self.role = standing.role
-            return RoleTaken(self.name, standing.role)
-        self.reported = self.let_go = False
-        self.migrations = 0
-        return WorkerDrained(self.name)
 
-
-class Members:
-    """`lost` are those that died, as (name, why), latest last."""
+class Members(Registry[Member]):
+    """The workers. `lost` are the workers and pool processes that died, as (name, why), latest
+    last; `draining` the workers that take no new requests, by name."""
 
     def __init__(self, model: str, revision: str) -> None:
+        super().__init__()
         self.model = model
         self.revision = revision
         self.lost: deque[tuple[str, str]] = deque(maxlen=KEPT_LOSSES)
-        # Those that take no new requests, by name.
         self.draining: dict[str, Member] = {}
-        self._by_peer: dict[str, Member] = {}
-        self._by_name: dict[str, Member] = {}
-        self._in_order: list[Member] = []
-        # Starts of workers whose name a newer start has taken.
-        self._replaced: deque[tuple[str, str]] = deque(maxlen=KEPT_LOSSES)
         self._asked_ns: dict[str, int] = {}
 
-    def __iter__(self) -> Iterator[Member]:
-        """By name."""
-        return iter(self._in_order)
+    def add(self, process: Member) -> None:
+        super().add(process)
+        if not process.accepting:
+            self.draining[process.name] = process
+        self._asked_ns.pop(process.peer, None)
 
-    def of_peer(self, peer: str) -> Member | None:
-        return self._by_peer.get(peer)
-
-    def of_name(self, worker: str) -> Member | None:
-        return self._by_name.get(worker)
-
-    def others(self, member: Member) -> list[Member]:
-        return [each for each in self if each is not member]
+    def remove(self, process: Member) -> None:
+        super().remove(process)
+        self.draining.pop(process.name, None)
 
     def common_root(self, block_size: int, now: CacheRoot) -> CacheRoot:
         """Under which most of those that compute prompts name their blocks of that size; of equally
@@ -160,60 +212,41 @@ class Members:
             return now
         return next(root for root, count in roots.items() if count == most)
 
-    def add(self, member: Member) -> None:
-        assert member.name not in self._by_name
-        assert member.peer not in self._by_peer
-        self._by_name[member.name] = self._by_peer[member.peer] = member
-        # A new list: whoever goes through the members may add and remove some.
-        self._in_order = sorted(self._by_name.values(), key=lambda each: each.name)
-        if not member.accepting:
-            self.draining[member.name] = member
-        self._asked_ns.pop(member.peer, None)
-
-    def remove(self, member: Member) -> None:
-        del self._by_name[member.name]
-        del self._by_peer[member.peer]
-        self._in_order = [each for each in self._in_order if each is not member]
-        self.draining.pop(member.name, None)
-
-    def stand(self, member: Member, standing: RoleStateReported) -> RoleTaken | WorkerDrained:
-        """It says whether it takes requests, and in which role. Gives what that means for a
+    def role_state_changed(
+        self, member: Member, reported: RoleStateReported
+    ) -> RoleTaken | WorkerDrained:
+        """A member reported its role and whether it takes requests. Gives what that means for a
         router."""
-        if standing.accepting:
+        member.accepting = reported.accepting
+        if reported.accepting:
             self.draining.pop(member.name, None)
-        else:
-            self.draining[member.name] = member
-        return member.stand(standing)
+            member.role = reported.role
+            return RoleTaken(member.name, reported.role)
+        self.draining[member.name] = member
+        member.reported = member.let_go = False
+        member.migrations = 0
+        return WorkerDrained(member.name)
 
-    def outdated(self, member: Member) -> None:
-        """A newer start has taken its name: this one will not be let in again."""
-        self._replaced.append((member.name, member.registration.incarnation))
-
-    def to_be_asked(self, peer: str, now_ns: int) -> bool:
-        """Whether to ask this stranger who it is: not for every word that it says."""
+    def asked_to_register(self, peer: str, now_ns: int) -> bool:
+        """Whether to ask this unknown process to register: not for each of its messages."""
         asked_ns = self._asked_ns.get(peer)
         if asked_ns is not None and now_ns - asked_ns < ASK_AGAIN_NS:
             return False
         self._asked_ns[peer] = now_ns
-        if len(self._asked_ns) > KEPT_STRANGERS:
+        if len(self._asked_ns) > KEPT_UNKNOWN:
             del self._asked_ns[next(iter(self._asked_ns))]
         return True
 
     def objection(self, register: Register) -> str:
-        """Why this worker cannot be had; empty when it can."""
+        """Why this worker is refused; empty when it is not."""
         export = register.export
-        if register.protocol != PROTOCOL:
-            return (
-                f"{register.worker} (version {register.version}) speaks protocol "
-                f"{register.protocol}, this gateway {PROTOCOL}; run the same version everywhere"
-            )
+        if problem := self._objection(register):
+            return problem
         if (export.model, export.revision) != (self.model, self.revision):
             return (
                 f"{register.worker} serves {_named(export.model, export.revision)}, this cluster "
                 f"{_named(self.model, self.revision)}"
             )
-        if (register.worker, register.incarnation) in self._replaced:
-            return f"another process has taken the name {register.worker}"
         if export.geometry.block_size < 1:
             return f"{register.worker} has blocks of {export.geometry.block_size} tokens"
         for member in self:
@@ -241,3 +274,78 @@ def _misfit(mine: KvGeometry, theirs: KvGeometry) -> str:
             f"blocks of {mine.block_size} tokens against {theirs.block_size}, and neither divides"
         )
     return ""
+
+
+@dataclass(slots=True)
+class PoolNode:
+    """One process of the shared pool. `tiers` are its figures as last reported."""
+
+    peer: str
+    registration: RegisterPoolNode
+    tiers: tuple[TierFigures, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.registration.worker
+
+    @property
+    def joined(self) -> PoolNodeJoined:
+        """What workers and the other processes of the pool receive about it."""
+        register = self.registration
+        return PoolNodeJoined(register.worker, register.incarnation, register.address)
+
+
+class PoolNodes(Registry[PoolNode]):
+    """The processes of the shared pool. Only those that keep blocks of `block_format` are let in;
+    None lets nobody in."""
+
+    def __init__(self, block_format: BlockFormat | None) -> None:
+        super().__init__()
+        self.block_format = block_format
+
+    def objection(self, register: RegisterPoolNode) -> str:
+        """Why this process is refused; empty when it is not."""
+        if problem := self._objection(register):
+            return problem
+        if self.block_format is None:
+            return f"{register.worker} keeps KV for all, and this cluster has no remote tier"
+        if register.format.block_bytes != self.block_format.block_bytes:
+            return (
+                f"{register.worker} keeps blocks of {register.format.block_bytes} bytes, this "
+                f"cluster has blocks of {self.block_format.block_bytes}"
+            )
+        if register.format != self.block_format:
+            return f"{register.worker} keeps KV of another model or layout than this cluster's"
+        return ""
+
+
+def worker_status(member: Member, last_seen_s: float) -> WorkerStatus:
+    """One worker, whose last message came `last_seen_s` ago."""
+    register = member.registration
+    return WorkerStatus(
+        worker=member.name,
+        pool=register.pool,
+        incarnation=register.incarnation,
+        role=member.role,
+        accepting=member.accepting,
+        last_seen_s=last_seen_s,
+        load=member.load,
+        total_blocks=register.export.block_count,
+        export=register.export,
+        tiers=member.tiers,
+        **asdict(member.counters),
+    )
+
+
+def pool_node_status(node: PoolNode, last_seen_s: float) -> PoolNodeStatus:
+    """One process of the shared pool, whose last message came `last_seen_s` ago."""
+    register = node.registration
+    return PoolNodeStatus(
+        node=node.name,
+        incarnation=register.incarnation,
+        address=register.address,
+        last_seen_s=last_seen_s,
+        capacity_blocks=register.capacity_blocks,
+        block_bytes=register.format.block_bytes,
+        tiers=node.tiers,
+    )

@@ -1,5 +1,5 @@
-"""Operators' requests under way: drains, flips, and audits that wait for the answers of all
-processes."""
+"""Operators' requests: drains, flips and audits under way, and the workers that the planner leaves
+alone because an operator changed them by hand."""
 
 from dataclasses import dataclass, field
 
@@ -15,13 +15,14 @@ from tandem.messages.gateway import (
     SendToWorker,
     UndrainAsked,
 )
+from tandem.messages.planning import HeldWorker
 
 Effects = list[GatewayEffect]
 
 
 @dataclass(slots=True)
-class Drainage:
-    """A drain under way; `begun` once the worker has said that it takes no new requests."""
+class OpenDrain:
+    """A drain under way; `begun` once the worker has reported that it takes no new requests."""
 
     asked: DrainAsked
     begun: bool = False
@@ -36,7 +37,7 @@ class Drains:
 
     def __init__(self, members: Members) -> None:
         self._members = members
-        self._drains: dict[str, Drainage] = {}
+        self._drains: dict[str, OpenDrain] = {}
         self._undrains: dict[str, list[UndrainAsked]] = {}
 
     def __len__(self) -> int:
@@ -44,8 +45,8 @@ class Drains:
 
     def under_way(self, worker: str) -> DrainAsked | None:
         """The drain of this worker that has not ended."""
-        drainage = self._drains.get(worker)
-        return None if drainage is None else drainage.asked
+        drain = self._drains.get(worker)
+        return None if drain is None else drain.asked
 
     def supersede(self, worker: str) -> None:
         """Forget the drain of this worker: the next order replaces it, and nobody waits for its
@@ -76,68 +77,68 @@ class Drains:
         return ""
 
     def begin(self, asked: DrainAsked | UndrainAsked) -> Drain | Undrain:
-        """What the worker is to be told for an operation without objection."""
+        """Begin an operation without objection. Gives the message for the worker."""
         if isinstance(asked, UndrainAsked):
             self._undrains.setdefault(asked.worker, []).append(asked)
             return Undrain()
-        self._drains[asked.worker] = Drainage(asked)
+        self._drains[asked.worker] = OpenDrain(asked)
         return self._drains[asked.worker].order
 
     def role_state_reported(self, member: Member) -> Effects:
-        """The worker has told how it stands now."""
+        """The worker has reported its role state."""
         effects: Effects = []
         problem = "" if member.accepting else f"{member.name} is about to leave"
         for undrain in self._undrains.pop(member.name, ()):
             effects.append(OperationEnded(undrain.operation_id, problem))
-        drainage = self._drains.get(member.name)
-        if drainage is None:
+        drain = self._drains.get(member.name)
+        if drain is None:
             return effects
         if not member.accepting:
-            drainage.begun = True
-        elif drainage.begun:
+            drain.begun = True
+        elif drain.begun:
             asked = self._drains.pop(member.name).asked
             done = asked.then_role is member.role
-            problem = "" if done else f"{member.name} was told to take requests again"
+            problem = "" if done else f"{member.name} was undrained"
             effects.append(OperationEnded(asked.operation_id, problem))
         return effects
 
-    def presented(self, member: Member) -> Effects:
-        """The worker has forgotten what it was told last, but not how it stands: tell it again what
-        it may not have heard."""
-        undrains, drainage = self._undrains.get(member.name), self._drains.get(member.name)
+    def worker_registered(self, member: Member) -> Effects:
+        """The worker has registered anew. It keeps its role state, but orders that it may not have
+        received are sent again."""
+        undrains, drain = self._undrains.get(member.name), self._drains.get(member.name)
         if undrains and not member.accepting:
-            if drainage is not None:
-                # It was not heard either, and ends when the worker takes requests again.
-                drainage.begun = True
+            if drain is not None:
+                # It was not received either, and ends when the worker takes requests again.
+                drain.begun = True
             return [SendToWorker(member.peer, Undrain())]
-        if drainage is not None and not drainage.begun:
-            return [SendToWorker(member.peer, drainage.order)]
+        if drain is not None and not drain.begun:
+            return [SendToWorker(member.peer, drain.order)]
         return self.role_state_reported(member)
 
     def emptied(self, member: Member) -> Effects:
         """The draining worker holds nothing any more."""
-        drainage = self._drains.get(member.name)
-        if drainage is None or drainage.asked.then_role is not None or drainage.asked.leave:
+        drain = self._drains.get(member.name)
+        if drain is None or drain.asked.then_role is not None or drain.asked.leave:
             return []
         del self._drains[member.name]
-        return [OperationEnded(drainage.asked.operation_id)]
+        return [OperationEnded(drain.asked.operation_id)]
 
     def gone(self, worker: str, why: str) -> Effects:
         """The worker is no more; `why` is empty when it left with nothing left to do."""
         effects: Effects = []
         for undrain in self._undrains.pop(worker, ()):
             effects.append(OperationEnded(undrain.operation_id, f"{worker} is gone: {why}"))
-        drainage = self._drains.pop(worker, None)
-        if drainage is not None:
-            left = drainage.asked.leave and not why
+        drain = self._drains.pop(worker, None)
+        if drain is not None:
+            left = drain.asked.leave and not why
             problem = "" if left else f"{worker} is gone: {why or 'it left'}"
-            effects.append(OperationEnded(drainage.asked.operation_id, problem))
+            effects.append(OperationEnded(drain.asked.operation_id, problem))
         return effects
 
 
 @dataclass(slots=True)
-class Inquiry:
-    """One audit: who has not answered yet, and what the others said."""
+class OpenAudit:
+    """One audit: who has not answered yet, and the answers of the others."""
 
     asked: AuditAsked
     end_ns: int
@@ -153,48 +154,48 @@ class Inquiry:
         return AuditEnded(self.asked.operation_id, answers, problem)
 
 
-class Inquiries:
+class Audits:
     """Audits under way, oldest first. Every worker answers in the order in which it was asked."""
 
     def __init__(self) -> None:
-        self._open: list[Inquiry] = []
+        self._open: list[OpenAudit] = []
 
-    def begin(self, inquiry: Inquiry) -> Effects:
-        self._open.append(inquiry)
-        return self._finish(inquiry)
+    def begin(self, audit: OpenAudit) -> Effects:
+        self._open.append(audit)
+        return self._finish(audit)
 
     def answered(self, answer: Audited) -> Effects:
-        for inquiry in self._open:
-            if answer.worker in inquiry.waiting:
-                del inquiry.waiting[answer.worker]
-                inquiry.answers.append(answer)
-                return self._finish(inquiry)
+        for audit in self._open:
+            if answer.worker in audit.waiting:
+                del audit.waiting[answer.worker]
+                audit.answers.append(answer)
+                return self._finish(audit)
         return []
 
     def gone(self, worker: str) -> Effects:
         """It will not answer any more."""
         effects: Effects = []
-        for inquiry in list(self._open):
-            if inquiry.waiting.pop(worker, 0) is None:
-                effects += self._finish(inquiry)
+        for audit in list(self._open):
+            if audit.waiting.pop(worker, 0) is None:
+                effects += self._finish(audit)
         return effects
 
     def late(self, now_ns: int) -> Effects:
         """Those that have waited long enough end with what there is."""
         if not self._open:
             return []
-        ended = [inquiry for inquiry in self._open if inquiry.end_ns <= now_ns]
-        self._open = [inquiry for inquiry in self._open if inquiry.end_ns > now_ns]
-        return [inquiry.ended() for inquiry in ended]
+        ended = [audit for audit in self._open if audit.end_ns <= now_ns]
+        self._open = [audit for audit in self._open if audit.end_ns > now_ns]
+        return [audit.ended() for audit in ended]
 
     def next_wakeup(self) -> int | None:
-        return min([inquiry.end_ns for inquiry in self._open]) if self._open else None
+        return min([audit.end_ns for audit in self._open]) if self._open else None
 
-    def _finish(self, inquiry: Inquiry) -> Effects:
-        if inquiry.waiting:
+    def _finish(self, audit: OpenAudit) -> Effects:
+        if audit.waiting:
             return []
-        self._open.remove(inquiry)
-        return [inquiry.ended()]
+        self._open.remove(audit)
+        return [audit.ended()]
 
 
 def _phases(member: Member) -> set[str]:
@@ -205,3 +206,69 @@ def _phases(member: Member) -> set[str]:
 def _phases_of(role: Role) -> set[str]:
     phases = {"prefill"} if role.prefills else set()
     return phases | ({"decode"} if role.decodes else set())
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """`role` is the one that the worker had; `until_ns` None: until it takes requests again."""
+
+    why: str
+    role: Role
+    until_ns: int | None
+
+
+class OperatorHolds:
+    """By the worker's name, whether it lives or not: what was sent away is not started again."""
+
+    def __init__(self, hold_s: float) -> None:
+        self._hold_ns = round(hold_s * 1e9)
+        self._holds: dict[str, Hold] = {}
+
+    def __contains__(self, worker: str) -> bool:
+        return worker in self._holds
+
+    @property
+    def workers(self) -> frozenset[str]:
+        return frozenset(self._holds)
+
+    def worker_drained(self, worker: str, role: Role) -> None:
+        """It takes no new requests, and the planner did not order it."""
+        self._holds[worker] = Hold("drained", role, None)
+
+    def worker_back(self, worker: str, role: Role, now_ns: int) -> None:
+        """It takes requests again: an operator's drain ends, by an undrain or a flip."""
+        hold = self._holds.get(worker)
+        if hold is None or hold.until_ns is not None:
+            return
+        if role is hold.role:
+            del self._holds[worker]
+        else:
+            self.hold(worker, f"flipped to {role}", role, now_ns)
+
+    def hold(self, worker: str, why: str, role: Role, now_ns: int) -> None:
+        """Leave it alone from now on for the fixed time."""
+        self._holds[worker] = Hold(why, role, now_ns + self._hold_ns)
+
+    def release(self, worker: str) -> bool:
+        """The operator gives a worker that takes requests back to the planner; whether it was
+        held."""
+        return self._holds.pop(worker, None) is not None
+
+    def expire(self, now_ns: int) -> None:
+        """Forget holds whose time is over."""
+        self._holds = {
+            worker: hold
+            for worker, hold in self._holds.items()
+            if hold.until_ns is None or hold.until_ns > now_ns
+        }
+
+    def shown(self, now_ns: int) -> tuple[HeldWorker, ...]:
+        """For operators, by name."""
+        return tuple(
+            HeldWorker(
+                worker,
+                hold.why,
+                None if hold.until_ns is None else max(0, hold.until_ns - now_ns) / 1e9,
+            )
+            for worker, hold in sorted(self._holds.items())
+        )

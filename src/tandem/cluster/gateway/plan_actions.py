@@ -29,7 +29,7 @@ class ScaledPool:
 
 
 @dataclass(slots=True)
-class Crew:
+class FleetState:
     """Who is up and on the way at one instant; `actions` changes it as it goes along.
 
     `serving` are workers that take requests, by name with their role, `coming` those that start or

@@ -1,7 +1,7 @@
 """Which workers a planner has, waits for and has given orders to, and which it leaves alone.
 
 Tells apart what the planner ordered, what an operator did by hand, and what happened by itself: the
-state behind `autoscaling`, from what workers say of themselves. Knows no plan and sends nothing.
+state behind `autoscaling`, from the workers' reports. It has no plan and sends nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from tandem.cluster.audit import invariant
 from tandem.cluster.gateway.members import Member, Members
-from tandem.cluster.gateway.operations import Drains
-from tandem.cluster.gateway.operator_holds import OperatorHolds
-from tandem.cluster.gateway.plan_actions import Crew, ScaledPool
+from tandem.cluster.gateway.operations import Drains, OperatorHolds
+from tandem.cluster.gateway.plan_actions import FleetState, ScaledPool
 from tandem.facts.fleet import Role
 from tandem.messages.gateway import DrainAsked, StartFailed, UndrainAsked
 from tandem.messages.planning import PlannedStart
@@ -36,7 +35,7 @@ class Start:
 
 @dataclass(slots=True)
 class Seen:
-    """How a worker stood when it was last heard, and since when it is up."""
+    """The role state that a worker reported last, and since when it is up."""
 
     incarnation: str
     role: Role
@@ -45,8 +44,8 @@ class Seen:
 
 
 class PlannedFleet:
-    """Workers of these `pools`, and all others that a gateway knows, from `now_ns` on. What
-    operators change is left alone for `hold_s`."""
+    """Workers of these `pools`, and all others that a gateway has, from `now_ns` on. What operators
+    change is left alone for `hold_s`."""
 
     def __init__(
         self,
@@ -95,8 +94,8 @@ class PlannedFleet:
 
     @property
     def draining(self) -> Mapping[str, Role | None]:
-        """Workers that obey an order of the planner's, with the role that they take then; None for
-        those that go."""
+        """Workers that drain by an order of the planner, with the role that they take then; None
+        for those that go."""
         return self._draining
 
     def start_asked(self, worker: str, role: Role, now_ns: int) -> None:
@@ -108,10 +107,10 @@ class PlannedFleet:
         self._draining[worker] = role
 
     def worker_joined(self, member: Member, now_ns: int) -> None:
-        """It presents itself: a new process, or one that has forgotten the gateway."""
+        """It registers: a new process, or one that has forgotten the gateway."""
         worker, seen = member.name, self._seen.get(member.name)
         if seen is not None and seen.incarnation == member.registration.incarnation:
-            self.standing_changed(member, now_ns)
+            self.role_state_changed(member, now_ns)
             return
         self._starting.pop(worker, None)
         self._failed_ns.pop(worker, None)
@@ -120,9 +119,9 @@ class PlannedFleet:
         if before is not None and before.incarnation == member.registration.incarnation:
             self._seen[worker] = before
             self._draining.update(order)
-            self.standing_changed(member, now_ns)
+            self.role_state_changed(member, now_ns)
             if member.accepting:
-                # What it has not begun it will not hear again.
+                # An order that it has not begun is not sent again.
                 self._draining.pop(worker, None)
             return
         incarnation, accepting = member.registration.incarnation, member.accepting
@@ -132,9 +131,8 @@ class PlannedFleet:
         elif worker in self.holds:
             self.holds.hold(worker, "restarted", member.role, now_ns)
 
-    def standing_changed(self, member: Member, now_ns: int) -> None:
-        """A worker has told its role and whether it takes requests. What nobody here ordered, an
-        operator did."""
+    def role_state_changed(self, member: Member, now_ns: int) -> None:
+        """A worker has reported its role state. What the planner did not order, an operator did."""
         worker, seen = member.name, self._seen[member.name]
         was_accepting, had_role = seen.accepting, seen.role
         seen.accepting, seen.role = member.accepting, member.role
@@ -157,7 +155,7 @@ class PlannedFleet:
 
     def worker_gone(self, worker: str, now_ns: int, *, died: bool) -> None:
         """A worker is no more: it died, and is started again by whoever launched it, or it left, as
-        the planner or an operator wanted. To be told before its drain is forgotten."""
+        the planner or an operator wanted. To be called before its drain is forgotten."""
         seen = self._seen.pop(worker, None)
         if seen is None:
             return
@@ -213,7 +211,7 @@ class PlannedFleet:
             worker: until_ns for worker, until_ns in self._failed_ns.items() if until_ns > now_ns
         }
 
-    def crew(self) -> Crew:
+    def fleet_state(self) -> FleetState:
         """Who is up and on the way, for the actions of one plan."""
         members = list(self._members)
         serving = {
@@ -233,7 +231,7 @@ class PlannedFleet:
             # What an operator flips or restarts will be back.
             if not member.accepting and (asked.then_role is not None or asked.again):
                 returning[member.name] = asked.then_role or member.role
-        return Crew(
+        return FleetState(
             pools=self.pools,
             serving=serving,
             coming={**starting, **flipping, **returning},
@@ -246,7 +244,7 @@ class PlannedFleet:
     def audit(self) -> None:
         """Assert that it agrees with the gateway on who is there."""
         names = {member.name for member in self._members}
-        invariant(set(self._seen) == names, "the planner knows the members")
+        invariant(set(self._seen) == names, "the planned fleet is made of the members")
         invariant(set(self._draining) <= names, "the planner's orders are for members")
         invariant(not names & set(self._starting), "nobody who is up is still expected")
 

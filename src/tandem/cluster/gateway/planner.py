@@ -2,7 +2,7 @@
 arrivals, latencies and load.
 
 `PlannerMachine` asks the policy, with the windows of arrivals and finished requests that it has
-gathered; `ClientExperience` tells it what clients of this gateway got; `figures_of` is what the
+gathered; `ClientExperience` measures what clients of this gateway got; `figures_of` is what the
 policy saw, as it is recorded with each decision.
 """
 
@@ -64,7 +64,7 @@ class Thinned(Generic[Value]):
 
 
 class PlannerMachine:
-    """Gathers windows from `now_ns` on; `plan` at `next_wakeup()` says what is wanted."""
+    """Gathers windows from `now_ns` on; `decide` at `next_wakeup()` gives the wanted fleet."""
 
     def __init__(self, planning: Planning, config: PlannerConfig, now_ns: int = 0) -> None:
         self.planning = planning
@@ -94,11 +94,6 @@ class PlannerMachine:
         if tpot_s is not None:
             self._tpot_s.add(tpot_s)
 
-    def plan(self, workers: Sequence[WorkerView], starting: dict[str, int], now_ns: int) -> Plan:
-        """What is wanted at this tick. `starting` counts workers asked for and not yet up, by
-        role."""
-        return self.decide(self.view(workers, starting, now_ns), now_ns)
-
     def view(
         self,
         workers: Sequence[WorkerView],
@@ -108,8 +103,9 @@ class PlannerMachine:
         held: frozenset[str] = frozenset(),
         joined_by_hand: int = 0,
     ) -> FleetView:
-        """All that the policy may know. Workers that were `joined_by_hand` come on top of the
-        numbers that the fleet may have."""
+        """All that the policy may know. `starting` counts workers asked for and not yet up, by
+        role. Workers that were `joined_by_hand` come on top of the numbers that the fleet may
+        have."""
         self._close_windows(now_ns)
         config = self.config
         return FleetView(
@@ -170,7 +166,7 @@ class OpenRequest:
 
 
 class ClientExperience:
-    """Times and lengths of a gateway's requests, told to its planner as they finish."""
+    """Times and lengths of a gateway's requests, passed to its planner as they finish."""
 
     def __init__(self, planner: PlannerMachine) -> None:
         self._planner = planner

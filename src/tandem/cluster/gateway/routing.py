@@ -5,8 +5,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from tandem.cluster.gateway.client_output import ending_with_pins, for_clients, pin_of
-from tandem.cluster.gateway.members import Member, Members
-from tandem.cluster.gateway.pool_nodes import PoolNodes
+from tandem.cluster.gateway.members import Member, Members, PoolNodes
 from tandem.cluster.gateway.transfers import Transfers
 from tandem.cluster.router.admission import RouterConfig
 from tandem.cluster.router.fleet import Capacity
@@ -53,7 +52,7 @@ RESUMED_TOGETHER_TOKENS = 4096
 
 
 class Routing:
-    """Events gather until `flush`: the router knows all of one instant before it chooses."""
+    """Events gather until `flush`: the router gets all of one instant before it chooses."""
 
     def __init__(self, config: RouterConfig, members: Members, nodes: PoolNodes) -> None:
         self.router = RouterMachine(config)
@@ -72,7 +71,7 @@ class Routing:
         self._decisive = self._decisive or not passing
 
     def worker_message(self, member: Member, event: RouterEvent, now_ns: int) -> Effects:
-        """A worker's word, with what it means for clients and for the books of blocks."""
+        """A worker's report, with what follows for clients and for KV transfers."""
         effects: Effects = []
         match event:
             case TokensReported():
@@ -92,7 +91,7 @@ class Routing:
                     effects.append(Deliver(drawn.emission, event.worker, event.repeats))
             case BlocksReported() | BlocksListed():
                 root, block_size = self.router.admission.root, self.router.config.block_size
-                # Of the shared pool its own processes tell.
+                # The contents of the shared pool are reported by its own processes.
                 if event.tier is Tier.REMOTE or not member.indexed(root, block_size):
                     return []
             case KvReported():
@@ -120,7 +119,7 @@ class Routing:
 
     def adopt_root(self, newcomer: Member | None, now_ns: int) -> Effects:
         """Somebody has come or gone: prompts are looked up under the root that most have, for a
-        gateway knows no weights. Where that is another one than before, what others hold is
+        gateway has no weights. Where that is another one than before, what others hold is
         forgotten, and whoever holds blocks of it lists them; a `newcomer` does so by itself."""
         admission, block_size = self.router.admission, self.router.config.block_size
         root = self._members.common_root(block_size, admission.root)
@@ -148,7 +147,7 @@ class Routing:
         self.gather(WorkerLost(worker, died))
 
     def flush(self, now_ns: int) -> Effects:
-        """The router hears what has gathered."""
+        """Pass what has gathered to the router."""
         effects: Effects = []
         while self._gathered:
             events, self._gathered, self._decisive = self._gathered, [], False
@@ -158,12 +157,12 @@ class Routing:
 
     def _perform(self, asked: Iterable[RouterEffect]) -> Effects:
         effects: Effects = []
-        told: Counter[str] = Counter()
+        sent: Counter[str] = Counter()
         for effect in _choices_together(asked):
             match effect:
                 case SendEvent(worker, event):
                     assert not isinstance(event, StepDone)
-                    told[worker] += 1
+                    sent[worker] += 1
                     self.transfers.event_sent(worker, event)
                     self._send(worker, event, effects)
                 case StartTransfer():
@@ -176,8 +175,8 @@ class Routing:
                     self._send(worker, ListBlocks(tier), effects)
                 case _:
                     effects.append(effect)
-        for worker, events in told.items():
-            self.router.admission.fleet.tell(worker, events)
+        for worker, events in sent.items():
+            self.router.admission.fleet.events_sent(worker, events)
         return effects
 
     def _start(self, start: StartTransfer, effects: Effects) -> None:
@@ -191,7 +190,7 @@ class Routing:
         if target is not None and order is not None:
             effects.append(SendToWorker(target.peer, order))
             return
-        # Nobody knows where to read, or it is KV of other numbers: what is missing is computed.
+        # There is no place to read from, or it is KV of other weights: it is computed instead.
         self.gather(TransferEnded(start.transfer_id, arrived=False))
 
     def _pin(self, state: RequestState, effects: Effects) -> None:
@@ -209,8 +208,7 @@ class Routing:
 
 def _choices_together(asked: Iterable[RouterEffect]) -> list[RouterEffect]:
     """What was asked for, in the order that each worker needs. Requests that continue the very same
-    prompt and go to one worker are told it as one event: their prompt travels once, and is looked
-    at once."""
+    prompt and go to one worker are one event: their prompt travels once, and is looked at once."""
     ordered: list[RouterEffect] = []
     gathered: dict[str, list[Arrival]] = {}
     for effect in asked:

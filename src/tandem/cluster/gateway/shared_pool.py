@@ -1,10 +1,9 @@
-"""The shared pool as a gateway sees it: processes register, report their blocks, fall silent and
-leave; workers and other pool processes are told."""
+"""The shared pool of a gateway: its processes register, report their blocks, fall silent and leave,
+which workers and the other pool processes receive."""
 
 from tandem.cluster.gateway.housekeeping import Heartbeats
-from tandem.cluster.gateway.members import Members
-from tandem.cluster.gateway.operations import Inquiries
-from tandem.cluster.gateway.pool_nodes import PoolNode, PoolNodes
+from tandem.cluster.gateway.members import Members, PoolNode, PoolNodes
+from tandem.cluster.gateway.operations import Audits
 from tandem.cluster.gateway.routing import Routing
 from tandem.facts.fleet import Tier
 from tandem.messages.cluster import (
@@ -12,7 +11,6 @@ from tandem.messages.cluster import (
     Deregister,
     LeasesRenewed,
     PoolNodeGone,
-    PoolNodeJoined,
     Registered,
     RegisterPoolNode,
     RegistrationRefused,
@@ -27,7 +25,7 @@ Effects = list[GatewayEffect]
 
 
 class SharedPool:
-    """Owns no books of its own: `nodes` are also known to whoever sends to them."""
+    """Without state of its own: `nodes` are shared with `Routing`, which sends to them."""
 
     def __init__(
         self, nodes: PoolNodes, members: Members, routing: Routing, *, heartbeats: Heartbeats
@@ -38,7 +36,7 @@ class SharedPool:
         self._heartbeats = heartbeats
 
     def clash(self, peer: str, worker: str) -> str:
-        """Why a worker cannot have this name or speak from there; empty when it can."""
+        """Why a worker cannot have this name or this connection; empty when it can."""
         if self.nodes.of_name(worker) or self.nodes.of_peer(peer):
             return f"{worker} is already known as a process of the shared pool"
         return ""
@@ -46,7 +44,7 @@ class SharedPool:
     def register_pool_node(
         self, peer: str, register: RegisterPoolNode, terms: Registered, now_ns: int
     ) -> Effects:
-        """A process presents itself."""
+        """A process registers."""
         effects: Effects = []
         known, older = self.nodes.of_peer(peer), self.nodes.of_name(register.worker)
         problem = self.nodes.objection(register)
@@ -58,10 +56,10 @@ class SharedPool:
             return [*effects, SendToWorker(peer, RegistrationRefused(problem))]
         again = known is not None and known.registration == register
         if known is not None and again:
-            # What it holds is told anew; for workers it was never gone.
+            # It reports its content anew; for workers it was never gone.
             effects += self._lose_content(known, now_ns)
         elif known is not None:
-            effects += self.deregister(known, "its process presents itself anew", now_ns)
+            effects += self.deregister(known, "its process has registered again", now_ns)
         if not again and older is not None and older is not known:
             reason = "another process has taken its name"
             self.nodes.outdated(older)
@@ -69,36 +67,36 @@ class SharedPool:
             effects += self.deregister(older, reason, now_ns)
         node = PoolNode(peer, register)
         self.nodes.add(node)
-        self._heartbeats.heard(peer, now_ns)
+        self._heartbeats.received(peer, now_ns)
         effects.append(SendToWorker(peer, terms))
-        effects += [SendToWorker(peer, _introduction(each)) for each in self.nodes.others(node)]
+        effects += [SendToWorker(peer, each.joined) for each in self.nodes.others(node)]
         if not again:
-            effects += self._tell_others(node, _introduction(node))
+            effects += self._send_others(node, node.joined)
         return effects
 
-    def introductions(self, peer: str) -> Effects:
-        """What a worker that has just joined is to know."""
-        return [SendToWorker(peer, _introduction(node)) for node in self.nodes]
+    def joined_messages(self, peer: str) -> Effects:
+        """What a worker that has just registered receives about the pool."""
+        return [SendToWorker(peer, node.joined) for node in self.nodes]
 
-    def signs_of_life(self) -> Effects:
-        """The gateway is there, and wants nothing in particular."""
+    def keepalives(self) -> Effects:
+        """The gateway lives; it has no requests there."""
         return [SendToWorker(node.peer, LeasesRenewed(())) for node in self.nodes]
 
     def pool_message(
-        self, node: PoolNode, message: ToGateway, inquiries: Inquiries, now_ns: int
+        self, node: PoolNode, message: ToGateway, audits: Audits, now_ns: int
     ) -> Effects:
-        """A process that is known says something."""
+        """A message of a registered process."""
         match message:
             case BlocksReported(tier=Tier.REMOTE) | BlocksListed(tier=Tier.REMOTE):
                 self._routing.gather(message)
             case TiersReported(_, tiers):
                 node.tiers = tiers
             case Audited():
-                return inquiries.answered(message)
+                return audits.answered(message)
             case Deregister():
-                return self.deregister(node, "", now_ns) + inquiries.gone(node.name)
+                return self.deregister(node, "", now_ns) + audits.gone(node.name)
             case _:
-                # Nothing else is for a process of the pool to say.
+                # Nothing else comes from a process of the pool.
                 pass
         return []
 
@@ -108,7 +106,7 @@ class SharedPool:
         if reason:
             self._members.lost.append((node.name, reason))
         gone = PoolNodeGone(node.name, node.registration.incarnation)
-        return effects + self._tell_others(node, gone)
+        return effects + self._send_others(node, gone)
 
     def _lose_content(self, node: PoolNode, now_ns: int) -> Effects:
         self.nodes.remove(node)
@@ -116,10 +114,6 @@ class SharedPool:
         self._routing.gather(PoolNodeLost(node.name))
         return self._routing.flush(now_ns)
 
-    def _tell_others(self, node: PoolNode, news: ToWorker) -> Effects:
-        hearers = [*self._members, *self.nodes.others(node)]
-        return [SendToWorker(hearer.peer, news) for hearer in hearers]
-
-
-def _introduction(node: PoolNode) -> PoolNodeJoined:
-    return PoolNodeJoined(node.name, node.registration.incarnation, node.registration.address)
+    def _send_others(self, node: PoolNode, message: ToWorker) -> Effects:
+        others = [*self._members, *self.nodes.others(node)]
+        return [SendToWorker(other.peer, message) for other in others]

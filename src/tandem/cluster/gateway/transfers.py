@@ -21,7 +21,7 @@ from tandem.messages.worker import (
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a worker has announced of one request: `blocks` hold its first `tokens` tokens."""
+    """What a worker has reported of one request: `blocks` hold its first `tokens` tokens."""
 
     tokens: int
     blocks: tuple[int, ...]
@@ -29,7 +29,7 @@ class Computed:
 
 
 class Transfers:
-    """Requests go by their wire ids. Whatever a worker was told to give up is forgotten here."""
+    """Requests go by their wire ids. What a worker was sent to give up is forgotten here."""
 
     def __init__(self, router: RouterMachine) -> None:
         self._router = router
@@ -45,7 +45,7 @@ class Transfers:
         """KV that others may read now, where somebody is to go on with it."""
         computed = report.computed
         if not computed.versions:
-            # Lost, or told without what a reader could check it by.
+            # Lost, or reported without the versions that a reader checks.
             return
         for request_id, tokens, blocks, versions in zip(
             computed.request_ids,
@@ -55,7 +55,7 @@ class Transfers:
             strict=True,
         ):
             state = self._router.state_of(request_id)
-            # What is told late of a copy that was given up is read by nobody.
+            # A late report on a copy that was given up is of no use.
             read = state is not None and state.prefill == report.worker and not state.local
             if tokens and read:
                 entry = Computed(tokens, blocks, versions)
@@ -69,7 +69,7 @@ class Transfers:
             self._wanted[report.worker, request_id] = report.wanted
 
     def make_order(self, start: StartTransfer, source: Member, target: Member) -> MoveKv | None:
-        """What the target is to be told; None when it is not known what lies where."""
+        """The order for the target; None when it is not known what lies where."""
         state = self._router.state_of(start.request_id)
         name = start.request_id if state is None else state.name_at(source.name)
         computed = self._computed.get((source.name, name))
@@ -97,8 +97,8 @@ class Transfers:
         )
 
     def make_fetch(self, start: StartTransfer, target: Member) -> FetchKv | None:
-        """What the target is to be told to read from its slower tiers; None when it has nothing
-        reserved for it."""
+        """The order for the target to read from its slower tiers; None when it has nothing reserved
+        for it."""
         wanted = self._wanted.get((target.name, start.request_id))
         if wanted is None or start.tier is Tier.DEVICE:
             return None
@@ -122,7 +122,7 @@ class Transfers:
         return source
 
     def event_sent(self, worker: str, event: WorkerEvent) -> None:
-        """What a worker was told to give up is of no use any more."""
+        """An event goes to a worker: what it gives up by it is forgotten."""
         match event:
             case ImportDone(request_id):
                 self._wanted.pop((worker, request_id), None)

@@ -1,8 +1,8 @@
-"""What whoever drives a node machine supplies, and how the machine's effects get there.
+"""The driver contract of a node machine: its ports, and how effects are performed on them.
 
 Live these ports are a thread with the engine, the KV transfer engine, the tier engine and channels;
 in the twin they are a cost model, a network and stores of bookkeeping. None of them waits: what
-comes of an order is told to the machine later, as an event.
+comes of an order reaches the machine later, as an event.
 """
 
 from collections.abc import Iterable
@@ -51,8 +51,8 @@ class GatewaysPort(Protocol):
 
 
 class KvTransferPort(Protocol):
-    """Reads KV of other workers into own blocks (`MoveFinished`), and writes the headers by which
-    others may read (`BlocksExported`)."""
+    """Reads KV of other workers into own blocks (`MoveFinished`), and writes the block metadata by
+    which others may read (`BlocksExported`)."""
 
     def add_source(self, worker: str, incarnation: str, export: KvExport) -> None: ...
 
@@ -143,7 +143,7 @@ def perform(effects: Iterable[NodeEffect], ports: NodePorts) -> Leave | None:
             case Leave():
                 return effect
             case _:
-                # A machine that knows of no tiers wants nothing done there.
+                # A machine without tiers has no effects on them.
                 assert ports.tiers is not None
                 perform_on_tiers(effect, ports.tiers)
     return None

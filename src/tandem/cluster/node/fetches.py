@@ -1,20 +1,24 @@
-"""Fetches: KV blocks read from slower tiers into reserved device blocks, each block from one place
-and never twice at once."""
+"""Fetches: KV blocks read from slower tiers into reserved device blocks, each from one tier and
+never twice at once. Prefetch: blocks of queued requests are brought into host memory before."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.cluster.audit import invariant
+from tandem.cluster.node.gateways import RoleState
 from tandem.cluster.tiers.benefit_gate import BenefitGate
 from tandem.cluster.tiers.hierarchy import TierHierarchy
-from tandem.cluster.tiers.shared import SharedContent
-from tandem.cluster.tiers.tier_caches import Counts, KeeperEffect
-from tandem.facts.fleet import Tier
+from tandem.cluster.tiers.tier_caches import CacheEffect, Counts, Effects
+from tandem.cluster.tiers.write_through import SharedContent
+from tandem.cluster.worker.machine import WorkerMachine
+from tandem.cluster.worker.sequence import Phase
+from tandem.facts.fleet import Role, Tier
 from tandem.facts.kv_export import MoveReport
 from tandem.facts.kv_tiers import BlockName
 from tandem.messages.node import BlocksFetched, FetchBlocks
+from tandem.messages.worker import ImportsArrived, PrefillsArrived
 
-Effects = list[FetchBlocks | KeeperEffect]
+FetchEffects = list[FetchBlocks | CacheEffect]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A fetch is over. Whether its `report.tokens` are all that was ordered, the order says."""
+    """A fetch is over. Whether its `report.tokens` are all that was ordered is for the caller."""
 
     fetch_id: int
     report: MoveReport
@@ -47,11 +51,11 @@ class Fetches:
         self._shared = shared
         self._waiting: dict[int, Wanted] = {}
         self._under_way: dict[int, tuple[Wanted, FetchBlocks]] = {}
-        # Those under way that are not wanted any more: how they end says nothing about the tiers.
+        # Those under way that are not wanted any more: how they end is no evidence about the tiers.
         self._stopped: set[int] = set()
 
-    def start_fetch(self, wanted: Wanted, now_ns: int) -> tuple[Effects, Ended | None]:
-        """Begin, or wait. Also tells when nothing of it is to be had."""
+    def start_fetch(self, wanted: Wanted, now_ns: int) -> tuple[FetchEffects, Ended | None]:
+        """Begin, or wait. Gives its end at once when no tier has any of it."""
         rising = self._hierarchy.rising
         if any(name.digest in rising for name in wanted.names):
             self._waiting[wanted.fetch_id] = wanted
@@ -67,9 +71,9 @@ class Fetches:
                 self._hierarchy.caches.read(tier, _of_tier(fetch, tier), now_ns)
         return [fetch], None
 
-    def go_on(self, now_ns: int) -> tuple[Effects, list[Ended]]:
+    def go_on(self, now_ns: int) -> tuple[FetchEffects, list[Ended]]:
         """A copy has ended: some need not wait any longer."""
-        effects: Effects = []
+        effects: FetchEffects = []
         ended: list[Ended] = []
         waiting, self._waiting = self._waiting, {}
         for wanted in waiting.values():
@@ -142,7 +146,7 @@ class Fetches:
         return tuple(tiers)
 
     def _learn(self, tier: Tier, fetch: FetchBlocks, event: BlocksFetched) -> Effects:
-        """What the end of a fetch says about what a tier holds."""
+        """Update the contents of a tier by the end of a fetch."""
         asked = _of_tier(fetch, tier)
         came = [name.digest for name, of in _rows(fetch, event.blocks) if of is tier]
         corrupt = [digest for digest in asked if digest in event.corrupt]
@@ -167,7 +171,7 @@ class Fetches:
             self.counts_of(failed).failures += 1
             benefit.failed(failed, event.problem, now_ns)
         elif len(tiers) == 1 and event.blocks and event.seconds > 0.0:
-            # Of a fetch from several nobody knows which took how long.
+            # A fetch from several tiers has no time of each.
             benefit.worked(fetch.tiers[0])
             tokens = event.blocks * self.block_size
             benefit.fetched(fetch.tiers[0], tokens, event.seconds, now_ns)
@@ -189,3 +193,87 @@ def _problem(event: BlocksFetched, wanted: Wanted) -> str:
     if event.corrupt:
         return "a block was corrupt"
     return "" if event.blocks == len(wanted.names) else "a block was not there any more"
+
+
+# So many requests are looked after at once; others have their blocks read when they start.
+WAITING_REQUESTS = 64
+
+
+@dataclass(slots=True)
+class Asked:
+    """The first `blocks` of a request can be had off the device, also from the pool if `shared`;
+    those before `position` have been seen to."""
+
+    blocks: int
+    shared: bool
+    position: int
+
+
+class Prefetch:
+    """Each block is asked for once; what does not come then is computed, or read when it is its
+    turn."""
+
+    def __init__(
+        self,
+        hierarchy: TierHierarchy,
+        shared: SharedContent,
+        machine: WorkerMachine,
+        role_state: RoleState,
+    ) -> None:
+        self._hierarchy = hierarchy
+        self._shared = shared
+        self._machine = machine
+        self._role_state = role_state
+        self._waiting: dict[str, Asked] = {}
+
+    def requests_queued(self, event: ImportsArrived | PrefillsArrived) -> Effects:
+        """Those of these that did not start at once want their blocks soon."""
+        if Tier.HOST not in self._hierarchy.caches.by_tier:
+            return []
+        # What a worker that only decodes imports comes from another worker's device.
+        pulls = isinstance(event, PrefillsArrived) or self._role_state.role is Role.BOTH
+        block_size = self._machine.config.block_size
+        for request, tokens in zip(event.requests, event.import_tokens, strict=True):
+            sequence = self._machine.unfinished.get(request.request_id)
+            waits = sequence is not None and sequence.phase is Phase.WAITING
+            blocks = tokens // block_size
+            if sequence is None or not waits or len(self._waiting) >= WAITING_REQUESTS:
+                continue
+            cached = sequence.prefix_hit.likely_cached_tokens // block_size
+            if blocks > cached:
+                self._waiting[request.request_id] = Asked(blocks, pulls, cached)
+        return self.go_on()
+
+    def go_on(self) -> Effects:
+        """Ask for as much as may be on its way at once, for those first that came first."""
+        effects = Effects()
+        for request_id in list(self._waiting):
+            if not self._hierarchy.rising_room:
+                break
+            asked = self._waiting[request_id]
+            effects += self._ask(request_id, asked)
+            if asked.position >= asked.blocks:
+                del self._waiting[request_id]
+        return effects
+
+    def _ask(self, request_id: str, asked: Asked) -> Effects:
+        sequence = self._machine.unfinished.get(request_id)
+        if sequence is None or sequence.phase is not Phase.WAITING:
+            asked.position = asked.blocks
+            return []
+        room = self._hierarchy.rising_room
+        names: dict[Tier, list[BlockName]] = {Tier.DISK: [], Tier.REMOTE: []}
+        end = asked.blocks = min(asked.blocks, len(sequence.chain))
+        while asked.position < end and room:
+            name = sequence.block_name(asked.position)
+            asked.position += 1
+            tier = self._hierarchy.caches.tier_of(name.digest)
+            if tier is None and asked.shared and self._shared.there:
+                tier = Tier.REMOTE
+            if tier in names:
+                names[tier].append(name)
+                room -= 1
+        effects = Effects()
+        for tier, wanted in names.items():
+            effects += self._hierarchy.promote(tier, wanted)
+        return effects

@@ -1,11 +1,54 @@
-"""The gateways that a worker serves: the state of each connection, and the leases on their
-requests."""
+"""The gateways that a worker or pool process serves: the state of each connection, the leases on
+their requests, and the worker's role state."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tandem.facts.fleet import Role
-from tandem.messages.cluster import Registered, TiersReported
+from tandem.messages.cluster import Drain, Registered, TiersReported
+
+
+class RoleState:
+    """`drain` is what the worker is to do once nothing is left; None while it takes requests."""
+
+    def __init__(self, role: Role, accepting: bool) -> None:
+        self.role = role
+        self.drain: Drain | None = None if accepting else Drain()
+        self._must_leave = False
+
+    @property
+    def accepting(self) -> bool:
+        return self.drain is None
+
+    @property
+    def leaving(self) -> bool:
+        return self.drain is not None and self.drain.leave
+
+    @property
+    def again(self) -> bool:
+        """Whether it leaves only to be started anew."""
+        return self.drain is not None and self.drain.again
+
+    def leave(self) -> None:
+        """The supervisor wants the process to end: no gateway can call that off."""
+        self._must_leave = True
+        self.drain = Drain(leave=True)
+
+    def drain_for(self, order: Drain) -> None:
+        """The last order counts, but for leaving."""
+        self.drain = Drain(leave=True) if self._must_leave else order
+
+    def undrain(self) -> None:
+        if not self._must_leave:
+            self.drain = None
+
+    def take_role(self) -> bool:
+        """The worker is empty: take the role that waits for that. Whether there is one."""
+        if self.drain is None or self.drain.leave or self.drain.then_role is None:
+            return False
+        self.role, self.drain = self.drain.then_role, None
+        return True
+
 
 # Registration is repeated while the gateway does not answer: it may have come too early.
 REGISTER_AGAIN_NS = 5_000_000_000
@@ -14,24 +57,28 @@ REGISTER_AGAIN_NS = 5_000_000_000
 @dataclass(slots=True)
 class GatewayConnection:
     """The connection to one gateway. `terms` is None until the gateway has registered the worker,
-    which sent `Register` last at `registered_ns`; `told` is the (role, accepting) that the gateway
-    was told, `told_tiers` what it was told of the slower tiers. So many of its router's events
-    have come since it was registered: `heard_events`. `not_needed`: the gateway has let the
-    draining worker go."""
+    which sent `Register` last at `registered_ns`; `reported_state` is the (role, accepting) last
+    reported to the gateway, `reported_tiers` the figures of slower tiers. `received_events` of its
+    router have come since it was registered. `not_needed`: the gateway has let the draining worker
+    go."""
 
     terms: Registered | None = None
     registered_ns: int | None = None
-    told: tuple[Role, bool] | None = None
-    told_tiers: TiersReported | None = None
-    heard_ns: int = 0
+    reported_state: tuple[Role, bool] | None = None
+    reported_tiers: TiersReported | None = None
+    last_message_ns: int = 0
     reported_ns: int = 0
-    heard_events: int = 0
+    received_events: int = 0
     not_needed: bool = False
-    # Somebody waits for the next report: it is sent even where reports are sent when asked for.
+    # The next report is awaited: it is sent even where reports are sent when asked for.
     report_wanted: bool = False
 
     def report_due_ns(self) -> int | None:
         return None if self.terms is None else self.reported_ns + self.terms.report_interval_ns
+
+    def report_is_due(self, now_ns: int) -> bool:
+        due_ns = self.report_due_ns()
+        return due_ns is not None and due_ns <= now_ns
 
     def report_at(self, instant_ns: int) -> None:
         """The next report is due then at the latest."""
@@ -40,15 +87,19 @@ class GatewayConnection:
             self.reported_ns = min(self.reported_ns, due_since_ns)
             self.report_wanted = True
 
+    def forget(self) -> None:
+        """The gateway does not have the worker (any more)."""
+        self.terms = self.registered_ns = self.reported_state = None
+
     def reported(self, now_ns: int) -> None:
         """A report goes out."""
         self.reported_ns, self.report_wanted = now_ns, False
 
     def due_ns(self, *, reports: bool = True) -> int | None:
-        """When something is to be said or concluded here if nothing comes; of `reports` only if
-        they are sent unasked."""
+        """When a report or a timeout is due here if nothing comes; `reports` count only if they are
+        sent by time."""
         if self.terms is not None:
-            silent_ns = self.heard_ns + self.terms.silence_ns
+            silent_ns = self.last_message_ns + self.terms.silence_ns
             if not reports and not self.report_wanted:
                 return silent_ns
             return min(self.reported_ns + self.terms.report_interval_ns, silent_ns)
@@ -59,30 +110,30 @@ class GatewayConnections:
     """The gateways whose channel works, by name."""
 
     def __init__(self) -> None:
-        self._links: dict[str, GatewayConnection] = {}
+        self._connections: dict[str, GatewayConnection] = {}
 
     def connect(self, gateway: str) -> None:
-        self._links[gateway] = GatewayConnection()
+        self._connections[gateway] = GatewayConnection()
 
     def disconnect(self, gateway: str) -> None:
-        self._links.pop(gateway, None)
+        self._connections.pop(gateway, None)
 
     def of(self, gateway: str) -> GatewayConnection | None:
-        return self._links.get(gateway)
+        return self._connections.get(gateway)
 
     def serving(self) -> Iterator[tuple[str, GatewayConnection]]:
         """The gateways that know the worker."""
         return (
             (name, connection)
-            for name, connection in self._links.items()
+            for name, connection in self._connections.items()
             if connection.terms is not None
         )
 
-    def excuse(self, asleep_ns: int) -> None:
+    def slept(self, asleep_ns: int) -> None:
         """The worker itself has slept through so much time, which is no gateway's silence."""
         for _, connection in self.serving():
             if connection.terms is not None and asleep_ns > connection.terms.silence_ns // 4:
-                connection.heard_ns += asleep_ns
+                connection.last_message_ns += asleep_ns
 
     def silent(self, now_ns: int) -> list[str]:
         """The gateways to be taken for dead."""
@@ -90,14 +141,14 @@ class GatewayConnections:
             name
             for name, connection in self.serving()
             if connection.terms is not None
-            and now_ns - connection.heard_ns >= connection.terms.silence_ns
+            and now_ns - connection.last_message_ns >= connection.terms.silence_ns
         ]
 
     def unanswered(self, now_ns: int) -> list[str]:
         """The gateways that have not answered a registration in time."""
         return [
             name
-            for name, connection in self._links.items()
+            for name, connection in self._connections.items()
             if connection.terms is None
             and connection.registered_ns is not None
             and now_ns - connection.registered_ns >= REGISTER_AGAIN_NS
@@ -106,36 +157,26 @@ class GatewayConnections:
     def reports_due(self, now_ns: int, *, asked: bool) -> list[tuple[str, GatewayConnection]]:
         """The gateways that are to get a report now. Where reports are sent only when `asked` for,
         those that wait for one."""
-        due = [
+        return [
             (name, connection)
             for name, connection in self.serving()
-            if _report_due(connection, now_ns)
+            if connection.report_is_due(now_ns) and (connection.report_wanted or not asked)
         ]
-        return (
-            [(name, connection) for name, connection in due if connection.report_wanted]
-            if asked
-            else due
-        )
 
     def report_due_ns(self) -> int | None:
         """When the next report is due."""
-        due_ns = (connection.report_due_ns() for connection in self._links.values())
+        due_ns = (connection.report_due_ns() for connection in self._connections.values())
         return min((due for due in due_ns if due is not None), default=None)
 
     def due_ns(self, *, reports: bool = True) -> int | None:
-        """When something is to be said or concluded first; of `reports` only if they are sent
-        unasked."""
+        """When the first report or timeout is due; `reports` count only if they are sent by
+        time."""
         earliest_ns: int | None = None
-        for connection in self._links.values():
+        for connection in self._connections.values():
             due_ns = connection.due_ns(reports=reports)
             if due_ns is not None and (earliest_ns is None or due_ns < earliest_ns):
                 earliest_ns = due_ns
         return earliest_ns
-
-
-def _report_due(connection: GatewayConnection, now_ns: int) -> bool:
-    due_ns = connection.report_due_ns()
-    return due_ns is not None and due_ns <= now_ns
 
 
 class Leases:

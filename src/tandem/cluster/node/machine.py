@@ -1,22 +1,21 @@
 """The node machine of a worker process: gateways, leases, KV transfers and tiers around the worker
 machine (the scheduler).
 
-Knows no socket, engine or memory: events in, effects out. Every request belongs to one gateway.
+No sockets, engine or memory: events in, effects out. Every request belongs to one gateway.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tandem.cluster.audit import first_broken_law
-from tandem.cluster.node.gateways import GatewayConnection, GatewayConnections
+from tandem.cluster.node.gateways import GatewayConnection, GatewayConnections, RoleState
 from tandem.cluster.node.inbound_transfers import Order
 from tandem.cluster.node.peers import Peers
-from tandem.cluster.node.role_state import RoleState
 from tandem.cluster.node.tiers import WorkerTiers
 from tandem.cluster.node.work import Work
 from tandem.cluster.router.request_state import failed_over
 from tandem.cluster.tiers.config import TiersConfig
-from tandem.cluster.worker.machine import WorkerMachine, heard_by, load_of
+from tandem.cluster.worker.machine import WorkerMachine, load_of, with_received_events
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_export import MoveKv
 from tandem.messages.cluster import (
@@ -76,11 +75,11 @@ Effects = list[NodeEffect]
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """`register` is how the worker presents itself; its role and `accepting` are those it starts
-    with. `tiers` are those below its device, which its worker machine tells of sealed blocks; None
-    where there are none. With `reports_when_asked` nobody is told of the load unasked while the
-    worker takes requests: a simulator has `report` called when somebody is about to decide by it,
-    and what would have been superseded by then is never made."""
+    """`registration` is what the worker registers with; its role and `accepting` are those it
+    starts with. `tiers` are those below its device, whose worker machine reports committed blocks;
+    None where there are none. With `reports_when_asked` the load is not reported by time while the
+    worker takes requests: a simulator calls `report` before a decision that needs it, and reports
+    that would be superseded by then are never made."""
 
     registration: Register
     tiers: TiersConfig | None = None
@@ -98,23 +97,18 @@ class NodeMachine:
         self.gateways = GatewayConnections()
         self.peers = Peers()
         assert config.tiers is None or machine.config.reports_committed
-        self.tiers = (
-            WorkerTiers(
-                config.tiers,
-                machine,
-                self.gateways,
-                self.role_state,
-                worker=config.registration.worker,
+        worker = config.registration.worker
+        self.tiers: WorkerTiers | None = None
+        if config.tiers is not None:
+            self.tiers = WorkerTiers(
+                config.tiers, machine, self.gateways, self.role_state, worker=worker
             )
-            if config.tiers is not None
-            else None
-        )
-        self.work = Work(config.registration.worker, machine, self.gateways, self.tiers)
+        self.work = Work(worker, machine, self.gateways, self.tiers)
         self._wakeup_ns: int | None = None
         self._left = False
 
     def next_wakeup(self) -> int | None:
-        """When to say `TimePassed`, if nothing happens before."""
+        """When `TimePassed` is due, if nothing happens before."""
         return self._wakeup_ns
 
     def handle(self, event: NodeEvent, now_ns: int) -> Effects:
@@ -125,10 +119,10 @@ class NodeMachine:
         if self._left:
             return []
         if self._wakeup_ns is not None and now_ns > self._wakeup_ns:
-            self.gateways.excuse(now_ns - self._wakeup_ns)
+            self.gateways.slept(now_ns - self._wakeup_ns)
         effects: Effects = []
         if self.tiers is not None and not self.tiers.begun:
-            effects += self.tiers.announce_contents(now_ns)
+            effects += self.tiers.report_contents(now_ns)
         if len(events) > 1:
             # What has arrived is known before the landed steps are followed by the next.
             events = sorted(events, key=lambda each: isinstance(each, StepDone))
@@ -154,27 +148,23 @@ class NodeMachine:
         return self._reports_when_asked and self.role_state.accepting
 
     def report(self, load: LoadReported, now_ns: int, *, tiers: bool = True) -> Effects:
-        """Tell every gateway this load, due or not, and how the slower `tiers` fare. A simulator
-        that is ahead of the worker machine knows the load itself."""
+        """Report this load to every gateway, due or not, and the figures of the slower `tiers`. A
+        simulator that is ahead of the worker machine computes the load itself."""
         effects: Effects = []
         for gateway, connection in self.gateways.serving():
             effects += self._report(gateway, connection, load, now_ns, tiers=tiers)
         return effects
 
     def report_to(self, gateway: str, load: LoadReported) -> LoadReported | None:
-        """What a gateway that the worker serves would be told of this load now."""
+        """The report of this load that a gateway would get now."""
         connection = self.gateways.of(gateway)
         if connection is None or connection.terms is None:
             return None
-        return (
-            load
-            if load.heard == connection.heard_events
-            else heard_by(load, connection.heard_events)
-        )
+        return _with_received(load, connection)
 
     def fast_forward(self, steps: int, emission: EmitTokens, landed_ns: int) -> Effects:
-        """As if `steps` steps that the worker machine knows already (`repeatable_steps`) had
-        landed, the last of them at `landed_ns`, and each had drawn `emission`."""
+        """As if `steps` steps that are known already (`repeatable_steps`) had landed, the last of
+        them at `landed_ns`, and each had drawn `emission`."""
         self.work.machine.fast_forward(steps, emission.tokens)
         if self.tiers is not None:
             self.tiers.clock.skipped(landed_ns)
@@ -182,13 +172,12 @@ class NodeMachine:
 
     @property
     def any_import_ends(self) -> bool:
-        """Whether an import ends, of which the worker machine is told, as soon as nobody writes to
-        its blocks any more."""
-        return self.work.inbound.imports.any_concluded
+        """Whether an import ends as soon as nobody writes to its blocks any more."""
+        return self.work.inbound.any_concluded
 
     def order_of(self, move_id: int) -> Order:
         """What a move or a fetch that is under way was ordered to bring."""
-        return self.work.inbound.imports.moving[move_id].order
+        return self.work.inbound.moving[move_id].order
 
     def audit(self) -> None:
         """Assert that nothing is lost: every request has an owner, every block its writers. For
@@ -198,13 +187,13 @@ class NodeMachine:
     def _take(self, event: NodeEvent, now_ns: int, effects: Effects) -> None:
         match event:
             case StepDone():
-                effects += self.work.tell_machine(event, now_ns)
+                effects += self.work.pass_to_machine(event, now_ns)
             case MessageFromGateway(gateway, message):
                 effects += self._receive(gateway, message, now_ns)
             case MoveFinished() | BlocksStaged() | BlocksKept() | BlocksFetched():
                 effects += self.work.transfer_event(event, now_ns)
             case BlocksExported(export_id):
-                effects += self.work.outbox.published(export_id)
+                effects += self.work.outbox.exported(export_id)
             case GatewayConnected(gateway):
                 effects += self._forget(gateway, now_ns)
                 self.gateways.connect(gateway)
@@ -214,14 +203,14 @@ class NodeMachine:
                 self.gateways.disconnect(gateway)
             case LeaveRequested():
                 self.role_state.leave()
-                effects += self._tell_standing(begun=True)
+                effects += self._report_role_state(begun=True)
 
     def _receive(self, gateway: str, message: ToWorker, now_ns: int) -> Effects:
         connection = self.gateways.of(gateway)
         if connection is None:
             # Its channel has just broken: what it wanted is void.
             return []
-        connection.heard_ns = now_ns
+        connection.last_message_ns = now_ns
         match message:
             case Registered():
                 return self._registered(gateway, message, now_ns)
@@ -230,13 +219,13 @@ class NodeMachine:
             case RegisterAgain():
                 return self._forget(gateway, now_ns) + self._register_at(gateway, now_ns)
             case _ if connection.terms is None:
-                # It believes that the worker still serves it; a Register is on its way.
+                # It has not received the Register that is on its way.
                 return []
             case RequestsArrived() | PrefillsArrived() | ImportsArrived():
-                connection.heard_events += 1
+                connection.received_events += 1
                 end_ns = now_ns + connection.terms.lease_ns
                 if any(failed_over(each.request_id) for each in message.requests):
-                    # Should this worker die of it, the gateway knows that it lived when it came.
+                    # Should this worker die of it, the gateway has seen that it lived when it came.
                     connection.report_at(now_ns)
                 return self.work.requests_arrived(gateway, message, end_ns, now_ns)
             case LeasesRenewed(request_ids):
@@ -249,7 +238,7 @@ class NodeMachine:
                 | TransferPinsReleased()
                 | RequestsAborted()
             ):
-                connection.heard_events += 1
+                connection.received_events += 1
                 return self.work.change(gateway, message, now_ns)
             case Audit():
                 return [*self.work.flush(now_ns), SendToGateway(gateway, _audited(self))]
@@ -270,17 +259,17 @@ class NodeMachine:
             case StopMove(transfer_id):
                 return self.work.stop_move(gateway, transfer_id, now_ns)
             case PinBlocks() | PoolNodeJoined() | PoolNodeGone() if self.tiers is not None:
-                return self.tiers.obey(gateway, message, now_ns)
+                return self.tiers.gateway_message(gateway, message, now_ns)
             case PeerJoined():
                 return self.peers.joined(gateway, message)
             case PeerLost(worker, incarnation):
                 return self.peers.lost(worker, incarnation)
             case Drain():
                 self.role_state.drain_for(message)
-                return self._tell_standing(begun=True)
+                return self._report_role_state(begun=True)
             case Undrain():
                 self.role_state.undrain()
-                return self._tell_standing()
+                return self._report_role_state()
             case NotNeeded():
                 connection.not_needed = True
             case ListBlocks(tier):
@@ -290,45 +279,42 @@ class NodeMachine:
     def _register_at(self, gateway: str, now_ns: int) -> Effects:
         connection = self.gateways.of(gateway)
         assert connection is not None
-        connection.registered_ns = now_ns
-        connection.told = self.role_state.role, self.role_state.accepting
-        register = replace(
-            self.registration, role=self.role_state.role, accepting=self.role_state.accepting
-        )
+        role, accepting = self.role_state.role, self.role_state.accepting
+        connection.registered_ns, connection.reported_state = now_ns, (role, accepting)
+        register = replace(self.registration, role=role, accepting=accepting)
         return [SendToGateway(gateway, register)]
 
     def _registered(self, gateway: str, terms: Registered, now_ns: int) -> Effects:
-        """From here on the gateway knows the worker, as an empty one: whatever it asked for before
-        is void on its side too."""
+        """From here on the gateway has the worker, as an empty one: whatever it asked for before is
+        void on its side too."""
         connection = self.gateways.of(gateway)
         assert connection is not None
-        told = connection.told
+        reported = connection.reported_state
         effects = self._forget(gateway, now_ns)
-        connection.terms, connection.told, connection.not_needed = terms, told, False
-        connection.heard_events = 0
+        connection.terms, connection.reported_state, connection.not_needed = terms, reported, False
+        connection.received_events = 0
         effects += (SendToGateway(gateway, each) for each in _listings(self.work, Tier))
-        connection.told_tiers = None
+        connection.reported_tiers = None
         load = load_of(self.registration.worker, self.work.machine)
         effects += self._report(gateway, connection, load, now_ns)
-        if told != (self.role_state.role, self.role_state.accepting):
-            standing = RoleStateReported(
-                self.registration.worker, self.role_state.role, self.role_state.accepting
-            )
-            effects.append(SendToGateway(gateway, standing))
+        role, accepting = self.role_state.role, self.role_state.accepting
+        if reported != (role, accepting):
+            state = RoleStateReported(self.registration.worker, role, accepting)
+            effects.append(SendToGateway(gateway, state))
         return effects
 
     def _forget(self, gateway: str, now_ns: int) -> Effects:
         """All that this gateway asked for is void."""
         connection = self.gateways.of(gateway)
         if connection is not None:
-            connection.terms = connection.registered_ns = connection.told = None
+            connection.forget()
         effects = self.work.forget(gateway, now_ns) + self.peers.gateway_gone(gateway)
         return effects + ([] if self.tiers is None else self.tiers.gateway_gone(gateway))
 
     def _keep_time(self, now_ns: int) -> Effects:
         effects: Effects = []
         for gateway in self.gateways.silent(now_ns):
-            # It may have given the worker up as well, and hear it again some day.
+            # It may have given the worker up as well, and receive from it again some day.
             effects += self._forget(gateway, now_ns)
             effects += self._register_at(gateway, now_ns)
         for gateway in self.gateways.unanswered(now_ns):
@@ -353,39 +339,34 @@ class NodeMachine:
         *,
         tiers: bool = True,
     ) -> Effects:
-        """The load, and how the slower tiers fare if that is news there."""
+        """The load, and the figures of the slower tiers if they changed since the last report."""
         connection.reported(now_ns)
-        if load.heard != connection.heard_events:
-            load = heard_by(load, connection.heard_events)
-        effects: Effects = [SendToGateway(gateway, load)]
+        effects: Effects = [SendToGateway(gateway, _with_received(load, connection))]
         figures = self.tiers.figures(now_ns) if tiers and self.tiers is not None else None
-        if figures is not None and figures != connection.told_tiers:
-            connection.told_tiers = figures
+        if figures is not None and figures != connection.reported_tiers:
+            connection.reported_tiers = figures
             effects.append(SendToGateway(gateway, figures))
         return effects
 
-    def _tell_standing(self, *, begun: bool = False) -> Effects:
-        """Tell all gateways. When a drain has `begun`, each of them must let the worker go anew."""
+    def _report_role_state(self, *, begun: bool = False) -> Effects:
+        """To all gateways. When a drain has `begun`, each of them must send `NotNeeded` anew."""
         effects: Effects = []
         role, accepting = self.role_state.role, self.role_state.accepting
         for gateway, connection in self.gateways.serving():
-            connection.told = role, accepting
+            connection.reported_state = role, accepting
             connection.not_needed = connection.not_needed and not begun
-            effects.append(
-                SendToGateway(gateway, RoleStateReported(self.registration.worker, role, accepting))
-            )
+            state = RoleStateReported(self.registration.worker, role, accepting)
+            effects.append(SendToGateway(gateway, state))
         return effects
 
     def _finish_drain(self) -> Effects:
         serving = list(self.gateways.serving())
         empty = self.work.idle and all(connection.not_needed for _, connection in serving)
         if self.role_state.leaving and (empty or not serving):
-            deregister, leave = (
-                Deregister(self.registration.worker),
-                Leave(again=self.role_state.again),
-            )
+            deregister = Deregister(self.registration.worker)
+            leave = Leave(again=self.role_state.again)
             return [*(SendToGateway(gateway, deregister) for gateway, _ in serving), leave]
-        return self._tell_standing() if empty and self.role_state.take_role() else []
+        return self._report_role_state() if empty and self.role_state.take_role() else []
 
     def _due_ns(self) -> int | None:
         due_ns = self.gateways.due_ns(reports=not self._waits_to_be_asked)
@@ -393,6 +374,11 @@ class NodeMachine:
         if due_ns is None or (lease_ns is not None and lease_ns < due_ns):
             return lease_ns
         return due_ns
+
+
+def _with_received(load: LoadReported, connection: GatewayConnection) -> LoadReported:
+    events = connection.received_events
+    return load if load.received_events == events else with_received_events(load, events)
 
 
 def _listings(work: Work, tiers: Iterable[Tier]) -> Iterator[BlocksListed]:
@@ -417,7 +403,7 @@ def _audited(node: NodeMachine) -> Audited:
         importing=len(sequences.importing),
         held=len(sequences.pinned),
         leases=len(work.leases),
-        moves=len(work.inbound.imports.moving),
+        moves=len(work.inbound.moving),
         problem=first_broken_law(node.audit),
     )
 

@@ -32,8 +32,8 @@ from tandem.messages.worker import (
 
 
 @dataclass(frozen=True, slots=True)
-class Announcement:
-    """What will be said of one request once publication `export_id` is done."""
+class PendingReport:
+    """The report on one request that is sent once the export `export_id` is done."""
 
     export_id: int
     tokens: int
@@ -43,22 +43,22 @@ class Announcement:
 
 
 @dataclass(slots=True)
-class Announced:
-    """One request: `tokens` have been announced or wait in `coming` to be."""
+class ExportProgress:
+    """One request: `tokens` have been reported, or will be by what is `pending`."""
 
     tokens: int = 0
-    coming: deque[Announcement] = field(default_factory=deque)
+    pending: deque[PendingReport] = field(default_factory=deque)
 
 
 class BlockExports:
-    """Owns the publications under way. Announcements of one request keep their order."""
+    """Owns the exports under way. Reports on one request keep their order."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        self._requests: dict[str, Announced] = {}
-        # Whose announcements wait for a publication under way, and which blocks it covers.
+        self._requests: dict[str, ExportProgress] = {}
+        # Whose reports wait for an export under way, and which blocks it covers.
         self._under_way: dict[int, tuple[list[str], dict[int, int]]] = {}
-        # Under which version a block's header was last written; whole blocks never change.
+        # Under which version a block's metadata was last written; whole blocks never change.
         self._written: dict[int, int] = {}
         self._count = 0
 
@@ -67,20 +67,20 @@ class BlockExports:
         return set(self._requests)
 
     def add(self, computed: KvComputed) -> ExportBlocks | None:
-        """KV of these has been computed further. Gives what is to be published for it."""
+        """KV of these has been computed further. Gives the export that its report waits for."""
         export_id = self._count
         to_write: dict[int, int] = {}
         waiting: list[str] = []
         for index, request_id in enumerate(computed.request_ids):
             row = self._row(computed, index)
-            entry = self._requests.setdefault(request_id, Announced())
+            entry = self._requests.setdefault(request_id, ExportProgress())
             if row.tokens <= entry.tokens and not row.held:
                 continue
             known = entry.tokens // self.block_size
             new = zip(row.blocks[known:], row.versions[known:], strict=True)
             to_write |= {block: g for block, g in new if self._written.get(block) != g}
             entry.tokens = row.tokens
-            entry.coming.append(row)
+            entry.pending.append(row)
             waiting.append(request_id)
         if not waiting:
             return None
@@ -88,27 +88,27 @@ class BlockExports:
         self._under_way[export_id] = waiting, to_write
         return ExportBlocks(export_id, tuple(to_write), tuple(to_write.values()))
 
-    def published(self, export_id: int) -> list[tuple[str, Announcement]]:
-        """A publication is done. Gives what may be said now, with the request's id, in order."""
+    def exported(self, export_id: int) -> list[tuple[str, PendingReport]]:
+        """An export is done. Gives the reports that may be sent now, with the request's id."""
         waiting, written = self._under_way.pop(export_id)
         self._written |= written
         found = []
         for request_id in waiting:
             entry = self._requests.get(request_id)
-            while entry and entry.coming and entry.coming[0].export_id not in self._under_way:
-                found.append((request_id, entry.coming.popleft()))
+            while entry and entry.pending and entry.pending[0].export_id not in self._under_way:
+                found.append((request_id, entry.pending.popleft()))
         return found
 
     def drop(self, request_id: str) -> None:
-        """Nothing is to be said of this one any more."""
+        """Nothing of this one is reported any more."""
         self._requests.pop(request_id, None)
 
-    def _row(self, computed: KvComputed, index: int) -> Announcement:
+    def _row(self, computed: KvComputed, index: int) -> PendingReport:
         tokens, held = computed.tokens[index], computed.held[index]
         if not held:
             tokens -= tokens % self.block_size
         block_count = -(-tokens // self.block_size)
-        return Announcement(
+        return PendingReport(
             export_id=self._count,
             tokens=tokens,
             blocks=computed.blocks[index][:block_count],
@@ -117,9 +117,9 @@ class BlockExports:
         )
 
 
-def reported(announcements: Iterable[tuple[str, Announcement]]) -> KvComputed:
-    """These announcements in one message."""
-    rows = list(announcements)
+def merged(pending: Iterable[tuple[str, PendingReport]]) -> KvComputed:
+    """These reports in one message."""
+    rows = list(pending)
     return KvComputed(
         request_ids=tuple(request_id for request_id, _ in rows),
         tokens=tuple(row.tokens for _, row in rows),
@@ -133,17 +133,17 @@ Effects = list[NodeEffect]
 
 
 class Outbox:
-    """Owns the `leases`, which say whose a request is, and the `publications`."""
+    """Owns the `leases`, by which requests belong to gateways, and the `block_exports`."""
 
     def __init__(self, worker: str, block_size: int, gateways: GatewayConnections) -> None:
         self.worker = worker
         self.leases = Leases()
         self.block_exports = BlockExports(block_size)
-        self._links = gateways
+        self._connections = gateways
 
     def address(self, landed: Iterable[WorkerEffect]) -> Effects:
-        """What the worker machine has said, to whom it concerns. What concerns nobody any more is
-        left out."""
+        """Turn effects of the worker machine into messages to the gateways that own the requests.
+        What belongs to none any more is left out."""
         effects: Effects = []
         for effect in landed:
             match effect:
@@ -152,35 +152,37 @@ class Outbox:
                 case EmitTokens():
                     self._emit(effect, 1, effects)
                 case ReportBlocks(changes):
-                    news = BlocksReported(self.worker, Tier.DEVICE, changes)
-                    effects += (SendToGateway(name, news) for name, _ in self._links.serving())
+                    message = BlocksReported(self.worker, Tier.DEVICE, changes)
+                    effects += (
+                        SendToGateway(name, message) for name, _ in self._connections.serving()
+                    )
                 case ImportBlocks(request_id):
-                    self._say(request_id, ImportReported(self.worker, effect), effects)
+                    self._send_to_owner(request_id, ImportReported(self.worker, effect), effects)
                 case KvComputed():
-                    self._announce(effect, effects)
+                    self._report_kv(effect, effects)
                 case Refuse(request_id, error):
                     again_s = error.retry_after_s if isinstance(error, Overloaded) else 0.0
                     refused = RequestRefused(self.worker, request_id, str(error), again_s)
-                    self._say(request_id, refused, effects)
+                    self._send_to_owner(request_id, refused, effects)
                 case FailRequest(request_id, reason):
                     broken = RequestBroken(self.worker, request_id, reason)
-                    self._say(request_id, broken, effects)
+                    self._send_to_owner(request_id, broken, effects)
         return effects
 
     def repeated(self, emission: EmitTokens, repeats: int) -> Effects:
-        """The worker machine has said this so many times in a row."""
+        """The worker machine has emitted this so many times in a row."""
         effects: Effects = []
         self._emit(emission, repeats, effects)
         return effects
 
-    def published(self, export_id: int) -> Effects:
-        """The headers are written: what waited for them can be said."""
-        ready = self.block_exports.published(export_id)
+    def exported(self, export_id: int) -> Effects:
+        """The metadata of an export is written: send the reports that waited for it."""
+        ready = self.block_exports.exported(export_id)
         if not ready:
             return []
         rows_by_owner = self._by_owner([request_id for request_id, _ in ready])
         return [
-            SendToGateway(owner, KvReported(self.worker, reported([ready[row] for row in rows])))
+            SendToGateway(owner, KvReported(self.worker, merged([ready[row] for row in rows])))
             for owner, rows in rows_by_owner.items()
         ]
 
@@ -200,27 +202,27 @@ class Outbox:
             ends = zip(emission.request_ids, emission.finish_reasons, strict=True)
             self.end([request_id for request_id, reason in ends if reason is not None])
 
-    def _announce(self, computed: KvComputed, effects: Effects) -> None:
+    def _report_kv(self, computed: KvComputed, effects: Effects) -> None:
         if computed.tokens == (0,):
-            # It is lost: what waits to be said of it is not true any more.
-            self._say(computed.request_ids[0], KvReported(self.worker, computed), effects)
+            # It is lost: pending reports on it are not true any more.
+            self._send_to_owner(computed.request_ids[0], KvReported(self.worker, computed), effects)
             self.block_exports.drop(computed.request_ids[0])
             return
-        publish = self.block_exports.add(computed)
-        if publish is None:
+        export = self.block_exports.add(computed)
+        if export is None:
             return
-        if publish.blocks:
-            effects.append(publish)
+        if export.blocks:
+            effects.append(export)
         else:
-            effects += self.published(publish.export_id)
+            effects += self.exported(export.export_id)
 
-    def _say(self, request_id: str, message: ToGateway, effects: Effects) -> None:
+    def _send_to_owner(self, request_id: str, message: ToGateway, effects: Effects) -> None:
         owner = self.leases.owner(request_id)
         if owner is not None:
             effects.append(SendToGateway(owner, message))
 
     def _by_owner(self, request_ids: Sequence[str]) -> Mapping[str, Sequence[int]]:
-        """Which rows belong to which gateway. Every request that the machine speaks of has one."""
+        """Which rows belong to which gateway. Every request in an effect has one."""
         sole_owner = self.leases.sole_owner
         if sole_owner is not None:
             return {sole_owner: range(len(request_ids))}

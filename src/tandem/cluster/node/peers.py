@@ -12,34 +12,34 @@ from tandem.messages.node import (
 
 
 class Peers:
-    """By name and incarnation, each with the gateways that speak for it: connected once, forgotten
-    when one gateway knows it dead or none speaks for it any more."""
+    """By name and incarnation, each with the gateways that report it: connected once, forgotten
+    when one gateway reports it lost or none reports it any more."""
 
     def __init__(self) -> None:
-        self._told_by: dict[tuple[str, str], dict[str, None]] = {}
+        self._reported_by: dict[tuple[str, str], dict[str, None]] = {}
 
     def __contains__(self, peer: tuple[str, str]) -> bool:
-        return peer in self._told_by
+        return peer in self._reported_by
 
     def joined(self, gateway: str, message: PeerJoined) -> list[NodeEffect]:
         peer = message.worker, message.incarnation
-        known = peer in self._told_by
-        self._told_by.setdefault(peer, {})[gateway] = None
+        known = peer in self._reported_by
+        self._reported_by.setdefault(peer, {})[gateway] = None
         if known:
             return []
         return [ConnectPeer(message.worker, message.incarnation, message.export)]
 
     def lost(self, worker: str, incarnation: str) -> list[NodeEffect]:
-        if self._told_by.pop((worker, incarnation), None) is None:
+        if self._reported_by.pop((worker, incarnation), None) is None:
             return []
         return [ForgetPeer(worker, incarnation)]
 
     def gateway_gone(self, gateway: str) -> list[NodeEffect]:
-        """This gateway speaks for nobody any more."""
+        """This gateway reports nobody any more."""
         effects: list[NodeEffect] = []
-        for worker, incarnation in list(self._told_by):
-            told_by = self._told_by[worker, incarnation]
-            if told_by.pop(gateway, 0) is None and not told_by:
+        for worker, incarnation in list(self._reported_by):
+            reported_by = self._reported_by[worker, incarnation]
+            if reported_by.pop(gateway, 0) is None and not reported_by:
                 effects += self.lost(worker, incarnation)
         return effects
 
@@ -48,8 +48,8 @@ Effect = ConnectPoolNode | ForgetPoolNode
 
 
 class PoolNodes:
-    """By name: the starts of a process that somebody speaks for, each with those gateways, the one
-    heard of last at the end. That one is connected."""
+    """By name: the starts of a process that gateways report, each with those gateways, the one
+    reported last at the end. That one is connected."""
 
     def __init__(self) -> None:
         self._starts: dict[str, dict[PoolNodeJoined, dict[str, None]]] = {}
@@ -62,15 +62,15 @@ class PoolNodes:
         return tuple(self._starts)
 
     def joined(self, gateway: str, message: PoolNodeJoined) -> list[Effect]:
-        """A gateway knows this start of it, and so none before it."""
+        """A gateway reports this start of it, and so none before it."""
         starts = self._starts.setdefault(message.node, {})
         before = next(reversed(starts), None)
-        told_by = starts.pop(message, {})
+        reported_by = starts.pop(message, {})
         for start in list(starts):
             starts[start].pop(gateway, None)
             if not starts[start]:
                 del starts[start]
-        starts[message] = told_by | {gateway: None}
+        starts[message] = reported_by | {gateway: None}
         return _instead(before, message)
 
     def gone(self, gateway: str, node: str, incarnation: str) -> list[Effect]:
@@ -79,23 +79,23 @@ class PoolNodes:
         starts = self._starts.get(node, {})
         for start in list(starts):
             if start.incarnation == incarnation:
-                effects += self._unsay(gateway, start)
+                effects += self._retract(gateway, start)
         return effects
 
     def gateway_gone(self, gateway: str) -> list[Effect]:
-        """This gateway speaks for nobody any more."""
+        """This gateway reports nobody any more."""
         effects: list[Effect] = []
         for starts in list(self._starts.values()):
             for start in list(starts):
-                effects += self._unsay(gateway, start)
+                effects += self._retract(gateway, start)
         return effects
 
-    def _unsay(self, gateway: str, start: PoolNodeJoined) -> list[Effect]:
+    def _retract(self, gateway: str, start: PoolNodeJoined) -> list[Effect]:
         starts = self._starts[start.node]
         before = next(reversed(starts))
-        told_by = starts[start]
-        told_by.pop(gateway, None)
-        if told_by:
+        reported_by = starts[start]
+        reported_by.pop(gateway, None)
+        if reported_by:
             return []
         del starts[start]
         if not starts:

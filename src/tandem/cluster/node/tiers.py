@@ -1,24 +1,21 @@
 """The tiers of one worker: write-through, fetches, prefetch, the benefit gate, and the reports to
 its gateways.
 
-Knows sequences, names and instants; whose requests these are it does not know.
+Deals in sequences, names and instants, not in the owners of requests.
 """
 
 from collections.abc import Iterable, Iterator
 from itertools import count
 
 from tandem.cluster.audit import invariant
-from tandem.cluster.node.fetches import Ended, Fetches, Wanted
-from tandem.cluster.node.gateways import GatewayConnections
+from tandem.cluster.node.fetches import Ended, Fetches, Prefetch, Wanted
+from tandem.cluster.node.gateways import GatewayConnections, RoleState
 from tandem.cluster.node.peers import PoolNodes
-from tandem.cluster.node.prefetch import Prefetch
-from tandem.cluster.node.role_state import RoleState
 from tandem.cluster.tiers.benefit_gate import BenefitGate, StepClock
 from tandem.cluster.tiers.config import TiersConfig
 from tandem.cluster.tiers.hierarchy import TierHierarchy
-from tandem.cluster.tiers.shared import SharedContent
 from tandem.cluster.tiers.tier_caches import TierChanged, tier_figures
-from tandem.cluster.tiers.write_through import WriteThrough
+from tandem.cluster.tiers.write_through import SharedContent, WriteThrough
 from tandem.cluster.worker.machine import WorkerMachine
 from tandem.facts.fleet import Tier
 from tandem.messages.cluster import (
@@ -80,19 +77,19 @@ class WorkerTiers:
         self.pool_nodes = PoolNodes()
         self._worker = worker
         self._remote = config.remote
-        self._links = gateways
+        self._connections = gateways
         self._ended: list[Ended] = []
         self.begun = False
 
-    def announce_contents(self, now_ns: int) -> Effects:
-        """Before everything else; then it does nothing more."""
+    def report_contents(self, now_ns: int) -> Effects:
+        """Before everything else, and once."""
         self.begun = True
         return self._addressed(self.hierarchy.begin(now_ns))
 
     def event_handled(
         self, event: WorkerEvent, landed: Iterable[WorkerEffect], now_ns: int
     ) -> Effects:
-        """The worker machine has heard this and said that in turn."""
+        """The worker machine has handled an event, with these effects."""
         if isinstance(event, StepDone):
             self.clock.landed(now_ns)
         effects: Effects = []
@@ -100,13 +97,15 @@ class WorkerTiers:
             if isinstance(effect, RunStep):
                 self.clock.launched(effect.plan, now_ns)
             elif isinstance(effect, BlocksCommitted):
-                effects += self._addressed(self.writing.sealed(effect, self.benefit, now_ns))
+                effects += self._addressed(
+                    self.writing.blocks_committed(effect, self.benefit, now_ns)
+                )
         if isinstance(event, ImportsArrived | PrefillsArrived):
             effects += self._addressed(self.prefetch.requests_queued(event))
         return effects
 
     def tier_event(self, event: TierEvent, now_ns: int) -> Effects:
-        """Something that was asked for is done."""
+        """An effect of the tiers is done."""
         match event:
             case BlocksStaged():
                 return self._addressed(self.writing.staged(event, now_ns))
@@ -136,8 +135,8 @@ class WorkerTiers:
         ended, self._ended = self._ended, []
         return ended
 
-    def obey(self, gateway: str, message: TierMessage, now_ns: int) -> Effects:
-        """What a gateway says of the pool, or wants to be kept."""
+    def gateway_message(self, gateway: str, message: TierMessage, now_ns: int) -> Effects:
+        """A gateway's message about the shared pool, or a pin."""
         match message:
             case PinBlocks(digests, ttl_ns, priority):
                 self.hierarchy.caches.pin(digests, Pin(now_ns + ttl_ns, priority), now_ns)
@@ -148,7 +147,7 @@ class WorkerTiers:
                 return self._pool_changed(self.pool_nodes.gone(gateway, node, incarnation))
 
     def gateway_gone(self, gateway: str) -> Effects:
-        """This gateway speaks for nobody of the pool any more."""
+        """This gateway reports no process of the pool any more."""
         return self._pool_changed(self.pool_nodes.gateway_gone(gateway))
 
     def listing(self, tier: Tier) -> BlocksListed | None:
@@ -157,7 +156,7 @@ class WorkerTiers:
         return None if cache is None else BlocksListed(self._worker, tier, *cache.listing())
 
     def figures(self, now_ns: int) -> TiersReported:
-        """How all tiers fare."""
+        """The figures of all tiers."""
         figures = list(self.hierarchy.caches.figures())
         if self._remote:
             counts, there = self.fetches.pool_counts, self.shared.there
@@ -198,12 +197,14 @@ class WorkerTiers:
         return effects if self._remote else []
 
     def _addressed(self, effects: Iterable[NodeEffect | TierChanged]) -> Effects:
-        """News of what is where go to all gateways."""
+        """Changes of contents go to all gateways."""
         found: Effects = []
         for effect in effects:
             if isinstance(effect, TierChanged):
-                news = BlocksReported(self._worker, effect.tier, effect.changes)
-                found += (SendToGateway(gateway, news) for gateway, _ in self._links.serving())
+                message = BlocksReported(self._worker, effect.tier, effect.changes)
+                found += (
+                    SendToGateway(gateway, message) for gateway, _ in self._connections.serving()
+                )
             else:
                 found.append(effect)
         return found

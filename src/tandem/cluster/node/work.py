@@ -33,8 +33,8 @@ Effects = list[NodeEffect]
 
 
 class Work:
-    """Tells `machine`, and the slower `tiers` where there are any, what concerns them. Arrivals of
-    one instant wait for `flush` (or for any other event), so that they are planned together."""
+    """Passes events to `machine`, and to the slower `tiers` where there are any. Arrivals of one
+    instant wait for `flush` (or for any other event), so that they are planned together."""
 
     def __init__(
         self,
@@ -69,16 +69,16 @@ class Work:
         return effects
 
     def flush(self, now_ns: int) -> Effects:
-        """The machine hears of those who have arrived."""
+        """Pass what has arrived to the worker machine."""
         arrived, self._arrived = self._arrived, None
-        return [] if arrived is None else self._tell(arrived, now_ns)
+        return [] if arrived is None else self._handle(arrived, now_ns)
 
-    def tell_machine(self, event: WorkerEvent, now_ns: int) -> Effects:
-        """The machine hears this, after everything that came before."""
-        return self.flush(now_ns) + self._tell(event, now_ns)
+    def pass_to_machine(self, event: WorkerEvent, now_ns: int) -> Effects:
+        """Pass this event to the worker machine, after everything that came before."""
+        return self.flush(now_ns) + self._handle(event, now_ns)
 
     def change(self, gateway: str, event: Change, now_ns: int) -> Effects:
-        """A gateway wants this of requests of its own; it has no say about others."""
+        """A gateway's event about requests, of which only its own count."""
         if isinstance(event, ImportDone):
             mine = self.leases.owner(event.request_id) == gateway
             return self.inbound.conclude_import(event) + self._end_quiet(now_ns) if mine else []
@@ -89,9 +89,9 @@ class Work:
         )
         if not request_ids:
             return []
-        effects = self.tell_machine(type(event)(request_ids), now_ns)
+        effects = self.pass_to_machine(type(event)(request_ids), now_ns)
         if isinstance(event, TransferPinsReleased):
-            # Whoever wants to read one that goes on hears of its KV from the start.
+            # The KV of one that goes on is reported from the start to the next reader.
             for request_id in request_ids:
                 self.outbox.block_exports.drop(request_id)
         self._settle(request_ids)
@@ -115,13 +115,13 @@ class Work:
     def give_up_requests(self, request_ids: tuple[str, ...], now_ns: int) -> Effects:
         """Nobody wants these any more: they end here, and what they hold is freed as soon as nobody
         writes to it."""
-        effects = self.tell_machine(RequestsAborted(request_ids), now_ns)
-        effects += self.tell_machine(TransferPinsReleased(request_ids), now_ns)
+        effects = self.pass_to_machine(RequestsAborted(request_ids), now_ns)
+        effects += self.pass_to_machine(TransferPinsReleased(request_ids), now_ns)
         self._settle(request_ids)
         return effects
 
     def forget(self, gateway: str, now_ns: int) -> Effects:
-        """Everything of this gateway is void; its moves are stopped and nobody hears of them."""
+        """Everything of this gateway is void; its moves are stopped and not reported."""
         effects = self.inbound.disown(gateway)
         request_ids = self.leases.of(gateway)
         if request_ids:
@@ -135,13 +135,13 @@ class Work:
         held = self.machine.sequences.pinned.keys()
         leased, importing = self.leases.request_ids, self.machine.sequences.importing.keys()
         invariant(leased == self.machine.unfinished.keys() | held, "every request has a lease")
-        published = self.outbox.block_exports.request_ids
-        invariant(published <= leased, "blocks are published for requests with a lease")
-        imports = self.inbound.imports.request_ids
+        exported = self.outbox.block_exports.request_ids
+        invariant(exported <= leased, "blocks are exported for requests with a lease")
+        imports = self.inbound.request_ids
         invariant(imports <= importing, "KV is imported for sequences that wait for it")
         self.inbound.audit()
 
-    def _tell(self, event: WorkerEvent, now_ns: int) -> Effects:
+    def _handle(self, event: WorkerEvent, now_ns: int) -> Effects:
         landed = self.machine.handle(event, now_ns)
         effects = self.outbox.address(landed)
         if self.tiers is not None:
@@ -149,7 +149,7 @@ class Work:
         for effect in landed:
             match effect:
                 case ImportBlocks():
-                    self.inbound.imports.blocks_reserved(effect)
+                    self.inbound.blocks_reserved(effect)
                 case CancelImport(request_id):
                     # Only this process writes to the blocks: it need not ask anybody to stop.
                     effects += self.inbound.conclude_import(ImportDone(request_id, 0))
@@ -161,10 +161,10 @@ class Work:
         return effects + self._end_quiet(now_ns)
 
     def _end_quiet(self, now_ns: int) -> Effects:
-        """The machine hears of the imports that have ended and that nobody writes for."""
+        """Pass on the imports that have ended and whose blocks are quiet."""
         effects: Effects = []
-        for outcome in self.inbound.imports.take_quiet():
-            effects += self.tell_machine(outcome, now_ns)
+        for outcome in self.inbound.take_quiet():
+            effects += self.pass_to_machine(outcome, now_ns)
         return effects
 
     def _settle(self, request_ids: tuple[str, ...]) -> None:

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from tandem.cluster.audit import invariant
 from tandem.cluster.router.fleet import Capacity, Fleet
-from tandem.cluster.router.prefix_cache.index import PrefixIndex
-from tandem.cluster.router.prompt_hashes import ComputedHashes, PromptHashes
-from tandem.cluster.router.queue import RequestQueue, RequestQueueConfig
+from tandem.cluster.router.prefix_cache.index import ComputedHashes, PrefixIndex, PromptHashes
+from tandem.cluster.router.queue import LivenessChecks, RequestQueue, RequestQueueConfig, Suspects
 from tandem.cluster.router.request_state import RequestState, Stage
-from tandem.cluster.router.suspects import Suspects, Witnesses
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.fleet import Tier
 from tandem.messages.router import (
@@ -35,7 +33,7 @@ ASK_AGAIN_NS = 1_000_000_000
 class RouterConfig:
     """`capacities` prices every worker that may ever join. Blocks are named under `root` until
     another one is adopted, by `hashes` (None: computed from the tokens), which serve one router.
-    With `explains` every decision is told, not only acted on."""
+    With `explains` every decision is explained, not only acted on."""
 
     block_size: int
     root: CacheRoot
@@ -73,7 +71,7 @@ class AdmissionFront:
         self.index = PrefixIndex(config.block_size)
         self.queue = RequestQueue(config.queue, config.classes)
         self.suspects = Suspects(self.queue)
-        self.witnesses = Witnesses()
+        self.liveness = LivenessChecks()
         self._predictor = Predictor()
         self._hashes = config.hashes or ComputedHashes(config.block_size)
         # A listing is long: it is asked for once a gap, and again only if it does not come.
@@ -86,12 +84,12 @@ class AdmissionFront:
         listed anew."""
         shared = not isinstance(event, LoadReported) and event.tier is Tier.REMOTE
         if not shared and event.worker not in self.fleet.workers:
-            # The news of one that died: its name may come back empty.
+            # A late report of one that died: its name may come back empty.
             return []
         match event:
             case LoadReported():
                 self.fleet.report(event, now_ns)
-                self.witnesses.heard(event.worker, event.heard)
+                self.liveness.report_received(event.worker, event.received_events)
             case BlocksReported(worker, tier, changes):
                 in_order = self.index.apply(worker, tier, changes)
                 asked_ns = self._asked_ns.get((worker, tier))
@@ -119,8 +117,8 @@ class AdmissionFront:
     def next_to_start(
         self, requests: Mapping[str, RequestState], now_ns: int
     ) -> tuple[RequestState, Choice] | None:
-        """Take the next request out of the line, if there is one and room for it. Suspects that
-        may start stood in line before."""
+        """Take the next request out of the queue, if there is one and room for it. Suspects that
+        may start go before it."""
         if not self.suspects.all_waiting or not self.has_room():
             return None
         if suspect := self.suspects.first:
@@ -158,7 +156,7 @@ class AdmissionFront:
         kept_tokens = max(view.hit(prefill).device_tokens, pulled_tokens)
         known_tokens = view.prompt_tokens
         self.queue.enter_workers(state)
-        self.witnesses.sent(state, prefill, self.fleet.workers[prefill].told)
+        self.liveness.sent(state, prefill, self.fleet.workers[prefill].events_sent)
         self.fleet.send(prefill, max(1, known_tokens - kept_tokens), known_tokens)
         self.fleet.workers[prefill].prefilling.add(state.wire_id)
         self.index.expect(prefill, state.chain, now_ns)

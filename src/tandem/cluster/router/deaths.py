@@ -1,11 +1,11 @@
 """Poison requests: which request kills its workers, found with few deaths, and when it is given up.
 
-A worker that dies takes down every request in it, and nobody says which one was to blame, if any:
+A worker that dies takes down every request in it, and nothing shows which one was to blame, if any:
 somebody may just have killed the process. What is known is who was there. This is how the one is
 found with few deaths, and how the others get through:
 
 1. Whoever was at a worker that died (its prompt or answer was computed there, or its KV handed
-   over; not who stood in line in the gateway) is held to have been there once more. The first time
+   over; not who waited in the gateway's queue) is held to have been there once more. The first time
    that has no consequence: all go on elsewhere at once.
 2. Whoever gets `CLEARING_TOKENS` further than it was is cleared. An answer is a function of prompt,
    parameters and position, so a request that kills a worker at a position kills the next one there
@@ -19,9 +19,9 @@ found with few deaths, and how the others get through:
    one as well, and the only suspect an innocent one. So the two never go on together, and no
    neighbour lends a suspect its second death.
 6. Where a request comes to a worker because another died, and this one dies within
-   `COINCIDENCE_NS`, not heard since: then both may have died together, by one hand or with their
-   machine, before the request came. That says nothing about the request. A worker that takes such
-   a request up therefore says at once that it lives.
+   `COINCIDENCE_NS` without a report since: then both may have died together, by one hand or with
+   their machine, before the request came. That is no evidence about the request. A worker that
+   takes such a request up therefore reports at once.
 
 So a request that kills its workers ends after two deaths if it is alone, and after four at most
 among others. Of these the first two made no difference between it and its neighbours; they are
@@ -31,7 +31,7 @@ death on the guilty one is a suspect, too. With several of them about, two that 
 would have to meet it one after the other. Whoever kills workers by hand has to hit the same request
 four times (three, if the first was beside a suspect; two, if it is alone) within a few tokens to
 end it; `MOST_DEATHS`, counting all, bounds what a request can do that dies at ever later positions,
-or before its worker can say a word.
+or before its worker can report anything.
 
 Each gateway judges its own requests: with several of them a death may be explained in each.
 """
@@ -51,8 +51,8 @@ COINCIDENCE_NS = 2_000_000_000
 class Deaths:
     """Of workers that one request was at: in all, in a row since it last got ahead, and how many of
     those were its own; whether it was `beside` another at the first of that one's own. It is ahead
-    again once `clear_at` tokens of it are known. The last one was at `last_ns`; `heard` are the
-    workers that have spoken since it was sent to them after that."""
+    again once `clear_at` tokens of it are known. The last one was at `last_ns`; `reported` are the
+    workers that have reported since it was sent to them after that."""
 
     total: int = 0
     in_a_row: int = 0
@@ -60,7 +60,7 @@ class Deaths:
     beside: bool = False
     clear_at: int = 0
     last_ns: int = 0
-    heard: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
 
     @property
     def suspect(self) -> bool:
@@ -70,21 +70,21 @@ class Deaths:
     def enough(self) -> bool:
         return self.own >= OWN_DEATHS or self.total >= MOST_DEATHS
 
-    def telling(self, worker: str, now_ns: int) -> bool:
-        """Whether the death of this worker says anything about the request."""
-        if not self.total or worker in self.heard:
+    def is_evidence(self, worker: str, now_ns: int) -> bool:
+        """Whether the death of this worker is evidence about the request."""
+        if not self.total or worker in self.reported:
             return True
         return now_ns - self.last_ns >= COINCIDENCE_NS
 
     def add(self, worker: str, known_tokens: int, now_ns: int, *, beside: bool = False) -> None:
         """One more, when so many tokens of the request were known."""
-        telling = self.telling(worker, now_ns)
-        self.in_a_row += telling
-        self.beside = self.beside or (beside and telling)
+        is_evidence = self.is_evidence(worker, now_ns)
+        self.in_a_row += is_evidence
+        self.beside = self.beside or (beside and is_evidence)
         self.total += 1
         self.clear_at = max(self.clear_at, known_tokens + CLEARING_TOKENS)
         self.last_ns = now_ns
-        self.heard.clear()
+        self.reported.clear()
 
     def clears(self, known_tokens: int) -> bool:
         """Forget what was held against the request if it got ahead. Whether it was a suspect until
@@ -97,7 +97,7 @@ class Deaths:
         return was_suspect
 
 
-class Mortal(Protocol):
+class HasDeaths(Protocol):
     """A request as it matters here."""
 
     deaths: Deaths
@@ -106,13 +106,13 @@ class Mortal(Protocol):
     def known_tokens(self) -> int: ...
 
 
-def blame(present: Sequence[Mortal], worker: str, now_ns: int) -> None:
+def blame(present: Sequence[HasDeaths], worker: str, now_ns: int) -> None:
     """A worker died with these in it."""
     suspects = [each for each in present if each.deaths.suspect]
     candidates = suspects or present
     accused = candidates[0] if len(candidates) == 1 else None
     undecided = False
-    if accused is not None and accused.deaths.telling(worker, now_ns):
+    if accused is not None and accused.deaths.is_evidence(worker, now_ns):
         accused.deaths.own += 1
         undecided = not accused.deaths.enough
     for each in present:
@@ -121,7 +121,7 @@ def blame(present: Sequence[Mortal], worker: str, now_ns: int) -> None:
 
 
 def reason_of(deaths: Deaths) -> str:
-    """What its client is told, once it is enough."""
+    """The error for its client, once it is enough."""
     return (
         f"{deaths.total} workers died one after the other while they ran this request, so it is "
         "not tried again"

@@ -3,7 +3,7 @@ report."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tandem.cost.worker import WorkerCost
 from tandem.facts.fleet import Role
@@ -21,42 +21,45 @@ class Capacity:
     max_sequences: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """What had been sent to a worker by the time it had been told `told` events, of what its last
-    report leaves out: the `sent_` figures of then."""
+@dataclass(slots=True)
+class SentLoad:
+    """What was sent to a worker and its last report leaves out."""
 
-    told: int
-    requests: int
-    prefill_tokens: int
-    blocks: int
-    decodes: int
-    context_tokens: int
+    requests: int = 0
+    prefill_tokens: int = 0
+    blocks: int = 0
+    decodes: int = 0
+    context_tokens: int = 0
+
+    def minus(self, other: "SentLoad") -> "SentLoad":
+        return SentLoad(
+            self.requests - other.requests,
+            self.prefill_tokens - other.prefill_tokens,
+            self.blocks - other.blocks,
+            self.decodes - other.decodes,
+            self.context_tokens - other.context_tokens,
+        )
 
 
 @dataclass(slots=True)
 class TrackedWorker:
-    """One worker. `report` is its last word; the `sent_` figures are what that leaves out, and
-    `unheard` how they grew, if the events `told` to the worker are counted. `expected_` count
-    requests whose prefill still runs elsewhere; `prefilling` the requests whose prompt is here.
-    `view` is all that as policies see it, until something changes."""
+    """One worker. `sent` is what its last `report` leaves out; `sent_by` has what that was when so
+    many events had been sent to it, of `events_sent` in all. `expected_` count requests whose
+    prefill still runs elsewhere; `prefilling` the requests whose prompt is here. `view` is all that
+    as policies see it, until something changes."""
 
     role: Role
     capacity: Capacity
     report: LoadReported
     reported_ns: int
     accepting: bool = True
-    sent_requests: int = 0
-    sent_prefill_tokens: int = 0
-    sent_blocks: int = 0
-    sent_decodes: int = 0
-    sent_context_tokens: int = 0
+    sent: SentLoad = field(default_factory=SentLoad)
     expected_decodes: int = 0
     expected_context_tokens: int = 0
     prefilling: set[str] = field(default_factory=set)
     view: WorkerView | None = None
-    told: int = 0
-    unheard: deque[Sent] = field(default_factory=deque)
+    events_sent: int = 0
+    sent_by: deque[tuple[int, SentLoad]] = field(default_factory=deque)
 
     @property
     def decodes_more(self) -> bool:
@@ -89,47 +92,38 @@ class Fleet:
         self._order = sorted(self.workers)
 
     def report(self, load: LoadReported, now_ns: int) -> None:
-        """The worker's own word replaces what was guessed of what it had heard by then; a dead
-        worker's is ignored."""
+        """A report replaces what was guessed of the events that the worker had received by then;
+        that of a lost worker is ignored."""
         tracked = self.workers.get(load.worker)
         if tracked is not None:
-            if load == tracked.report and not tracked.sent_requests + tracked.sent_decodes:
+            if load == tracked.report and not tracked.sent.requests + tracked.sent.decodes:
                 return
             tracked.report, tracked.reported_ns, tracked.view = load, now_ns, None
-            if load.heard is not None:
-                _hear(tracked, load.heard)
+            if load.received_events is not None:
+                _forget_received(tracked, load.received_events)
                 return
-            tracked.unheard.clear()
-            tracked.sent_requests = tracked.sent_prefill_tokens = tracked.sent_blocks = 0
-            tracked.sent_decodes = tracked.sent_context_tokens = 0
+            tracked.sent_by.clear()
+            tracked.sent = SentLoad()
 
-    def tell(self, worker: str, events: int) -> None:
-        """So many events go out to the worker: with the last of them it knows all that was sent to
-        it. Only for workers that report what they have heard."""
+    def events_sent(self, worker: str, events: int) -> None:
+        """So many events go out to the worker: with the last of them it has all that was sent to
+        it. Only for workers that report how many they have received."""
         tracked = self.workers.get(worker)
         if tracked is None:
             return
-        tracked.told += events
-        sent = Sent(
-            tracked.told,
-            tracked.sent_requests,
-            tracked.sent_prefill_tokens,
-            tracked.sent_blocks,
-            tracked.sent_decodes,
-            tracked.sent_context_tokens,
-        )
-        last = tracked.unheard[-1] if tracked.unheard else None
-        seen = (last.requests, last.decodes) if last else (0, 0)
-        if seen != (sent.requests, sent.decodes):
-            tracked.unheard.append(sent)
+        tracked.events_sent += events
+        sent = tracked.sent
+        last = tracked.sent_by[-1][1] if tracked.sent_by else SentLoad()
+        if (last.requests, last.decodes) != (sent.requests, sent.decodes):
+            tracked.sent_by.append((tracked.events_sent, replace(sent)))
 
     def send(self, worker: str, prefill_tokens: int, known_tokens: int) -> None:
         """A request whose prompt is to be computed here went out."""
         tracked = self.workers[worker]
         tracked.view = None
-        tracked.sent_requests += 1
-        tracked.sent_prefill_tokens += prefill_tokens
-        tracked.sent_blocks += -(-known_tokens // tracked.capacity.block_size)
+        tracked.sent.requests += 1
+        tracked.sent.prefill_tokens += prefill_tokens
+        tracked.sent.blocks += -(-known_tokens // tracked.capacity.block_size)
 
     def expect_decode(self, worker: str, known_tokens: int) -> None:
         """A request will decode here once its prompt is computed elsewhere."""
@@ -139,12 +133,12 @@ class Fleet:
         tracked.expected_context_tokens += known_tokens
 
     def decode_arrived(self, worker: str, known_tokens: int) -> None:
-        """An expected request decodes here from now on, which its next report will say."""
+        """An expected request decodes here from now on, which its next report will include."""
         self.expect_no_decode(worker, known_tokens)
         tracked = self.workers.get(worker)
         if tracked is not None:
-            tracked.sent_decodes += 1
-            tracked.sent_context_tokens += known_tokens
+            tracked.sent.decodes += 1
+            tracked.sent.context_tokens += known_tokens
 
     def expect_no_decode(self, worker: str, known_tokens: int) -> None:
         tracked = self.workers.get(worker)
@@ -174,47 +168,32 @@ class Fleet:
         return (tracked for tracked in self.workers.values() if tracked.accepting)
 
     def _look(self, worker: str, tracked: TrackedWorker) -> WorkerView:
-        report, capacity = tracked.report, tracked.capacity
+        report, sent, capacity = tracked.report, tracked.sent, tracked.capacity
         tracked.view = WorkerView(
             worker=worker,
             role=tracked.role,
             cost=capacity.cost,
             as_of_ns=tracked.reported_ns,
             accepting=tracked.accepting,
-            running_sequences=report.running_sequences + tracked.sent_decodes,
-            waiting_requests=report.waiting_requests + tracked.sent_requests,
-            queued_prefill_tokens=report.queued_prefill_tokens + tracked.sent_prefill_tokens,
-            context_tokens=report.context_tokens + tracked.sent_context_tokens,
+            running_sequences=report.running_sequences + sent.decodes,
+            waiting_requests=report.waiting_requests + sent.requests,
+            queued_prefill_tokens=report.queued_prefill_tokens + sent.prefill_tokens,
+            context_tokens=report.context_tokens + sent.context_tokens,
             expected_decodes=tracked.expected_decodes,
             expected_context_tokens=tracked.expected_context_tokens,
             max_sequences=capacity.max_sequences,
             block_size=capacity.block_size,
             total_blocks=capacity.block_count,
-            free_blocks=max(0, report.free_blocks - tracked.sent_blocks),
+            free_blocks=max(0, report.free_blocks - sent.blocks),
         )
         return tracked.view
 
 
-def _hear(tracked: TrackedWorker, heard: int) -> None:
-    """The worker's report counts in what was sent to it with the first `heard` events."""
-    known = None
-    while tracked.unheard and tracked.unheard[0].told <= heard:
-        known = tracked.unheard.popleft()
-    if known is None:
-        return
-    tracked.sent_requests -= known.requests
-    tracked.sent_prefill_tokens -= known.prefill_tokens
-    tracked.sent_blocks -= known.blocks
-    tracked.sent_decodes -= known.decodes
-    tracked.sent_context_tokens -= known.context_tokens
-    tracked.unheard = deque(
-        Sent(
-            later.told,
-            later.requests - known.requests,
-            later.prefill_tokens - known.prefill_tokens,
-            later.blocks - known.blocks,
-            later.decodes - known.decodes,
-            later.context_tokens - known.context_tokens,
-        )
-        for later in tracked.unheard
-    )
+def _forget_received(tracked: TrackedWorker, events: int) -> None:
+    """The worker's report includes what was sent to it with the first `events` events."""
+    received = None
+    while tracked.sent_by and tracked.sent_by[0][0] <= events:
+        received = tracked.sent_by.popleft()[1]
+    if received is not None:
+        tracked.sent = tracked.sent.minus(received)
+        tracked.sent_by = deque((at, later.minus(received)) for at, later in tracked.sent_by)

@@ -1,8 +1,8 @@
 """The router machine: admission, routing, KV transfer, migration and failover of every request of a
 cluster.
 
-Knows no socket and no clock: what workers and clients report comes in, what is to be told to them
-goes out. The gateway and the twin drive the same object.
+No sockets and no clock: what workers and clients report comes in, messages to them go out. The
+gateway and the twin drive the same object.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,6 @@ from tandem.messages.router import (
     BlocksListed,
     BlocksReported,
     Explain,
-    ImportCancelled,
     ImportReported,
     KvReported,
     LoadReported,
@@ -79,16 +78,16 @@ class RouterMachine:
     def handle_together(self, events: Iterable[RouterEvent], now_ns: int) -> Effects:
         """Events of one instant, all of which are known before anybody is chosen to go next."""
         effects: Effects = []
-        news = False
+        changed = False
         for event in events:
             match event:
                 case LoadReported() | BlocksReported() | BlocksListed():
                     effects += self.admission.learn(event, now_ns)
                     continue
                 case TokensReported():
-                    news = self._take_tokens(event, effects) or news
+                    changed = self._take_tokens(event, effects) or changed
                     continue
-                case KvReported() | ImportReported() | ImportCancelled() | TransferEnded():
+                case KvReported() | ImportReported() | TransferEnded():
                     self._move(event, effects)
                 case RequestSubmitted():
                     self._submit(event, now_ns, effects)
@@ -111,8 +110,8 @@ class RouterMachine:
                         effects.append(FailRequest(broken.request_id, reason))
                 case _:
                     self._change_fleet(event, now_ns, effects)
-            news = True
-        if news:
+            changed = True
+        if changed:
             self._fill(now_ns, effects)
         return effects
 
@@ -145,7 +144,7 @@ class RouterMachine:
                 fleet.take_role(worker, role)
             case WorkerLost(worker, died):
                 fleet.lose(worker)
-                self.admission.witnesses.lost(worker)
+                self.admission.liveness.lost(worker)
                 self.admission.index.forget_worker(worker)
                 if died:
                     there = [each for each in self.requests.values() if each.is_at(worker)]
@@ -188,7 +187,7 @@ class RouterMachine:
 
     def _fill(self, now_ns: int, effects: Effects) -> None:
         """Start whoever may go. Where a class waits for its reserve, the newest requests of those
-        who borrowed it go back in line, with the tokens that they have."""
+        who borrowed it go back to the queue, with the tokens that they have."""
         while started := self.admission.next_to_start(self.requests, now_ns):
             self._start(*started, now_ns, effects)
         lent = self.admission.queue.to_give_back()
@@ -247,14 +246,12 @@ class RouterMachine:
 
     def _move(
         self,
-        event: KvReported | ImportReported | ImportCancelled | TransferEnded,
+        event: KvReported | ImportReported | TransferEnded,
         effects: Effects,
     ) -> None:
         match event:
             case TransferEnded():
                 effects += self.kv_transfers.transfer_ended(event)
-            case ImportCancelled(_, wire_id):
-                effects += self.kv_transfers.import_cancelled(self._by_wire.get(wire_id), event)
             case ImportReported(_, wanted):
                 if state := self._by_wire.get(wanted.request_id):
                     effects += self.kv_transfers.import_ready(state, event)
@@ -285,12 +282,12 @@ class RouterMachine:
         state.prefill_pinned = held
         # Nothing is reserved at the decode worker before the prefill runs, which then needs nobody
         # else to end: two workers never wait for each other's blocks.
-        if not state.announced and (held or state.transfer is Transfer.PUSH):
-            state.announced = True
+        if not state.import_sent and (held or state.transfer is Transfer.PUSH):
+            state.import_sent = True
             wanted_tokens = tokens if held else state.known_tokens
             request = state.request(state.decode)
-            told = self.admission.fleet.workers[state.decode].told
-            self.admission.witnesses.sent(state, state.decode, told)
+            events = self.admission.fleet.workers[state.decode].events_sent
+            self.admission.liveness.sent(state, state.decode, events)
             effects.append(SendEvent(state.decode, ImportsArrived((request,), (wanted_tokens,))))
         effects += self.kv_transfers.push_computed(state)
 

@@ -32,7 +32,7 @@ class Migrations:
         self._by_wire = by_wire
 
     def begin_migrations(self, wanted: MigrationsRequested) -> list[RouterEffect]:
-        """Somebody wants requests to go on elsewhere: ask what can be read of them."""
+        """Begin migrations: ask what KV can be read of the requests."""
         effects: list[RouterEffect] = []
         tracked_workers = self._admission.fleet.workers
         for state in to_migrate(wanted, self._by_wire.values(), self._admission.fleet):
@@ -43,26 +43,26 @@ class Migrations:
                 effects.append(SendEvent(wanted.source, CopiesRequested((state.wire_id,))))
             else:
                 # Not a block that could be read yet: only a place is needed.
-                effects += self._announce(state, state.known_tokens)
+                effects += self._send_import(state, state.known_tokens)
         return effects
 
     def readable(self, state: RequestState, tokens: int) -> list[RouterEffect]:
-        """The KV of so many first tokens can be read now; of none: any more. What is told late of
-        a copy that was given up means nothing."""
+        """The KV of so many first tokens can be read now; of none: any more. A late report on a
+        copy that was given up means nothing."""
         if state.stage is not Stage.COPYING:
             return []
         if not tokens:
             return self.give_up_copy(state)
         state.computed_tokens = max(state.computed_tokens, tokens)
-        return [] if state.announced else self._announce(state, tokens)
+        return [] if state.import_sent else self._send_import(state, tokens)
 
     def copy_arrived(self, state: RequestState) -> list[RouterEffect]:
         """Nothing moves any more: the request stops where it is and goes on at the target."""
-        leg = state.imports.get(state.decode)
-        if state.stage is not Stage.COPYING or leg is None:
+        inbound = state.imports.get(state.decode)
+        if state.stage is not Stage.COPYING or inbound is None:
             return []
-        behind_tokens = state.known_tokens - leg.end_token
-        failed = leg.lost_token is not None or behind_tokens > MOST_BEHIND_TOKENS
+        behind_tokens = state.known_tokens - inbound.end_token
+        failed = inbound.lost_token is not None or behind_tokens > MOST_BEHIND_TOKENS
         if failed and not state.copy_failed:
             state.copy_failed = True
             return self.give_up_copy(state)
@@ -98,8 +98,8 @@ class Migrations:
             state.names.take_over()
             state.copy_failed = False
 
-    def _announce(self, state: RequestState, tokens: int) -> list[RouterEffect]:
-        state.announced = True
+    def _send_import(self, state: RequestState, tokens: int) -> list[RouterEffect]:
+        state.import_sent = True
         event = ImportsArrived((state.request(state.decode),), (tokens,))
         return [SendEvent(state.decode, event)]
 

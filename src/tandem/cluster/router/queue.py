@@ -1,9 +1,10 @@
 """The request queue: fair queueing by class and tenant, bounded by what may be at the workers at
-once."""
+once; and beside it requests suspected of killing workers (see `deaths`)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from tandem.cluster.audit import invariant
 from tandem.cluster.router.request_state import RequestState
 from tandem.policy.qos.classes import Classes, to_preempt
 from tandem.policy.qos.fair_queue import FairQueue
@@ -45,7 +46,7 @@ class RequestQueue:
         return bool(bound) and sum(self.in_use.values()) >= bound
 
     @property
-    def heeds_output(self) -> bool:
+    def depends_on_output(self) -> bool:
         """Whether who goes next, or goes back, may depend on the tokens drawn so far."""
         bounded = self.config.max_requests or self.config.prefill_depth
         if not bounded and not len(self):
@@ -79,7 +80,7 @@ class RequestQueue:
 
     def charge(self, state: RequestState, portion_tokens: int) -> None:
         """Count the output that the tenant got since the last time, in whole portions: however many
-        tokens are told at once, the counts are the same."""
+        tokens are reported at once, the counts are the same."""
         tokens = len(state.output) - state.charged_output
         tokens -= tokens % portion_tokens
         if tokens:
@@ -94,8 +95,8 @@ class RequestQueue:
         return to_preempt(self._classes, self._queue.waiting(), self.in_use, capacity)
 
     def before(self, workers: Sequence[WorkerView], tenant: str) -> list[WorkerView]:
-        """The workers as whoever of this tenant comes last finds them: those in line will be there
-        first, of each other tenant as much as of its own."""
+        """The workers as whoever of this tenant comes last finds them: those that wait will be
+        there first, of each other tenant as much as of its own."""
         prefilling = sum(1 for view in workers if view.accepting and view.role.prefills)
         if not len(self) or not prefilling:
             return list(workers)
@@ -132,6 +133,93 @@ class RequestQueue:
 
 
 def _uncached_tokens(view: RequestView) -> int:
-    """What the prompt costs whoever holds most of it: whoever is in line goes there if it can."""
+    """What the prompt costs whoever holds most of it: one that waits goes there if it can."""
     cached_tokens = max((hits.tokens for hits in view.hits.values()), default=0)
     return max(1, view.prompt_tokens - cached_tokens)
+
+
+class Suspects:
+    """By request id. `waiting` are at no worker, in the order in which they are to start, beside
+    the `queue` of all others; `running` are at workers."""
+
+    def __init__(self, queue: RequestQueue) -> None:
+        self._queue = queue
+        self.waiting: dict[str, RequestState] = {}
+        self.running: dict[str, RequestState] = {}
+
+    @property
+    def all_waiting(self) -> int:
+        """Requests that are at no worker, suspects or not."""
+        return len(self._queue) + len(self.waiting)
+
+    @property
+    def first(self) -> RequestState | None:
+        return next(iter(self.waiting.values()), None)
+
+    def workers(self) -> set[str]:
+        """Where there is one."""
+        return {worker for each in self.running.values() for worker in _workers_of(each)}
+
+    def enqueue(self, state: RequestState) -> None:
+        """It waits here if it is a suspect, else in the queue."""
+        if state.deaths.suspect:
+            self.waiting[state.request_id] = state
+        else:
+            self._queue.enqueue(state)
+
+    def dequeue(self, state: RequestState) -> None:
+        """It will not go on."""
+        if self.waiting.pop(state.request_id, None) is None:
+            self._queue.dequeue(state)
+
+    def starts(self, state: RequestState) -> None:
+        """It goes to workers now, where no other is."""
+        del self.waiting[state.request_id]
+        self.running[state.request_id] = state
+
+    def leaves(self, state: RequestState) -> None:
+        """It is at no worker any more, or no suspect. Others, too, may leave."""
+        self.running.pop(state.request_id, None)
+
+    def audit(self, on_their_way: Sequence[RequestState]) -> None:
+        """Raises `InvariantBroken` unless all suspects are here, and no two share a worker."""
+        running = {each.request_id: each for each in on_their_way if each.deaths.suspect}
+        invariant(running == self.running, "suspects at workers are known")
+        suspected = all(each.deaths.suspect for each in self.waiting.values())
+        invariant(suspected, "requests that wait beside the queue are suspects")
+        workers = [worker for each in running.values() for worker in _workers_of(each)]
+        invariant(len(workers) == len(set(workers)), "no two suspects are at one worker")
+
+
+class LivenessChecks:
+    """Requests that were sent to a worker after another died with them, until its next report."""
+
+    def __init__(self) -> None:
+        self._awaited: dict[str, list[tuple[RequestState, int, int]]] = {}
+
+    def sent(self, state: RequestState, worker: str, events: int) -> None:
+        """Its report is awaited: so many events had been sent to the worker before."""
+        if state.deaths.total:
+            entry = state, state.names.attempt, events
+            self._awaited.setdefault(worker, []).append(entry)
+
+    def report_received(self, worker: str, events: int | None) -> None:
+        """The worker lives, and has received so many events (None: all)."""
+        if worker not in self._awaited:
+            return
+        left = []
+        for state, attempt, before in self._awaited.pop(worker):
+            if events is not None and events <= before:
+                left.append((state, attempt, before))
+            elif state.names.attempt == attempt:
+                state.deaths.reported.add(worker)
+        if left:
+            self._awaited[worker] = left
+
+    def lost(self, worker: str) -> None:
+        """No report of it will come any more."""
+        self._awaited.pop(worker, None)
+
+
+def _workers_of(state: RequestState) -> set[str]:
+    return {name for name in (state.prefill, state.decode) if state.needs(name)}

@@ -52,9 +52,9 @@ class Import:
 
 @dataclass(slots=True)
 class Names:
-    """By which workers know a request, so that nothing late from an earlier attempt is ever taken
-    for this one: `wire` at whoever works on it, `copy` (often empty) at whoever reads its KV to
-    take it over. `attempt` counts the former, `copies` the latter since."""
+    """The wire ids of a request at workers, so that nothing late from an earlier attempt is ever
+    taken for this one: `wire` at whoever works on it, `copy` (often empty) at whoever reads its KV
+    to take it over. `attempt` counts the former, `copies` the latter since."""
 
     request_id: str
     wire: str
@@ -80,17 +80,17 @@ class Names:
 
 
 def failed_over(wire_id: str) -> bool:
-    """Whether workers know a request by this name whose first worker died."""
+    """Whether this is the name of a request whose first worker died."""
     return "~" in wire_id
 
 
 @dataclass(slots=True)
 class RequestState:
-    """A submitted request, known to workers by its `names`. `output` are the tokens drawn so far,
-    whoever drew them; `sent_output` of them the worker that goes on was told. The decode worker
-    knows of it once it is `announced`; `expected_tokens` count to that worker's load until their KV
-    is there. What slower tiers had of it reaches up to `pulled_tokens`. `copy_failed` says that it
-    was to go on elsewhere, and that this came to nothing. `deaths` are those of its workers."""
+    """A submitted request, sent to workers under its `names`. `output` are the tokens drawn so far,
+    on any worker; `sent_output` of them were sent to the worker that goes on. `import_sent`: the
+    decode worker has received `ImportsArrived`. `expected_tokens` count to that worker's load until
+    their KV is there. KV of the first `pulled_tokens` came from slower tiers. `copy_failed`: a
+    migration was begun and has failed. `deaths` are those of its workers."""
 
     submission: RequestSubmitted
     view: RequestView
@@ -104,7 +104,7 @@ class RequestState:
     transfer: Transfer = Transfer.PULL
     tier_ends: tuple[tuple[Tier, int], ...] = ()
     computed_tokens: int = 0
-    announced: bool = False
+    import_sent: bool = False
     prefill_pinned: bool = False
     sent_output: int = 0
     expected_tokens: int = 0
@@ -140,7 +140,7 @@ class RequestState:
         return self.names.wire
 
     def name_at(self, worker: str) -> str:
-        """By which this worker knows it."""
+        """Its wire id at this worker."""
         names = self.names
         return names.copy if names.copy and worker == self.decode else names.wire
 
@@ -177,7 +177,7 @@ class RequestState:
                 return worker == self.decode
             case Stage.COPYING:
                 return worker == self.prefill
-        return worker == self.prefill or (self.announced and worker == self.decode)
+        return worker == self.prefill or (self.import_sent and worker == self.decode)
 
     def takes_token(self, reason: FinishReason | None, first_token: FirstToken) -> bool:
         """Whether a token that was just drawn for it counts: one that the decode worker draws
@@ -204,7 +204,7 @@ class RequestState:
         self.prefill, self.decode, self.transfer = prefill, decode, transfer
         self.stage = Stage.PREFILLING
         self.computed_tokens = 0
-        self.announced = self.prefill_pinned = False
+        self.import_sent = self.prefill_pinned = False
 
     def copy_to(self, worker: str) -> None:
         """It goes on where it decodes, and this one is to take it over."""

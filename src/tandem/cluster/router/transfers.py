@@ -10,7 +10,6 @@ from tandem.cluster.router.request_state import Import, RequestState, Stage
 from tandem.facts.fleet import Tier
 from tandem.messages.router import (
     CancelTransfer,
-    ImportCancelled,
     ImportReported,
     RouterEffect,
     SendEvent,
@@ -21,8 +20,7 @@ from tandem.messages.worker import ImportDone, RequestsAborted, TransferPinsRele
 
 
 class KvTransfers:
-    """Owns the transfers under way. Whose they are is told by the request and the importing
-    worker."""
+    """Owns the transfers under way. Each belongs to a request and the importing worker."""
 
     def __init__(self) -> None:
         self._ids = count()
@@ -60,12 +58,12 @@ class KvTransfers:
     def push_computed(self, state: RequestState) -> list[RouterEffect]:
         """Send what has been computed since the last time; when all has arrived, the decode worker
         goes on and the prefill worker may forget."""
-        leg = state.imports.get(state.decode)
-        if leg is None:
+        inbound = state.imports.get(state.decode)
+        if inbound is None:
             return []
-        end_token = min(state.computed_tokens, leg.end_token)
+        end_token = min(state.computed_tokens, inbound.end_token)
         effects: list[RouterEffect] = []
-        if leg.lost_token is None:
+        if inbound.lost_token is None:
             effects = self._send(state, state.decode, Tier.DEVICE, end_token)
         return effects + self._finish_if_quiet(state, state.decode)
 
@@ -75,35 +73,28 @@ class KvTransfers:
         if entry is None:
             return []
         state, worker = entry
-        leg = state.imports[worker]
-        first_token, end_token = leg.moving.pop(event.transfer_id)
+        inbound = state.imports[worker]
+        first_token, end_token = inbound.moving.pop(event.transfer_id)
         if not event.arrived:
-            leg.lose(min(first_token + event.tokens, end_token))
+            inbound.lose(min(first_token + event.tokens, end_token))
         return self._finish_if_quiet(state, worker)
-
-    def import_cancelled(
-        self, state: RequestState | None, event: ImportCancelled
-    ) -> list[RouterEffect]:
-        """A worker gave the request up: stop writing to its blocks, and say so."""
-        effects = [] if state is None else self.stop_transfers(state, event.worker)
-        return [*effects, SendEvent(event.worker, ImportDone(event.request_id, 0))]
 
     def stop_transfers(self, state: RequestState, worker: str) -> list[RouterEffect]:
         """Cancel all transfers of a request towards a worker."""
-        leg = state.imports.pop(worker, None)
-        if leg is None:
+        inbound = state.imports.pop(worker, None)
+        if inbound is None:
             return []
-        for transfer_id in leg.moving:
+        for transfer_id in inbound.moving:
             del self._transfers[transfer_id]
-        return [CancelTransfer(transfer_id) for transfer_id in leg.moving]
+        return [CancelTransfer(transfer_id) for transfer_id in inbound.moving]
 
     def audit(self, on_their_way: Iterable[RequestState]) -> None:
         """Assert that the transfers under way are those that these requests wait for."""
         moving = {
             transfer_id: (state, worker)
             for state in on_their_way
-            for worker, leg in state.imports.items()
-            for transfer_id in leg.moving
+            for worker, inbound in state.imports.items()
+            for transfer_id in inbound.moving
         }
         invariant(moving == self._transfers, "transfers under way are those that requests wait for")
         invariant(not self._finished, "requests whose KV has come have gone on")
@@ -112,28 +103,28 @@ class KvTransfers:
     def _send(
         self, state: RequestState, worker: str, tier: Tier, end_token: int
     ) -> list[RouterEffect]:
-        leg = state.imports[worker]
-        first_token, end_token = leg.sent_tokens, min(end_token, leg.end_token)
+        inbound = state.imports[worker]
+        first_token, end_token = inbound.sent_tokens, min(end_token, inbound.end_token)
         if end_token <= first_token:
             return []
         transfer_id = next(self._ids)
-        leg.sent_tokens = end_token
-        leg.moving[transfer_id] = (first_token, end_token)
+        inbound.sent_tokens = end_token
+        inbound.moving[transfer_id] = (first_token, end_token)
         self._transfers[transfer_id] = (state, worker)
         source = state.prefill if tier is Tier.DEVICE else ""
         name = state.name_at(worker)
         return [StartTransfer(transfer_id, name, source, tier, worker, first_token, end_token)]
 
     def _finish_if_quiet(self, state: RequestState, worker: str) -> list[RouterEffect]:
-        leg = state.imports[worker]
-        if leg.moving:
+        inbound = state.imports[worker]
+        if inbound.moving:
             return []
         if worker == state.prefill:
             # The rest of the prompt is computed now, here.
             del state.imports[worker]
-            if leg.arrived_tokens > leg.first_token:
-                state.pulled_tokens = leg.arrived_tokens
-            return [SendEvent(worker, ImportDone(state.wire_id, leg.arrived_tokens))]
+            if inbound.arrived_tokens > inbound.first_token:
+                state.pulled_tokens = inbound.arrived_tokens
+            return [SendEvent(worker, ImportDone(state.wire_id, inbound.arrived_tokens))]
         if state.stage is Stage.COPYING:
             self._copied.append(state)
         if not state.prefill_pinned:
@@ -143,7 +134,9 @@ class KvTransfers:
         self._finished.append(state)
         tokens_since = tuple(state.output[state.sent_output :])
         return [
-            SendEvent(worker, ImportDone(state.name_at(worker), leg.arrived_tokens, tokens_since)),
+            SendEvent(
+                worker, ImportDone(state.name_at(worker), inbound.arrived_tokens, tokens_since)
+            ),
             SendEvent(state.prefill, TransferPinsReleased((state.wire_id,))),
         ]
 
@@ -151,8 +144,8 @@ class KvTransfers:
 def cancel_everywhere(
     state: RequestState, admission: AdmissionFront, kv_transfers: KvTransfers
 ) -> list[RouterEffect]:
-    """Nobody need go on with this request where it is now: it leaves the line, or its workers are
-    told and its transfers stopped."""
+    """Nobody need go on with this request where it is now: it leaves the queue, or its workers are
+    sent the abort and its transfers stopped."""
     if state.stage is Stage.QUEUED:
         admission.suspects.dequeue(state)
         return []

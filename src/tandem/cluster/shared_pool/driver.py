@@ -1,5 +1,5 @@
-"""What whoever drives the machine of a shared pool's process supplies, and how the effects of the
-machine get there."""
+"""The driver contract of a shared pool machine: its ports, and how effects are performed on
+them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """The machine of a shared pool process: offers, reads, tiers, replication, and its gateways.
 
-Knows no socket, store or clock: events in, effects out. Gateways ask nothing of it that could be
-lost: it owes them only the truth about what it holds.
+No sockets, stores or clock: events in, effects out. Gateways have no requests here: they receive
+its contents, and nothing else.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from tandem.cluster.audit import first_broken_law
 from tandem.cluster.node.gateways import GatewayConnections
 from tandem.cluster.node.peers import PoolNodes
-from tandem.cluster.shared_pool.contents import Outcome, PoolContents
-from tandem.cluster.shared_pool.hot_blocks import HotBlocks, HotBlocksConfig
+from tandem.cluster.shared_pool.contents import HotBlocks, HotBlocksConfig, Outcome, PoolContents
 from tandem.cluster.tiers.config import TiersConfig
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockName
@@ -63,12 +62,12 @@ Effects = list[PoolNodeEffect]
 @dataclass(frozen=True, slots=True)
 class PoolNodeConfig:
     """`registration` is how the process registers. HOST of `tiers` is its memory; DISK is whatever
-    lies behind that. With `reports_when_asked` gateways are told how it fares only when a simulator
-    calls `report`."""
+    lies behind that. With `reports_when_asked` its figures are reported only when a simulator calls
+    `report`."""
 
     registration: RegisterPoolNode
     tiers: TiersConfig
-    heat: HotBlocksConfig = field(default_factory=HotBlocksConfig)
+    hot_blocks: HotBlocksConfig = field(default_factory=HotBlocksConfig)
     reports_when_asked: bool = False
 
 
@@ -80,16 +79,16 @@ class PoolNodeMachine:
         self.registration = config.registration
         self._reports_when_asked = config.reports_when_asked
         self.gateways = GatewayConnections()
-        self.holdings = PoolContents(config.tiers)
+        self.contents = PoolContents(config.tiers)
         self.siblings = PoolNodes()
-        self._heat = HotBlocks(config.registration.worker, config.heat)
+        self._hot_blocks = HotBlocks(config.registration.worker, config.hot_blocks)
         self._wakeup_ns: int | None = None
         self._leaving: Leave | None = None
-        # Nobody has been told of anything yet: the listing says it all.
-        self._first = self.holdings.begin(now_ns)[0]
+        # No gateway is connected yet: each gets a listing of all this.
+        self._first = self.contents.begin(now_ns)[0]
 
     def next_wakeup(self) -> int | None:
-        """When to say `TimePassed`, if nothing happens before."""
+        """When `TimePassed` is due, if nothing happens before."""
         return self._wakeup_ns
 
     def handle(self, event: PoolNodeEvent, now_ns: int) -> Effects:
@@ -100,7 +99,7 @@ class PoolNodeMachine:
         if self._leaving is not None:
             return []
         if self._wakeup_ns is not None and now_ns > self._wakeup_ns:
-            self.gateways.excuse(now_ns - self._wakeup_ns)
+            self.gateways.slept(now_ns - self._wakeup_ns)
         effects: Effects = [*self._first]
         self._first = []
         for event in events:
@@ -109,13 +108,13 @@ class PoolNodeMachine:
         self._wakeup_ns = self.gateways.due_ns(reports=not self._reports_when_asked)
         if self._leaving is not None:
             deregister = Deregister(self.registration.worker)
-            self._tell(deregister, effects)
+            self._send_all(deregister, effects)
             effects.append(self._leaving)
             self._wakeup_ns = None
         return effects
 
     def report(self, now_ns: int) -> Effects:
-        """Tell every gateway how the process fares, due or not."""
+        """Report the figures of the process to every gateway, due or not."""
         effects: Effects = []
         for gateway, connection in self.gateways.serving():
             connection.reported(now_ns)
@@ -123,43 +122,43 @@ class PoolNodeMachine:
         return effects
 
     def audit(self) -> None:
-        """Assert that what is told is what is held. For tests and for the auditor."""
-        self.holdings.audit()
+        """Assert that what was reported is what is held. For tests and for the auditor."""
+        self.contents.audit()
 
     def _take(self, event: PoolNodeEvent, now_ns: int, effects: Effects) -> None:
         match event:
             case BlocksOffered():
-                effects.append(self.holdings.offered(event))
+                effects.append(self.contents.offered(event))
             case BlocksReceived(names, kept):
-                self._change(self.holdings.received(names, kept, now_ns), effects)
+                self._change(self.contents.received(names, kept, now_ns), effects)
             case BlocksAsked(fetch_id, names):
-                fetch = self.holdings.asked(fetch_id, names, now_ns)
+                fetch = self.contents.asked(fetch_id, names, now_ns)
                 effects.append(fetch)
-                self._spread(self._heat.read(fetch.names, now_ns), effects)
+                self._spread(self._hot_blocks.read(fetch.names, now_ns), effects)
             case BlocksFetched():
-                self._change(self.holdings.fetched(event), effects)
+                self._change(self.contents.fetched(event), effects)
             case BlocksKept():
-                self._change(self.holdings.copied(event, now_ns), effects)
+                self._change(self.contents.copied(event, now_ns), effects)
             case ReplicaEnded(node):
-                self._heat.ended(node)
+                self._hot_blocks.ended(node)
             case MessageFromGateway(gateway, message):
-                self._hear(gateway, message, now_ns, effects)
+                self._receive(gateway, message, now_ns, effects)
             case GatewayConnected(gateway):
-                self._meet(self.siblings.gateway_gone(gateway), effects)
+                self._siblings_changed(self.siblings.gateway_gone(gateway), effects)
                 self.gateways.connect(gateway)
-                self._greet(gateway, now_ns, effects)
+                self._register_at(gateway, now_ns, effects)
             case GatewayGone(gateway):
-                self._meet(self.siblings.gateway_gone(gateway), effects)
+                self._siblings_changed(self.siblings.gateway_gone(gateway), effects)
                 self.gateways.disconnect(gateway)
             case LeaveRequested():
                 self._leaving = Leave()
 
-    def _hear(self, gateway: str, message: ToWorker, now_ns: int, effects: Effects) -> None:
+    def _receive(self, gateway: str, message: ToWorker, now_ns: int, effects: Effects) -> None:
         connection = self.gateways.of(gateway)
         if connection is None:
             # Its channel has just broken.
             return
-        connection.heard_ns = now_ns
+        connection.last_message_ns = now_ns
         match message:
             case Registered():
                 connection.terms = message
@@ -170,15 +169,15 @@ class PoolNodeMachine:
                 self._leaving = Leave(reason)
             case RegisterAgain():
                 self._forget(gateway, effects)
-                self._greet(gateway, now_ns, effects)
+                self._register_at(gateway, now_ns, effects)
             case PoolNodeJoined(node):
                 if node != self.registration.worker:
-                    self._meet(self.siblings.joined(gateway, message), effects)
+                    self._siblings_changed(self.siblings.joined(gateway, message), effects)
             case PoolNodeGone(node, incarnation):
-                self._meet(self.siblings.gone(gateway, node, incarnation), effects)
+                self._siblings_changed(self.siblings.gone(gateway, node, incarnation), effects)
             case PinBlocks(digests, ttl_ns, priority):
                 pin = Pin(now_ns + ttl_ns, priority)
-                self.holdings.hierarchy.caches.pin(digests, pin, now_ns)
+                self.contents.hierarchy.caches.pin(digests, pin, now_ns)
             case ListBlocks(tier) if tier is Tier.REMOTE:
                 effects.append(SendToGateway(gateway, _listing(self)))
             case Audit():
@@ -186,31 +185,33 @@ class PoolNodeMachine:
             case Drain() if message.leave:
                 self._leaving = Leave(again=message.again)
             case Drain():
-                self.holdings.accepting = False
+                self.contents.accepting = False
             case Undrain():
-                self.holdings.accepting = True
+                self.contents.accepting = True
 
     def _change(self, outcome: Outcome, effects: Effects) -> None:
         on_stores, changes = outcome
         effects += on_stores
         for change in changes:
-            self._tell(BlocksReported(self.registration.worker, Tier.REMOTE, change), effects)
+            self._send_all(BlocksReported(self.registration.worker, Tier.REMOTE, change), effects)
 
     def _spread(self, hot: Sequence[BlockName], effects: Effects) -> None:
-        """These are in demand: nearer they come, and to others too."""
-        self._change(self.holdings.promoted(hot), effects)
-        for node, names in self._heat.copies(hot, self.siblings.names):
-            tiers, found = self.holdings.find(names)
+        """These are in demand: bring them into the fastest tier, and to other processes."""
+        self._change(self.contents.promoted(hot), effects)
+        for node, names in self._hot_blocks.copies(hot, self.siblings.names):
+            tiers, found = self.contents.find(names)
             effects.append(SendReplica(node, tiers, found))
 
-    def _meet(self, changes: Iterable[ConnectPoolNode | ForgetPoolNode], effects: Effects) -> None:
+    def _siblings_changed(
+        self, changes: Iterable[ConnectPoolNode | ForgetPoolNode], effects: Effects
+    ) -> None:
         """Other processes of the pool have come or gone."""
         for change in changes:
             effects.append(change)
             if isinstance(change, ForgetPoolNode):
-                self._heat.forget(change.node)
+                self._hot_blocks.forget(change.node)
 
-    def _greet(self, gateway: str, now_ns: int, effects: Effects) -> None:
+    def _register_at(self, gateway: str, now_ns: int, effects: Effects) -> None:
         connection = self.gateways.of(gateway)
         assert connection is not None
         connection.registered_ns = now_ns
@@ -219,37 +220,37 @@ class PoolNodeMachine:
     def _forget(self, gateway: str, effects: Effects) -> None:
         connection = self.gateways.of(gateway)
         if connection is not None:
-            connection.terms = connection.registered_ns = None
-        self._meet(self.siblings.gateway_gone(gateway), effects)
+            connection.forget()
+        self._siblings_changed(self.siblings.gateway_gone(gateway), effects)
 
     def _keep_time(self, now_ns: int, effects: Effects) -> None:
         for gateway in self.gateways.silent(now_ns):
-            # It may have given this process up as well, and hear it again some day.
+            # It may have given this process up as well, and receive from it again some day.
             self._forget(gateway, effects)
-            self._greet(gateway, now_ns, effects)
+            self._register_at(gateway, now_ns, effects)
         for gateway in self.gateways.unanswered(now_ns):
-            self._greet(gateway, now_ns, effects)
+            self._register_at(gateway, now_ns, effects)
         for gateway, connection in self.gateways.reports_due(
             now_ns, asked=self._reports_when_asked
         ):
             connection.reported(now_ns)
             effects.append(SendToGateway(gateway, _report(self)))
 
-    def _tell(self, message: ToGateway, effects: Effects) -> None:
+    def _send_all(self, message: ToGateway, effects: Effects) -> None:
         effects += (SendToGateway(gateway, message) for gateway, _ in self.gateways.serving())
 
 
 def _listing(machine: PoolNodeMachine) -> BlocksListed:
     return BlocksListed(
-        machine.registration.worker, Tier.REMOTE, *machine.holdings.places.listing()
+        machine.registration.worker, Tier.REMOTE, *machine.contents.replicas.listing()
     )
 
 
 def _report(machine: PoolNodeMachine) -> TiersReported:
-    return TiersReported(machine.registration.worker, machine.holdings.hierarchy.caches.figures())
+    return TiersReported(machine.registration.worker, machine.contents.hierarchy.caches.figures())
 
 
 def _audited(machine: PoolNodeMachine) -> Audited:
-    cached = len(machine.holdings.places.counts)
+    cached = len(machine.contents.replicas.counts)
     problem = first_broken_law(machine.audit)
     return Audited(machine.registration.worker, 0, cached, 0, 0, 0, 0, 0, 0, problem)

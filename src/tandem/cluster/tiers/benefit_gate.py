@@ -55,11 +55,11 @@ class TierGain:
 
 
 class BenefitGate:
-    """Knows tiers and figures only."""
+    """Deals in tiers and figures only."""
 
     def __init__(self, tiers: Iterable[Tier], limits: TierLimits) -> None:
         self._limits = limits
-        self._standings = {tier: TierGain(Pace()) for tier in tiers}
+        self._gains = {tier: TierGain(Pace()) for tier in tiers}
         self._compute = Pace()
 
     def computed(self, tokens: int, seconds: float) -> None:
@@ -68,64 +68,64 @@ class BenefitGate:
 
     def fetched(self, tier: Tier, tokens: int, seconds: float, now_ns: int) -> None:
         """A fetch from this tier alone brought so many tokens."""
-        standing = self._standings[tier]
-        if not standing.fetches:
+        gain = self._gains[tier]
+        if not gain.fetches:
             # A trial looks at its own fetches alone.
-            standing.pace = Pace()
-        standing.pace.add(tokens, seconds)
-        standing.fetches += 1
-        standing.tokens += tokens
+            gain.pace = Pace()
+        gain.pace.add(tokens, seconds)
+        gain.fetches += 1
+        gain.tokens += tokens
         limits = self._limits
-        if standing.fetches < limits.trial_fetches or standing.tokens < limits.trial_tokens:
+        if gain.fetches < limits.trial_fetches or gain.tokens < limits.trial_tokens:
             return
-        fetch, compute = standing.pace.s_per_token, self._compute.s_per_token
+        fetch, compute = gain.pace.s_per_token, self._compute.s_per_token
         if not compute or fetch <= compute:
-            standing.pause_ns = FIRST_PAUSE_NS
+            gain.pause_ns = FIRST_PAUSE_NS
             return
         times = f"{fetch * 1e6:.0f} us a token, computing {compute * 1e6:.0f} us"
-        self._switch_off(standing, standing.pause_ns, f"fetching takes {times}", now_ns)
-        standing.pause_ns = min(2 * standing.pause_ns, LONGEST_PAUSE_NS)
+        self._switch_off(gain, gain.pause_ns, f"fetching takes {times}", now_ns)
+        gain.pause_ns = min(2 * gain.pause_ns, LONGEST_PAUSE_NS)
 
     def worked(self, tier: Tier) -> None:
         """Something was read or written without trouble."""
-        standing = self._standings[tier]
-        standing.failures, standing.rest_ns = 0, FIRST_REST_NS
+        gain = self._gains[tier]
+        gain.failures, gain.rest_ns = 0, FIRST_REST_NS
 
     def failed(self, tier: Tier, problem: str, now_ns: int) -> None:
         """Reading or writing had a problem. One that is off already is no worse for it: what is
         still written there fails, too."""
-        standing = self._standings[tier]
+        gain = self._gains[tier]
         if not self.is_on(tier, now_ns):
             return
-        standing.failures += 1
-        if standing.failures >= FAILURES_IN_A_ROW:
-            standing.failures = 0
-            self._switch_off(standing, standing.rest_ns, problem, now_ns)
-            standing.rest_ns = min(2 * standing.rest_ns, LONGEST_PAUSE_NS)
+        gain.failures += 1
+        if gain.failures >= FAILURES_IN_A_ROW:
+            gain.failures = 0
+            self._switch_off(gain, gain.rest_ns, problem, now_ns)
+            gain.rest_ns = min(2 * gain.rest_ns, LONGEST_PAUSE_NS)
 
     def is_on(self, tier: Tier, now_ns: int) -> bool:
         """Whether the tier is worth its while, as far as is known."""
-        return now_ns >= self._standings[tier].off_until_ns
+        return now_ns >= self._gains[tier].off_until_ns
 
     def judged(self, figures: TierFigures, now_ns: int) -> TierFigures:
         """With what is known here beside."""
-        standing = self._standings[figures.tier]
+        gain = self._gains[figures.tier]
         on = self.is_on(figures.tier, now_ns)
         return replace(
             figures,
             on=figures.on and on,
-            fetch_s_per_token=standing.pace.s_per_token,
+            fetch_s_per_token=gain.pace.s_per_token,
             compute_s_per_token=self._compute.s_per_token,
-            reason=figures.reason if on else standing.reason,
+            reason=figures.reason if on else gain.reason,
         )
 
-    def _switch_off(self, standing: TierGain, pause_ns: int, reason: str, now_ns: int) -> None:
-        standing.off_until_ns = max(standing.off_until_ns, now_ns + pause_ns)
-        standing.reason = reason
-        standing.fetches = standing.tokens = 0
+    def _switch_off(self, gain: TierGain, pause_ns: int, reason: str, now_ns: int) -> None:
+        gain.off_until_ns = max(gain.off_until_ns, now_ns + pause_ns)
+        gain.reason = reason
+        gain.fetches = gain.tokens = 0
 
 
-# A step says something about prompts from so many tokens on, nearly all of them of prompts.
+# A step measures prefill from so many tokens on, nearly all of them of prompts.
 LEAST_TOKENS = 32
 LEAST_PROMPT_SHARE = 0.75
 
@@ -136,7 +136,7 @@ class StepClock:
 
     def __init__(self, benefit: BenefitGate) -> None:
         self._benefit = benefit
-        self._flights: deque[tuple[int, int]] = deque()
+        self._in_flight: deque[tuple[int, int]] = deque()
         self._landed_ns = 0
 
     def launched(self, plan: StepPlan, now_ns: int) -> None:
@@ -146,11 +146,11 @@ class StepClock:
         telling = (
             batched_tokens >= LEAST_TOKENS and prompt_tokens >= LEAST_PROMPT_SHARE * batched_tokens
         )
-        self._flights.append((now_ns, batched_tokens if telling else 0))
+        self._in_flight.append((now_ns, batched_tokens if telling else 0))
 
     def landed(self, now_ns: int) -> None:
         """The step launched first of those under way is done."""
-        launched_ns, tokens = self._flights.popleft()
+        launched_ns, tokens = self._in_flight.popleft()
         if tokens:
             seconds = (now_ns - max(launched_ns, self._landed_ns)) / NS_PER_S
             self._benefit.computed(tokens, seconds)

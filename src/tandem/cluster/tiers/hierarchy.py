@@ -1,8 +1,8 @@
 """The tier hierarchy of one process, memory above disk: what each holds, and the copies between
 them.
 
-It knows names, never bytes, nor where blocks come from: whoever brings them asks what is `wanted`,
-writes that into the store and says what was `kept`.
+It deals in names, never bytes, and not in where blocks come from: the caller asks what is `wanted`,
+writes that into the store and reports what was `kept`.
 """
 
 from collections import deque
@@ -17,8 +17,8 @@ from tandem.messages.node import BlocksKept, CopyBlocks
 
 
 class TierHierarchy:
-    """`caches` say what is where. Copies that it orders (`CopyBlocks`) have ids from `copy_ids`,
-    and their `BlocksKept` is to be told to `copied`."""
+    """`caches` are the contents. Copies that it orders (`CopyBlocks`) have ids from `copy_ids`, and
+    their `BlocksKept` is for `copied`."""
 
     def __init__(self, config: TiersConfig, copy_ids: Iterator[int]) -> None:
         self.limits = config.limits
@@ -48,7 +48,7 @@ class TierHierarchy:
 
     def wanted(self, tier: Tier, names: Sequence[BlockName]) -> tuple[BlockName, ...]:
         """Those that are to be written into `tier`: neither there nor on their way. From now on
-        they are on their way, until `kept` says how that ended."""
+        they are on their way, until `kept`."""
         return self.caches.expect(tier, names)
 
     def kept(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from tandem.cluster.audit import invariant
 from tandem.cluster.tiers.config import TiersConfig
-from tandem.cluster.tiers.store import TierMove, TierMoves, TierStore
+from tandem.cluster.tiers.store import TierStore
 from tandem.facts.blocks import BlockChanges
 from tandem.facts.fair_shares import FairShares
 from tandem.facts.fleet import Tier
@@ -17,7 +17,7 @@ from tandem.policy.eviction.quota import Quota
 
 # Pins of blocks that are still on their way: so many; the oldest of the tenant that has most is
 # forgotten first.
-PROMISED_PINS = 4096
+PENDING_PINS = 4096
 
 
 @dataclass(slots=True)
@@ -51,8 +51,8 @@ class TierCache:
         self.counts = Counts()
         self._next_number = 0
         self._tenant_of = tenant_of
-        self._promised: dict[bytes, Pin] = {}
-        self._promised_to: FairShares[bytes] = FairShares()
+        self._pending_pins: dict[bytes, Pin] = {}
+        self._pending_of: FairShares[bytes] = FairShares()
 
     def has(self, digest: bytes) -> bool:
         """Whether the store has, or is about to have, this block."""
@@ -70,24 +70,24 @@ class TierCache:
                 self._order.pin(digest, pin, now_ns)
             else:
                 tenant = self._tenant_of(digest)
-                self._promised[digest] = pin
-                self._promised_to.add(digest, tenant)
-                if len(self._promised) > PROMISED_PINS:
-                    most = self._promised_to.gives_way(tenant) or tenant
-                    self._take_promise(self._promised_to.oldest(most))
+                self._pending_pins[digest] = pin
+                self._pending_of.add(digest, tenant)
+                if len(self._pending_pins) > PENDING_PINS:
+                    most = self._pending_of.gives_way(tenant) or tenant
+                    self._take_pending(self._pending_of.oldest(most))
 
-    def keep_promises(self, digests: Iterable[bytes], now_ns: int) -> None:
-        """These have come."""
-        if not self._promised:
+    def pin_arrived(self, digests: Iterable[bytes], now_ns: int) -> None:
+        """Pin those of these that `pin` was called for while they were on their way."""
+        if not self._pending_pins:
             return
         for digest in digests:
-            pin = self._take_promise(digest)
+            pin = self._take_pending(digest)
             if pin is not None and self.store.resident(digest):
                 self._order.pin(digest, pin, now_ns)
 
-    def _take_promise(self, digest: bytes) -> Pin | None:
-        self._promised_to.discard(digest)
-        return self._promised.pop(digest, None)
+    def _take_pending(self, digest: bytes) -> Pin | None:
+        self._pending_of.discard(digest)
+        return self._pending_pins.pop(digest, None)
 
     def report(
         self, removed: tuple[bytes, ...], added: tuple[bytes, ...], parents: tuple[bytes, ...]
@@ -102,13 +102,13 @@ class TierCache:
         return self.store.listing(), self._next_number
 
     def figures(self) -> TierFigures:
-        """What this tier knows of itself; whoever fetches knows the rest."""
+        """The figures without those of fetching, which the fetcher adds."""
         store = self.store
-        figures = tier_figures(self.tier, self.counts, on=store.up)
+        figures = tier_figures(self.tier, self.counts)
         return replace(figures, blocks=store.blocks, capacity_blocks=store.capacity_blocks)
 
 
-def tier_figures(tier: Tier, counts: Counts, *, on: bool, reason: str = "") -> TierFigures:
+def tier_figures(tier: Tier, counts: Counts, *, on: bool = True, reason: str = "") -> TierFigures:
     """The counts of a tier, without what it holds."""
     return TierFigures(
         tier=tier,
@@ -132,8 +132,8 @@ class TierChanged:
     changes: BlockChanges
 
 
-KeeperEffect = CopyBlocks | ForgetBlocks | TierChanged
-Effects = list[KeeperEffect]
+CacheEffect = CopyBlocks | ForgetBlocks | TierChanged
+Effects = list[CacheEffect]
 
 
 class TierCaches:
@@ -147,7 +147,6 @@ class TierCaches:
             for tier in (Tier.HOST, Tier.DISK)
             if tier in config.capacities
         }
-        self._hierarchy = TierMoves({tier: cache.store for tier, cache in self.by_tier.items()})
 
     @property
     def fastest(self) -> Tier | None:
@@ -157,13 +156,9 @@ class TierCaches:
     def tier_of(self, digest: bytes) -> Tier | None:
         """The fastest tier that holds this block."""
         for tier, cache in self.by_tier.items():
-            if cache.store.holds(digest):
+            if cache.store.resident(digest):
                 return tier
         return None
-
-    def name_of(self, digest: bytes) -> BlockName:
-        """The name of a block that is here or on its way. Raises `KeyError` for others."""
-        return self._names[digest]
 
     def expect(self, tier: Tier, names: Sequence[BlockName]) -> tuple[BlockName, ...]:
         """Those that should be written into `tier`: neither there nor on their way there or away.
@@ -179,23 +174,27 @@ class TierCaches:
         self, tier: Tier, names: Sequence[BlockName], digests: Iterable[bytes], now_ns: int
     ) -> tuple[Effects, tuple[BlockName, ...]]:
         """What was on its way into `tier` has ended: the store has `digests` of it now. Gives
-        beside the effects what is leaving for the next tier."""
+        beside the effects what is demoted: evicted from host memory, and found nowhere until it has
+        arrived on the disk."""
         cache, arrived = self.by_tier[tier], set(digests)
-        cache.store.forgo([name.digest for name in names if name.digest not in arrived])
+        lost = [name.digest for name in names if name.digest not in arrived]
+        cache.store.give_up(lost)
         present = tuple(name.digest for name in names if name.digest in arrived)
-        arrival = self._hierarchy.arrived(TierMove(Tier.DEVICE, tier, present), now_ns)
-        cache.counts.stored += len(arrival.added)
-        cache.keep_promises(arrival.added, now_ns)
-        effects = self._changed(cache, arrival.evicted, arrival.added)
-        down = dict.fromkeys(digest for move in arrival.moves for digest in move.digests)
-        cache.leaving.update(down)
+        stored = cache.store.store(present, now_ns)
+        cache.counts.stored += len(stored.added)
+        cache.pin_arrived(stored.added, now_ns)
+        effects = self._changed(cache, stored.evicted, stored.added)
+        demoted: tuple[bytes, ...] = ()
+        if tier is Tier.HOST and Tier.DISK in self.by_tier:
+            # Evicted from the tail of a chain to its start: turned round they are a chain again.
+            demoted = self.by_tier[Tier.DISK].store.expect(stored.evicted[::-1])
+        cache.leaving.update(dict.fromkeys(demoted))
         # Some stay out: all else is pinned, or their tenant has had its share.
-        ended = (*arrival.evicted, *present)
+        ended = (*stored.evicted, *present)
         gone = [digest for digest in ended if not cache.has(digest)]
         effects += _forget(cache, gone)
-        lost = [name.digest for name in names if name.digest not in arrived]
-        self._forget_names([*lost, *arrival.evicted, *gone])
-        return effects, tuple(self._names[digest] for digest in down)
+        self._forget_names([*lost, *stored.evicted, *gone])
+        return effects, tuple(self._names[digest] for digest in demoted)
 
     def let_go(self, tier: Tier, digests: Sequence[bytes]) -> Effects:
         """What was leaving has arrived further down, or will not."""

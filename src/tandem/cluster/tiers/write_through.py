@@ -1,20 +1,19 @@
 """Write-through: a worker's full blocks are staged beside the device, checked once more by version,
-then written to its tiers.
+then written to its tiers and to the shared pool (of which it remembers what it wrote and read).
 
-A block may be overwritten while it is staged. Its version tells: what it held under the old one
+A block may be overwritten while it is staged. Its version shows it: what it held under the old one
 is kept, or nothing.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from tandem.cluster.audit import invariant
 from tandem.cluster.tiers.benefit_gate import BenefitGate
 from tandem.cluster.tiers.hierarchy import TierHierarchy
-from tandem.cluster.tiers.shared import SharedContent
-from tandem.cluster.tiers.tier_caches import KeeperEffect
+from tandem.cluster.tiers.tier_caches import CacheEffect
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockName
 from tandem.messages.node import (
@@ -26,10 +25,70 @@ from tandem.messages.node import (
 )
 from tandem.messages.worker import BlocksCommitted
 
-Effects = list[StageBlocks | KeepStaged | DropStaged | KeeperEffect]
+# So many blocks are remembered, the oldest forgotten first.
+REMEMBERED_BLOCKS = 65_536
 
 
-class Sealed(NamedTuple):
+class SharedContent:
+    """The processes of the pool report what they hold, and take nothing twice; this only spares
+    copies. Nothing is offered while the pool is not `there`."""
+
+    def __init__(self) -> None:
+        self.there = False
+        self._known: dict[bytes, None] = {}
+        self._expected: dict[bytes, None] = {}
+        # Fetched from some tier, and not committed yet.
+        self._came: dict[bytes, None] = {}
+
+    def wanted(self, names: Sequence[BlockName]) -> tuple[BlockName, ...]:
+        """Those just committed that are to be offered. From now on they are on their way, until
+        `kept`."""
+        found = []
+        for name in names:
+            digest = name.digest
+            came = self._came.pop(digest, 0) is None
+            # What had to be computed again though it was written there is probably lost.
+            if not self.there or digest in self._expected or (came and digest in self._known):
+                continue
+            self._expected[digest] = None
+            found.append(name)
+        return tuple(found)
+
+    def kept(self, names: Iterable[BlockName], digests: Iterable[bytes]) -> None:
+        """These are not on their way any more; the pool has `digests` of them."""
+        for name in names:
+            self._expected.pop(name.digest, None)
+        _remember(self._known, digests)
+
+    def came(self, digests: Iterable[bytes], *, shared: bool) -> None:
+        """These were fetched, from the pool if `shared`."""
+        digests = tuple(digests)
+        _remember(self._came, digests)
+        if shared:
+            _remember(self._known, digests)
+
+    def lost(self, digests: Iterable[bytes]) -> None:
+        """The pool does not have these."""
+        for digest in digests:
+            self._known.pop(digest, None)
+
+    def lose_all(self) -> None:
+        """A process of the pool is gone, with an unknown part of it."""
+        self._known.clear()
+
+
+def _remember(known: dict[bytes, None], digests: Iterable[bytes]) -> None:
+    for digest in digests:
+        known.pop(digest, None)
+        known[digest] = None
+    while len(known) > REMEMBERED_BLOCKS:
+        del known[next(iter(known))]
+
+
+Effects = list[StageBlocks | KeepStaged | DropStaged | CacheEffect]
+
+
+class CommittedBlock(NamedTuple):
     """A block that is to be copied into `targets`, as long as it has this version."""
 
     block: int
@@ -42,12 +101,12 @@ class Sealed(NamedTuple):
 class Staging:
     """One staged copy: its rows, and what is being written of it, by tier."""
 
-    rows: tuple[Sealed, ...]
+    rows: tuple[CommittedBlock, ...]
     writing: dict[Tier, tuple[BlockName, ...]]
 
 
 class WriteThrough:
-    """`versions` are those of the worker's blocks as they are now. `dropped_blocks` were sealed
+    """`versions` are those of the worker's blocks as they are now. `dropped_blocks` were committed
     faster than they could be copied, or overwritten before."""
 
     def __init__(
@@ -62,10 +121,12 @@ class WriteThrough:
         self._shared = shared
         self._versions = versions
         self._copy_ids = copy_ids
-        self._waiting: deque[Sealed] = deque()
+        self._waiting: deque[CommittedBlock] = deque()
         self._stagings: dict[int, Staging] = {}
 
-    def sealed(self, event: BlocksCommitted, benefit: BenefitGate, now_ns: int) -> Effects:
+    def blocks_committed(
+        self, event: BlocksCommitted, benefit: BenefitGate, now_ns: int
+    ) -> Effects:
         """These are full from now on. What is written nowhere is not copied at all."""
         tiers: dict[bytes, tuple[Tier, ...]] = {}
         local = self._hierarchy.caches.fastest
@@ -77,7 +138,7 @@ class WriteThrough:
         rows = zip(event.blocks, event.versions, event.names, strict=True)
         self._waiting.extend(
             [
-                Sealed(block, version, name, tiers[name.digest])
+                CommittedBlock(block, version, name, tiers[name.digest])
                 for block, version, name in rows
                 if name.digest in tiers
             ]
@@ -97,7 +158,7 @@ class WriteThrough:
             del self._stagings[event.copy_id]
             return self._give_up(staging.rows, now_ns) + self._stage(now_ns)
         wanted: dict[Tier, list[int]] = {}
-        overwritten: list[Sealed] = []
+        overwritten: list[CommittedBlock] = []
         for index, row in enumerate(staging.rows):
             if not self._whole(row):
                 overwritten.append(row)
@@ -126,7 +187,7 @@ class WriteThrough:
         full = staged == limits.stagings
         invariant(not self._waiting or full, "blocks wait only while all places are taken")
 
-    def _whole(self, row: Sealed) -> bool:
+    def _whole(self, row: CommittedBlock) -> bool:
         return self._versions[row.block] == row.version
 
     def _stage(self, now_ns: int) -> Effects:
@@ -150,7 +211,7 @@ class WriteThrough:
         del self._stagings[copy_id]
         return [DropStaged(copy_id), *self._stage(now_ns)]
 
-    def _give_up(self, rows: Sequence[Sealed], now_ns: int) -> Effects:
+    def _give_up(self, rows: Sequence[CommittedBlock], now_ns: int) -> Effects:
         """These will be written nowhere."""
         if not rows:
             return []

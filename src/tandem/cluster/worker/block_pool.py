@@ -1,5 +1,5 @@
 """The block pool of a worker: each KV block is free, owned by sequences, or cached under its hash.
-Knows numbers, never bytes.
+Deals in numbers, never bytes.
 
 A freed block keeps its content and hash until it is handed out again, so the free list, oldest
 first, is the LRU of the prefix cache. Sharing a block is one more owner, never a copy.
@@ -162,7 +162,7 @@ class BlockPool:
             invariant(len(set(blocks)) == len(blocks), "a block table names no block twice")
             for block in blocks:
                 expected[block] += 1
-        invariant(expected == self._owners, "blocks have the owners that block tables say")
+        invariant(expected == self._owners, "blocks have the owners that the block tables name")
         unowned = {block for block, owners in enumerate(expected) if not owners}
         invariant(unowned == set(self._free), "the free list holds what nobody owns")
         hashed = {digest: block for block, digest in enumerate(self._hash_of) if digest is not None}

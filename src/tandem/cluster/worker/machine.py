@@ -1,8 +1,8 @@
 """The worker machine: the scheduler of one engine. Requests and finished steps in; step plans,
 tokens and block events out.
 
-Knows no clock, no engine and no client: events in, effects out. The engine runs plans strictly in
-order, so blocks freed here may be reused by the very next plan.
+No clock, no engine and no client: events in, effects out. The engine runs plans strictly in order,
+so blocks freed here may be reused by the very next plan.
 """
 
 from collections import deque
@@ -13,9 +13,8 @@ import numpy as np
 
 from tandem.cluster.audit import invariant
 from tandem.cluster.worker.block_pool import BlockPool
-from tandem.cluster.worker.fast_forward import repeat, repeating_steps
 from tandem.cluster.worker.output import StepOutput, report_copies, report_kv, report_lost_kv
-from tandem.cluster.worker.plan_builder import PlanBuilder
+from tandem.cluster.worker.plan_builder import PlanBuilder, repeat, repeating_steps
 from tandem.cluster.worker.running import RunningSequences
 from tandem.cluster.worker.sequence import Phase, Sequence
 from tandem.cluster.worker.step_planner import StepPlanner
@@ -101,7 +100,7 @@ class WorkerMachine:
         self._in_flight: deque[PlanBuilder] = deque()
         self._chains = PromptChains(config.block_size)
         # The newest prompt whose tokens were found to be in the vocabulary.
-        self._spoken: Iterable[int] = ()
+        self._valid_prompt: Iterable[int] = ()
         self._steps = 0
         # Something happened since the last plan that the next one may answer.
         self._unplanned = False
@@ -118,7 +117,7 @@ class WorkerMachine:
 
     def handle(self, event: WorkerEvent, now_ns: int) -> list[WorkerEffect]:
         """Take one event; the effects are to be performed in order."""
-        del now_ns  # Every machine is told; this one goes by the order of events alone.
+        del now_ns  # This machine goes by the order of events alone.
         effects: list[WorkerEffect] = []
         self._unplanned = self._unplanned or not isinstance(event, StepDone)
         match event:
@@ -157,14 +156,14 @@ class WorkerMachine:
                 effects += self._land(result)
         effects += self._launch()
         effects += self.planner.take_imports()
-        if sealed := self.sequences.committed.take():
-            effects.append(sealed)
+        if committed := self.sequences.committed.take():
+            effects.append(committed)
         if changes := self.sequences.pool.take_changes():
             effects.append(ReportBlocks(changes))
         return effects
 
     def audit(self) -> None:
-        """Assert that nothing is lost: every block, slot and sequence is where it says it is."""
+        """Assert that nothing is lost: every block, slot and sequence is accounted for."""
         self.sequences.audit()
         sequences = self.sequences
         importing = [s for s in sequences.importing.values() if s.phase is Phase.IMPORTING]
@@ -200,10 +199,10 @@ class WorkerMachine:
             return InvalidRequest("output_tokens", "already reach max_tokens")
         vocabulary = range(self.config.vocabulary_tokens)
         # Choices of one call share their prompt: it is looked at once.
-        new = () if request.prompt_tokens is self._spoken else (request.prompt_tokens,)
-        if not all(_speakable(each, vocabulary) for each in (*new, request.output_tokens)):
+        new = () if request.prompt_tokens is self._valid_prompt else (request.prompt_tokens,)
+        if not all(_in_vocabulary(each, vocabulary) for each in (*new, request.output_tokens)):
             return InvalidRequest("prompt", "holds a token id outside the vocabulary")
-        self._spoken = request.prompt_tokens
+        self._valid_prompt = request.prompt_tokens
         if any(token not in vocabulary for token, _ in request.sampling.logit_bias):
             return InvalidRequest("logit_bias", "names a token id outside the vocabulary")
         if any(token not in vocabulary for token in request.sampling.stop_token_ids):
@@ -341,7 +340,7 @@ class WorkerMachine:
         repeat(self._in_flight, steps, tokens)
 
 
-def _speakable(tokens: Iterable[int], vocabulary: range) -> bool:
+def _in_vocabulary(tokens: Iterable[int], vocabulary: range) -> bool:
     ids = np.asarray(tokens)
     return not ids.size or bool(ids.min() >= 0 and ids.max() < len(vocabulary))
 
@@ -377,8 +376,8 @@ def load_of(worker: str, machine: WorkerMachine) -> LoadReported:
     )
 
 
-def heard_by(load: LoadReported, heard: int) -> LoadReported:
-    """The same load of a worker that had heard so many events."""
+def with_received_events(load: LoadReported, events: int) -> LoadReported:
+    """The same load of a worker that had received so many events."""
     return LoadReported(
         load.worker,
         load.running_sequences,
@@ -386,7 +385,7 @@ def heard_by(load: LoadReported, heard: int) -> LoadReported:
         load.queued_prefill_tokens,
         load.context_tokens,
         load.free_blocks,
-        heard,
+        events,
     )
 
 
@@ -399,5 +398,5 @@ def drawn_since(load: LoadReported, tokens: int) -> LoadReported:
         load.queued_prefill_tokens,
         load.context_tokens + tokens,
         load.free_blocks,
-        load.heard,
+        load.received_events,
     )

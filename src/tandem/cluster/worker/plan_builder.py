@@ -1,4 +1,10 @@
-"""Builds the plan of one step (`StepPlan`) row by row while the scheduler decides."""
+"""Builds the plan of one step (`StepPlan`) row by row while the scheduler decides; and fast-forward
+of decode steps that only repeat the one in flight, for simulators, with the result of single steps.
+"""
+
+from array import array
+from collections.abc import Iterable
+from collections.abc import Sequence as Ordered
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,13 +16,13 @@ BlockNumbers = NDArray[np.int32]
 
 
 # After so many blocks nobody else is placed in a step: 64 sequences that share a context of 131k
-# tokens take a third of a second otherwise, in which nobody is heard.
+# tokens take a third of a second otherwise, in which no event is handled.
 PLACED_BLOCKS = 4096
 
 
 class PlanBuilder:
     """Grows a `StepPlan` row by row. `rows` remembers whose row is which: (sequence, end of its
-    computed tokens, whether it samples). `short_of_blocks` says that blocks ran out on the way."""
+    computed tokens, whether it samples). `short_of_blocks`: blocks ran out on the way."""
 
     def __init__(self, step_id: int, budget_tokens: int) -> None:
         self.step_id = step_id
@@ -98,3 +104,42 @@ class PlanBuilder:
         for table, (slot, blocks) in zip(tables, self._placed, strict=True):
             table[:, 0], table[:, 1], table[:, 2] = slot, np.arange(len(blocks)), blocks
         return np.concatenate((*tables, added))
+
+
+def repeating_steps(
+    in_flight: Ordered[PlanBuilder], running: list[Sequence], block_size: int, caching: bool
+) -> int:
+    """How often every running sequence decodes once more, in the same order, before one of them has
+    drawn all its tokens, takes a block or (where `caching`) fills one."""
+    for step in in_flight:
+        if [sequence for sequence, _, _ in step.rows] != running:
+            return 0
+        if not all(draws for _, _, draws in step.rows):
+            return 0
+    if any(end != sequence.residency.confirmed + 1 for sequence, end, _ in in_flight[0].rows):
+        return 0
+    return min(_repeating_steps_of(sequence, block_size, caching) for sequence in running)
+
+
+def _repeating_steps_of(sequence: Sequence, block_size: int, caching: bool) -> int:
+    steps = min(
+        sequence.target_tokens - sequence.known_tokens - sequence.unseen,
+        len(sequence.residency.blocks) * block_size - sequence.residency.scheduled,
+    )
+    if caching:
+        steps = min(
+            steps,
+            (sequence.residency.committed + 1) * block_size - 1 - sequence.residency.confirmed,
+        )
+    return steps
+
+
+def repeat(in_flight: Ordered[PlanBuilder], steps: int, tokens: Iterable[int]) -> None:
+    """The rows of all in_flight move on by `steps` tokens; row i draws `tokens[i]` each time."""
+    for (sequence, _, _), token in zip(in_flight[0].rows, tokens, strict=True):
+        sequence.extend(array("I", (token,)) * steps)
+        sequence.residency.scheduled += steps
+        sequence.residency.confirmed += steps
+    for step in in_flight:
+        step.step_id += steps
+        step.rows = [(sequence, end + steps, draws) for sequence, end, draws in step.rows]

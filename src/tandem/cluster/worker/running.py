@@ -70,7 +70,7 @@ class RunningSequences:
             self._filling.setdefault(digest, sequence)
 
     def stop_running(self, sequence: Sequence, phase: Phase) -> None:
-        """A running sequence gives everything back; what it sealed stays in the cache."""
+        """A running sequence gives everything back; what it committed stays in the cache."""
         self.running.remove(sequence)
         self.free_slots.append(sequence.residency.slot)
         self.pool.release(sequence.residency.blocks)
@@ -137,11 +137,11 @@ class RunningSequences:
             if self._filling.get(digest) is sequence:
                 del self._filling[digest]
 
-    def confirm_computed(self, sequence: Sequence, computed_tokens: int, seal: bool) -> None:
+    def confirm_computed(self, sequence: Sequence, computed_tokens: int, cache: bool) -> None:
         """The KV of the first `computed_tokens` is there; full blocks go into the cache."""
         sequence.residency.confirmed = computed_tokens
         full_blocks = computed_tokens // self.block_size
-        if not seal or full_blocks <= sequence.residency.committed:
+        if not cache or full_blocks <= sequence.residency.committed:
             return
         sequence.grow_chain(self.block_size)
         for index in range(sequence.residency.committed, full_blocks):
@@ -154,7 +154,7 @@ class RunningSequences:
         sequence.residency.committed = full_blocks
 
     def audit(self) -> None:
-        """Assert that blocks and slots have exactly the owners that the sequences say."""
+        """Assert that blocks and slots have exactly the sequences as owners."""
         in_slots = [*self.running, *self.importing.values()]
         resident = [*in_slots, *self.pinned.values()]
         self.pool.audit([sequence.residency.blocks for sequence in resident])

@@ -69,8 +69,8 @@ class KvResidency:
     """What a sequence has while it is resident, and loses as a whole when it leaves.
 
     KV is planned for the first `scheduled` tokens and confirmed for the first `confirmed`; the
-    first `committed` of `blocks` are in the prefix cache. `placed` says that a plan has told the
-    engine who is in the slot, `copied` that another worker reads the blocks meanwhile.
+    first `committed` of `blocks` are in the prefix cache. `placed`: a plan has put the sequence
+    into the slot; `copied`: another worker reads the blocks meanwhile.
     """
 
     slot: int = -1
@@ -152,7 +152,7 @@ class Sequence:
 
     @property
     def untouched(self) -> bool:
-        """Whether nothing was computed, moved or said for it yet: refusing it wastes nothing."""
+        """Whether nothing was computed, moved or drawn for it yet: refusing it wastes nothing."""
         never_ran = self.prefix_hit.cached_tokens < 0 and not self.import_tokens
         return never_ran and self.known_tokens == len(self.request.prompt_tokens)
 

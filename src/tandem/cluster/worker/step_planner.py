@@ -79,7 +79,7 @@ class EntryCheck:
 
     def _promised_blocks(self, running: Ordered[Sequence]) -> int:
         """Blocks that these running and all importing sequences will ask for soon: the rest of
-        their prompts, and some to go on talking."""
+        their prompts, and some to go on decoding."""
         importing = self.sequences.importing.values()
         prompts = sum(
             max(0, self.sequences.blocks_for(sequence, sequence.known_tokens))
@@ -256,9 +256,9 @@ class StepPlanner:
             self._preempt(victim)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Back to the queue; what it sealed stays cached, the rest will be recomputed. But somebody
-        may just be reading the blocks of one that hands over, which ends here, or is copied:
-        whoever reads must hear of it."""
+        """Back to the queue; what it committed stays cached, the rest will be recomputed. But
+        somebody may just be reading the blocks of one that hands over, which ends here, or is
+        copied: which must be reported to the reader."""
         self.settled = False
         self.preemptions += 1
         if sequence.transfers_after or sequence.residency.copied:

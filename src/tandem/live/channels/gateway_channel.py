@@ -23,9 +23,9 @@ from tandem.live.channels.sockets import (
     close_context,
     gateway_socket,
 )
+from tandem.messages.checks import BadMessage, OtherProtocol
 from tandem.messages.cluster import RegistrationRefused, ToWorker
 from tandem.messages.codec import OPERATOR, TO_GATEWAY, TO_WORKER
-from tandem.messages.encoded import BadMessage, OtherProtocol
 from tandem.messages.gateway import MessageFromWorker, PeerGone
 from tandem.messages.operator import Answer, Done, OperatorMessage
 

@@ -14,9 +14,9 @@ from zmq.utils.monitor import parse_monitor_message
 from tandem.facts.backoff import longest, spread
 from tandem.live.channels.limits import ChannelLimits, Malformed, Outbox
 from tandem.live.channels.sockets import NodeKeys, SocketPump, close_context, node_socket
+from tandem.messages.checks import BadMessage
 from tandem.messages.cluster import ToGateway
 from tandem.messages.codec import TO_GATEWAY, TO_WORKER
-from tandem.messages.encoded import BadMessage
 from tandem.messages.node import GatewayConnected, GatewayGone, MessageFromGateway
 
 logger = logging.getLogger(__name__)

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable
 
-from tandem.cluster.gateway.demand import Demand
-from tandem.cluster.gateway.waiting_places import WaitingPlaces
+from tandem.cluster.gateway.demand import Demand, WaitingPlaces
 from tandem.facts.errors import InvalidRequest, Overloaded, RequestFailed, TandemError
 from tandem.facts.request import FinishReason, Request
 from tandem.live.clock import now_ns

@@ -15,10 +15,10 @@ from tandem.messages.operator import (
     AskDrain,
     AskStatus,
     AskUndrain,
-    AuditTold,
+    AuditReported,
     Done,
     OperatorMessage,
-    StatusTold,
+    StatusReported,
 )
 
 Asked = DrainAsked | UndrainAsked | AuditAsked
@@ -45,7 +45,7 @@ class OperatorRequests:
         return None
 
     def status(self, message: AskStatus, status: ClusterStatus) -> Answer:
-        return StatusTold(message.question, status)
+        return StatusReported(message.question, status)
 
     def ended(self, effect: OperationEnded | AuditEnded) -> tuple[str, Answer] | None:
         """Whom to answer, and what."""
@@ -56,7 +56,7 @@ class OperatorRequests:
         if isinstance(effect, OperationEnded):
             return peer, Done(question, effect.problem)
         workers: tuple[Audited, ...] = effect.workers
-        return peer, AuditTold(question, workers, effect.problem)
+        return peer, AuditReported(question, workers, effect.problem)
 
     def _number(self, peer: str, question: int) -> int:
         self._serial += 1

@@ -16,19 +16,19 @@ from tandem.live.channels.keys import KeyPair
 from tandem.live.channels.limits import ChannelLimits
 from tandem.live.channels.sockets import OPERATOR_PREFIX, NodeKeys, node_socket
 from tandem.live.clock import NS_PER_S, now_ns
+from tandem.messages.checks import BadMessage
 from tandem.messages.codec import OPERATOR
-from tandem.messages.encoded import BadMessage
 from tandem.messages.gateway import ClusterStatus
 from tandem.messages.operator import (
     AskAudit,
     AskDrain,
     AskStatus,
     AskUndrain,
-    AuditTold,
+    AuditReported,
     Done,
     Question,
     ReportStartFailed,
-    StatusTold,
+    StatusReported,
 )
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ T = TypeVar("T")
 PATIENCE_S = 3.0
 
 
-A = TypeVar("A", StatusTold, AuditTold, Done)
+A = TypeVar("A", StatusReported, AuditReported, Done)
 
 
 class OperatorFailed(TandemError):
@@ -68,7 +68,7 @@ class OperatorClient:
 
     def status(self) -> ClusterStatus:
         """All that the gateway knows. Raises `OperatorFailed`, as everything here does."""
-        return self._ask(AskStatus(self._next()), StatusTold, self._timeout_s).status
+        return self._ask(AskStatus(self._next()), StatusReported, self._timeout_s).status
 
     def drain(
         self,
@@ -93,9 +93,9 @@ class OperatorClient:
         question = ReportStartFailed(self._next(), worker, reason)
         self._done(self._ask(question, Done, self._timeout_s))
 
-    def audit(self) -> AuditTold:
+    def audit(self) -> AuditReported:
         """What every worker holds."""
-        return self._ask(AskAudit(self._next()), AuditTold, self._timeout_s)
+        return self._ask(AskAudit(self._next()), AuditReported, self._timeout_s)
 
     def _done(self, answer: Done) -> None:
         if answer.problem:
@@ -120,7 +120,7 @@ class OperatorClient:
                 frame = socket.recv()
                 # An empty message only asks whether somebody is still here.
                 answer = OPERATOR.decode(frame) if frame else None
-                if isinstance(answer, StatusTold | AuditTold | Done):
+                if isinstance(answer, StatusReported | AuditReported | Done):
                     return _expected(answer, kind)
         except BadMessage as error:
             raise OperatorFailed(f"what the gateway at {self._endpoint} says {error}") from error
@@ -131,7 +131,7 @@ class OperatorClient:
         )
 
 
-def _expected(answer: StatusTold | AuditTold | Done, kind: type[A]) -> A:
+def _expected(answer: StatusReported | AuditReported | Done, kind: type[A]) -> A:
     if isinstance(answer, kind):
         return answer
     problem = answer.problem if isinstance(answer, Done) else ""
@@ -165,7 +165,7 @@ class Operators:
         """What each gateway knows that answers."""
         return await self._of_all(lambda client: client.status())
 
-    async def audits(self) -> list[AuditTold]:
+    async def audits(self) -> list[AuditReported]:
         """What the workers hold, as each gateway that answers is told."""
         return await self._of_all(lambda client: client.audit())
 

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import tandem
 from tandem.api.clock_and_entropy import fresh_chance
-from tandem.cluster.shared_pool.hot_blocks import HotBlocksConfig
+from tandem.cluster.shared_pool.contents import HotBlocksConfig
 from tandem.cluster.shared_pool.machine import PoolNodeConfig, PoolNodeMachine
 from tandem.cluster.tiers.config import TierLimits, TiersConfig
 from tandem.config.cluster.live import gateway_options

@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 from tandem.facts.errors import TandemError
+from tandem.messages.checks import BadMessage
 from tandem.messages.codec import MESSAGE_LIMIT_BYTES, Codec
-from tandem.messages.encoded import BadMessage
 
 Out = TypeVar("Out")
 In = TypeVar("In")

@@ -7,7 +7,7 @@ writes.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tandem.cluster.router.prompt_hashes import ComputedHashes, TokenIds
+from tandem.cluster.router.prefix_cache.index import ComputedHashes, TokenIds
 from tandem.facts.blocks import CacheRoot, Chain
 from tandem.facts.request import Request
 from tandem.messages.cluster import Deregister, Register, RegisterPoolNode, ToGateway

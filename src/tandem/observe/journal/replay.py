@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from tandem.cluster.gateway.machine import GatewayMachine
-from tandem.cluster.router.prompt_hashes import TokenIds
+from tandem.cluster.router.prefix_cache.index import TokenIds
 from tandem.facts.blocks import HASH_BYTES, CacheRoot, Chain
 from tandem.facts.errors import TandemError
 from tandem.facts.request import FinishReason, Request

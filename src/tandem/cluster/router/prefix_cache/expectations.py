@@ -19,8 +19,8 @@ class _Expectation(NamedTuple):
 
 
 class _Node:
-    """Blocks that follow each other in every chain that reaches them. `until_ns` says until when
-    all of them are expected, by worker; who is expected `behind` it is also expected here."""
+    """Blocks that follow each other in every chain that reaches them. `until_ns` is until when all
+    of them are expected, by worker; who is expected `behind` it is also expected here."""
 
     __slots__ = ("behind", "digests", "until_ns")
 

@@ -1,15 +1,54 @@
 """The prefix index: which worker and tier holds how much of a prompt, kept up to date by block
-events. Knows hashes, never KV bytes or token ids."""
+events, and the port that gives the block hashes of a request. Never sees KV bytes."""
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
 
 from tandem.cluster.router.prefix_cache.expectations import Expectations
-from tandem.cluster.router.prefix_cache.holders import HolderSets
-from tandem.cluster.router.prefix_cache.runs import BlockRuns
-from tandem.facts.blocks import BlockChanges
+from tandem.cluster.router.prefix_cache.runs import BlockRuns, HolderSets
+from tandem.facts.blocks import BlockChanges, CacheRoot, Chain, PromptChains, grown_chain
 from tandem.facts.fleet import Tier
+from tandem.facts.request import Request
 from tandem.policy.views import TierHits
+
+TokenIds: TypeAlias = "tuple[int, ...] | array[int]"
+
+
+class PromptHashes(Protocol):
+    """`known` is the part of the chain that was asked for before, under the same root; `tokens` are
+    all tokens known by now, prompt first. A list may be extended in place."""
+
+    def chain_of(
+        self,
+        request: Request,
+        tokens: TokenIds,
+        known: Chain,
+        root: CacheRoot,
+    ) -> Chain: ...
+
+
+class ComputedHashes:
+    """Hashes the tokens; the choices of one call have their prompt hashed once."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._prompts = PromptChains(block_size)
+
+    def chain_of(
+        self,
+        request: Request,
+        tokens: TokenIds,
+        known: Chain,
+        root: CacheRoot,
+    ) -> Chain:
+        """See `PromptHashes`."""
+        parent = root.hash(request.salt)
+        if not known:
+            known = self._prompts.chain(parent, request.prompt_tokens)
+        return grown_chain(known, parent, tokens, self._block_size)
+
 
 EXPECTED_FOR_NS = 2_000_000_000
 
@@ -105,7 +144,7 @@ class PrefixIndex:
 
     def expect(self, worker: str, chain: Sequence[bytes], now_ns: int) -> None:
         """A request with this chain was sent to the worker: for a while it counts as held on the
-        device, until the pool's own reports say so. `now_ns` never goes back."""
+        device, until the pool's own reports do so. `now_ns` never goes back."""
         self._expectations.add(worker, chain, now_ns)
 
     def match(self, chain: Sequence[bytes], now_ns: int) -> PrefixMatch:

@@ -1,4 +1,4 @@
-"""Laws of the block pool: blocks are conserved, and the news tells exactly what is cached."""
+"""Laws of the block pool: blocks are conserved, and its reports are exactly what is cached."""
 
 from copy import deepcopy
 

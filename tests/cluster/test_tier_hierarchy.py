@@ -1,7 +1,11 @@
 """What the memory and the disk of one process hold: what comes, goes down, comes up and is lost."""
 
+from collections import Counter
 from itertools import count
 from time import process_time_ns
+
+import hypothesis.strategies as st
+from hypothesis import given
 
 from tandem.cluster.tiers.config import TierLimits, TiersConfig
 from tandem.cluster.tiers.hierarchy import TierHierarchy
@@ -42,7 +46,7 @@ def store(hierarchy: TierHierarchy, text: str, tier: Tier = HOST, tenant: str = 
     return effects
 
 
-def news(effects: list) -> list[tuple]:
+def changes(effects: list) -> list[tuple]:
     return [
         (each.tier, each.changes.removed, each.changes.stored)
         for each in effects
@@ -56,11 +60,11 @@ def end(hierarchy: TierHierarchy, copy: CopyBlocks, text: str, problem: str = ""
     return effects
 
 
-def test_what_is_kept_is_told_with_its_parents_and_a_number():
+def test_what_is_kept_is_reported_with_its_parents_and_a_number():
     hierarchy = keeper_of(host=4)
-    (told,) = store(hierarchy, "abc")
-    assert told.changes.stored_parents == (b"root", b"a", b"b")
-    assert told.changes.sequence_number == 0
+    (reported,) = store(hierarchy, "abc")
+    assert reported.changes.stored_parents == (b"root", b"a", b"b")
+    assert reported.changes.sequence_number == 0
     assert hierarchy.caches.by_tier[HOST].listing() == (digests("cba"), 1)
     assert hierarchy.wanted(HOST, chain("abcd")) == chain("abcd")[3:]
 
@@ -69,7 +73,7 @@ def test_what_was_not_kept_may_be_asked_for_again():
     hierarchy = keeper_of(host=4)
     names = hierarchy.wanted(HOST, chain("ab"))
     assert hierarchy.wanted(HOST, chain("ab")) == ()
-    assert news(hierarchy.kept(HOST, names, digests("a"), 0)) == [(HOST, (), digests("a"))]
+    assert changes(hierarchy.kept(HOST, names, digests("a"), 0)) == [(HOST, (), digests("a"))]
     assert hierarchy.wanted(HOST, chain("ab")) == chain("ab")[1:]
 
 
@@ -83,7 +87,7 @@ def test_what_the_memory_evicts_goes_down_and_leaves_only_then():
     assert hierarchy.caches.tier_of(b"a") is None, "found nowhere while it is on its way"
     assert hierarchy.wanted(HOST, chain("ab")) == (), "its bytes still lie there"
     effects = end(hierarchy, copy, "ab")
-    assert news(effects) == [(DISK, (), digests("ab"))]
+    assert changes(effects) == [(DISK, (), digests("ab"))]
     assert ForgetBlocks(HOST, digests("ab")) in effects
     assert hierarchy.caches.tier_of(b"a") is DISK
 
@@ -93,7 +97,7 @@ def test_what_the_disk_did_not_take_is_gone():
     store(hierarchy, "ab")
     (copy,) = [each for each in store(hierarchy, "xy") if isinstance(each, CopyBlocks)]
     effects = end(hierarchy, copy, "b", "disk full")
-    assert news(effects) == [(DISK, (), digests("b"))]
+    assert changes(effects) == [(DISK, (), digests("b"))]
     assert ForgetBlocks(HOST, digests("ab")) in effects
     assert hierarchy.caches.by_tier[DISK].counts.failures == 1
     assert hierarchy.wanted(HOST, chain("a")) == chain("a")
@@ -103,14 +107,14 @@ def test_without_a_disk_the_evicted_is_forgotten_at_once():
     hierarchy = keeper_of(host=2)
     store(hierarchy, "ab")
     effects = store(hierarchy, "x")
-    assert news(effects) == [(HOST, digests("b"), digests("x"))]
+    assert changes(effects) == [(HOST, digests("b"), digests("x"))]
     assert ForgetBlocks(HOST, digests("b")) in effects
 
 
 def test_what_stays_out_has_its_bytes_forgotten():
     hierarchy = keeper_of(host=3)
     effects = store(hierarchy, "abcde")
-    assert news(effects) == [(HOST, (), digests("abc"))]
+    assert changes(effects) == [(HOST, (), digests("abc"))]
     assert ForgetBlocks(HOST, digests("de")) in effects
 
 
@@ -164,11 +168,11 @@ def test_only_so_much_comes_up_at_once_and_each_block_once():
     assert copy.names == chain("abcd")[2:]
 
 
-def test_the_spoilt_is_dropped_and_wanted_again():
+def test_the_corrupt_is_dropped_and_wanted_again():
     hierarchy = keeper_of(host=4)
     store(hierarchy, "ab")
     effects = hierarchy.caches.drop(HOST, digests("bq"))
-    assert news(effects) == [(HOST, digests("b"), ())]
+    assert changes(effects) == [(HOST, digests("b"), ())]
     assert ForgetBlocks(HOST, digests("b")) in effects
     assert hierarchy.wanted(HOST, chain("ab")) == chain("ab")[1:]
 
@@ -189,5 +193,33 @@ def test_a_tenant_has_at_most_its_share_of_each_tier():
     hierarchy = keeper_of(host=8, disk=8, quotas={"t": 0.25})
     store(hierarchy, "abcd")
     effects = store(hierarchy, "wxyz", tenant="t")
-    assert news(effects) == [(HOST, (), digests("wx"))]
+    assert changes(effects) == [(HOST, (), digests("wx"))]
     assert hierarchy.caches.by_tier[HOST].store.blocks == 6
+
+
+BLOCKS = st.lists(st.sampled_from("abcdefghij"), max_size=5, unique=True)
+
+
+@given(st.lists(st.tuples(BLOCKS, st.booleans(), st.booleans()), max_size=30))
+def test_every_block_that_was_ever_written_is_accounted_for(writes):
+    """Blocks arrive or are given up, and so are the copies that follow; what a tier reported to
+    hold is there, and what it does not hold is wanted again."""
+    hierarchy = keeper_of(host=3, disk=4)
+    reported: Counter[tuple[Tier, bytes]] = Counter()
+    for now_ns, (letters, arrives, copies_end_well) in enumerate(writes):
+        wanted = hierarchy.wanted(HOST, chain("".join(letters)))
+        came = [name.digest for name in wanted] if arrives else []
+        effects = hierarchy.kept(HOST, wanted, came, now_ns)
+        while effects:
+            effect = effects.pop(0)
+            if isinstance(effect, TierChanged):
+                reported.update((effect.tier, digest) for digest in effect.changes.stored)
+                reported.subtract((effect.tier, digest) for digest in effect.changes.removed)
+            elif isinstance(effect, CopyBlocks):
+                kept = b"".join(name.digest for name in effect.names) if copies_end_well else b""
+                effects += end(hierarchy, effect, kept.decode())
+    for tier in (HOST, DISK):
+        store = hierarchy.caches.by_tier[tier].store
+        for digest in digests("abcdefghij"):
+            assert reported[tier, digest] == store.resident(digest)
+        assert len(hierarchy.wanted(tier, chain("abcdefghij"))) == 10 - store.blocks

@@ -1,0 +1,123 @@
+"""Parts of the worker machine: known tokens, committed blocks, and the load that it reports."""
+
+from array import array
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem.cluster.worker.machine import load_of
+from tandem.cluster.worker.sequence import KnownTokens
+from tandem.messages.router import LoadReported
+from tandem.messages.worker import (
+    BlocksCommitted,
+    ImportsArrived,
+    PrefillsArrived,
+    ReportBlocks,
+    RequestsAborted,
+    RequestsArrived,
+)
+from tests.cluster.ledger_engine import keys_of
+from tests.cluster.test_priorities import request, world
+from tests.cluster.world import World, configs, requests
+
+TOKENS = st.lists(st.integers(0, (1 << 32) - 1), max_size=8)
+
+
+@given(TOKENS, TOKENS, TOKENS, st.sampled_from([tuple, list, lambda each: array("I", each)]))
+def test_they_are_read_as_one_array_is(prompt, later, drawn, held_in):
+    held = held_in(prompt)
+    known = KnownTokens(held, later)
+    for token in drawn[:3]:
+        known.later.append(token)
+    known.extend(array("I", drawn[3:]))
+    plain = array("I", prompt + later + drawn)
+    assert len(known) == len(plain)
+    assert list(known) == list(plain)
+    bounds = (None, *range(-len(plain) - 1, len(plain) + 2))
+    for first in bounds:
+        for end in bounds:
+            assert known[first:end] == plain[first:end]
+    assert list(held) == prompt
+
+
+def test_choices_share_their_prompt():
+    prompt = array("I", range(1000))
+    first, second = KnownTokens(prompt), KnownTokens(prompt)
+    first.later.append(7)
+    assert first._prompt is second._prompt
+    assert (len(first), len(second), len(prompt)) == (1001, 1000, 1000)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    configs(prefix_caching=True, reports_committed=True),
+    st.lists(requests(), min_size=1, max_size=6),
+)
+def test_what_is_reported_as_committed_is_exactly_what_the_cache_gains(config, wanted):
+    world = World.of(config)
+    told: dict[bytes, int] = {}
+    numbered = [replace(one, request_id=str(n)) for n, one in enumerate(wanted)]
+    world.tell(RequestsArrived(tuple(replace(one, tenant="t") for one in numbered)))
+    while world.landing:
+        world.land()
+        kinds = [type(effect) for effect in world.effects]
+        sealed = [effect for effect in world.effects if isinstance(effect, BlocksCommitted)]
+        stored = [
+            digest
+            for effect in world.effects
+            if isinstance(effect, ReportBlocks)
+            for digest in effect.changes.stored
+        ]
+        if sealed:
+            assert kinds.index(BlocksCommitted) < kinds.index(ReportBlocks)
+        names = [name for each in sealed for name in each.names]
+        assert set(stored) <= {name.digest for name in names}
+        for each in sealed:
+            for block, version, name in zip(each.blocks, each.versions, each.names, strict=True):
+                assert name.tenant == "t"
+                told[name.digest] = block
+                current = world.machine.sequences.pool.versions[block] == version
+                if current:
+                    keys = world.engine.kv[block]
+                    assert keys == keys_of(keys[-1])[-config.block_size :]
+    assert world.cached_hashes <= told.keys()
+
+
+PROMPT = (1, 2, 3, 4) * 4
+
+
+def carried(at) -> tuple[int, int, int]:
+    """Running, waiting, and prompt tokens to compute."""
+    load: LoadReported = load_of("w", at.machine)
+    return load.running_sequences, load.waiting_requests, load.queued_prefill_tokens
+
+
+def test_a_prompt_that_waits_for_a_slower_tier_is_still_to_be_computed_here():
+    at = world()
+    at.tell(PrefillsArrived((request("r", prompt=PROMPT, max_tokens=2),), (12,)))
+    assert at.imports.keys() == {"r"}
+    assert carried(at) == (0, 1, 4)
+    at.finish_import("r", keys_of(PROMPT)[:12])
+    assert carried(at) == (1, 0, 0)
+    at.land()
+
+
+def test_who_comes_with_its_whole_prompt_is_counted_by_who_sent_it():
+    at = world()
+    at.tell(ImportsArrived((request("r", prompt=PROMPT, max_tokens=2),), (16,)))
+    assert carried(at) == (0, 0, 0)
+    at.finish_import("r", keys_of(PROMPT), (3,))
+    assert carried(at) == (1, 0, 0)
+    at.drain()
+
+
+def test_nothing_is_to_be_computed_for_who_left_while_its_import_goes_on():
+    at = world()
+    at.tell(ImportsArrived((request("r", prompt=PROMPT, max_tokens=2),), (12,)))
+    assert carried(at) == (0, 1, 4)
+    at.tell(RequestsAborted(("r",)))
+    assert at.cancelled == {"r"}
+    assert carried(at) == (0, 0, 0)
+    at.finish_import("r", [])
+    at.assert_empty()
