@@ -19,9 +19,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from tandem.kernels.collectives.choose import choose_all_reduce
 from tandem.kernels.collectives.contract import AllReduceWay, Collectives
-from tandem.kernels.collectives.distributed import World, connect, disconnect
+from tandem.kernels.collectives.distributed import World, choose_all_reduce, connect, disconnect
 
 # (whether in shared memory, way)
 WAYS: tuple[tuple[bool, AllReduceWay], ...] = (

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from figures import Figure, show, write
 from limits import Summary, summarised
-from tandem.kernels.transfer.choose import choose_transfer
-from tandem.kernels.transfer.contract import Transfer
+from tandem.kernels.transfer import Transfer, choose_transfer
 from tandem.kv.connectors.contract import Connector, ConnectorError, Spans
 from tandem.kv.connectors.nixl import NixlConnector
 from tandem.kv.connectors.shm import ShmConnector

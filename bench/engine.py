@@ -17,7 +17,7 @@ from overhead import overhead_figures
 from peers import peer_figures
 from steps import step_figures
 from tandem.kernels.faces import Kernels, choose_kernels
-from tandem.kernels.linear.contract import Storage
+from tandem.kernels.linear import Storage
 
 STORAGES: list[Storage] = ["float32", "bfloat16", "int8"]
 Section = Callable[[Kernels], list[Figure]]

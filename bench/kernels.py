@@ -15,11 +15,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tandem.kernels.attention.contract import AttentionBatch
+from tandem.kernels.attention import AttentionBatch
 from tandem.kernels.faces import Kernels, choose_kernels
-from tandem.kernels.linear.contract import Storage
-from tandem.kernels.rotary.contract import QueryKeyValue, RotaryTable, TokenPlaces
-from tandem.kernels.sampling.contract import SamplingRows
+from tandem.kernels.linear import Storage
+from tandem.kernels.rotary import QueryKeyValue, RotaryTable, TokenPlaces
+from tandem.kernels.sampling import SamplingRows
 
 STORAGES: tuple[Storage, ...] = ("float32", "bfloat16", "float16", "int8")
 BLOCK_SIZE = 16

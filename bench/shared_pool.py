@@ -25,11 +25,11 @@ from tandem.cluster.shared_pool.machine import PoolNodeConfig, PoolNodeMachine
 from tandem.cluster.tiers.config import TierLimits, TiersConfig
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockFormat, BlockName
-from tandem.kernels.transfer.choose import choose_transfer
-from tandem.kv.connectors.tcp.handshake import listening_socket
+from tandem.kernels.transfer import choose_transfer
 from tandem.kv.connectors.tcp.protocol import Credentials
+from tandem.kv.connectors.tcp.stream import listening_socket
 from tandem.kv.tiers.block_records import BlockTags
-from tandem.kv.tiers.config import TierCalls
+from tandem.kv.tiers.contract import TierCalls
 from tandem.kv.tiers.host import HostStore
 from tandem.kv.tiers.pool.client import PoolClient, PoolClientTerms
 from tandem.kv.tiers.pool.protocol import batch_blocks, incarnation_proof

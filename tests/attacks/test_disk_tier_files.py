@@ -11,7 +11,7 @@ import pytest
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.kv_tiers import BlockFormat
-from tandem.kernels.transfer.choose import choose_transfer
+from tandem.kernels.transfer import choose_transfer
 from tandem.kv.tiers.disk import DiskConfig, DiskStore
 from tests.kv.ending import closing
 from tests.kv.tier_blocks import FORMAT, contents, digests, names, rows

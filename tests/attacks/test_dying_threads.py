@@ -4,27 +4,27 @@ waits for ever."""
 import logging
 import threading
 import time
-from dataclasses import replace
+from copy import copy
 
 import numpy as np
 import pytest
 
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockFormat
-from tandem.kernels.transfer.choose import choose_transfer
+from tandem.kernels.transfer import choose_transfer
 from tandem.kv.connectors.contract import ConnectorError, Spans
 from tandem.kv.connectors.shm import ShmConnector
-from tandem.kv.connectors.tcp import handshake, link
+from tandem.kv.connectors.tcp import link, stream
 from tandem.kv.connectors.tcp.connector import TcpConnector
-from tandem.kv.connectors.tcp.handshake import TcpLimits, listening_socket
 from tandem.kv.connectors.tcp.listener import TcpListener
 from tandem.kv.connectors.tcp.protocol import Credentials
+from tandem.kv.connectors.tcp.stream import TcpLimits, listening_socket
 from tandem.kv.region import SharedRegion
-from tandem.kv.threads import SupervisedThread, WorkerThread, step_worker
-from tandem.kv.tiers.config import TierCalls
+from tandem.kv.threads import StepThread, SupervisedThread, WorkerThread
+from tandem.kv.tiers.contract import TierCalls
 from tandem.kv.tiers.pool.stores import PoolStores
-from tandem.kv.transfer.config import TransferConfig
-from tandem.kv.transfer.worker import ConnectorWorker, ConnectorWorkerCalls
+from tandem.kv.transfer.config import TransferCalls, TransferConfig
+from tandem.kv.transfer.coordinator import ConnectorWorker
 from tandem.live.pool_node import LivePoolCoordinator, PoolInbox
 from tests.kv.ending import closing
 from tests.kv.pool_coordinator import SECRET, entropy
@@ -66,7 +66,8 @@ def problems(connector, count: int) -> list[str]:
 
 
 def test_copies_through_shared_memory_fail_all_and_stay_off():
-    transfer = replace(choose_transfer(), copy_spans=explode)
+    transfer = copy(choose_transfer())
+    transfer.copy_spans = explode
     with (
         closing(SharedRegion.create(BYTES, "attacked")) as region,
         closing(ShmConnector(transfer)) as connector,
@@ -111,14 +112,12 @@ def test_a_port_whose_thread_dies_refuses_and_tells(monkeypatch):
     listener = TcpListener(
         listening, credentials, explode, entropy=entropy, limits=LIMITS, failed=told.set
     )
-    address = handshake.PeerAddress(
-        "peer", ("127.0.0.1", listener.port), credentials, entropy, LIMITS
-    )
+    address = stream.PeerAddress("peer", ("127.0.0.1", listener.port), credentials, entropy, LIMITS)
     with pytest.raises(ConnectorError):
-        handshake.open_stream(address, lambda: "", 1.0)
+        stream.open_stream(address, lambda: "", 1.0)
     assert told.wait(END_S)
     with pytest.raises(ConnectorError, match="cannot be reached"):
-        handshake.open_stream(address, lambda: "", 1.0)
+        stream.open_stream(address, lambda: "", 1.0)
     listener.close_listener(END_S)
 
 
@@ -142,7 +141,7 @@ class Exploding:
 
 def test_the_worker_thread_of_a_tier_tells_its_owner():
     told = threading.Event()
-    worker = step_worker("test", told.set)
+    worker = StepThread("test", told.set)
     worker.start_worker()
     worker.post(explode)
     assert told.wait(END_S)
@@ -153,8 +152,8 @@ def test_the_worker_thread_of_a_tier_tells_its_owner():
 def test_the_worker_thread_of_a_connector_tells_its_owner():
     told, own = threading.Event(), {"own": None, "scratch_region": None}
     buffers = type("Buffers", (), own)()
-    calls = ConnectorWorkerCalls(explode, told.set, time.monotonic_ns)
-    worker = ConnectorWorker(Exploding(), buffers, TransferConfig(), calls)
+    calls = TransferCalls(explode, explode, told.set, time.monotonic_ns)
+    worker = ConnectorWorker(Exploding(), buffers, TransferConfig(), calls, explode)
     worker.start_worker()
     worker.read_shard(type("Read", (), {"peer": "p"})(), b"")
     assert told.wait(END_S)

@@ -17,12 +17,12 @@ from tandem.config.environment import BUNDLED_MODEL
 from tandem.config.options import ServeOptions
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.kv_tiers import BlockFormat
-from tandem.kernels.transfer.choose import choose_transfer
+from tandem.kernels.transfer import choose_transfer
 from tandem.kv.tiers.contract import BlockStore
 from tandem.kv.tiers.disk import DiskConfig, DiskStore
 from tandem.kv.tiers.redis import RedisStore
 from tandem.kv.tiers.redis_client import RedisConfig
-from tandem.kv.transfer.compatibility import objection
+from tandem.kv.transfer.sources import objection
 from tandem.live.processes.model import load_model, plan_model
 from tandem.live.processes.worker_rank import PlannedWorker
 from tandem.models.content import PIECE_BYTES, checkpoint_weights, digest_file

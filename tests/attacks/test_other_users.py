@@ -15,9 +15,8 @@ from typer.testing import CliRunner
 
 from tandem.commands.main import app
 from tandem.facts.errors import InvalidConfiguration
-from tandem.kernels.native import build as native
-from tandem.kernels.native.build import BuildFailure
-from tandem.kernels.native.library import NativeLibrary, load_library
+from tandem.kernels import native
+from tandem.kernels.native import BuildFailure, NativeLibrary, load_library
 from tandem.live.launching import private_directory
 from tandem.live.launching.private_directory import read_private, write_private
 from tandem.live.launching.process_identity import send_signal, started_ticks

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from tandem.config.hardware.worker import bundled_models, load_model_shape
 from tandem.cost.model_shape import ModelShape, chunk_pairs, model_shape, power
 from tandem.facts.errors import InvalidConfiguration
-from tandem.models.config_file import Fields
 from tandem.models.configuration import describe_model, parse_model_spec
+from tandem.models.directory import Fields
 
 # From the checkpoints' own tensors; DeepSeek-V3 without its extra predicting layer.
 EXACT = {

@@ -13,8 +13,8 @@ from tandem.cost.roofline import AttentionRates, roofline
 from tandem.cost.sharding import Sharding
 from tandem.cost.step import StepShape
 from tandem.facts.errors import InvalidConfiguration
-from tandem.models.config_file import Fields
 from tandem.models.configuration import describe_model
+from tandem.models.directory import Fields
 from tests.cost.shapes import assert_decodes_agree, assert_monotone, more_work
 
 H100 = load_device("h100")

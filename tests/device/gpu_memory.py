@@ -1,17 +1,13 @@
 """Memory of a GPU, or what stands in for it, and a process that exports some:
 `python -m tests.device.gpu_memory BYTES [LIBRARY]`.
 
-One line on standard output describes the memory; each line on standard input is answered by a
-checksum of all of it; the end of input is the end.
+One line on standard output describes the memory; the end of input is the end.
 """
 
 import ctypes
 import mmap
 import os
-import subprocess
 import sys
-import zlib
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,13 +16,10 @@ from numpy.typing import NDArray
 from tandem.kv.connectors.cuda_driver import LIBRARY
 from tandem.kv.connectors.cuda_ipc import CudaIpcConnector
 from tandem.kv.region import Region
+from tests.kv.exporter import Child, content
 
 # Something else lies before the memory in its allocation.
 BEFORE = 4096
-
-
-def content(size: int) -> NDArray[np.uint8]:
-    return np.random.default_rng(size).integers(1, 256, size, dtype=np.uint8)
 
 
 class GpuMemory:
@@ -57,31 +50,12 @@ class GpuMemory:
         return values
 
 
-class Exporter:
+class Exporter(Child):
     """The process as its parent sees it."""
 
     def __init__(self, size: int, library: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.device.gpu_memory", str(size), library],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[2],
-        )
-        self.description = bytes.fromhex(self._answer())
-
-    def checksum(self) -> int:
-        assert self.process.stdin is not None
-        print(file=self.process.stdin, flush=True)
-        return int(self._answer())
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-    def _answer(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline()
+        super().__init__("tests.device.gpu_memory", size, library)
+        self.description = bytes.fromhex(self.first_line)
 
 
 def main(size: int, library: str) -> None:
@@ -90,8 +64,7 @@ def main(size: int, library: str) -> None:
     connector = CudaIpcConnector(0, library)
     connector.register_region(memory.region, exported=True)
     print(connector.describe_endpoint().hex(), flush=True)
-    for _ in sys.stdin:
-        print(zlib.crc32(memory.get()), flush=True)
+    sys.stdin.read()
     connector.close_connector()
 
 

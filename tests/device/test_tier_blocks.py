@@ -9,10 +9,10 @@ import torch
 
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockFormat
-from tandem.kernels.transfer.choose import choose_transfer
+from tandem.kernels.transfer import choose_transfer
 from tandem.kv.layout import KvLayout
 from tandem.kv.store import KvStore
-from tandem.kv.tiers.config import TierCalls, TierEngineConfig, TierEvent
+from tandem.kv.tiers.contract import TierCalls, TierEngineConfig, TierEvent
 from tandem.kv.tiers.device import device_blocks
 from tandem.kv.tiers.engine import TierEngine
 from tandem.kv.tiers.host import HostStore

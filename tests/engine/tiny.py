@@ -12,9 +12,9 @@ from tandem.engine.slots import SlotShape
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.model import AttentionSpec, ModelSpec, RopeSpec
 from tandem.facts.request import Request
-from tandem.kernels.attention.contract import AttentionBatch
+from tandem.kernels.attention import AttentionBatch
 from tandem.kernels.faces import Kernels
-from tandem.kernels.sampling.contract import SamplingRows, TokenLogprobs
+from tandem.kernels.sampling import SamplingRows, TokenLogprobs
 from tandem.kv.layout import KvLayout
 from tandem.kv.store import KvStore
 from tandem.messages.worker import EmitTokens, RequestsArrived, RunStep, StepDone

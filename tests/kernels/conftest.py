@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from tandem.kernels.faces import Kernels, native_kernels, reference_kernels
-from tandem.kernels.native.build import BuildFailure
-from tandem.kernels.native.library import NativeLibrary, load_library
+from tandem.kernels.native import BuildFailure, NativeLibrary, load_library
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tandem.kernels.attention.contract import AttentionBatch
+from tandem.kernels.attention import AttentionBatch
 
 GARBAGE_BLOCK = 2**30
 

@@ -10,7 +10,7 @@ import torch
 
 from tandem.kernels import arithmetic
 from tandem.kernels.arithmetic import ARITHMETIC_VERSION, arithmetic_of, fingerprint
-from tandem.kernels.native.build import COMPILERS
+from tandem.kernels.native import COMPILERS
 
 # Of `ARITHMETIC_VERSION`, by the compiler and the floats in a register (16: AVX-512, 8: AVX2 with
 # FMA, 4: plain x86-64). All processors that have the same registers give the same. Where one of

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.kernels.attention.contract import AttentionBatch
-from tandem.kernels.errors import KernelArgumentError
+from tandem.kernels.attention import AttentionBatch
 from tandem.kernels.faces import Kernels
+from tandem.kernels.native import KernelArgumentError
 from tests.kernels.pools import Shape, batch_of, oracle, paged
 
 QUERIES = [5, 1, 0, 70, 40, 1]

@@ -5,8 +5,15 @@ from pathlib import Path
 import torch
 
 from tandem.kernels.faces import choose_kernels
-from tandem.kernels.native.build import BuildFailure, build, build_key, first_error, sources
-from tandem.kernels.native.library import NativeLibrary, load_library
+from tandem.kernels.native import (
+    BuildFailure,
+    NativeLibrary,
+    build,
+    build_key,
+    first_error,
+    load_library,
+    sources,
+)
 
 
 def test_without_a_compiler_there_is_a_reason(tmp_path: Path) -> None:

@@ -5,10 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.kernels.errors import KernelArgumentError
 from tandem.kernels.faces import Kernels
-from tandem.kernels.sampling.contract import NO_TOKEN, SamplingRows
-from tandem.kernels.sampling.philox import gumbel, philox
+from tandem.kernels.native import KernelArgumentError
+from tandem.kernels.sampling import NO_TOKEN, SamplingRows, gumbel, philox
 
 # Random123's published vectors for philox4x32-10: counter, key, output.
 KNOWN_ANSWERS = [

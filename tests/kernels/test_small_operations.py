@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tandem.facts.model import Activation
 from tandem.kernels.arithmetic import ACTIVATIONS
-from tandem.kernels.errors import KernelArgumentError
 from tandem.kernels.faces import Kernels
-from tandem.kernels.rotary.contract import QueryKeyValue, RotaryTable, TokenPlaces
+from tandem.kernels.native import KernelArgumentError
+from tandem.kernels.rotary import QueryKeyValue, RotaryTable, TokenPlaces
 
 WIDTHS = [1, 7, 16, 31, 33, 64, 896]
 

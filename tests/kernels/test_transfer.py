@@ -5,12 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.kernels.errors import KernelArgumentError
-from tandem.kernels.native.library import NativeLibrary
-from tandem.kernels.transfer.choose import choose_transfer
-from tandem.kernels.transfer.contract import KEY_WORDS, SUM_BYTES, Transfer
-from tandem.kernels.transfer.cpu import NativeTransfer
-from tandem.kernels.transfer.reference import REFERENCE
+from tandem.kernels.native import KernelArgumentError, NativeLibrary
+from tandem.kernels.transfer import (
+    KEY_WORDS,
+    REFERENCE,
+    SUM_BYTES,
+    NativeTransfer,
+    Transfer,
+    choose_transfer,
+)
 
 MEMORY_BYTES = 1 << 18
 LENGTHS = [1, 7, 8, 63, 64, 65, 512, 1000, 4096, 4100]
@@ -18,7 +21,7 @@ LENGTHS = [1, 7, 8, 63, 64, 65, 512, 1000, 4096, 4100]
 
 @pytest.fixture(scope="session")
 def transfer(library: NativeLibrary) -> Transfer:
-    return NativeTransfer(library).bundle
+    return NativeTransfer(library)
 
 
 def some_memory(seed: int) -> np.ndarray:
@@ -33,21 +36,15 @@ def places(seed: int, count: int, length: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("run_bytes", LENGTHS)
-@pytest.mark.parametrize("threads", [1, 2])
-def test_checksums_are_those_of_the_reference(
-    transfer: Transfer, run_bytes: int, threads: int
-) -> None:
+def test_checksums_are_those_of_the_reference(transfer: Transfer, run_bytes: int) -> None:
     memory, offsets = some_memory(1), places(2, 20, run_bytes)
-    found = transfer.checksum_runs(memory.ctypes.data, offsets, run_bytes, threads=threads)
+    found = transfer.checksum_runs(memory.ctypes.data, offsets, run_bytes)
     wanted = REFERENCE.checksum_runs(memory.ctypes.data, offsets, run_bytes)
     assert found.tolist() == wanted.tolist()
 
 
 @pytest.mark.parametrize("run_bytes", LENGTHS)
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_copy_that_checks_is_a_copy_and_a_check(
-    transfer: Transfer, run_bytes: int, threads: int
-) -> None:
+def test_a_copy_that_checks_is_a_copy_and_a_check(transfer: Transfer, run_bytes: int) -> None:
     source, sources, targets = some_memory(3), places(4, 20, run_bytes), places(5, 20, run_bytes)
     copies = []
     for face in (transfer, REFERENCE):
@@ -58,7 +55,6 @@ def test_a_copy_that_checks_is_a_copy_and_a_check(
             target_offsets=targets,
             source_offsets=sources,
             run_bytes=run_bytes,
-            threads=threads,
         )
         copies.append((target.tobytes(), checksums.tolist()))
     assert copies[0] == copies[1]
@@ -67,8 +63,7 @@ def test_a_copy_that_checks_is_a_copy_and_a_check(
 
 
 @pytest.mark.parametrize("longest", [3, 300, 20_000])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_spans_are_copied_and_nothing_else(transfer: Transfer, longest: int, threads: int) -> None:
+def test_spans_are_copied_and_nothing_else(transfer: Transfer, longest: int) -> None:
     source, sources, targets = some_memory(7), places(8, 9, longest), places(9, 9, longest)
     lengths = np.random.default_rng(10).integers(0, longest, len(sources))
     found, wanted = some_memory(11), some_memory(11)
@@ -79,7 +74,6 @@ def test_spans_are_copied_and_nothing_else(transfer: Transfer, longest: int, thr
             target_offsets=targets,
             source_offsets=sources,
             lengths=lengths,
-            threads=threads,
         )
     assert found.tobytes() == wanted.tobytes()
     for to, origin, length in zip(targets, sources, lengths, strict=True):

@@ -13,7 +13,7 @@ from threading import Event
 
 import msgspec
 
-from tandem.kernels.transfer.choose import choose_transfer
+from tandem.kernels.transfer import choose_transfer
 from tandem.kv.transfer.config import TransferCalls, TransferConfig, TransferMemory
 from tandem.kv.transfer.engine import KvTransferEngine
 from tests.kv.ending import closing

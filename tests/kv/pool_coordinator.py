@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from tandem.facts.kv_tiers import BlockFormat, BlockName
-from tandem.kernels.transfer.choose import choose_transfer
-from tandem.kv.connectors.tcp.handshake import TcpLimits, listening_socket
+from tandem.kernels.transfer import choose_transfer
 from tandem.kv.connectors.tcp.protocol import Credentials
+from tandem.kv.connectors.tcp.stream import TcpLimits, listening_socket
 from tandem.kv.tiers.block_records import BlockTags
 from tandem.kv.tiers.contract import Row
 from tandem.kv.tiers.host import HostStore

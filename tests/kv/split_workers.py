@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tandem.facts.kv_export import EncodedCopies, KvExport, KvGeometry, KvShard, MoveKv
-from tandem.kernels.transfer.contract import Transfer
+from tandem.kernels.transfer import Transfer
 from tandem.kv.layout import RegionLayout, exported_bytes, shard_layout
 from tandem.kv.region import Region, SharedRegion
 from tandem.kv.store import TORCH_DTYPES

@@ -1,12 +1,11 @@
 """A metadata tells the very bytes it was made for from all others."""
 
-from dataclasses import replace
+from copy import copy
 
 import numpy as np
 import pytest
 
-from tandem.kernels.transfer.choose import choose_transfer
-from tandem.kernels.transfer.reference import REFERENCE
+from tandem.kernels.transfer import REFERENCE, choose_transfer
 from tandem.kv.layout import KvLayout, RegionLayout
 from tandem.kv.region import SharedRegion
 from tandem.kv.transfer.export import NOT_COMPUTED, BlockMetadata, parse_metadata
@@ -30,7 +29,7 @@ def shared():
 def headers_of(shared, blocks):
     """What a peer sees after it has read the metadata of these blocks."""
     parts = [
-        shared.view[LAYOUT.metadata_offset(block) :][: LAYOUT.metadata_bytes].tobytes()
+        shared.view[block * LAYOUT.metadata_bytes :][: LAYOUT.metadata_bytes].tobytes()
         for block in blocks
     ]
     return parse_metadata(b"".join(parts), LAYOUT)
@@ -64,7 +63,7 @@ def test_every_run_has_its_own_checksum(shared, transfer):
 def test_blocks_are_left_alone(shared, transfer):
     start = LAYOUT.block_offset(0)
     before = shared.view[start:].tobytes()
-    BlockMetadata(shared.view, LAYOUT, transfer).write_metadata(range(9), [1] * 9, threads=2)
+    BlockMetadata(shared.view, LAYOUT, transfer).write_metadata(range(9), [1] * 9)
     assert shared.view[start:].tobytes() == before
 
 
@@ -86,7 +85,9 @@ def test_a_header_names_nothing_while_it_is_written(shared, transfer):
         seen.append(headers_of(shared, [2, 3])[0].tolist())
         return transfer.checksum_runs(*arguments, **options)
 
-    metadata = BlockMetadata(shared.view, LAYOUT, replace(transfer, checksum_runs=watched))
+    watching = copy(transfer)
+    watching.checksum_runs = watched
+    metadata = BlockMetadata(shared.view, LAYOUT, watching)
     for version in (1, 2):
         metadata.write_metadata([2], [version])
     metadata.write_metadata([3], [5])

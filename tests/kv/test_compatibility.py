@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from tandem.facts.kv_export import EncodedCopies, Endpoint, KvExport, KvShard
 from tandem.kv.layout import RegionLayout, shard_layout
-from tandem.kv.transfer.compatibility import objection, order_objection
 from tandem.kv.transfer.read_plan import ReadPlan
-from tandem.kv.transfer.shards import shared_runs
+from tandem.kv.transfer.sources import objection, order_objection, shared_runs
 from tests.kv.split_workers import Split, SplitWorker, order_for
 
 
@@ -34,7 +33,7 @@ MINE = export_of(Split())
 )
 def test_workers_of_one_model_understand_each_other(theirs):
     assert objection(MINE, export_of(theirs)) is None
-    assert objection(export_of(theirs), MINE, "int8") is None
+    assert objection(export_of(theirs), MINE) is None
     assert objection(MINE, export_of(theirs, "nixl", "tcp")) is None
 
 
@@ -58,10 +57,6 @@ WRONG = {
 @pytest.mark.parametrize("words", WRONG)
 def test_what_is_wrong_is_said(words):
     assert words in (objection(MINE, WRONG[words]) or "")
-
-
-def test_an_unknown_precision_for_the_way():
-    assert "'int3'" in (objection(MINE, MINE, "int3") or "")
 
 
 ORDER = order_for(Split(), Split(), 2, 21)

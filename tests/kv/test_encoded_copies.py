@@ -13,7 +13,7 @@ from tandem.kv.codec import decode, encode
 from tandem.kv.layout import copies_layout, encoded_copies, tags_of
 from tandem.kv.transfer.config import TransferConfig
 from tests.kv.split_workers import Split
-from tests.kv.transfer_ranks import Pair
+from tests.kv.transfer_ranks import MappedLoopConnector, Pair
 
 SMALL = TransferConfig(chunk_bytes=2048)
 ALL_SLOTS = 12
@@ -28,12 +28,6 @@ def narrowed(values: torch.Tensor, wire: str) -> torch.Tensor:
 def pair_of(wire: str, target: Split, slots: int = ALL_SLOTS, **config: object) -> Pair:
     source = Split(2, copies=EncodedCopies(wire, slots))
     return Pair(source, target, replace(SMALL, wire_dtype=wire, **config))
-
-
-def announced(pair: Pair, first_token: int, end_token: int) -> MoveKv:
-    order = pair.order(first_token, end_token)
-    pair.source.announce(order)
-    return order
 
 
 def assert_narrowed(pair: Pair, order: MoveKv, wire: str) -> None:
@@ -54,7 +48,7 @@ TARGETS = [Split(), Split(4, 2), Split(block_size=8), Split(block_size=2, dtype=
 @pytest.mark.parametrize("checksums", [True, False])
 def test_values_arrive_as_they_were_encoded(wire, target, checksums):
     with pair_of(wire, target, checksums=checksums) as pair:
-        assert_narrowed(pair, announced(pair, 3, 22), wire)
+        assert_narrowed(pair, pair.announced(3, 22), wire)
 
 
 def test_fewer_bytes_cross():
@@ -62,7 +56,7 @@ def test_fewer_bytes_cross():
     source = Split(copies=EncodedCopies("bfloat16", ALL_SLOTS))
     for wire in (None, "bfloat16"):
         with Pair(source, Split(), TransferConfig(wire_dtype=wire)) as pair:
-            moved[wire] = pair.transfers.move(1, announced(pair, 0, 24)).moved_bytes
+            moved[wire] = pair.transfers.move(1, pair.announced(0, 24)).moved_bytes
     assert moved["bfloat16"] < moved[None] * 0.7
 
 
@@ -70,7 +64,7 @@ def test_fewer_bytes_cross():
 def test_nothing_is_lost_unless_both_ends_ask_for_it(wire):
     source = Split(copies=EncodedCopies("float16", ALL_SLOTS))
     with Pair(source, Split(), replace(SMALL, wire_dtype=wire)) as pair:
-        order = announced(pair, 1, 22)
+        order = pair.announced(1, 22)
         expected = pair.expected(order)[0]
         assert pair.transfers.move(1, order).arrived
         assert torch.equal(pair.target.pools[0], expected)
@@ -80,7 +74,7 @@ def test_nothing_is_lost_unless_both_ends_ask_for_it(wire):
 def test_blocks_whose_copies_were_replaced_come_as_they_are_stored(chunk_bytes):
     """Six blocks and four slots: blocks 2, 3, 4, 7, 0 and 5 in slots 2, 3, 0, 3, 0 and 1."""
     with pair_of("int8", Split(), slots=4, chunk_bytes=chunk_bytes) as pair:
-        order = announced(pair, 0, 24)
+        order = pair.announced(0, 24)
         assert order.source_blocks == (2, 3, 4, 7, 0, 5)
         kept = narrowed(pair.source.values, "int8")
         for index in (1, 2):
@@ -90,12 +84,30 @@ def test_blocks_whose_copies_were_replaced_come_as_they_are_stored(chunk_bytes):
         assert torch.equal(pair.target.pools[0], expected)
 
 
+@pytest.mark.parametrize("slots", [12, 4])
+def test_copies_in_mapped_memory(slots):
+    """With a slot for each block all come narrowed; with few slots, those that are left."""
+    source = Split(copies=EncodedCopies("bfloat16", slots))
+    with Pair(
+        source, Split(), replace(SMALL, wire_dtype="bfloat16"), kind=MappedLoopConnector
+    ) as pair:
+        order = pair.announced(0, 24)
+        stored = pair.source.values.clone()
+        narrowed = stored.bfloat16().float()
+        values = torch.cat(
+            [narrowed[:4], (narrowed if slots == 12 else stored)[4:12], narrowed[12:]]
+        )
+        expected = pair.target.expected(order, values)[0]
+        assert pair.transfers.move(1, order).arrived
+        assert torch.equal(pair.target.pools[0], expected)
+
+
 @pytest.mark.parametrize("checksums", [True, False])
 @pytest.mark.parametrize("read", [1, 2])
 def test_a_copy_that_is_replaced_while_it_is_read(checksums, read):
     """The block itself is what was announced, so it is read; what was half a copy is no more."""
     with pair_of("int8", Split(), checksums=checksums) as pair:
-        order = announced(pair, 4, 8)
+        order = pair.announced(4, 8)
         expected = pair.expected(order)[0]
 
         def replace_copy(ticket: int, _: object) -> None:
@@ -116,7 +128,7 @@ def test_a_copy_that_is_replaced_while_it_is_read(checksums, read):
 
 def test_a_block_that_was_handed_out_again_does_not_arrive_by_its_copy():
     with pair_of("int8", Split()) as pair:
-        order = announced(pair, 4, 8)
+        order = pair.announced(4, 8)
         assert not pair.transfers.move(1, replace(order, source_versions=(8,))).arrived
 
 

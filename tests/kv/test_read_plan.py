@@ -17,7 +17,7 @@ from tandem.kv.codec import convert
 from tandem.kv.connectors.contract import Spans
 from tandem.kv.layout import row_bytes
 from tandem.kv.transfer.read_plan import ChunkRange, ChunkTooSmall, ReadPlan
-from tandem.kv.transfer.shards import shared_runs, uncovered
+from tandem.kv.transfer.sources import shared_runs, uncovered
 from tests.kv.split_workers import HEAD_DIM, Split, SplitWorker, model_kv, order_for
 
 TOKENS = 24

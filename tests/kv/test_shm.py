@@ -19,7 +19,7 @@ def shared():
 
 @pytest.fixture
 def connector(shared):
-    made = ShmConnector(threads=2)
+    made = ShmConnector()
     made.register_region(shared.region, exported=True)
     yield made
     made.close_connector()

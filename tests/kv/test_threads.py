@@ -2,7 +2,7 @@
 
 import threading
 
-from tandem.kv.threads import WorkerThread, step_worker
+from tandem.kv.threads import StepThread, WorkerThread
 
 END_S = 20.0
 
@@ -78,7 +78,7 @@ def test_steps_go_on_until_they_are_over():
         left[0] -= 1
         return left[0] == 0
 
-    worker = step_worker("test", never)
+    worker = StepThread("test", never)
     worker.start_worker()
     worker.post(step)
     worker.stop_worker()

@@ -13,7 +13,7 @@ import pytest
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.kv_tiers import BlockFormat
-from tandem.kernels.transfer.choose import choose_transfer
+from tandem.kernels.transfer import choose_transfer
 from tandem.kv.tiers.contract import Found, Kept
 from tandem.kv.tiers.disk import DiskConfig, DiskStore
 from tandem.kv.tiers.disk_file import MAGIC, SUPERBLOCK_BYTES, DiskLayout

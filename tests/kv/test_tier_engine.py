@@ -12,11 +12,18 @@ import torch
 
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockFormat, BlockName
-from tandem.kernels.transfer.choose import choose_transfer
+from tandem.kernels.transfer import choose_transfer
 from tandem.kv.layout import KvLayout
 from tandem.kv.store import KvStore
-from tandem.kv.tiers.config import TierCalls, TierEngineConfig, TierEvent
-from tandem.kv.tiers.contract import BlockStore, Found, Kept, Row
+from tandem.kv.tiers.contract import (
+    BlockStore,
+    Found,
+    Kept,
+    Row,
+    TierCalls,
+    TierEngineConfig,
+    TierEvent,
+)
 from tandem.kv.tiers.device import CpuBlocks
 from tandem.kv.tiers.disk import DiskConfig, DiskStore
 from tandem.kv.tiers.engine import TierEngine
@@ -576,7 +583,7 @@ def test_every_order_is_answered_once_and_no_wrong_byte_comes_back(tmp_path, dev
         while life.awaited:
             life.hear(worker.next())
         assert worker.told.empty()
-        assert worker.engine._staging.free_rows == 12
+        assert len(worker.engine._staging._free) == 12
 
 
 @pytest.mark.parametrize("seed", range(12))

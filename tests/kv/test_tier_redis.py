@@ -14,7 +14,7 @@ import redis
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.kv_tiers import BlockFormat
-from tandem.kernels.transfer.choose import choose_transfer
+from tandem.kernels.transfer import choose_transfer
 from tandem.kv.tiers.block_records import HEADER_BYTES
 from tandem.kv.tiers.contract import Found, Kept
 from tandem.kv.tiers.redis import RedisStore

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.kv_tiers import BlockFormat
-from tandem.kernels.transfer.choose import choose_transfer
-from tandem.kernels.transfer.reference import REFERENCE
+from tandem.kernels.transfer import REFERENCE, choose_transfer
 from tandem.kv.tiers.contract import BlockStore, Found, Kept
 from tandem.kv.tiers.disk import DiskConfig, DiskStore
 from tandem.kv.tiers.host import HostStore

@@ -1,6 +1,8 @@
-"""What a transfers says arrived is right in every byte; whatever goes wrong on the way is
-noticed."""
+"""What a transfer says arrived is right in every byte; whatever goes wrong on the way is noticed.
+Where the memory of a peer is mapped, a transfer copies by itself: the same laws hold."""
 
+from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from itertools import product
 
@@ -10,19 +12,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.facts.kv_export import EncodedCopies
+from tandem.kernels.transfer import Transfer
 from tandem.kv.transfer.config import TransferConfig
 from tandem.kv.transfer.export import version_words
-from tests.kv.loop_connector import LoopConnector, LoopNet
 from tests.kv.split_workers import Split, SplitWorker, order_for
 from tests.kv.test_read_plan import splits
-from tests.kv.transfer_ranks import SOURCE, TOKENS, TRANSFER, Pair, Source, TransferRank
+from tests.kv.transfer_ranks import (
+    SOURCE,
+    TOKENS,
+    TRANSFER,
+    LoopConnector,
+    LoopNet,
+    MappedLoopConnector,
+    Pair,
+    Source,
+    TransferRank,
+)
 
 SMALL = TransferConfig(chunk_bytes=2048)
 
 
 def move_and_compare(pair: Pair, first_token: int, end_token: int) -> None:
-    order = pair.order(first_token, end_token)
-    pair.source.announce(order)
+    order = pair.announced(first_token, end_token)
     expected = pair.expected(order)
     for move_id, transfers in enumerate(pair.ranks):
         report = transfers.move(move_id, order)
@@ -32,8 +43,9 @@ def move_and_compare(pair: Pair, first_token: int, end_token: int) -> None:
         assert torch.equal(pool, right)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(
+    kind=st.sampled_from([LoopConnector, MappedLoopConnector]),
     source=splits,
     target=splits,
     ends=st.tuples(st.integers(0, TOKENS), st.integers(0, TOKENS)).filter(lambda e: e[0] != e[1]),
@@ -41,8 +53,8 @@ def move_and_compare(pair: Pair, first_token: int, end_token: int) -> None:
         [SMALL, TransferConfig(), TransferConfig(chunk_bytes=4096, checksums=False)]
     ),
 )
-def test_all_that_arrives_is_right(source, target, ends, config):
-    with Pair(source, target, config) as pair:
+def test_all_that_arrives_is_right(kind, source, target, ends, config):
+    with Pair(source, target, config, kind=kind) as pair:
         move_and_compare(pair, min(ends), max(ends))
 
 
@@ -58,27 +70,31 @@ SPLITS = {
     "from four ranks": (Split(4), Split()),
 }
 each_way = pytest.mark.parametrize("splits", SPLITS.values(), ids=SPLITS)
+each_kind = pytest.mark.parametrize(
+    "kind", [LoopConnector, MappedLoopConnector], ids=["read", "mapped"]
+)
 
 
+@each_kind
 @each_way
 @pytest.mark.parametrize("bit", range(0, 8, 3))
-def test_a_flipped_bit_at_the_source(splits, bit):
-    with Pair(*splits, SMALL) as pair:
-        order = pair.order(1, 22)
-        pair.source.announce(order)
-        layout = pair.source.worker.layouts[-1]
-        last = layout.block_offset(order.source_blocks[-1]) + layout.layout.block_bytes - 1
-        pair.source.worker.memories[-1][last] ^= 1 << bit
-        report = pair.transfers.move(1, order)
+def test_a_flipped_bit_at_the_source(kind, splits, bit):
+    with Pair(*splits, SMALL, kind=kind) as pair:
+        order = pair.announced(1, 22)
+        memory, layout = pair.source.worker.memories[-1], pair.source.worker.layouts[-1]
+        memory[layout.bytes - 1] ^= 1 << bit
+        assert pair.transfers.move(1, order).arrived, "block 11 is not among them"
+        block = order.source_blocks[-1]
+        memory[layout.block_offset(block) + layout.layout.block_bytes - 1] ^= 1 << bit
+        report = pair.transfers.move(2, order)
         assert not report.arrived
-        assert "came corrupt" in report.problem
+        assert f"came corrupt, the first in block {block}" in report.problem
 
 
 @each_way
 def test_a_bit_flipped_on_the_way(splits):
     with Pair(*splits, SMALL) as pair:
-        order = pair.order(4, 8)
-        pair.source.announce(order)
+        order = pair.announced(4, 8)
         right = [memory.copy() for memory in pair.source.worker.memories]
         # The first read is of metadata, the second of runs.
         pair.connector.before_copy = lambda ticket, _: spoil(pair, ticket == 1)
@@ -98,12 +114,12 @@ def spoil(pair: Pair, wanted: bool) -> None:
             memory[layout.pool_offset :] ^= 16
 
 
+@each_kind
 @each_way
 @pytest.mark.parametrize("checksums", [True, False])
-def test_another_generation(splits, checksums):
-    with Pair(*splits, replace(SMALL, checksums=checksums)) as pair:
-        order = pair.order(1, 22)
-        pair.source.announce(order)
+def test_another_version(kind, splits, checksums):
+    with Pair(*splits, replace(SMALL, checksums=checksums), kind=kind) as pair:
+        order = pair.announced(1, 22)
         stale = replace(order, source_versions=(*order.source_versions[:-1], 99))
         report = pair.transfers.move(1, stale)
         assert not report.arrived
@@ -112,11 +128,10 @@ def test_another_generation(splits, checksums):
 
 @each_way
 @pytest.mark.parametrize("checksums", [True, False])
-def test_a_generation_that_changes_in_the_middle(splits, checksums):
+def test_a_version_that_changes_in_the_middle(splits, checksums):
     """The bytes are the same, so that nothing but the version can tell."""
     with Pair(*splits, replace(SMALL, checksums=checksums)) as pair:
-        order = pair.order(4, 8)
-        pair.source.announce(order)
+        order = pair.announced(4, 8)
 
         def hand_out_again(ticket: int, _: object) -> None:
             if ticket == 1:
@@ -128,6 +143,41 @@ def test_a_generation_that_changes_in_the_middle(splits, checksums):
         assert "version 50" in report.problem
 
 
+def when_runs_were_copied(then: Callable[[], object]) -> Transfer:
+    """A face that does something else after it copied runs."""
+
+    def copy_runs(*arguments, **chunks):
+        found = TRANSFER.copy_runs(*arguments, **chunks)
+        then()
+        return found
+
+    transfer = copy(TRANSFER)
+    transfer.copy_runs = copy_runs
+    return transfer
+
+
+@each_way
+def test_a_version_that_changes_while_runs_are_copied(splits):
+    changed = []
+    transfer = when_runs_were_copied(lambda: changed and changed.pop()())
+    with Pair(*splits, SMALL, kind=MappedLoopConnector, transfer=transfer) as pair:
+        order = pair.announced(4, 8)
+        export = pair.source.worker.export_blocks
+        changed.append(lambda: export(TRANSFER, list(order.source_blocks), [50]))
+        assert "version 50, not 7" in pair.transfers.move(1, order).problem
+        pair.source.announce(order)
+        assert pair.transfers.move(2, order).arrived
+
+
+def test_a_mapped_peer_that_is_lost_is_reached_again():
+    with Pair(Split(), Split(), kind=MappedLoopConnector) as pair:
+        order = pair.announced(4, 24)
+        assert pair.transfers.move(1, order).arrived
+        del pair.connector.peers["source/1/0"]
+        assert pair.transfers.move(2, order).problem == "source/1/0 is not connected"
+        assert pair.transfers.move(3, order).arrived
+
+
 def test_a_block_whose_header_was_never_written():
     with Pair(Split(), Split()) as pair:
         assert "version 0" in pair.transfers.move(1, pair.order(0, 4)).problem
@@ -135,19 +185,18 @@ def test_a_block_whose_header_was_never_written():
 
 def test_a_source_that_computes_no_checksums():
     with Pair(Split(), Split()) as pair:
-        order = pair.order(0, 4)
-        pair.source.announce(order)
+        order = pair.announced(0, 4)
         layout = pair.source.worker.layouts[0]
-        start = layout.metadata_offset(order.source_blocks[0])
+        start = order.source_blocks[0] * layout.metadata_bytes
         pair.source.worker.memories[0][start + 8 : start + layout.metadata_bytes] = 0
         assert "no checksums" in pair.transfers.move(1, order).problem
 
 
+@each_kind
 @each_way
-def test_a_region_that_ends_too_early(splits):
-    with Pair(*splits) as pair:
-        order = pair.order(0, 24)
-        pair.source.announce(order)
+def test_a_region_that_ends_too_early(kind, splits):
+    with Pair(*splits, kind=kind) as pair:
+        order = pair.announced(0, 24)
         for description, region in pair.net.regions.items():
             pair.net.regions[description] = replace(region, bytes=region.bytes * 2 // 3)
         report = pair.transfers.move(1, order)
@@ -159,8 +208,7 @@ def test_a_region_that_ends_too_early(splits):
 @pytest.mark.parametrize("read", range(3))
 def test_a_peer_that_dies_at_any_stage(splits, read):
     with Pair(*splits) as pair:
-        order = pair.order(4, 8)
-        pair.source.announce(order)
+        order = pair.announced(4, 8)
         pair.connector.problems[read] = "connection lost"
         report = pair.transfers.move(1, order)
         assert (report.arrived, report.problem) == (False, "connection lost")
@@ -222,8 +270,7 @@ def test_what_cannot_be_done_ends_at_once_and_says_why():
 
 def test_a_move_that_takes_too_long():
     with Pair(Split(), Split()) as pair:
-        order = pair.order(0, 8)
-        pair.source.announce(order)
+        order = pair.announced(0, 8)
         pair.connector.released.clear()
         pair.transfers.transfers.start_transfer(1, order)
         assert pair.connector.reading.wait(20)
@@ -237,8 +284,7 @@ def test_a_move_that_takes_too_long():
 @pytest.mark.parametrize("verb", ["stop", "forget"])
 def test_nobody_waits_for_it_any_more(verb):
     with Pair(Split(4), Split()) as pair:
-        order = pair.order(0, 24)
-        pair.source.announce(order)
+        order = pair.announced(0, 24)
         pair.connector.released.clear()
         pair.transfers.transfers.start_transfer(1, order)
         if verb == "stop":
@@ -254,8 +300,7 @@ def test_nobody_waits_for_it_any_more(verb):
 
 def test_more_moves_than_allowed():
     with Pair(Split(), Split(), replace(SMALL, max_transfers=1)) as pair:
-        order = pair.order(0, 8)
-        pair.source.announce(order)
+        order = pair.announced(0, 8)
         pair.connector.released.clear()
         pair.transfers.transfers.start_transfer(1, order)
         assert "under way already" in pair.transfers.move(2, order).problem
@@ -359,8 +404,7 @@ def test_what_own_blocks_held_is_invalidated_before_a_transfer_writes_to_them():
 
 def test_stopping_ends_transfers_that_hang():
     with Pair(Split(), Split(), replace(SMALL, cancel_s=0.2)) as pair:
-        order = pair.order(0, 8)
-        pair.source.announce(order)
+        order = pair.announced(0, 8)
         pair.connector.released.clear()
         pair.connector.ends_cancelled = False
         pair.transfers.transfers.start_transfer(1, order)

@@ -9,10 +9,9 @@ from tandem.kv.transfer.chunk import ChunkBuffers
 from tandem.kv.transfer.config import TransferConfig
 from tandem.kv.transfer.read_plan import ReadPlan
 from tandem.kv.transfer.reader import NS_PER_S, ShardRead, ShardReader
-from tandem.kv.transfer.shards import shared_runs
-from tests.kv.loop_connector import LoopConnector, LoopNet
+from tandem.kv.transfer.sources import shared_runs
 from tests.kv.split_workers import Split, SplitWorker, order_for
-from tests.kv.transfer_ranks import TRANSFER, Source
+from tests.kv.transfer_ranks import TRANSFER, LoopConnector, LoopNet, Source
 
 BLOCK_BYTES = 4 * 2 * 4 * 4 * 3 * 4
 # One block a chunk, and little patience with connectors.

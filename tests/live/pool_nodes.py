@@ -11,8 +11,8 @@ from typing import Any
 
 from tandem.config.processes import CurveKeys, PoolNodeSetup, write_setup
 from tandem.facts.fleet import Tier
-from tandem.kernels.transfer.choose import choose_transfer
-from tandem.kv.connectors.tcp.handshake import TcpLimits
+from tandem.kernels.transfer import choose_transfer
+from tandem.kv.connectors.tcp.stream import TcpLimits
 from tandem.kv.tiers.pool.client import PoolClient, PoolClientTerms
 from tandem.live.channels.gateway_channel import ChannelNews, GatewayChannel
 from tandem.live.channels.keys import Admitted, AdmittedKeys, PeerRole, make_keys

@@ -5,10 +5,9 @@ import threading
 import pytest
 
 from tandem.facts.fleet import Tier
-from tandem.kernels.transfer.choose import choose_transfer
+from tandem.kernels.transfer import choose_transfer
 from tandem.kv.connectors.contract import ConnectorError
-from tandem.kv.tiers.config import TierCalls
-from tandem.kv.tiers.contract import Found
+from tandem.kv.tiers.contract import Found, TierCalls
 from tandem.kv.tiers.host import HostStore
 from tandem.kv.tiers.pool.stores import PoolStores
 from tandem.live.clock import now_ns

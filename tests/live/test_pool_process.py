@@ -9,7 +9,7 @@ from tandem.config.processes import CurveKeys, PoolNodeSetup
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockFormat
-from tandem.kernels.transfer.choose import choose_transfer
+from tandem.kernels.transfer import choose_transfer
 from tandem.live.processes.shared_pool import place_of, tiers_of
 from tests.config.clusters import node_setup
 
@@ -77,7 +77,7 @@ def test_a_place_that_is_none():
 def test_it_starts_without_torch_and_copies_natively_all_the_same():
     script = (
         "import sys; import tandem.live.processes.shared_pool; "
-        "from tandem.kernels.transfer.choose import choose_transfer; "
+        "from tandem.kernels.transfer import choose_transfer; "
         "print(choose_transfer().name, 'torch' in sys.modules)"
     )
     ended = subprocess.run(

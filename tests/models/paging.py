@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from tandem.kernels.attention.contract import AttentionBatch
+from tandem.kernels.attention import AttentionBatch
 from tandem.kv.layout import KvDtype, KvLayout
 from tandem.kv.store import KvStore
 from tandem.models.decoder import Decoder, TokenBatch

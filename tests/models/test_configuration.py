@@ -7,8 +7,8 @@ from transformers import LlamaConfig
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import LinearScaling, Llama3Scaling, ModelSpec, RopeSpec, YarnScaling
-from tandem.models.config_file import Fields
 from tandem.models.configuration import parse_model_spec, read_model_spec
+from tandem.models.directory import Fields
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

@@ -12,7 +12,7 @@ from tandem.facts.errors import InvalidConfiguration
 from tandem.kernels.faces import reference_kernels
 from tandem.models.checkpoint import DummyWeights, SafetensorsWeights
 from tandem.models.configuration import read_model_spec
-from tandem.models.hub import find_model
+from tandem.models.directory import find_model
 from tandem.models.load import LoadPlan, load_decoder
 from tandem.models.parameters import TensorPart, all_parts, decoder_parts
 from tandem.models.weights import WeightForm
@@ -60,35 +60,36 @@ def test_a_sharded_checkpoint_has_several_files(checkpoints):
     assert len(list(directory.glob("*.safetensors"))) > 2
 
 
-def test_missing_tensors(copy_of):
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"model__norm__weight": None, "lm_head__weight": None},
+            "lacks lm_head.weight, model.norm.weight;",
+        ),
+        (
+            {"model__layers__0__self_attn__q_proj__bias": torch.zeros(64)},
+            "also holds model.layers.0.self_attn.q_proj.bias;",
+        ),
+        (
+            {f"extra{index}": torch.zeros(1) for index in range(9)},
+            "extra0, extra1, extra2, extra3 and 5 more",
+        ),
+        (
+            {"model__norm__weight": torch.ones(63)},
+            "model.norm.weight has shape [63]; config.json says [64]",
+        ),
+        (
+            {"model__layers__1__mlp__up_proj__weight": torch.zeros(96, 64, dtype=torch.int8)},
+            "stored as torch.int8",
+        ),
+    ],
+    ids=["missing", "extra", "many names are abridged", "misshaped", "quantised"],
+)
+def test_tensors_that_do_not_fit(copy_of, changes, words):
     directory = copy_of("llama3")
-    rewrite(directory, model__norm__weight=None, lm_head__weight=None)
-    assert "lacks lm_head.weight, model.norm.weight;" in refusal(directory)
-
-
-def test_extra_tensors(copy_of):
-    directory = copy_of("llama3")
-    rewrite(directory, model__layers__0__self_attn__q_proj__bias=torch.zeros(64))
-    assert "also holds model.layers.0.self_attn.q_proj.bias;" in refusal(directory)
-
-
-def test_many_names_are_abridged(copy_of):
-    directory = copy_of("llama3")
-    rewrite(directory, **{f"extra{index}": torch.zeros(1) for index in range(9)})
-    assert "extra0, extra1, extra2, extra3 and 5 more" in refusal(directory)
-
-
-def test_misshaped_tensor(copy_of):
-    directory = copy_of("llama3")
-    rewrite(directory, model__norm__weight=torch.ones(63))
-    assert "model.norm.weight has shape [63]; config.json says [64]" in refusal(directory)
-
-
-def test_quantised_tensor(copy_of):
-    directory = copy_of("llama3")
-    name = "model__layers__1__mlp__up_proj__weight"
-    rewrite(directory, **{name: torch.zeros(96, 64, dtype=torch.int8)})
-    assert "stored as torch.int8" in refusal(directory)
+    rewrite(directory, **changes)
+    assert words in refusal(directory)
 
 
 def test_cut_short_file(copy_of):

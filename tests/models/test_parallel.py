@@ -14,13 +14,14 @@ from tandem.models.configuration import read_model_spec
 from tandem.models.parallel import (
     KvShare,
     Place,
+    cut,
     even_share,
     kv_share,
+    layers_of,
     local_spec,
-    parameters_of,
     places,
 )
-from tandem.models.parameters import TensorPart, all_parts, decoder_parts
+from tandem.models.parameters import TensorPart, all_parts, decoder_parts, parts_of_layer
 from tandem.models.weights import WeightForm, assemble_weights
 
 FP32 = WeightForm("float32", torch.float32, torch.device("cpu"))
@@ -54,6 +55,17 @@ class Recording:
         return found
 
 
+def parameters_of(spec: ModelSpec, place: Place) -> int:
+    """How many numbers of a whole model a rank holds; a tied embedding counts once."""
+    parts = decoder_parts(spec)
+    held = {part for layer in layers_of(parts, place) for part in parts_of_layer(layer)}
+    if place.is_first:
+        held.add(parts.embedding)
+    if place.is_last:
+        held |= {parts.final_norm, parts.head or parts.embedding}
+    return sum(math.prod(cut(part, place).shape) for part in held)
+
+
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize("tensor_ranks", [1, 2, 4])
@@ -69,8 +81,8 @@ def test_no_rank_reads_more_than_its_share(tensor_ranks, stages, tied):
         assert sum(source.read_elements.values()) == parameters_of(spec, place)
         for name, elements in source.read_elements.items():
             whole = math.prod(parts[name].shape)
-            cut = parts[name].split_axis is not None
-            assert elements == (whole // tensor_ranks if cut else whole)
+            is_cut = parts[name].split_axis is not None
+            assert elements == (whole // tensor_ranks if is_cut else whole)
             together[name] += elements
     for name, part in parts.items():
         times = tensor_ranks if part.split_axis is None else 1

@@ -5,9 +5,9 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from tandem.models.config_file import Fields
-from tandem.models.rope import rotary_table
-from tandem.models.rope_configuration import read_rope
+from tandem.kernels.rotary import rotary_table
+from tandem.models.configuration import read_rope
+from tandem.models.directory import Fields
 
 ROPES = {
     "plain": {"rope_type": "default", "rope_theta": 10000.0},

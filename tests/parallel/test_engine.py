@@ -37,6 +37,7 @@ from tests.engine.tiny import tiny_spec as spec_of_two_layers
 from tests.parallel.ranks import Layout, Ranks, Seat, kernels_for
 
 SHAPE = Shape(block_size=4, blocks=40, max_sequences=4, max_batched_tokens=24, chunk_tokens=9)
+NAN_TOKEN = 60
 FP32 = WeightForm("float32", torch.float32, CPU)
 LAYOUTS = (
     Layout(2),
@@ -134,8 +135,19 @@ def engine_of(seat: Seat, shape: Shape) -> Engine:
     return Engine(decoder, kv, slots, threads=1, stages=seat.groups.stages)
 
 
-def follow(seat: Seat, shape: Shape, journal: Journal) -> Followed:
+def poison(engine: Engine) -> None:
+    """From here on the model has no numbers after this token."""
+    decoder = engine.decoder
+    first, rows = equal_share(VOCABULARY, decoder.place)
+    if decoder.place.is_first and first <= NAN_TOKEN < first + rows:
+        assert decoder.weights.embedding is not None
+        decoder.weights.embedding[NAN_TOKEN - first] = torch.nan
+
+
+def follow(seat: Seat, shape: Shape, journal: Journal, poisoned: bool = False) -> Followed:
     engine = engine_of(seat, shape)
+    if poisoned:
+        poison(engine)
     engine.adopt_thread()
     results = []
     for entry in journal:
@@ -181,31 +193,6 @@ def same_logprobs(found: StepResult, expected: StepResult) -> None:
             assert [token for token, _ in mine.top] == [token for token, _ in theirs.top]
 
 
-NAN_TOKEN = 60
-
-
-def poison(engine: Engine) -> None:
-    """From here on the model has no numbers after this token."""
-    decoder = engine.decoder
-    first, rows = equal_share(VOCABULARY, decoder.place)
-    if decoder.place.is_first and first <= NAN_TOKEN < first + rows:
-        assert decoder.weights.embedding is not None
-        decoder.weights.embedding[NAN_TOKEN - first] = torch.nan
-
-
-def follow_poisoned(seat: Seat, shape: Shape, journal: Journal) -> list[StepResult]:
-    engine = engine_of(seat, shape)
-    poison(engine)
-    engine.adopt_thread()
-    results = []
-    for entry in journal:
-        if isinstance(entry, StepPlan):
-            results.append(engine.launch(entry).result())
-        elif not engine.draws:
-            engine.take_landed(entry.step_id, entry.tokens)
-    return results
-
-
 @pytest.mark.parametrize("layout", [Layout(2, 2, sequence_parallel=True), Layout(4)], ids=str)
 def test_all_ranks_see_which_rows_have_no_numbers(ranks: Ranks, layout):
     shape = replace(SHAPE, pipeline_stages=layout.stages, steps_in_flight=int(layout.stages == 1))
@@ -218,8 +205,9 @@ def test_all_ranks_see_which_rows_have_no_numbers(ranks: Ranks, layout):
     assert bench.finished.keys() == {"good"}
     landed = {entry.step_id: entry for entry in bench.journal if isinstance(entry, StepResult)}
     assert any(result.failed_rows for result in landed.values())
-    for results in ranks.run(layout, follow_poisoned, shape, bench.journal)[-layout.tensor_ranks :]:
-        for result in results:
+    found = ranks.run(layout, follow, shape, bench.journal, True)
+    for rank in found[-layout.tensor_ranks :]:
+        for result in rank.results:
             assert result.failed_rows == landed[result.step_id].failed_rows
             assert result.tokens == landed[result.step_id].tokens
 

@@ -26,7 +26,7 @@ from tandem.facts.steps import StepPlan
 from tandem.kernels.faces import choose_kernels
 from tandem.kv.store import KvStore
 from tandem.models.configuration import read_model_spec
-from tandem.models.hub import find_model
+from tandem.models.directory import find_model
 from tandem.models.load import LoadPlan, load_decoder
 from tandem.models.weights import WeightForm
 

@@ -22,7 +22,7 @@ from tandem.engine.slots import SlotShape
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import ModelSpec
-from tandem.kernels.linear.contract import Storage
+from tandem.kernels.linear import Storage
 from tandem.kv.layout import KvLayout
 from tandem.models.footprint import STORAGE_BYTES, weight_bytes
 from tandem.models.parallel import WHOLE, Place

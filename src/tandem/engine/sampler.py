@@ -12,7 +12,7 @@ from torch import Tensor
 from tandem.engine.slots import Slots
 from tandem.facts.request import TokenLogprobs
 from tandem.kernels.faces import Kernels
-from tandem.kernels.sampling.contract import TokenLogprobs as ScoredTokens
+from tandem.kernels.sampling import TokenLogprobs as ScoredTokens
 
 Logprobs = tuple[TokenLogprobs | None, ...]
 

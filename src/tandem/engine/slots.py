@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.steps import IntArray, Placement, StepPlan
-from tandem.kernels.sampling.contract import SamplingRows
+from tandem.kernels.sampling import SamplingRows
 
 TokenArray = NDArray[np.int64]
 

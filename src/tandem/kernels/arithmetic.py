@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from tandem.facts.model import Activation
-from tandem.kernels.attention.contract import AttentionBatch
+from tandem.kernels.attention import AttentionBatch
 from tandem.kernels.faces import Kernels
-from tandem.kernels.linear.contract import Storage
-from tandem.kernels.rotary.contract import QueryKeyValue, RotaryTable, TokenPlaces
+from tandem.kernels.linear import Storage
+from tandem.kernels.rotary import QueryKeyValue, RotaryTable, TokenPlaces
 
 # Raise this whenever the KV of any model could come out with other bits than before: a change to
 # what a kernel computes, or in which order it adds; to what decoder, rotary table, quantisation or

@@ -7,26 +7,14 @@ from dataclasses import dataclass
 
 import torch
 
-from tandem.kernels.activation import reference as activation_reference
-from tandem.kernels.activation.contract import GatedActivation
-from tandem.kernels.activation.cpu import NativeGatedActivation
-from tandem.kernels.attention import reference as attention_reference
-from tandem.kernels.attention.contract import PagedAttention
-from tandem.kernels.attention.cpu import NativePagedAttention
-from tandem.kernels.linear import reference as linear_reference
-from tandem.kernels.linear.contract import Embed, Linear, Pack
-from tandem.kernels.linear.cpu import NativeEmbed, NativeLinear, NativePack
-from tandem.kernels.native.build import BuildFailure
-from tandem.kernels.native.library import NativeLibrary, load_library
-from tandem.kernels.norm import reference as norm_reference
-from tandem.kernels.norm.contract import AddRmsNorm, RmsNorm
-from tandem.kernels.norm.cpu import NativeNorm
-from tandem.kernels.rotary import reference as rotary_reference
-from tandem.kernels.rotary.contract import RotateAndStore
-from tandem.kernels.rotary.cpu import NativeRotateAndStore
-from tandem.kernels.sampling import reference as sampling_reference
-from tandem.kernels.sampling.contract import Sample, ScoreTokens
-from tandem.kernels.sampling.cpu import NativeSample, NativeTokenLogprobs
+from tandem.kernels import activation, attention, linear, norm, rotary, sampling
+from tandem.kernels.activation import GatedActivation, NativeGatedActivation
+from tandem.kernels.attention import NativePagedAttention, PagedAttention
+from tandem.kernels.linear import Embed, Linear, NativeEmbed, NativeLinear, NativePack, Pack
+from tandem.kernels.native import BuildFailure, NativeLibrary, load_library
+from tandem.kernels.norm import AddRmsNorm, NativeNorm, RmsNorm
+from tandem.kernels.rotary import NativeRotateAndStore, RotateAndStore
+from tandem.kernels.sampling import NativeSample, NativeTokenLogprobs, Sample, ScoreTokens
 
 
 @dataclass(frozen=True)
@@ -51,16 +39,16 @@ def reference_kernels() -> Kernels:
     return Kernels(
         name="reference",
         batch_invariant=False,
-        pack=linear_reference.pack,
-        linear=linear_reference.linear,
-        embed=linear_reference.embed,
-        rms_norm=norm_reference.rms_norm,
-        add_rms_norm=norm_reference.add_rms_norm,
-        rotate_and_store=rotary_reference.rotate_and_store,
-        paged_attention=attention_reference.paged_attention,
-        gated_activation=activation_reference.gated_activation,
-        sample=sampling_reference.sample,
-        token_logprobs=sampling_reference.token_logprobs,
+        pack=linear.pack,
+        linear=linear.linear,
+        embed=linear.embed,
+        rms_norm=norm.rms_norm,
+        add_rms_norm=norm.add_rms_norm,
+        rotate_and_store=rotary.rotate_and_store,
+        paged_attention=attention.paged_attention,
+        gated_activation=activation.gated_activation,
+        sample=sampling.sample,
+        token_logprobs=sampling.token_logprobs,
     )
 
 

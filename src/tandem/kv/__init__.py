@@ -6,7 +6,7 @@ shared pool). Under both: `layout`, `codec`, `region` (memory that connectors re
 pool tensor of a worker) and `threads` (supervised worker threads).
 
 A block's way to another worker: `store` -> `transfer.export` (metadata) -> `transfer.engine` of the
-target -> `transfer.coordinator` -> `transfer.worker` -> `connectors` -> `transfer.chunk` (checked).
+target -> `transfer.coordinator` -> `transfer.reader` -> `connectors` -> `transfer.chunk` (checked).
 A block's way to a tier: `tiers.device` -> `tiers.copies` (staging) -> `tiers.host`, `tiers.disk`,
 `tiers.redis` or `tiers.pool`; back by `tiers.fetches`.
 """

@@ -143,9 +143,6 @@ class RegionLayout:
     def bytes(self) -> int:
         return self.pool_offset + self.blocks * self.layout.block_bytes
 
-    def metadata_offset(self, block: int) -> int:
-        return block * self.metadata_bytes
-
     def block_offset(self, block: int) -> int:
         return self.pool_offset + block * self.layout.block_bytes
 

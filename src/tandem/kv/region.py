@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.kernels.native.pages import populate
+from tandem.kernels.native import populate
 from tandem.kv.threads import SupervisedThread, no_harm
 
 logger = logging.getLogger(__name__)
@@ -77,12 +77,6 @@ class SharedRegion:
         assert self._warming is None
         address, size_bytes = self.view.ctypes.data, len(self.view)
         self._warming = warming_thread(address, size_bytes, self._closing)
-
-    def wait_until_warm(self, timeout_s: float) -> bool:
-        """Whether `warm` has done what can be done, by then."""
-        assert self._warming is not None
-        self._warming.join(timeout_s)
-        return not self._warming.alive
 
     def release_region(self) -> None:
         """No new peer can map it; the memory goes with its last view, here and at peers."""

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tandem.kernels.native.pages import advise_huge_pages
+from tandem.kernels.native import advise_huge_pages
 from tandem.kv.layout import KvDtype, KvLayout, RegionLayout
 from tandem.kv.transfer.export import version_words
 

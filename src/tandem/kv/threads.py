@@ -1,5 +1,5 @@
-"""Threads of the KV room: `SupervisedThread`, under which nothing dies in silence, and
-`WorkerThread`, such a thread with a queue of tasks.
+"""Threads of the KV room: `SupervisedThread`, under which nothing dies in silence,
+`WorkerThread`, such a thread with a queue of tasks, and `StepThread`, whose tasks do themselves.
 
 Whatever is raised in a thread is logged with its traceback, ends the thread, and is handed at once
 to the owner, who fails all that depended on it.
@@ -175,11 +175,31 @@ class WorkerThread(Generic[Task]):
         self._on_failure(failure, self.take_waiting())
 
 
-def step_worker(name: str, failed: Callable[[], None], *, nice: int = 0) -> WorkerThread[Step]:
-    """A worker thread for steps, each until it is over, whose owner ends the process when it
-    fails: `failed` is called then, in the thread."""
-    return WorkerThread[Step](name, _take_step, failed=lambda *_: failed(), nice=nice)
+class StepThread(WorkerThread[Step]):
+    """A worker thread for steps, each until it is over, whose owner ends the process when it fails:
+    `failed` is called then, in the thread, unless what was left to do was dropped."""
 
+    def __init__(self, name: str, failed: Callable[[], None], *, nice: int = 0) -> None:
+        super().__init__(name, self._take_step, failed=lambda *_: self._tell(failed), nice=nice)
+        self._dropping = False
 
-def _take_step(step: Step) -> bool:
-    return step()
+    def call(self, action: Callable[[], object], *, urgent: bool = False) -> None:
+        """Post a step that is over at once."""
+
+        def step() -> bool:
+            action()
+            return True
+
+        self.post(step, urgent=urgent)
+
+    def drop_worker(self) -> None:
+        """As `stop_worker`, but whatever is not done by now is dropped."""
+        self._dropping = True
+        self.stop_worker()
+
+    def _take_step(self, step: Step) -> bool:
+        return self._dropping or step()
+
+    def _tell(self, failed: Callable[[], None]) -> None:
+        if not self._dropping:
+            failed()

@@ -18,11 +18,11 @@ from tandem.facts.errors import EngineFailed
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockFormat, BlockName
 from tandem.kv.connectors.contract import ConnectorError
-from tandem.kv.threads import step_worker
+from tandem.kv.threads import StepThread
 from tandem.kv.tiers.contract import Kept, Row
 from tandem.kv.tiers.pool.client import PoolClient
 from tandem.kv.tiers.pool.protocol import Verdict, batch_blocks
-from tandem.kv.tiers.pool.stores import PoolRead, PoolStores
+from tandem.kv.tiers.pool.stores import PoolStores
 from tandem.kv.tiers.rows import allocated_rows
 from tandem.live.driver import Driver, EventInbox
 from tandem.live.node import Channel, Channels
@@ -116,8 +116,7 @@ class LivePoolCoordinator:
 
         if order.names:
             rows = reader.rows[: len(order.names)]
-            read = PoolRead.of(order.fetch_id, order.names, rows, ended)
-            self._stores.read_kept_blocks(read, order.tiers)
+            self._stores.read_kept_blocks(order.fetch_id, order.names, order.tiers, rows, ended)
         else:
             ended(BlocksFetched(order.fetch_id, 0))
 
@@ -154,7 +153,7 @@ class Replicas:
         self._rows = allocated_rows(
             batch_blocks(block_format.block_bytes), block_format.block_bytes
         )
-        self._thread = step_worker("kv replicas", self._failed)
+        self._thread = StepThread("kv replicas", self._failed)
         self._thread.start_worker()
 
     def send_replica(self, order: SendReplica) -> None:
@@ -191,8 +190,9 @@ class Replicas:
             return 0
         future = Future[int]()
         rows = list(self._rows[: len(names)])
-        read = PoolRead.of(0, names, rows, lambda event: future.set_result(event.blocks))
-        self._stores.read_kept_blocks(read, tiers)
+        self._stores.read_kept_blocks(
+            0, names, tiers, rows, lambda event: future.set_result(event.blocks)
+        )
         return future.result()
 
     def _failed(self) -> None:

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tandem.facts.errors import InvalidConfiguration
-from tandem.models.config_file import read_fields
+from tandem.models.directory import read_fields
 from tandem.models.parameters import SLAB_ROWS, TensorPart
 
 INDEX_NAME = "model.safetensors.index.json"

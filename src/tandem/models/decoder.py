@@ -3,7 +3,8 @@
 Owns no state but its weights: the tokens, positions and blocks of a step come with it. It may hold
 a share of the model only; then heads and features are those of its rank.
 Axes: T packed tokens, C hidden, H query heads, K kv heads, D head dim, R wanted rows, V vocabulary,
-N output features, B blocks, S slots a block; X tokens between the linears: T, or a rank's share.
+N output features, B blocks, S slots a block; between the linears S tokens of one rank's share, and
+X tokens: T or S.
 """
 
 from dataclasses import dataclass
@@ -14,14 +15,44 @@ from torch import Tensor
 from torch.nn import functional
 
 from tandem.facts.model import ModelSpec
-from tandem.kernels.attention.contract import AttentionBatch
+from tandem.kernels.attention import AttentionBatch
 from tandem.kernels.collectives.contract import ALONE, Collectives
 from tandem.kernels.faces import Kernels
-from tandem.kernels.rotary.contract import QueryKeyValue, TokenPlaces
+from tandem.kernels.rotary import QueryKeyValue, TokenPlaces, rotary_table
 from tandem.models.parallel import WHOLE, Place, equal_share
-from tandem.models.rope import rotary_table
-from tandem.models.tensor_parallel import TensorParallelBoundary
 from tandem.models.weights import DecoderWeights, LayerWeights
+
+
+@dataclass(frozen=True, slots=True)
+class TensorParallelBoundary:
+    """Where ranks exchange activations within a layer, for a step of `tokens` tokens.
+
+    Column-parallel linears read the features of all tokens and row-parallel ones leave partial
+    sums of them. In between, each rank holds all tokens, or (`by_token`) an equal share of them,
+    the last filled up with rows of no meaning.
+    """
+
+    collectives: Collectives
+    tokens: int
+    by_token: bool
+
+    @property
+    def held_tokens(self) -> int:
+        """Rows between the linears, on every rank alike."""
+        return -(-self.tokens // self.collectives.size) if self.by_token else self.tokens
+
+    def whole(self, held_SC: Tensor) -> Tensor:
+        """x_TC of all tokens, from what each rank holds."""
+        if not self.by_token:
+            return held_SC
+        return self.collectives.all_gather(held_SC, 0)[: self.tokens]
+
+    def summed(self, partial_TC: Tensor) -> Tensor:
+        """held_SC: the ranks' partial sums added up."""
+        if not self.by_token:
+            return self.collectives.all_reduce(partial_TC)
+        missing = self.held_tokens * self.collectives.size - self.tokens
+        return self.collectives.reduce_scatter(functional.pad(partial_TC, (0, 0, 0, missing)))
 
 
 @dataclass(frozen=True, slots=True)

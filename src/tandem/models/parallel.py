@@ -1,21 +1,19 @@
-"""Which part of a model a rank holds. Knows sizes only, so it needs no torch.
+"""Which part of a model a rank holds, and over how many ranks it can be cut. Knows sizes only, so
+it needs no torch.
 
 A worker of several ranks cuts its layers into stages, and every layer of a stage over the tensor
 ranks by heads, feed-forward features and vocabulary.
 """
 
-import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import ModelSpec
-from tandem.models.division import refused_division
 from tandem.models.parameters import (
     DecoderParts,
     LayerParts,
     TensorPart,
-    decoder_parts,
-    parts_of_layer,
 )
 
 
@@ -161,12 +159,23 @@ def layers_of(parts: DecoderParts, place: Place) -> tuple[LayerParts, ...]:
     return parts.layers[first : first + layers]
 
 
-def parameters_of(spec: ModelSpec, place: Place) -> int:
-    """How many numbers of a whole model `spec` a rank holds; a tied embedding counts once."""
-    parts = decoder_parts(spec)
-    held = {part for layer in layers_of(parts, place) for part in parts_of_layer(layer)}
-    if place.is_first:
-        held.add(parts.embedding)
-    if place.is_last:
-        held |= {parts.final_norm, parts.head or parts.embedding}
-    return sum(math.prod(cut(part, place).shape) for part in held)
+def refused_division(spec: ModelSpec, tensor_ranks: int, stages: int) -> Iterator[tuple[str, str]]:
+    """The options at fault, each with what is wrong with it; none if `spec` can be cut so."""
+    attention = spec.attention
+    if attention.heads % tensor_ranks:
+        yield (
+            "tensor_parallel",
+            f"tensor_parallel is {tensor_ranks}; expected a divisor of the {attention.heads} "
+            "attention heads of this model",
+        )
+    if attention.kv_heads % tensor_ranks and tensor_ranks % attention.kv_heads:
+        yield (
+            "tensor_parallel",
+            f"tensor_parallel is {tensor_ranks}; expected a divisor or a multiple of the "
+            f"{attention.kv_heads} KV heads of this model",
+        )
+    if stages > spec.layers:
+        yield (
+            "pipeline_parallel",
+            f"pipeline_parallel is {stages}; this model has {spec.layers} layers to share out",
+        )

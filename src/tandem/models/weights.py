@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tandem.facts.model import ModelSpec
-from tandem.kernels.linear.contract import Pack, PackedLinear, Storage
+from tandem.kernels.linear import FLOAT_STORAGE, Pack, PackedLinear, Storage
 from tandem.models.checkpoint import WeightSource
 from tandem.models.parallel import WHOLE, Place, cut, layers_of
 from tandem.models.parameters import (
@@ -20,13 +20,6 @@ from tandem.models.parameters import (
     TensorPart,
     decoder_parts,
 )
-
-FLOAT_STORAGE: dict[Storage, torch.dtype] = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from tandem.cost.step import StepTime
 from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Tier
-from tandem.models.config_file import read_fields
 from tandem.models.configuration import describe_model
+from tandem.models.directory import read_fields
 
 TimeModel = Literal["roofline", "tables", "profile"]
 DEVICES = BUNDLED / "hardware" / "devices"

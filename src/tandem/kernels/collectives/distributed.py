@@ -1,4 +1,5 @@
-"""Ranks that are processes: where they meet, and the groups that they form.
+"""Collectives between processes: where the ranks meet, the groups that they form, and sums and
+gathers whose parts are always added in the order of ranks, so that all get the same bits.
 
 They meet through torch.distributed, gloo between CPUs and NCCL between GPUs. CPU ranks of one
 machine then sum through memory that they share, which is faster by an order of magnitude.
@@ -8,14 +9,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
 
 from tandem.kernels.collectives.contract import ALONE, AllReduceWay, Collectives
-from tandem.kernels.collectives.ordered import Exchange, OrderedCollectives
-from tandem.kernels.collectives.peers import PeerGroup
 from tandem.kernels.collectives.shared_memory import (
     MemoryExchange,
     SharedMemory,
@@ -23,10 +24,145 @@ from tandem.kernels.collectives.shared_memory import (
     memory_of,
     new_memory,
 )
-from tandem.kernels.native.build import BuildFailure
-from tandem.kernels.native.library import load_library
+from tandem.kernels.native import BuildFailure, load_library
 
 Backend = Literal["gloo", "nccl"]
+
+# Between two ranks both ways move the same bytes, and one-shot waits once instead of twice. Among
+# more ranks it moves `ranks / 2` times as many, which counts beyond this size.
+ONE_SHOT_BYTES = 1 << 19
+NARROW = (torch.bfloat16, torch.float16)
+
+
+class Exchange(Protocol):
+    """How ranks see each other's tensors, which are contiguous and have elements."""
+
+    def gather(self, own: Tensor) -> Tensor:
+        """[size, ...]: what every rank gave."""
+        ...
+
+    def scatter(self, parts: Tensor) -> Tensor:
+        """[size, ...]: what every rank had in `parts[own rank]`."""
+        ...
+
+
+class PeerGroup:
+    """One process group, and an `Exchange` over it. Owns what it is still sending."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._ranks = dist.get_process_group_ranks(group)
+        self.rank = dist.get_rank(group)
+        self.size = len(self._ranks)
+        # The parcel on its way: it must stay in memory until it is taken.
+        self._sending: tuple[dist.Work, Tensor] | None = None
+
+    def library_sum(self, partial: Tensor) -> None:
+        """In place."""
+        dist.all_reduce(partial, group=self._group)
+
+    def send(self, parcel: Tensor, to: int) -> None:
+        """One parcel at most waits for its taker, so that a fast stage cannot run far ahead."""
+        if self._sending is not None:
+            self._sending[0].wait()
+        work = dist.isend(parcel, self._ranks[to], self._group)
+        assert work is not None
+        self._sending = (work, parcel)
+
+    def recv(self, space: Tensor, sender: int) -> None:
+        dist.recv(space, self._ranks[sender], self._group)
+
+    def gather(self, own: Tensor) -> Tensor:
+        return self._swap([own] * self.size)
+
+    def scatter(self, parts: Tensor) -> Tensor:
+        return self._swap(parts.unbind(0))
+
+    def _swap(self, outgoing: Sequence[Tensor]) -> Tensor:
+        """[size, ...]: what every rank had in `outgoing` for this one. On gloo faster than the
+        library's own gathers, and as one group of calls it is as NCCL wants it."""
+        own = outgoing[self.rank]
+        taken = own.new_empty((self.size, *own.shape))
+        peers = [peer for peer in range(self.size) if peer != self.rank]
+        sends = [
+            dist.P2POp(dist.isend, outgoing[peer], self._ranks[peer], self._group) for peer in peers
+        ]
+        receives = [
+            dist.P2POp(dist.irecv, taken[peer], self._ranks[peer], self._group) for peer in peers
+        ]
+        works = dist.batch_isend_irecv(sends + receives)
+        taken[self.rank].copy_(own)
+        for work in works:
+            work.wait()
+        return taken
+
+
+class OrderedCollectives:
+    """One group. To be used by one thread at a time."""
+
+    def __init__(self, peers: PeerGroup, exchange: Exchange, all_reduce: AllReduceWay) -> None:
+        self.rank = peers.rank
+        self.size = peers.size
+        self._peers = peers
+        self._exchange = exchange
+        self._way: AllReduceWay = all_reduce
+
+    def all_reduce(self, partial: Tensor) -> Tensor:
+        if not partial.numel():
+            return partial
+        way = self._way
+        if way == "auto":
+            way = choose_all_reduce(partial.nbytes, self.size)
+        if way == "library":
+            self._peers.library_sum(partial)
+            return partial
+        if way == "one-shot":
+            return _sum_in_order(self._exchange.gather(partial.contiguous()))
+        slice_elements = -(-partial.numel() // self.size)
+        missing = slice_elements * self.size - partial.numel()
+        padded = functional.pad(partial.flatten(), (0, missing))
+        own = _sum_in_order(self._exchange.scatter(padded.view(self.size, slice_elements)))
+        return self._exchange.gather(own).flatten()[: partial.numel()].view(partial.shape)
+
+    def all_gather(self, own: Tensor, dim: int) -> Tensor:
+        if not own.numel():
+            return torch.cat([own] * self.size, dim)
+        parts = self._exchange.gather(own.contiguous())
+        return parts.flatten(0, 1) if dim == 0 else torch.cat(parts.unbind(0), dim)
+
+    def reduce_scatter(self, partial: Tensor) -> Tensor:
+        assert partial.shape[0] % self.size == 0
+        if not partial.numel():
+            return partial[: partial.shape[0] // self.size]
+        parts = partial.contiguous().view(self.size, -1, *partial.shape[1:])
+        return _sum_in_order(self._exchange.scatter(parts))
+
+    def send(self, parcel: Tensor, to: int) -> None:
+        if parcel.numel():
+            self._peers.send(parcel.contiguous(), to)
+
+    def recv(self, space: Tensor, sender: int) -> None:
+        if space.numel():
+            self._peers.recv(space, sender)
+
+
+def _sum_in_order(parts: Tensor) -> Tensor:
+    """The sum over the first axis, added in its order; 16-bit parts are rounded once, at the end.
+
+    `torch.sum` would add in an order that depends on the place in the tensor.
+    """
+    total = parts[0].float() if parts.dtype in NARROW else parts[0]
+    for part in parts[1:]:
+        total = total.add_(part)
+    return total.to(parts.dtype)
+
+
+def choose_all_reduce(partial_bytes: int, ranks: int) -> Literal["one-shot", "two-shot"]:
+    """For partial sums of so many bytes a rank. Both give the same bits; `bench/collectives.py`
+    measures which is faster."""
+    if ranks <= 2 or partial_bytes <= ONE_SHOT_BYTES:
+        return "one-shot"
+    return "two-shot"
 
 
 @dataclass(frozen=True, slots=True)

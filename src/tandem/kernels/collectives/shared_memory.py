@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tandem.kernels.native.library import Integer, IntegerArray, NativeLibrary, Pointer
+from tandem.kernels.native import Integer, IntegerArray, NativeLibrary, Pointer
 
 # Larger tensors cross in pieces of this.
 SLOT_BYTES = 1 << 20

@@ -37,7 +37,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A read or write is over; `problem` is empty when all its bytes are where they should be.
+    """A read is over; `problem` is empty when all its bytes are where they should be.
     After that nobody writes to the target on its behalf."""
 
     handle: int
@@ -45,16 +45,16 @@ class Completion:
 
 
 class Connector(Protocol):
-    """Use from one thread, but `close_connector`. Reads and writes run in the background, each
-    known by a transfer handle; `poll_completions` tells their ends, each exactly once. Memory of
-    registered regions outlives the connector."""
+    """Use from one thread, but `close_connector`. Reads run in the background, each known by a
+    transfer handle; `poll_completions` tells their ends, each exactly once. Memory of registered
+    regions outlives the connector. There are no writes: only its owner writes to memory."""
 
     @property
     def name(self) -> str: ...
 
     def register_region(self, region: Region, *, exported: bool) -> int:
-        """Make memory known; gives its number for `begin_read` and `begin_write`. The one exported
-        region is what peers read and write; the others are only ends of one's own."""
+        """Make memory known; gives its number for `begin_read`. The one exported region is what
+        peers read; the others are only ends of one's own."""
         ...
 
     def describe_endpoint(self) -> bytes:
@@ -74,10 +74,6 @@ class Connector(Protocol):
     def begin_read(self, peer: str, spans: Spans, region_id: int) -> int:
         """Begin to copy the peer's bytes into the own region `region_id`. Gives a transfer
         handle."""
-        ...
-
-    def begin_write(self, peer: str, spans: Spans, region_id: int) -> int:
-        """Begin to copy own bytes into the peer's exported region. Gives a handle."""
         ...
 
     def cancel_handle(self, handle: int) -> None:

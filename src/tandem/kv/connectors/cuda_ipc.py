@@ -13,10 +13,15 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from tandem.kv.connectors.contract import Completion, ConnectorError, Spans, join_spans, problem_of
+from tandem.kv.connectors.contract import Completion, ConnectorError, Spans, join_spans
 from tandem.kv.connectors.cuda_driver import HANDLE_BYTES, LIBRARY, CudaDriver
 from tandem.kv.connectors.shm import host_identity
-from tandem.kv.connectors.transfer_handles import TransferHandle, TransferHandles, poll_until_ended
+from tandem.kv.connectors.transfer_handles import (
+    TransferHandle,
+    TransferHandles,
+    parsed_description,
+    poll_until_ended,
+)
 from tandem.kv.region import Region
 
 _HandleBytes = Annotated[bytes, msgspec.Meta(min_length=HANDLE_BYTES, max_length=HANDLE_BYTES)]
@@ -96,10 +101,7 @@ class CudaIpcConnector:
         )
 
     def connect_peer(self, peer: str, description: bytes) -> None:
-        try:
-            found = msgspec.msgpack.decode(description, type=CudaIpcDescription)
-        except msgspec.MsgspecError as error:
-            raise ConnectorError(f"{peer} describes its memory in no known way: {error}") from error
+        found = parsed_description(peer, description, CudaIpcDescription)
         if found.host != _host():
             raise ConnectorError(f"{peer} is on another host, or in another namespace of processes")
         if found.process_id == os.getpid():
@@ -115,10 +117,23 @@ class CudaIpcConnector:
             self._leave(peer, f"disconnected from {peer}")
 
     def begin_read(self, peer: str, spans: Spans, region_id: int) -> int:
-        return self._copy(peer, spans, region_id, write=False)
-
-    def begin_write(self, peer: str, spans: Spans, region_id: int) -> int:
-        return self._copy(peer, spans, region_id, write=True)
+        own = self._regions[region_id]
+        with self._lock:
+            found = self._peers.get(peer)
+            peer_bytes = found.bytes if found else None
+            handle = self._handles.open_checked(peer, spans, peer_bytes, own.bytes)
+            if found and self._handles.begin_handle(handle):
+                pieces = join_spans(spans)
+                target, source = pieces.local + own.address, pieces.remote + found.address
+                try:
+                    copies = self._driver.copy(
+                        target.tolist(), source.tolist(), pieces.lengths.tolist()
+                    )
+                except ConnectorError as error:
+                    self._handles.end_handle(handle, str(error))
+                else:
+                    self._copying[copies] = handle
+        return handle.number
 
     def cancel_handle(self, handle: int) -> None:
         # What the GPU has begun it ends, in milliseconds, and nothing can hold it up.
@@ -135,29 +150,6 @@ class CudaIpcConnector:
             if not self._closed:
                 self._closed = True
                 self._driver.release_context()
-
-    def _copy(self, peer: str, spans: Spans, region_id: int, *, write: bool) -> int:
-        own = self._regions[region_id]
-        handle = self._handles.open_handle(peer)
-        with self._lock:
-            found = self._peers.get(peer)
-            if found is None:
-                self._handles.end_handle(handle, f"not connected to {peer}")
-            elif problem := problem_of(spans, found.bytes, own.bytes):
-                self._handles.end_handle(handle, problem)
-            elif self._handles.begin_handle(handle):
-                pieces = join_spans(spans)
-                ends = pieces.local + own.address, pieces.remote + found.address
-                target, source = reversed(ends) if write else ends
-                try:
-                    copies = self._driver.copy(
-                        target.tolist(), source.tolist(), pieces.lengths.tolist()
-                    )
-                except ConnectorError as error:
-                    self._handles.end_handle(handle, str(error))
-                else:
-                    self._copying[copies] = handle
-        return handle.number
 
     def _look(self) -> bool:
         """End what is over; says whether anything goes on."""

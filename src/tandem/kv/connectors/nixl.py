@@ -12,9 +12,14 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from tandem.kv.connectors.contract import Completion, ConnectorError, Spans, join_spans, problem_of
+from tandem.kv.connectors.contract import Completion, ConnectorError, Spans, join_spans
 from tandem.kv.connectors.nixl_agent import NixlAgent, Pieces
-from tandem.kv.connectors.transfer_handles import TransferHandle, TransferHandles, poll_until_ended
+from tandem.kv.connectors.transfer_handles import (
+    TransferHandle,
+    TransferHandles,
+    parsed_description,
+    poll_until_ended,
+)
 from tandem.kv.region import Region
 
 TRIES = 3
@@ -32,16 +37,6 @@ class NixlDescription(msgspec.Struct, frozen=True):
     version: Literal[1] = 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """Pieces to copy between a peer and an own region, which is known by its number."""
-
-    spans: Spans
-    own: Region
-    region_id: int
-    write: bool
-
-
 @dataclass(slots=True, eq=False)
 class _Peer:
     """`copying` are the transfer handles by NIXL's own; `known` the own regions that the agent
@@ -53,15 +48,15 @@ class _Peer:
     copying: dict[int, TransferHandle] = field(default_factory=dict)
     known: set[int] = field(default_factory=set)
 
-    def begin(self, handle: TransferHandle, order: _Order) -> None:
-        if order.region_id not in self.known:
-            self.agent.register(order.own)
-            self.known.add(order.region_id)
+    def begin(self, handle: TransferHandle, spans: Spans, own: Region, region_id: int) -> None:
+        """Begin to read the peer's spans into an own region, which is known by its number."""
+        if region_id not in self.known:
+            self.agent.register(own)
+            self.known.add(region_id)
         copy = self.agent.begin(
             self.name,
-            Pieces(order.own, order.spans.local, order.spans.lengths),
-            Pieces(self.memory, order.spans.remote, order.spans.lengths),
-            write=order.write,
+            Pieces(own, spans.local, spans.lengths),
+            Pieces(self.memory, spans.remote, spans.lengths),
         )
         self.copying[copy] = handle
 
@@ -115,10 +110,7 @@ class NixlConnector:
         )
 
     def connect_peer(self, peer: str, description: bytes) -> None:
-        try:
-            found = msgspec.msgpack.decode(description, type=NixlDescription)
-        except msgspec.MsgspecError as error:
-            raise ConnectorError(f"{peer} describes its memory in no known way: {error}") from error
+        found = parsed_description(peer, description, NixlDescription)
         with self._lock:
             self._cut_off(peer, f"{peer} is connected anew")
             agent = self._reach(found)
@@ -145,10 +137,21 @@ class NixlConnector:
             self._cut_off(peer, f"disconnected from {peer}")
 
     def begin_read(self, peer: str, spans: Spans, region_id: int) -> int:
-        return self._copy(peer, spans, region_id, write=False)
-
-    def begin_write(self, peer: str, spans: Spans, region_id: int) -> int:
-        return self._copy(peer, spans, region_id, write=True)
+        own = self._regions[region_id]
+        with self._lock:
+            found = self._peers.get(peer)
+            peer_bytes = found.memory.bytes if found else None
+            handle = self._handles.open_checked(peer, spans, peer_bytes, own.bytes)
+            pieces = spans if handle.ended else join_spans(spans)
+            if not len(pieces.lengths):
+                self._handles.end_handle(handle)
+            elif found and self._handles.begin_handle(handle):
+                try:
+                    found.begin(handle, pieces, own, region_id)
+                except ConnectorError as error:
+                    self._cut_off(peer, str(error))
+                    self._handles.end_handle(handle, str(error))
+        return handle.number
 
     def cancel_handle(self, handle: int) -> None:
         # What is under way ends by itself, or with its peer: NIXL cannot take it back.
@@ -163,25 +166,6 @@ class NixlConnector:
             for peer in list(self._peers):
                 self._cut_off(peer, "the connector was closed")
             self._served.close_agent()
-
-    def _copy(self, peer: str, spans: Spans, region_id: int, *, write: bool) -> int:
-        own = self._regions[region_id]
-        handle = self._handles.open_handle(peer)
-        with self._lock:
-            found = self._peers.get(peer)
-            if found is None:
-                self._handles.end_handle(handle, f"not connected to {peer}")
-            elif problem := problem_of(spans, found.memory.bytes, own.bytes):
-                self._handles.end_handle(handle, problem)
-            elif not len((pieces := join_spans(spans)).lengths):
-                self._handles.end_handle(handle)
-            elif self._handles.begin_handle(handle):
-                try:
-                    found.begin(handle, _Order(pieces, own, region_id, write))
-                except ConnectorError as error:
-                    self._cut_off(peer, str(error))
-                    self._handles.end_handle(handle, str(error))
-        return handle.number
 
     def _look(self) -> bool:
         """End what is over; says whether anything goes on."""

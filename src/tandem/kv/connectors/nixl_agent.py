@@ -18,7 +18,7 @@ from tandem.kv.connectors.contract import ConnectorError
 from tandem.kv.region import Region
 
 # One for each version of CUDA; without a GPU either will do.
-_PACKAGES = ("nixl_cu12", "nixl_cu13")
+PACKAGES = ("nixl_cu12", "nixl_cu13")
 _ERRORS = (
     "Backend", "Cancelled", "InvalidParam", "Mismatch", "NotAllowed", "NotFound", "NotPosted",
     "NotSupported", "RemoteDisconnect", "RepostActive", "Unknown",
@@ -27,7 +27,7 @@ _ERRORS = (
 _PROGRESS_US = 10_000
 
 
-def bindings(packages: Sequence[str] = _PACKAGES) -> Any:
+def bindings(packages: Sequence[str] = PACKAGES) -> Any:
     """NIXL's own module. Raises `ConnectorError` where it is not installed."""
     for package in packages:
         if importlib.util.find_spec(package) is not None:
@@ -94,11 +94,11 @@ class NixlAgent:
         if name != peer.encode():
             raise ConnectorError(f"NIXL agent {self._name} found {name!r} in the place of {peer}")
 
-    def begin(self, peer: str, own: Pieces, theirs: Pieces, *, write: bool) -> int:
-        """Begins to copy the peer's pieces into own ones, or own pieces into the peer's; gives a
-        handle. Where UCX copies in the calling thread (processes of one host), all is done on
-        return; the interpreter's lock is not held."""
-        operation = self._nixl.NIXL_WRITE if write else self._nixl.NIXL_READ
+    def begin(self, peer: str, own: Pieces, theirs: Pieces) -> int:
+        """Begins to copy the peer's pieces into own ones; gives a handle. Where UCX copies in the
+        calling thread (processes of one host), all is done on return; the interpreter's lock is not
+        held."""
+        operation = self._nixl.NIXL_READ
         with self._saying("begin to copy"):
             handle = self._agent.createXferReq(
                 operation, self._rows(own), self._rows(theirs), peer, "", self._backends

@@ -17,17 +17,19 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.kernels.transfer.choose import choose_transfer
-from tandem.kernels.transfer.contract import Transfer
+from tandem.kernels.transfer import Transfer, choose_transfer
 from tandem.kv.connectors.contract import (
     Completion,
     ConnectorError,
     Spans,
     batches,
     join_spans,
-    problem_of,
 )
-from tandem.kv.connectors.transfer_handles import TransferHandle, TransferHandles
+from tandem.kv.connectors.transfer_handles import (
+    TransferHandle,
+    TransferHandles,
+    parsed_description,
+)
 from tandem.kv.region import SEALS, Region, mapped
 from tandem.kv.threads import WorkerThread
 
@@ -67,22 +69,18 @@ class _Copy:
 
 
 class ShmConnector:
-    """`threads` copy in the background, each one read at a time."""
+    """A thread copies in the background, one read after the other."""
 
-    def __init__(self, transfer: Transfer | None = None, threads: int = 1) -> None:
+    def __init__(self, transfer: Transfer | None = None) -> None:
         self._transfer = transfer or choose_transfer()
         self._regions: list[Region] = []
         self._exported: Region | None = None
         self._peers: dict[str, NDArray[np.uint8]] = {}
         self._handles = TransferHandles()
-        self._threads = [
-            WorkerThread[_Copy](
-                f"kv-shm-{index}", self._serve_copy, failed=self._failed, capacity=MOST_WAITING
-            )
-            for index in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start_worker()
+        self._thread = WorkerThread[_Copy](
+            "kv-shm", self._serve_copy, failed=self._failed, capacity=MOST_WAITING
+        )
+        self._thread.start_worker()
 
     @property
     def name(self) -> str:
@@ -116,11 +114,9 @@ class ShmConnector:
         return msgspec.msgpack.encode(description)
 
     def connect_peer(self, peer: str, description: bytes) -> None:
+        found = parsed_description(peer, description, ShmDescription)
         try:
-            found = msgspec.msgpack.decode(description, type=ShmDescription)
             self._peers[peer] = _map(found)
-        except msgspec.MsgspecError as error:
-            raise ConnectorError(f"{peer} describes its memory in no known way: {error}") from error
         except OSError as error:
             raise ConnectorError(f"the memory of {peer} cannot be mapped: {error}") from error
 
@@ -136,25 +132,13 @@ class ShmConnector:
         return self._peers[peer]
 
     def begin_read(self, peer: str, spans: Spans, region_id: int) -> int:
-        own = self._regions[region_id]
-        handle = self._handles.open_handle(peer)
-        memory = self._peers.get(peer)
-        if memory is None:
-            self._handles.end_handle(handle, f"not connected to {peer}")
-        elif problem := problem_of(spans, len(memory), own.bytes):
-            self._handles.end_handle(handle, problem)
-        else:
-            # In turn: whoever copies from one peer alone uses all threads all the same.
-            thread = self._threads[handle.number % len(self._threads)]
-            if not thread.post(_Copy(handle, join_spans(spans), memory, own)):
-                self._handles.end_handle(handle, _refusal(thread))
-        return handle.number
-
-    def begin_write(self, peer: str, spans: Spans, region_id: int) -> int:
-        """Ends with a problem: peers only read."""
-        del spans, region_id
-        handle = self._handles.open_handle(peer)
-        self._handles.end_handle(handle, f"the memory of {peer} is only to be read")
+        own, memory = self._regions[region_id], self._peers.get(peer)
+        peer_bytes = None if memory is None else len(memory)
+        handle = self._handles.open_checked(peer, spans, peer_bytes, own.bytes)
+        if memory is not None and not handle.ended:
+            begun = self._thread.post(_Copy(handle, join_spans(spans), memory, own))
+            if not begun:
+                self._handles.end_handle(handle, self._refusal())
         return handle.number
 
     def cancel_handle(self, handle: int) -> None:
@@ -165,10 +149,8 @@ class ShmConnector:
 
     def close_connector(self) -> None:
         self._handles.end_all("the connector was closed")
-        for thread in self._threads:
-            thread.stop_worker()
-        for thread in self._threads:
-            thread.join_worker(CLOSE_S)
+        self._thread.stop_worker()
+        self._thread.join_worker(CLOSE_S)
 
     def _serve_copy(self, copy: _Copy) -> bool:
         if self._handles.begin_handle(copy.handle):
@@ -195,12 +177,12 @@ class ShmConnector:
                 lengths=batch.lengths,
             )
 
-
-def _refusal(thread: WorkerThread[_Copy]) -> str:
-    """Why a copy is not even begun."""
-    if thread.failure is not None:
-        return f"the copies of shm failed: {thread.failure!r}"
-    return "too many copies wait already"
+    def _refusal(self) -> str:
+        """Why a copy is not even begun."""
+        failure = self._thread.failure
+        return (
+            f"the copies of shm failed: {failure!r}" if failure else "too many copies wait already"
+        )
 
 
 def _map(peer: ShmDescription) -> NDArray[np.uint8]:

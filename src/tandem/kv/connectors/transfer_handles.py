@@ -1,5 +1,5 @@
-"""Transfer handles: reads and writes under way in the background of a connector, who may stop them,
-and how their ends are told.
+"""Transfer handles: reads under way in the background of a connector, who may stop them, and how
+their ends are told.
 
 Every handle ends exactly once, whoever is first: the thread that serves it, a cancellation before
 that thread has begun, or nobody serving it at all.
@@ -10,19 +10,27 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
-from tandem.kv.connectors.contract import Completion
+import msgspec
+
+from tandem.kv.connectors.contract import Completion, ConnectorError, Spans, problem_of
+
+Description = TypeVar("Description", bound=msgspec.Struct)
+# Between two looks at what the device or library says, ever less often.
+FIRST_PAUSE_S: Final = 50e-6
+LONGEST_PAUSE_S: Final = 1e-3
 
 
 @dataclass(slots=True, eq=False)
 class TransferHandle:
-    """One read or write. `stop` says why to end early, and is empty until somebody wants that."""
+    """One read. `stop` says why to end early, and is empty until somebody wants that."""
 
     number: int
     peer: str
     stop: str = ""
     begun: bool = False
+    ended: bool = False
 
 
 class TransferHandles:
@@ -45,6 +53,18 @@ class TransferHandles:
             self.end_handle(handle, self._all_ended)
         return handle
 
+    def open_checked(
+        self, peer: str, spans: Spans, peer_bytes: int | None, own_bytes: int
+    ) -> TransferHandle:
+        """As `open_handle`, of a read between regions of these sizes; one has `ended` at once where
+        there is no connected peer (None) or the spans lie outside."""
+        handle = self.open_handle(peer)
+        if peer_bytes is None:
+            self.end_handle(handle, f"not connected to {peer}")
+        elif problem := problem_of(spans, peer_bytes, own_bytes):
+            self.end_handle(handle, problem)
+        return handle
+
     def begin_handle(self, handle: TransferHandle) -> bool:
         """Whether the handle is still to be served; from then on its server ends it."""
         with self._lock:
@@ -62,6 +82,7 @@ class TransferHandles:
     def end_handle(self, handle: TransferHandle, problem: str = "") -> None:
         """Tell its completion; nothing happens to one that has ended."""
         with self._lock:
+            handle.ended = True
             if self._open.pop(handle.number, None) is not None:
                 self._completions.put(Completion(handle.number, problem))
 
@@ -73,6 +94,7 @@ class TransferHandles:
                 return
             handle.stop = handle.stop or why
             if not handle.begun:
+                handle.ended = True
                 del self._open[number]
                 self._completions.put(Completion(number, handle.stop))
 
@@ -102,9 +124,12 @@ class TransferHandles:
             return found
 
 
-# Between two looks at what the device or library says, ever less often.
-FIRST_PAUSE_S: Final = 50e-6
-LONGEST_PAUSE_S: Final = 1e-3
+def parsed_description(peer: str, raw: bytes, kind: type[Description]) -> Description:
+    """What a peer of the same connector described. Raises `ConnectorError`."""
+    try:
+        return msgspec.msgpack.decode(raw, type=kind)
+    except msgspec.MsgspecError as error:
+        raise ConnectorError(f"{peer} describes its memory in no known way: {error}") from error
 
 
 def poll_until_ended(

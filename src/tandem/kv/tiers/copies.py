@@ -7,9 +7,8 @@ from threading import Lock
 
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockName
-from tandem.kv.threads import Step, WorkerThread
-from tandem.kv.tiers.config import Answers
-from tandem.kv.tiers.contract import BlockStore, Row
+from tandem.kv.threads import StepThread
+from tandem.kv.tiers.contract import Answers, BlockStore, Row
 from tandem.kv.tiers.rows import Rows
 from tandem.messages.node import BlocksKept
 
@@ -34,10 +33,6 @@ class Staging:
         self._free = list(range(len(memory) - 1, -1, -1))
         self._copies: dict[int, StagedCopy] = {}
         self._lock = Lock()
-
-    @property
-    def free_rows(self) -> int:
-        return len(self._free)
 
     def claim_rows(self, copy_id: int, count: int) -> StagedCopy | None:
         """Rows for a new copy; None when there are not so many left."""
@@ -106,7 +101,7 @@ class TierStore:
     """One tier: its store, and the worker thread that alone calls it."""
 
     store: BlockStore
-    worker: WorkerThread[Step]
+    worker: StepThread
 
 
 class KeepStaged:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tandem.kernels.transfer.contract import Transfer
+from tandem.kernels.transfer import Transfer
 from tandem.kv.store import KvStore
 from tandem.kv.tiers.contract import DeviceBlocks, Row
 from tandem.kv.tiers.rows import RowCopies, Rows, allocated_rows, row_stride, rows_of

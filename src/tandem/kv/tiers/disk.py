@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from tandem.facts.kv_tiers import BlockFormat, BlockName
-from tandem.kernels.transfer.contract import Checksums, Transfer
+from tandem.kernels.transfer import Checksums, Transfer
 from tandem.kv.tiers.block_records import BlockHeader, HeaderCodec
 from tandem.kv.tiers.contract import Found, Kept, Row
 from tandem.kv.tiers.disk_file import DiskFile, open_file
-from tandem.kv.tiers.rows import RowCopies
+from tandem.kv.tiers.rows import RowCopies, leading_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +76,7 @@ class DiskStore:
         return Kept(kept, problem)
 
     def get_blocks(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Found:
-        slots: list[int] = []
-        missing: tuple[bytes, ...] = ()
-        for name in names:
-            slot = self._slots.get(name.digest)
-            if slot is None:
-                missing = (name.digest,)
-                break
-            slots.append(slot)
+        slots, missing = leading_slots(names, self._slots)
         readable, problem = self._read_slots(slots, rows)
         checksums = self._copies.checksums(rows[:readable])
         unlike = np.flatnonzero(checksums != self._checksums[slots[:readable]]).tolist()

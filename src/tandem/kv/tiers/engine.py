@@ -14,9 +14,15 @@ from threading import Lock
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockName
 from tandem.kv.region import LOWEST_PRIORITY
-from tandem.kv.threads import Step, WorkerThread, step_worker
-from tandem.kv.tiers.config import Answers, TierCalls, TierEngineConfig, TierEvent
-from tandem.kv.tiers.contract import BlockStore, DeviceBlocks
+from tandem.kv.threads import StepThread
+from tandem.kv.tiers.contract import (
+    Answers,
+    BlockStore,
+    DeviceBlocks,
+    TierCalls,
+    TierEngineConfig,
+    TierEvent,
+)
 from tandem.kv.tiers.copies import (
     LEAVING,
     Copy,
@@ -68,7 +74,7 @@ class TierEngine:
         transit_blocks = config.blocks_of(config.transit_bytes, size)
         transit = allocated_rows(transit_blocks, size)
         self._transits = Transits(transit, self._chunk_blocks, self._answers)
-        self._stager = step_worker("kv staging", calls.failed, nice=LOWEST_PRIORITY)
+        self._stager = StepThread("kv staging", calls.failed, nice=LOWEST_PRIORITY)
         self._tiers = {tier: self._made(tier, store) for tier, store in stores.items()}
         self._fetches: dict[int, Fetch] = {}
         self._fetches_lock = Lock()
@@ -141,12 +147,7 @@ class TierEngine:
         if tier not in self._tiers:
             return
         kept = self._tiers[tier].kept
-
-        def step() -> bool:
-            kept.store.forget_blocks(digests)
-            return True
-
-        kept.worker.post(step)
+        kept.worker.call(lambda: kept.store.forget_blocks(digests))
 
     def fetch_blocks(
         self,
@@ -177,7 +178,7 @@ class TierEngine:
             part = TierFetch(fetch, some, self._tiers[tier].route)
             self._tiers[tier].kept.worker.post(part, urgent=True)
         if not indices:
-            self._stager.post(lambda: self._fetched(fetch), urgent=True)
+            self._stager.call(lambda: self._fetched(fetch), urgent=True)
 
     def end_fetch(self, fetch_id: int) -> None:
         """End it soon, come or not; unknown ones have ended already."""
@@ -205,13 +206,16 @@ class TierEngine:
     def _made(self, tier: Tier, store: BlockStore) -> _Tier:
         device, config = self._device, self._config
         chunk = config.blocks_of(config.fetch_chunk_bytes, device.block_bytes)
-        bounce = None
-        if device.rows is None:
-            bounce = bounce_rows(chunk, device.block_bytes, pinned=config.pinned)
-        route = FetchRoute(store, device, bounce, chunk, self._calls.now_ns, self._fetched)
-        return _Tier(TierStore(store, step_worker(f"kv tier {tier}", self._calls.failed)), route)
+        rows, write_blocks = device.rows, None
+        if rows is None:
+            rows = bounce_rows(chunk, device.block_bytes, pinned=config.pinned)
+            write_blocks = device.write_blocks
+        route = FetchRoute(
+            store, rows, chunk, self._calls.now_ns, self._fetched, write_blocks=write_blocks
+        )
+        return _Tier(TierStore(store, StepThread(f"kv tier {tier}", self._calls.failed)), route)
 
-    def _workers(self) -> list[WorkerThread[Step]]:
+    def _workers(self) -> list[StepThread]:
         return [self._stager, *(tier.kept.worker for tier in self._tiers.values())]
 
     def _staged(self, copy_id: int, staged: StagedCopy) -> bool:
@@ -223,15 +227,10 @@ class TierEngine:
         return True
 
     def _answer_soon(self, event: TierEvent) -> None:
-        def answer() -> bool:
-            self._answers.give_answer(event)
-            return True
+        self._stager.call(lambda: self._answers.give_answer(event), urgent=True)
 
-        self._stager.post(answer, urgent=True)
-
-    def _fetched(self, fetch: Fetch) -> bool:
+    def _fetched(self, fetch: Fetch) -> None:
         with self._fetches_lock:
             del self._fetches[fetch.fetch_id]
         block_bytes = self._device.block_bytes
         self._answers.give_answer(fetch.report(block_bytes, self._calls.now_ns()))
-        return True

@@ -1,11 +1,11 @@
-"""Fetches: blocks on their way from slower tiers into the device."""
+"""Fetches: blocks on their way from the stores of slower tiers into the device, or to a reader."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 
 from tandem.facts.kv_tiers import BlockName
-from tandem.kv.tiers.contract import BlockStore, DeviceBlocks, Found
+from tandem.kv.tiers.contract import BlockStore, Found, Row
 from tandem.kv.tiers.rows import Rows
 from tandem.messages.node import BlocksFetched
 
@@ -73,19 +73,20 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class FetchRoute:
-    """How the blocks of one tier reach the device: at most `chunk_blocks` at once, straight into it
-    or by way of `bounce`, memory of this tier's worker alone."""
+    """How the blocks of one store reach their targets, at most `chunk_blocks` at once: straight
+    into `rows[target]`; or, with `write_blocks`, by way of `rows`, memory of this store's worker
+    alone. `ended` is called by whoever ends the fetch."""
 
     store: BlockStore
-    device: DeviceBlocks
-    bounce: Rows | None
+    rows: Rows | Sequence[Row]
     chunk_blocks: int
     now_ns: Callable[[], int]
-    ended: Callable[[Fetch], object]
+    ended: Callable[[Fetch], None]
+    write_blocks: Callable[[Sequence[int], Sequence[Row]], None] | None = None
 
 
 class TierFetch:
-    """The blocks of one tier: a step of its worker brings a chunk."""
+    """The blocks of one store: a step of its worker brings a chunk."""
 
     def __init__(self, fetch: Fetch, indices: Sequence[int], route: FetchRoute) -> None:
         self._fetch = fetch
@@ -113,11 +114,9 @@ class TierFetch:
         route, fetch = self._route, self._fetch
         names = [fetch.names[index] for index in chunk]
         targets = [fetch.targets[index] for index in chunk]
-        if route.bounce is None:
-            blocks = route.device.rows
-            assert blocks is not None
-            return route.store.get_blocks(names, [blocks[target] for target in targets])
-        rows = [route.bounce[index] for index in range(len(chunk))]
+        if route.write_blocks is None:
+            return route.store.get_blocks(names, [route.rows[target] for target in targets])
+        rows = [route.rows[index] for index in range(len(chunk))]
         found = route.store.get_blocks(names, rows)
-        route.device.write_blocks(targets[: found.blocks], rows[: found.blocks])
+        route.write_blocks(targets[: found.blocks], rows[: found.blocks])
         return found

@@ -7,19 +7,17 @@ import numpy as np
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.kv_tiers import BlockFormat, BlockName
-from tandem.kernels.transfer.contract import Transfer
+from tandem.kernels.transfer import Transfer
 from tandem.kv.region import CLOSE_S, warming_thread
 from tandem.kv.threads import SupervisedThread
 from tandem.kv.tiers.contract import Found, Kept, Row
-from tandem.kv.tiers.rows import Addresses, RowCopies, allocated_rows
+from tandem.kv.tiers.rows import Addresses, RowCopies, allocated_rows, leading_slots
 
 
 class HostStore:
     """Checksums are computed and compared in the pass that copies the bytes."""
 
-    def __init__(
-        self, format: BlockFormat, blocks: int, transfer: Transfer, *, threads: int = 1
-    ) -> None:
+    def __init__(self, format: BlockFormat, blocks: int, transfer: Transfer) -> None:
         """Room for `blocks`, of which some should be spare: a block that was evicted keeps its
         place until it is forgotten. Raises `InvalidConfiguration` without so much memory."""
         assert blocks > 0
@@ -31,7 +29,7 @@ class HostStore:
                 f"tiers.host: {size_gib:,.1f} GiB of memory cannot be had ({error}); "
                 "choose a smaller capacity"
             ) from error
-        self._copies = RowCopies(transfer, format.block_bytes, threads)
+        self._copies = RowCopies(transfer, format.block_bytes)
         self._checksums = np.zeros(blocks, dtype=np.uint64)
         self._slots: dict[bytes, int] = {}
         self._closing = Event()
@@ -60,14 +58,7 @@ class HostStore:
         return Kept(kept, "" if len(digests) == len(new) else "no room is left in host memory")
 
     def get_blocks(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Found:
-        slots: list[int] = []
-        missing: tuple[bytes, ...] = ()
-        for name in names:
-            slot = self._slots.get(name.digest)
-            if slot is None:
-                missing = (name.digest,)
-                break
-            slots.append(slot)
+        slots, missing = leading_slots(names, self._slots)
         places = self._copies.addresses(rows[: len(slots)])
         checksums = self._copies.copy_at(self._addresses(slots), places)
         unlike = np.flatnonzero(checksums != self._checksums[slots]).tolist()

@@ -2,13 +2,14 @@
 
 import ctypes
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.kernels.native.pages import advise_huge_pages
-from tandem.kernels.transfer.contract import Checksums, Transfer
+from tandem.facts.kv_tiers import BlockName
+from tandem.kernels.native import advise_huge_pages
+from tandem.kernels.transfer import Checksums, Transfer
 from tandem.kv.tiers.contract import Row
 
 # Copies to rows that begin here go past the caches.
@@ -38,13 +39,24 @@ def rows_of(memory: NDArray[np.uint8], row_bytes: int) -> Rows:
     return memory.reshape(-1, row_stride(row_bytes))[:, :row_bytes]
 
 
-class RowCopies:
-    """Copies and checks whole rows of `row_bytes`, `threads` of them at once."""
+def leading_slots(
+    names: Sequence[BlockName], slots: Mapping[bytes, int]
+) -> tuple[list[int], tuple[bytes, ...]]:
+    """Where the leading blocks lie, and the digest of the first that is not there."""
+    found: list[int] = []
+    for name in names:
+        if name.digest not in slots:
+            return found, (name.digest,)
+        found.append(slots[name.digest])
+    return found, ()
 
-    def __init__(self, transfer: Transfer, row_bytes: int, threads: int = 1) -> None:
+
+class RowCopies:
+    """Copies and checks whole rows of `row_bytes`."""
+
+    def __init__(self, transfer: Transfer, row_bytes: int) -> None:
         self._transfer = transfer
         self._row_bytes = row_bytes
-        self._threads = threads
 
     def copy(self, sources: Sequence[Row], targets: Sequence[Row]) -> Checksums:
         """Fill `targets[i]` from `sources[i]`; the checksums of what was written."""
@@ -62,7 +74,6 @@ class RowCopies:
             target_offsets=places - place,
             source_offsets=origins - origin,
             run_bytes=self._row_bytes,
-            threads=self._threads,
         )
 
     def checksums(self, rows: Sequence[Row]) -> Checksums:
@@ -70,9 +81,7 @@ class RowCopies:
             return np.empty(0, dtype=np.uint64)
         addresses = self.addresses(rows)
         first = int(addresses.min())
-        return self._transfer.checksum_runs(
-            first, addresses - first, self._row_bytes, threads=self._threads
-        )
+        return self._transfer.checksum_runs(first, addresses - first, self._row_bytes)
 
     def addresses(self, rows: Sequence[Row]) -> Addresses:
         for row in rows:

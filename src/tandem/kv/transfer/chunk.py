@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.kernels.transfer.contract import Transfer
+from tandem.kernels.transfer import Transfer
 from tandem.kv.codec import convert
 from tandem.kv.connectors.contract import Spans, problem_of
 from tandem.kv.layout import WORD_BYTES, EncodedLayout

@@ -1,7 +1,8 @@
 """The coordinator of KV transfers: which workers may be read from, and every transfer under way,
 cut into reads of shards, given to the worker threads of connectors, and gathered again.
 
-Single-threaded, like the machines; worker threads answer through the thread that owns it.
+The coordinator is single-threaded, like the machines; worker threads answer through the thread that
+owns it.
 """
 
 from collections import deque
@@ -9,14 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tandem.facts.kv_export import Endpoint, KvExport, MoveKv, MoveReport
+from tandem.kv.connectors.contract import Connector
 from tandem.kv.layout import copies_layout, pool_layout
-from tandem.kv.transfer.compatibility import objection, order_objection
-from tandem.kv.transfer.config import TransferConfig, TransferMemory
+from tandem.kv.threads import StepThread
+from tandem.kv.transfer.chunk import ChunkBuffers
+from tandem.kv.transfer.config import TransferCalls, TransferConfig, TransferMemory
 from tandem.kv.transfer.export import BlockMetadata
 from tandem.kv.transfer.read_plan import ChunkRange, ChunkTooSmall, ReadPlan
-from tandem.kv.transfer.reader import ShardRead
-from tandem.kv.transfer.shards import shared_runs
-from tandem.kv.transfer.worker import ConnectorWorker
+from tandem.kv.transfer.reader import ReadStatistics, ShardRead, ShardReader
+from tandem.kv.transfer.sources import objection, order_objection, shared_runs
 
 NS_PER_S = 1_000_000_000
 
@@ -61,6 +63,89 @@ class TransferState:
             seconds=(now_ns - self.begun_ns) / 1e9,
             problem=self.problem,
         )
+
+
+class ConnectorWorker:
+    """The worker thread of one connector: a peer that hangs there holds up no other way of reading.
+    Methods return at once, from any thread; `join_worker` excepted. After `stop_reads` everything
+    under way ends, then the thread. `read_ended` is called in that thread."""
+
+    def __init__(
+        self,
+        connector: Connector,
+        buffers: ChunkBuffers,
+        config: TransferConfig,
+        calls: TransferCalls,
+        read_ended: Callable[[str, ShardRead], None],
+    ) -> None:
+        self.name = connector.name
+        self._reader = ShardReader(
+            connector, buffers, config, lambda read: read_ended(self.name, read)
+        )
+        self.endpoint = Endpoint(connector.name, connector.describe_endpoint())
+        self._connector = connector
+        self._calls = calls
+        self._stopping = False
+        # Whether the step that goes on reading is in the queue.
+        self._reading = False
+        self._thread = StepThread(f"kv {self.name}", self._failed)
+
+    @property
+    def statistics(self) -> ReadStatistics:
+        return self._reader.statistics
+
+    def start_worker(self) -> None:
+        self._thread.start_worker()
+
+    def read_shard(self, read: ShardRead, description: bytes) -> None:
+        def begin() -> None:
+            self._reader.begin_shard(read, description, self._calls.now_ns())
+            if not self._reading:
+                self._reading = True
+                self._thread.post(self._go_on)
+
+        self._thread.call(begin, urgent=True)
+
+    def stop_transfer(self, move_id: int, problem: str) -> None:
+        """Reads for it end soon."""
+        reader = self._reader
+        self._thread.call(
+            lambda: reader.stop_reads(move_id, problem, self._calls.now_ns()), urgent=True
+        )
+
+    def forget_peer(self, peer: str, problem: str) -> None:
+        """Reads from it end soon, and its connection."""
+        reader = self._reader
+        self._thread.call(
+            lambda: reader.forget_peer(peer, problem, self._calls.now_ns()), urgent=True
+        )
+
+    def stop_reads(self) -> None:
+        """All reads end soon, then the thread."""
+
+        def stop() -> None:
+            self._stopping = True
+            self._reader.stop_reads(None, "the worker is leaving", self._calls.now_ns())
+            self._thread.stop_worker()
+
+        self._thread.call(stop, urgent=True)
+
+    def join_worker(self, timeout_s: float) -> None:
+        """Wait for the end of the thread, close the connector, and with its help wait again."""
+        self._thread.join_worker(timeout_s)
+        self._connector.close_connector()
+        self._thread.join_worker(timeout_s)
+
+    def _go_on(self) -> bool:
+        """One turn of the reader; over when nothing is left to read."""
+        self._reader.turn(self._calls.now_ns())
+        self._reading = self._reader.busy
+        return not self._reading
+
+    def _failed(self) -> None:
+        """No read ends any more: the process does."""
+        if not self._stopping:
+            self._calls.failed()
 
 
 class Coordinator:

@@ -6,18 +6,17 @@ are written by those threads alone, and on behalf of a transfer by nobody after 
 Knows no request and no gateway.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tandem.facts.kv_export import Endpoint, KvExport, MoveKv
 from tandem.kv.connectors.contract import Connector
-from tandem.kv.threads import Step, WorkerThread
+from tandem.kv.threads import StepThread
 from tandem.kv.transfer.chunk import ChunkBuffers
 from tandem.kv.transfer.config import TransferCalls, TransferConfig, TransferMemory
-from tandem.kv.transfer.coordinator import Coordinator
+from tandem.kv.transfer.coordinator import ConnectorWorker, Coordinator
 from tandem.kv.transfer.export import BlockExport
 from tandem.kv.transfer.reader import ReadStatistics, ShardRead
-from tandem.kv.transfer.worker import ConnectorWorker, ConnectorWorkerCalls
 
 
 class KvTransferEngine:
@@ -36,20 +35,19 @@ class KvTransferEngine:
         assert memory.region.device == "cpu"
         self._config = config
         self._calls = calls
-        self._stopping = False
-        worker_calls = ConnectorWorkerCalls(self._read_ended, calls.failed, calls.now_ns)
         self._workers = [
             ConnectorWorker(
                 connector,
                 ChunkBuffers(memory.region, memory.transfer, config),
                 config,
-                worker_calls,
+                calls,
+                self._read_ended,
             )
             for connector in connectors
         ]
         self._coordinator = Coordinator(memory, self._workers, config, calls.transfer_ended)
         self._export = BlockExport(memory, config)
-        self._thread = WorkerThread[Step]("kv transfers", self._take_step, failed=self._failed)
+        self._thread = StepThread("kv transfers", calls.failed)
         for worker in self._workers:
             worker.start_worker()
         self._thread.start_worker()
@@ -64,39 +62,20 @@ class KvTransferEngine:
 
     def add_source(self, worker: str, incarnation: str, export: KvExport) -> None:
         """Transfers from that start of that worker may be ordered from now on."""
-
-        def step() -> bool:
-            self._coordinator.add_source(worker, incarnation, export)
-            return True
-
-        self._thread.post(step, urgent=True)
+        self._call(lambda: self._coordinator.add_source(worker, incarnation, export))
 
     def forget_source(self, worker: str, incarnation: str) -> None:
         """It is gone: transfers from it end with a problem."""
-
-        def step() -> bool:
-            self._coordinator.forget_source(worker, incarnation)
-            return True
-
-        self._thread.post(step, urgent=True)
+        self._call(lambda: self._coordinator.forget_source(worker, incarnation))
 
     def start_transfer(self, move_id: int, order: MoveKv) -> None:
         """Begin to read; `move_id` is the caller's, not in use."""
-
-        def step() -> bool:
-            self._coordinator.start_transfer(move_id, order, self._calls.now_ns())
-            return True
-
-        self._thread.post(step, urgent=True)
+        calls = self._calls
+        self._call(lambda: self._coordinator.start_transfer(move_id, order, calls.now_ns()))
 
     def stop_transfer(self, move_id: int) -> None:
         """End a transfer soon, arrived or not."""
-
-        def step() -> bool:
-            self._coordinator.stop_transfer(move_id, "stopped")
-            return True
-
-        self._thread.post(step, urgent=True)
+        self._call(lambda: self._coordinator.stop_transfer(move_id, "stopped"))
 
     def export_blocks(self, export_id: int, blocks: Sequence[int], versions: Sequence[int]) -> None:
         """Write the metadata of blocks that nobody writes to meanwhile. Blocks are exported in the
@@ -118,31 +97,16 @@ class KvTransferEngine:
 
     def stop_transfers(self) -> None:
         """End all threads and connectors, in bounded time; nobody is called afterwards."""
-        self._thread.post(self._stop_thread, urgent=True)
+        self._thread.drop_worker()
         self._thread.join_worker(self._config.cancel_s)
         for worker in self._workers:
             worker.stop_reads()
         for worker in self._workers:
             worker.join_worker(self._config.cancel_s)
 
-    def _stop_thread(self) -> bool:
-        self._stopping = True
-        self._thread.stop_worker()
-        return True
-
-    def _take_step(self, step: Step) -> bool:
-        # Whatever was asked for and not done by the end is dropped: nobody is called any more.
-        return self._stopping or step()
+    def _call(self, action: Callable[[], None]) -> None:
+        self._thread.call(action, urgent=True)
 
     def _read_ended(self, connector: str, read: ShardRead) -> None:
-        def step() -> bool:
-            self._coordinator.shard_read_ended(connector, read, self._calls.now_ns())
-            return True
-
-        self._thread.post(step, urgent=True)
-
-    def _failed(self, failure: Exception, waiting: Sequence[Step]) -> None:
-        """No transfer ends any more: the process does."""
-        del failure, waiting
-        if not self._stopping:
-            self._calls.failed()
+        calls = self._calls
+        self._call(lambda: self._coordinator.shard_read_ended(connector, read, calls.now_ns()))

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.facts.kv_export import KvExport, KvShard
-from tandem.kernels.transfer.contract import Transfer
+from tandem.kernels.transfer import Transfer
 from tandem.kv.codec import convert
 from tandem.kv.layout import (
     WORD_BYTES,
@@ -43,12 +43,7 @@ class BlockMetadata:
         self._words_BW = table.view("<u8").reshape(layout.blocks, -1)
 
     def write_metadata(
-        self,
-        blocks: Sequence[int],
-        versions: Sequence[int],
-        *,
-        checksums: bool = True,
-        threads: int = 1,
+        self, blocks: Sequence[int], versions: Sequence[int], *, checksums: bool = True
     ) -> None:
         """Write the metadata of blocks whose bytes are final, computing their checksums unless
         told otherwise. `versions[i]` is how often the pool has handed out `blocks[i]`."""
@@ -59,7 +54,7 @@ class BlockMetadata:
         # Until its checksums are all there, the metadata name no version.
         self._words_BW[rows, 0] = 0
         if checksums:
-            self._words_BW[rows, 1 : 1 + runs] = self.computed(rows, threads=threads)
+            self._words_BW[rows, 1 : 1 + runs] = self.computed(rows)
         else:
             self._words_BW[rows, 1 : 1 + runs] = NOT_COMPUTED
         self._words_BW[rows, 0] = np.asarray(versions, dtype=np.uint64)
@@ -68,15 +63,13 @@ class BlockMetadata:
         """Until they are exported again, nobody takes what these blocks hold for anything."""
         self._words_BW[np.asarray(blocks, dtype=np.int64), 0] = 0
 
-    def computed(self, blocks: NDArray[np.int64], *, threads: int = 1) -> NDArray[np.uint64]:
+    def computed(self, blocks: NDArray[np.int64]) -> NDArray[np.uint64]:
         """checksums[block, run] of what the blocks hold now."""
         layout = self._layout
         starts = layout.pool_offset + blocks * layout.layout.block_bytes
         within = np.arange(layout.runs_per_block, dtype=np.int64) * layout.run_bytes
         offsets = (starts[:, None] + within).reshape(-1)
-        found = self._transfer.checksum_runs(
-            self._memory.ctypes.data, offsets, layout.run_bytes, threads=threads
-        )
+        found = self._transfer.checksum_runs(self._memory.ctypes.data, offsets, layout.run_bytes)
         return found.reshape(len(blocks), layout.runs_per_block)
 
 

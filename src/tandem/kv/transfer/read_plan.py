@@ -15,7 +15,7 @@ from tandem.facts.errors import TandemError
 from tandem.facts.kv_export import MoveKv
 from tandem.kv.connectors.contract import Spans, join_spans
 from tandem.kv.layout import WORD_BYTES, RegionLayout, slots_of, tags_of
-from tandem.kv.transfer.shards import SharedRuns
+from tandem.kv.transfer.sources import SharedRuns
 
 ALL = slice(None)
 

@@ -18,7 +18,7 @@ from tandem.live.http_server import listen
 from tandem.live.launching.state_directory import ClusterRunning, StateDirectory
 from tandem.live.processes.setups import Setups
 from tandem.models.configuration import read_model_spec
-from tandem.models.division import refused_division
+from tandem.models.parallel import refused_division
 
 
 def check_before_start(file: LiveFile, directory: StateDirectory) -> tuple[str, ...]:

@@ -12,12 +12,12 @@ from tandem.config.resolve import ModelFacts, ServerPlan, machine_facts, resolve
 from tandem.facts.model import ModelSpec
 from tandem.kernels.arithmetic import arithmetic_of
 from tandem.kernels.faces import Kernels, choose_kernels
-from tandem.kernels.native.pages import return_freed_memory
+from tandem.kernels.native import return_freed_memory
 from tandem.models.configuration import read_model_spec
 from tandem.models.content import Weights, checkpoint_weights, content_of, dummy_weights
 from tandem.models.decoder import Decoder
+from tandem.models.directory import find_model
 from tandem.models.footprint import header_shapes
-from tandem.models.hub import find_model
 from tandem.models.load import LoadPlan, load_decoder
 from tandem.models.parallel import WHOLE, Place
 from tandem.models.weights import WeightForm

@@ -31,7 +31,7 @@ from tandem.live.channels.keys import Admitted, KeyPair, PeerRole, make_pair
 from tandem.live.launching.launcher import Program
 from tandem.live.launching.private_directory import secret_of
 from tandem.live.launching.state_directory import StateDirectory
-from tandem.models.hub import find_model
+from tandem.models.directory import find_model
 
 TANDEM = (sys.executable, "-m", "tandem")
 # What a process of each kind is started with. The word after the module is for people (`pgrep -f`).

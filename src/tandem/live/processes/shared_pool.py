@@ -35,14 +35,12 @@ from tandem.config.processes import PoolNodeSetup, read_setup
 from tandem.facts.errors import EngineFailed, InvalidConfiguration
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockFormat
-from tandem.kernels.transfer.choose import choose_transfer
-from tandem.kernels.transfer.contract import Transfer
+from tandem.kernels.transfer import Transfer, choose_transfer
 from tandem.kv.connectors.contract import ConnectorError
-from tandem.kv.connectors.tcp.handshake import listening_socket
 from tandem.kv.connectors.tcp.protocol import Credentials
+from tandem.kv.connectors.tcp.stream import listening_socket
 from tandem.kv.tiers.block_records import BlockTags
-from tandem.kv.tiers.config import TierCalls, TierEvent
-from tandem.kv.tiers.contract import BlockStore
+from tandem.kv.tiers.contract import BlockStore, TierCalls, TierEvent
 from tandem.kv.tiers.disk import DiskConfig, DiskStore
 from tandem.kv.tiers.host import HostStore
 from tandem.kv.tiers.pool.client import PoolClient, PoolClientTerms

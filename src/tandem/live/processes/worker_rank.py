@@ -16,8 +16,8 @@ from tandem.facts.fleet import Tier
 from tandem.facts.kv_export import Endpoint, KvExport, KvGeometry, KvShard
 from tandem.kernels.collectives.contract import AllReduceWay
 from tandem.kernels.collectives.distributed import Groups, World
-from tandem.kernels.native.pages import return_freed_memory
-from tandem.kernels.transfer.choose import choose_transfer
+from tandem.kernels.native import return_freed_memory
+from tandem.kernels.transfer import choose_transfer
 from tandem.kv.layout import (
     encoded_copies,
     exported_bytes,

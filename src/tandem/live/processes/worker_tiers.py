@@ -20,11 +20,9 @@ from tandem.config.processes import WorkerSetup
 from tandem.facts.errors import EngineFailed, InvalidConfiguration
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockFormat
-from tandem.kernels.transfer.choose import choose_transfer
-from tandem.kernels.transfer.contract import Transfer
+from tandem.kernels.transfer import Transfer, choose_transfer
 from tandem.kv.store import KvStore
-from tandem.kv.tiers.config import TierCalls, TierEngineConfig
-from tandem.kv.tiers.contract import BlockStore
+from tandem.kv.tiers.contract import BlockStore, TierCalls, TierEngineConfig
 from tandem.kv.tiers.device import device_blocks
 from tandem.kv.tiers.disk import DiskConfig, DiskStore
 from tandem.kv.tiers.engine import TierEngine

@@ -1,2 +1,2 @@
-"""The connector over plain sockets, and the stream, listener and handshake that the shared KV pool
+"""The connector over plain sockets, and the stream and listener that the shared KV pool
 uses too."""

@@ -1,4 +1,4 @@
-"""The TCP connector: one-sided reads and writes between hosts, with nothing but sockets.
+"""The TCP connector: one-sided reads between hosts, with nothing but sockets.
 
 Both sides prove that they know the cluster's secret before anything else. The bytes themselves are
 neither encrypted nor signed: who can change packets on the network can read and corrupt KV, so it
@@ -13,13 +13,18 @@ from typing import Final, Literal
 
 import msgspec
 
-from tandem.kv.connectors.contract import Completion, ConnectorError, Spans, join_spans, problem_of
+from tandem.kv.connectors.contract import Completion, ConnectorError, Spans, join_spans
 from tandem.kv.connectors.tcp import protocol as frames
-from tandem.kv.connectors.tcp.handshake import PeerAddress, TcpLimits, listening_socket
 from tandem.kv.connectors.tcp.link import LinkRequest, TcpLink
 from tandem.kv.connectors.tcp.listener import TcpListener
-from tandem.kv.connectors.tcp.stream import Stream, pieces_of
-from tandem.kv.connectors.transfer_handles import TransferHandles
+from tandem.kv.connectors.tcp.stream import (
+    PeerAddress,
+    Stream,
+    TcpLimits,
+    listening_socket,
+    pieces_of,
+)
+from tandem.kv.connectors.transfer_handles import TransferHandles, parsed_description
 from tandem.kv.region import Region
 
 SECRET_BYTES: Final = 16
@@ -58,7 +63,7 @@ class MemoryServer:
         self.port = self._listener.port
 
     def stop_serving(self, patience_s: float) -> None:
-        """When it returns nobody reads or writes the memory any more."""
+        """When it returns nobody reads the memory any more."""
         self._listener.close_listener(patience_s)
 
     def _serve(self, stream: Stream) -> None:
@@ -67,32 +72,19 @@ class MemoryServer:
 
     def _answer(self, stream: Stream) -> None:
         silence_s = self._limits.silence_s
-        head = bytearray(frames.HEAD_BYTES)
-        stream.receive_bytes([memoryview(head)[:1]], self._limits.idle_s)
-        stream.receive_bytes([memoryview(head)[1:]], silence_s)
-        kind, table_bytes = frames.parse_head(bytes(head))
-        if kind is frames.Kind.WRITE and not self._limits.writable:
-            raise frames.BadFrame("a write into memory that is only to be read")
-        table = bytearray(table_bytes)
-        stream.receive_bytes([memoryview(table)], silence_s)
-        offsets, lengths = frames.parse_table(bytes(head), bytes(table), len(self._memory))
+        head = stream.receive_head(frames.HEAD_BYTES, self._limits.idle_s, silence_s)
+        table = stream.receive_message(frames.parse_head(head), silence_s)
+        offsets, lengths = frames.parse_table(head, table, len(self._memory))
         reply = memoryview(frames.reply(int(lengths.sum())))
-        pieces = pieces_of(self._memory, offsets, lengths)
-        if kind is frames.Kind.READ:
-            stream.send_bytes([reply, *pieces], silence_s)
-        else:
-            stream.receive_bytes(pieces, silence_s)
-            stream.send_bytes([reply], silence_s)
+        stream.send_bytes([reply, *pieces_of(self._memory, offsets, lengths)], silence_s)
 
 
 class TcpConnector:
-    """`host` is the address to listen at, and the one that peers are told unless `advertised_host`
-    is another: a number in any case, because nobody knows how long a name takes. `entropy(n)`
-    gives n bytes that nobody can guess.
+    """`host` is the address to listen at, at any port, and the one that peers are told: a number,
+    because nobody knows how long a name takes. `entropy(n)` gives n bytes that nobody can guess.
 
-    What is asked of one peer is carried out one after the other, of several side by side. A write
-    that ends with a problem may still have bytes on the way to the peer; a read never writes after
-    its end.
+    What is asked of one peer is carried out one after the other, of several side by side. A read
+    never writes after its end.
     """
 
     def __init__(
@@ -101,18 +93,15 @@ class TcpConnector:
         secret: bytes,
         *,
         entropy: Callable[[int], bytes],
-        port: int = 0,
-        advertised_host: str = "",
         limits: TcpLimits = DEFAULT_LIMITS,
     ) -> None:
         if len(secret) < SECRET_BYTES:
             raise ConnectorError(
                 f"a secret of {len(secret)} bytes; at least {SECRET_BYTES}, please"
             )
-        self._place = (host, port)
-        self._advertised_host = advertised_host or host
-        if problem := address_problem(self._advertised_host):
-            raise ConnectorError(f"peers cannot be told {self._advertised_host!r}: {problem}")
+        if problem := address_problem(host):
+            raise ConnectorError(f"peers cannot be told {host!r}: {problem}")
+        self._host = host
         self._cluster_secret = secret
         self._incarnation = entropy(frames.INCARNATION_BYTES)
         self._entropy = entropy
@@ -137,7 +126,7 @@ class TcpConnector:
         if exported:
             assert self._server is None
             self._server = MemoryServer(
-                listening_socket(*self._place),
+                listening_socket(self._host, 0),
                 memory,
                 frames.Credentials(self._cluster_secret, self._incarnation),
                 entropy=self._entropy,
@@ -150,16 +139,11 @@ class TcpConnector:
     def describe_endpoint(self) -> bytes:
         assert self._server is not None
         return msgspec.msgpack.encode(
-            TcpDescription(
-                self._advertised_host, self._server.port, self._incarnation, self._exported_bytes
-            )
+            TcpDescription(self._host, self._server.port, self._incarnation, self._exported_bytes)
         )
 
     def connect_peer(self, peer: str, description: bytes) -> None:
-        try:
-            found = msgspec.msgpack.decode(description, type=TcpDescription)
-        except msgspec.MsgspecError as error:
-            raise ConnectorError(f"{peer} describes its memory in no known way: {error}") from error
+        found = parsed_description(peer, description, TcpDescription)
         if problem := address_problem(found.host):
             raise ConnectorError(f"{peer} is said to be at {found.host!r}: {problem}")
         self.disconnect_peer(peer)
@@ -180,10 +164,12 @@ class TcpConnector:
             self._ending = [*(other for other in self._ending if other.alive), link]
 
     def begin_read(self, peer: str, spans: Spans, region_id: int) -> int:
-        return self._request(peer, frames.Kind.READ, spans, region_id)
-
-    def begin_write(self, peer: str, spans: Spans, region_id: int) -> int:
-        return self._request(peer, frames.Kind.WRITE, spans, region_id)
+        memory = self._memories[region_id]
+        link, peer_bytes = self._links.get(peer, (None, None))
+        handle = self._handles.open_checked(peer, spans, peer_bytes, len(memory))
+        if link is not None and not handle.ended:
+            link.post_request(LinkRequest(handle, join_spans(spans), memory))
+        return handle.number
 
     def cancel_handle(self, handle: int) -> None:
         self._handles.cancel_handle(handle)
@@ -200,19 +186,6 @@ class TcpConnector:
             link.join_link(CLOSE_S)
         if self._server is not None:
             self._server.stop_serving(CLOSE_S)
-
-    def _request(self, peer: str, kind: frames.Kind, spans: Spans, region_id: int) -> int:
-        memory = self._memories[region_id]
-        handle = self._handles.open_handle(peer)
-        if peer not in self._links:
-            self._handles.end_handle(handle, f"not connected to {peer}")
-            return handle.number
-        link, peer_bytes = self._links[peer]
-        if problem := problem_of(spans, peer_bytes, len(memory)):
-            self._handles.end_handle(handle, problem)
-        else:
-            link.post_request(LinkRequest(handle, kind, join_spans(spans), memory))
-        return handle.number
 
 
 def address_problem(host: str) -> str:

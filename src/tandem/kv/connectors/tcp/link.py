@@ -9,24 +9,21 @@ from dataclasses import dataclass
 
 from tandem.kv.connectors.contract import ConnectorError, Spans, batches
 from tandem.kv.connectors.tcp import protocol as frames
-from tandem.kv.connectors.tcp.handshake import PeerAddress, open_stream
-from tandem.kv.connectors.tcp.stream import Stream, pieces_of
+from tandem.kv.connectors.tcp.stream import PeerAddress, PeerConnection, Stream, pieces_of
 from tandem.kv.connectors.transfer_handles import TransferHandle, TransferHandles
 from tandem.kv.threads import WorkerThread
 
 # Requests under way: while the bytes of one are on the way, the next is already known.
 _FRAMES_IN_FLIGHT = 2
-_SLICE_S = 0.05
 # Far more than a reader has under way; what goes beyond it fails.
 _MOST_WAITING = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class LinkRequest:
-    """Joined spans to read or write, checked at both ends; `memory` is one's own."""
+    """Joined spans to read, checked at both ends; `memory` is one's own."""
 
     handle: TransferHandle
-    kind: frames.Kind
     spans: Spans
     memory: memoryview
 
@@ -39,12 +36,13 @@ class TcpLink:
         self._handles = handles
         self._stopped = ""
         self._serving: TransferHandle | None = None
-        self._stream: Stream | None = open_stream(address, self._stop, _SLICE_S)
+        self._connection = PeerConnection(address, self._stop)
+        self._connection.connect()
         self._thread = WorkerThread[LinkRequest](
             "kv-tcp-link",
             self._serve_request,
             failed=self._failed,
-            ended=self._drop_stream,
+            ended=self._connection.drop_stream,
             capacity=_MOST_WAITING,
         )
         self._thread.start_worker()
@@ -85,19 +83,13 @@ class TcpLink:
         """Carry it out; gives the problem, if there was one."""
         self._serving = request.handle
         try:
-            if self._stream is not None and self._stream.is_stale():
-                self._drop_stream()
-            if self._stream is None:
-                self._stream = open_stream(self._address, self._stop, _SLICE_S)
-            self._exchange(self._stream, request)
+            with self._connection.talking() as stream:
+                self._exchange(stream, request)
         except ConnectorError as error:
-            # What may still come over this connection belongs to nobody.
-            self._drop_stream()
-            problem = f"{self._address.peer}: {error}"
             if not self._stop():
                 # Those behind it shall not each find out alone.
-                self._end_waiting(self._thread.take_waiting(), problem)
-            return self._stop() or problem
+                self._end_waiting(self._thread.take_waiting(), str(error))
+            return self._stop() or str(error)
         finally:
             self._serving = None
         return ""
@@ -110,33 +102,20 @@ class TcpLink:
     def _exchange(self, stream: Stream, request: LinkRequest) -> None:
         under_way: deque[Spans] = deque()
         for frame in batches(request.spans, frames.FRAME_BYTES, frames.FRAME_SPANS):
-            self._send_frame(stream, request, frame)
+            head = frames.request(frame.remote, frame.lengths)
+            stream.send_bytes([memoryview(head)], self._address.limits.silence_s)
             under_way.append(frame)
             if len(under_way) == _FRAMES_IN_FLIGHT:
                 self._take_answer(stream, request, under_way.popleft())
         while under_way:
             self._take_answer(stream, request, under_way.popleft())
 
-    def _send_frame(self, stream: Stream, request: LinkRequest, frame: Spans) -> None:
-        parts = [memoryview(frames.request(request.kind, frame.remote, frame.lengths))]
-        if request.kind is frames.Kind.WRITE:
-            parts += pieces_of(request.memory, frame.local, frame.lengths)
-        stream.send_bytes(parts, self._address.limits.silence_s)
-
     def _take_answer(self, stream: Stream, request: LinkRequest, frame: Spans) -> None:
         """Take the answer to one request."""
         silence_s = self._address.limits.silence_s
-        reply = bytearray(frames.REPLY_BYTES)
-        stream.receive_bytes([memoryview(reply)], silence_s)
-        frames.check_reply(bytes(reply), frame.bytes)
-        if request.kind is frames.Kind.READ:
-            stream.receive_bytes(pieces_of(request.memory, frame.local, frame.lengths), silence_s)
+        frames.check_reply(stream.receive_message(frames.REPLY_BYTES, silence_s), frame.bytes)
+        stream.receive_bytes(pieces_of(request.memory, frame.local, frame.lengths), silence_s)
 
     def _stop(self) -> str:
         """Why to end early, if so."""
         return self._stopped or (self._serving.stop if self._serving else "")
-
-    def _drop_stream(self) -> None:
-        if self._stream is not None:
-            self._stream.close_stream()
-            self._stream = None

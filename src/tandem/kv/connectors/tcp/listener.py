@@ -13,8 +13,7 @@ from contextlib import suppress
 
 from tandem.kv.connectors.contract import ConnectorError
 from tandem.kv.connectors.tcp import protocol as frames
-from tandem.kv.connectors.tcp.handshake import TcpLimits, prove_to_client
-from tandem.kv.connectors.tcp.stream import Stream
+from tandem.kv.connectors.tcp.stream import Stream, TcpLimits, prove_to_client
 from tandem.kv.threads import SupervisedThread, no_harm
 
 logger = logging.getLogger(__name__)

@@ -1,14 +1,13 @@
 """What a client and a server of KV bytes say to each other, byte by byte.
 
 First each proves to the other that it knows the secret of the cluster, and the client that it means
-this very start of the server's process. Then the client asks for pieces of the server's memory, or
-sends some; many bytes follow few. Pure: no socket, no chance.
+this very start of the server's process. Then the client asks for pieces of the server's memory;
+many bytes follow few. Pure: no socket, no chance.
 """
 
 import hmac
 import struct
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Final
 
 import numpy as np
@@ -27,6 +26,8 @@ ANSWER_BYTES: Final = len(MAGIC) + NONCE_BYTES + PROOF_BYTES
 # and nobody reads.
 FRAME_SPANS: Final = 1024
 FRAME_BYTES: Final = 4 << 20
+# The one kind of request: the server sends the bytes. Nobody writes to the memory of another.
+_READ: Final = 1
 _HEAD: Final = struct.Struct("<B3xIQ")
 _REPLY: Final = struct.Struct("<8sQ")
 HEAD_BYTES: Final = _HEAD.size
@@ -35,13 +36,6 @@ REPLY_BYTES: Final = _REPLY.size
 
 class BadFrame(ConnectorError):
     """The other side does not keep to the protocol."""
-
-
-class Kind(IntEnum):
-    """READ: the server sends the bytes. WRITE: they follow the table."""
-
-    READ = 1
-    WRITE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +87,19 @@ def check_proof(
         raise BadFrame("the server does not know the secret")
 
 
-def request(kind: Kind, offsets: NDArray[np.int64], lengths: NDArray[np.int64]) -> bytes:
+def request(offsets: NDArray[np.int64], lengths: NDArray[np.int64]) -> bytes:
     table = np.stack([offsets, lengths], axis=1).astype("<i8").tobytes()
-    return _HEAD.pack(kind, len(offsets), int(lengths.sum())) + table
+    return _HEAD.pack(_READ, len(offsets), int(lengths.sum())) + table
 
 
-def parse_head(data: bytes) -> tuple[Kind, int]:
-    """The kind of a request, and how many bytes of table follow."""
+def parse_head(data: bytes) -> int:
+    """How many bytes of table follow the head of a request."""
     kind, count, total = _HEAD.unpack(data)
-    if kind not in (Kind.READ, Kind.WRITE) or not 0 < count <= FRAME_SPANS:
+    if kind != _READ or not 0 < count <= FRAME_SPANS:
         raise BadFrame(f"a request of kind {kind} for {count} spans")
     if not 0 < total <= FRAME_BYTES:
         raise BadFrame(f"a request for {total} bytes")
-    return Kind(kind), count * 16
+    return int(count) * 16
 
 
 def parse_table(
@@ -123,7 +117,7 @@ def parse_table(
 
 
 def reply(total_bytes: int) -> bytes:
-    """Begins the bytes read, or says that those written have arrived."""
+    """Begins the bytes read."""
     return _REPLY.pack(MAGIC, total_bytes)
 
 

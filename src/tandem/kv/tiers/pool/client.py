@@ -15,11 +15,11 @@ from typing import Final
 
 from tandem.facts.backoff import longest, spread
 from tandem.facts.kv_tiers import BlockFormat, BlockName, placement
-from tandem.kernels.transfer.contract import Transfer
+from tandem.kernels.transfer import Transfer
 from tandem.kv.connectors.contract import ConnectorError
 from tandem.kv.connectors.tcp.connector import address_problem
-from tandem.kv.connectors.tcp.handshake import PeerAddress, TcpLimits
 from tandem.kv.connectors.tcp.protocol import Credentials
+from tandem.kv.connectors.tcp.stream import PeerAddress, TcpLimits
 from tandem.kv.tiers.block_records import BlockTags
 from tandem.kv.tiers.contract import Found, Kept, Row
 from tandem.kv.tiers.pool import protocol as frames

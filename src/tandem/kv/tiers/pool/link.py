@@ -3,15 +3,13 @@ broke."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final
 
 from tandem.facts.kv_tiers import BlockName
-from tandem.kv.connectors.contract import ConnectorError
-from tandem.kv.connectors.tcp.handshake import PeerAddress, open_stream
 from tandem.kv.connectors.tcp.protocol import BadFrame
-from tandem.kv.connectors.tcp.stream import Stream
+from tandem.kv.connectors.tcp.stream import PeerAddress, PeerConnection, Stream
 from tandem.kv.tiers.block_records import TAG_BYTES, BlockTags
 from tandem.kv.tiers.contract import Row
 from tandem.kv.tiers.pool import protocol as frames
@@ -19,7 +17,6 @@ from tandem.kv.tiers.pool.protocol import Verb, Verdict
 
 # Frames under way: while the bytes of one travel, those of another are read or checked.
 _FRAMES_IN_FLIGHT: Final = 2
-_SLICE_S: Final = 0.05
 NS_PER_S: Final = 1_000_000_000
 
 
@@ -62,8 +59,8 @@ class PoolLink:
         self._tags = tags
         self._tagged = tagged
         self._format = tags.stored
-        self._stream: Stream | None = None
         self._stopped = ""
+        self._connection = PeerConnection(address, self._stop)
 
     def stop_link(self, why: str) -> None:
         """From any thread: what is under way ends soon, and nothing more is begun."""
@@ -71,9 +68,7 @@ class PoolLink:
 
     def close_connection(self) -> None:
         """What is asked for next is asked over a new connection."""
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.close_stream()
+        self._connection.drop_stream()
 
     def send_blocks(self, names: Sequence[BlockName], rows: Sequence[Row]) -> list[bytes]:
         """Offer these and send what is wanted. Gives the digests of those that it holds then."""
@@ -161,14 +156,12 @@ class PoolLink:
     def _verdicts(self, stream: Stream, count: int) -> tuple[Verdict, ...]:
         if self._reply(stream, count) != count:
             raise BadFrame("an answer to another question")
-        data = bytearray(count)
-        stream.receive_bytes([memoryview(data)], self._address.limits.silence_s)
-        return frames.parse_verdicts(bytes(data))
+        data = stream.receive_message(count, self._address.limits.silence_s)
+        return frames.parse_verdicts(data)
 
     def _reply(self, stream: Stream, most: int) -> int:
-        data = bytearray(frames.REPLY_BYTES)
-        stream.receive_bytes([memoryview(data)], self._address.limits.silence_s)
-        return frames.parse_reply(bytes(data), most)
+        data = stream.receive_message(frames.REPLY_BYTES, self._address.limits.silence_s)
+        return frames.parse_reply(data, most)
 
     def _send(self, stream: Stream, *pieces: bytes | memoryview) -> None:
         stream.send_bytes([memoryview(piece) for piece in pieces], self._address.limits.silence_s)
@@ -179,19 +172,10 @@ class PoolLink:
         late = self._now_ns() > self._deadline_ns
         return self._stopped or ("it took too long" if late else "")
 
-    @contextmanager
-    def _talking(self) -> Iterator[Stream]:
-        """The connection. One over which something went wrong is of no more use."""
+    def _talking(self) -> AbstractContextManager[Stream]:
+        """The connection, for one call."""
         self._deadline_ns = self._now_ns() + self._call_ns
-        try:
-            if self._stream is not None and self._stream.is_stale():
-                self.close_connection()
-            if self._stream is None:
-                self._stream = open_stream(self._address, self._stop, _SLICE_S)
-            yield self._stream
-        except ConnectorError as error:
-            self.close_connection()
-            raise ConnectorError(f"{self._address.peer}: {error}") from error
+        return self._connection.talking()
 
 
 def _pieces(frame: BlockBatch, tags: BlockTags, *, tagged: bool) -> list[bytes | memoryview]:

@@ -30,7 +30,6 @@ _NAME: Final = struct.Struct("<16s16s16sH")
 _LENGTH: Final = struct.Struct("<H")
 HEAD_BYTES: Final = _HEAD.size
 REPLY_BYTES: Final = _REPLY.size
-NAMES_BYTES: Final = OFFER_NAMES * _NAME.size + TENANTS * (_LENGTH.size + TENANT_BYTES)
 
 
 class Verb(IntEnum):

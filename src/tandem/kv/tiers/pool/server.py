@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from tandem.facts.kv_tiers import BlockName
-from tandem.kv.connectors.tcp.handshake import TcpLimits
 from tandem.kv.connectors.tcp.listener import TcpListener
 from tandem.kv.connectors.tcp.protocol import BadFrame, Credentials
-from tandem.kv.connectors.tcp.stream import Stream, StreamEnded
+from tandem.kv.connectors.tcp.stream import Stream, StreamEnded, TcpLimits
 from tandem.kv.tiers.block_records import BlockTags
 from tandem.kv.tiers.contract import Row
 from tandem.kv.tiers.pool import protocol as frames
@@ -108,15 +107,11 @@ class PoolServer:
     def _answer(self, stream: Stream, wanted: list[BlockName]) -> None:
         """One request. `wanted` is what is still to come over this connection."""
         silence_s = self._terms.limits.silence_s
-        beginning = bytearray(frames.HEAD_BYTES)
         # Nobody else brings what this client has promised.
         patience_s = silence_s if wanted else self._terms.limits.idle_s
-        stream.receive_bytes([memoryview(beginning)[:1]], patience_s)
-        stream.receive_bytes([memoryview(beginning)[1:]], silence_s)
-        head = frames.parse_head(bytes(beginning))
-        body = bytearray(head.names_bytes)
-        stream.receive_bytes([memoryview(body)], silence_s)
-        names = frames.parse_names(head, bytes(body)) if head.names_bytes else ()
+        head = frames.parse_head(stream.receive_head(frames.HEAD_BYTES, patience_s, silence_s))
+        body = stream.receive_message(head.names_bytes, silence_s)
+        names = frames.parse_names(head, body) if head.names_bytes else ()
         if head.format != self._format:
             stream.send_bytes([memoryview(frames.reply(0, Status.OTHER_FORMAT))], silence_s)
             raise BadFrame("blocks of another format")

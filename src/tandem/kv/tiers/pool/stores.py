@@ -5,43 +5,20 @@ It does what the machine of the process asks for (`messages.pool_node`) and deci
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from tandem.facts.fleet import Tier
 from tandem.facts.kv_tiers import BlockFormat, BlockName
-from tandem.kv.threads import step_worker
-from tandem.kv.tiers.config import Answers, TierCalls
-from tandem.kv.tiers.contract import BlockStore, Kept, Row
+from tandem.kv.threads import StepThread
+from tandem.kv.tiers.contract import Answers, BlockStore, Kept, Row, TierCalls
 from tandem.kv.tiers.copies import Copy, TierStore, Transits
-from tandem.kv.tiers.fetches import Fetch
+from tandem.kv.tiers.fetches import Fetch, FetchRoute, TierFetch
 from tandem.kv.tiers.rows import allocated_rows
 from tandem.messages.node import BlocksFetched, CopyBlocks
 
 # Copies between the two go through so much memory, in so many chunks at once.
 CHUNK_BYTES: Final = 4 << 20
 CHUNKS: Final = 2
-
-
-@dataclass(frozen=True, slots=True)
-class PoolRead:
-    """Blocks to be read into `rows`, which are not touched after `ended`."""
-
-    fetch: Fetch
-    rows: Sequence[Row]
-    ended: Callable[[BlocksFetched], None]
-
-    @classmethod
-    def of(
-        cls,
-        fetch_id: int,
-        names: Sequence[BlockName],
-        rows: Sequence[Row],
-        ended: Callable[[BlocksFetched], None],
-    ) -> "PoolRead":
-        """All of these, one row for each."""
-        return cls(Fetch(fetch_id, names, range(len(names)), len(names)), rows, ended)
 
 
 class PoolStores:
@@ -59,7 +36,7 @@ class PoolStores:
         memory = allocated_rows(CHUNKS * chunk_blocks, self._block_bytes)
         self._transits = Transits(memory, chunk_blocks, self._answers)
         self._tier_stores = {
-            tier: TierStore(store, step_worker(f"kv tier {tier}", calls.failed))
+            tier: TierStore(store, StepThread(f"kv tier {tier}", calls.failed))
             for tier, store in stores.items()
         }
         self._fastest = self._tier_stores[next(tier for tier in Tier if tier in stores)]
@@ -71,24 +48,30 @@ class PoolStores:
     ) -> None:
         """Keep these in the fastest tier. The rows are not touched after `ended`."""
         store = self._fastest.store
+        self._fastest.worker.call(lambda: ended(store.put_blocks(names, rows)))
 
-        def step() -> bool:
-            ended(store.put_blocks(names, rows))
-            return True
-
-        self._fastest.worker.post(step)
-
-    def read_kept_blocks(self, read: PoolRead, tiers: Sequence[Tier]) -> None:
-        """Read block i from `tiers[i]`."""
+    def read_kept_blocks(
+        self,
+        fetch_id: int,
+        names: Sequence[BlockName],
+        tiers: Sequence[Tier],
+        rows: Sequence[Row],
+        ended: Callable[[BlocksFetched], None],
+    ) -> None:
+        """Read block i from `tiers[i]` into `rows[i]`; the rows are not touched after `ended`."""
+        fetch = Fetch(fetch_id, names, range(len(names)), limit=len(names))
         indices: dict[Tier, list[int]] = {}
         for index, tier in enumerate(tiers):
             indices.setdefault(tier, []).append(index)
-        read.fetch.parts = len(indices)
+        fetch.parts = len(indices)
+
+        def over(fetch: Fetch) -> None:
+            ended(fetch.report(self._block_bytes, self._now_ns()))
+
         for tier, some in indices.items():
-            store = self._tier_stores[tier].store
-            self._tier_stores[tier].worker.post(
-                partial(self._read_part, read, store, some), urgent=True
-            )
+            store, worker = self._tier_stores[tier].store, self._tier_stores[tier].worker
+            route = FetchRoute(store, rows, len(some), self._now_ns, over)
+            worker.post(TierFetch(fetch, some, route), urgent=True)
 
     def copy_between_tiers(self, order: CopyBlocks) -> None:
         """Copy blocks from one tier to another; ends with `BlocksKept`."""
@@ -100,12 +83,7 @@ class PoolStores:
     def forget_in_tier(self, tier: Tier, digests: Sequence[bytes]) -> None:
         """A tier holds these no more, after whatever was asked of it before."""
         store = self._tier_stores[tier].store
-
-        def step() -> bool:
-            store.forget_blocks(digests)
-            return True
-
-        self._tier_stores[tier].worker.post(step)
+        self._tier_stores[tier].worker.call(lambda: store.forget_blocks(digests))
 
     def stop_stores(self, patience_s: float) -> None:
         """End what is under way, in bounded time; no end of a copy is told afterwards."""
@@ -115,14 +93,3 @@ class PoolStores:
         for tier_store in self._tier_stores.values():
             if tier_store.worker.join_worker(patience_s):
                 tier_store.store.close_store()
-
-    def _read_part(self, read: PoolRead, store: BlockStore, indices: Sequence[int]) -> bool:
-        fetch = read.fetch
-        fetch.begin(self._now_ns())
-        chunk = [index for index in indices if index < fetch.limit]
-        if chunk:
-            names = [fetch.names[index] for index in chunk]
-            fetch.blocks_came(chunk, store.get_blocks(names, [read.rows[index] for index in chunk]))
-        if fetch.part_over():
-            read.ended(fetch.report(self._block_bytes, self._now_ns()))
-        return True

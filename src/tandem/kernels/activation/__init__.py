@@ -1,1 +1,0 @@
-"""The gated activation of the feed-forward layer."""

@@ -1,0 +1,24 @@
+"""What C++ takes on trust about a tensor, checked before its address is handed over."""
+
+import torch
+from torch import Tensor
+
+from tandem.kernels.native import KernelArgumentError
+
+# How the C++ code numbers element types.
+DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
+
+
+def require_rows(argument: str, tensor: Tensor) -> None:
+    """float32 on the CPU with a contiguous last axis; the others may be strided."""
+    last_stride = tensor.stride(-1) if tensor.shape[-1] > 1 else 1
+    if tensor.dtype is not torch.float32 or last_stride != 1 or not tensor.is_cpu:
+        found = f"{tensor.dtype} on {tensor.device.type} with stride {last_stride}"
+        raise KernelArgumentError(argument, found, "float32 on cpu with a contiguous last axis")
+
+
+def require_whole(argument: str, tensor: Tensor, dtype: torch.dtype) -> None:
+    """One contiguous piece of a given dtype on the CPU."""
+    if tensor.dtype is not dtype or not tensor.is_contiguous() or not tensor.is_cpu:
+        found = f"{tensor.dtype} on {tensor.device.type} with strides {tensor.stride()}"
+        raise KernelArgumentError(argument, found, f"contiguous {dtype} on cpu")

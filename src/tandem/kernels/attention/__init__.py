@@ -1,1 +1,0 @@
-"""Causal attention over a paged pool of keys and values."""

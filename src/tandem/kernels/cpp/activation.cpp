@@ -1,0 +1,47 @@
+// The gated activations: silu(gate) * up or gelu_tanh(gate) * up, lane by lane.
+#include "mathematics.h"
+
+using namespace tandem;
+
+namespace {
+
+constexpr int64_t kParallelElements = int64_t{1} << 15;
+
+Floats silu_mul(Floats gate, Floats up) {
+  // Beyond 126 / log2(e) the sigmoid is 1 or 0 in float anyway; exp2_of must not overflow.
+  const Floats bounded = maximum(gate, splat(-87.0f));
+  return bounded / (exp_of(Floats{} - bounded) + 1.0f) * up;
+}
+
+Floats gelu_tanh_mul(Floats gate, Floats up) {
+  // (1 + tanh(u)) / 2 is the sigmoid of 2u, here with 2u = gate * (2c + 2c * 0.044715 * gate^2).
+  const Floats doubled = gate * (gate * gate * 0.0713548162726009f + 1.59576912160573f);
+  const Floats bounded = maximum(doubled, splat(-87.0f));
+  return gate / (exp_of(Floats{} - bounded) + 1.0f) * up;
+}
+
+template <Floats (*kActivation)(Floats, Floats)>
+void activate_row(const float* gate, const float* up, float* out, int64_t features) {
+  int64_t f = 0;
+  for (; f + kLanes <= features; f += kLanes)
+    store(out + f, kActivation(load(gate + f), load(up + f)));
+  if (f == features) return;
+  const size_t bytes = (features - f) * sizeof(float);
+  float lanes[3][kLanes] = {};
+  std::memcpy(lanes[0], gate + f, bytes);
+  std::memcpy(lanes[1], up + f, bytes);
+  store(lanes[2], kActivation(load(lanes[0]), load(lanes[1])));
+  std::memcpy(out + f, lanes[2], bytes);
+}
+
+}  // namespace
+
+// `activation` as kernels/activation.py numbers them.
+extern "C" void tandem_gated_activation(const float* gate_up, int64_t stride, int64_t rows,
+                                        int64_t features, int64_t activation, float* out,
+                                        int64_t threads) {
+  const auto activate = activation == 0 ? activate_row<silu_mul> : activate_row<gelu_tanh_mul>;
+#pragma omp parallel for num_threads((int)threads) if (rows * features >= kParallelElements)
+  for (int64_t i = 0; i < rows; ++i)
+    activate(gate_up + i * stride, gate_up + i * stride + features, out + i * features, features);
+}

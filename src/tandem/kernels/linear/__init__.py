@@ -1,1 +1,0 @@
-"""Linear layers over packed weights: y = x W^T + b."""

@@ -1,1 +1,0 @@
-"""Root mean square normalisation, alone or fused with the residual addition."""

@@ -1,1 +1,0 @@
-"""Drawing tokens as a pure function of logits, parameters, seed and position."""

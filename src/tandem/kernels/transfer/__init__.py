@@ -1,1 +1,0 @@
-"""Copies of scattered pieces of memory, and checksums that tell whether they came whole."""

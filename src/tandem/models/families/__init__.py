@@ -1,1 +1,0 @@
-"""One short file a family: what distinguishes it from the common decoder."""
