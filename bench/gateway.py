@@ -110,7 +110,7 @@ async def gateway_inside(
     gateway = Gateway(assembled.card, machine, assembled.terms, assembled.journal)
     admitted = AdmittedKeys([Admitted(PeerRole.WORKER, WORKER_PAIR.public)])
     keys = GatewayKeys(KeyPair(*GATEWAY_PAIR), admitted)
-    channel = GatewayChannel("tcp://127.0.0.1:0", keys, gateway.hear)
+    channel = GatewayChannel("tcp://127.0.0.1:0", keys, gateway.enqueue)
     endpoint = channel.open()
     await gateway.start(channel)
     try:

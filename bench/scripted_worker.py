@@ -19,8 +19,7 @@ from tandem.facts.fleet import Role
 from tandem.facts.kv_export import KvExport, KvGeometry
 from tandem.facts.request import FinishReason
 from tandem.live.channels.keys import KeyPair
-from tandem.live.channels.limits import ChannelLimits
-from tandem.live.channels.sockets import NodeKeys, node_socket
+from tandem.live.channels.sockets import ChannelLimits, NodeKeys, node_socket
 from tandem.messages.cluster import PROTOCOL, Register, RegisterAgain, ToGateway
 from tandem.messages.codec import TO_GATEWAY, TO_WORKER
 from tandem.messages.router import LoadReported, TokensReported

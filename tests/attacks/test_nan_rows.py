@@ -33,6 +33,7 @@ from tests.live import test_local_worker as local
 from tests.live.ends import PATIENCE_S
 from tests.live.toy_cluster import (
     CONTEXT_TOKENS,
+    GatedLedger,
     ToyWorker,
     make_gateway,
     read,
@@ -209,15 +210,15 @@ class NumberlessLedger(LedgerEngine):
 
 def test_a_single_process_serves_on():
     async def main() -> None:
-        engine = local.GatedEngine()
+        engine = GatedLedger()
         engine.gate.set()
         engine.ledger = NumberlessLedger(engine.ledger, token=10)
         worker = local.make_worker(engine)
         await worker.start()
-        bad = asyncio.create_task(local.read(worker, local.request("bad", (1, 10, 3))))
-        good = local.request("good", (4, 5), max_tokens=3)
-        said = await local.read(worker, good)
-        assert said == answer(good.prompt_tokens, good.sampling, local.CONTEXT_TOKENS)
+        bad = asyncio.create_task(read(worker, request("bad", (1, 10, 3))))
+        good = request("good", (4, 5), max_tokens=3)
+        said = await read(worker, good)
+        assert said == answer(good.prompt_tokens, good.sampling, CONTEXT_TOKENS)
         with pytest.raises(RequestFailed, match="NaN"):
             await bad
         assert worker.ready

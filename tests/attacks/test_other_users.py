@@ -19,7 +19,6 @@ from tandem.kernels import native
 from tandem.kernels.native import BuildFailure, NativeLibrary, load_library
 from tandem.live.launching import private_directory
 from tandem.live.launching.private_directory import read_private, write_private
-from tandem.live.launching.process_identity import send_signal, started_ticks
 from tandem.live.launching.state_directory import (
     LOCK,
     RECORD,
@@ -27,6 +26,8 @@ from tandem.live.launching.state_directory import (
     ProcessRecord,
     StateDirectory,
     running_clusters,
+    send_signal,
+    started_ticks,
     sweep,
 )
 

@@ -36,9 +36,10 @@ from tandem.policy.qos.classes import Classes, ServiceClass
 from tandem.policy.qos.fair_queue import Turns
 from tandem.text.model import TextModel
 from tests.live.ends import PATIENCE_S
-from tests.live.test_local_worker import GatedEngine, make_worker
+from tests.live.test_local_worker import make_worker
 from tests.live.toy_cluster import (
     SEQUENCES,
+    GatedLedger,
     ToyWorker,
     gateway_config,
     make_gateway,
@@ -62,7 +63,7 @@ def text() -> TextModel:
 class Door:
     """The HTTP application over one toy engine, and clients with keys."""
 
-    def __init__(self, worker: LocalWorker, engine: GatedEngine, http) -> None:
+    def __init__(self, worker: LocalWorker, engine: GatedLedger, http) -> None:
         self.worker, self.engine = worker, engine
         self.ended: list[str] = []
         self._http = http
@@ -86,7 +87,7 @@ class Door:
 
 @asynccontextmanager
 async def door_of(text: TextModel, **options):
-    engine = GatedEngine()
+    engine = GatedLedger()
     engine.gate.set()
     worker = make_worker(engine, **options)
     transport = httpx2.ASGITransport(app=build_app(worker, text, KEYS))
@@ -168,7 +169,7 @@ def test_one_keys_flood_leaves_room_and_a_turn_to_another(text):
 
 def test_on_one_engine_a_clients_priority_only_lowers():
     async def priority_of(wish: int, **options) -> int:
-        engine = GatedEngine()
+        engine = GatedLedger()
         worker = LocalWorker(
             make_worker(engine).card, make_worker(engine).machine, engine, **options
         )

@@ -95,7 +95,7 @@ def test_workers_that_lost_a_gateway_connect_again_at_unlike_times(monkeypatch):
             "tcp://127.0.0.1:1",
             "w/1",
             NodeKeys(workers, gateways.public),
-            tell=lambda news: None,
+            on_news=lambda _: None,
             refused=lambda reason: None,
             chance=lambda: chance,
         )

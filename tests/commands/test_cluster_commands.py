@@ -17,7 +17,7 @@ import pytest
 from tandem.commands.cluster_view import together
 from tandem.commands.which_cluster import WhichCluster, find_running
 from tandem.live.gateway.operators import Operators
-from tandem.live.launching.process_identity import started_ticks
+from tandem.live.launching.state_directory import started_ticks
 from tandem.live.processes.setups import TANDEM
 from tests.journeys.serving import run_here, run_tandem
 

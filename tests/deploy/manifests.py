@@ -1,7 +1,6 @@
 """The manifests of deploy/ as Python objects, and what tests ask of all of them."""
 
 import functools
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,8 +56,3 @@ def parsed(words: list[str]) -> dict:
     command = group.get_command(typer.Context(group), words[0])
     assert command is not None, words[0]
     return command.make_context(words[0], words[1:]).params
-
-
-def shell_words(line: str) -> list[str]:
-    """Of a line for a shell, as it stands before the shell puts anything in."""
-    return shlex.split(line)

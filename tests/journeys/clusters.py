@@ -1,7 +1,6 @@
 """Starts the real `tandem up` in a process of its own, from the text of a cluster file."""
 
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from typing import Any
 
 import openai
 
-from tests.journeys.serving import run_tandem
+from tests.journeys.serving import run_tandem, started
 
 
 @dataclass
@@ -48,23 +47,8 @@ def cluster(text: str, folder: Path, up: Sequence[str] = TANDEM_UP) -> Iterator[
     file = folder / "cluster.yaml"
     file.write_text(text)
     state = folder / "state"
-    command = [*up, str(file), "--state-dir", str(state)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    printed = ""
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            printed += line
-            if "Ctrl-C stops" in line:
-                break
-        found = re.search(r"served on (http://[\d.]+:\d+)/v1", printed)
-        assert found, printed
-        yield ClusterProcess(process, found[1], printed, state)
+    with started([*up, str(file), "--state-dir", str(state)]) as server:
+        process = server.process
+        yield ClusterProcess(process, server.url, server.greeting, state)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0, process.stdout.read()
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait(30)
-        if process.stdout:
-            process.stdout.close()

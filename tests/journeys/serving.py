@@ -1,12 +1,12 @@
-"""Starts the real `tandem serve` in a process of its own."""
+"""Starts the real `tandem serve`, or another command that serves, in a process of its own."""
 
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from threading import Lock
 
@@ -29,9 +29,8 @@ class ServingProcess:
 
 
 @contextmanager
-def serving(*arguments: str) -> Iterator[ServingProcess]:
-    """`tandem serve --port 0 …` until the block ends."""
-    command = [sys.executable, "-u", "-m", "tandem", "serve", "--port", "0", *arguments]
+def started(command: Sequence[str]) -> Iterator[ServingProcess]:
+    """What a command starts that serves until the block ends, once it says so."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     printed = ""
     try:
@@ -48,6 +47,11 @@ def serving(*arguments: str) -> Iterator[ServingProcess]:
         process.wait(30)
         if process.stdout:
             process.stdout.close()
+
+
+def serving(*arguments: str) -> AbstractContextManager[ServingProcess]:
+    """`tandem serve --port 0 …` until the block ends."""
+    return started([sys.executable, "-u", "-m", "tandem", "serve", "--port", "0", *arguments])
 
 
 # They ask a cluster or a server and end: here they cost no second of imports each. That a process

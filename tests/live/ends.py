@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 from tandem.live.channels.gateway_channel import GatewayChannel
 from tandem.live.channels.keys import Admitted, AdmittedKeys, PeerRole, make_keys
-from tandem.live.channels.limits import ChannelLimits
 from tandem.live.channels.node_channel import NodeChannel
-from tandem.live.channels.sockets import GatewayKeys, NodeKeys
+from tandem.live.channels.sockets import ChannelLimits, GatewayKeys, NodeKeys
+from tandem.messages.node import GatewayConnected
 
 PATIENCE_S = 20.0
 GATEWAY_PAIR, WORKER_PAIR = make_keys()
@@ -72,7 +72,16 @@ def node_end(
     limits: ChannelLimits | None = None,
 ) -> NodeChannel:
     """An open channel; a refusal is told as its text."""
-    channel = NodeChannel(endpoint, name, keys, tell=news, refused=news, limits=limits)
+    channel = NodeChannel(endpoint, name, keys, on_news=news, refused=news, limits=limits)
     _opened.append(channel)
     channel.open()
     return channel
+
+
+async def connected_ends() -> tuple[GatewayChannel, NodeChannel, News, News]:
+    """A gateway's end and a node's that has reached it, and the news of either."""
+    at_gateway, at_node = News(), News()
+    gateway, endpoint = gateway_end(at_gateway)
+    node = node_end(endpoint, at_node)
+    await at_node.first(GatewayConnected)
+    return gateway, node, at_gateway, at_node

@@ -11,13 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
-from tandem.cluster.router.admission import RouterConfig
-from tandem.cluster.router.fleet import Capacity
 from tandem.config.cluster.workers import HealthConfig
 from tandem.config.options import ServeOptions
 from tandem.config.processes import CurveKeys, WorkerSetup, write_setup
-from tandem.cost.fitted import FittedStepTime
-from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import Overloaded
 from tandem.facts.fleet import Role
@@ -29,7 +25,7 @@ from tandem.live.channels.sockets import GatewayKeys
 from tandem.live.clock import now_ns
 from tandem.live.mailbox import Mailboxes
 from tandem.live.processes.setups import WORKER_PROCESS
-from tandem.messages.cluster import MoveEnded, Register, Registered
+from tandem.messages.cluster import MoveEnded, Registered
 from tandem.messages.gateway import (
     AuditAsked,
     AuditEnded,
@@ -46,12 +42,9 @@ from tandem.messages.gateway import (
     UndrainAsked,
 )
 from tandem.messages.router import Reject, RequestSubmitted
-from tandem.policy.admission.policies import ADMISSIONS
 from tandem.policy.dispatch.contract import Transfer
-from tandem.policy.dispatch.policies import DISPATCHES
-from tandem.policy.qos.classes import Classes
-from tandem.policy.routing.policies import ROUTINGS
 from tests.config.clusters import POOL, cluster_of_one
+from tests.live.toy_cluster import gateway_config as toy_gateway_config
 
 PATIENCE_S = 60.0
 BLOCK_SIZE = 16
@@ -61,12 +54,6 @@ OPTIONS = ServeOptions(
 )
 HEALTH = HealthConfig(report_interval_s=0.05, heartbeat_timeout_s=10.0)
 WELCOME = Registered("g0", 50_000_000, 10_000_000_000, 20_000_000_000)
-COST = WorkerCost(
-    FittedStepTime(fixed_s=0.01, token_s=1e-3),
-    kv_bytes_per_token=1.0,
-    chunk_tokens=64,
-    network=LinkCost(1e9),
-)
 GATEWAY_PAIR, WORKER_PAIR = make_keys()
 WORKER = Admitted(PeerRole.WORKER, WORKER_PAIR.public)
 KEYS = CurveKeys(
@@ -77,21 +64,9 @@ KEYS = CurveKeys(
 
 
 def gateway_config(root: CacheRoot, transfer: Transfer) -> GatewayConfig:
-    router = RouterConfig(
-        block_size=BLOCK_SIZE,
-        root=root,
-        capacities={},
-        routing=ROUTINGS["round-robin"](0),
-        admission=ADMISSIONS["none"](),
-        dispatching=DISPATCHES["remote"](transfer=transfer),
-        classes=Classes(),
+    return toy_gateway_config(
+        root, WELCOME, block_size=BLOCK_SIZE, transfer=transfer, served=(MODEL, REVISION)
     )
-    return GatewayConfig("g0", router, capacity_of, WELCOME, MODEL, REVISION)
-
-
-def capacity_of(register: Register) -> Capacity:
-    export = register.export
-    return Capacity(COST, export.geometry.block_size, export.block_count, register.max_sequences)
 
 
 class GatewaySide:

@@ -6,8 +6,7 @@ import sys
 from tandem.facts.kv_export import MoveReport
 from tandem.facts.steps import StepPlan, StepResult
 from tandem.live.processes.lifecycle import end_with_parent
-from tandem.live.ranks.link import RankLost
-from tandem.live.ranks.ranks import link_to_leader
+from tandem.live.ranks.ranks import RankLost, link_to_leader
 from tandem.messages.node import BlocksExported, ExportBlocks, MoveFinished, StartMove
 from tandem.messages.ranks import Ping, Pong, RankBegins, RankFailed, RankReady
 

@@ -6,8 +6,7 @@ from typing import Any, TypeVar
 import zmq
 
 from tandem.live.channels.keys import KeyPair
-from tandem.live.channels.limits import ChannelLimits
-from tandem.live.channels.sockets import gateway_socket
+from tandem.live.channels.sockets import ChannelLimits, gateway_socket
 from tandem.live.clock import now_ns
 from tandem.messages.cluster import Audit, Audited, Register, Registered
 from tandem.messages.codec import TO_GATEWAY, TO_WORKER

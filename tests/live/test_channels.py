@@ -17,8 +17,7 @@ import zmq
 from tandem.facts.request import Request
 from tandem.live.channels.gateway_channel import MessageFromOperator
 from tandem.live.channels.keys import make_keys
-from tandem.live.channels.limits import ChannelLimits, Outbox
-from tandem.live.channels.sockets import NodeKeys, node_socket
+from tandem.live.channels.sockets import ChannelLimits, NodeKeys, Outbox, node_socket
 from tandem.messages.cluster import (
     PROTOCOL,
     Audit,
@@ -40,6 +39,7 @@ from tests.live.ends import (
     WORKER_PAIR,
     News,
     close_ends,
+    connected_ends,
     gateway_end,
     node_end,
 )
@@ -70,10 +70,7 @@ def run(scenario) -> None:
 
 def test_messages_arrive_in_order_both_ways():
     async def scenario():
-        at_gateway, at_node = News(), News()
-        gateway, endpoint = gateway_end(at_gateway)
-        node = node_end(endpoint, at_node)
-        await at_node.first(GatewayConnected)
+        gateway, node, at_gateway, at_node = await connected_ends()
         for number in range(3000):
             node.send(load(number))
         said = await at_gateway.first(MessageFromWorker, 3000)
@@ -93,10 +90,7 @@ def test_messages_arrive_in_order_both_ways():
 
 def test_last_words_arrive_before_the_end_is_told():
     async def scenario():
-        at_gateway, at_node = News(), News()
-        gateway, endpoint = gateway_end(at_gateway)
-        node = node_end(endpoint, at_node)
-        await at_node.first(GatewayConnected)
+        gateway, node, at_gateway, _ = await connected_ends()
         for number in range(1000):
             node.send(load(number))
         node.send(Deregister("w0"))
@@ -146,7 +140,7 @@ def test_a_wrong_key_gets_nothing(stranger, caplog):
 def test_an_unencrypted_client_gets_nothing():
     async def scenario():
         at_gateway, at_node = News(), News()
-        gateway, endpoint = gateway_end(at_gateway)
+        _, endpoint = gateway_end(at_gateway)
         context = zmq.Context()
         plain = context.socket(zmq.DEALER)
         plain.linger = 0
@@ -162,7 +156,6 @@ def test_an_unencrypted_client_gets_nothing():
         plain.close()
         context.term()
         await good.close(0.0)
-        await gateway.close(0.0)
 
     run(scenario)
 
@@ -191,8 +184,6 @@ def test_a_gateway_that_comes_late_or_again_is_found():
             GatewayGone,
             GatewayConnected,
         ]
-        await node.close(0.0)
-        await gateway.close(0.0)
 
     run(scenario)
 
@@ -232,7 +223,6 @@ def test_a_worker_that_reads_nothing_is_gone_after_the_silence_and_not_before():
         hung.close(0)
         context.term()
         await good.close(0.0)
-        await gateway.close(0.0)
 
     run(scenario)
 
@@ -253,8 +243,6 @@ def test_a_gateway_that_was_itself_held_up_takes_nobody_for_hung():
         time.sleep(3 * limits.unread_s)  # neither end of this process gets a turn
         await at_node.first(MessageFromGateway, 200)
         assert not at_gateway.of(PeerGone)
-        await node.close(0.0)
-        await gateway.close(0.0)
 
     run(scenario)
 
@@ -283,8 +271,6 @@ def test_an_honest_burst_larger_than_the_outbox_arrives_whole_and_in_order():
         assert last == Audit()
         assert not at_gateway.of(PeerGone)
         assert not len(gateway._peers[peer])
-        await node.close(0.0)
-        await gateway.close(0.0)
 
     run(scenario)
 
@@ -305,7 +291,6 @@ def test_an_operator_that_reads_no_answers_costs_a_bound():
         assert "operator/1" not in gateway._peers
         hung.close(0)
         context.term()
-        await gateway.close(0.0)
 
     run(scenario)
 
@@ -315,7 +300,7 @@ def test_a_gateway_that_does_not_read_is_gone():
 
     async def scenario():
         at_gateway, at_node = News(), News()
-        gateway, endpoint = gateway_end(at_gateway)
+        _, endpoint = gateway_end(at_gateway)
         node = node_end(endpoint, at_node, limits=limits)
         await at_node.first(GatewayConnected)
         bulk = Deregister("x" * (1 << 19))
@@ -325,18 +310,13 @@ def test_a_gateway_that_does_not_read_is_gone():
         await at_node.first(GatewayConnected, 2)
         node.send(load(1))
         await at_gateway.until(lambda: MessageFromWorker("w0/a/2", load(1)) in at_gateway.told)
-        await node.close(0.0)
-        await gateway.close(0.0)
 
     run(scenario)
 
 
 def test_a_peer_that_has_gone_swallows_no_news_of_another():
     async def scenario():
-        at_gateway, at_node = News(), News()
-        gateway, endpoint = gateway_end(at_gateway)
-        node = node_end(endpoint, at_node)
-        await at_node.first(GatewayConnected)
+        gateway, node, at_gateway, _ = await connected_ends()
         node.send(load(1))
         await at_gateway.first(MessageFromWorker)
         # One that left without a trace, as far as the channel knows.
@@ -363,10 +343,7 @@ def test_who_comes_and_goes_without_end_has_nobody_tried_out_each_time(monkeypat
     broke = [struct.pack("=hi", zmq.Event.DISCONNECTED, 0), b""]
 
     async def scenario():
-        at_gateway, at_node = News(), News()
-        gateway, endpoint = gateway_end(at_gateway)
-        node = node_end(endpoint, at_node)
-        await at_node.first(GatewayConnected)
+        gateway, node, at_gateway, _ = await connected_ends()
         node.send(load(1))
         peer = (await at_gateway.first(MessageFromWorker)).peer
         tried: list[str] = []
@@ -391,7 +368,7 @@ def test_a_process_that_connects_anew_has_lost_its_older_connection():
 
     async def scenario():
         at_gateway = News()
-        gateway, endpoint = gateway_end(at_gateway)
+        _, endpoint = gateway_end(at_gateway)
         context = zmq.Context()
         sockets = []
         for number, name in enumerate((b"w0/a/1", b"w1/a/1", b"w0/a/2"), 1):
@@ -408,7 +385,6 @@ def test_a_process_that_connects_anew_has_lost_its_older_connection():
         for socket in sockets:
             socket.close(0)
         context.term()
-        await gateway.close(0.0)
 
     run(scenario)
 
@@ -420,7 +396,8 @@ def test_an_outbox_takes_one_message_of_any_size():
     outbox.sent()
     assert outbox.add(b"1") and outbox.add(b"2")
     assert not outbox.add(b"3")
-    outbox.clear()
+    outbox.sent()
+    outbox.sent()
     assert outbox.add(bytes(10))
 
 
@@ -485,7 +462,7 @@ def test_malformed_messages_are_counted_and_told_once(caplog):
 def test_a_worker_of_another_protocol_is_told_why_it_must_go():
     async def scenario():
         at_gateway = News()
-        gateway, endpoint = gateway_end(at_gateway)
+        _, endpoint = gateway_end(at_gateway)
         context = zmq.Context()
         socket = node_socket(context, NODE_KEYS, ChannelLimits(), b"old/a/1")
         socket.connect(endpoint)
@@ -500,15 +477,13 @@ def test_a_worker_of_another_protocol_is_told_why_it_must_go():
         assert not at_gateway.told
         socket.close(0)
         context.term()
-        await gateway.close(0.0)
 
     run(scenario)
 
 
 FLOODING = """
 import sys, zmq
-from tandem.live.channels.limits import ChannelLimits
-from tandem.live.channels.sockets import NodeKeys, node_socket
+from tandem.live.channels.sockets import ChannelLimits, NodeKeys, node_socket
 from tandem.messages.cluster import Deregister
 from tandem.messages.codec import TO_GATEWAY
 from tandem.live.channels.keys import KeyPair
@@ -542,10 +517,8 @@ def test_a_worker_killed_while_it_waited_to_be_read_does_no_harm():
         flood.kill()
         flood.communicate(timeout=PATIENCE_S)
         assert await at_gateway.first(PeerGone) == PeerGone("flood/a/1", "the connection broke")
-        node = node_end(endpoint, at_node)
+        node_end(endpoint, at_node)
         await at_node.first(GatewayConnected)
-        await node.close(0.0)
-        await gateway.close(0.0)
 
     run(scenario)
 
@@ -571,7 +544,7 @@ asyncio.run(main())
 def test_a_killed_worker_is_noticed_at_once():
     async def scenario():
         at_gateway = News()
-        gateway, endpoint = gateway_end(at_gateway)
+        _, endpoint = gateway_end(at_gateway)
         arguments = [endpoint, *WORKER_PAIR, GATEWAY_PAIR.public]
         victim = subprocess.Popen([sys.executable, "-c", KILLED, *arguments])
         try:
@@ -583,7 +556,6 @@ def test_a_killed_worker_is_noticed_at_once():
         finally:
             victim.kill()
             victim.wait(10)
-        await gateway.close(0.0)
 
     run(scenario)
 
@@ -593,9 +565,8 @@ def test_a_gateway_whose_name_nobody_knows_is_tried_again(caplog):
         caplog.set_level(logging.INFO, logger="tandem.live.channels")
         limits = ChannelLimits(reconnect_s=0.01, reconnect_most_s=0.05, unresolved_s=0.05)
         # Names that end so belong to nobody, ever.
-        node = node_end("tcp://gateway.invalid:9000", News(), limits=limits)
+        node_end("tcp://gateway.invalid:9000", News(), limits=limits)
         while "gateway tcp://gateway.invalid:9000 is not there yet" not in caplog.text:
             await asyncio.sleep(0.01)
-        await node.close(0.0)
 
     run(scenario)

@@ -147,6 +147,9 @@ def test_what_cannot_run_is_refused_and_disturbs_nobody():
             await read(gateway, request("alien", (VOCABULARY,)))
         with pytest.raises(InvalidRequest, match=r"^prompt .*empty"):
             await read(gateway, request("empty", ()))
+        with pytest.raises(InvalidRequest, match=r"^logit_bias names") as refused:
+            await read(gateway, request("biased", logit_bias=((VOCABULARY, 1.0),)))
+        assert refused.value.field == "logit_bias"
         assert len(await good) == 60
         assert not gateway.machine.router.requests
 
@@ -355,7 +358,7 @@ def test_a_gateway_whose_machine_fails_says_so():
         await until(lambda: gateway.machine.router.requests)
         # What no shell does: a request that the machine already has.
         state = next(iter(gateway.machine.router.requests.values()))
-        gateway.hear(RequestSubmitted(state.submission.request, 1.0))
+        gateway.enqueue(RequestSubmitted(state.submission.request, 1.0))
         with pytest.raises(EngineFailed, match="the gateway failed"):
             await running
         await gateway.ended()

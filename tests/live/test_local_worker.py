@@ -1,81 +1,30 @@
 """The live shell: streams, cancellation, refusals and failures of one worker in this process."""
 
 import asyncio
-import threading
-from dataclasses import dataclass, field
 
 import pytest
 
-from tandem.cluster.worker.machine import WorkerConfig, WorkerMachine
-from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import EngineFailed, InvalidRequest, Overloaded, PromptTooLong
-from tandem.facts.request import FinishReason, Request
-from tandem.facts.sampling import SamplingParameters
+from tandem.facts.request import FinishReason
 from tandem.facts.serving import ModelCard
-from tandem.facts.steps import StepPlan, StepResult
 from tandem.live.local_worker import LocalWorker
 from tandem.live.mailbox import Mailbox
 from tandem.messages.worker import EmitTokens
-from tandem.policy.batching import TokenBudgetBatching
-from tests.cluster.ledger_engine import VOCABULARY, LedgerEngine, answer
-
-BLOCK_SIZE, BLOCKS, SEQUENCES, CONTEXT_TOKENS = 4, 64, 4, 200
-
-
-@dataclass
-class GatedEngine:
-    """A ledger engine whose steps wait for `gate`; `broken` makes the next step raise."""
-
-    asynchronous: bool = False
-    gate: threading.Event = field(default_factory=threading.Event)
-    broken: bool = False
-    ledger: LedgerEngine = field(
-        default_factory=lambda: LedgerEngine(BLOCK_SIZE, BLOCKS, SEQUENCES)
-    )
-
-    def adopt_thread(self) -> None:
-        pass
-
-    def launch(self, plan: StepPlan) -> "Landed":
-        assert self.gate.wait(30)
-        if self.broken:
-            raise RuntimeError("out of memory")
-        return Landed(self.ledger.run(plan))
+from tests.cluster.ledger_engine import VOCABULARY, answer
+from tests.live.toy_cluster import (
+    CONTEXT_TOKENS,
+    SEQUENCES,
+    GatedLedger,
+    read,
+    request,
+    until,
+    worker_machine,
+)
 
 
-@dataclass
-class Landed:
-    step_result: StepResult
-
-    def result(self) -> StepResult:
-        return self.step_result
-
-
-def make_worker(engine: GatedEngine, max_waiting: int = 64) -> LocalWorker:
-    config = WorkerConfig(
-        block_size=BLOCK_SIZE,
-        block_count=BLOCKS,
-        context_tokens=CONTEXT_TOKENS,
-        vocabulary_tokens=VOCABULARY,
-        max_sequences=SEQUENCES,
-        batching=TokenBudgetBatching(32),
-        root=CacheRoot("m", "r", b""),
-        max_waiting=max_waiting,
-    )
+def make_worker(engine: GatedLedger, max_waiting: int = 64) -> LocalWorker:
     card = ModelCard(("toy",), CONTEXT_TOKENS, VOCABULARY, (), 0)
-    return LocalWorker(card, WorkerMachine(config), engine)
-
-
-def request(name: str, prompt=(1, 2, 3), **sampling) -> Request:
-    return Request(name, tuple(prompt), SamplingParameters(**({"max_tokens": 8} | sampling)))
-
-
-async def read(worker: LocalWorker, wanted: Request) -> list[int]:
-    tokens: list[int] = []
-    async for output in worker.generate(wanted):
-        tokens += output.tokens
-    assert output.finish_reason in (FinishReason.LENGTH, FinishReason.STOP)
-    return tokens
+    return LocalWorker(card, worker_machine(max_waiting=max_waiting), engine)
 
 
 def drained(worker: LocalWorker) -> bool:
@@ -83,9 +32,9 @@ def drained(worker: LocalWorker) -> bool:
     return worker.machine.idle and pool.free_blocks == pool.block_count
 
 
-def run(scenario, engine: GatedEngine | None = None, **options) -> None:
+def run(scenario, engine: GatedLedger | None = None, **options) -> None:
     async def main() -> None:
-        gated = engine or GatedEngine()
+        gated = engine or GatedLedger()
         worker = make_worker(gated, **options)
         await worker.start()
         try:
@@ -95,12 +44,6 @@ def run(scenario, engine: GatedEngine | None = None, **options) -> None:
             await worker.stop()
 
     asyncio.run(main())
-
-
-async def until(condition) -> None:
-    """Give the loop turns until the condition holds; the caller's time-out bounds it."""
-    while not condition():
-        await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -113,7 +56,7 @@ def test_streams_get_their_own_answers(asynchronous):
             assert got == answer(one.prompt_tokens, one.sampling, CONTEXT_TOKENS)
         await until(lambda: drained(worker))
 
-    run(scenario, GatedEngine(asynchronous=asynchronous))
+    run(scenario, GatedLedger(asynchronous=asynchronous))
 
 
 def test_a_reader_who_leaves_frees_everything():

@@ -13,10 +13,8 @@ from tandem.facts.kv_export import MoveKv, MoveReport
 from tandem.facts.request import TokenLogprobs
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.steps import Placement, StepPlan, StepResult
-from tandem.live.ranks.link import RankLost
-from tandem.live.ranks.null_transfer import NullTransfer
-from tandem.live.ranks.ranks import Ranks, start_follower
-from tandem.live.ranks.transfers import RankedTransferEngine, RankTally
+from tandem.live.ranks.ranks import RankLost, Ranks, start_follower
+from tandem.live.ranks.transfers import NullTransfer, RankedTransferEngine, RankTally
 from tandem.messages.checks import BadMessage
 from tandem.messages.node import BlocksExported, MoveFinished
 from tandem.messages.ranks import TO_FOLLOWER, TO_LEADER, RankReady
@@ -99,10 +97,10 @@ def test_half_a_plan_is_refused():
 
 
 def test_every_rank_gets_a_plan_and_chosen_ones_the_rest(group):
-    group.ranks.tell(a_plan(8))
+    group.ranks.send_to_ranks(a_plan(8))
     answers = {group.heard.get(timeout=WAIT_S) for _ in (1, 2)}
     assert answers == {(1, StepResult(8, (0, 1))), (2, StepResult(8, (0, 1)))}
-    group.ranks.tell(a_plan(9), ranks={2})
+    group.ranks.send_to_ranks(a_plan(9), ranks={2})
     assert group.heard.get(timeout=WAIT_S) == (2, StepResult(9, (0, 1)))
 
 

@@ -20,11 +20,11 @@ from tandem.facts.fleet import Role
 from tandem.facts.kv_export import KvExport, KvGeometry, MoveKv, MoveReport
 from tandem.facts.request import FinishReason, Request
 from tandem.facts.sampling import SamplingParameters
-from tandem.facts.serving import ANYBODY, Caller, ModelCard
+from tandem.facts.serving import ANYBODY, Caller, Generator, ModelCard
 from tandem.facts.steps import StepPlan, StepResult
 from tandem.live.channels.gateway_channel import GatewayChannel
-from tandem.live.channels.limits import ChannelLimits
 from tandem.live.channels.node_channel import NodeChannel
+from tandem.live.channels.sockets import ChannelLimits
 from tandem.live.driver import Inbox
 from tandem.live.engine_thread import EngineThread
 from tandem.live.gateway.gateway import Gateway, GatewayTerms
@@ -33,6 +33,7 @@ from tandem.messages.cluster import PROTOCOL, Register, Registered
 from tandem.messages.node import BlocksExported, Leave, MoveFinished
 from tandem.policy.admission.policies import ADMISSIONS
 from tandem.policy.batching import TokenBudgetBatching
+from tandem.policy.dispatch.contract import Transfer
 from tandem.policy.dispatch.policies import DISPATCHES
 from tandem.policy.routing.policies import ROUTINGS
 from tests.cluster.ledger_engine import VOCABULARY, LedgerEngine
@@ -58,21 +59,28 @@ COST = WorkerCost(
 )
 
 
-def gateway_config(root: CacheRoot = ROOT) -> GatewayConfig:
+def gateway_config(
+    root: CacheRoot = ROOT,
+    terms: Registered = WELCOME,
+    *,
+    block_size: int = BLOCK_SIZE,
+    transfer: Transfer = Transfer.PUSH,
+    served: tuple[str, str] = (MODEL, REVISION),
+) -> GatewayConfig:
     router = RouterConfig(
-        block_size=BLOCK_SIZE,
+        block_size=block_size,
         root=root,
         capacities={},
         routing=ROUTINGS["round-robin"](0),
         admission=ADMISSIONS["none"](),
-        dispatching=DISPATCHES["remote"](),
+        dispatching=DISPATCHES["remote"](transfer=transfer),
     )
+    return GatewayConfig("g0", router, capacity_of, terms, *served)
 
-    def capacity_of(register: Register) -> Capacity:
-        export = register.export
-        return Capacity(COST, BLOCK_SIZE, export.block_count, register.max_sequences)
 
-    return GatewayConfig("g0", router, capacity_of, WELCOME, MODEL, REVISION)
+def capacity_of(register: Register) -> Capacity:
+    export = register.export
+    return Capacity(COST, export.geometry.block_size, export.block_count, register.max_sequences)
 
 
 def make_gateway(planning: PlanningConfig | None = None, **terms) -> Gateway:
@@ -84,7 +92,7 @@ def make_gateway(planning: PlanningConfig | None = None, **terms) -> Gateway:
 @asynccontextmanager
 async def serving(gateway: Gateway, listen: str = "tcp://127.0.0.1:0"):
     """The gateway runs while the block does; gives its endpoint."""
-    channel = GatewayChannel(listen, GATEWAY_KEYS, gateway.hear)
+    channel = GatewayChannel(listen, GATEWAY_KEYS, gateway.enqueue)
     endpoint = channel.open()
     await gateway.start(channel)
     try:
@@ -103,10 +111,11 @@ class Landed:
 
 @dataclass
 class GatedLedger:
-    """A ledger engine whose steps wait for `gate`."""
+    """A ledger engine whose steps wait for `gate`; `broken` makes the next step raise."""
 
     asynchronous: bool = False
     gate: threading.Event = field(default_factory=threading.Event)
+    broken: bool = False
     ledger: LedgerEngine = field(
         default_factory=lambda: LedgerEngine(BLOCK_SIZE, BLOCKS, SEQUENCES)
     )
@@ -116,6 +125,8 @@ class GatedLedger:
 
     def launch(self, plan: StepPlan) -> Landed:
         assert self.gate.wait(PATIENCE_S)
+        if self.broken:
+            raise RuntimeError("out of memory")
         return Landed(self.ledger.run(plan))
 
 
@@ -148,6 +159,21 @@ class LedgerTransferEngine:
         self._inbox.enqueue(BlocksExported(export_id))
 
 
+def worker_machine(context_tokens: int = CONTEXT_TOKENS, max_waiting: int = 64) -> WorkerMachine:
+    return WorkerMachine(
+        WorkerConfig(
+            block_size=BLOCK_SIZE,
+            block_count=BLOCKS,
+            context_tokens=context_tokens,
+            vocabulary_tokens=VOCABULARY,
+            max_sequences=SEQUENCES,
+            batching=TokenBudgetBatching(32),
+            root=ROOT,
+            max_waiting=max_waiting,
+        )
+    )
+
+
 class ToyWorker:
     """Runs on the loop from `start` to `stop`; `die` ends it without a word."""
 
@@ -167,17 +193,7 @@ class ToyWorker:
         self.registration = Register(
             PROTOCOL, "0", name, "a", "p", role, True, ROOT, export, SEQUENCES, context_tokens
         )
-        config = WorkerConfig(
-            block_size=BLOCK_SIZE,
-            block_count=BLOCKS,
-            context_tokens=context_tokens,
-            vocabulary_tokens=VOCABULARY,
-            max_sequences=SEQUENCES,
-            batching=TokenBudgetBatching(32),
-            root=ROOT,
-            max_waiting=64,
-        )
-        self.machine = WorkerMachine(config)
+        self.machine = worker_machine(context_tokens)
         transfers = LedgerTransferEngine(self.inbox, self.engine.ledger, ledgers)
         self.node = Node(
             NodeMachine(NodeConfig(self.registration), self.machine), self.inbox, transfers
@@ -193,7 +209,7 @@ class ToyWorker:
                 endpoint,
                 identity,
                 NODE_KEYS,
-                tell=self.inbox.enqueue,
+                on_news=self.inbox.enqueue,
                 refused=lambda reason: self.inbox.fail(RuntimeError(reason)),
                 limits=ChannelLimits(reconnect_s=0.01, reconnect_most_s=0.05),
             )
@@ -235,7 +251,7 @@ def request(name: str, prompt=(1, 2, 3), **sampling) -> Request:
     return Request(name, tuple(prompt), SamplingParameters(**({"max_tokens": 8} | sampling)))
 
 
-async def read(gateway: Gateway, wanted: Request, caller: Caller = ANYBODY) -> list[int]:
+async def read(gateway: Generator, wanted: Request, caller: Caller = ANYBODY) -> list[int]:
     tokens: list[int] = []
     async for output in gateway.generate(wanted, caller):
         tokens += output.tokens

@@ -1,4 +1,4 @@
-"""Tokens of one request between the worker and whoever reads them.
+"""A mailbox for the output of each request, between the worker and the client that reads it.
 
 A reader who falls behind gets several tokens at once, though never so many that reading them takes
 long. What waits for all readers together is bounded: beyond that, the one for whom most waits gets

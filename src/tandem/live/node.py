@@ -35,7 +35,7 @@ class Steps(EnginePort, Protocol):
 
 class Tiers(Protocol):
     """What moves KV to and from slower tiers, and the way to the shared pool, as
-    `live.tiers.LiveTiers`: nothing here blocks."""
+    `live.processes.worker_tiers.WorkerTiers`: nothing here blocks."""
 
     @property
     def engine(self) -> TierPort: ...
@@ -101,9 +101,3 @@ class Node:
     def take_result(self, result: StepResult) -> None:
         """A step has run; on the event loop."""
         self._inbox.enqueue(StepDone(result))
-
-
-async def finish_sending(steps: Steps, channels: Mapping[str, Channel], linger_s: float) -> None:
-    """After the end: what was sent to gateways, and the steps in flight, may take so long each."""
-    await asyncio.gather(*(channel.close(linger_s) for channel in channels.values()))
-    steps.stop(linger_s)

@@ -1,4 +1,4 @@
-"""A gateway's ways to its workers and operators, all over one socket.
+"""The channel of a gateway to its workers and operators: one ZeroMQ socket for all of them.
 
 A peer is one connection, named `worker/incarnation/number`: a process that connects again is
 another peer. Whoever has no key of the cluster gets nothing. What a worker has no room for waits as
@@ -14,11 +14,13 @@ from functools import partial
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from tandem.live.channels.limits import ChannelLimits, Malformed, Outbox
 from tandem.live.channels.peers import KeyGuard, Senders
 from tandem.live.channels.sockets import (
     OPERATOR_PREFIX,
+    ChannelLimits,
     GatewayKeys,
+    Malformed,
+    Outbox,
     SocketPump,
     close_context,
     gateway_socket,
@@ -55,18 +57,18 @@ ChannelNews = MessageFromWorker | PeerGone | MessageFromOperator
 
 
 class GatewayChannel:
-    """`listen` is an endpoint as `tcp://127.0.0.1:9000`, port 0 for any free one; `tell` gets the
-    news in order, on the event loop."""
+    """`listen` is an endpoint as `tcp://127.0.0.1:9000`, port 0 for any free one; `on_news` gets
+    the news in order, on the event loop."""
 
     def __init__(
         self,
         listen: str,
         keys: GatewayKeys,
-        tell: Callable[[ChannelNews], None],
+        on_news: Callable[[ChannelNews], None],
         limits: ChannelLimits | None = None,
     ) -> None:
         self.malformed = Malformed()
-        self._listen, self._keys, self._tell = listen, keys, tell
+        self._listen, self._keys, self._on_news = listen, keys, on_news
         self._limits = limits or ChannelLimits()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = gateway_socket(self._context, keys.own, self._limits)
@@ -119,7 +121,7 @@ class GatewayChannel:
             return
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + linger_s
-        self._tell = lambda _: None
+        self._on_news = lambda _: None
         while any(map(len, self._peers.values())) and loop.time() < deadline_s:
             await asyncio.sleep(RETRY_S)
         self._senders.close()
@@ -180,7 +182,7 @@ class GatewayChannel:
                 return  # it was not there any more, and that was told
         self.drop(peer)
         if not peer.startswith(OPERATOR_PREFIX):
-            self._tell(PeerGone(peer, reason, died=reason != REVOKED))
+            self._on_news(PeerGone(peer, reason, died=reason != REVOKED))
 
     def _flush(self) -> None:
         self._retry = None
@@ -214,7 +216,7 @@ class GatewayChannel:
             for older in _same_process(peer, self._peers):
                 self._lose(older, "it connected anew")
             self._peers[peer] = Outbox(self._limits)
-        self._tell(news)
+        self._on_news(news)
 
     def _complain(self, identity: bytes, error: BadMessage | UnicodeDecodeError) -> None:
         peer = identity.decode(errors="backslashreplace")

@@ -1,4 +1,5 @@
-"""A worker's way to one gateway: connects, and connects again, for as long as the worker lives.
+"""The channel of a worker to one gateway: connects, and connects again, for as long as the worker
+lives.
 
 Each connection is a new socket with a new identity, so nothing that was meant for a broken one ever
 arrives on the next: whoever reconnects introduces itself anew.
@@ -12,8 +13,15 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from tandem.facts.backoff import longest, spread
-from tandem.live.channels.limits import ChannelLimits, Malformed, Outbox
-from tandem.live.channels.sockets import NodeKeys, SocketPump, close_context, node_socket
+from tandem.live.channels.sockets import (
+    ChannelLimits,
+    Malformed,
+    NodeKeys,
+    Outbox,
+    SocketPump,
+    close_context,
+    node_socket,
+)
 from tandem.messages.checks import BadMessage
 from tandem.messages.cluster import ToGateway
 from tandem.messages.codec import TO_GATEWAY, TO_WORKER
@@ -33,8 +41,8 @@ BROKEN = (
 
 class NodeChannel:
     """`gateway` is the endpoint, and what the news call this gateway; `identity` is the worker's
-    name and incarnation. `tell` gets the news in order, on the event loop. `refused` is told, once,
-    that the gateway will not have this key: then the channel stays closed."""
+    name and incarnation. `on_news` gets the news in order, on the event loop. `refused` is called,
+    once, when the gateway will not have this key: then the channel stays closed."""
 
     def __init__(
         self,
@@ -42,7 +50,7 @@ class NodeChannel:
         identity: str,
         keys: NodeKeys,
         *,
-        tell: Callable[[ChannelNews], None],
+        on_news: Callable[[ChannelNews], None],
         refused: Callable[[str], None],
         limits: ChannelLimits | None = None,
         chance: Callable[[], float] = longest,
@@ -51,7 +59,7 @@ class NodeChannel:
         self.gateway = gateway
         self.malformed = Malformed()
         self._identity, self._keys = identity, keys
-        self._tell, self._refused = tell, refused
+        self._on_news, self._refused = on_news, refused
         self._limits = limits or ChannelLimits()
         self._chance = chance
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -104,7 +112,7 @@ class NodeChannel:
         except BadMessage as error:
             self.malformed.of(f"gateway {self.gateway}", error)
             return
-        self._tell(MessageFromGateway(self.gateway, message))
+        self._on_news(MessageFromGateway(self.gateway, message))
 
     def _watch(self, frames: list[bytes]) -> None:
         connection = self._connection
@@ -117,7 +125,7 @@ class NodeChannel:
         elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
             connection.established = True
             self._failures = 0
-            self._tell(GatewayConnected(self.gateway))
+            self._on_news(GatewayConnected(self.gateway))
         elif event == zmq.Event.HANDSHAKE_FAILED_AUTH:
             self._connection = None
             connection.abandon()
@@ -133,7 +141,7 @@ class NodeChannel:
         connection.finish()
         if connection.established:
             logger.warning("gateway %s is gone: %s", self.gateway, reason)
-            self._tell(GatewayGone(self.gateway))
+            self._on_news(GatewayGone(self.gateway))
         elif self._failures == 0 and not connection.reached:
             logger.info("gateway %s is not there yet", self.gateway)
         elif connection.reached and not self._suspected:

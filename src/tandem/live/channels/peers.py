@@ -17,6 +17,12 @@ from tandem.live.channels.sockets import OPERATOR_PREFIX, SocketPump
 from tandem.messages.codec import OPERATOR
 from tandem.messages.operator import AskStatus, Done, Question
 
+logger = logging.getLogger(__name__)
+
+ZAP_ENDPOINT = "inproc://zeromq.zap.01"
+ZAP_VERSION = b"1.0"
+CURVE_REQUEST_FRAMES = 7
+KEY_BYTES = 32
 # What ZeroMQ calls the one whom the guard has let in.
 USER_ID = "User-Id"
 # So soon a key that was revoked is noticed.
@@ -88,14 +94,6 @@ class Senders:
             assert self._sender is not None
             self._keys[peer] = str(self._sender.get(USER_ID))
         return self._admitted.may(self._keys[peer], role)
-
-
-logger = logging.getLogger(__name__)
-
-ZAP_ENDPOINT = "inproc://zeromq.zap.01"
-ZAP_VERSION = b"1.0"
-CURVE_REQUEST_FRAMES = 7
-KEY_BYTES = 32
 
 
 class KeyGuard:

@@ -1,4 +1,4 @@
-"""Everybody who waits for an answer of a gateway: their mailboxes, and what is counted of them."""
+"""The open requests of a gateway: mailboxes, waiting places, and what is counted of them."""
 
 from collections.abc import Iterable
 
@@ -13,7 +13,8 @@ from tandem.observe.cluster_metrics import GatewayMetrics
 
 
 class Clients:
-    """`max_waiting` of them may wait for their first token, of each account its share."""
+    """The clients of one gateway. `max_waiting` of them may wait for their first token, of each
+    account its share."""
 
     def __init__(self, metrics: GatewayMetrics, max_waiting: int) -> None:
         self.metrics = metrics
@@ -72,8 +73,9 @@ class Clients:
         if effect.retry_after_s:
             error = Overloaded(effect.reason, effect.retry_after_s)
         else:
-            # The reason may itself begin with the field.
-            error = InvalidRequest("prompt", effect.reason.removeprefix("prompt "))
+            # A worker has refused it, as an `InvalidRequest` whose text begins with the field.
+            field, _, problem = effect.reason.partition(" ")
+            error = InvalidRequest(field, problem)
         self._mailboxes.fail(effect.request_id, error)
 
     def fail(self, effect: FailRequest, instant_ns: int) -> None:

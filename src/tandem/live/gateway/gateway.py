@@ -1,4 +1,4 @@
-"""The gateway of a cluster as the front door sees it: the `Generator` port over many workers."""
+"""The gateway of a cluster as the API sees it: the `Generator` port over many workers."""
 
 import asyncio
 import logging
@@ -154,9 +154,9 @@ class Gateway:
         workers waits for them."""
         return self._failed
 
-    def hear(self, news: ChannelNews) -> None:
+    def enqueue(self, news: ChannelNews) -> None:
         """From the channel, on the event loop."""
-        self._loop.tell(news)
+        self._loop.enqueue(news)
 
     async def start(self, channel: Channel) -> None:
         self._channel = channel
@@ -209,13 +209,13 @@ class Gateway:
         request = replace(request, request_id=request_id, priority=priority, account=caller.account)
         mailbox, gives_way = self._clients.arrived(request)
         if gives_way is not None:
-            self._loop.tell(RequestWithdrawn(gives_way))
+            self._loop.enqueue(RequestWithdrawn(gives_way))
         finished = False
         try:
             if not self._availability.complete:
                 await self._until_somebody_is_back(request, mailbox)
             expected = self._clients.demand.expected_tokens(request.sampling.max_tokens)
-            self._loop.tell(
+            self._loop.enqueue(
                 RequestSubmitted(
                     request,
                     expected,
@@ -233,7 +233,7 @@ class Gateway:
                 yield output
         finally:
             if self._clients.left(request_id, finished=finished):
-                self._loop.tell(RequestWithdrawn(request_id))
+                self._loop.enqueue(RequestWithdrawn(request_id))
 
     async def _until_somebody_is_back(self, request: Request, mailbox: Mailbox) -> None:
         """A phase has no worker. The request is counted among those who wait, and comes before the
@@ -266,7 +266,7 @@ class Gateway:
         if self._closed_because is None:
             self._closed_because, self._failed = reason, failed
             for request_id in self._clients.demand.open_ids:
-                self._loop.tell(RequestWithdrawn(request_id))
+                self._loop.enqueue(RequestWithdrawn(request_id))
         self._clients.fail_all(EngineFailed(self._closed_because))
 
 

@@ -12,11 +12,12 @@ from tandem.live.channels.gateway_channel import MessageFromOperator
 from tandem.live.driver import Driver, EventInbox
 from tandem.live.gateway.clients import Clients
 from tandem.live.gateway.journal import Journal
-from tandem.live.gateway.operator_requests import OperatorRequests
 from tandem.messages.cluster import Register, Registered, ToWorker
 from tandem.messages.gateway import (
+    AuditAsked,
     AuditEnded,
     Deliver,
+    DrainAsked,
     Fence,
     GatewayEffect,
     GatewayEvent,
@@ -27,17 +28,69 @@ from tandem.messages.gateway import (
     StartFailed,
     StartWorker,
     TimePassed,
+    UndrainAsked,
 )
-from tandem.messages.operator import Answer, AskStatus, Done, ReportStartFailed
+from tandem.messages.operator import (
+    Answer,
+    AskAudit,
+    AskDrain,
+    AskStatus,
+    AskUndrain,
+    AuditReported,
+    Done,
+    OperatorMessage,
+    ReportStartFailed,
+    StatusReported,
+)
 from tandem.messages.router import Explain, Reject, RequestSubmitted
 from tandem.messages.worker import FailRequest, ImportsArrived, PrefillsArrived, RequestsArrived
 
 logger = logging.getLogger(__name__)
 
 Told = GatewayEvent | MessageFromOperator
+Asked = DrainAsked | UndrainAsked | AuditAsked
+# Nobody asks so many things at once; the oldest go without an answer then.
+MOST_QUESTIONS = 1024
 # So many new requests at one go: a call may bring 64, and to choose their workers takes a fraction
 # of a millisecond for each.
 SUBMITTED_TOGETHER = 16
+
+
+class OperatorRequests:
+    """Requests of operators in progress: turns questions into what a gateway machine is told, and
+    its ends into answers."""
+
+    def __init__(self) -> None:
+        self._asked: dict[int, tuple[str, int]] = {}
+        self._serial = 0
+
+    def ask(self, peer: str, message: OperatorMessage) -> Asked | None:
+        """What the machine is to be told; None for what is no operation."""
+        match message:
+            case AskDrain(question, worker, then_role, leave, again):
+                return DrainAsked(self._number(peer, question), worker, then_role, leave, again)
+            case AskUndrain(question, worker):
+                return UndrainAsked(self._number(peer, question), worker)
+            case AskAudit(question):
+                return AuditAsked(self._number(peer, question))
+        return None
+
+    def ended(self, effect: OperationEnded | AuditEnded) -> tuple[str, Answer] | None:
+        """Whom to answer, and what."""
+        asker = self._asked.pop(effect.operation_id, None)
+        if asker is None:
+            return None
+        peer, question = asker
+        if isinstance(effect, OperationEnded):
+            return peer, Done(question, effect.problem)
+        return peer, AuditReported(question, effect.workers, effect.problem)
+
+    def _number(self, peer: str, question: int) -> int:
+        self._serial += 1
+        self._asked[self._serial] = (peer, question)
+        if len(self._asked) > MOST_QUESTIONS:
+            del self._asked[next(iter(self._asked))]
+        return self._serial
 
 
 class Channel(Protocol):
@@ -53,8 +106,8 @@ class Channel(Protocol):
 
 
 class GatewayLoop:
-    """`tell` it on the event loop that `run` runs on. `settled` is called whenever the machine has
-    been told something; the `journal`, if there is one, records what it was told."""
+    """`enqueue` events on the event loop that `run` runs on. `settled` is called after each turn of
+    the machine; the `journal`, if there is one, records what the machine was told."""
 
     def __init__(
         self,
@@ -72,7 +125,7 @@ class GatewayLoop:
         self._asked: list[tuple[str, AskStatus | ReportStartFailed]] = []
         self._inbox = EventInbox[Told](_together)
 
-    def tell(self, event: Told) -> None:
+    def enqueue(self, event: Told) -> None:
         self._inbox.enqueue(event)
 
     async def run(self, channel: Channel) -> None:
@@ -115,7 +168,7 @@ class GatewayLoop:
         for peer, question in asked:
             if isinstance(question, AskStatus):
                 status = self.machine.status(instant_ns)
-                channel.answer(peer, self._requests.status(question, status))
+                channel.answer(peer, StatusReported(question.question, status))
             else:
                 channel.answer(peer, Done(question.question))
 

@@ -13,8 +13,7 @@ from tandem.config.processes import CurveKeys
 from tandem.facts.errors import InvalidConfiguration, TandemError, nearest
 from tandem.facts.fleet import Role
 from tandem.live.channels.keys import KeyPair
-from tandem.live.channels.limits import ChannelLimits
-from tandem.live.channels.sockets import OPERATOR_PREFIX, NodeKeys, node_socket
+from tandem.live.channels.sockets import OPERATOR_PREFIX, ChannelLimits, NodeKeys, node_socket
 from tandem.live.clock import NS_PER_S, now_ns
 from tandem.messages.checks import BadMessage
 from tandem.messages.codec import OPERATOR

@@ -1,17 +1,18 @@
 """The supervisor of processes: starts them, starts again what died (`Restarts` says when, and when
-to give up), ends them in order.
+to give up), ends them in order. `Vanished` finds those that hang.
 
 Knows a process by its name and its program, not what it is for.
 """
 
 import asyncio
 import signal
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tandem.facts.backoff import longest, spread
 from tandem.live.clock import NS_PER_S, now_ns
 from tandem.live.launching.launcher import Ended, Launcher, Program, tail
+from tandem.messages.gateway import ClusterStatus
 
 # With this exit status a process says that it was told to leave in order to be started anew.
 AGAIN = 75
@@ -130,7 +131,7 @@ class Supervisor:
         except OSError:
             del self._kept[program.name]
             raise
-        self._tell()
+        self._processes_changed()
 
     def confirm(self, name: str) -> None:
         """The process was seen at work."""
@@ -185,14 +186,14 @@ class Supervisor:
             return False
         return True
 
-    def _tell(self) -> None:
+    def _processes_changed(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def _read_ends(self) -> None:
         while True:
             self._take(await self._launcher.ended())
-            self._tell()
+            self._processes_changed()
 
     def _take(self, ended: Ended) -> None:
         kept = self._kept[ended.name]
@@ -239,4 +240,52 @@ class Supervisor:
                 self._take(Ended(kept.program.name, 0, 1))
             if kept.ends:
                 self._launcher.send(kept.program.name, signal.SIGKILL)
-            self._tell()
+            self._processes_changed()
+
+
+# A worker that was only slow introduces itself anew within less than a look.
+LOOKS = 3
+
+
+class Vanished:
+    """Finds workers that hang: their processes run, but every gateway has given them up. A gateway
+    closes the channel of a worker that it takes for dead, and cannot end it; whoever started the
+    process can. Remembers who was seen, which losses were known then, and how often they were
+    missing since; every look counts, and no clock. A worker that left on its own wish is missing,
+    too, but no gateway lost it."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, int] = {}
+        self._missing: dict[str, int] = {}
+        # By gateway and worker: how often it had been lost when it was last seen.
+        self._losses: dict[tuple[str, str], int] = {}
+
+    def look(self, pids: Mapping[str, int], told: Sequence[ClusterStatus]) -> list[tuple[str, str]]:
+        """Workers to be killed, each with why the gateways gave it up. `pids` are the processes
+        that run, `told` what all gateways say at this moment."""
+        known = {name for status in told for name in status.members}
+        hung = []
+        for worker, pid in pids.items():
+            if worker in known:
+                self._seen[worker] = pid
+                self._missing[worker] = 0
+                for status in told:
+                    self._losses[status.gateway, worker] = len(_reasons(status, worker))
+            elif self._seen.get(worker) == pid and (reason := self._lost(worker, told)):
+                self._missing[worker] += 1
+                if self._missing[worker] == LOOKS:
+                    hung.append((worker, reason))
+        return hung
+
+    def _lost(self, worker: str, told: Sequence[ClusterStatus]) -> str:
+        """Why a gateway has given it up since it was seen; empty if none has."""
+        for status in told:
+            reasons = _reasons(status, worker)
+            before = self._losses.get((status.gateway, worker))
+            if before is not None and len(reasons) > before:
+                return reasons[-1]
+        return ""
+
+
+def _reasons(status: ClusterStatus, worker: str) -> list[str]:
+    return [reason for lost, reason in status.lost if lost == worker]

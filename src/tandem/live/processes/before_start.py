@@ -1,4 +1,5 @@
-"""What would keep a cluster from starting, found out before it has a process or a file."""
+"""Checks of a cluster file before its cluster has a process or a file: model, sizes, keys,
+addresses."""
 
 import ipaddress
 from contextlib import suppress

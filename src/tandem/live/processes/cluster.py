@@ -20,8 +20,7 @@ from tandem.live.clock import NS_PER_S, now_ns
 from tandem.live.gateway.operators import Operators
 from tandem.live.launching.launcher import Launcher, LocalLauncher, Program
 from tandem.live.launching.state_directory import ClusterRecord, ProcessRecord, StateDirectory
-from tandem.live.launching.supervisor import Notice, ProcessFailed, Supervisor
-from tandem.live.launching.vanished import Vanished
+from tandem.live.launching.supervisor import Notice, ProcessFailed, Supervisor, Vanished
 from tandem.live.processes.planned_workers import PlannedWorkers
 from tandem.live.processes.setups import (
     Setups,

@@ -1,5 +1,6 @@
-"""The process of one rank of a worker that does not lead: started by the leader, ends with it. What
-the leader tells it (`FollowerSetup`) comes over the socket between them."""
+"""The process of one rank of a worker that does not lead: it computes and moves what its leader
+says, over the socket between them, from the set-up (`FollowerSetup`) on. It ends when that link
+does."""
 
 import gc
 
@@ -11,14 +12,19 @@ if __name__ == "__main__":
 import logging
 import os
 import sys
+from dataclasses import dataclass
 
 import msgspec
 
+from tandem.cluster.node.driver import KvTransferPort
 from tandem.config.processes import WorkerSetup
 from tandem.facts.errors import InvalidConfiguration, TandemError
+from tandem.facts.kv_export import MoveReport
+from tandem.facts.steps import StepPlan
 from tandem.kernels.collectives.distributed import connect, disconnect
 from tandem.kv.transfer.config import TransferCalls
 from tandem.live.clock import now_ns
+from tandem.live.engine_thread import WorkQueueThread
 from tandem.live.processes.lifecycle import (
     StartUp,
     end_with_parent,
@@ -27,20 +33,38 @@ from tandem.live.processes.lifecycle import (
     run_to_the_end,
 )
 from tandem.live.processes.worker_rank import load_rank, plan_worker, world_of
-from tandem.live.ranks.follower import Follower, FollowerLink, MovesToLeader
-from tandem.live.ranks.ranks import link_to_leader
-from tandem.messages.ranks import RankBegins, RankFailed, RankReady
+from tandem.live.ranks.engine import StageEngine
+from tandem.live.ranks.ranks import RankLink, RankLost, link_to_leader
+from tandem.messages.node import (
+    BlocksExported,
+    ConnectPeer,
+    EndMove,
+    ExportBlocks,
+    ForgetPeer,
+    MoveFinished,
+    StartMove,
+)
+from tandem.messages.ranks import (
+    Ping,
+    Pong,
+    RankBegins,
+    RankFailed,
+    RankReady,
+    ToFollower,
+    TokensLanded,
+    ToLeader,
+)
 
 # Under its own name, which is another one while this is what was started.
 logger = logging.getLogger("tandem.live.processes.follower")
 
 SHUTDOWN_S = 5.0
-
-
 # The number of the process's end of the socket follows.
 FOLLOWER_COMMAND = (sys.executable, "-m", "tandem.live.processes.follower")
 # A rank that takes no message for so long is lost.
 PATIENCE_S = 10.0
+
+FollowerLink = RankLink[ToLeader, ToFollower]
 
 
 class FollowerSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +124,82 @@ def _follow(setup: FollowerSetup, link: FollowerLink) -> str:
         end_within(SHUTDOWN_S, 1)
         rank.close()
         disconnect()
+
+
+@dataclass(frozen=True, slots=True)
+class MovesToLeader:
+    """What the own KV transfer engine reports, sent to the leader; from its coordinator thread."""
+
+    link: FollowerLink
+
+    def move_ended(self, move_id: int, report: MoveReport) -> None:
+        self.link.send(MoveFinished(move_id, report))
+
+    def blocks_published(self, export_id: int) -> None:
+        self.link.send(BlocksExported(export_id))
+
+    def failed(self) -> None:
+        self.link.send(RankFailed("the KV transfers failed"))
+
+
+class Follower:
+    """`draws`: this rank tells the leader what the steps drew."""
+
+    def __init__(
+        self, link: FollowerLink, engine: StageEngine, transfers: KvTransferPort, *, draws: bool
+    ) -> None:
+        self._link = link
+        self._engine = engine
+        self._transfers = transfers
+        self._draws = draws
+        self._thread = WorkQueueThread[StepPlan | TokensLanded](self._compute, self._engine_failed)
+
+    def run(self) -> str:
+        """Until the link ends; why it did."""
+        self._thread.start()
+        try:
+            while True:
+                self._take(self._link.receive())
+        except RankLost as lost:
+            return str(lost)
+        finally:
+            self._thread.finish()
+
+    def _take(self, message: ToFollower) -> None:
+        match message:
+            case StepPlan() | TokensLanded():
+                self._thread.submit(message)
+            case StartMove(move_id, order):
+                self._transfers.start_transfer(move_id, order)
+            case EndMove(move_id):
+                self._transfers.stop_transfer(move_id)
+            case ExportBlocks(export_id, blocks, versions):
+                self._transfers.export_blocks(export_id, blocks, versions)
+            case ConnectPeer(worker, incarnation, export):
+                self._transfers.add_source(worker, incarnation, export)
+            case ForgetPeer(worker, incarnation):
+                self._transfers.forget_source(worker, incarnation)
+            case Ping():
+                self._link.send(Pong())
+            case RankBegins():
+                raise RankLost("the leader began twice")
+
+    def _compute(self) -> None:
+        self._engine.adopt_thread()
+        for work in self._thread.work():
+            if isinstance(work, TokensLanded):
+                self._engine.take_landed(work.step_id, work.tokens)
+                continue
+            step = self._engine.launch(work)
+            if self._draws:
+                self._link.send(step.result())
+
+    def _engine_failed(self, failure: Exception) -> None:
+        try:
+            self._link.send(RankFailed(f"{type(failure).__name__}: {failure}"))
+        except RankLost as lost:
+            logger.warning("the leader does not hear of it: %s", lost)
+        self._link.close()
 
 
 if __name__ == "__main__":

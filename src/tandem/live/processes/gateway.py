@@ -26,8 +26,7 @@ from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.serving import ModelCard
 from tandem.live.channels.gateway_channel import GatewayChannel
 from tandem.live.channels.keys import Admitted, AdmittedKeys, KeyPair, PeerRole
-from tandem.live.channels.limits import ChannelLimits
-from tandem.live.channels.sockets import GatewayKeys
+from tandem.live.channels.sockets import ChannelLimits, GatewayKeys
 from tandem.live.clock import NS_PER_S, wall_clock_s
 from tandem.live.gateway.gateway import Gateway, GatewayTerms
 from tandem.live.gateway.journal import Journal
@@ -146,7 +145,7 @@ async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.soc
         KeyPair(setup.keys.gateway_public, setup.keys.gateway_secret), _admitted(setup)
     )
     limits = ChannelLimits(unread_s=setup.cluster.health.heartbeat_timeout_s)
-    channel = GatewayChannel(setup.listen, keys, gateway.hear, limits)
+    channel = GatewayChannel(setup.listen, keys, gateway.enqueue, limits)
     try:
         endpoint = channel.open()
     except zmq.ZMQError as error:

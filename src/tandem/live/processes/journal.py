@@ -1,4 +1,4 @@
-"""The journal of a gateway process, and the machine that a journal was recorded of, made anew."""
+"""Makes the journal of a gateway process, and the machine that a journal was recorded of."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What every process of the live world begins and ends with: its log, the seconds of its start-up,
+"""Start and end of every process of the live world: its log, the seconds of its start-up,
 the life of its parent, its event loop, and an end that neither takes long nor hangs."""
 
 import asyncio
@@ -21,6 +21,13 @@ import uvloop
 from tandem.live.clock import NS_PER_S, now_ns
 
 logger = logging.getLogger(__name__)
+
+# The interpreter lets another thread run after so long. By default it is 5 ms, and a loop that has
+# to wait for it after each call that gives its turn away soon waits for 20 ms beside a thread that
+# computes: the engine's, or one that tokenises.
+SWITCH_S = 0.0005
+PR_SET_PDEATHSIG = 1
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def run_to_the_end(work: Callable[[], object]) -> None:
@@ -66,9 +73,6 @@ def end_within(seconds: float, code: int) -> None:
     timer.start()
 
 
-logger = logging.getLogger(__name__)
-
-
 class StartUp:
     """Logs every phase with its seconds, and at the end their sum."""
 
@@ -106,12 +110,6 @@ def process_age_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
 
 
-# The interpreter lets another thread run after so long. By default it is 5 ms, and a loop that has
-# to wait for it after each call that gives its turn away soon waits for 20 ms beside a thread that
-# computes: the engine's, or one that tokenises.
-SWITCH_S = 0.0005
-
-
 def loop_runner() -> asyncio.Runner:
     """Runs coroutines on uvloop, where they are heard soon though other threads compute. To be made
     when the process has what it lives with: the collector, which holds the loop, leaves that alone
@@ -119,9 +117,6 @@ def loop_runner() -> asyncio.Runner:
     gc.freeze()
     sys.setswitchinterval(SWITCH_S)
     return asyncio.Runner(loop_factory=uvloop.new_event_loop)
-
-
-PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(parent: int) -> bool:
@@ -135,9 +130,6 @@ def end_with_parent(parent: int) -> bool:
         # It ended while this process was starting; nobody will be told any more.
         os.kill(os.getpid(), signal.SIGKILL)
     return True
-
-
-FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def log_of_process(level: str) -> None:

@@ -1,21 +1,23 @@
-"""What a worker and a process of the shared pool are alike in as processes: how they end, which
-signals they heed, and their channels to the gateways."""
+"""The runtime that processes of workers and of the shared pool share: exit codes, signals, channels
+to the gateways."""
 
 import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Final, Protocol
 
 from tandem.api.clock_and_entropy import fresh_chance
-from tandem.config.processes import CurveKeys
+from tandem.config.processes import CurveKeys, PoolNodeSetup, WorkerSetup
 from tandem.facts.errors import EngineFailed, InvalidConfiguration, TandemError
 from tandem.live.channels.keys import KeyPair
 from tandem.live.channels.node_channel import NodeChannel
 from tandem.live.channels.sockets import NodeKeys
 from tandem.live.launching.supervisor import AGAIN
+from tandem.live.processes.lifecycle import end_within
+from tandem.messages.cluster import Register, RegisterPoolNode
 from tandem.messages.node import (
     GatewayConnected,
     GatewayGone,
@@ -68,6 +70,27 @@ def exit_code(left: Leave) -> int:
     return UNWELCOME if left.reason else AGAIN if left.again else 0
 
 
+async def run_member(
+    setup: WorkerSetup | PoolNodeSetup,
+    register: Register | RegisterPoolNode,
+    inbox: MemberInbox,
+    run: Callable[[dict[str, NodeChannel]], Awaitable[Leave]],
+) -> Leave:
+    """All that the process does once it is loaded: `run` its machine, which registers so, on a
+    channel to each gateway. What was sent last may still leave, and then the process has to end."""
+    heed_signals(inbox)
+    identity = f"{register.worker}/{register.incarnation}"
+    channels = channels_to(setup.gateways, setup.keys, identity, inbox)
+    code = FAILED
+    try:
+        left = await run(channels)
+        code = exit_code(left)
+        return left
+    finally:
+        end_within(SHUTDOWN_S, code)
+        await asyncio.gather(*(channel.close(LAST_WORD_S) for channel in channels.values()))
+
+
 def channels_to(
     gateways: Iterable[str], keys: CurveKeys, identity: str, inbox: MemberInbox
 ) -> dict[str, NodeChannel]:
@@ -78,7 +101,7 @@ def channels_to(
             gateway,
             identity,
             own,
-            tell=inbox.enqueue,
+            on_news=inbox.enqueue,
             refused=lambda reason: inbox.fail(EngineFailed(reason)),
             chance=fresh_chance,
         )

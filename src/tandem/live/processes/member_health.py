@@ -1,4 +1,4 @@
-"""Is this process of a cluster well? For whoever would start it again (Kubernetes), over HTTP.
+"""Health of one process of a cluster over HTTP, for whoever would start it again (Kubernetes).
 
 It is judged by what the gateways say of it, not by itself: one that hangs would say nothing, and
 one that nobody hears is of no use. Gateways that do not answer prove nothing against it.
@@ -15,7 +15,7 @@ from starlette.routing import Route
 from tandem.api.config import ConnectionLimits
 from tandem.live.gateway.operators import Operators
 from tandem.live.http_server import bounded_server, listen
-from tandem.live.launching.vanished import Vanished
+from tandem.live.launching.supervisor import Vanished
 from tandem.messages.gateway import ClusterStatus
 
 LOOK_S = 1.0

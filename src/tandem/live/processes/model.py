@@ -1,4 +1,4 @@
-"""What every process that runs a model begins with: finds the model, fixes all sizes, loads it."""
+"""Finds the model of a process, fixes all sizes, and loads it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,5 @@
-"""Wires a server from its options: kernels, decoder, KV pool, engine, worker, front door."""
+"""Puts a server in one process together from its options: kernels, decoder, KV pool, engine,
+worker, HTTP API."""
 
 import asyncio
 from collections.abc import AsyncIterator

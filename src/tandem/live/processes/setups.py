@@ -1,5 +1,5 @@
-"""What every process of a cluster on this machine is told when it starts: keys, its share of the
-machine, and the configuration; and the program that is started with it."""
+"""The set-ups of all processes of a cluster on this machine: keys, share of the machine, and
+configuration; and the programs that are started with them."""
 
 import sys
 from collections.abc import Mapping
@@ -167,30 +167,31 @@ def write_admitted(setups: Setups, directory: StateDirectory) -> None:
 
 def gateway_program(setup: GatewaySetup, directory: StateDirectory) -> Program:
     """The process of a gateway, after its set-up is written."""
-    file = directory.path / f"{setup.gateway}.setup.json"
-    write_setup(setup, file)
-    command = (*GATEWAY_PROCESS, str(file))
-    log = directory.log_file(setup.gateway)
-    return Program(setup.gateway, command, process_environment(), log, file)
+    return _program(setup.gateway, GATEWAY_PROCESS, setup, directory, process_environment())
 
 
 def worker_program(
     setup: WorkerSetup, directory: StateDirectory, environment: Mapping[str, str]
 ) -> Program:
     """The process of a worker, after its set-up is written."""
-    file = directory.path / f"{setup.worker}.setup.json"
-    write_setup(setup, file)
-    command = (*WORKER_PROCESS, str(file))
-    log = directory.log_file(setup.worker)
-    return Program(setup.worker, command, environment, log, file)
+    return _program(setup.worker, WORKER_PROCESS, setup, directory, environment)
 
 
 def pool_node_program(setup: PoolNodeSetup, directory: StateDirectory) -> Program:
     """A process of the shared pool, after its set-up is written."""
-    file = directory.path / f"{setup.node}.setup.json"
+    return _program(setup.node, POOL_PROCESS, setup, directory, process_environment())
+
+
+def _program(
+    name: str,
+    command: tuple[str, ...],
+    setup: GatewaySetup | WorkerSetup | PoolNodeSetup,
+    directory: StateDirectory,
+    environment: Mapping[str, str],
+) -> Program:
+    file = directory.path / f"{name}.setup.json"
     write_setup(setup, file)
-    command = (*POOL_PROCESS, str(file))
-    return Program(setup.node, command, process_environment(), directory.log_file(setup.node), file)
+    return Program(name, (*command, str(file)), environment, directory.log_file(name), file)
 
 
 def process_environment(**changed: str) -> Mapping[str, str]:

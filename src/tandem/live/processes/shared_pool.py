@@ -8,7 +8,6 @@ if __name__ == "__main__":
     # import takes would go into looking for garbage among them.
     gc.disable()
 
-import asyncio
 import logging
 import os
 import socket
@@ -60,20 +59,11 @@ from tandem.live.processes.connectors import (
 from tandem.live.processes.lifecycle import (
     StartUp,
     end_with_parent,
-    end_within,
     log_of_process,
     loop_runner,
     run_to_the_end,
 )
-from tandem.live.processes.member import (
-    FAILED,
-    LAST_WORD_S,
-    SHUTDOWN_S,
-    channels_to,
-    end_as,
-    exit_code,
-    heed_signals,
-)
+from tandem.live.processes.member import LAST_WORD_S, end_as, run_member
 from tandem.messages.cluster import PROTOCOL, RegisterPoolNode
 from tandem.messages.node import BlocksKept, Leave
 
@@ -136,22 +126,7 @@ def _run(setup: PoolNodeSetup) -> Leave:
         undo.callback(server.stop_serving, LAST_WORD_S)
         startup.ready()
         with loop_runner() as runner:
-            return runner.run(_work(setup, node, inbox))
-
-
-async def _work(setup: PoolNodeSetup, node: PoolNode, inbox: PoolInbox) -> Leave:
-    heed_signals(inbox)
-    register = node.machine.registration
-    identity = f"{register.worker}/{register.incarnation}"
-    channels = channels_to(setup.gateways, setup.keys, identity, inbox)
-    code = FAILED
-    try:
-        left = await node.run(channels)
-        code = exit_code(left)
-        return left
-    finally:
-        end_within(SHUTDOWN_S, code)
-        await asyncio.gather(*(channel.close(LAST_WORD_S) for channel in channels.values()))
+            return runner.run(run_member(setup, register, inbox, node.run))
 
 
 def remote_of(setup: PoolNodeSetup) -> RemoteTierConfig:

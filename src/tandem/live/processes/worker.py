@@ -19,24 +19,15 @@ from tandem.config.processes import WorkerSetup, read_setup
 from tandem.facts.fleet import Role
 from tandem.live.clock import now_ns
 from tandem.live.driver import Inbox
-from tandem.live.node import Node, finish_sending
+from tandem.live.node import Node
 from tandem.live.processes.lifecycle import (
     StartUp,
     end_with_parent,
-    end_within,
     log_of_process,
     loop_runner,
     run_to_the_end,
 )
-from tandem.live.processes.member import (
-    FAILED,
-    LAST_WORD_S,
-    SHUTDOWN_S,
-    channels_to,
-    end_as,
-    exit_code,
-    heed_signals,
-)
+from tandem.live.processes.member import LAST_WORD_S, end_as, run_member
 from tandem.live.processes.worker_group import Worker, start_worker
 from tandem.messages.cluster import PROTOCOL, Register
 from tandem.messages.node import Leave
@@ -59,8 +50,8 @@ def _run(setup: WorkerSetup) -> Leave:
     inbox = Inbox()
     incarnation = f"{os.getpid():x}-{now_ns():x}"
     worker = start_worker(setup, inbox, f"{setup.worker}/{incarnation}")
-    tiers = worker.tiers.live if worker.tiers else None
-    node = Node(_machine(setup, worker, incarnation), inbox, worker.transfers, tiers)
+    machine = _machine(setup, worker, incarnation)
+    node = Node(machine, inbox, worker.transfers, worker.tiers)
     startup.ready()
     try:
         with loop_runner() as runner:
@@ -70,19 +61,14 @@ def _run(setup: WorkerSetup) -> Leave:
 
 
 async def _work(setup: WorkerSetup, node: Node, worker: Worker, inbox: Inbox) -> Leave:
-    heed_signals(inbox)
     steps = worker.steps(node.take_result)
-    register = node.machine.registration
-    identity = f"{register.worker}/{register.incarnation}"
-    channels = channels_to(setup.gateways, setup.keys, identity, inbox)
-    code = FAILED
     try:
-        left = await node.run(steps, channels)
-        code = exit_code(left)
-        return left
+        return await run_member(
+            setup, node.machine.registration, inbox, lambda channels: node.run(steps, channels)
+        )
     finally:
-        end_within(SHUTDOWN_S, code)
-        await finish_sending(steps, channels, LAST_WORD_S)
+        # The steps in flight may end.
+        steps.stop(LAST_WORD_S)
 
 
 def _machine(setup: WorkerSetup, worker: Worker, incarnation: str) -> NodeMachine:

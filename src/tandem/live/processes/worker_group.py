@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Protocol
+from queue import Empty, SimpleQueue
 
 import msgspec
 
@@ -12,7 +12,7 @@ from tandem.cluster.node.driver import KvTransferPort
 from tandem.cluster.worker.machine import WorkerConfig
 from tandem.config.processes import WorkerSetup
 from tandem.facts.errors import EngineFailed
-from tandem.facts.kv_export import Endpoint, KvExport
+from tandem.facts.kv_export import Endpoint, KvExport, MoveReport
 from tandem.facts.steps import StepResult
 from tandem.kernels.collectives.contract import ALONE
 from tandem.kernels.collectives.distributed import Groups, connect, disconnect
@@ -22,6 +22,7 @@ from tandem.live.driver import Inbox
 from tandem.live.engine_thread import EngineThread
 from tandem.live.node import Steps
 from tandem.live.processes.follower import FOLLOWER_COMMAND, PATIENCE_S, FollowerSetup
+from tandem.live.processes.lifecycle import end_within
 from tandem.live.processes.worker_rank import (
     PlannedWorker,
     Rank,
@@ -32,45 +33,82 @@ from tandem.live.processes.worker_rank import (
 )
 from tandem.live.processes.worker_tiers import WorkerTiers, make_tiers
 from tandem.live.ranks.engine import PipelineThread, TensorEngine
-from tandem.live.ranks.news import RankNews
-from tandem.live.ranks.ranks import Follower, Ranks, meeting_place, start_follower
-from tandem.live.ranks.transfers import RankedTransferEngine
+from tandem.live.ranks.ranks import Follower, RankLost, Ranks, meeting_place, start_follower
+from tandem.live.ranks.transfers import RankedTransferEngine, RankTally
 from tandem.messages.node import BlocksExported, MoveFinished
+from tandem.messages.ranks import RankReady, ToLeader
 
 logger = logging.getLogger(__name__)
 
+Endpoints = tuple[Endpoint, ...]
+OnResult = Callable[[StepResult], None]
 # So long the ranks may take to load, and to end.
 LOADING_S = 1800.0
 SHUTDOWN_S = 2.0
+# When a rank is lost before all are ready, the process has so long to end by itself.
+START_SHUTDOWN_S = 2.0
 
-OnResult = Callable[[StepResult], None]
 
+class RankMessages:
+    """Brings what the other ranks of a worker of `ranks` report to where it belongs in the leader.
+    `tally` also counts what the leader's own transfer engine reports; `pipeline` gets the tokens,
+    where it is the last stage that draws them."""
 
-class Worker(Protocol):
-    """A worker that is loaded. `export` says how its KV can be read."""
+    def __init__(self, ranks: int, inbox: Inbox) -> None:
+        self.pipeline: PipelineThread | None = None
+        self.tally = RankTally(ranks, self._move_ended, self._blocks_published)
+        self._followers = ranks - 1
+        self._all_ready = False
+        self._inbox = inbox
+        self._ready: SimpleQueue[tuple[int, Endpoints] | Exception] = SimpleQueue()
 
-    @property
-    def config(self) -> WorkerConfig: ...
+    def receive(self, rank: int, message: ToLeader) -> None:
+        """From any thread."""
+        match message:
+            case RankReady(endpoints):
+                self._ready.put((rank, endpoints))
+            case StepResult():
+                assert self.pipeline is not None
+                self.pipeline.land(message)
+            case MoveFinished(move_id, report):
+                self.tally.move_ended(move_id, report)
+            case BlocksExported(export_id):
+                self.tally.blocks_published(export_id)
 
-    @property
-    def export(self) -> KvExport: ...
+    def lost(self, failure: Exception) -> None:
+        """The worker cannot go on; from any thread."""
+        if not self._all_ready:
+            logger.error("the worker cannot start: %s", failure)
+            # The leader may just wait for the lost rank where nothing can wake it.
+            end_within(START_SHUTDOWN_S, 1)
+        self._ready.put(failure)
+        self._inbox.fail(EngineFailed(str(failure)))
 
-    @property
-    def transfers(self) -> KvTransferPort: ...
+    def wait_for_all(self, timeout_s: float) -> dict[int, Endpoints]:
+        """Until every follower is ready: the ways to their memory. Raises `RankLost`."""
+        found: dict[int, Endpoints] = {}
+        while len(found) < self._followers:
+            try:
+                ready = self._ready.get(timeout=timeout_s)
+            except Empty as empty:
+                raise RankLost(f"not all ranks were ready after {timeout_s:g} s") from empty
+            if isinstance(ready, Exception):
+                raise RankLost(str(ready)) from ready
+            rank, endpoints = ready
+            found[rank] = endpoints
+        self._all_ready = True
+        return found
 
-    @property
-    def tiers(self) -> WorkerTiers | None: ...
+    def _move_ended(self, move_id: int, report: MoveReport) -> None:
+        self._inbox.enqueue_threadsafe(MoveFinished(move_id, report))
 
-    def steps(self, on_result: OnResult) -> Steps:
-        """The thread that runs plans; what fails in it is told to the inbox. Call it once."""
-        ...
-
-    def close(self) -> None: ...
+    def _blocks_published(self, export_id: int) -> None:
+        self._inbox.enqueue_threadsafe(BlocksExported(export_id))
 
 
 @dataclass(frozen=True, slots=True)
 class SoleWorker:
-    """All in this process."""
+    """A loaded worker, all in this process. `export` says how its KV can be read."""
 
     config: WorkerConfig
     export: KvExport
@@ -83,23 +121,24 @@ class SoleWorker:
         return self.rank.transfers
 
     def steps(self, on_result: OnResult) -> Steps:
+        """The thread that runs plans; what fails in it is told to the inbox. Call it once."""
         return EngineThread(self.rank.engine, on_result, failing(self.inbox))
 
     def close(self) -> None:
         if self.tiers is not None:
-            self.tiers.live.stop_tiers()
+            self.tiers.engine.stop_tiers()
         self.rank.close()
 
 
 @dataclass(frozen=True, slots=True)
 class LeadingWorker:
-    """The first rank in this process, the others each in one of their own."""
+    """A loaded worker: the first rank in this process, each of the others in one of its own."""
 
     config: WorkerConfig
     export: KvExport
     rank: Rank
     ranks: Ranks
-    news: RankNews
+    messages: RankMessages
     inbox: Inbox
 
     @property
@@ -111,19 +150,23 @@ class LeadingWorker:
         return None
 
     def steps(self, on_result: OnResult) -> Steps:
+        """As of `SoleWorker`."""
         engine, place, failed = self.rank.engine, self.rank.place, failing(self.inbox)
         if place.is_last:
             return EngineThread(TensorEngine(engine, self.ranks), on_result, failed)
         earlier = range(1, place.tensor_ranks * (place.stages - 1))
-        self.news.pipeline = PipelineThread(
+        self.messages.pipeline = PipelineThread(
             engine, self.ranks, earlier=earlier, on_result=on_result, on_failure=failed
         )
-        return self.news.pipeline
+        return self.messages.pipeline
 
     def close(self) -> None:
         self.ranks.close(SHUTDOWN_S)
         self.rank.close()
         disconnect()
+
+
+Worker = SoleWorker | LeadingWorker
 
 
 def start_worker(setup: WorkerSetup, inbox: Inbox, agent: str) -> Worker:
@@ -156,10 +199,10 @@ def failing(inbox: Inbox) -> Callable[[Exception], None]:
 
 def _lead(planned: PlannedWorker, inbox: Inbox, agent: str) -> LeadingWorker:
     meeting = meeting_place()
-    news = RankNews(len(planned.places), inbox)
+    messages = RankMessages(len(planned.places), inbox)
     calls = TransferCalls(
-        news.tally.move_ended,
-        news.tally.blocks_published,
+        messages.tally.move_ended,
+        messages.tally.blocks_published,
         lambda: inbox.fail(EngineFailed("the KV transfers failed")),
         now_ns,
     )
@@ -169,17 +212,17 @@ def _lead(planned: PlannedWorker, inbox: Inbox, agent: str) -> LeadingWorker:
             planned.setup.cluster.health.heartbeat_timeout_s,
         )
         undo.callback(ranks.close, 0.0)
-        ranks.listen(news.hear, news.lost)
+        ranks.listen(messages.receive, messages.lost)
         groups = connect(world_of(planned, 0, meeting))
         rank = load_rank(planned, planned.places[0], groups, calls, agent=agent)
-        endpoints = {0: rank.transfers.endpoints(), **news.wait_for_all(LOADING_S)}
+        endpoints = {0: rank.transfers.endpoints(), **messages.wait_for_all(LOADING_S)}
         ranks.watch()
         undo.pop_all()
     config = replace(
         planned.model.plan.worker, pipeline_stages=planned.setup.pool_config.pipeline_parallel
     )
     return LeadingWorker(
-        config, _with_endpoints(planned.export, endpoints), rank, ranks, news, inbox
+        config, _with_endpoints(planned.export, endpoints), rank, ranks, messages, inbox
     )
 
 

@@ -38,7 +38,7 @@ from tandem.live.processes.model import (
     plan_model,
 )
 from tandem.live.ranks.engine import MeetingEngine, StageEngine
-from tandem.live.ranks.null_transfer import NullTransfer
+from tandem.live.ranks.transfers import NullTransfer
 from tandem.models.load import load_decoder
 from tandem.models.parallel import Place, kv_share, places
 

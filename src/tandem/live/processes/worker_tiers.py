@@ -36,7 +36,6 @@ from tandem.live.processes.connectors import (
     transfer_secret,
 )
 from tandem.live.processes.worker_rank import PlannedWorker
-from tandem.live.tiers import LiveTiers
 
 logger = logging.getLogger(__name__)
 
@@ -46,10 +45,13 @@ STAGING_BYTES: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class WorkerTiers:
-    """What the machine is to know, and who does what it wants done."""
+    """`config` is what the node machine knows of them. `engine` moves the blocks, and tells the
+    inbox how each order of the machine ended. `pool` is the way to the shared pool, None where
+    there is none; it belongs to the engine, as all stores do."""
 
     config: TiersConfig
-    live: LiveTiers
+    engine: TierEngine
+    pool: PoolClient | None
 
 
 def make_tiers(planned: PlannedWorker, store: KvStore, inbox: Inbox) -> WorkerTiers | None:
@@ -81,7 +83,7 @@ def make_tiers(planned: PlannedWorker, store: KvStore, inbox: Inbox) -> WorkerTi
             now_ns,
         ),
     )
-    return WorkerTiers(config, LiveTiers(engine, pool))
+    return WorkerTiers(config, engine, pool)
 
 
 def _config(setup: WorkerSetup, own: BlockFormat) -> TiersConfig:

@@ -63,7 +63,7 @@ class TensorEngine:
         self.engine.adopt_thread()
 
     def launch(self, plan: StepPlan) -> PendingStep:
-        self.ranks.tell(plan)
+        self.ranks.send_to_ranks(plan)
         return self.engine.launch(plan)
 
 
@@ -113,11 +113,11 @@ class PipelineThread:
         self._engine.adopt_thread()
         for work in self._thread.work():
             if isinstance(work, StepPlan):
-                self._ranks.tell(work)
+                self._ranks.send_to_ranks(work)
                 self._engine.launch(work)
             elif work.tokens:
                 self._engine.take_landed(work.step_id, work.tokens)
-                self._ranks.tell(TokensLanded(work.step_id, work.tokens), self._earlier)
+                self._ranks.send_to_ranks(TokensLanded(work.step_id, work.tokens), self._earlier)
 
     def _engine_failed(self, failure: Exception) -> None:
         assert self._loop is not None

@@ -1,20 +1,26 @@
 """The other ranks of a worker as their leader sees them: how they are started and where they meet,
-whether they live, and what they say.
+whether they live, and what they say over the socket to each of them (`RankLink`).
 
 A rank that ends, fails or falls silent ends the whole worker: the others could only wait for it.
 """
 
 import os
+import select
 import socket
+import struct
 import subprocess
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Generic, TypeVar
 
+from tandem.facts.errors import TandemError
 from tandem.kv.threads import SupervisedThread
 from tandem.live.clock import NS_PER_S, now_ns
-from tandem.live.ranks.link import RankLink, RankLost
+from tandem.messages.checks import BadMessage
+from tandem.messages.codec import MESSAGE_LIMIT_BYTES, Codec
 from tandem.messages.ranks import (
     TO_FOLLOWER,
     TO_LEADER,
@@ -25,6 +31,77 @@ from tandem.messages.ranks import (
     ToFollower,
     ToLeader,
 )
+
+Out = TypeVar("Out")
+In = TypeVar("In")
+
+LENGTH = struct.Struct("<I")
+
+
+class RankLost(TandemError):
+    """The other end is gone or does not answer: the worker cannot go on."""
+
+
+class RankLink(Generic[Out, In]):
+    """The socket between the leader of a worker and one other rank, which nobody else has: whole
+    messages, both ways. Any thread may send, one may receive. A peer that takes nothing for
+    `patience_s` is lost."""
+
+    def __init__(
+        self, connection: socket.socket, codecs: tuple[Codec[Out], Codec[In]], patience_s: float
+    ) -> None:
+        self._connection = connection
+        self._outgoing, self._incoming = codecs
+        self._sending = threading.Lock()
+        seconds, fraction = divmod(patience_s, 1)
+        patience = struct.pack("ll", int(seconds), int(fraction * 1_000_000))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
+
+    def send(self, message: Out) -> None:
+        """Raises `RankLost`."""
+        data = self._outgoing.encode(message)
+        try:
+            with self._sending:
+                self._connection.sendall(LENGTH.pack(len(data)) + data)
+        except OSError as error:
+            raise RankLost(f"a rank takes no messages: {error}") from error
+
+    def receive(self, timeout_s: float | None = None) -> In:
+        """The next message; waits for its begin, at most so long if it is said. Raises `RankLost`
+        when there will be none."""
+        # Not `select`, which knows descriptors below 1024 only.
+        waiting = select.poll()
+        waiting.register(self._connection, select.POLLIN)
+        if not waiting.poll(None if timeout_s is None else timeout_s * 1000):
+            raise RankLost(f"a rank said nothing for {timeout_s:g} s")
+        (length,) = LENGTH.unpack(self._exactly(LENGTH.size))
+        if length > MESSAGE_LIMIT_BYTES:
+            raise RankLost(f"a rank sends {length} bytes at once")
+        try:
+            return self._incoming.decode(bytes(self._exactly(length)))
+        except BadMessage as error:
+            raise RankLost(f"a message of a rank {error}") from error
+
+    def close(self) -> None:
+        """Both ends notice, also those that just wait."""
+        # Otherwise the other end was faster.
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+    def _exactly(self, bytes: int) -> bytearray:
+        data = bytearray(bytes)
+        view, filled = memoryview(data), 0
+        while filled < bytes:
+            try:
+                got = self._connection.recv_into(view[filled:])
+            except OSError as error:
+                raise RankLost(f"the socket to a rank is broken: {error}") from error
+            if not got:
+                raise RankLost("a rank has ended")
+            filled += got
+        return data
+
 
 LeaderLink = RankLink[ToFollower, ToLeader]
 # Looks at the silence of each rank so often within the time that it may be silent.
@@ -66,14 +143,14 @@ class Ranks:
         self._failed = failed
         for rank in self._followers:
             work = partial(self._listen, rank, heard)
-            SupervisedThread(f"link to rank {rank}", work, self._tell_failure).start()
+            SupervisedThread(f"link to rank {rank}", work, self._report_failure).start()
 
     def watch(self) -> None:
         """Begin to ask whether everybody lives; they have to be ready to answer."""
         self._heard_ns = dict.fromkeys(self._followers, now_ns())
-        SupervisedThread("watch over the ranks", self._watch, self._tell_failure).start()
+        SupervisedThread("watch over the ranks", self._watch, self._report_failure).start()
 
-    def tell(self, message: ToFollower, ranks: Collection[int] | None = None) -> None:
+    def send_to_ranks(self, message: ToFollower, ranks: Collection[int] | None = None) -> None:
         """All of them, or these. Raises `RankLost`."""
         for rank, follower in self._followers.items():
             if ranks is None or rank in ranks:
@@ -86,7 +163,7 @@ class Ranks:
             follower.link.close()
         end_processes([f.process for f in self._followers.values()], timeout_s)
 
-    def _tell_failure(self, failure: Exception) -> None:
+    def _report_failure(self, failure: Exception) -> None:
         assert self._failed is not None
         if not self._closing.is_set():
             self._failed(failure)
@@ -114,7 +191,7 @@ class Ranks:
             for rank, heard_ns in self._heard_ns.items():
                 if now_ns() - heard_ns > self._silence_ns:
                     raise RankLost(f"rank {rank} has not answered for too long")
-            self.tell(Ping())
+            self.send_to_ranks(Ping())
 
 
 def end_processes(processes: Sequence["subprocess.Popen[bytes]"], timeout_s: float) -> None:

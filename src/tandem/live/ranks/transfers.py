@@ -1,12 +1,14 @@
-"""KV transfer of a worker of several ranks: each rank reads its own share, and a transfer or a
-block export is over when it is over on all of them.
+"""KV transfer of a worker that no KV transfer engine alone can do: of several ranks, each of which
+reads its own share (a transfer or a block export is over when it is over on all of them), or of
+memory that no connector reaches (`NullTransfer`).
 """
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from tandem.cluster.node.driver import KvTransferPort
-from tandem.facts.kv_export import KvExport, MoveKv, MoveReport
+from tandem.facts.kv_export import Endpoint, KvExport, MoveKv, MoveReport
 from tandem.live.ranks.ranks import Ranks
 from tandem.messages.node import ConnectPeer, EndMove, ExportBlocks, ForgetPeer, StartMove
 
@@ -69,23 +71,58 @@ class RankedTransferEngine:
         self._ranks = ranks
 
     def add_source(self, worker: str, incarnation: str, export: KvExport) -> None:
-        self._ranks.tell(ConnectPeer(worker, incarnation, export))
+        self._ranks.send_to_ranks(ConnectPeer(worker, incarnation, export))
         self._own.add_source(worker, incarnation, export)
 
     def forget_source(self, worker: str, incarnation: str) -> None:
-        self._ranks.tell(ForgetPeer(worker, incarnation))
+        self._ranks.send_to_ranks(ForgetPeer(worker, incarnation))
         self._own.forget_source(worker, incarnation)
 
     def start_transfer(self, move_id: int, order: MoveKv) -> None:
-        self._ranks.tell(StartMove(move_id, order))
+        self._ranks.send_to_ranks(StartMove(move_id, order))
         self._own.start_transfer(move_id, order)
 
     def stop_transfer(self, move_id: int) -> None:
-        self._ranks.tell(EndMove(move_id))
+        self._ranks.send_to_ranks(EndMove(move_id))
         self._own.stop_transfer(move_id)
 
     def export_blocks(
         self, export_id: int, blocks: tuple[int, ...], versions: tuple[int, ...]
     ) -> None:
-        self._ranks.tell(ExportBlocks(export_id, blocks, versions))
+        self._ranks.send_to_ranks(ExportBlocks(export_id, blocks, versions))
         self._own.export_blocks(export_id, blocks, versions)
+
+
+@dataclass(frozen=True, slots=True)
+class NullTransfer:
+    """A `live.node.TransferEngine` that has nothing to do. `why` is told of every transfer."""
+
+    why: str
+    transfer_ended: Callable[[int, MoveReport], None]
+    blocks_exported: Callable[[int], None]
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        return ()
+
+    def add_source(self, worker: str, incarnation: str, export: KvExport) -> None:
+        """Nothing is ever read from it."""
+
+    def forget_source(self, worker: str, incarnation: str) -> None:
+        """Nothing was."""
+
+    def start_transfer(self, move_id: int, order: MoveKv) -> None:
+        problem = f"{self.why}: nothing of {order.source} can be read"
+        self.transfer_ended(move_id, MoveReport(arrived=False, problem=problem))
+
+    def stop_transfer(self, move_id: int) -> None:
+        """It has ended already."""
+
+    def export_blocks(
+        self, export_id: int, blocks: tuple[int, ...], versions: tuple[int, ...]
+    ) -> None:
+        """Nobody can read them, and so nobody needs their metadata."""
+        assert len(blocks) == len(versions)
+        self.blocks_exported(export_id)
+
+    def stop_transfers(self) -> None:
+        """Nothing is open."""
