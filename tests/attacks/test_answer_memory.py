@@ -7,19 +7,22 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import pytest
 
-import tandem
 from tandem.api.app import build_app
 from tandem.api.choice import ChoiceReader, Presentation
 from tandem.api.config import ApiConfig
 from tandem.api.errors import Refused
 from tandem.api.logprobs import TokenJson, chat_items, chat_logprobs
-from tandem.api.response_budget import ResponseBudget
-from tandem.api.whole_response import CHUNK_BYTES, JsonText, Transcript, WholeResponse
+from tandem.api.whole_response import (
+    CHUNK_BYTES,
+    JsonText,
+    ResponseBudget,
+    Transcript,
+    WholeResponse,
+)
 from tandem.facts.errors import InvalidRequest, Overloaded
 from tandem.facts.request import FinishReason, TokenLogprobs, TokenOutput
 from tandem.live.mailbox import MOST_TAKEN_VALUES, Mailboxes
@@ -34,8 +37,7 @@ LOGPROBS = TokenLogprobs(-0.5, 1, tuple((i, -1.5) for i in range(20)))
 
 
 @pytest.fixture(scope="module")
-def door() -> Iterator[tuple[int, LongWinded]]:
-    text = TextModel.load(Path(tandem.__file__).parent / "bundled" / "tandem-mini")
+def door(text: TextModel) -> Iterator[tuple[int, LongWinded]]:
     generator = LongWinded(text)
     generator._card = replace(generator.card, context_tokens=4096)
     generator.tokens_per_output = 8
@@ -114,8 +116,7 @@ def test_text_is_counted_however_large_its_parts_are():
     assert sum(text.append("y") for _ in range(1000)) > 800
 
 
-def test_a_tool_call_that_never_closes_is_counted():
-    text = TextModel.load(Path(tandem.__file__).parent / "bundled" / "tandem-mini")
+def test_a_tool_call_that_never_closes_is_counted(text):
     presentation = Presentation(tool_format=text.tool_format)
     reader = ChoiceReader(0, text, presentation)
     transcript = Transcript(0, logprobs_lists=0, keeps_tokens=False)
@@ -211,8 +212,7 @@ def test_an_answer_counts_until_its_client_has_it():
     assert sent == [0, CHUNK_BYTES, CHUNK_BYTES]
 
 
-def test_the_quick_form_of_log_probabilities_is_the_slow_one():
-    text = TextModel.load(Path(tandem.__file__).parent / "bundled" / "tandem-mini")
+def test_the_quick_form_of_log_probabilities_is_the_slow_one(text):
     draw, tokens = random.Random(0), TokenJson(text.token_bytes)
     odd = (0.0, -0.0, -math.inf, math.nan, -1e-12, -1e-300, -9999.5)
 

@@ -2,33 +2,29 @@
 bounded, in tokens, in bytes and in calls that wait."""
 
 import asyncio
+import json
 import threading
 import time
 from array import array
-from pathlib import Path
 
+import msgspec
 import pytest
 
-import tandem
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
 from tandem.api.errors import Refused
 from tandem.api.intake import QUEUED_CALLS, THREADS, Intake
+from tandem.api.prompts import chat_prompt
+from tandem.api.requests import ChatBody
 from tandem.api.streaming import ClientGone
 from tandem.facts.blocks import PromptChains, grown_chain
-from tandem.facts.errors import PromptTooLong
+from tandem.facts.errors import InvalidRequest, PromptTooLong
 from tandem.text.aho_corasick import AhoCorasick
-from tandem.text.model import TextModel
-from tandem.text.tools import HermesParser
+from tandem.text.tools import HermesParser, Llama3Parser, ToolCall
 from tests.api.scripted_generator import ScriptedGenerator
 from tests.attacks.asgi_client import Connection, Upload
 
 LARGE = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def text() -> TextModel:
-    return TextModel.load(Path(tandem.__file__).parent / "bundled" / "tandem-mini")
 
 
 def test_a_prompt_that_cannot_fit_is_not_tokenised(text):
@@ -182,3 +178,38 @@ def test_choices_share_their_chain_until_they_go_on_in_their_own_ways():
     # Its own from now on, it grows where it is.
     assert grown_chain(grown, b"root", prompt + [7] * 32, 16) is grown
     assert len(grown) == 12
+
+
+def body_of(arguments: str) -> ChatBody:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [
+        {"role": "user", "content": "<|im_end|>"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    return msgspec.convert({"messages": messages}, ChatBody)
+
+
+def nested(levels: int) -> str:
+    """An object of so many levels."""
+    return '{"a":' + "[" * (levels - 1) + "]" * (levels - 1) + "}"
+
+
+@pytest.mark.parametrize("levels", [9, 400, 900, 3000, 20_000])
+def test_deep_arguments_are_refused(text, levels):
+    with pytest.raises(InvalidRequest, match="messages have tool call arguments"):
+        chat_prompt(body_of(nested(levels)), [], text, 100_000, max_nesting=8)
+
+
+def test_arguments_within_the_bound_are_taken(text):
+    assert chat_prompt(body_of(nested(8)), [], text, 100_000, max_nesting=8)
+    assert chat_prompt(body_of(nested(64)), [], text, 100_000)
+
+
+@pytest.mark.parametrize("levels", [300, *range(960, 1000, 2), 5000])
+def test_what_a_model_nests_is_a_call_or_content(levels):
+    answer = json.dumps({"name": "f", "parameters": nested(levels)})
+    for spelled in (answer, '{"name":"f","parameters":' + nested(levels) + "}"):
+        llama, hermes = Llama3Parser(), HermesParser()
+        for parser, whole in ((llama, spelled), (hermes, f"<tool_call>{spelled}</tool_call>")):
+            pieces = parser.feed(whole) + parser.finish()
+            assert pieces == [whole] or isinstance(pieces[0], ToolCall)

@@ -1,22 +1,57 @@
 """A client sends the heaviest bodies of each kind, or asks for the heaviest answers: the event loop
 serves others meanwhile."""
 
+import asyncio
 import gc
 import http.client
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-import tandem
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
 from tandem.text.model import TextModel
 from tests.api.server import serving
 from tests.attacks.heavy_bodies import heavy_bodies
 from tests.attacks.long_answers import LongWinded, long_answers
-from tests.attacks.loop_stalls import StallMeter
+
+TICK_S = 0.001
+
+
+class StallMeter:
+    """An application around another that looks, all the while, how late its loop's timers are.
+
+    A gap counts as the lesser of its wall and its processor time: the first counts what other
+    programs of the machine do, the second what threads do beside the loop.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._ticking: asyncio.Task[None] | None = None
+        self.longest_s = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._ticking is None:
+            self._ticking = asyncio.create_task(self._tick())
+        await self._app(scope, receive, send)
+
+    async def _tick(self) -> None:
+        while True:
+            wall_s, cpu_s = time.perf_counter(), time.process_time()
+            await asyncio.sleep(TICK_S)
+            gap_s = min(time.perf_counter() - wall_s, time.process_time() - cpu_s)
+            self.longest_s = max(self.longest_s, gap_s - TICK_S)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """`longest_s` is of this block then."""
+        self.longest_s = 0.0
+        yield
+
 
 # 20 ms is what a quiet machine keeps; tokenising anything of these on the loop takes seconds.
 BAR_S = 0.06
@@ -32,9 +67,8 @@ KINDS = (
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[tuple[StallMeter, int, dict]]:
+def server(text: TextModel) -> Iterator[tuple[StallMeter, int, dict]]:
     context_tokens = 32_768
-    text = TextModel.load(Path(tandem.__file__).parent / "bundled" / "tandem-mini")
     generator = LongWinded(text)
     generator.tokens_per_output = 32
     generator._card = replace(generator.card, context_tokens=context_tokens)

@@ -21,7 +21,6 @@ from tandem.config.cluster.file import Cluster
 from tandem.config.cluster.requests import ClassConfig, TenantConfig
 from tandem.config.cluster.tiers import tenant_pin_shares
 from tandem.config.cluster.workers import PoolConfig, TierConfigs
-from tandem.config.environment import BUNDLED_MODEL
 from tandem.config.policies import router_policies
 from tandem.facts.blocks import CacheRoot, salt_of
 from tandem.facts.errors import Overloaded
@@ -53,11 +52,6 @@ SECOND = 1_000_000_000
 KEYS = ApiConfig(api_keys=("flood", "quiet"), tenants={"acme-key": "acme"})
 # What somebody without a tenant may write to pass for one.
 LIES = ("4:acme", "acme", "0:4:acme", "4:acme0:", "04:acme", "\0acme", "４:acme")
-
-
-@pytest.fixture(scope="module")
-def text() -> TextModel:
-    return TextModel.load(BUNDLED_MODEL)
 
 
 class Door:

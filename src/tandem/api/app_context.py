@@ -11,7 +11,7 @@ from tandem.api.auth import KEY, TENANT, account_of
 from tandem.api.config import ApiConfig
 from tandem.api.errors import Refusal, Refused, retry_header
 from tandem.api.intake import HeldBytes, Intake
-from tandem.api.response_budget import ResponseBudget
+from tandem.api.whole_response import ResponseBudget
 from tandem.facts.errors import EngineFailed
 from tandem.facts.serving import Caller, Generator
 from tandem.text.model import TextModel

@@ -1,6 +1,6 @@
 """POST /v1/chat/completions: messages in, an assistant's message out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec import UNSET
@@ -10,11 +10,10 @@ from starlette.responses import Response
 from tandem.api.app_context import SYSTEM_FINGERPRINT, AppContext
 from tandem.api.choice import ChoiceDelta
 from tandem.api.clock_and_entropy import fresh_id
-from tandem.api.generation import Call, StreamUsage, respond
+from tandem.api.generation import AskedAnswer, Call, StreamUsage, create_answer
 from tandem.api.logprobs import CHAT_LISTS, Shown, TokenJson, chat_items, chat_logprobs
 from tandem.api.openapi import ApiEndpoint
 from tandem.api.prompts import Tokens, chat_prompt
-from tandem.api.request_body import read_body
 from tandem.api.requests import ChatBody, Tool
 from tandem.api.responses import (
     AnswerMessage,
@@ -29,18 +28,10 @@ from tandem.api.responses import (
     ToolCallDelta,
     Usage,
 )
-from tandem.api.sampling_request import (
-    OutputLimits,
-    SamplingRequest,
-    call_of,
-    check_choices,
-    sampling_parameters,
-    stop_strings,
-)
+from tandem.api.sampling_request import check_choices
 from tandem.api.streaming import encoded_event
-from tandem.api.whole_response import ID_BYTES, Transcript, parted
+from tandem.api.whole_response import ID_BYTES, Transcript, framed, parted
 from tandem.facts.errors import InvalidRequest
-from tandem.text.aho_corasick import AhoCorasick
 from tandem.text.detokenize import TokenBytes
 from tandem.text.tools import ToolCall
 
@@ -49,45 +40,40 @@ def chat_endpoints(context: AppContext) -> list[ApiEndpoint]:
     """The chat endpoint over `context`."""
     token_json = TokenJson(context.text.token_bytes)
 
+    def asked_of(body: ChatBody) -> AskedAnswer:
+        check_choices(body, 1, context)
+        tools = _tools(body)
+        longest_tokens, top_logprobs = _limits(body)
+        context_tokens = context.generator.card.context_tokens
+
+        def read() -> tuple[list[Tokens], Callable[[Call], ChatWriter]]:
+            prompt = chat_prompt(
+                body,
+                tools,
+                context.text,
+                context_tokens,
+                parse_special_tokens=context.config.parse_special_tokens,
+                max_nesting=context.config.max_nesting,
+            )
+            # What was read is not kept beside the prompt while the answer is written.
+            body.messages, body.tools, body.chat_template_kwargs, body.stop = [], None, None, None
+            return [prompt], lambda call: ChatWriter(
+                call, context.text.token_bytes, token_json, with_logprobs=bool(body.logprobs)
+            )
+
+        return AskedAnswer(
+            "chatcmpl-",
+            read,
+            max_tokens=longest_tokens or context_tokens,
+            named_tokens=longest_tokens,
+            top_logprobs=top_logprobs,
+            choices=body.n or 1,
+            tool_format=context.text.tool_format if tools else None,
+        )
+
     async def create_chat_completion(request: Request) -> Response:
         """Continues a conversation: messages in, the assistant's message or tool calls out."""
-        with context.holding_body(request) as held:
-            body = await read_body(request, ChatBody, context.config, held)
-            context.check_ready(body.model)
-            check_choices(body, 1, context)
-            tools = _tools(body)
-            card = context.generator.card
-            limits = _limits(body, card.context_tokens)
-            sampling = sampling_parameters(body, limits, context.text.defaults, card)
-            if not body.stream:
-                asked_tokens = body.max_completion_tokens or body.max_tokens
-                context.response_budget.check_request(asked_tokens, sampling, body.n or 1)
-            stops = stop_strings(body)
-
-            def tokenize() -> tuple[Tokens, AhoCorasick]:
-                prompt = chat_prompt(
-                    body,
-                    tools,
-                    context.text,
-                    card.context_tokens,
-                    parse_special_tokens=context.config.parse_special_tokens,
-                    max_nesting=context.config.max_nesting,
-                )
-                return prompt, AhoCorasick(stops)
-
-            prompt, automaton = await context.intake.run_off_loop(
-                request, held.count, tokenize, held.account
-            )
-        tool_format = context.text.tool_format if tools else None
-        # What was read is not kept beside the prompt while the answer is written.
-        body.messages, body.tools, body.chat_template_kwargs, body.stop = [], None, None, None
-        caller = context.caller_of(request)
-        asked = SamplingRequest("chatcmpl-", [prompt], sampling, tool_format, caller, automaton)
-        call = call_of(body, asked, context)
-        writer = ChatWriter(
-            call, context.text.token_bytes, token_json, with_logprobs=bool(body.logprobs)
-        )
-        return respond(call, writer, context)
+        return await create_answer(request, context, ChatBody, asked_of)
 
     return [
         ApiEndpoint(
@@ -179,8 +165,7 @@ class ChatWriter:
             system_fingerprint=SYSTEM_FINGERPRINT,
             prompt_token_ids=list(call.prompts[0]) if call.returns_token_ids else UNSET,
         )
-        before, after = parted(msgspec.json.encode(answer), b"choices", b"[]")
-        return before + b"[", b"]" + after
+        return framed(answer)
 
     def _chunk(
         self, choices: list[ChatChunkChoice], usage: StreamUsage, *, tells_prompt: bool
@@ -238,11 +223,13 @@ def _tools(body: ChatBody) -> list[Tool]:
     return [] if choice == "none" else body.tools or []
 
 
-def _limits(body: ChatBody, context_tokens: int) -> OutputLimits:
+def _limits(body: ChatBody) -> tuple[int | None, int | None]:
+    """The longest answer that the client names, and how many alternatives it wants to each token
+    (None: no log-probabilities)."""
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs", "needs logprobs to be true")
     asked = {body.max_tokens, body.max_completion_tokens} - {None}
     if len(asked) > 1:
         raise InvalidRequest("max_tokens", "contradicts max_completion_tokens; send one of them")
-    max_tokens = body.max_completion_tokens or body.max_tokens or context_tokens
-    return OutputLimits(max_tokens, (body.top_logprobs or 0) if body.logprobs else None)
+    longest_tokens = body.max_completion_tokens or body.max_tokens
+    return longest_tokens, (body.top_logprobs or 0) if body.logprobs else None

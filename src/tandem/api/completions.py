@@ -1,6 +1,6 @@
 """POST /v1/completions: text or token ids in, their continuation out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec import UNSET
@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from tandem.api.app_context import SYSTEM_FINGERPRINT, AppContext
 from tandem.api.choice import ChoiceDelta
-from tandem.api.generation import Call, StreamUsage, respond
+from tandem.api.generation import AskedAnswer, Call, StreamUsage, create_answer
 from tandem.api.logprobs import (
     COMPLETION_LISTS,
     Shown,
@@ -19,21 +19,12 @@ from tandem.api.logprobs import (
 )
 from tandem.api.openapi import ApiEndpoint
 from tandem.api.prompts import Tokens, completion_prompts, prompt_count
-from tandem.api.request_body import read_body
 from tandem.api.requests import CompletionBody
 from tandem.api.responses import CompletionAnswer, CompletionChoice, CompletionLogprobs, Usage
-from tandem.api.sampling_request import (
-    OutputLimits,
-    SamplingRequest,
-    call_of,
-    check_choices,
-    sampling_parameters,
-    stop_strings,
-)
+from tandem.api.sampling_request import check_choices
 from tandem.api.streaming import encoded_event
-from tandem.api.whole_response import CHAR_BYTES, ID_BYTES, Transcript, parted
+from tandem.api.whole_response import CHAR_BYTES, ID_BYTES, Transcript, framed, parted
 from tandem.facts.errors import InvalidRequest
-from tandem.text.aho_corasick import AhoCorasick
 from tandem.text.detokenize import TokenBytes
 
 _DEFAULT_MAX_TOKENS = 16
@@ -42,37 +33,31 @@ _DEFAULT_MAX_TOKENS = 16
 def completion_endpoints(context: AppContext) -> list[ApiEndpoint]:
     """The completions endpoint over `context`."""
 
+    def asked_of(body: CompletionBody) -> AskedAnswer:
+        _check(body)
+        prompt_number = prompt_count(body.prompt)
+        check_choices(body, prompt_number, context)
+        max_tokens = body.max_tokens or _DEFAULT_MAX_TOKENS
+
+        def read() -> tuple[list[Tokens], Callable[[Call], CompletionWriter]]:
+            prompts = completion_prompts(body, context.text, context.generator.card)
+            echoes = _echoes(body, prompts, context)
+            # What was read is not kept beside the prompts while the answer is written.
+            body.prompt, body.stop = "", None
+            return prompts, lambda call: CompletionWriter(call, context.text.token_bytes, echoes)
+
+        return AskedAnswer(
+            "cmpl-",
+            read,
+            max_tokens=max_tokens,
+            named_tokens=max_tokens,
+            top_logprobs=body.logprobs,
+            choices=prompt_number * (body.n or 1),
+        )
+
     async def create_completion(request: Request) -> Response:
         """Continues plain text or token ids, without a chat template."""
-        with context.holding_body(request) as held:
-            body = await read_body(request, CompletionBody, context.config, held)
-            context.check_ready(body.model)
-            _check(body)
-            prompt_number = prompt_count(body.prompt)
-            check_choices(body, prompt_number, context)
-            card = context.generator.card
-            limits = OutputLimits(body.max_tokens or _DEFAULT_MAX_TOKENS, body.logprobs)
-            sampling = sampling_parameters(body, limits, context.text.defaults, card)
-            if not body.stream:
-                choices = prompt_number * (body.n or 1)
-                context.response_budget.check_request(limits.max_tokens, sampling, choices)
-            stops = stop_strings(body)
-
-            def tokenize() -> tuple[list[Tokens], list[str], AhoCorasick]:
-                prompts = completion_prompts(body, context.text, card)
-                return prompts, _echoes(body, prompts, context), AhoCorasick(stops)
-
-            prompts, echoes, automaton = await context.intake.run_off_loop(
-                request, held.count, tokenize, held.account
-            )
-        # What was read is not kept beside the prompts while the answer is written.
-        body.prompt, body.stop = "", None
-        caller = context.caller_of(request)
-        asked = SamplingRequest("cmpl-", prompts, sampling, caller=caller, stops=automaton)
-        call = call_of(body, asked, context)
-        echoes = [echoes[c // call.choices_per_prompt] for c in range(len(call.requests))]
-        writer = CompletionWriter(call, context.text.token_bytes, echoes)
-        return respond(call, writer, context)
+        return await create_answer(request, context, CompletionBody, asked_of)
 
     return [
         ApiEndpoint(
@@ -88,14 +73,15 @@ def completion_endpoints(context: AppContext) -> list[ApiEndpoint]:
 
 
 class CompletionWriter:
-    """Writes deltas and answers in the completions form. `echoes` open each choice's text."""
+    """Writes deltas and answers in the completions form. `echoes` open the text of each prompt's
+    choices."""
 
     def __init__(self, call: Call, token_bytes: TokenBytes, echoes: Sequence[str]) -> None:
         self._call = call
         self._token_bytes = token_bytes
-        self._echoes = echoes
+        self._echoes = [echoes[c // call.choices_per_prompt] for c in range(len(call.requests))]
         self._begun: set[int] = set()
-        self._offset_chars = [len(echo) for echo in echoes]
+        self._offset_chars = [len(echo) for echo in self._echoes]
         self._prompt_jsons: dict[int, bytes] = {}
         self._echo_jsons: dict[int, bytes] = {}
 
@@ -162,8 +148,7 @@ class CompletionWriter:
         return [*pieces, rest]
 
     def answer_frame(self, usage: Usage) -> tuple[bytes, bytes]:
-        before, after = parted(msgspec.json.encode(self._answer([], usage)), b"choices", b"[]")
-        return before + b"[", b"]" + after
+        return framed(self._answer([], usage))
 
     def _answer(self, choices: list[CompletionChoice], usage: StreamUsage) -> CompletionAnswer:
         return CompletionAnswer(

@@ -1,31 +1,37 @@
-"""A generating call: its requests go through the port `Generator`, their outputs come back as
-deltas, and leave as a stream of events or as one JSON answer.
+"""A generating call, from its body to its answer: its requests go through the port `Generator`,
+their outputs come back as deltas, and leave as a stream of events or as one JSON answer.
 
 Closing a generator is what frees its blocks in the engine, so it happens on every way out.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from msgspec import UNSET, UnsetType
+from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from tandem.api.app_context import AppContext
 from tandem.api.choice import ChoiceDelta, ChoiceReader, Presentation, UsageMeter
+from tandem.api.clock_and_entropy import fresh_id, unix_time_s
 from tandem.api.prompts import Tokens
+from tandem.api.request_body import read_body
 from tandem.api.requests import GenerationBody
-from tandem.api.response_budget import HeldResponse
 from tandem.api.responses import Usage
+from tandem.api.sampling_request import requests_of, sampling_parameters, stop_strings
 from tandem.api.streaming import DONE, EventStream
-from tandem.api.whole_response import TURN_BYTES, Transcript, WholeResponse
-from tandem.facts.errors import EngineFailed
+from tandem.api.whole_response import TURN_BYTES, HeldResponse, Transcript, WholeResponse
+from tandem.facts.errors import EngineFailed, InvalidRequest
 from tandem.facts.request import Request
 from tandem.facts.serving import ANYBODY, Caller, Generator
+from tandem.text.aho_corasick import AhoCorasick
+from tandem.text.tools import ToolFormat
 
 Item = TypeVar("Item")
+Body = TypeVar("Body", bound=GenerationBody)
 StreamUsage = Usage | UnsetType | None
 
 # After so many tokens and alternatives of all choices, a few milliseconds of work, the loop goes
@@ -88,8 +94,72 @@ class ResponseWriter(Protocol):
         ...
 
 
-def respond(call: Call, writer: ResponseWriter, context: AppContext) -> Response:
-    """Runs the call while the client listens, and answers as a stream or at once."""
+@dataclass(frozen=True, slots=True)
+class AskedAnswer:
+    """What chat and completions take from their bodies in ways of their own.
+
+    `read` gives the prompts as token ids, and makes the writer of the call. An answer has at most
+    `max_tokens`; its client named `named_tokens` of them, or no limit. `top_logprobs` are the
+    alternatives to each token, None without log-probabilities; `choices` those of all prompts.
+    """
+
+    id_prefix: str
+    read: Callable[[], tuple[Sequence[Tokens], Callable[[Call], ResponseWriter]]]
+    max_tokens: int
+    named_tokens: int | None
+    top_logprobs: int | None
+    choices: int
+    tool_format: ToolFormat | None = None
+
+
+async def create_answer(
+    request: HttpRequest,
+    context: AppContext,
+    body_type: type[Body],
+    asked_of: Callable[[Body], AskedAnswer],
+) -> Response:
+    """Reads and checks a call, and answers it as a stream or at once. Raises `Refused` and
+    `TandemError` for what cannot run."""
+    card = context.generator.card
+    with context.holding_body(request) as held:
+        body = await read_body(request, body_type, context.config, held)
+        context.check_ready(body.model)
+        asked = asked_of(body)
+        sampling = sampling_parameters(
+            body, asked.max_tokens, asked.top_logprobs, context.text.defaults, card
+        )
+        if not body.stream:
+            context.response_budget.check_request(asked.named_tokens, sampling, asked.choices)
+        strings = stop_strings(body)
+        (prompts, writer_of), stops = await context.intake.run_off_loop(
+            request, held.count, lambda: (asked.read(), AhoCorasick(strings)), held.account
+        )
+    caller = context.caller_of(request)
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options", "needs stream to be true")
+    answer_id = fresh_id(asked.id_prefix)
+    call = Call(
+        body=body,
+        answer_id=answer_id,
+        created_s=unix_time_s(),
+        model=card.names[0],
+        prompts=prompts,
+        choices_per_prompt=body.n or 1,
+        requests=requests_of(body, answer_id, prompts, sampling, caller.tenant, card),
+        presentation=Presentation(
+            stops=stops,
+            include_stop=bool(body.include_stop_str_in_output),
+            skip_special_tokens=body.skip_special_tokens is not False,
+            tool_format=asked.tool_format,
+            min_tokens=sampling.min_tokens,
+            end_token_ids=frozenset(card.end_token_ids),
+        ),
+        caller=caller,
+    )
+    return _respond(call, writer_of(call), context)
+
+
+def _respond(call: Call, writer: ResponseWriter, context: AppContext) -> Response:
     if call.body.stream:
         return EventStream(_stream_events(call, writer, context))
     return WholeResponse(

@@ -35,25 +35,6 @@ _ERRORS = {
 }
 # Only a call that carries a body can meet these.
 _BODY_ERRORS = {403, 413, 415, 429}
-_BODIES = (
-    requests.ChatBody,
-    requests.CompletionBody,
-    requests.TokenizeBody,
-    requests.DetokenizeBody,
-)
-_ANSWERS = (
-    responses.ChatAnswer,
-    responses.ChatChunk,
-    responses.CompletionAnswer,
-    responses.ModelEntry,
-    responses.ModelList,
-    responses.TokenizeAnswer,
-    responses.DetokenizeAnswer,
-    responses.StatusAnswer,
-    responses.VersionAnswer,
-    responses.ErrorAnswer,
-)
-
 Handler = Callable[[Request], Awaitable[Response]]
 Document = dict[str, Any]
 
@@ -75,19 +56,10 @@ class ApiEndpoint:
     body: type[msgspec.Struct] | None = None
     answer: type[msgspec.Struct] | None = None
     event: type[msgspec.Struct] | None = None
-    path_parameters: Sequence[str] = ()
 
     @property
     def route(self) -> Route:
         return Route(self.path, self.handler, methods=[self.method])
-
-    @property
-    def shown_path(self) -> str:
-        """Without the kinds of its parameters."""
-        path = self.path
-        for name in self.path_parameters:
-            path = path.replace(f"{{{name}:path}}", f"{{{name}}}")
-        return path
 
 
 def openapi_maker(
@@ -101,10 +73,10 @@ def openapi_maker(
             "openapi": _OPENAPI_VERSION,
             "info": {"title": title, "version": version},
             "paths": {},
-            "components": {"schemas": _schemas()},
+            "components": {"schemas": _schemas(endpoints)},
         }
         for endpoint in endpoints:
-            operations = document["paths"].setdefault(endpoint.shown_path, {})
+            operations = document["paths"].setdefault(endpoint.route.path_format, {})
             operations[endpoint.method.lower()] = _operation(endpoint)
         if has_keys:
             _require_keys(document)
@@ -131,8 +103,8 @@ def _operation(endpoint: ApiEndpoint) -> Document:
         "description": getdoc(endpoint.handler) or "",
         "operationId": _operation_id(name, endpoint),
     }
-    if endpoint.path_parameters:
-        operation["parameters"] = [_path_parameter(each) for each in endpoint.path_parameters]
+    if names := endpoint.route.param_convertors:
+        operation["parameters"] = [_path_parameter(each) for each in names]
     if endpoint.body is not None:
         example = requests.EXAMPLES[endpoint.body.__name__]
         media = {"schema": _reference(endpoint.body), "example": example}
@@ -142,7 +114,7 @@ def _operation(endpoint: ApiEndpoint) -> Document:
 
 
 def _operation_id(name: str, endpoint: ApiEndpoint) -> str:
-    words = f"{name}{endpoint.shown_path}"
+    words = f"{name}{endpoint.route.path_format}"
     letters = "".join(each if each.isalnum() or each == "_" else "_" for each in words)
     return f"{letters}_{endpoint.method.lower()}"
 
@@ -168,9 +140,12 @@ def _path_parameter(name: str) -> Document:
     return {"name": name, "in": "path", "required": True, "schema": schema}
 
 
-def _schemas() -> Document:
+def _schemas(endpoints: Sequence[ApiEndpoint]) -> Document:
     """Of all bodies and answers, by name."""
-    _, types = msgspec.json.schema_components((*_BODIES, *_ANSWERS), ref_template=_REF)
+    read = [each.body for each in endpoints if each.body is not None]
+    written = [kind for each in endpoints for kind in (each.answer, each.event) if kind is not None]
+    named = dict.fromkeys((*read, *written, responses.ErrorAnswer))
+    _, types = msgspec.json.schema_components(named, ref_template=_REF)
     for body in (requests.ChatBody, requests.CompletionBody):
         types[body.__name__]["properties"] |= foreign_fields()
     prompt = types["CompletionBody"]["properties"]["prompt"]

@@ -1,16 +1,13 @@
 """Sampling request: from the fields of a body to the requests that run, one a choice.
 
-Body fields go over the checkpoint's defaults, every check that needs the model is made here, and
-`call_of` makes the call that `generation` runs.
+Body fields go over the checkpoint's defaults, and every check that needs the model is made here.
 """
 
 from collections.abc import Sequence, Sized
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tandem.api.app_context import AppContext
-from tandem.api.choice import NO_STOPS, Presentation
-from tandem.api.clock_and_entropy import fresh_id, fresh_seed, unix_time_s
-from tandem.api.generation import Call
+from tandem.api.clock_and_entropy import fresh_seed
 from tandem.api.prompts import Tokens, check_tokens
 from tandem.api.requests import GenerationBody
 from tandem.facts.client_fields import client_fields, client_values
@@ -22,36 +19,13 @@ from tandem.facts.sampling import (
     STOP_TOKENS_LIMIT,
     SamplingParameters,
 )
-from tandem.facts.serving import ANYBODY, Caller, ModelCard
-from tandem.text.aho_corasick import AhoCorasick
-from tandem.text.tools import ToolFormat
+from tandem.facts.serving import ModelCard
 
 STOP_STRINGS_LIMIT = 64
 STOP_STRING_CHARS_LIMIT = 1024
 # What is stored as a client sets it.
 _PARAMETERS = client_fields(SamplingParameters)
 _ATTRIBUTES = client_fields(Request)
-
-
-@dataclass(frozen=True, slots=True)
-class OutputLimits:
-    """What the two generating calls name differently: the longest answer, and how many
-    alternatives to each token (None: no log-probabilities)."""
-
-    max_tokens: int
-    top_logprobs: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingRequest:
-    """What is known of a call before it becomes sequences."""
-
-    id_prefix: str
-    prompts: Sequence[Tokens]
-    sampling: SamplingParameters
-    tool_format: ToolFormat | None = None
-    caller: Caller = ANYBODY
-    stops: AhoCorasick = NO_STOPS
 
 
 def check_choices(body: GenerationBody, prompts: int, context: AppContext) -> None:
@@ -61,43 +35,39 @@ def check_choices(body: GenerationBody, prompts: int, context: AppContext) -> No
         raise InvalidRequest("n", f"asks for more than {limit} choices over all prompts")
 
 
-def call_of(body: GenerationBody, asked: SamplingRequest, context: AppContext) -> Call:
-    """The call with its requests, one for each choice. Raises `InvalidRequest` for what can never
+def requests_of(
+    body: GenerationBody,
+    answer_id: str,
+    prompts: Sequence[Tokens],
+    sampling: SamplingParameters,
+    tenant: str,
+    card: ModelCard,
+) -> list[Request]:
+    """The requests of a call, one for each choice. Raises `InvalidRequest` for what can never
     run."""
-    card = context.generator.card
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequest("stream_options", "needs stream to be true")
-    choices_per_prompt = body.n or 1
-    answer_id = fresh_id(asked.id_prefix)
     attributes = client_values(body, _ATTRIBUTES)
     requests: list[Request] = []
-    for prompt in asked.prompts:
-        sampling = fitted(asked.sampling, len(prompt), card)
-        for choice in range(choices_per_prompt):
+    for prompt in prompts:
+        fitting = fitted(sampling, len(prompt), card)
+        for choice in range(body.n or 1):
             requests.append(
                 Request(
                     request_id=f"{answer_id}-{len(requests)}",
                     prompt_tokens=prompt,
-                    sampling=_for_choice(sampling, choice),
-                    tenant=asked.caller.tenant,
+                    sampling=replace(fitting, seed=fitting.seed_of_choice(choice)),
+                    tenant=tenant,
                     **attributes,
                 )
             )
-    return Call(
-        body=body,
-        answer_id=answer_id,
-        created_s=unix_time_s(),
-        model=card.names[0],
-        prompts=asked.prompts,
-        choices_per_prompt=choices_per_prompt,
-        requests=requests,
-        presentation=_presentation(body, asked, card),
-        caller=asked.caller,
-    )
+    return requests
 
 
 def sampling_parameters(
-    body: GenerationBody, limits: OutputLimits, defaults: SamplingParameters, card: ModelCard
+    body: GenerationBody,
+    max_tokens: int,
+    top_logprobs: int | None,
+    defaults: SamplingParameters,
+    card: ModelCard,
 ) -> SamplingParameters:
     """Raises `InvalidRequest` naming the field."""
     recommended = {each.name: getattr(defaults, each.name) for each in _PARAMETERS}
@@ -109,10 +79,10 @@ def sampling_parameters(
         logit_bias=_logit_bias(body, card),
         seed=_seed(body.seed),
         # No answer is longer than the context, however much is asked for.
-        max_tokens=min(limits.max_tokens, card.context_tokens),
+        max_tokens=min(max_tokens, card.context_tokens),
         min_tokens=body.min_tokens or 0,
         stop_token_ids=_stop_token_ids(body, card),
-        top_logprobs=limits.top_logprobs,
+        top_logprobs=top_logprobs,
     )
 
 
@@ -168,18 +138,3 @@ def _logit_bias(body: GenerationBody, card: ModelCard) -> tuple[tuple[int, float
         bias.append((int(key), value))
     check_tokens("logit_bias", [token for token, _ in bias], card)
     return tuple(bias)
-
-
-def _for_choice(sampling: SamplingParameters, choice: int) -> SamplingParameters:
-    return replace(sampling, seed=sampling.seed_of_choice(choice))
-
-
-def _presentation(body: GenerationBody, asked: SamplingRequest, card: ModelCard) -> Presentation:
-    return Presentation(
-        stops=asked.stops,
-        include_stop=bool(body.include_stop_str_in_output),
-        skip_special_tokens=body.skip_special_tokens is not False,
-        tool_format=asked.tool_format,
-        min_tokens=asked.sampling.min_tokens,
-        end_token_ids=frozenset(card.end_token_ids),
-    )

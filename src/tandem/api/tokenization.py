@@ -11,9 +11,8 @@ from tandem.api.openapi import ApiEndpoint
 from tandem.api.prompts import chat_prompt, check_tokens, encode
 from tandem.api.request_body import read_body
 from tandem.api.requests import DetokenizeBody, TokenizeBody
-from tandem.api.response_budget import HeldResponse
 from tandem.api.responses import DetokenizeAnswer, TokenizeAnswer
-from tandem.api.whole_response import CHUNK_BYTES, WholeResponse
+from tandem.api.whole_response import CHUNK_BYTES, HeldResponse, WholeResponse
 from tandem.facts.errors import InvalidRequest
 
 _COUNTED_TOKENS = 64 << 10

@@ -8,9 +8,9 @@ from tandem.facts.client_fields import client_fields
 from tandem.facts.errors import InvalidConfiguration, InvalidRequest
 from tandem.facts.sampling import SamplingParameters
 from tandem.text.chat import ChatTemplate
-from tandem.text.client_text import ClientText, client_text
 from tandem.text.detokenize import Detokenizer, TokenBytes, detokenizer
 from tandem.text.files import read_chat_templates, read_json
+from tandem.text.shielding import ClientText, client_text
 from tandem.text.tokenizer import Tokenizer
 from tandem.text.tools import CLOSE_TAG, OPEN_TAG, ToolFormat
 
