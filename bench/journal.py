@@ -25,7 +25,7 @@ from tandem.config.cluster.requests import JournalConfig
 from tandem.config.journal import recorded_cluster
 from tandem.facts.blocks import BlockChanges, CacheRoot, extend_chain
 from tandem.facts.fleet import Role, Tier
-from tandem.facts.kv_export import KvExport, KvGeometry
+from tandem.facts.kv import KvExport, KvGeometry
 from tandem.facts.request import FinishReason, Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.live.processes.gateway import assemble_gateway

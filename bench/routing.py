@@ -8,8 +8,7 @@ import statistics
 import time
 from dataclasses import dataclass, replace
 
-from tandem.cost.step import StepShape
-from tandem.cost.worker import LinkCost, WorkerCost
+from tandem.cost.worker import LinkCost, StepShape, WorkerCost
 from tandem.facts.fleet import Role, Tier
 from tandem.policy.chance import draw
 from tandem.policy.routing.policies import ROUTINGS

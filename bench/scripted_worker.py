@@ -16,7 +16,7 @@ import zmq
 
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.fleet import Role
-from tandem.facts.kv_export import KvExport, KvGeometry
+from tandem.facts.kv import KvExport, KvGeometry
 from tandem.facts.request import FinishReason
 from tandem.live.channels.keys import KeyPair
 from tandem.live.channels.sockets import ChannelLimits, NodeKeys, node_socket

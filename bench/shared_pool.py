@@ -24,7 +24,7 @@ from limits import summarised
 from tandem.cluster.shared_pool.machine import PoolNodeConfig, PoolNodeMachine
 from tandem.cluster.tiers.config import TierLimits, TiersConfig
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_tiers import BlockFormat, BlockName
+from tandem.facts.kv import BlockFormat, BlockName
 from tandem.kernels.transfer import choose_transfer
 from tandem.kv.connectors.tcp.protocol import Credentials
 from tandem.kv.connectors.tcp.stream import listening_socket

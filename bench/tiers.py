@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from figures import Figure, show, write
 from limits import Summary, summarised
-from tandem.facts.kv_tiers import BlockFormat, BlockName
+from tandem.facts.kv import BlockFormat, BlockName
 from tandem.kernels.transfer import choose_transfer
 from tandem.kv.tiers.contract import BlockStore
 from tandem.kv.tiers.disk import DiskConfig, DiskStore

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from tandem.config.hardware.worker import WorkerHardware, kv_blocks, worker_cost
-from tandem.cost.step import StepTime
+from tandem.cost.worker import StepTime
 from tandem.facts.fleet import Role
 from tandem.facts.trace import TraceRow
 from tandem.policy.admission.policies import ADMISSIONS

@@ -15,9 +15,8 @@ from chat import Part, assistant, system, tool_header, turns, user
 from english import english_turns
 from tandem.bench.tasks.arithmetic import arithmetic
 from tandem.bench.tasks.recall import ANSWER, INTROS, Fact, draw_fact, question
-from tandem.bench.tasks.task import Task
+from tandem.bench.tasks.task import NOUNS, VALUES, Task
 from tandem.bench.tasks.tool_call import tool_call, tool_conversation
-from tandem.bench.tasks.words import NOUNS, VALUES
 
 Row = tuple[list[int], list[float]]
 

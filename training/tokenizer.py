@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from chat import Part
 from data import chat_parts, tool_parts
-from tandem.bench.tasks.words import ADJECTIVES, NOUNS, VALUES
+from tandem.bench.tasks.task import ADJECTIVES, NOUNS, VALUES
 
 VOCABULARY = 2560
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

@@ -8,7 +8,7 @@ from tandem.cluster.shared_pool.contents import HotBlocksConfig
 from tandem.cluster.shared_pool.machine import PoolNodeConfig, PoolNodeMachine
 from tandem.cluster.tiers.config import TiersConfig
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_tiers import BlockFormat, BlockName
+from tandem.facts.kv import BlockFormat, BlockName
 from tandem.messages.cluster import PROTOCOL, Audit, RegisterPoolNode
 from tandem.messages.gateway import AuditAsked, AuditEnded
 from tandem.messages.node import GatewayConnected, MessageFromGateway

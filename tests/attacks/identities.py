@@ -14,7 +14,7 @@ from tandem.config.kv_format import block_format
 from tandem.config.options import ServeOptions
 from tandem.config.processes import CurveKeys, WorkerSetup
 from tandem.facts.blocks import extend_chain
-from tandem.facts.kv_tiers import BlockFormat, BlockName
+from tandem.facts.kv import BlockFormat, BlockName
 from tandem.live.processes.worker_rank import PlannedWorker, plan_worker
 from tests.config.clusters import POOL, cluster_of_one
 

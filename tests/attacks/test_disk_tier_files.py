@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tandem.facts.errors import InvalidConfiguration
-from tandem.facts.kv_tiers import BlockFormat
+from tandem.facts.kv import BlockFormat
 from tandem.kernels.transfer import choose_transfer
 from tandem.kv.tiers.disk import DiskConfig, DiskStore
 from tests.kv.ending import closing

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_tiers import BlockFormat
+from tandem.facts.kv import BlockFormat
 from tandem.kernels.transfer import choose_transfer
 from tandem.kv.connectors.contract import ConnectorError, Spans
 from tandem.kv.connectors.shm import ShmConnector

@@ -16,7 +16,7 @@ from tandem.config.options import read_options
 from tandem.config.processes import PoolNodeSetup, WorkerSetup
 from tandem.config.resolve import ModelFacts, resolve
 from tandem.facts.errors import InvalidConfiguration
-from tandem.facts.kv_tiers import BlockFormat
+from tandem.facts.kv import BlockFormat
 from tandem.facts.model import AttentionSpec, ModelSpec, RopeSpec
 from tandem.kernels.faces import choose_kernels
 from tandem.live.processes import shared_pool as pool_process

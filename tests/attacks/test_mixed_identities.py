@@ -9,7 +9,7 @@ from rich.console import Console
 from tandem.commands.cluster_view import print_status
 from tandem.facts.blocks import BlockChanges, CacheRoot, extend_chain
 from tandem.facts.fleet import Role, Tier
-from tandem.facts.kv_export import MoveKv
+from tandem.facts.kv import MoveKv
 from tandem.messages.cluster import ListBlocks, Registered
 from tandem.messages.gateway import PeerGone
 from tandem.messages.router import BlocksListed, BlocksReported, ImportReported, KvReported

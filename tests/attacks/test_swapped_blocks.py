@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import redis
 
-from tandem.facts.kv_tiers import BlockFormat
+from tandem.facts.kv import BlockFormat
 from tandem.kv.tiers.block_records import TAG_BYTES, BlockHeader, BlockTags, HeaderCodec
 from tandem.kv.tiers.redis import RedisStore
 from tandem.kv.tiers.redis_client import RedisConfig

@@ -25,7 +25,7 @@ from tandem.config.policies import router_policies
 from tandem.facts.blocks import CacheRoot, salt_of
 from tandem.facts.errors import Overloaded
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_tiers import BlockName
+from tandem.facts.kv import BlockName
 from tandem.facts.serving import Caller
 from tandem.facts.slo import AS_THEY_WISH
 from tandem.live.gateway.gateway import Gateway, GatewayTerms

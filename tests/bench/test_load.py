@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from tandem.bench.load import Pacing, run_load
-from tandem.bench.stopwatch import Clock, nanoseconds
+from tandem.bench.load import Clock, Pacing, nanoseconds, run_load
 from tandem.bench.workload import Content, Conversation, PlannedRequest, Segment
 from tandem.report.record import MeasuredRequest
 

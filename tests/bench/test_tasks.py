@@ -8,11 +8,19 @@ from random import Random
 import pytest
 
 from tandem.bench.tasks.arithmetic import arithmetic, draw_problem, steps
+from tandem.bench.tasks.evaluation import SUITES, Suite, make_tasks, scaled_counter
 from tandem.bench.tasks.recall import recall
-from tandem.bench.tasks.suites import SUITES, Suite, make_tasks, scaled_counter
-from tandem.bench.tasks.task import Task, calls_in, canonical_call, is_held_out, score
+from tandem.bench.tasks.task import (
+    ADJECTIVES,
+    NOUNS,
+    VALUES,
+    Task,
+    calls_in,
+    canonical_call,
+    is_held_out,
+    score,
+)
 from tandem.bench.tasks.tool_call import tool_call, tool_conversation
-from tandem.bench.tasks.words import ADJECTIVES, NOUNS, VALUES
 from tandem.bench.workload import ContentSource, Segment
 
 SEEDS = range(40)

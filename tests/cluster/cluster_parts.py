@@ -10,8 +10,7 @@ from tandem.cluster.router.fleet import Capacity
 from tandem.cluster.worker.machine import WorkerConfig, WorkerMachine
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.fleet import Role
-from tandem.facts.kv_export import KvExport, KvGeometry
-from tandem.facts.kv_tiers import BlockFormat
+from tandem.facts.kv import BlockFormat, KvExport, KvGeometry
 from tandem.facts.request import FinishReason, Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.steps import StepResult

@@ -15,8 +15,7 @@ from tandem.cluster.router.request_state import Stage
 from tandem.cluster.tiers.config import TiersConfig
 from tandem.cluster.worker.machine import WorkerConfig, WorkerMachine
 from tandem.facts.fleet import Role
-from tandem.facts.kv_export import KvExport, KvGeometry, MoveKv, MoveReport
-from tandem.facts.kv_tiers import BlockFormat
+from tandem.facts.kv import BlockFormat, KvExport, KvGeometry, MoveKv, MoveReport
 from tandem.facts.request import Request
 from tandem.messages.cluster import PROTOCOL, Audited, Drain, Register, Registered, ToWorker
 from tandem.messages.codec import TO_GATEWAY, TO_WORKER

@@ -3,7 +3,7 @@
 from tandem.cluster.tiers.benefit_gate import NS_PER_S, BenefitGate
 from tandem.cluster.tiers.config import TierLimits
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_tiers import TierFigures
+from tandem.facts.kv import TierFigures
 
 HOST = TierFigures(Tier.HOST, on=True, blocks=1, capacity_blocks=2)
 

@@ -8,7 +8,7 @@ import pytest
 from tandem.cluster.router.queue import RequestQueueConfig
 from tandem.facts.blocks import BlockChanges, CacheRoot
 from tandem.facts.fleet import Role, Tier
-from tandem.facts.kv_export import KvGeometry, MoveKv, MoveReport
+from tandem.facts.kv import KvGeometry, MoveKv, MoveReport
 from tandem.facts.request import FinishReason, Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.messages.cluster import (

@@ -6,8 +6,7 @@ import pytest
 
 from tandem.facts.blocks import BlockChanges, extend_chain
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_export import MoveReport
-from tandem.facts.kv_tiers import BlockFormat, TierFigures
+from tandem.facts.kv import BlockFormat, MoveReport, TierFigures
 from tandem.facts.request import FinishReason, Request
 from tandem.messages.cluster import (
     PROTOCOL,

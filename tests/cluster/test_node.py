@@ -7,7 +7,7 @@ import pytest
 from tandem.cluster.worker.machine import load_of
 from tandem.facts.blocks import BlockChanges
 from tandem.facts.fleet import Role, Tier
-from tandem.facts.kv_export import MoveKv, MoveReport
+from tandem.facts.kv import MoveKv, MoveReport
 from tandem.messages.cluster import (
     Audit,
     Deregister,

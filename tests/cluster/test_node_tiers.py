@@ -6,7 +6,7 @@ from tandem.cluster.node.machine import NodeConfig, NodeMachine
 from tandem.cluster.tiers.config import TierLimits, TiersConfig
 from tandem.cluster.worker.machine import WorkerMachine
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_tiers import BlockName
+from tandem.facts.kv import BlockName
 from tandem.messages.cluster import (
     FetchKv,
     ListBlocks,

@@ -11,7 +11,7 @@ from tandem.cluster.shared_pool.machine import PoolNodeConfig, PoolNodeMachine
 from tandem.cluster.tiers.config import TierLimits, TiersConfig
 from tandem.facts.blocks import block_hash
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_tiers import BlockFormat, BlockName
+from tandem.facts.kv import BlockFormat, BlockName
 from tandem.messages.cluster import (
     PROTOCOL,
     Audit,

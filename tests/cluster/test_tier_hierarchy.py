@@ -11,7 +11,7 @@ from tandem.cluster.tiers.config import TierLimits, TiersConfig
 from tandem.cluster.tiers.hierarchy import TierHierarchy
 from tandem.cluster.tiers.tier_caches import TierChanged
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_tiers import BlockName
+from tandem.facts.kv import BlockName
 from tandem.messages.node import BlocksKept, CopyBlocks, ForgetBlocks
 from tandem.policy.eviction.pinned import Pin
 

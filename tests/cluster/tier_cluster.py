@@ -10,7 +10,7 @@ from tandem.cluster.worker.machine import WorkerConfig
 from tandem.cost.worker import LinkCost
 from tandem.facts.blocks import BlockChanges
 from tandem.facts.fleet import Role, Tier
-from tandem.facts.kv_tiers import BlockFormat, BlockName
+from tandem.facts.kv import BlockFormat, BlockName
 from tandem.messages.cluster import (
     PROTOCOL,
     Audit,

@@ -11,7 +11,7 @@ from random import Random
 
 from tandem.facts.blocks import CacheRoot, extend_chain, salt_of
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_tiers import BlockName
+from tandem.facts.kv import BlockName
 from tandem.messages.node import (
     BlocksFetched,
     BlocksKept,

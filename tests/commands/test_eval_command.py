@@ -10,15 +10,18 @@ import pytest
 from typer.testing import Result
 
 from tandem.bench.tasks.chat import ChatReply
-from tandem.bench.tasks.evaluation import EvaluationSettings, evaluate, majority, wilson_interval
-from tandem.bench.tasks.fluency import is_fluent
-from tandem.bench.tasks.suites import (
+from tandem.bench.tasks.evaluation import (
     SUITES,
+    EvaluationSettings,
     choose_suites,
     count_pieces,
+    evaluate,
+    majority,
     make_tasks,
     scaled_counter,
+    wilson_interval,
 )
+from tandem.bench.tasks.fluency import is_fluent
 from tandem.facts.sampling import SamplingParameters
 from tests.bench.scripted_server import Script, ScriptedServer
 from tests.commands.cli import tandem

@@ -8,7 +8,7 @@ from tandem.commands.profiling import Grid, load_engine, step_plan
 from tandem.config.environment import BUNDLED
 from tandem.config.hardware.worker import WorkerHardware, load_profile, worker_cost
 from tandem.config.options import ServeOptions
-from tandem.cost.step import StepShape
+from tandem.cost.worker import StepShape
 from tests.commands.cli import tandem
 
 SMALL = ("--threads", "1", "--max-num-seqs", "4", "--kv-cache-memory", "2MiB")

@@ -15,7 +15,7 @@ from tandem.config.cluster.requests import JournalConfig
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Role
-from tandem.facts.kv_export import KvExport, KvGeometry
+from tandem.facts.kv import KvExport, KvGeometry
 from tandem.facts.request import FinishReason, Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.live.processes.gateway import assemble_gateway

@@ -19,7 +19,7 @@ from tandem.config.cluster.workers import (
     TransportConfig,
 )
 from tandem.facts.errors import InvalidConfiguration
-from tandem.facts.kv_tiers import BlockFormat
+from tandem.facts.kv import BlockFormat
 
 POOL = "p"
 

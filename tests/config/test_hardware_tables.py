@@ -10,7 +10,7 @@ import pytest
 
 from tandem.config.hardware.tables import GemmTable
 from tandem.config.hardware.worker import WorkerHardware, worker_cost
-from tandem.cost.step import StepShape
+from tandem.cost.worker import StepShape
 from tandem.facts.errors import InvalidConfiguration
 
 HARDWARE = Path(__file__).parents[3] / "shared/data/hardware"

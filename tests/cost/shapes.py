@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from tandem.cost.step import StepShape, StepTime
+from tandem.cost.worker import StepShape, StepTime
 
 
 @st.composite

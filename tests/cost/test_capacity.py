@@ -3,8 +3,7 @@
 import pytest
 
 from tandem.config.hardware.worker import WorkerHardware, kv_blocks, load_device, load_model_shape
-from tandem.cost.capacity import MemoryLimits, activation_bytes, kv_block_count
-from tandem.cost.sharding import Sharding
+from tandem.cost.sharding import MemoryLimits, Sharding, activation_bytes, kv_block_count
 from tandem.facts.errors import InvalidConfiguration
 
 

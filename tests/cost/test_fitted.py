@@ -15,7 +15,7 @@ from tandem.cost.fitted import (
     solve,
     to_fields,
 )
-from tandem.cost.step import StepShape
+from tandem.cost.worker import StepShape
 from tandem.facts.errors import InvalidConfiguration
 from tests.cost.shapes import assert_decodes_agree, assert_monotone, more_work, step_shapes
 

@@ -11,7 +11,7 @@ from tandem.cost.device import Efficiency, Latency
 from tandem.cost.model_shape import model_shape
 from tandem.cost.roofline import AttentionRates, roofline
 from tandem.cost.sharding import Sharding
-from tandem.cost.step import StepShape
+from tandem.cost.worker import StepShape
 from tandem.facts.errors import InvalidConfiguration
 from tandem.models.configuration import describe_model
 from tandem.models.directory import Fields

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.facts.slo import Slo
 from tandem.facts.units import (
     BYTES,
     BYTES_PER_S,
@@ -87,3 +88,10 @@ def test_a_name_says_its_unit():
     assert unit_of("fabric_bytes_per_s") == ("fabric", BYTES_PER_S)
     assert unit_of("capacity_bytes") == ("capacity", BYTES)
     assert unit_of("max_num_seqs") == ("max_num_seqs", None)
+
+
+def test_bounds_are_told_in_the_unit_that_suits():
+    slo = Slo(ttft_s=0.5, tpot_s=0.05, e2e_s=10.0)
+    assert str(slo) == "TTFT <= 500 ms, TPOT <= 50 ms, E2E <= 10 s"
+    assert str(Slo(ttft_s=1.5)) == "TTFT <= 1.5 s"
+    assert str(Slo()) == ""

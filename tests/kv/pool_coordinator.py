@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from tandem.facts.kv_tiers import BlockFormat, BlockName
+from tandem.facts.kv import BlockFormat, BlockName
 from tandem.kernels.transfer import choose_transfer
 from tandem.kv.connectors.tcp.protocol import Credentials
 from tandem.kv.connectors.tcp.stream import TcpLimits, listening_socket

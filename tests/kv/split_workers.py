@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from tandem.facts.kv_export import EncodedCopies, KvExport, KvGeometry, KvShard, MoveKv
+from tandem.facts.kv import EncodedCopies, KvExport, KvGeometry, KvShard, MoveKv
 from tandem.kernels.transfer import Transfer
 from tandem.kv.layout import RegionLayout, exported_bytes, shard_layout
 from tandem.kv.region import Region, SharedRegion

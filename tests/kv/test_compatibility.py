@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.facts.kv_export import EncodedCopies, Endpoint, KvExport, KvShard
+from tandem.facts.kv import EncodedCopies, Endpoint, KvExport, KvShard
 from tandem.kv.layout import RegionLayout, shard_layout
 from tandem.kv.transfer.read_plan import ReadPlan
 from tandem.kv.transfer.sources import objection, order_objection, shared_runs

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.facts.kv_export import EncodedCopies, MoveKv
+from tandem.facts.kv import EncodedCopies, MoveKv
 from tandem.kv.codec import decode, encode
 from tandem.kv.layout import copies_layout, encoded_copies, tags_of
 from tandem.kv.transfer.config import TransferConfig

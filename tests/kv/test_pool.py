@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.facts.kv_tiers import BlockFormat, BlockName, placement
+from tandem.facts.kv import BlockFormat, BlockName, placement
 from tandem.kv.connectors.tcp.protocol import BadFrame, Credentials
 from tandem.kv.connectors.tcp.stream import (
     PeerAddress,

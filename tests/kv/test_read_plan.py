@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.facts.kv_export import KvShard
+from tandem.facts.kv import KvShard
 from tandem.kv.codec import convert
 from tandem.kv.connectors.contract import Spans
 from tandem.kv.layout import row_bytes

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_tiers import BlockFormat, BlockName
+from tandem.facts.kv import BlockFormat, BlockName
 from tandem.kernels.transfer import choose_transfer
 from tandem.kv.layout import KvLayout
 from tandem.kv.store import KvStore

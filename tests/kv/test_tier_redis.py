@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from tandem.facts.errors import InvalidConfiguration
-from tandem.facts.kv_tiers import BlockFormat
+from tandem.facts.kv import BlockFormat
 from tandem.kernels.transfer import choose_transfer
 from tandem.kv.tiers.block_records import HEADER_BYTES
 from tandem.kv.tiers.contract import Found, Kept

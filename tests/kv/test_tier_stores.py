@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.facts.errors import InvalidConfiguration
-from tandem.facts.kv_tiers import BlockFormat
+from tandem.facts.kv import BlockFormat
 from tandem.kernels.transfer import REFERENCE, choose_transfer
 from tandem.kv.tiers.contract import BlockStore, Found, Kept
 from tandem.kv.tiers.disk import DiskConfig, DiskStore

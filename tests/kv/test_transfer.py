@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.facts.kv_export import EncodedCopies
+from tandem.facts.kv import EncodedCopies
 from tandem.kernels.transfer import Transfer
 from tandem.kv.transfer.config import TransferConfig
 from tandem.kv.transfer.export import version_words

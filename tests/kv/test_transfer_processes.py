@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from tandem.facts.kv_export import KvExport
+from tandem.facts.kv import KvExport
 from tandem.kv.transfer.config import TransferConfig
 from tests.kv.ending import closing
 from tests.kv.exporter import Child, make_connector

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tandem.facts.kv_tiers import BlockFormat, BlockName
+from tandem.facts.kv import BlockFormat, BlockName
 
 ROOT = hashlib.blake2b(b"a model", digest_size=16).digest()
 # No multiple of anything: padding and tails are taken along.

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tandem.facts.kv_export import Endpoint, KvExport, MoveKv, MoveReport
+from tandem.facts.kv import Endpoint, KvExport, MoveKv, MoveReport
 from tandem.kernels.transfer import Transfer, choose_transfer
 from tandem.kv.connectors.contract import Completion, ConnectorError, Spans, problem_of
 from tandem.kv.region import Region

@@ -17,7 +17,7 @@ from tandem.config.processes import CurveKeys, WorkerSetup, write_setup
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import Overloaded
 from tandem.facts.fleet import Role
-from tandem.facts.kv_export import MoveReport
+from tandem.facts.kv import MoveReport
 from tandem.facts.request import Request
 from tandem.live.channels.gateway_channel import GatewayChannel
 from tandem.live.channels.keys import Admitted, AdmittedKeys, PeerRole, make_keys

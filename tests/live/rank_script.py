@@ -3,7 +3,7 @@
 import os
 import sys
 
-from tandem.facts.kv_export import MoveReport
+from tandem.facts.kv import MoveReport
 from tandem.facts.steps import StepPlan, StepResult
 from tandem.live.processes.lifecycle import end_with_parent
 from tandem.live.ranks.ranks import RankLost, link_to_leader

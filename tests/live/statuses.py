@@ -1,7 +1,7 @@
 """What a gateway might say of a worker."""
 
 from tandem.facts.fleet import Role
-from tandem.facts.kv_export import KvExport, KvGeometry
+from tandem.facts.kv import KvExport, KvGeometry
 from tandem.messages.gateway import WorkerStatus
 from tandem.messages.router import LoadReported
 

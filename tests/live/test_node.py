@@ -10,7 +10,7 @@ from tandem.cluster.worker.machine import WorkerConfig, WorkerMachine
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import EngineFailed
 from tandem.facts.fleet import Role
-from tandem.facts.kv_export import KvExport, KvGeometry
+from tandem.facts.kv import KvExport, KvGeometry
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.live.driver import Inbox

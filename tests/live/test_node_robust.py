@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tandem.facts.fleet import Role
-from tandem.facts.kv_export import MoveKv
+from tandem.facts.kv import MoveKv
 from tandem.facts.request import FinishReason, Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.messages.checks import BadMessage

@@ -10,7 +10,7 @@ import pytest
 from tandem.config.processes import CurveKeys, PoolNodeSetup
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_tiers import BlockFormat
+from tandem.facts.kv import BlockFormat
 from tandem.kernels.transfer import choose_transfer
 from tandem.kv.connectors.contract import ConnectorError
 from tandem.kv.tiers.contract import Found, TierCalls

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_tiers import placement
+from tandem.facts.kv import placement
 from tandem.kv.tiers.pool.client import PoolClient
 from tandem.messages.cluster import Drain, PinBlocks
 from tests.kv.tier_blocks import (

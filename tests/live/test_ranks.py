@@ -9,7 +9,7 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 
-from tandem.facts.kv_export import MoveKv, MoveReport
+from tandem.facts.kv import MoveKv, MoveReport
 from tandem.facts.request import TokenLogprobs
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.steps import Placement, StepPlan, StepResult

@@ -25,8 +25,7 @@ from tandem.config.processes import GatewaySetup, WorkerSetup, read_setup
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import PlanningMode, Role, Tier
-from tandem.facts.kv_export import KvExport, KvGeometry
-from tandem.facts.kv_tiers import TierFigures
+from tandem.facts.kv import KvExport, KvGeometry, TierFigures
 from tandem.live.launching.state_directory import StateDirectory
 from tandem.live.processes.setups import Setups, gateway_program, worker_program, write_cluster
 from tandem.messages.cluster import PROTOCOL, Register

@@ -11,7 +11,7 @@ import pytest
 
 from tandem.config.processes import PoolNodeSetup
 from tandem.facts.errors import InvalidConfiguration
-from tandem.facts.kv_tiers import BlockFormat
+from tandem.facts.kv import BlockFormat
 from tandem.live.launching.private_directory import secret_of
 from tandem.live.launching.state_directory import (
     ClusterRecord,

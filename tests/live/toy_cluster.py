@@ -17,7 +17,7 @@ from tandem.cost.fitted import FittedStepTime
 from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.fleet import Role
-from tandem.facts.kv_export import KvExport, KvGeometry, MoveKv, MoveReport
+from tandem.facts.kv import KvExport, KvGeometry, MoveKv, MoveReport
 from tandem.facts.request import FinishReason, Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.serving import ANYBODY, Caller, Generator, ModelCard

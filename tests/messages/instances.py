@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from tandem.facts.blocks import HASH_BYTES, BlockChanges
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_export import KvGeometry, MoveKv, MoveReport
-from tandem.facts.kv_tiers import BlockFormat, TierFigures
+from tandem.facts.kv import BlockFormat, KvGeometry, MoveKv, MoveReport, TierFigures
 from tandem.facts.request import FinishReason, Request, TokenLogprobs
 from tandem.facts.sampling import SamplingParameters
 from tandem.messages.cluster import (

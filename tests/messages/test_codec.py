@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from tandem.facts.errors import InvalidRequest
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_export import MoveReport
-from tandem.facts.kv_tiers import BlockFormat, TierFigures
+from tandem.facts.kv import BlockFormat, MoveReport, TierFigures
 from tandem.facts.request import Request
 from tandem.messages.checks import BadMessage, OtherProtocol
 from tandem.messages.cluster import (

@@ -3,7 +3,7 @@
 import msgspec
 
 from tandem.facts.fleet import Role
-from tandem.facts.kv_export import KvExport, KvGeometry
+from tandem.facts.kv import KvExport, KvGeometry
 from tandem.facts.slo import Slo
 from tandem.messages.cluster import PROTOCOL, Deregister, Register
 from tandem.messages.codec import TO_GATEWAY

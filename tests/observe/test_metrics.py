@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from tandem.facts.fleet import PlanningMode, Tier
-from tandem.facts.kv_tiers import TierFigures
+from tandem.facts.kv import TierFigures
 from tandem.messages.gateway import ClusterStatus, PoolNodeStatus, WorkerStatus
 from tandem.messages.planning import HeldWorker, PlanningStatus
 from tandem.observe.cluster_metrics import GatewayMetrics

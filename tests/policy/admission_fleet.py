@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from tandem.cost.step import StepShape
-from tandem.cost.worker import LinkCost, WorkerCost
+from tandem.cost.worker import LinkCost, StepShape, WorkerCost
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.slo import Slo
 from tandem.policy.routing.policies import CostSeconds

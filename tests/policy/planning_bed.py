@@ -8,8 +8,7 @@ from itertools import cycle, islice
 from math import sqrt
 from statistics import NormalDist
 
-from tandem.cost.step import StepShape
-from tandem.cost.worker import WorkerCost
+from tandem.cost.worker import StepShape, WorkerCost
 from tandem.facts.fleet import Role
 from tandem.facts.slo import Slo
 from tandem.policy.planning.contract import FleetView, Plan, Planning, Window

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tandem.bench.stopwatch import nanoseconds
+from tandem.bench.load import nanoseconds
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.slo import Slo
 from tandem.report.measured import (
@@ -11,10 +11,10 @@ from tandem.report.measured import (
     MeasuredSummary,
     SweepPoint,
     knee,
+    parse_slo,
     summarise_measured,
 )
 from tandem.report.record import Ending, MeasuredRequest
-from tandem.report.slo import parse_slo
 
 
 def record(index: int, sent_s: float, ttft_s: float, gaps_s: list[float]) -> MeasuredRequest:

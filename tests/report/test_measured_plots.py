@@ -8,9 +8,9 @@ import pytest
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.slo import Slo
+from tandem.report.documents import load_plotter
 from tandem.report.measured import LoadPoint, SweepPoint, summarise_measured
 from tandem.report.plots.chart import Chart
-from tandem.report.plots.libraries import load_plotter
 from tandem.report.plots.measured import measured_chart, sweep_chart
 from tandem.report.record import Ending, MeasuredRequest
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tandem.facts.slo import Slo
 from tandem.report.comparison import Point
 from tandem.report.plots.chart import COLOURS, Mark
-from tandem.report.plots.comparison import comparison_chart
-from tandem.report.plots.timeline import timeline
+from tandem.report.plots.simulated import comparison_chart, timeline
 from tandem.report.summary import Terms, summarise
 from tests.report.made_runs import made_run
 

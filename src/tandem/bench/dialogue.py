@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tandem.bench.asking import CHAT_PATH
 from tandem.bench.client import Client
-from tandem.bench.stopwatch import Clock, start_clock
+from tandem.bench.load import CHAT_PATH, Clock, start_clock
 from tandem.bench.tasks.task import Message
 
 Show = Callable[[str], None]

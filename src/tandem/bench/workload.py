@@ -5,14 +5,14 @@ A prompt is a row of segments; a segment's content follows from its key alone, s
 equal tokens and every prefix hit of the workload is visible here. The same seed plans the same.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tandem.bench.laws import Arrivals, LengthLaw, Tokens, draw_arrivals, draw_pairs
-from tandem.bench.tasks.words import ADJECTIVES, NOUNS, VALUES
+from tandem.bench.tasks.task import ADJECTIVES, NOUNS, VALUES
 from tandem.facts.trace import TraceRow
 
 _WORDS = tuple(f" {word}" for word in (*ADJECTIVES, *NOUNS, *VALUES))
@@ -173,7 +173,7 @@ def arrive(conversations: list[Conversation], arrivals: Arrivals, seed: int) -> 
     """The same conversations at the instants of an arrival process."""
     instants_s = draw_arrivals(arrivals, len(conversations), _rng(seed, _Stream.ARRIVALS))
     return [
-        Conversation(float(instant_s), conversation.turns, conversation.think_s)
+        replace(conversation, arrival_s=float(instant_s))
         for instant_s, conversation in zip(instants_s, conversations, strict=True)
     ]
 
@@ -181,10 +181,8 @@ def arrive(conversations: list[Conversation], arrivals: Arrivals, seed: int) -> 
 def clip_prompts(conversations: list[Conversation], limit_tokens: int) -> list[Conversation]:
     """The same requests with no prompt longer than `limit_tokens`; a longer one loses its end."""
     return [
-        Conversation(
-            conversation.arrival_s,
-            tuple(_clipped(turn, limit_tokens) for turn in conversation.turns),
-            conversation.think_s,
+        replace(
+            conversation, turns=tuple(_clipped(turn, limit_tokens) for turn in conversation.turns)
         )
         for conversation in conversations
     ]
@@ -236,9 +234,9 @@ def _clipped(request: PlannedRequest, limit_tokens: int) -> PlannedRequest:
     room_tokens = limit_tokens
     for segment in request.segments:
         if room_tokens > 0:
-            kept.append(Segment(segment.key, min(segment.tokens, room_tokens)))
+            kept.append(replace(segment, tokens=min(segment.tokens, room_tokens)))
         room_tokens -= segment.tokens
-    return PlannedRequest(request.index, tuple(kept), request.output_tokens)
+    return replace(request, segments=tuple(kept))
 
 
 def _rng(seed: int, stream: _Stream) -> np.random.Generator:

@@ -9,9 +9,8 @@ import typer
 from rich.console import Console
 from rich.progress import MofNCompleteColumn
 
-from tandem.bench.asking import COMPLETION_PATH, Asker, Asking
 from tandem.bench.client import Client, Endpoint, RequestFailed
-from tandem.bench.load import Pacing, run_load
+from tandem.bench.load import COMPLETION_PATH, Asker, Asking, Pacing, run_load
 from tandem.bench.responses import ServedModel
 from tandem.bench.workload import Content, ContentSource, Conversation, Segment, plan_warmup
 from tandem.commands.bench_options import BenchOptions, ReportOptions
@@ -19,13 +18,17 @@ from tandem.commands.options import ServerOptions, with_options
 from tandem.commands.terminal import progress_bars
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.slo import Slo
-from tandem.report.documents import MeasuredResults, require_folder, write_measured_records
-from tandem.report.measured import LoadPoint, SweepPoint, knee, summarise_measured
+from tandem.report.documents import (
+    MeasuredResults,
+    load_plotter,
+    require_folder,
+    save_chart,
+    write_measured_records,
+)
+from tandem.report.measured import LoadPoint, SweepPoint, knee, parse_slo, summarise_measured
 from tandem.report.plots.chart import Chart
-from tandem.report.plots.libraries import load_plotter, save_chart
 from tandem.report.plots.measured import measured_chart, sweep_chart
 from tandem.report.record import MeasuredRequest
-from tandem.report.slo import parse_slo
 from tandem.report.tables import knee_sentence, measured_tables, sweep_table
 
 # Enough different words that some of their ids lie high in any vocabulary.

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.bench.asking import CHAT_PATH, COMPLETION_PATH
 from tandem.bench.laws import Arrivals, Process, parse_length_law, read_length_pairs
+from tandem.bench.load import CHAT_PATH, COMPLETION_PATH
 from tandem.bench.workload import (
     Conversation,
     Replay,

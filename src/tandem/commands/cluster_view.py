@@ -9,7 +9,7 @@ from rich.table import Table
 
 from tandem.commands.terminal import bytes_text, plain_table, seconds_text
 from tandem.facts.fleet import PlanningMode
-from tandem.facts.kv_tiers import TierFigures
+from tandem.facts.kv import TierFigures
 from tandem.messages.cluster import Audited
 from tandem.messages.gateway import ClusterStatus, PoolNodeStatus, WorkerStatus
 from tandem.messages.planning import HeldWorker, PlanningStatus

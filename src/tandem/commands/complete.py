@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tandem.bench.asking import COMPLETION_PATH
 from tandem.bench.client import Client, Endpoint, RequestFailed
 from tandem.bench.dialogue import Answer, Asked, stream_answer
+from tandem.bench.load import COMPLETION_PATH
 from tandem.commands.options import SamplingOptions, ServerOptions, flag, flags, with_options
 from tandem.commands.terminal import plain_table, write_now
 

@@ -14,8 +14,7 @@ from rich.table import Table
 
 from tandem.bench.client import Client, Endpoint
 from tandem.bench.tasks.chat import ChatModel, HttpChat
-from tandem.bench.tasks.evaluation import EvaluationSettings, SuiteScore, evaluate
-from tandem.bench.tasks.suites import choose_suites
+from tandem.bench.tasks.evaluation import EvaluationSettings, SuiteScore, choose_suites, evaluate
 from tandem.commands.late_imports import part
 from tandem.commands.options import ServerOptions, flag, flags, with_options
 from tandem.commands.terminal import plain_table, progress_bars

@@ -16,9 +16,8 @@ from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.trace import TraceRow
 from tandem.facts.units import COUNT, SECONDS
 from tandem.policy.eviction.policies import EVICTIONS
-from tandem.report.documents import require_folder, write_file
+from tandem.report.documents import load_plotter, require_folder, save_chart, write_file
 from tandem.report.plots.chart import COLOURS, Chart, Curve, Mark, Panel
-from tandem.report.plots.libraries import load_plotter, save_chart
 from tandem.twin.cache_replay import BoundedCache, CacheHits, ExpiringCache, replay_cache
 
 # Seconds, where nothing else is said.

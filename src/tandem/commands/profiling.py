@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 import tandem
-from tandem.bench.stopwatch import start_clock
+from tandem.bench.load import start_clock
 from tandem.commands.terminal import plain_table
 from tandem.config.environment import BUNDLED_MODEL
 from tandem.config.options import ServeOptions
 from tandem.config.resolve import ModelFacts, ServerPlan, machine_facts, resolve
 from tandem.cost.fitted import COEFFICIENTS, FittedStepTime, TimedStep, fit, to_fields
-from tandem.cost.step import StepShape
+from tandem.cost.worker import StepShape
 from tandem.engine.engine import Engine
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.steps import StepPlan

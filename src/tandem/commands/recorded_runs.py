@@ -14,8 +14,8 @@ from tandem.config.cluster.workers import PoolConfig
 from tandem.facts.fleet import Tier
 from tandem.facts.slo import Slo
 from tandem.observe.journal.history import History, Outcome, PastRequest, pools_of
+from tandem.report.measured import parse_slo
 from tandem.report.record import Ending, RequestRecord, RunRecord, WorkerRecord
-from tandem.report.slo import parse_slo
 
 RECORDED = "recorded"
 _ENDINGS = {

@@ -22,7 +22,7 @@ from tandem.config.cluster.file import (
 from tandem.facts.errors import InvalidConfiguration
 from tandem.policy.routing.policies import ROUTINGS
 from tandem.report.explain import explanation
-from tandem.report.slo import parse_slo
+from tandem.report.measured import parse_slo
 
 
 @flags

@@ -25,11 +25,16 @@ from tandem.policy.admission.policies import ADMISSIONS
 from tandem.policy.planning.registry import PLANNINGS
 from tandem.policy.routing.policies import ROUTINGS
 from tandem.report.comparison import Point, comparison_table, finding
-from tandem.report.documents import FORMAT_VERSION, canonical_json, require_folder, write_file
+from tandem.report.documents import (
+    FORMAT_VERSION,
+    canonical_json,
+    load_plotter,
+    require_folder,
+    save_chart,
+    write_file,
+)
 from tandem.report.plots.chart import Chart
-from tandem.report.plots.comparison import comparison_chart
-from tandem.report.plots.libraries import load_plotter, save_chart
-from tandem.report.plots.timeline import timeline
+from tandem.report.plots.simulated import comparison_chart, timeline
 from tandem.report.record import RunRecord
 from tandem.report.summary import DeviceTerms, Summary, Terms, summarise
 from tandem.report.tables import cluster_tables

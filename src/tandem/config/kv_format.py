@@ -14,7 +14,7 @@ from tandem.config.environment import BUNDLED_MODEL
 from tandem.config.options import ServeOptions
 from tandem.facts.blocks import NO_SALT, CacheRoot
 from tandem.facts.errors import InvalidConfiguration
-from tandem.facts.kv_tiers import BlockFormat
+from tandem.facts.kv import BlockFormat
 from tandem.facts.model import ModelSpec
 from tandem.kv.layout import KvDtype, KvLayout
 from tandem.models.configuration import read_model_spec

@@ -14,7 +14,7 @@ import msgspec
 from tandem.config.cluster.file import Cluster
 from tandem.config.cluster.workers import PoolConfig
 from tandem.config.options import ServeOptions
-from tandem.facts.kv_tiers import BlockFormat
+from tandem.facts.kv import BlockFormat
 
 T = TypeVar("T", bound=msgspec.Struct)
 

@@ -7,7 +7,7 @@ from math import fsum
 from typing import Any
 
 from tandem.cost.model_shape import chunk_pairs
-from tandem.cost.step import StepShape
+from tandem.cost.worker import StepShape
 from tandem.facts.errors import InvalidConfiguration
 
 # Sums of squares come out alike on every machine only up to rounding; six digits hide that.

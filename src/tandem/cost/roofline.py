@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from tandem.cost.device import DeviceSpec
 from tandem.cost.model_shape import ModelShape, chunk_pairs
 from tandem.cost.sharding import ACTIVATION_BYTES, Sharding
-from tandem.cost.step import StepShape
+from tandem.cost.worker import StepShape
 
 # Two norms, the rotation and the activation: what a layer runs besides matrices and attention.
 SMALL_OPERATIONS = 4

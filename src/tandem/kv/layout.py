@@ -12,7 +12,7 @@ from typing import Final, Literal, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.facts.kv_export import EncodedCopies, KvExport, KvGeometry, KvShard
+from tandem.facts.kv import EncodedCopies, KvExport, KvGeometry, KvShard
 
 KvDtype = Literal["float64", "float32", "bfloat16", "float16"]
 # Codes of one byte, and a scale a row: what one token has in one layer, keys or values, one head.

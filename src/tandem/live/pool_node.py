@@ -16,7 +16,7 @@ from tandem.cluster.shared_pool.driver import PoolNodePorts, perform
 from tandem.cluster.shared_pool.machine import PoolNodeMachine
 from tandem.facts.errors import EngineFailed
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_tiers import BlockFormat, BlockName
+from tandem.facts.kv import BlockFormat, BlockName
 from tandem.kv.connectors.contract import ConnectorError
 from tandem.kv.threads import StepThread
 from tandem.kv.tiers.contract import Kept, Row

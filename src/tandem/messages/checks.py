@@ -10,7 +10,7 @@ from typing import Any
 from tandem.facts.blocks import HASH_BYTES, BlockChanges
 from tandem.facts.errors import TandemError
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_export import KvExport, MoveKv
+from tandem.facts.kv import KvExport, MoveKv
 from tandem.messages.cluster import (
     FetchKv,
     MoveEnded,

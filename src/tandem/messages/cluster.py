@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.fleet import Role, Tier
-from tandem.facts.kv_export import KvExport, MoveKv, MoveReport
-from tandem.facts.kv_tiers import BlockFormat, TierFigures
+from tandem.facts.kv import BlockFormat, KvExport, MoveKv, MoveReport, TierFigures
 from tandem.messages.router import (
     BlocksListed,
     BlocksReported,

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from tandem.facts.fleet import Role
-from tandem.facts.kv_export import KvExport
-from tandem.facts.kv_tiers import TierFigures
+from tandem.facts.kv import KvExport, TierFigures
 from tandem.messages.cluster import Audited, ToGateway, ToWorker
 from tandem.messages.planning import PlanDecision, PlanningStatus
 from tandem.messages.router import (

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_export import KvExport, MoveKv, MoveReport
-from tandem.facts.kv_tiers import BlockName
+from tandem.facts.kv import BlockName, KvExport, MoveKv, MoveReport
 from tandem.messages.cluster import ToGateway, ToWorker
 from tandem.messages.gateway import TimePassed
 from tandem.messages.worker import RunStep, StepDone

@@ -4,7 +4,7 @@ Gateways treat it like a worker."""
 from dataclasses import dataclass
 
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_tiers import BlockName
+from tandem.facts.kv import BlockName
 from tandem.messages.gateway import TimePassed
 from tandem.messages.node import (
     BlocksFetched,

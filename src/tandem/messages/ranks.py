@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.facts.kv_export import Endpoint
+from tandem.facts.kv import Endpoint
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.steps import Placement, StepPlan, StepResult
 from tandem.messages.codec import Codec, Encoding

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from tandem.facts.blocks import BlockChanges
 from tandem.facts.errors import TandemError
-from tandem.facts.kv_tiers import BlockName
+from tandem.facts.kv import BlockName
 from tandem.facts.request import FinishReason, Request, TokenLogprobs
 from tandem.facts.steps import StepPlan, StepResult
 

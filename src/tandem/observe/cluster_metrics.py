@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from tandem.facts.kv_tiers import TierFigures
+from tandem.facts.kv import TierFigures
 from tandem.facts.request import Request
 from tandem.messages.gateway import ClusterStatus, WorkerStatus
 from tandem.messages.planning import PlanningStatus

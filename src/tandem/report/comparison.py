@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from tandem.report.slo import ENOUGH_ATTAINMENT, highest_carried
+from tandem.report.measured import ENOUGH_ATTAINMENT, highest_carried
 from tandem.report.statistics import Distribution
 from tandem.report.summary import Summary
 from tandem.report.tables import short_seconds

@@ -1,10 +1,12 @@
-"""What runs leave in files: canonical JSON, and the results and records of a measured server.
+"""What runs leave in files: canonical JSON, results and records of a measured server, and plots.
 
 Keys and records are read by other programs, and records can be replayed as a trace: names stay.
+plotly and matplotlib are an extra and take long to import: what draws with them is imported here
+alone, when somebody wants a plot.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import msgspec
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.report.measured import LoadPoint, SweepPoint
+from tandem.report.plots.chart import Chart
 from tandem.report.record import MeasuredRequest
 
 FORMAT_VERSION = 1
@@ -128,3 +131,34 @@ def _seconds(duration_ns: int) -> float:
 
 def _rounded(value_s: float | None) -> float | None:
     return None if value_s is None else round(value_s, 6)
+
+
+Draw = Callable[[Chart, Path], None]
+_ENDINGS = (".html", ".png", ".svg", ".pdf")
+
+
+def load_plotter(path: Path, flag: str = "--plot") -> Draw:
+    """What draws a file of this ending, found before any run begins. Raises `InvalidConfiguration`
+    for another ending, a folder that is not there, or a library that is not installed."""
+    require_folder(path, flag)
+    ending = path.suffix.lower()
+    if ending not in _ENDINGS:
+        raise InvalidConfiguration(f"{flag} must end in {', '.join(_ENDINGS)}, got {path.name!r}")
+    try:
+        if ending == ".html":
+            from tandem.report.plots.html import draw
+        else:
+            from tandem.report.plots.png import draw
+    except ModuleNotFoundError as error:
+        raise InvalidConfiguration(
+            f"{flag} needs {error.name}: pip install tandem[bench]"
+        ) from error
+    return draw
+
+
+def save_chart(draw: Draw, chart: Chart, path: Path, flag: str = "--plot") -> None:
+    """Raises `InvalidConfiguration` where the file cannot be written."""
+    try:
+        draw(chart, path)
+    except OSError as error:
+        raise InvalidConfiguration(f"{flag}: cannot write {path}: {error.strerror}") from error

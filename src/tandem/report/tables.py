@@ -10,8 +10,13 @@ from rich.text import Text
 
 from tandem.facts.fleet import Tier
 from tandem.facts.slo import Slo
-from tandem.report.measured import SLOWDOWN_AT_KNEE, MeasuredSummary, SweepPoint, knee
-from tandem.report.slo import ENOUGH_ATTAINMENT
+from tandem.report.measured import (
+    ENOUGH_ATTAINMENT,
+    SLOWDOWN_AT_KNEE,
+    MeasuredSummary,
+    SweepPoint,
+    knee,
+)
 from tandem.report.statistics import Distribution, Latencies
 from tandem.report.summary import Summary, Terms
 

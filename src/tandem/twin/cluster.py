@@ -13,7 +13,7 @@ from tandem.cluster.shared_pool.machine import PoolNodeConfig, PoolNodeMachine
 from tandem.cluster.tiers.config import TierLimits, TiersConfig
 from tandem.facts.blocks import NO_SALT
 from tandem.facts.fleet import Role, Tier
-from tandem.facts.kv_tiers import BlockFormat
+from tandem.facts.kv import BlockFormat
 from tandem.messages.cluster import PROTOCOL, Register, Registered, RegisterPoolNode
 from tandem.messages.gateway import GatewayEvent, PeerGone
 from tandem.messages.node import GatewayConnected, GatewayGone, Leave

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tandem.cluster.router.deaths import CLEARING_TOKENS
 from tandem.cluster.router.request_state import failed_over
 from tandem.cluster.worker.machine import WorkerMachine
-from tandem.cost.step import StepShape, StepTime
+from tandem.cost.worker import StepShape, StepTime
 from tandem.facts.steps import StepPlan, StepResult
 from tandem.messages.worker import EmitTokens, StepDone
 from tandem.twin.step_recorder import StepRecorder

@@ -5,7 +5,7 @@ version, before and after it is read."""
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from tandem.facts.kv_export import KvExport, MoveKv, MoveReport
+from tandem.facts.kv import KvExport, MoveKv, MoveReport
 from tandem.messages.node import BlocksExported, MoveFinished, NodeEvent
 from tandem.twin.network_paths import path_to_node
 from tandem.twin.recorder import Recorder

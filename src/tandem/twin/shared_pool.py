@@ -8,7 +8,7 @@ from itertools import count
 from tandem.cluster.shared_pool.driver import PoolNodePorts, perform
 from tandem.cluster.shared_pool.machine import PoolNodeMachine
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_tiers import BlockName, placement
+from tandem.facts.kv import BlockName, placement
 from tandem.messages.cluster import ToGateway
 from tandem.messages.gateway import TimePassed
 from tandem.messages.node import BlocksFetched, BlocksKept, CopyBlocks, GatewayConnected

@@ -4,7 +4,7 @@ there."""
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tandem.facts.kv_tiers import BlockName
+from tandem.facts.kv import BlockName
 from tandem.policy.chance import draw
 
 

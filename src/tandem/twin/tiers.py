@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tandem.cluster.node.inbound_transfers import Order
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_tiers import BlockName
+from tandem.facts.kv import BlockName
 from tandem.messages.node import BlocksFetched, BlocksKept, BlocksStaged, NodeEvent
 from tandem.twin.network_paths import path_between_tiers
 from tandem.twin.recorder import Recorder

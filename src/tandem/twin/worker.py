@@ -10,7 +10,7 @@ from tandem.cluster.tiers.config import TierLimits, TiersConfig
 from tandem.cluster.worker.machine import WorkerConfig, WorkerMachine, drawn_since, load_of
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.fleet import Role, Tier
-from tandem.facts.kv_export import KvExport, KvGeometry, MoveKv
+from tandem.facts.kv import KvExport, KvGeometry, MoveKv
 from tandem.messages.cluster import (
     PROTOCOL,
     FetchKv,

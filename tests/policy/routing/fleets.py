@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from tandem.cost.step import StepShape
-from tandem.cost.worker import LinkCost, WorkerCost
+from tandem.cost.worker import LinkCost, StepShape, WorkerCost
 from tandem.facts.fleet import Role, Tier
 from tandem.policy.views import RequestView, TierHits, WorkerView
 

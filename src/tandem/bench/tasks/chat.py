@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tandem.bench.asking import CHAT_PATH
 from tandem.bench.client import Client, RequestFailed, ServerRefused
+from tandem.bench.load import CHAT_PATH
 from tandem.bench.responses import Chunk, Usage
 from tandem.bench.tasks.task import Message
 from tandem.facts.sampling import SamplingParameters

@@ -7,8 +7,7 @@ never ends; whether what is said is true, this cannot tell.
 import re
 from random import Random
 
-from tandem.bench.tasks.task import Task
-from tandem.bench.tasks.words import read_data
+from tandem.bench.tasks.task import Task, read_data
 
 _DATA = read_data("fluency.toml")
 TOPICS: tuple[str, ...] = tuple(_DATA["topics"])

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from tandem.bench.tasks.task import Task, is_held_out
-from tandem.bench.tasks.words import ADJECTIVES, NOUNS, VALUES
+from tandem.bench.tasks.task import ADJECTIVES, NOUNS, VALUES, Task, is_held_out
 
 CountTokens = Callable[[str], float]
 

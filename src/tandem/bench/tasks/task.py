@@ -1,15 +1,34 @@
 """One task of the bundled suites: what to ask, what is right, and whether a reply is.
 
-Pure: a task is made from a `random.Random` and judged from text alone, so the same seed asks the
-same questions of any server, and the same generators feed the training of the bundled model.
+Here are also the data files that tasks are made of.
+
+A task is made from a `random.Random` and judged from text alone, so the same seed asks the same
+questions of any server, and the same generators feed the training of the bundled model.
 """
 
 import json
 import re
+import tomllib
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+_DATA = Path(__file__).parent / "data"
+
+
+def read_data(name: str) -> Mapping[str, Any]:
+    """One of the TOML files of `data`. Lists keep their order: seeded tasks rest on it."""
+    return tomllib.loads((_DATA / name).read_text(encoding="utf-8"))
+
+
+_WORDS = read_data("words.toml")
+# What the names and values of the recall task are made of; the pools do not overlap.
+ADJECTIVES: tuple[str, ...] = tuple(_WORDS["adjectives"].split())
+NOUNS: tuple[str, ...] = tuple(_WORDS["nouns"].split())
+VALUES: tuple[str, ...] = tuple(_WORDS["values"].split())
+
 
 Message = dict[str, Any]
 """A chat message in the OpenAI shape: role, content, and tool_calls where there are some."""
@@ -50,14 +69,19 @@ def score(task: Task, text: str, tool_calls: Sequence[Mapping[str, Any]] = ()) -
     if task.kind == "recall":
         return recalled_value(text) == task.answer.lower()
     if task.kind == "arithmetic":
-        found = _ANSWER.findall(text)
-        return bool(found) and found[-1] == task.answer
+        return last_answer(text) == task.answer
     calls = [canonical_call(call) for call in tool_calls] or calls_in(text)
     if not task.answer or task.answer.startswith(_TOLD):
         told = task.answer.removeprefix(_TOLD).split(_AND) if task.answer else []
         spoken = not calls and bool(text.strip()) and "<tool_call>" not in text
         return spoken and all(value.lower() in text.lower() for value in told)
     return calls == [task.answer]
+
+
+def last_answer(text: str) -> str | None:
+    """The number of a reply's last "Answer: N"; None without one."""
+    found = _ANSWER.findall(text)
+    return found[-1] if found else None
 
 
 def told_answer(values: Sequence[str]) -> str:

@@ -9,8 +9,14 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from tandem.bench.tasks.task import Message, Task, canonical_call, is_held_out, told_answer
-from tandem.bench.tasks.words import read_data
+from tandem.bench.tasks.task import (
+    Message,
+    Task,
+    canonical_call,
+    is_held_out,
+    read_data,
+    told_answer,
+)
 
 PLAIN_CHATS: tuple[tuple[str, str], ...] = (
     ("Hello!", "Hello! How can I help you today?"),

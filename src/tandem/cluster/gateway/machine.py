@@ -25,7 +25,7 @@ from tandem.cluster.gateway.shared_pool import SharedPool
 from tandem.cluster.router.admission import RouterConfig
 from tandem.cluster.router.fleet import Capacity
 from tandem.cluster.router.machine import RouterMachine
-from tandem.facts.kv_tiers import BlockFormat
+from tandem.facts.kv import BlockFormat
 from tandem.messages.cluster import (
     Audit,
     Audited,

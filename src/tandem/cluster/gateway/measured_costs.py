@@ -10,7 +10,7 @@ from math import floor, log2
 from tandem.cluster.router.fleet import Capacity
 from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_tiers import TierFigures
+from tandem.facts.kv import TierFigures
 from tandem.messages.cluster import Register
 
 # Measured bandwidths are rounded to steps of a quarter of a doubling, so that noise makes no new

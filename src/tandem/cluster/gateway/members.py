@@ -8,8 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.fleet import Role
-from tandem.facts.kv_export import KvGeometry, MoveReport
-from tandem.facts.kv_tiers import BlockFormat, TierFigures
+from tandem.facts.kv import BlockFormat, KvGeometry, MoveReport, TierFigures
 from tandem.messages.cluster import (
     PROTOCOL,
     PeerJoined,

@@ -12,7 +12,7 @@ from tandem.cluster.router.fleet import Capacity
 from tandem.cluster.router.machine import RouterMachine
 from tandem.cluster.router.request_state import RequestState
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_export import MoveKv
+from tandem.facts.kv import MoveKv
 from tandem.messages.cluster import FetchKv, ListBlocks, MoveEnded, StopMove, ToWorker
 from tandem.messages.gateway import Deliver, GatewayEffect, SendToWorker
 from tandem.messages.router import (

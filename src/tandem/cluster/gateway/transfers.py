@@ -7,7 +7,7 @@ from tandem.cluster.audit import invariant
 from tandem.cluster.gateway.members import Member
 from tandem.cluster.router.machine import RouterMachine
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_export import MoveKv
+from tandem.facts.kv import MoveKv
 from tandem.messages.cluster import FetchKv, MoveEnded
 from tandem.messages.router import ImportReported, KvReported, StartTransfer
 from tandem.messages.worker import (

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_export import KvExport, MoveKv
-from tandem.facts.kv_tiers import BlockName
+from tandem.facts.kv import BlockName, KvExport, MoveKv
 from tandem.facts.steps import StepPlan
 from tandem.messages.cluster import ToGateway
 from tandem.messages.node import (

@@ -13,8 +13,7 @@ from tandem.cluster.tiers.write_through import SharedContent
 from tandem.cluster.worker.machine import WorkerMachine
 from tandem.cluster.worker.sequence import Phase
 from tandem.facts.fleet import Role, Tier
-from tandem.facts.kv_export import MoveReport
-from tandem.facts.kv_tiers import BlockName
+from tandem.facts.kv import BlockName, MoveReport
 from tandem.messages.node import BlocksFetched, FetchBlocks
 from tandem.messages.worker import ImportsArrived, PrefillsArrived
 

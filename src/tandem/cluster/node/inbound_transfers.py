@@ -8,7 +8,7 @@ from tandem.cluster.audit import invariant
 from tandem.cluster.node.fetches import Wanted
 from tandem.cluster.node.tiers import TierEvent, WorkerTiers
 from tandem.cluster.worker.machine import WorkerMachine
-from tandem.facts.kv_export import MoveKv, MoveReport
+from tandem.facts.kv import MoveKv, MoveReport
 from tandem.messages.cluster import FetchKv, MoveEnded
 from tandem.messages.node import (
     EndMove,

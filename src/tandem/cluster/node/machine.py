@@ -17,7 +17,7 @@ from tandem.cluster.router.request_state import failed_over
 from tandem.cluster.tiers.config import TiersConfig
 from tandem.cluster.worker.machine import WorkerMachine, load_of, with_received_events
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_export import MoveKv
+from tandem.facts.kv import MoveKv
 from tandem.messages.cluster import (
     Audit,
     Audited,

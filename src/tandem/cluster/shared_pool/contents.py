@@ -12,7 +12,7 @@ from tandem.cluster.tiers.hierarchy import TierHierarchy
 from tandem.cluster.tiers.tier_caches import CacheEffect, TierChanged
 from tandem.facts.blocks import BlockChanges
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_tiers import BlockName, placement
+from tandem.facts.kv import BlockName, placement
 from tandem.messages.node import BlocksFetched, BlocksKept, CopyBlocks, ForgetBlocks
 from tandem.messages.pool_node import AnswerOffer, BlocksOffered, FetchHeld
 

@@ -13,7 +13,7 @@ from tandem.cluster.node.peers import PoolNodes
 from tandem.cluster.shared_pool.contents import HotBlocks, HotBlocksConfig, Outcome, PoolContents
 from tandem.cluster.tiers.config import TiersConfig
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_tiers import BlockName
+from tandem.facts.kv import BlockName
 from tandem.messages.cluster import (
     Audit,
     Audited,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from tandem.cluster.tiers.config import TierLimits
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_tiers import TierFigures
+from tandem.facts.kv import TierFigures
 from tandem.facts.steps import StepPlan
 
 NS_PER_S = 1_000_000_000

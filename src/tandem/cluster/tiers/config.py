@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_tiers import BlockName
+from tandem.facts.kv import BlockName
 from tandem.policy.eviction.policies import Eviction, Lru
 
 # How many copies go on at once in a worker, and the part of a tier that one may be at most.

@@ -12,7 +12,7 @@ from tandem.cluster.audit import invariant
 from tandem.cluster.tiers.config import TiersConfig
 from tandem.cluster.tiers.tier_caches import Effects, TierCaches
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_tiers import BlockName
+from tandem.facts.kv import BlockName
 from tandem.messages.node import BlocksKept, CopyBlocks
 
 

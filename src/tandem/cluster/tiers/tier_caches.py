@@ -10,7 +10,7 @@ from tandem.cluster.tiers.store import TierStore
 from tandem.facts.blocks import BlockChanges
 from tandem.facts.fair_shares import FairShares
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_tiers import BlockName, TierFigures
+from tandem.facts.kv import BlockName, TierFigures
 from tandem.messages.node import CopyBlocks, ForgetBlocks
 from tandem.policy.eviction.pinned import Pin, PinBounds, Pinned
 from tandem.policy.eviction.quota import Quota

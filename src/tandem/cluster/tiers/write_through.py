@@ -15,7 +15,7 @@ from tandem.cluster.tiers.benefit_gate import BenefitGate
 from tandem.cluster.tiers.hierarchy import TierHierarchy
 from tandem.cluster.tiers.tier_caches import CacheEffect
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_tiers import BlockName
+from tandem.facts.kv import BlockName
 from tandem.messages.node import (
     BlocksKept,
     BlocksStaged,

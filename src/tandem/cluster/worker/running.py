@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from tandem.cluster.audit import invariant
 from tandem.cluster.worker.block_pool import BlockPool
 from tandem.cluster.worker.sequence import Phase, Sequence
-from tandem.facts.kv_tiers import BlockName
+from tandem.facts.kv import BlockName
 from tandem.messages.worker import BlocksCommitted
 
 

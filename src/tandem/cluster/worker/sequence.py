@@ -8,7 +8,7 @@ from enum import Enum
 from typing import overload
 
 from tandem.facts.blocks import Chain, grown_chain
-from tandem.facts.kv_tiers import BlockName
+from tandem.facts.kv import BlockName
 from tandem.facts.request import FinishReason, Request
 from tandem.policy.batching import Rank
 

@@ -10,12 +10,11 @@ from math import fsum
 from pathlib import Path
 from statistics import median
 
-from tandem.cost.curves import Curve, constant, curve, surface, total
 from tandem.cost.device import DeviceSpec
 from tandem.cost.model_shape import ModelShape, chunk_pairs
 from tandem.cost.roofline import SMALL_OPERATIONS, all_reduce_seconds, elementwise_token_seconds
 from tandem.cost.sharding import Sharding
-from tandem.cost.tables import TableStepTime
+from tandem.cost.tables import Curve, TableStepTime, constant, curve, surface, total
 from tandem.facts.errors import InvalidConfiguration
 
 MEASURED_HEAD_DIM = 128

@@ -12,14 +12,12 @@ import yaml
 
 from tandem.config.environment import BUNDLED
 from tandem.config.hardware.tables import load_operator_tables
-from tandem.cost.capacity import MemoryLimits, kv_block_count, kv_bytes_per_token
 from tandem.cost.device import DeviceSpec
 from tandem.cost.fitted import FittedStepTime, from_fields
 from tandem.cost.model_shape import ModelShape, model_shape
 from tandem.cost.roofline import roofline
-from tandem.cost.sharding import Sharding
-from tandem.cost.step import StepTime
-from tandem.cost.worker import LinkCost, WorkerCost
+from tandem.cost.sharding import MemoryLimits, Sharding, kv_block_count, kv_bytes_per_token
+from tandem.cost.worker import LinkCost, StepTime, WorkerCost
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Tier
 from tandem.models.configuration import describe_model

@@ -21,7 +21,7 @@ from typing import Final
 
 import numpy as np
 
-from tandem.facts.kv_tiers import BlockFormat, BlockName
+from tandem.facts.kv import BlockFormat, BlockName
 from tandem.kernels.transfer import KEY_WORDS, Transfer
 from tandem.kv.tiers.contract import Row
 from tandem.kv.tiers.rows import RowCopies

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.facts.kv_tiers import BlockName
+from tandem.facts.kv import BlockName
 from tandem.messages.node import BlocksFetched, BlocksKept, BlocksStaged
 
 # The bytes of one block: uint8, contiguous, `BlockFormat.block_bytes` long.

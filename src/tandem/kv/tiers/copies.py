@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_tiers import BlockName
+from tandem.facts.kv import BlockName
 from tandem.kv.threads import StepThread
 from tandem.kv.tiers.contract import Answers, BlockStore, Row
 from tandem.kv.tiers.rows import Rows

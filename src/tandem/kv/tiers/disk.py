@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tandem.facts.kv_tiers import BlockFormat, BlockName
+from tandem.facts.kv import BlockFormat, BlockName
 from tandem.kernels.transfer import Checksums, Transfer
 from tandem.kv.tiers.block_records import BlockHeader, HeaderCodec
 from tandem.kv.tiers.contract import Found, Kept, Row

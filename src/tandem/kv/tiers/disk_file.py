@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from tandem.facts.errors import InvalidConfiguration
-from tandem.facts.kv_tiers import BlockFormat
+from tandem.facts.kv import BlockFormat
 from tandem.kv.tiers.block_records import (
     EMPTY,
     HASH_BYTES,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from threading import Lock
 
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_tiers import BlockName
+from tandem.facts.kv import BlockName
 from tandem.kv.region import LOWEST_PRIORITY
 from tandem.kv.threads import StepThread
 from tandem.kv.tiers.contract import (

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 
-from tandem.facts.kv_tiers import BlockName
+from tandem.facts.kv import BlockName
 from tandem.kv.tiers.contract import BlockStore, Found, Row
 from tandem.kv.tiers.rows import Rows
 from tandem.messages.node import BlocksFetched

@@ -6,7 +6,7 @@ from threading import Event
 import numpy as np
 
 from tandem.facts.errors import InvalidConfiguration
-from tandem.facts.kv_tiers import BlockFormat, BlockName
+from tandem.facts.kv import BlockFormat, BlockName
 from tandem.kernels.transfer import Transfer
 from tandem.kv.region import CLOSE_S, warming_thread
 from tandem.kv.threads import SupervisedThread

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from tandem.facts.kv_tiers import BlockFormat, BlockName
+from tandem.facts.kv import BlockFormat, BlockName
 from tandem.kernels.transfer import Transfer
 from tandem.kv.tiers.block_records import HEADER_BYTES, BlockHeader, BlockTags, HeaderCodec
 from tandem.kv.tiers.contract import Found, Kept, Row

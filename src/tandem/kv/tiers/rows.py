@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.facts.kv_tiers import BlockName
+from tandem.facts.kv import BlockName
 from tandem.kernels.native import advise_huge_pages
 from tandem.kernels.transfer import Checksums, Transfer
 from tandem.kv.tiers.contract import Row

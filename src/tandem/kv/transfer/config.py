@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.facts.kv_export import KvExport, KvShard, MoveReport
+from tandem.facts.kv import KvExport, KvShard, MoveReport
 from tandem.kernels.transfer import Transfer
 from tandem.kv.layout import RegionLayout, pool_layout
 from tandem.kv.region import Region

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tandem.facts.kv_export import Endpoint, KvExport, MoveKv, MoveReport
+from tandem.facts.kv import Endpoint, KvExport, MoveKv, MoveReport
 from tandem.kv.connectors.contract import Connector
 from tandem.kv.layout import copies_layout, pool_layout
 from tandem.kv.threads import StepThread

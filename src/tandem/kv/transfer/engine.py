@@ -9,7 +9,7 @@ Knows no request and no gateway.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tandem.facts.kv_export import Endpoint, KvExport, MoveKv
+from tandem.facts.kv import Endpoint, KvExport, MoveKv
 from tandem.kv.connectors.contract import Connector
 from tandem.kv.threads import StepThread
 from tandem.kv.transfer.chunk import ChunkBuffers

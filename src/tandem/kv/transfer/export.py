@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.facts.kv_export import KvExport, KvShard
+from tandem.facts.kv import KvExport, KvShard
 from tandem.kernels.transfer import Transfer
 from tandem.kv.codec import convert
 from tandem.kv.layout import (

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.facts.errors import TandemError
-from tandem.facts.kv_export import MoveKv
+from tandem.facts.kv import MoveKv
 from tandem.kv.connectors.contract import Spans, join_spans
 from tandem.kv.layout import WORD_BYTES, RegionLayout, slots_of, tags_of
 from tandem.kv.transfer.sources import SharedRuns

@@ -12,7 +12,7 @@ from operator import itemgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.facts.kv_export import KvExport, KvGeometry, KvShard, MoveKv
+from tandem.facts.kv import KvExport, KvGeometry, KvShard, MoveKv
 from tandem.kv.layout import DTYPE_BYTES, is_wire_dtype
 
 # Far beyond any model and any pool; keeps all arithmetic within 64 bits.

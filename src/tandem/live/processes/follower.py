@@ -19,7 +19,7 @@ import msgspec
 from tandem.cluster.node.driver import KvTransferPort
 from tandem.config.processes import WorkerSetup
 from tandem.facts.errors import InvalidConfiguration, TandemError
-from tandem.facts.kv_export import MoveReport
+from tandem.facts.kv import MoveReport
 from tandem.facts.steps import StepPlan
 from tandem.kernels.collectives.distributed import connect, disconnect
 from tandem.kv.transfer.config import TransferCalls

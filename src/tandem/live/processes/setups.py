@@ -26,7 +26,7 @@ from tandem.config.processes import (
     WorkerSetup,
     write_setup,
 )
-from tandem.facts.kv_tiers import BlockFormat
+from tandem.facts.kv import BlockFormat
 from tandem.live.channels.keys import Admitted, KeyPair, PeerRole, make_pair
 from tandem.live.launching.launcher import Program
 from tandem.live.launching.private_directory import secret_of

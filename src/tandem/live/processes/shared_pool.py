@@ -33,7 +33,7 @@ from tandem.config.policies import eviction_order
 from tandem.config.processes import PoolNodeSetup, read_setup
 from tandem.facts.errors import EngineFailed, InvalidConfiguration
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_tiers import BlockFormat
+from tandem.facts.kv import BlockFormat
 from tandem.kernels.transfer import Transfer, choose_transfer
 from tandem.kv.connectors.contract import ConnectorError
 from tandem.kv.connectors.tcp.protocol import Credentials

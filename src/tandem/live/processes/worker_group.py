@@ -12,7 +12,7 @@ from tandem.cluster.node.driver import KvTransferPort
 from tandem.cluster.worker.machine import WorkerConfig
 from tandem.config.processes import WorkerSetup
 from tandem.facts.errors import EngineFailed
-from tandem.facts.kv_export import Endpoint, KvExport, MoveReport
+from tandem.facts.kv import Endpoint, KvExport, MoveReport
 from tandem.facts.steps import StepResult
 from tandem.kernels.collectives.contract import ALONE
 from tandem.kernels.collectives.distributed import Groups, connect, disconnect

@@ -13,7 +13,7 @@ from tandem.config.processes import WorkerSetup
 from tandem.engine.engine import Engine
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_export import Endpoint, KvExport, KvGeometry, KvShard
+from tandem.facts.kv import Endpoint, KvExport, KvGeometry, KvShard
 from tandem.kernels.collectives.contract import AllReduceWay
 from tandem.kernels.collectives.distributed import Groups, World
 from tandem.kernels.native import return_freed_memory

@@ -19,7 +19,7 @@ from tandem.config.policies import eviction_order
 from tandem.config.processes import WorkerSetup
 from tandem.facts.errors import EngineFailed, InvalidConfiguration
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_tiers import BlockFormat
+from tandem.facts.kv import BlockFormat
 from tandem.kernels.transfer import Transfer, choose_transfer
 from tandem.kv.store import KvStore
 from tandem.kv.tiers.contract import BlockStore, TierCalls, TierEngineConfig

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tandem.cluster.node.driver import KvTransferPort
-from tandem.facts.kv_export import Endpoint, KvExport, MoveKv, MoveReport
+from tandem.facts.kv import Endpoint, KvExport, MoveKv, MoveReport
 from tandem.live.ranks.ranks import Ranks
 from tandem.messages.node import ConnectPeer, EndMove, ExportBlocks, ForgetPeer, StartMove
 

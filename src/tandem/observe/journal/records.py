@@ -15,7 +15,7 @@ import msgspec
 
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.fleet import Role
-from tandem.facts.kv_tiers import BlockFormat
+from tandem.facts.kv import BlockFormat
 from tandem.facts.slo import Slo
 from tandem.messages.cluster import PROTOCOL, LeasesRenewed, Registered, ToWorker
 from tandem.messages.gateway import (

@@ -4,8 +4,7 @@ for every policy alike."""
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tandem.cost.step import StepShape
-from tandem.cost.worker import LinkCost, WorkerCost
+from tandem.cost.worker import LinkCost, StepShape, WorkerCost
 from tandem.facts.fleet import Role, Tier
 from tandem.policy.views import NO_HITS, RequestView, TierHits, WorkerView
 

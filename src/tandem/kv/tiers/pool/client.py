@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Final
 
 from tandem.facts.backoff import longest, spread
-from tandem.facts.kv_tiers import BlockFormat, BlockName, placement
+from tandem.facts.kv import BlockFormat, BlockName, placement
 from tandem.kernels.transfer import Transfer
 from tandem.kv.connectors.contract import ConnectorError
 from tandem.kv.connectors.tcp.connector import address_problem

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final
 
-from tandem.facts.kv_tiers import BlockName
+from tandem.facts.kv import BlockName
 from tandem.kv.connectors.tcp.protocol import BadFrame
 from tandem.kv.connectors.tcp.stream import PeerAddress, PeerConnection, Stream
 from tandem.kv.tiers.block_records import TAG_BYTES, BlockTags

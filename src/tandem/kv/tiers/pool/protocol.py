@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import Final
 
 from tandem.facts.blocks import HASH_BYTES
-from tandem.facts.kv_tiers import BlockFormat, BlockName
+from tandem.facts.kv import BlockFormat, BlockName
 from tandem.kv.connectors.tcp.protocol import INCARNATION_BYTES, BadFrame
 
 MAGIC: Final = b"tandemP2"

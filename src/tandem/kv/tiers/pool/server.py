@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from tandem.facts.kv_tiers import BlockName
+from tandem.facts.kv import BlockName
 from tandem.kv.connectors.tcp.listener import TcpListener
 from tandem.kv.connectors.tcp.protocol import BadFrame, Credentials
 from tandem.kv.connectors.tcp.stream import Stream, StreamEnded, TcpLimits

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from tandem.facts.fleet import Tier
-from tandem.facts.kv_tiers import BlockFormat, BlockName
+from tandem.facts.kv import BlockFormat, BlockName
 from tandem.kv.threads import StepThread
 from tandem.kv.tiers.contract import Answers, BlockStore, Kept, Row, TierCalls
 from tandem.kv.tiers.copies import Copy, TierStore, Transits
