@@ -2,8 +2,10 @@
 workers die and come back, drain, flip, hang back; KV is copied as late as it may be."""
 
 from collections import Counter, deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
+
+from msgspec.structs import replace
 
 from tandem.cluster.router.admission import RouterConfig
 from tandem.cluster.router.fleet import Capacity

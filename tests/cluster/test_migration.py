@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tandem.cluster.router.machine import RouterMachine
 from tandem.cluster.router.migration import MOST_BEHIND_TOKENS
@@ -164,7 +165,7 @@ def test_whatever_goes_wrong_while_it_is_read_it_goes_on_where_it_is(trouble):
 def test_a_target_that_found_room_too_late_begins_anew():
     moving = Moving()
     transfer = moving.until_copying()
-    late = replace(drew("w0", "r"), repeats=MOST_BEHIND_TOKENS)
+    late = structs.replace(drew("w0", "r"), repeats=MOST_BEHIND_TOKENS)
     moving.hears(late)
     moving.hears(TransferEnded(transfer.transfer_id, True))
     assert moving.state.stage is Stage.DECODING

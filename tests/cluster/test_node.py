@@ -1,8 +1,7 @@
 """The node machine of a worker process, rule by rule."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
 from tandem.cluster.worker.machine import load_of
 from tandem.facts.blocks import BlockChanges
@@ -146,7 +145,7 @@ def test_reports_that_are_sent_when_asked_for_are_not_sent_unasked():
     assert not of_kind(said(node.pass_time(450 * MS, "g"), "g"), LoadReported)
     load = load_of("w", node.machine.work.machine)
     (asked,) = said(node.machine.report(load, node.now_ns), "g")
-    assert asked == replace(load, received_events=1) == node.machine.report_to("g", load)
+    assert asked == structs.replace(load, received_events=1) == node.machine.report_to("g", load)
     assert node.machine.report_to("nobody", load) is None
     # Whoever drains it waits for them, and whoever has it take up a dead one's request.
     assert of_kind(said(node.hears("g", arrivals("s~1")), "g"), LoadReported)
@@ -165,7 +164,7 @@ def test_steps_taken_at_one_go_are_one_report():
     before = len(one_by_one.machine.work.machine.unfinished["r"].tokens)
     words = [of_kind(said(land(one_by_one), "g"), TokensReported)[0] for _ in range(steps)]
     (told,) = said(at_once.machine.fast_forward(steps, words[0].emission, at_once.now_ns), "g")
-    assert told == replace(words[-1], repeats=steps)
+    assert told == structs.replace(words[-1], repeats=steps)
     assert {word.repeats for word in words} == {1}
     for node in (one_by_one, at_once):
         assert len(node.machine.work.machine.unfinished["r"].tokens) == before + steps

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tandem.cluster.router.admission import RouterConfig
 from tandem.cluster.router.fleet import Capacity
@@ -176,7 +177,7 @@ def test_output_is_charged_in_the_same_portions_however_much_is_reported_at_once
     machine = router(Role.BOTH)
     submit(machine, "r")
     for _ in range(140 // at_once):
-        machine.handle(replace(drew("w0", "r"), repeats=at_once), 1)
+        machine.handle(structs.replace(drew("w0", "r"), repeats=at_once), 1)
     told_tokens = len(machine.requests["r"].output)
     assert machine.requests["r"].charged_output == told_tokens - told_tokens % 64
 

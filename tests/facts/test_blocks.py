@@ -6,7 +6,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.facts.blocks import HASH_BYTES, CacheRoot, block_hash, extend_chain
+from tandem.facts.blocks import HASH_BYTES, CacheRoot, PromptChains, block_hash, extend_chain
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 ROOT = CacheRoot("model", "revision", b"layout")
@@ -16,6 +16,21 @@ def chain_of(tokens: list[int], root: bytes, block_size: int) -> list[bytes]:
     chain: list[bytes] = []
     extend_chain(chain, root, tokens, block_size)
     return chain
+
+
+def test_prompts_of_several_processes_are_hashed_once_while_they_are_remembered():
+    first, second, third = [1, 2, 3, 4], [5, 6, 7, 8], [9, 9, 9, 9]
+    root, other_root = ROOT.hash(""), ROOT.hash("other")
+    chains = PromptChains(2, prompts=2)
+    known = chains.chain(root, first)
+    assert list(known) == chain_of(first, root, 2)
+    assert list(chains.chain(root, second)) == chain_of(second, root, 2)
+    assert chains.chain(root, first) is known
+    assert list(chains.chain(other_root, first)) == chain_of(first, other_root, 2)
+    assert list(chains.chain(root, third)) == chain_of(third, root, 2)
+    again = chains.chain(root, first)
+    assert again == known
+    assert again is not known
 
 
 @given(TOKENS, st.integers(1, 8), st.integers(0, 40))

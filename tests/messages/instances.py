@@ -1,9 +1,10 @@
 """Messages of every type, as hypothesis draws them: whatever the types allow and `check` takes."""
 
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from typing import Any, get_args, get_type_hints
 
 from hypothesis import strategies as st
+from msgspec import Struct
 
 from tandem.facts.blocks import HASH_BYTES, BlockChanges
 from tandem.facts.fleet import Tier
@@ -186,18 +187,18 @@ PLAIN = {int: counts, str: names, float: finite, bool: st.booleans(), bytes: st.
 
 
 def of_type(kind: Any) -> st.SearchStrategy[Any]:
-    """Instances of a field's type, dataclasses all the way down."""
+    """Instances of a field's type, dataclasses and structs all the way down."""
     if kind in SPECIAL:
         return SPECIAL[kind]
     if kind in PLAIN:
         return PLAIN[kind]
     if kind is type(None):
         return st.none()
-    if is_dataclass(kind):
+    if is_dataclass(kind) or (isinstance(kind, type) and issubclass(kind, Struct)):
         hints = get_type_hints(kind)
         return st.builds(
             kind,
-            **{each.name: _field(kind, each.name, hints) for each in fields(kind)},
+            **{name: _field(kind, name, hints) for name in kind.__match_args__},
         )
     arguments = get_args(kind)
     if getattr(kind, "__origin__", None) is tuple:

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
+from msgspec import Struct
+
 from tandem.facts.fleet import Tier
 
 
-@dataclass(frozen=True, slots=True)
-class StepShape:
+class StepShape(Struct, frozen=True):
     """`chunks` are the rows of more than one token, as (tokens before, tokens computed now);
     `decode_sequences` rows compute one token each and attend to `decode_context_tokens` in all.
     `sampled_rows` rows draw a token (and so pay the vocabulary projection)."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NewType
 
+from msgspec import Struct
+
 HASH_BYTES = 16
 
 # Whose blocks these are, as a chain's root takes it: made by `salt_of` and by nothing else.
@@ -99,28 +101,36 @@ def grown_chain(chain: Chain, root: bytes, tokens: Sequence[int], block_size: in
 
 
 class PromptChains:
-    """Hashes of the blocks of the newest prompt: its n choices, which come one after the other,
-    have them computed once, and share them until they go on in their own ways."""
+    """Hashes of the blocks of the newest `prompts`: the n choices of one, which come one after the
+    other, have them computed once, and share them until they go on in their own ways. With more
+    than one prompt, several processes of a simulator may share this."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, prompts: int = 1) -> None:
         self._block_size = block_size
+        self._prompts = prompts
         self._root = b""
         self._tokens: Sequence[int] = ()
         self._chain: tuple[bytes, ...] = ()
+        # By root and identity of the tokens, which are kept so that no others take their place.
+        self._kept: dict[tuple[bytes, int], tuple[Sequence[int], tuple[bytes, ...]]] = {}
 
     def chain(self, root: bytes, tokens: Sequence[int]) -> Chain:
         """Of all full blocks of `tokens`, which never change."""
+        kept = self._kept.get((root, id(tokens)))
+        if kept is not None:
+            return kept[1]
         known = self._tokens
-        same = known is tokens or (len(known) == len(tokens) and known == tokens)
-        if not same or root != self._root:
+        if root != self._root or len(known) != len(tokens) or known != tokens:
             chain: list[bytes] = []
             extend_chain(chain, root, tokens, self._block_size)
             self._root, self._tokens, self._chain = root, tokens, tuple(chain)
+        self._kept[root, id(tokens)] = tokens, self._chain
+        if len(self._kept) > self._prompts:
+            del self._kept[next(iter(self._kept))]
         return self._chain
 
 
-@dataclass(frozen=True, slots=True)
-class BlockChanges:
+class BlockChanges(Struct, frozen=True):
     """Blocks that a pool began or ceased to hold, in order of `sequence_number`.
 
     `stored_parents[i]` is the hash before `stored[i]` in its chain. Within one message removals

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from msgspec import Struct
+
 from tandem.facts.fleet import Tier
 
 
@@ -106,8 +108,7 @@ class MoveReport:
     tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class BlockName:
+class BlockName(Struct, frozen=True):
     """A full block. `digest` names its content, `parent` is the digest before it in its chain (for
     the first block the root's hash). `first` is the digest of the chain's first block: a chain lies
     together. The block counts to the quota of `tenant`."""

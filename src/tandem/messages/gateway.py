@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from tandem.facts.fleet import Role
 from tandem.facts.kv import KvExport, TierFigures
 from tandem.messages.cluster import Audited, ToGateway, ToWorker
@@ -16,8 +18,7 @@ from tandem.messages.router import (
 from tandem.messages.worker import EmitTokens, FailRequest
 
 
-@dataclass(frozen=True, slots=True)
-class MessageFromWorker:
+class MessageFromWorker(Struct, frozen=True):
     """A message from the process that the transport knows as `peer`."""
 
     peer: str
@@ -89,16 +90,14 @@ GatewayEvent = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SendToWorker:
+class SendToWorker(Struct, frozen=True):
     """Send this to the process `peer`, after everything sent to it before."""
 
     peer: str
     message: ToWorker
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(Struct, frozen=True):
     """Tokens for clients; the ids are those that clients' requests were submitted with. `worker`
     drew them, all of them `repeats` times in a row."""
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from tandem.facts.fleet import Tier
 from tandem.facts.kv import BlockName, KvExport, MoveKv, MoveReport
 from tandem.messages.cluster import ToGateway, ToWorker
@@ -16,8 +18,7 @@ class GatewayConnected:
     gateway: str
 
 
-@dataclass(frozen=True, slots=True)
-class MessageFromGateway:
+class MessageFromGateway(Struct, frozen=True):
     """A message from the gateway at the other end of this channel."""
 
     gateway: str
@@ -100,8 +101,7 @@ NodeEvent = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SendToGateway:
+class SendToGateway(Struct, frozen=True):
     """Send this on the channel to `gateway`, after everything sent there before."""
 
     gateway: str

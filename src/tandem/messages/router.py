@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from tandem.facts.blocks import BlockChanges
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.request import Request
@@ -85,8 +87,7 @@ class MigrationsRequested:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class LoadReported:
+class LoadReported(Struct, frozen=True):
     """What a worker carries at one instant, sequences left out whose whole prompt comes from
     another worker: `running_sequences` decode and attend to `context_tokens` in all,
     `waiting_requests` do not run yet, `queued_prefill_tokens` are known prompt tokens that no step
@@ -102,8 +103,7 @@ class LoadReported:
     received_events: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BlocksReported:
+class BlocksReported(Struct, frozen=True):
     """A tier of a worker began or ceased to hold blocks; for the tier REMOTE `worker` is a process
     of the shared pool, or empty."""
 
@@ -122,8 +122,7 @@ class BlocksListed:
     next_sequence_number: int
 
 
-@dataclass(frozen=True, slots=True)
-class TokensReported:
+class TokensReported(Struct, frozen=True):
     """A worker drew `repeats` tokens for each of these sequences; `emission` has the last."""
 
     worker: str
@@ -206,8 +205,7 @@ RouterEvent = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SendEvent:
+class SendEvent(Struct, frozen=True):
     """Give this event to the worker's machine."""
 
     worker: str

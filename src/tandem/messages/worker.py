@@ -1,6 +1,12 @@
-"""Events (past tense) and effects (imperative) of the worker machine."""
+"""Events (past tense) and effects (imperative) of the worker machine.
+
+What is made for every step or block, here and in the other modules, is a `Struct`: made in a tenth
+of the time that a frozen dataclass takes, and the same to whoever reads it.
+"""
 
 from dataclasses import dataclass
+
+from msgspec import Struct
 
 from tandem.facts.blocks import BlockChanges
 from tandem.facts.errors import TandemError
@@ -79,8 +85,7 @@ class RequestsAborted:
     request_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StepDone:
+class StepDone(Struct, frozen=True):
     """The plan of that id has run."""
 
     result: StepResult
@@ -99,8 +104,7 @@ WorkerEvent = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RunStep:
+class RunStep(Struct, frozen=True):
     """Run this plan after all plans before it. Ends with `StepDone`."""
 
     plan: StepPlan

@@ -8,10 +8,11 @@ from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
 from tandem.cluster.gateway.plan_actions import ScaledPool
 from tandem.cluster.router.admission import RouterConfig
 from tandem.cluster.router.fleet import Capacity
+from tandem.cluster.router.prefix_cache.index import ComputedHashes
 from tandem.cluster.shared_pool.contents import HotBlocksConfig
 from tandem.cluster.shared_pool.machine import PoolNodeConfig, PoolNodeMachine
 from tandem.cluster.tiers.config import TierLimits, TiersConfig
-from tandem.facts.blocks import NO_SALT
+from tandem.facts.blocks import NO_SALT, PromptChains
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.kv import BlockFormat
 from tandem.messages.cluster import PROTOCOL, Register, Registered, RegisterPoolNode
@@ -32,6 +33,8 @@ from tandem.twin.worker import CACHE_ROOT, MODEL, SimulatedWorker, Start, Surrou
 
 # How often a worker that drains reports, where loads are always known otherwise.
 DRAIN_REPORT_NS = 100_000_000
+# Of so many prompts the block hashes are kept: about as many as are on their way at once.
+PROMPTS_PER_WORKER = 32
 
 
 class PlannedStarts(Protocol):
@@ -58,6 +61,7 @@ class SimulatedCluster:
             round(scenario.transfer_timeout_s * 1e9),
             self.queue,
         )
+        self.prompts = PromptChains(scenario.block_size, PROMPTS_PER_WORKER * len(self.pools))
         self.workers: dict[str, SimulatedWorker] = {}
         self.pool_nodes: dict[str, SimulatedPoolNode] = {}
         self.gateway: SimulatedGateway | None = None
@@ -122,6 +126,7 @@ class SimulatedCluster:
             bus=self.bus,
             transfers=self.transfers,
             steps=self.steps,
+            prompts=self.prompts,
             workers=self.workers,
             pool_nodes=self.pool_nodes,
             disk=self._disks[name],
@@ -308,6 +313,7 @@ class SimulatedCluster:
                 classes=policies.classes,
                 queue=policies.queue,
                 explains=scenario.explains,
+                hashes=ComputedHashes(scenario.block_size, self.prompts),
             ),
             capacity_of=self._capacity_of,
             terms=Registered(

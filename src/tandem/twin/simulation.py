@@ -4,7 +4,9 @@ The policies and machines are those of the live cluster, unchanged; only time, e
 made up.
 """
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 from tandem.cluster.gateway.demand import Demand
@@ -21,6 +23,10 @@ from tandem.twin.workload import Turn, Workload
 # Between two points of a run's timeline, at least.
 LEAST_SAMPLE_NS = 1_000_000
 
+# Garbage is looked for after so many objects; each older generation after so many looks at the one
+# before. A run makes millions of objects that live long and next to no cycles.
+GARBAGE_THRESHOLDS = 100_000, 50, 100
+
 Progress = Callable[[float], None]
 
 
@@ -33,7 +39,19 @@ def simulate(
     that remember are used up by it.
     """
     run = RunRecord(settings=dict(scenario.settings))
-    return Simulation(scenario, rows, run).run(progress)
+    with rare_garbage_collections():
+        return Simulation(scenario, rows, run).run(progress)
+
+
+@contextmanager
+def rare_garbage_collections() -> Iterator[None]:
+    """The thresholds of the garbage collector are those of a run, and afterwards as before."""
+    before = gc.get_threshold()
+    gc.set_threshold(*GARBAGE_THRESHOLDS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 class Simulation:

@@ -17,12 +17,15 @@ def sample(cluster: SimulatedCluster, now_ns: int) -> Sample:
         decoding += stage is Stage.MOVING or stage is Stage.DECODING
     queued_prefill_tokens = used_blocks = total_blocks = prefilling = waiting = 0
     for worker in cluster.workers.values():
-        load = worker.load(now_ns)
-        queued_prefill_tokens += load.queued_prefill_tokens
-        waiting += load.waiting_requests
-        total_blocks += worker.pool.kind.block_count
-        used_blocks += worker.pool.kind.block_count - load.free_blocks
-        prefilling += worker.role is Role.PREFILL
+        load, block_count = worker.machine_load, worker.block_count
+        if load.queued_prefill_tokens:
+            queued_prefill_tokens += load.queued_prefill_tokens
+        if load.waiting_requests:
+            waiting += load.waiting_requests
+        total_blocks += block_count
+        used_blocks += block_count - load.free_blocks
+        if worker.machine.role_state.role is Role.PREFILL:
+            prefilling += 1
     return Sample(
         now_ns=now_ns,
         waiting_requests=in_line + waiting,

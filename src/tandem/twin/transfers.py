@@ -2,7 +2,8 @@
 kind."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from tandem.report.record import TransferRecord
 from tandem.twin.event_queue import EventQueue, Turn
@@ -12,8 +13,7 @@ from tandem.twin.network import Network
 Ended = Callable[[bool, float], None]
 
 
-@dataclass(frozen=True, slots=True)
-class BytesUnderWay:
+class BytesUnderWay(Struct, frozen=True):
     """`kind` says under what they are counted."""
 
     kind: str

@@ -8,13 +8,14 @@ from tandem.cluster.node.driver import NodePorts, perform
 from tandem.cluster.node.machine import NodeConfig, NodeMachine
 from tandem.cluster.tiers.config import TierLimits, TiersConfig
 from tandem.cluster.worker.machine import WorkerConfig, WorkerMachine, drawn_since, load_of
-from tandem.facts.blocks import CacheRoot
+from tandem.facts.blocks import CacheRoot, PromptChains
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.kv import KvExport, KvGeometry, MoveKv
 from tandem.messages.cluster import (
     PROTOCOL,
     FetchKv,
     LeasesRenewed,
+    PeerJoined,
     Register,
     RoleStateReported,
     ToGateway,
@@ -58,6 +59,7 @@ PASSING = (
     LeasesRenewed,
     MoveFinished,
     MoveKv,
+    PeerJoined,
     TimePassed,
 )
 # How slower tiers fare is told so often at most.
@@ -78,13 +80,14 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a worker shares with the others: messages, links, records, and the disk that outlives
-    it. `left` is called when its machine ends the process."""
+    """What a worker shares with the others: messages, links, records, hashes of prompts, and the
+    disk that outlives it. `left` is called when its machine ends the process."""
 
     scenario: Scenario
     bus: MessageBus
     transfers: Transfers
     steps: StepRecorder
+    prompts: PromptChains
     workers: Mapping[str, "SimulatedWorker"]
     pool_nodes: Mapping[str, SimulatedPoolNode]
     disk: SimulatedStore
@@ -97,12 +100,14 @@ class SimulatedWorker(Process[NodeEvent]):
     def __init__(self, start: Start, around: Surroundings) -> None:
         super().__init__(start.name, str(start.starts), around.bus)
         self.pool, self.order = start.pool, start.order
+        self.block_count = start.pool.kind.block_count
         self.up_since_ns = around.bus.queue.now_ns
         self._around = around
         self._queue = around.bus.queue
         scenario, kind = around.scenario, start.pool.kind
         tiers = _tiers_config(kind, scenario, around.disk)
-        machine = WorkerMachine(_worker_config(kind, scenario, tells_full_blocks=tiers is not None))
+        config = _worker_config(kind, scenario, tells_full_blocks=tiers is not None)
+        machine = WorkerMachine(config, around.prompts)
         register = _hello(start, self.incarnation, machine.config)
         self.machine = NodeMachine(NodeConfig(register, tiers, reports_when_asked=True), machine)
         self.worker_machine = machine
@@ -196,11 +201,17 @@ class SimulatedWorker(Process[NodeEvent]):
         self.alive = False
         self.mail.clear()
 
-    def load(self, now_ns: int) -> LoadReported:
-        """What a report sent now would say, but for what was heard."""
+    @property
+    def machine_load(self) -> LoadReported:
+        """As the worker machine knows it: without tokens that steps taken at one go have drawn
+        since."""
         if self._load is None:
             self._load = load_of(self.name, self.worker_machine)
-        load = self._load
+        return self._load
+
+    def load(self, now_ns: int) -> LoadReported:
+        """What a report sent now would say, but for what was heard."""
+        load = self.machine_load
         drawn_tokens = self.engine.tokens_ahead(now_ns)
         return drawn_since(load, drawn_tokens) if drawn_tokens else load
 

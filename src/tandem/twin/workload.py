@@ -5,6 +5,8 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.trace import TraceRow
@@ -61,16 +63,18 @@ class Workload:
         """The token ids of a row's prompt."""
         row = turn.row
         left_tokens = row.prompt_tokens
-        tokens = array("I")
+        serials: list[int] = []
+        counts: list[int] = []
         for block_id in row.block_ids:
             covered = min(row.block_tokens, left_tokens)
             if covered <= 0:
                 break
-            serial = self._block_serials.setdefault(block_id, len(self._block_serials))
-            tokens.extend(array("I", (serial,)) * covered)
+            serials.append(self._block_serials.setdefault(block_id, len(self._block_serials)))
+            counts.append(covered)
             left_tokens -= covered
-        tokens.extend(array("I", (OWN_PROMPTS + turn.index,)) * left_tokens)
-        return tokens
+        serials.append(OWN_PROMPTS + turn.index)
+        counts.append(left_tokens)
+        return array("I", np.repeat(np.array(serials, np.uint32), counts).tobytes())
 
     def requests_of(self, turn: Turn, priority: int) -> Iterator[Request]:
         """The requests of a turn, all with the same prompt."""

@@ -292,10 +292,6 @@ class GatewayMachine:
         self.heartbeats.received(peer, now_ns)
         self.costs.joined(register)
         effects.append(SendToWorker(peer, self.config.terms))
-        for other in self.members.others(member):
-            effects.append(SendToWorker(peer, other.joined))
-            if not again:
-                effects.append(SendToWorker(other.peer, member.joined))
         effects += self.pool.joined_messages(peer)
         effects += self.routing.adopt_root(member, now_ns)
         self.routing.gather(WorkerJoined(register.worker, register.role))
@@ -323,7 +319,9 @@ class GatewayMachine:
         if reason:
             self.members.lost.append((member.name, reason))
         lost = PeerLost(member.name, member.registration.incarnation)
-        effects += (SendToWorker(other.peer, lost) for other in self.members)
+        effects += (
+            SendToWorker(other.peer, lost) for other in self.members if other.forget(member)
+        )
         if self.autoscaling is not None:
             self.autoscaling.fleet.worker_gone(member.name, now_ns, died=bool(reason))
         effects += self.drains.gone(member.name, reason)

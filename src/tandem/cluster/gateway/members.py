@@ -145,12 +145,9 @@ class Member:
     migrations: int = 0
     counters: WorkerCounters = field(default_factory=WorkerCounters)
     tiers: tuple[TierFigures, ...] = ()
-    # What all others receive about it, made once.
-    joined: PeerJoined = field(init=False)
-
-    def __post_init__(self) -> None:
-        register = self.registration
-        self.joined = PeerJoined(register.worker, register.incarnation, register.export)
+    # The peers that it was introduced to: each before it reads from it for the first time. With
+    # everybody introduced at the start, a fleet would get as many messages as it has pairs.
+    introduced: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, peer: str, register: Register) -> "Member":
@@ -175,6 +172,21 @@ class Member:
         mine = self.registration.export.identity
         return bool(mine) and mine == source.registration.export.identity
 
+    def introduction(self, source: "Member") -> PeerJoined | None:
+        """What must be sent to it before it reads KV from that worker; None when it was."""
+        if source.peer in self.introduced:
+            return None
+        self.introduced.add(source.peer)
+        register = source.registration
+        return PeerJoined(register.worker, register.incarnation, register.export)
+
+    def forget(self, source: "Member") -> bool:
+        """That worker is gone, or may be unknown to this one. Whether it was introduced."""
+        if source.peer not in self.introduced:
+            return False
+        self.introduced.remove(source.peer)
+        return True
+
 
 class Members(Registry[Member]):
     """The workers. `lost` are the workers and pool processes that died, as (name, why), latest
@@ -186,21 +198,30 @@ class Members(Registry[Member]):
         self.revision = revision
         self.lost: deque[tuple[str, str]] = deque(maxlen=KEPT_LOSSES)
         self.draining: dict[str, Member] = {}
+        # How many members have each: the members of most clusters are alike.
+        self._roots: Counter[CacheRoot] = Counter()
+        self._geometries: Counter[KvGeometry] = Counter()
         self._asked_ns: dict[str, int] = {}
 
     def add(self, process: Member) -> None:
         super().add(process)
+        self._roots[process.registration.root] += 1
+        self._geometries[process.registration.export.geometry] += 1
         if not process.accepting:
             self.draining[process.name] = process
         self._asked_ns.pop(process.peer, None)
 
     def remove(self, process: Member) -> None:
         super().remove(process)
+        self._roots -= Counter((process.registration.root,))
+        self._geometries -= Counter((process.registration.export.geometry,))
         self.draining.pop(process.name, None)
 
     def common_root(self, block_size: int, now: CacheRoot) -> CacheRoot:
         """Under which most of those that compute prompts name their blocks of that size; of equally
         many, the root of `now`. Where nobody does, that as well."""
+        if self._roots.keys() <= {now}:
+            return now
         alike = [each for each in self if each.block_size == block_size]
         roots = Counter(
             each.registration.root
@@ -248,10 +269,12 @@ class Members(Registry[Member]):
             )
         if export.geometry.block_size < 1:
             return f"{register.worker} has blocks of {export.geometry.block_size} tokens"
-        for member in self:
-            theirs = member.registration.export.geometry
-            if member.name != register.worker and (problem := _misfit(export.geometry, theirs)):
-                return f"KV of {register.worker} does not fit that of {member.name}: {problem}"
+        misfits = {theirs: _misfit(export.geometry, theirs) for theirs in self._geometries}
+        if any(misfits.values()):
+            for member in self:
+                problem = misfits[member.registration.export.geometry]
+                if problem and member.name != register.worker:
+                    return f"KV of {register.worker} does not fit that of {member.name}: {problem}"
         return ""
 
 

@@ -115,6 +115,10 @@ class Routing:
         read_from = self._members.of_name(source)
         if read_from is not None:
             read_from.counters.sent_bytes += report.moved_bytes
+            if not report.arrived:
+                # Another gateway may have taken the source for dead, and the reader have forgotten
+                # it since.
+                member.forget(read_from)
         self.gather(TransferEnded(message.transfer_id, report.arrived, report.tokens))
 
     def adopt_root(self, newcomer: Member | None, now_ns: int) -> Effects:
@@ -187,6 +191,8 @@ class Routing:
             order = self.transfers.make_fetch(start, target)
         elif target is not None and source is not None and target.reads(source):
             order = self.transfers.make_order(start, source, target)
+            if order is not None and (introduction := target.introduction(source)):
+                effects.append(SendToWorker(target.peer, introduction))
         if target is not None and order is not None:
             effects.append(SendToWorker(target.peer, order))
             return

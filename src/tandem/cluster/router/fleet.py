@@ -3,7 +3,10 @@ report."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tandem.cost.worker import WorkerCost
 from tandem.facts.fleet import Role
@@ -21,8 +24,7 @@ class Capacity:
     max_sequences: int
 
 
-@dataclass(slots=True)
-class SentLoad:
+class SentLoad(Struct):
     """What was sent to a worker and its last report leaves out."""
 
     requests: int = 0

@@ -82,9 +82,10 @@ class WorkerConfig:
 
 class WorkerMachine:
     """The scheduler of one engine. `handle(event, now_ns)` gives the effects to perform.
-    `unfinished` are the sequences that wait, import or run, by request id."""
+    `unfinished` are the sequences that wait, import or run, by request id. Several machines of one
+    simulator may share the hashes of `prompts`."""
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, prompts: PromptChains | None = None) -> None:
         self.config = config
         pool = BlockPool(config.block_count)
         self.sequences = RunningSequences(
@@ -98,7 +99,7 @@ class WorkerMachine:
         )
         self.unfinished: dict[str, Sequence] = {}
         self._in_flight: deque[PlanBuilder] = deque()
-        self._chains = PromptChains(config.block_size)
+        self._chains = prompts or PromptChains(config.block_size)
         # The newest prompt whose tokens were found to be in the vocabulary.
         self._valid_prompt: Iterable[int] = ()
         self._steps = 0

@@ -6,7 +6,6 @@ it up. Records are msgpack arrays, tagged with their kind.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
 from enum import Enum
 from functools import cache
 from typing import Any
@@ -276,5 +275,6 @@ def _scalars(message: object, naming: Naming) -> str:
 
 
 @cache
-def _field_names(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
+def _field_names(kind: Any) -> tuple[str, ...]:
+    names: tuple[str, ...] = kind.__match_args__
+    return names

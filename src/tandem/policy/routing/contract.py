@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
+
 from tandem.policy.views import RequestView, WorkerView
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """One worker as the policy saw it. The smallest `score` wins, in the policy's own unit;
     `ttft_s` and `tpot_s` are the predicted seconds if the request went there, whatever the policy
     scores by."""

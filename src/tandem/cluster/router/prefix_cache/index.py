@@ -30,11 +30,12 @@ class PromptHashes(Protocol):
 
 
 class ComputedHashes:
-    """Hashes the tokens; the choices of one call have their prompt hashed once."""
+    """Hashes the tokens; the choices of one call have their prompt hashed once. A simulator gives
+    the `prompts` that its workers use, too."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, prompts: PromptChains | None = None) -> None:
         self._block_size = block_size
-        self._prompts = PromptChains(block_size)
+        self._prompts = prompts or PromptChains(block_size)
 
     def chain_of(
         self,
