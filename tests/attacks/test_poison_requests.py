@@ -3,15 +3,15 @@
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from random import Random
 
 import pytest
 
 from tandem.cluster.router.deaths import CLEARING_TOKENS, COINCIDENCE_NS, MOST_DEATHS
 from tandem.cluster.router.machine import RouterMachine
-from tandem.cluster.worker.machine import load_of
+from tandem.cluster.worker.machine import WorkerConfig
 from tandem.facts.errors import RequestFailed
 from tandem.facts.fleet import Role
+from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.steps import StepPlan, StepResult
 from tandem.messages.router import (
@@ -24,12 +24,9 @@ from tandem.messages.router import (
     WorkerLost,
 )
 from tandem.messages.worker import EmitTokens, FailRequest, KvComputed, PrefillsArrived
+from tandem.twin.block_contents import EngineDied
 from tests.cluster.ledger_engine import LedgerEngine, answer
-from tests.cluster.router_cluster import Cluster
 from tests.cluster.test_router import drew, router, submit
-from tests.cluster.test_router_laws import CONTEXT_TOKENS as TEST_CONTEXT_TOKENS
-from tests.cluster.test_router_laws import fleet
-from tests.cluster.test_router_laws import request as any_request
 from tests.live.ends import PATIENCE_S
 from tests.live.toy_cluster import (
     CONTEXT_TOKENS,
@@ -40,12 +37,16 @@ from tests.live.toy_cluster import (
     serving,
     until,
 )
+from tests.twin.chance_cluster import ChanceCluster, Client
+from tests.twin.chance_run import CONTEXT_TOKENS as TEST_CONTEXT_TOKENS
+from tests.twin.chance_run import SECOND_NS, ChanceRun, World
+from tests.twin.ledger import Ledger, LedgerContents
 
 # A request kills a worker alone or with neighbours: with them, two deaths only raise suspicion.
 MOST_OWN_DEATHS = 4
 
 
-class WorkerDied(Exception):
+class WorkerDied(EngineDied):
     """What the engine made of it."""
 
 
@@ -60,88 +61,88 @@ class MortalLedger(LedgerEngine):
         super().__init__(engine.block_size, len(engine.kv), len(engine.tables))
         self.fatal = fatal
         self._names: dict[int, str] = {}
-        self.killer = ""
 
     def run(self, plan: StepPlan) -> StepResult:
         for placement in plan.placements:
-            name = placement.request_id.rpartition("/")[2].partition("~")[0]
-            self._names[placement.slot] = name
+            self._names[placement.slot] = name_of(placement.request_id)
         for slot, start, count in zip(plan.slots, plan.starts, plan.counts, strict=True):
             name = self._names[int(slot)]
             if start + count > self.fatal.get(name, start + count):
-                self.killer = name
                 raise WorkerDied(name)
         return super().run(plan)
 
 
-class PoisonedCluster(Cluster):
-    """Some requests are `fatal`; chance kills others' workers besides, once every `kill_every`
-    turns or so (0: never). The dead come back."""
+def name_of(request_id: str) -> str:
+    return request_id.rpartition("/")[2].partition("~")[0]
 
-    def __init__(self, chance: Random, fatal: dict[str, int], kill_every: int = 0) -> None:
-        super().__init__(fleet(chance), chance)
-        self.fatal, self.kill_every = fatal, kill_every
+
+@dataclass
+class PoisonousLedger(Ledger):
+    fatal: dict[str, int] = field(default_factory=dict)
+
+    def of_worker(self, config: WorkerConfig) -> LedgerContents:
+        contents = super().of_worker(config)
+        contents.engine = MortalLedger(contents.engine, self.fatal)
+        return contents
+
+
+class PoisonedCluster(ChanceCluster):
+    """The dead come back. `deaths` are by the name of the request that a worker died of."""
+
+    def __init__(self, *arguments) -> None:
+        super().__init__(*arguments)
         self.deaths: Counter[str] = Counter()
-        for name in self.configs:
-            self.join(name, self.role())
 
-    def join(self, name: str, role: Role) -> None:
-        super().join(name, role)
-        world = self.seats[name].world
-        world.engine = MortalLedger(world.engine, self.fatal)
-
-    def deliver(self, name: str) -> None:
-        arrived = getattr(self.seats[name].inbox[0], "requests", ())
-        super().deliver(name)
-        if any("~" in one.request_id for one in arrived):
-            # As a node does.
-            self.speak_at_once(name)
-
-    def speak_at_once(self, name: str) -> None:
-        self.hear(load_of(name, self.seats[name].world.machine))
-
-    def land(self, name: str) -> None:
-        world = self.seats[name].world
-        try:
-            super().land(name)
-        except WorkerDied:
-            self.deaths[world.engine.killer] += 1
-            self.crash(name)
-
-    def routine(self) -> list[tuple]:
-        choices = super().routine()
-        absent = [n for n in self.configs if n not in self.seats and n not in self.mourned]
-        return choices + [(self.join, name, self.role()) for name in absent]
-
-    def mischief(self) -> list[tuple]:
-        kills = self.kill_every and not self.chance.randrange(self.kill_every)
-        living = [(self.crash, name) for name in self.seats] if kills else []
-        return living or [(self.report_load, name) for name in self.seats] or self.routine()
+    def worker_died(self, worker, reason: str) -> None:
+        self.deaths[reason] += 1
+        super().worker_died(worker, reason)
+        # Its last words are there before its successor's first.
+        back_ns = self.now_ns + 2 * self.bus.jitter_ns + 2 * self.bus.latency_ns
+        self.queue.at(back_ns, lambda _: self.launcher.start(worker.name, worker.role))
 
 
-def played(seed: int, poisons: int, kill_every: int = 0) -> PoisonedCluster:
-    chance = Random(seed)
-    fatal: dict[str, int] = {}
-    cluster = PoisonedCluster(chance, fatal, kill_every)
-    innocents = [any_request(chance, f"r{index}") for index in range(chance.randint(1, 12))]
-    wanted = innocents + [any_request(chance, f"poison{index}") for index in range(poisons)]
-    chance.shuffle(wanted)
-    for one in wanted:
-        if one.request_id.startswith("poison"):
-            one = replace(one, sampling=SamplingParameters(max_tokens=20))
+class PoisonedRun(ChanceRun):
+    """Some requests are fatal; chance kills workers besides, `kills` times."""
+
+    ledger_type = PoisonousLedger
+
+    def __init__(self, seed: int, poisons: int, kills: int = 0) -> None:
+        super().__init__(seed, World(faults=0, gateways=1, requests=12), PoisonedCluster)
+        self.poisons, self.killed = poisons, 0
+        for _ in range(kills):
+            self.queue.at(self.chance.randrange(SECOND_NS), self._kill)
+
+    def requests(self) -> list[Request]:
+        wanted = super().requests()
+        for index in range(self.poisons):
+            one = replace(
+                self.request(f"poison{index}"), sampling=SamplingParameters(max_tokens=20)
+            )
             most = min(len(one.prompt_tokens) + 19, TEST_CONTEXT_TOKENS - 1)
-            fatal[one.request_id] = chance.randint(0, most - 1)
-        cluster.submit(one)
-        for _ in range(chance.randrange(25)):
-            cluster.turn()
-    cluster.settle()
-    return cluster
+            self.ledger.fatal[one.request_id] = self.chance.randint(0, most - 1)
+            wanted.append(one)
+        return wanted
+
+    def _kill(self, now_ns: int) -> None:
+        if self.cluster.workers:
+            name = self.chance.choice(sorted(self.cluster.workers))
+            self.launcher.kill(name)
+            self.killed += 1
+            self.queue.at(now_ns + 10**6, lambda _: self.launcher.replace(name))
+
+    @property
+    def clients(self) -> dict[str, Client]:
+        return {name_of(name): one for name, one in self.cluster.clients.by_id.items()}
 
 
-def failed(cluster: PoisonedCluster) -> set[str]:
+def played(seed: int, poisons: int, kills: int = 0) -> PoisonedRun:
+    return PoisonedRun(seed, poisons, kills).play()
+
+
+def failed(run: PoisonedRun) -> set[str]:
     """Who ended without an answer. Everybody else got their own, whole."""
     ended: set[str] = set()
-    for name, client in cluster.clients.items():
+    for name, client in run.clients.items():
         expected = answer(
             client.request.prompt_tokens, client.request.sampling, TEST_CONTEXT_TOKENS
         )
@@ -156,30 +157,31 @@ def failed(cluster: PoisonedCluster) -> set[str]:
     return ended
 
 
-def poisons_of(cluster: PoisonedCluster) -> set[str]:
+def poisons_of(run: PoisonedRun) -> set[str]:
     """Those that a worker took: some are refused for their length."""
-    return {each for each in cluster.fatal if cluster.clients[each].endings != ["rejected"]}
+    clients = run.clients
+    return {each for each in run.ledger.fatal if clients[each].endings != ["rejected"]}
 
 
 def test_a_request_that_kills_workers_ends_and_no_other_does():
     deaths: Counter[int] = Counter()
     for seed in range(80):
-        cluster = played(seed, poisons=1)
-        assert failed(cluster) == poisons_of(cluster), seed
-        deaths[cluster.deaths["poison0"]] += bool(poisons_of(cluster))
+        run = played(seed, poisons=1)
+        assert failed(run) == poisons_of(run), seed
+        deaths[run.cluster.deaths["poison0"]] += bool(poisons_of(run))
     assert set(deaths.elements()) == {2, 3, MOST_OWN_DEATHS}
 
 
 def test_several_at_once_are_told_apart():
     wronged, served = 0, 0
     for seed in range(50):
-        cluster = played(seed, poisons=3)
-        ended = failed(cluster)
-        assert poisons_of(cluster) <= ended, seed
+        run = played(seed, poisons=3)
+        ended = failed(run)
+        assert poisons_of(run) <= ended, seed
         # What a dead worker had drawn may be heard later, so that one is cleared once too often.
-        assert max(cluster.deaths.values(), default=0) <= MOST_OWN_DEATHS + 1, cluster.deaths
-        wronged += len(ended - cluster.fatal.keys())
-        served += len(cluster.clients) - 3
+        assert max(run.cluster.deaths.values(), default=0) <= MOST_OWN_DEATHS + 1
+        wronged += len(ended - run.ledger.fatal.keys())
+        served += len(run.clients) - 3
     # A suspect of one's may meet two others, one after the other, before these are suspects.
     assert wronged <= served // 300
 
@@ -188,13 +190,13 @@ def test_several_at_once_are_told_apart():
 def test_who_kills_workers_by_hand_ends_hardly_anybody(poisons):
     killed, wronged = 0, 0
     for seed in range(40):
-        cluster = played(seed, poisons, kill_every=8)
-        ended = failed(cluster)
-        assert poisons_of(cluster) <= ended, seed
-        killed += cluster.seen["crashes"] - cluster.deaths.total()
-        wronged += len(ended - cluster.fatal.keys())
+        run = played(seed, poisons, kills=12)
+        ended = failed(run)
+        assert poisons_of(run) <= ended, seed
+        killed += run.killed
+        wronged += len(ended - run.ledger.fatal.keys())
     assert killed > 50
-    # Somebody dies every few events here, and no answer has more than twenty tokens.
+    # Somebody dies every few steps here, and no answer has more than twenty tokens.
     assert wronged <= killed // 20
 
 

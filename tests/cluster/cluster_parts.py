@@ -8,8 +8,10 @@ from tandem.cluster.node.machine import NodeConfig, NodeMachine
 from tandem.cluster.router.admission import RouterConfig
 from tandem.cluster.router.fleet import Capacity
 from tandem.cluster.worker.machine import WorkerConfig, WorkerMachine
+from tandem.cost.fitted import FittedStepTime
+from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.blocks import CacheRoot
-from tandem.facts.fleet import Role
+from tandem.facts.fleet import Role, Tier
 from tandem.facts.kv import BlockFormat, KvExport, KvGeometry
 from tandem.facts.request import FinishReason, Request
 from tandem.facts.sampling import SamplingParameters
@@ -24,8 +26,14 @@ from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.contract import Transfer
 from tandem.policy.dispatch.policies import AlwaysRemote
 from tandem.policy.routing.policies import ROUTINGS
-from tests.cluster.router_cluster import COST
 
+COST = WorkerCost(
+    FittedStepTime(fixed_s=0.01, token_s=1e-3),
+    kv_bytes_per_token=1.0,
+    chunk_tokens=16,
+    tiers={Tier.HOST: LinkCost(1e4), Tier.REMOTE: LinkCost(1e4)},
+    network=LinkCost(1e4),
+)
 MS = 1_000_000
 WELCOME = Registered("g", report_interval_ns=100 * MS, silence_ns=1000 * MS, lease_ns=3000 * MS)
 ROOT = CacheRoot("model", "revision", b"layout")

@@ -20,8 +20,7 @@ from tandem.messages.gateway import (
 )
 from tandem.messages.planning import PlanDecision
 from tandem.policy.planning.contract import FleetView, Plan
-from tests.cluster.cluster_parts import MS, GatewayUnderTest, register
-from tests.cluster.router_cluster import COST
+from tests.cluster.cluster_parts import COST, MS, GatewayUnderTest, register
 
 SECOND = 1000 * MS
 # Nobody's silence counts here.

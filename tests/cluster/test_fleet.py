@@ -10,7 +10,7 @@ from tandem.cluster.router.fleet import Capacity, Fleet
 from tandem.facts.fleet import Role
 from tandem.messages.router import LoadReported
 from tandem.policy.views import WorkerView
-from tests.cluster.router_cluster import COST
+from tests.cluster.cluster_parts import COST
 
 
 def fleet() -> Fleet:

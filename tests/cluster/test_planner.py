@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tandem.cluster.gateway.planner import KEPT_REQUESTS, PlannerConfig, PlannerMachine, Thinned
 from tandem.facts.slo import Slo
 from tandem.policy.planning.contract import FleetView, Plan
-from tests.cluster.router_cluster import COST
+from tests.cluster.cluster_parts import COST
 
 SECOND = 1_000_000_000
 CONFIG = PlannerConfig(COST, Slo(), 2, 8, startup_s=60.0, window_s=30.0)

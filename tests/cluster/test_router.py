@@ -43,7 +43,7 @@ from tandem.policy.dispatch.policies import AlwaysRemote
 from tandem.policy.qos.classes import Classes
 from tandem.policy.routing.policies import ROUTINGS
 from tandem.policy.views import TierHits, WorkerView
-from tests.cluster.router_cluster import COST
+from tests.cluster.cluster_parts import COST
 
 
 def router(*roles: Role, **line) -> RouterMachine:

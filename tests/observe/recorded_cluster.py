@@ -4,13 +4,12 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
 from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
-from tandem.cluster.router.admission import RouterConfig
 from tandem.observe.journal.pseudonyms import SessionNames, TenantNames
 from tandem.observe.journal.recorder import Recorder
 from tandem.observe.journal.records import Record, decode_record
 from tandem.observe.journal.replay import Comparison, ReplayedHashes, compare
-from tests.cluster.node_cluster import Gate, NodeCluster
-from tests.cluster.tier_cluster import TierCluster
+from tandem.twin.process import GATEWAY
+from tests.twin.chance_cluster import ChanceCluster
 
 
 @dataclass
@@ -34,35 +33,32 @@ class Recording:
         return compare(self.records(), machine, hashes)
 
 
-class Recorded(NodeCluster):
+class Recorded(ChanceCluster):
     """`recordings` are of all starts of gateways."""
 
-    def start_gateway(self, name: str) -> None:
-        self.recordings: list[Recording] = getattr(self, "recordings", [])
-        shared = self.policies
+    # Who migrates here does so because somebody drains: only events can be recorded.
+    migrates = False
+
+    def __init__(self, *arguments) -> None:
+        self.recordings: list[Recording] = []
+        super().__init__(*arguments)
+
+    def gateway_config(self, name: str) -> GatewayConfig:
+        config = super().gateway_config(name)
         # What a policy remembers of one gateway is nothing to another.
-        self.policies = deepcopy(shared)
-        recorder = Recorder(shared["block_size"], TenantNames(), SessionNames(b"key"))
-        own = self.policies | {"hashes": recorder.hashes}
-        fresh = RouterConfig(**deepcopy(shared))
-        self.policies = own
+        fresh, own = deepcopy(config.router), deepcopy(config.router)
+        recorder = Recorder(config.router.block_size, TenantNames(), SessionNames(b"key"))
+        self.recordings.append(Recording(replace(config, router=fresh), recorder))
+        return replace(config, router=replace(own, hashes=recorder.hashes))
+
+    def start_gateway(self, name: str = GATEWAY) -> None:
         super().start_gateway(name)
-        self.policies = shared
-        machine = self.gates[name].machine
-        recording = Recording(replace(machine.config, router=fresh), recorder)
-        self.recordings.append(recording)
+        machine, recording = self.gateways[name].machine, self.recordings[-1]
         decide = machine.handle_together
 
         def recorded(events, now_ns):
             effects = decide(events, now_ns)
-            recording.turns.append(recorder.turn(now_ns, events, effects))
+            recording.turns.append(recording.recorder.turn(now_ns, events, effects))
             return effects
 
         machine.handle_together = recorded
-
-    def migrate(self, gate: Gate) -> None:
-        """Only events can be recorded: who migrates here does so because somebody drains."""
-
-
-class RecordedWithTiers(Recorded, TierCluster):
-    """With slower tiers, and a process of the shared pool."""

@@ -24,27 +24,31 @@ from tandem.observe.journal.records import (
 )
 from tandem.observe.journal.replay import compare
 from tandem.policy.routing.policies import ROUTINGS
-from tests.cluster.test_node_laws import run
-from tests.observe.recorded_cluster import Recorded, RecordedWithTiers
+from tests.observe.recorded_cluster import Recorded
 from tests.seeds import seeds
+from tests.twin.chance_run import ChanceRun, World, play
 
 CHUNKS, SEEDS = seeds(2, 10), 40
 
 
+def recorded(seed: int, *, tiers: bool = False, cluster: type[Recorded] = Recorded) -> Recorded:
+    return play(seed, World(tiers=tiers), cluster).cluster
+
+
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-@pytest.mark.parametrize("world", [Recorded, RecordedWithTiers])
-def test_the_same_machine_decides_the_same(world, chunk):
+@pytest.mark.parametrize("tiers", [False, True])
+def test_the_same_machine_decides_the_same(tiers, chunk):
     seen: Counter[str] = Counter()
     for seed in range(chunk * SEEDS, (chunk + 1) * SEEDS):
-        cluster = run(seed, world)
+        cluster = recorded(seed, tiers=tiers)
         seen.update(cluster.seen)
         for recording in cluster.recordings:
             done = recording.replay()
             assert done.difference is None, (seed, done.difference)
             assert done.turns == len(recording.turns)
             seen["decisions"] += done.decisions
-    rare = ["flips", "crashes", "gateway restarts"]
-    rare += ["taken up again", "copies"] if world is Recorded else ["kept on host"]
+    rare = ["flips", "fenced", "gateway lost"]
+    rare += ["taken up again", "copies"] if not tiers else ["kept on host"]
     assert all(seen[what] for what in rare), seen
     assert seen["decisions"] > 100 * SEEDS
 
@@ -52,7 +56,7 @@ def test_the_same_machine_decides_the_same(world, chunk):
 def test_another_policy_is_found_out_and_explained():
     differences = []
     for seed in range(20):
-        for recording in run(seed, Recorded).recordings:
+        for recording in recorded(seed).recordings:
             done = recording.replay(routing=ROUTINGS["random"](12345))
             if done.difference is not None:
                 differences.append(done.difference)
@@ -62,7 +66,7 @@ def test_another_policy_is_found_out_and_explained():
 
 
 def test_nothing_is_compared_after_a_gap():
-    recording = next(each for each in run(3, Recorded).recordings if len(each.turns) > 20)
+    recording = next(each for each in recorded(3).recordings if len(each.turns) > 20)
     turns = list(recording.turns)
     recording.turns = [*turns[:10], encode(Lost(4)), *turns[14:]]
     done = recording.replay()
@@ -72,7 +76,7 @@ def test_nothing_is_compared_after_a_gap():
 
 
 def test_a_decision_that_was_changed_is_found():
-    recording = next(each for each in run(3, Recorded).recordings if len(each.turns) > 20)
+    recording = next(each for each in recorded(3).recordings if len(each.turns) > 20)
     turn = decode_record(recording.turns[12])
     assert isinstance(turn, Turn)
     wrong = msgspec.structs.replace(turn, decisions=(*turn.decisions, "w0/1: ImportDone 7"))
@@ -82,24 +86,25 @@ def test_a_decision_that_was_changed_is_found():
     assert (found.turn, found.recorded, found.replayed) == (12, "w0/1: ImportDone 7", None)
 
 
-class Marked(Recorded):
+class MarkedRun(ChanceRun):
     """Whose requests have tokens and names that are found wherever they stand."""
 
-    def submit(self, gate, request) -> None:
+    def request(self, request_id):
+        request = super().request(f"{request_id}-Zanzibar")
         prompt = array("I", [MARK + token for token in request.prompt_tokens])
-        marked = replace(request, prompt_tokens=prompt, request_id=f"{request.request_id}-Zanzibar")
-        super().submit(gate, replace(marked, cache_salt="salt-of-Zanzibar"))
+        return replace(request, prompt_tokens=prompt, cache_salt="salt-of-Zanzibar")
 
 
 MARK = 0xDEAD_BE00
 
 
 def test_no_token_and_no_name_of_a_client_is_in_it():
-    cluster = run(5, Marked)
+    # A ledger knows small tokens only.
+    run = MarkedRun(5, World(checks_kv=False), Recorded)
+    cluster = run.play().cluster
     prompts = {
         token
-        for gate in (*cluster.finished, *cluster.gates.values())
-        for client in gate.clients.values()
+        for client in cluster.clients.by_id.values()
         for token in (*client.request.prompt_tokens, *client.output)
         if token >= MARK
     }
@@ -114,7 +119,7 @@ def test_no_token_and_no_name_of_a_client_is_in_it():
 
 def test_a_hash_that_was_not_recorded_is_a_difference():
     for seed in range(20):
-        for recording in run(seed, Recorded).recordings:
+        for recording in recorded(seed).recordings:
             records = [
                 msgspec.structs.replace(each, hashed=()) if isinstance(each, Turn) else each
                 for each in recording.records()
@@ -141,7 +146,7 @@ def test_every_event_of_a_gateway_has_a_record():
 
 
 def test_an_empty_journal_differs_in_nothing():
-    recording = run(3, Recorded).recordings[0]
+    recording = recorded(3).recordings[0]
     recording.turns = []
     done = recording.replay()
     assert (done.turns, done.seconds, done.difference) == (0, 0.0, None)

@@ -194,7 +194,7 @@ def test_nobody_knows_how_long_an_answer_will_be():
     for tokens in (3, 300):
         simulation = Simulation(scenario(), rows(2, tokens=tokens), RunRecord({}))
         told = []
-        simulation.cluster.submit = told.append
+        simulation.cluster.submit = lambda event, _, told=told: told.append(event)
         simulation.cluster.open()
         simulation.cluster.opened()
         for turn in simulation._workload.first_turns:

@@ -11,8 +11,21 @@ from tandem.policy.dispatch.policies import DISPATCHES
 from tandem.policy.eviction.policies import Lru
 from tandem.policy.routing.policies import ROUTINGS
 from tandem.report.record import Ending, RunRecord
-from tandem.twin.faults import Crash, Fault, GatewayCrash, TierCorrupted, TierLost
+from tandem.twin.faults import (
+    ClientsLeave,
+    Crash,
+    Drained,
+    Fault,
+    GatewayCrash,
+    Hang,
+    LossyLink,
+    Partition,
+    TierCorrupted,
+    TierFull,
+    TierLost,
+)
 from tandem.twin.faults_entries import read_faults
+from tandem.twin.process import GATEWAY
 from tandem.twin.scenario import Policies, Pool, Scenario
 from tandem.twin.simulation import Simulation
 from tandem.twin.tier_stores import lost_share
@@ -32,6 +45,13 @@ def test_entries_say_them():
         {"at": 2, "lose": "remote", "share": 0.5},
         {"at": 3, "crash": "gateway", "restart": "2s"},
         {"at": 4, "crash": "a"},
+        {"at": 5, "crash": "a", "silently": True},
+        {"at": 6, "hang": "gateway", "for": 1},
+        {"at": 7, "partition": [["gateway"], ["a"]], "for": 1},
+        {"at": 8, "lossy": "a", "share": "20%"},
+        {"at": 9, "fill": "disk"},
+        {"at": 10, "drain": "a", "then": "decode"},
+        {"at": 11, "leave": 0.5},
     ]
     faults = read_faults(entries, ("a",))
     assert faults == (
@@ -39,11 +59,27 @@ def test_entries_say_them():
         Fault(2.0, TierLost(Tier.REMOTE, 0.5)),
         Fault(3.0, GatewayCrash(), 2.0),
         Fault(4.0, Crash("a")),
+        Fault(5.0, Crash("a", silently=True)),
+        Fault(6.0, Hang(GATEWAY), 1.0),
+        Fault(7.0, Partition((GATEWAY,), ("a",)), 1.0),
+        Fault(8.0, LossyLink("a", 0.2)),
+        Fault(9.0, TierFull(Tier.DISK)),
+        Fault(10.0, Drained("a", Role.DECODE)),
+        Fault(11.0, ClientsLeave(0.5)),
     )
     assert [str(fault) for fault in faults[:3]] == [
         "tier disk corrupted at a",
         "tier remote lost 0.5 of its chains",
         "crash of the gateway for 2 s",
+    ]
+    assert [str(fault.cause) for fault in faults[4:]] == [
+        "silent crash of a",
+        "hang of gateway-0",
+        "partition of gateway-0 from a",
+        "links of a lose 0.2 of the transfers",
+        "tier disk full",
+        "drain of a to decode",
+        "0.5 of the clients leave",
     ]
 
 
@@ -141,3 +177,27 @@ def test_a_lost_share_takes_whole_chains():
     assert set(chains.values()) == {5}
     assert 20 < len(chains) < 44
     assert lost_share(digests, parents, 1.0) == digests
+
+
+def test_faults_of_channels_clients_and_operators_cost_no_answer():
+    seen: Counter[str] = Counter()
+    for seed in range(12):
+        draw = Draw(seed)
+        pools = draw.scenario().pools
+        worker = pools[-1].workers()[0]
+        faults = (
+            Fault(0.3, Hang(GATEWAY), 0.2),
+            Fault(0.6, Partition((GATEWAY,), (worker,)), 0.4),
+            Fault(1.2, LossyLink(worker, 0.5), 1.0),
+            Fault(1.3, TierFull(Tier.HOST), 1.0),
+            Fault(1.4, Drained(worker), 0.5),
+            Fault(1.5, ClientsLeave(0.3)),
+            Fault(2.5, Crash(worker, silently=True), 3.0),
+        )
+        simulation = Draw(seed, changes={"faults": faults, "gateways": 1 + seed % 2}).run()
+        audit(simulation)
+        for request in simulation.cluster.run.requests:
+            seen[f"{request.ending} {request.reason}".strip()] += 1
+    assert seen["failed its client left"] > 5, seen
+    assert {key for key in seen if key.startswith("failed")} == {"failed its client left"}, seen
+    assert seen["finished"] > 50, seen

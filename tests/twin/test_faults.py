@@ -44,7 +44,7 @@ def test_every_kind_is_read_in_order_of_time():
     [
         (
             {"at": "30s", "crsh": "a"},
-            "must name one of crash, hang, slow, partition, down, lose, spoil",
+            "must name one of crash, hang, slow, lossy, partition, down, fill, lose, spoil, drain",
         ),
         ({"at": "30s", "crash": "a", "hang": "a"}, "it names crash and hang"),
         ({"crash": "a"}, "at is missing: when it happens, such as at: 30s"),
@@ -63,6 +63,11 @@ def test_every_kind_is_read_in_order_of_time():
         ({"at": 1, "partition": [["a", "b"], ["b"]]}, "partition has b on both sides"),
         ({"at": 1, "down": "device"}, "down must be one of host, disk, remote, got 'device'"),
         ({"at": 1, "down": "remote", "worker": "a"}, "worker does not go with down: remote"),
+        ({"at": 1, "crash": "a", "silently": 1}, "silently must be true or false, got 1"),
+        ({"at": 1, "lossy": "a", "share": 0}, "share must be above 0 and at most 1, got 0"),
+        ({"at": 1, "leave": 2}, "leave must be above 0 and at most 1, got 2"),
+        ({"at": 1, "drain": "a", "then": "x"}, "then must be one of prefill, decode, both, got"),
+        ({"at": 1, "fill": "ram"}, "fill must be one of host, disk, remote, got 'ram'"),
         ("crash", "is not a mapping such as {at: 30s, crash: decode-1}"),
     ],
 )

@@ -14,7 +14,7 @@ from tandem.cost.worker import WorkerCost
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Tier
 from tandem.policy.batching import TokenBudgetBatching
-from tandem.twin.faults import Fault, TierCorrupted, TierDown, TierLost
+from tandem.twin.faults import Fault, TierCorrupted, TierDown, TierFull, TierLost
 from tandem.twin.faults_entries import read_faults
 from tandem.twin.faults_random import random_faults
 from tandem.twin.network_paths import NodeLinks
@@ -57,7 +57,7 @@ def _faults(cluster: Cluster, workers: list[str]) -> tuple[Fault, ...]:
     for fault in faults:
         cause = fault.cause
         if (
-            isinstance(cause, TierDown | TierLost | TierCorrupted)
+            isinstance(cause, TierDown | TierFull | TierLost | TierCorrupted)
             and getattr(cluster.tiers, cause.tier) is None
         ):
             raise InvalidConfiguration(

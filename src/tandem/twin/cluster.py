@@ -1,6 +1,7 @@
 """The simulated cluster at work: the machines of the live cluster, driven on a virtual clock by an
 event queue, a network and a cost model."""
 
+from dataclasses import replace
 from typing import Protocol
 
 from tandem.cluster.gateway.autoscaling import PlanningConfig
@@ -16,8 +17,9 @@ from tandem.facts.blocks import NO_SALT, PromptChains
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.kv import BlockFormat
 from tandem.messages.cluster import PROTOCOL, Register, Registered, RegisterPoolNode
-from tandem.messages.gateway import GatewayEvent, PeerGone
-from tandem.messages.node import GatewayConnected, GatewayGone, Leave
+from tandem.messages.gateway import PeerGone
+from tandem.messages.node import GatewayGone, Leave
+from tandem.messages.router import RequestSubmitted, RequestWithdrawn
 from tandem.report.record import Decision, RunRecord, WorkerRecord
 from tandem.twin.event_queue import EventQueue
 from tandem.twin.gateway import SimulatedGateway
@@ -48,14 +50,16 @@ class SimulatedCluster:
     from the start; `workers` and `pool_nodes` are those that are up, by name. After whatever
     happens at an instant, `bus.deliver` has everybody handle what follows."""
 
-    def __init__(self, scenario: Scenario, run: RunRecord) -> None:
+    def __init__(
+        self, scenario: Scenario, run: RunRecord, recorder: Recorder | None = None
+    ) -> None:
         self.scenario = scenario
         self.run = run
         self.queue = EventQueue()
-        self.recorder = Recorder(run)
+        self.recorder = recorder or Recorder(run)
         self.steps = StepRecorder(run, self.recorder)
         self.pools = {name: pool for pool in scenario.pools for name in pool.workers()}
-        self.bus = MessageBus(self.queue, encodes=scenario.encodes)
+        self.bus = MessageBus(self.queue, encodes=scenario.encodes, seed=scenario.seed)
         self.transfers = Transfers(
             round(scenario.network_latency_s * 1e9),
             round(scenario.transfer_timeout_s * 1e9),
@@ -64,7 +68,9 @@ class SimulatedCluster:
         self.prompts = PromptChains(scenario.block_size, PROMPTS_PER_WORKER * len(self.pools))
         self.workers: dict[str, SimulatedWorker] = {}
         self.pool_nodes: dict[str, SimulatedPoolNode] = {}
-        self.gateway: SimulatedGateway | None = None
+        self.gateways: dict[str, SimulatedGateway] = {}
+        # Workers that hang, and whose name another process has taken over.
+        self.replaced: list[SimulatedWorker] = []
         self.left: list[tuple[str, Role, Leave]] = []
         self.launcher: PlannedStarts | None = None
         self._disks = {name: SimulatedStore() for name in self.pools}
@@ -84,9 +90,20 @@ class SimulatedCluster:
     def now_ns(self) -> int:
         return self.queue.now_ns
 
+    @property
+    def gateway(self) -> SimulatedGateway | None:
+        """The first of the gateways that are up."""
+        return next(iter(self.gateways.values()), None)
+
+    @property
+    def pool_names(self) -> tuple[str, ...]:
+        """Of the processes of the shared pool."""
+        return self._pool_names
+
     def open(self) -> None:
-        """The gateway is there, and the processes of the shared pool."""
-        self.start_gateway()
+        """The gateways are there, and the processes of the shared pool."""
+        for name in self.scenario.gateway_names:
+            self.start_gateway(name)
         for name in self._pool_names:
             self.start_pool_node(name)
 
@@ -94,28 +111,32 @@ class SimulatedCluster:
         """Everybody who is up at the start knows each other: from now on messages take time."""
         self.bus.deliver()
         self.bus.latency_ns = round(self.scenario.message_latency_s * 1e9)
+        self.bus.jitter_ns = round(self.scenario.message_jitter_s * 1e9)
 
     # Processes
 
-    def start_gateway(self) -> None:
+    def start_gateway(self, name: str = GATEWAY) -> None:
         """A gateway that knows nobody; whoever is up presents itself."""
-        machine = GatewayMachine(self._gateway_config())
-        self.gateway = SimulatedGateway(
-            machine, self._next_start(GATEWAY), self.bus, self.recorder, self
-        )
-        self.bus.gateway = self.gateway
-        self.gateway.start()
-        self._tell_everybody(GatewayConnected(GATEWAY))
+        machine = GatewayMachine(self.gateway_config(name))
+        gateway = SimulatedGateway(machine, self._next_start(name), self.bus, self.recorder, self)
+        self.gateways[name] = self.bus.gateways[name] = gateway
+        gateway.start()
+        for process in self._everybody():
+            self.bus.connect(name, process)
 
-    def lose_gateway(self) -> None:
-        """The gateway dies with everything that it was asked."""
-        assert self.gateway is not None
-        self.catch_up()
-        self.bus.deliver()
-        self.gateway.alive = False
-        self.gateway = self.bus.gateway = None
-        self.bus.peers.clear()
-        self._tell_everybody(GatewayGone(GATEWAY))
+    def lose_gateway(self, name: str = GATEWAY) -> None:
+        """A gateway dies with everything that it was asked."""
+        gateway = self.gateways[name]
+        if not gateway.hangs:
+            self.catch_up()
+            self.bus.deliver()
+        gateway.alive = False
+        del self.gateways[name]
+        self.bus.lose_gateway(name)
+        for process in self._everybody():
+            process.receive(GatewayGone(name))
+        for request_id in gateway.asked:
+            self.recorder.lost(request_id, "its gateway died", self.now_ns)
 
     def start_worker(self, name: str, role: Role) -> None:
         """A worker is up; what its disk held before it still holds."""
@@ -131,21 +152,46 @@ class SimulatedCluster:
             pool_nodes=self.pool_nodes,
             disk=self._disks[name],
             left=self._worker_left,
+            died=self.worker_died,
         )
         start = Start(name, pool, role, self._order[name], int(self._next_start(name)))
         worker = self.workers[name] = SimulatedWorker(start, around)
         worker.host.up = self._tiers_down.isdisjoint({(Tier.HOST, ""), (Tier.HOST, name)})
-        if self.gateway is not None:
-            worker.receive(GatewayConnected(GATEWAY))
+        for gateway in self.gateways:
+            self.bus.connect(gateway, worker)
 
-    def kill_worker(self, name: str) -> None:
-        """It dies, and everything on its device with it; the gateway sees its channel break."""
+    def kill_worker(self, name: str, *, silently: bool = False) -> None:
+        """It dies, and everything on its device with it; the gateways see its channel break, or
+        (`silently`) only that it is silent."""
         worker = self.workers[name]
         worker.catch_up(self.now_ns)
         self.bus.deliver()
+        if self.workers.get(name) is not worker:
+            # It had left by its own account meanwhile.
+            return
         self._remove(worker)
-        self.bus.peers.pop(worker.peer, None)
-        self._tell_gateway(PeerGone(worker.peer, "its process has ended"))
+        if not silently:
+            gone = PeerGone(worker.peer, "its process has ended")
+            self.bus.end_process(worker, gone, last_words=False)
+
+    def worker_died(self, worker: SimulatedWorker, reason: str) -> None:
+        """A step has ended its process."""
+        self._remove(worker)
+        self.bus.end_process(worker, PeerGone(worker.peer, reason), last_words=True)
+
+    def replace_worker(self, name: str, role: Role) -> None:
+        """Somebody takes this worker, which hangs, for dead, and starts it anew. Perhaps it wakes
+        up one day."""
+        worker = self.workers[name]
+        self.settle_accounts(name)
+        del self.workers[name]
+        self.replaced.append(worker)
+        # Its own disk is locked: the new one begins with what lies there now.
+        disk = self._disks[name]
+        self._disks[name] = replace(
+            disk, blocks=dict(disk.blocks), corrupt=set(disk.corrupt), lost=set(disk.lost)
+        )
+        self.start_worker(name, role)
 
     def start_pool_node(self, name: str) -> None:
         """A process of the shared pool is up, empty."""
@@ -171,22 +217,25 @@ class SimulatedCluster:
         )
         heat = HotBlocksConfig(replicas=scenario.pool_replicas)
         machine = PoolNodeMachine(
-            PoolNodeConfig(register, tiers, heat, reports_when_asked=True), self.now_ns
+            PoolNodeConfig(
+                register, tiers, heat, reports_when_asked=self.scenario.asks_for_reports
+            ),
+            self.now_ns,
         )
         block_bytes = self.scenario.pools[0].kind.cost.kv_bytes(scenario.block_size)
         node = SimulatedPoolNode(machine, self.bus, self.transfers, block_bytes, self.pool_nodes)
         node.store.up = (Tier.REMOTE, "") not in self._tiers_down
         self.pool_nodes[name] = node
-        if self.gateway is not None:
-            node.receive(GatewayConnected(GATEWAY))
+        for gateway in self.gateways:
+            self.bus.connect(gateway, node)
 
     def kill_pool_node(self, name: str) -> None:
         """It dies with what it held."""
         node = self.pool_nodes.pop(name)
-        node.alive = False
+        node.die()
         self.transfers.fail_ports(tuple(pool_ports(name, 1.0)))
-        self.bus.peers.pop(node.peer, None)
-        self._tell_gateway(PeerGone(node.peer, "its process has ended"))
+        gone = PeerGone(node.peer, "its process has ended")
+        self.bus.end_process(node, gone, last_words=False)
 
     def settle_accounts(self, name: str) -> None:
         """Write down what a worker was up for, until now."""
@@ -216,16 +265,27 @@ class SimulatedCluster:
 
     # What is known
 
-    def submit(self, event: GatewayEvent) -> None:
-        """A client or an operator asks the gateway. What workers carry is known to it as their
-        reports have it by now."""
-        assert self.gateway is not None
-        self.gateway.receive(event)
+    def gateway_for(self, serial: int) -> SimulatedGateway | None:
+        """Whoever answers a client that connects now; None: nobody is up."""
+        up = list(self.gateways.values())
+        return up[serial % len(up)] if up else None
+
+    def submit(self, event: RequestSubmitted, gateway: SimulatedGateway) -> None:
+        """A client asks this gateway. What workers carry is known to it as their reports have it by
+        now."""
+        gateway.submit(event)
+
+    def withdraw(self, request_id: str) -> None:
+        """The client of this request leaves; its gateway is told."""
+        self.recorder.left(request_id, self.now_ns)
+        for gateway in self.gateways.values():
+            if request_id in gateway.asked:
+                gateway.receive(RequestWithdrawn(request_id))
 
     def refresh_loads(self) -> None:
         """The gateway is about to decide: it hears the reports that are due by now."""
         gateway, now_ns = self.gateway, self.now_ns
-        if gateway is None:
+        if gateway is None or not self.scenario.asks_for_reports:
             return
         reports = [
             (worker, report)
@@ -237,7 +297,7 @@ class SimulatedCluster:
             gateway.machine.loads_reported(loads, now_ns)
             return
         for worker, report in reports:
-            self.bus.to_gateway(worker, report)
+            self.bus.to_gateway(worker, gateway.name, report)
 
     def catch_up(self) -> None:
         """All tokens that are there by now are told of, in the order of the workers."""
@@ -246,16 +306,21 @@ class SimulatedCluster:
 
     def signs_of_life(self) -> None:
         """Everybody who can reports: who says nothing then is silent."""
+        if not self.scenario.asks_for_reports:
+            return
         for worker in self.workers.values():
             worker.sign_of_life(self.now_ns)
         for node in self.pool_nodes.values():
             node.sign_of_life(self.now_ns)
 
-    def fence(self, peer: str) -> None:
-        """The gateway has closed the channel of this process."""
-        process = self.bus.peers.pop(peer, None)
-        if isinstance(process, SimulatedWorker):
-            process.fenced()
+    def fence(self, gateway: str, peer: str) -> None:
+        """A gateway closes the channel of this process, as far as it reaches that."""
+        channel = self.bus.channels.get((gateway, peer))
+        if channel is None or channel.cut:
+            return
+        self.bus.close_channel(gateway, peer)
+        if isinstance(channel.process, SimulatedWorker):
+            channel.process.fenced(gateway)
 
     def start_planned(self, worker: str, role: Role) -> None:
         """The planner of the gateway wants a worker."""
@@ -267,27 +332,31 @@ class SimulatedCluster:
         if self.scenario.explains or not decision.request_id:
             self.run.decisions.append(decision)
 
-    def _tell_everybody(self, event: GatewayConnected | GatewayGone) -> None:
-        for node in self.pool_nodes.values():
-            node.receive(event)
-        for worker in self.workers.values():
-            worker.receive(event)
-
-    def _tell_gateway(self, event: GatewayEvent) -> None:
-        if self.gateway is not None:
-            self.gateway.receive(event)
+    def _everybody(self) -> list[SimulatedPoolNode | SimulatedWorker]:
+        return [*self.pool_nodes.values(), *self.workers.values(), *self.replaced]
 
     def _worker_left(self, worker: SimulatedWorker, leave: Leave) -> None:
         """Its machine has ended the process, orderly or because it was not let in."""
         self.left.append((worker.name, worker.role, leave))
         self._remove(worker)
-        # Its last words are heard.
-        self._tell_gateway(PeerGone(worker.peer, leave.reason or "it left", died=False))
+        gone = PeerGone(worker.peer, leave.reason or "it left", died=False)
+        self.bus.end_process(worker, gone, last_words=True)
 
     def _remove(self, worker: SimulatedWorker) -> None:
-        self.settle_accounts(worker.name)
         worker.die()
+        if worker in self.replaced:
+            self.replaced.remove(worker)
+            return
+        self.settle_accounts(worker.name)
         del self.workers[worker.name]
+        for before in self.replaced:
+            if before.name == worker.name:
+                # The name is that of the one that was taken for dead again.
+                self.replaced.remove(before)
+                self.workers[worker.name] = before
+                self._disks[worker.name] = before.disk
+                before.up_since_ns = self.now_ns
+                break
         self.transfers.fail_ports(tuple(worker.pool.kind.links.ports(worker.name)))
 
     def _next_start(self, name: str) -> str:
@@ -298,11 +367,12 @@ class SimulatedCluster:
         block_bytes = self.scenario.pools[0].kind.cost.kv_bytes(self.scenario.block_size)
         return BlockFormat(CACHE_ROOT.hash(NO_SALT), round(block_bytes))
 
-    def _gateway_config(self) -> GatewayConfig:
+    def gateway_config(self, name: str) -> GatewayConfig:
+        """What a gateway starts with. The first one plans."""
         scenario, policies = self.scenario, self.scenario.policies
         silence_ns = round(scenario.heartbeat_timeout_s * 1e9)
         return GatewayConfig(
-            gateway=GATEWAY,
+            gateway=name,
             router=RouterConfig(
                 block_size=scenario.block_size,
                 root=CACHE_ROOT,
@@ -317,7 +387,7 @@ class SimulatedCluster:
             ),
             capacity_of=self._capacity_of,
             terms=Registered(
-                gateway=GATEWAY,
+                gateway=name,
                 report_interval_ns=round(scenario.report_interval_s * 1e9) or DRAIN_REPORT_NS,
                 silence_ns=silence_ns,
                 lease_ns=round(scenario.lease_s * 1e9),
@@ -325,7 +395,7 @@ class SimulatedCluster:
             model=MODEL,
             revision="",
             block_format=self._block_format() if self._pool_names else None,
-            planning=self._planning(),
+            planning=self._planning() if name == GATEWAY else None,
         )
 
     def _planning(self) -> PlanningConfig | None:
@@ -355,7 +425,8 @@ class SimulatedCluster:
 
     def _capacity_of(self, register: Register) -> Capacity:
         kind = self.pools[register.worker].kind
-        return Capacity(kind.cost, self.scenario.block_size, kind.block_count, kind.max_sequences)
+        block_size = register.export.geometry.block_size
+        return Capacity(kind.cost, block_size, kind.block_count, kind.max_sequences)
 
 
 def _pool_names(scenario: Scenario) -> tuple[str, ...]:

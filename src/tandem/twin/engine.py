@@ -15,6 +15,7 @@ from tandem.cluster.worker.machine import WorkerMachine
 from tandem.cost.worker import StepShape, StepTime
 from tandem.facts.steps import StepPlan, StepResult
 from tandem.messages.worker import EmitTokens, StepDone
+from tandem.twin.block_contents import BlockContents
 from tandem.twin.step_recorder import StepRecorder
 
 # Of the steps that are taken at one go, the instants of so many are computed at a time: where that
@@ -66,13 +67,16 @@ class SimulatedEngine:
         clock: Callable[[], int],
         *,
         fast_forward: bool = True,
+        contents: BlockContents | None = None,
     ) -> None:
         self.name = name
         self._step_time = step_time
         self._machine = machine
         self._steps = steps
         self._clock = clock
-        self._fast_forward = fast_forward
+        self._fast_forward = fast_forward and contents is None
+        self._contents = contents
+        self._plans: deque[StepPlan] = deque()
         self._in_flight: deque[InFlightStep] = deque()
         self._stage_free_ns = [0] * step_time.stages
         slots = machine.config.max_sequences
@@ -130,6 +134,8 @@ class SimulatedEngine:
         for stage, free_ns in enumerate(self._stage_free_ns):
             done_ns = max(done_ns, free_ns) + duration_ns
             self._stage_free_ns[stage] = done_ns
+        if self._contents is not None:
+            self._plans.append(plan)
         self._in_flight.append(
             InFlightStep(
                 step_id=plan.step_id,
@@ -149,7 +155,10 @@ class SimulatedEngine:
             return None
         step = self._in_flight.popleft()
         self._steps.landed(self.name, step.duration_ns, step.prefills, 1)
-        return StepDone(StepResult(step.step_id, step.tokens))
+        tokens = step.tokens
+        if self._contents is not None:
+            tokens = self._contents.compute_step(self._plans.popleft())
+        return StepDone(StepResult(step.step_id, tokens))
 
     def take_steps(self, now_ns: int) -> StepsTaken | None:
         """Of the steps that are taken at one go, those that have landed by now, if any; that is

@@ -4,28 +4,34 @@ them."""
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tandem.facts.fleet import Tier
+from tandem.facts.fleet import Role, Tier
+from tandem.twin.process import GATEWAY
 
 
 @dataclass(frozen=True, slots=True)
 class Crash:
     """The worker dies with everything on its device and all transfers from and to it; the end of
-    the fault is its restart, empty."""
+    the fault is its restart, empty. Where it dies `silently`, only its silence tells. It may be a
+    process of the shared pool, too."""
 
     worker: str
+    silently: bool = False
 
     def __str__(self) -> str:
-        return f"crash of {self.worker}"
+        return f"{'silent ' * self.silently}crash of {self.worker}"
 
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """The worker computes and answers nothing; then it goes on where it stood."""
+    """The worker computes and answers nothing; then it goes on where it stood. Where it is
+    `replaced`, another one is started under its name at once. It may be a gateway or a process of
+    the shared pool, too."""
 
     worker: str
+    replaced: bool = False
 
     def __str__(self) -> str:
-        return f"hang of {self.worker}"
+        return f"hang of {self.worker}{', replaced' * self.replaced}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +46,20 @@ class SlowLink:
 
 
 @dataclass(frozen=True, slots=True)
+class LossyLink:
+    """This share of the transfers from and to the worker does not arrive."""
+
+    worker: str
+    share: float
+
+    def __str__(self) -> str:
+        return f"links of {self.worker} lose {self.share:g} of the transfers"
+
+
+@dataclass(frozen=True, slots=True)
 class Partition:
-    """Nothing passes between a worker of `one` and a worker of `other`."""
+    """Nothing passes between a process of `one` and one of `other`: neither KV between workers, nor
+    messages between gateways and others, which wait."""
 
     one: tuple[str, ...]
     other: tuple[str, ...]
@@ -89,15 +107,66 @@ class TierCorrupted:
 
 
 @dataclass(frozen=True, slots=True)
-class GatewayCrash:
-    """The gateway dies. Requests under way fail, and so do those that come before it is back, at
-    the end of the fault; workers keep their caches."""
+class TierFull:
+    """A tier has no room: what is written there does not get there, or in part. An empty `worker`
+    means all workers."""
+
+    tier: Tier
+    worker: str = ""
 
     def __str__(self) -> str:
-        return "crash of the gateway"
+        return f"tier {self.tier} full" + (f" at {self.worker}" if self.worker else "")
 
 
-Cause = Crash | Hang | SlowLink | Partition | TierDown | TierLost | TierCorrupted | GatewayCrash
+@dataclass(frozen=True, slots=True)
+class GatewayCrash:
+    """A gateway dies. Requests under way there fail, and where it is the only one, so do those that
+    come before it is back, at the end of the fault; workers keep their caches."""
+
+    gateway: str = GATEWAY
+
+    def __str__(self) -> str:
+        return "crash of the gateway" if self.gateway == GATEWAY else f"crash of {self.gateway}"
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """An operator has a worker take no more requests until the end of the fault, or until it has
+    taken `then_role`."""
+
+    worker: str
+    then_role: Role | None = None
+
+    def __str__(self) -> str:
+        return f"drain of {self.worker}" + (f" to {self.then_role}" if self.then_role else "")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientsLeave:
+    """This share of the clients that wait for an answer go away."""
+
+    share: float
+
+    def __str__(self) -> str:
+        return f"{self.share:g} of the clients leave"
+
+
+Cause = (
+    Crash
+    | Hang
+    | SlowLink
+    | LossyLink
+    | Partition
+    | TierDown
+    | TierFull
+    | TierLost
+    | TierCorrupted
+    | GatewayCrash
+    | Drained
+    | ClientsLeave
+)
+# What happens at one instant, and has no end.
+MOMENTS = (TierLost, TierCorrupted, ClientsLeave)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +193,18 @@ class Fault:
                 return one + other
             case (
                 TierDown(worker="")
+                | TierFull(worker="")
                 | TierLost(worker="")
                 | TierCorrupted(worker="")
                 | GatewayCrash()
+                | ClientsLeave()
             ):
                 return ()
             case cause:
                 return (cause.worker,)
 
     def __str__(self) -> str:
-        if isinstance(self.cause, TierLost | TierCorrupted):
+        if isinstance(self.cause, MOMENTS):
             return str(self.cause)
         lasts = "to the end" if self.for_s is None else f"for {self.for_s:g} s"
         return f"{self.cause} {lasts}"
@@ -147,3 +218,13 @@ def link_factor(active: Iterable[Fault], worker: str) -> float:
         if isinstance(fault.cause, SlowLink) and fault.cause.worker == worker
     )
     return min(factors, default=1.0)
+
+
+def lost_share_of(active: Iterable[Fault], worker: str) -> float:
+    """What faults that overlap lose of the transfers of a worker: the worst of them."""
+    shares = (
+        fault.cause.share
+        for fault in active
+        if isinstance(fault.cause, LossyLink) and fault.cause.worker == worker
+    )
+    return max(shares, default=0.0)

@@ -4,40 +4,51 @@
 {at: 30s, hang: decode-1, for: 5s}          {at: 1m, slow: decode-1, factor: 0.1, for: 30s}
 {at: 2m, down: remote, for: 30s}            {at: 2m, down: disk, worker: decode-1}
 {at: 3m, lose: remote, share: 0.5}          {at: 3m, spoil: disk, worker: decode-1}
-{at: 4m, crash: gateway, restart: 2s}
+{at: 4m, crash: gateway, restart: 2s}        {at: 4m, partition: [[gateway], [a]], for: 2s}
+{at: 5m, lossy: decode-1, share: 0.2}        {at: 5m, fill: disk, worker: decode-1, for: 1m}
+{at: 6m, drain: decode-1, for: 20s}          {at: 6m, leave: 0.3}
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tandem.facts.errors import InvalidConfiguration, nearest
-from tandem.facts.fleet import Tier
+from tandem.facts.fleet import Role, Tier
 from tandem.facts.units import SECONDS, SHARE, Quantity
 from tandem.twin.faults import (
     Cause,
+    ClientsLeave,
     Crash,
+    Drained,
     Fault,
     GatewayCrash,
     Hang,
+    LossyLink,
     Partition,
     SlowLink,
     TierCorrupted,
     TierDown,
+    TierFull,
     TierLost,
 )
+from tandem.twin.process import GATEWAY
 
 _TIME = replace(SECONDS, bare="s")
 # The key that names the fault, and the keys it takes besides `at`.
 _KEYS = {
-    "crash": ("restart",),
+    "crash": ("restart", "silently"),
     "hang": ("for",),
     "slow": ("factor", "for"),
+    "lossy": ("share", "for"),
     "partition": ("for",),
     "down": ("worker", "for"),
+    "fill": ("worker", "for"),
     "lose": ("share", "worker"),
     "spoil": ("worker",),
+    "drain": ("then", "for"),
+    "leave": (),
 }
-# Who dies under this name is no worker.
+# What is called so is no worker.
 _GATEWAY = "gateway"
 _TIERS = tuple(tier.value for tier in Tier if tier is not Tier.DEVICE)
 
@@ -54,7 +65,7 @@ def read_faults(
     faults = [_Entry(index, entry).fault() for index, entry in enumerate(entries)]
     for index, fault in enumerate(faults):
         for worker in fault.workers:
-            if workers and worker not in workers:
+            if workers and worker not in (*workers, GATEWAY):
                 remedy = nearest(worker, workers)
                 raise InvalidConfiguration(f"faults[{index}]: there is no worker {worker}{remedy}")
     return tuple(sorted(faults, key=lambda fault: fault.begin_ns))
@@ -96,14 +107,22 @@ class _Entry:
     def _cause(self, kind: str) -> Cause:
         match kind:
             case "crash":
-                name = self._name(kind)
-                return GatewayCrash() if name == _GATEWAY else Crash(name)
+                name = self._process(kind)
+                return GatewayCrash() if name == GATEWAY else Crash(name, self._silently())
             case "hang":
-                return Hang(self._name(kind))
+                return Hang(self._process(kind))
             case "slow":
                 return SlowLink(self._name(kind), self._factor())
+            case "lossy":
+                return LossyLink(self._name(kind), self._share())
             case "partition":
                 return self._partition()
+            case "drain":
+                return Drained(self._name(kind), self._role())
+            case "leave":
+                return ClientsLeave(self._share(kind))
+            case "fill":
+                return TierFull(self._tier(kind), self._worker())
             case "lose":
                 return TierLost(self._tier(kind), self._share(), self._worker())
             case "spoil":
@@ -124,7 +143,7 @@ class _Entry:
     def _group(self, group: object) -> tuple[str, ...]:
         if not isinstance(group, list | tuple) or not group:
             raise self._mistake("partition must be two lists of workers: [[a, b], [c]]")
-        return tuple(str(worker) for worker in group)
+        return tuple(GATEWAY if name == _GATEWAY else str(name) for name in group)
 
     def _tier(self, kind: str) -> Tier:
         tier = self._name(kind)
@@ -137,12 +156,30 @@ class _Entry:
     def _worker(self) -> str:
         return self._name("worker") if "worker" in self.fields else ""
 
-    def _share(self) -> float:
-        written = str(self.fields.get("share", 1))
+    def _share(self, key: str = "share") -> float:
+        written = str(self.fields.get(key, 1))
         share = _amount(SHARE, written) or 0.0
         if not 0 < share <= 1:
-            raise self._mistake(f"share must be above 0 and at most 1, got {written}")
+            raise self._mistake(f"{key} must be above 0 and at most 1, got {written}")
         return share
+
+    def _silently(self) -> bool:
+        silently = self.fields.get("silently", False)
+        if not isinstance(silently, bool):
+            raise self._mistake(f"silently must be true or false, got {silently!r}")
+        return silently
+
+    def _role(self) -> Role | None:
+        if "then" not in self.fields:
+            return None
+        role = self._name("then")
+        if role not in tuple(Role):
+            raise self._mistake(f"then must be one of {', '.join(Role)}, got {role!r}")
+        return Role(role)
+
+    def _process(self, key: str) -> str:
+        name = self._name(key)
+        return GATEWAY if name == _GATEWAY else name
 
     def _name(self, key: str) -> str:
         name = self.fields[key]

@@ -1,4 +1,4 @@
-"""The simulated gateway: the machine that runs live, over channels and clients that are
+"""A simulated gateway: the machine that runs live, over channels and clients that are
 bookkeeping."""
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from tandem.messages.gateway import (
     StartWorker,
     TimePassed,
 )
-from tandem.messages.router import Explain, Reject
+from tandem.messages.router import Explain, Reject, RequestSubmitted
 from tandem.messages.worker import (
     FailRequest,
     ImportsArrived,
@@ -28,7 +28,7 @@ from tandem.messages.worker import (
 )
 from tandem.report.record import Decision
 from tandem.twin.event_queue import Timer
-from tandem.twin.process import GATEWAY, MessageBus, Process
+from tandem.twin.process import MessageBus, Process
 from tandem.twin.recorder import Recorder
 
 
@@ -43,8 +43,8 @@ class Surroundings(Protocol):
         """All workers that can report."""
         ...
 
-    def fence(self, peer: str) -> None:
-        """The channel of that process is closed."""
+    def fence(self, gateway: str, peer: str) -> None:
+        """The gateway closes the channel of that process."""
         ...
 
     def decided(self, decision: Decision) -> None: ...
@@ -55,7 +55,7 @@ class Surroundings(Protocol):
 
 
 class SimulatedGateway(Process[GatewayEvent]):
-    """One start of the gateway; all ports of its machine but the channels to peers."""
+    """One start of a gateway; all ports of its machine but the channels to peers."""
 
     def __init__(
         self,
@@ -65,26 +65,38 @@ class SimulatedGateway(Process[GatewayEvent]):
         recorder: Recorder,
         surroundings: Surroundings,
     ) -> None:
-        super().__init__(GATEWAY, incarnation, bus)
+        super().__init__(machine.config.gateway, incarnation, bus)
         self.machine = machine
         self._recorder = recorder
         self._surroundings = surroundings
         self._ports = GatewayPorts(self, self, self, self)
         self._timer = Timer(bus.queue, self._time_passed)
-        # By worker, when the steps landed that the mail tells of together.
-        self._landed_ns: dict[str, Sequence[int]] = {}
+        # By worker, when the steps landed that the mail tells of together, message by message.
+        self._landed_ns: dict[str, list[Sequence[int]]] = {}
         self._now_ns = 0
+        # All that it was asked for, ended or not, by request id.
+        self.asked: dict[str, None] = {}
+        # By id, the operations that have ended.
+        self.operations: dict[int, OperationEnded | AuditEnded] = {}
 
     def start(self) -> None:
         self.receive(TimePassed())
 
     def hear(self, event: MessageFromWorker, landed_ns: Sequence[int]) -> None:
         if landed_ns:
-            self._landed_ns[event.message.worker] = landed_ns
+            self._landed_ns.setdefault(event.message.worker, []).append(landed_ns)
         self.receive(event)
 
+    def submit(self, event: RequestSubmitted) -> None:
+        """A client asks for an answer."""
+        self.asked[event.request.request_id] = None
+        self.receive(event)
+
+    def thawed(self, now_ns: int) -> None:  # noqa: ARG002
+        self.receive(TimePassed())
+
     def take_mail(self, now_ns: int) -> None:
-        if not self.alive:
+        if self.hangs or not self.alive:
             return
         if self.machine.router.admission.queue.depends_on_output:
             # Before anybody is chosen to go next, all tokens that are there by now are known.
@@ -100,14 +112,21 @@ class SimulatedGateway(Process[GatewayEvent]):
     def send_to_peer(self, peer: str, message: ToWorker) -> None:
         if isinstance(message, RequestsArrived | PrefillsArrived | ImportsArrived):
             self._note_route(peer, message)
-        self.bus.to_peer(peer, message)
+        self.bus.to_peer(self.name, peer, message)
 
     def fence(self, effect: Fence) -> None:
-        self._surroundings.fence(effect.peer)
+        self._surroundings.fence(self.name, effect.peer)
 
     def deliver(self, effect: Deliver) -> None:
         # Steps taken at one go are told of before one that lands now, which draws for the same.
-        landed_ns = self._landed_ns.pop(effect.worker, (self._now_ns,))
+        landed_ns: Sequence[int] = (self._now_ns,) * effect.repeats
+        told = self._landed_ns.get(effect.worker)
+        while told:
+            # Messages of which nothing reached a client are passed over.
+            found = told.pop(0)
+            if len(found) == effect.repeats:
+                landed_ns = found
+                break
         self._recorder.delivered(effect.emission, landed_ns)
 
     def reject(self, effect: Reject) -> None:
@@ -119,7 +138,7 @@ class SimulatedGateway(Process[GatewayEvent]):
         self._recorder.turned_away(effect.request_id, effect.reason, self._now_ns)
 
     def operation_ended(self, effect: OperationEnded | AuditEnded) -> None:
-        """Nobody operates a simulated cluster by hand."""
+        self.operations[effect.operation_id] = effect
 
     def explain(self, effect: Explain) -> None:
         decision = Decision(
@@ -138,7 +157,7 @@ class SimulatedGateway(Process[GatewayEvent]):
             )
 
     def _time_passed(self, now_ns: int) -> None:  # noqa: ARG002
-        if self.alive:
+        if self.alive and not self.hangs:
             # Who is silent is judged by what would have been heard by now.
             self._surroundings.signs_of_life()
             self.receive(TimePassed())

@@ -7,11 +7,14 @@ from typing import Protocol
 
 from tandem.facts.kv import KvExport, MoveKv, MoveReport
 from tandem.messages.node import BlocksExported, MoveFinished, NodeEvent
+from tandem.twin.block_contents import BlockContents
 from tandem.twin.network_paths import path_to_node
 from tandem.twin.recorder import Recorder
 from tandem.twin.transfers import Transfers
 
 KV = "kv"
+# Blocks and versions to export, and what is called when that is done.
+Export = Callable[[tuple[int, ...], tuple[int, ...], Callable[[], object]], None]
 
 
 class SourceOfKv(Protocol):
@@ -19,6 +22,9 @@ class SourceOfKv(Protocol):
 
     @property
     def incarnation(self) -> str: ...
+
+    @property
+    def contents(self) -> BlockContents | None: ...
 
     @property
     def versions(self) -> Sequence[int]:
@@ -38,6 +44,8 @@ class SimulatedKvTransfer:
         transfers: Transfers,
         recorder: Recorder,
         post: Callable[[NodeEvent], None],
+        export: Export,
+        contents: BlockContents | None = None,
     ) -> None:
         self._worker = worker
         self._sources = sources
@@ -45,7 +53,9 @@ class SimulatedKvTransfer:
         self._transfers = transfers
         self._recorder = recorder
         self._post = post
-        self._under_way: dict[int, int] = {}
+        self._export = export
+        self._contents = contents
+        self._under_way: dict[int, tuple[int, MoveKv]] = {}
 
     def add_source(self, worker: str, incarnation: str, export: KvExport) -> None:
         """Links are there from the start."""
@@ -64,25 +74,31 @@ class SimulatedKvTransfer:
             problem = "" if arrived else "the transfer was lost"
             if arrived and not self._sound(order):
                 problem = "the source gave its blocks away meanwhile"
+            if self._contents is not None:
+                source = None if problem else self._sources[order.source].contents
+                if not self._contents.receive_contents(source, order):
+                    problem = problem or "a block is not what was exported"
             self._finish(move_id, order, moved_bytes, seconds, problem)
 
         path = path_to_node(order.source, self._worker)
         transfer = self._transfers.start(KV, moved_bytes, path, ended, urgent=True)
-        self._under_way[move_id] = transfer
+        self._under_way[move_id] = transfer, order
 
     def stop_transfer(self, move_id: int) -> None:
-        transfer_id = self._under_way.get(move_id)
+        transfer_id, order = self._under_way.get(move_id, (None, None))
         if transfer_id is not None and self._transfers.cancel(transfer_id):
             del self._under_way[move_id]
+            if self._contents is not None and order is not None:
+                self._contents.receive_contents(None, order)
             self._post(MoveFinished(move_id, MoveReport(False, problem="stopped")))
 
     def export_blocks(
         self,
         export_id: int,
-        blocks: tuple[int, ...],  # noqa: ARG002
-        versions: tuple[int, ...],  # noqa: ARG002
+        blocks: tuple[int, ...],
+        versions: tuple[int, ...],
     ) -> None:
-        self._post(BlocksExported(export_id))
+        self._export(blocks, versions, lambda: self._post(BlocksExported(export_id)))
 
     def _sound(self, order: MoveKv) -> bool:
         """Whether what is to be read is still what was announced."""

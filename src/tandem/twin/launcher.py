@@ -35,6 +35,17 @@ class Launcher:
         startup_ns = round(self._cluster.pools[name].kind.startup_s * 1e9)
         self._queue.at(self._queue.now_ns + startup_ns, lambda _: self._up(name))
 
+    @property
+    def starting(self) -> list[str]:
+        """Who is on the way up."""
+        return list(self._starting)
+
+    def give_up(self, name: str) -> None:
+        """A worker that is on the way up does not get there."""
+        role = self._starting.pop(name, None)
+        if role is not None:
+            self._charge_start(name, role)
+
     def replace(self, name: str) -> None:
         """A worker that died is up again at once (its start-up time is part of the fault)."""
         role = self._dead.pop(name, None)
@@ -42,15 +53,14 @@ class Launcher:
             self._starting[name] = role
             self._up(name)
 
-    def kill(self, name: str) -> None:
+    def kill(self, name: str, *, silently: bool = False) -> None:
         """The worker dies, wherever it is on its way."""
-        role = self._starting.pop(name, None)
-        if role is not None:
-            self._charge_start(name, role)
+        role = self._starting.get(name)
+        self.give_up(name)
         if worker := self._cluster.workers.get(name):
             role = worker.role
             self._cluster.steps.of(name).crashes += 1
-            self._cluster.kill_worker(name)
+            self._cluster.kill_worker(name, silently=silently)
         if role is not None:
             self._dead[name] = role
 

@@ -94,6 +94,19 @@ class Recorder:
         record.reason, record.retry_after_s = reason, retry_after_s
         self.end(record, Ending.REJECTED, now_ns)
 
+    def open_records(self) -> list[RequestRecord]:
+        """Whoever has not ended."""
+        return [record for record in self.run.requests if record.ending is None]
+
+    def lost(self, request_id: str, reason: str, now_ns: int) -> None:
+        """Nobody knows of it any more: it has failed, unless it had ended."""
+        if self.of(request_id).ending is None:
+            self.turned_away(request_id, reason, now_ns)
+
+    def left(self, request_id: str, now_ns: int) -> None:
+        """Its client does not wait for its end."""
+        self.lost(request_id, "its client left", now_ns)
+
     def failed(self, reason: str, now_ns: int) -> None:
         """Whoever has not ended has failed."""
         for record in self.run.requests:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tandem.cluster.router.queue import RequestQueueConfig
+from tandem.cluster.tiers.config import TierLimits
+from tandem.cluster.worker.machine import WorkerConfig
 from tandem.cost.worker import WorkerCost
 from tandem.facts.fleet import Role
 from tandem.facts.slo import Slo
@@ -14,6 +16,7 @@ from tandem.policy.eviction.policies import Eviction
 from tandem.policy.planning.contract import Planning
 from tandem.policy.qos.classes import Classes
 from tandem.policy.routing.contract import Routing
+from tandem.twin.block_contents import BlockContents
 from tandem.twin.faults import Fault
 from tandem.twin.network_paths import NodeLinks
 
@@ -21,7 +24,8 @@ from tandem.twin.network_paths import NodeLinks
 @dataclass(frozen=True, slots=True)
 class WorkerKind:
     """One kind of worker. `device` names the hardware for the report, `devices` how many of them
-    one worker spans; `host_blocks` and `disk_blocks` are the room of its slower tiers."""
+    one worker spans; `host_blocks` and `disk_blocks` are the room of its slower tiers. Its blocks
+    have `block_size` tokens (0: as the scenario says)."""
 
     cost: WorkerCost
     device: str
@@ -34,6 +38,7 @@ class WorkerKind:
     host_blocks: int = 0
     disk_blocks: int = 0
     startup_s: float = 60.0
+    block_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +78,19 @@ class Scenario:
     `report_interval_s` is how old a worker's load may be when a decision is made (0: as of now).
     What a session's request left in a slower tier is pinned for `pin_sessions_s` after its answer,
     at most `pin_share` of a tier in all and `pin_shares` of it for a tenant; one in `quotas` has at
-    most that share of a tier. The shared pool has room for `remote_blocks` in `pool_nodes`
-    processes; what several ask for lies on up to `pool_replicas` of them. A message takes
-    `message_latency_s`; with `encodes` each goes through the codec of the wire. A worker that says
-    nothing for `heartbeat_timeout_s` counts as dead, a transfer that has not arrived after
-    `transfer_timeout_s` as lost, and a request that no gateway has asked for during `lease_s` is
-    given up. What has not ended `limit_s` after the last arrival has failed. `settings` are all
-    choices in words, for the report. With `explains` every decision is kept. The timeline has about
-    `timeline_points`. With `fast_forward` workers take decode steps at one go where nothing is to
-    be decided; it changes no result.
+    most that share of a tier. `tier_limits` bound the work on slower tiers (None: by their size).
+    The shared pool has room for `remote_blocks` in `pool_nodes` processes; what several ask for
+    lies on up to `pool_replicas` of them. A message takes `message_latency_s`; with `encodes` each
+    goes through the codec of the wire. A worker that says nothing for `heartbeat_timeout_s` counts
+    as dead, a transfer that has not arrived after `transfer_timeout_s` as lost, and a request that
+    no gateway has asked for during `lease_s` is given up. What has not ended `limit_s` after the
+    last arrival has failed. `settings` are all choices in words, for the report. With `explains`
+    every decision is kept. The timeline has about `timeline_points`. With `fast_forward` workers
+    take decode steps at one go where nothing is to be decided; it changes no result. Requests go to
+    the `gateways` by turns. With several, or with `live_reports`, workers report at every interval
+    by themselves, as they do live. A message takes up to `message_jitter_s` longer, drawn by
+    `seed`. `contents` models what lies in a worker's blocks, where that is to be checked; steps
+    then draw its tokens.
     """
 
     pools: tuple[Pool, ...]
@@ -99,6 +108,8 @@ class Scenario:
     pool_bytes_per_s: float = 50e9
     network_latency_s: float = 10e-6
     message_latency_s: float = 0.0
+    message_jitter_s: float = 0.0
+    seed: int = 0
     encodes: bool = False
     faults: tuple[Fault, ...] = ()
     report_interval_s: float = 0.0
@@ -111,3 +122,16 @@ class Scenario:
     explains: bool = False
     timeline_points: int = 400
     fast_forward: bool = True
+    gateways: int = 1
+    live_reports: bool = False
+    tier_limits: TierLimits | None = None
+    contents: Callable[[WorkerConfig], BlockContents] | None = None
+
+    @property
+    def gateway_names(self) -> list[str]:
+        return [f"gateway-{index}" for index in range(self.gateways)]
+
+    @property
+    def asks_for_reports(self) -> bool:
+        """Whether workers report when somebody is about to decide by it."""
+        return self.gateways == 1 and not self.live_reports

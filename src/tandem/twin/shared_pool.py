@@ -24,11 +24,14 @@ from tandem.messages.pool_node import (
 )
 from tandem.twin.event_queue import Timer
 from tandem.twin.network_paths import path_between_pool_processes, path_between_tiers
-from tandem.twin.process import GATEWAY, MessageBus, Process
+from tandem.twin.process import MessageBus, Process
 from tandem.twin.tier_stores import SimulatedStore
 from tandem.twin.transfers import Transfers
 
 NOBODY = "no process of the pool is there"
+NO_ANSWER = "the process of the pool does not answer"
+# Whoever offers hears the answer, or that there is none.
+Answered = Callable[[AnswerOffer | None], object]
 Offered = Callable[[tuple[bytes, ...], str], object]
 
 
@@ -51,49 +54,99 @@ class SimulatedPoolNode(Process[PoolNodeEvent]):
         self._block_bytes = block_bytes
         self._siblings = siblings
         self._ids = count()
-        self._offers: dict[int, Callable[[AnswerOffer], object]] = {}
-        self._asked: dict[int, Callable[[FetchHeld], object]] = {}
+        self._offers: dict[int, tuple[Sequence[BlockName], Answered]] = {}
+        # Offers for whose answer nobody waits any more.
+        self._late: dict[int, Sequence[BlockName]] = {}
+        self._asked: dict[int, Callable[[FetchHeld | None], object]] = {}
         self._ports = PoolNodePorts(self, self, self, self)
         self._timer = Timer(bus.queue, lambda _: self.receive(TimePassed()))
 
     def take_mail(self, now_ns: int) -> None:
-        if not self.alive:
+        if self.hangs or not self.alive:
             return
         events, self.mail = self.mail, []
-        if self.peer not in self.bus.peers and GatewayConnected(GATEWAY) in events:
-            self.bus.peers[self.peer] = self
+        for event in events:
+            if isinstance(event, GatewayConnected):
+                self.bus.open_channel(event.gateway, self)
         perform(self.machine.handle_together(events, now_ns), self._ports)
         self._timer.set(self.machine.next_wakeup())
 
+    def thawed(self, now_ns: int) -> None:  # noqa: ARG002
+        self.receive(TimePassed())
+
     def sign_of_life(self, now_ns: int) -> None:
         """The gateway hears how it fares."""
-        perform(self.machine.report(now_ns), self._ports)
+        if not self.hangs:
+            perform(self.machine.report(now_ns), self._ports)
 
-    def offer(self, names: Sequence[BlockName], answered: Callable[[AnswerOffer], object]) -> None:
-        """Somebody has these blocks. What is wanted of them is to be told of with `received`."""
+    def hang(self, until_ns: int | None, now_ns: int) -> None:
+        super().hang(until_ns, now_ns)
+        for ask_id in (*self._offers, *self._asked):
+            self._expire(ask_id)
+
+    def die(self) -> None:
+        """The process is no more; whoever waits for an answer sees that."""
+        self.alive = False
+        self.mail.clear()
+        for ask_id in (*self._offers, *self._asked):
+            self._give_up(ask_id)
+
+    def offer(self, names: Sequence[BlockName], answered: Answered) -> None:
+        """Somebody has these blocks. What is wanted of them is to be told of with `received`; None:
+        there is no answer."""
         offer_id = next(self._ids)
-        self._offers[offer_id] = answered
+        self._offers[offer_id] = names, answered
         self.receive(BlocksOffered(offer_id, tuple(names)))
+        if self.hangs:
+            self._expire(offer_id)
 
     def received(self, names: Sequence[BlockName], *, arrived: bool) -> None:
         """Blocks that were wanted have come, or will not."""
         kept = self.store.put(names) if arrived and self.store.up else ()
         self.receive(BlocksReceived(tuple(names), kept))
 
-    def ask(self, names: Sequence[BlockName], answered: Callable[[FetchHeld], object]) -> None:
-        """Somebody wants these. How reading what is held ends is to be told of with `receive`."""
+    def ask(
+        self, names: Sequence[BlockName], answered: Callable[[FetchHeld | None], object]
+    ) -> None:
+        """Somebody wants these. How reading what is held ends is to be told of with `receive`;
+        None: there is no answer."""
         fetch_id = next(self._ids)
         self._asked[fetch_id] = answered
         self.receive(BlocksAsked(fetch_id, tuple(names)))
+        if self.hangs:
+            self._expire(fetch_id)
 
-    def send_to_gateway(self, gateway: str, message: ToGateway) -> None:  # noqa: ARG002
-        self.bus.to_gateway(self, message)
+    def _expire(self, ask_id: int) -> None:
+        """Whoever asked waits as long as for a transfer."""
+        self._transfers.after_timeout(lambda: self._give_up(ask_id))
+
+    def _give_up(self, ask_id: int) -> None:
+        if (offer := self._offers.pop(ask_id, None)) is not None:
+            self._late[ask_id], answered = offer
+            answered(None)
+        elif (asked := self._asked.pop(ask_id, None)) is not None:
+            asked(None)
+
+    def send_to_gateway(self, gateway: str, message: ToGateway) -> None:
+        self.bus.to_gateway(self, gateway, message)
 
     def answer_offer(self, answer: AnswerOffer) -> None:
-        self._offers.pop(answer.offer_id)(answer)
+        offer = self._offers.pop(answer.offer_id, None)
+        if offer is not None:
+            offer[1](answer)
+        else:
+            # Nobody waits for that any more.
+            names = self._late.pop(answer.offer_id)
+            unwanted = tuple(name for name in names if name.digest in answer.wanted)
+            if unwanted:
+                self.receive(BlocksReceived(unwanted))
 
     def fetch_held(self, order: FetchHeld) -> None:
-        self._asked.pop(order.fetch_id)(order)
+        answered = self._asked.pop(order.fetch_id, None)
+        if answered is not None:
+            answered(order)
+        else:
+            self.receive(BlocksFetched(order.fetch_id, 0))
 
     def copy_between_tiers(self, order: CopyBlocks) -> None:
         """There is only the memory."""
@@ -115,8 +168,9 @@ class SimulatedPoolNode(Process[PoolNodeEvent]):
             self.receive(ReplicaEnded(order.node))
             return
 
-        def answered(answer: AnswerOffer) -> None:
-            wanted = [name for name in held if name.digest in answer.wanted]
+        def answered(answer: AnswerOffer | None) -> None:
+            digests = answer.wanted if answer is not None else ()
+            wanted = [name for name in held if name.digest in digests]
             if not wanted:
                 self.receive(ReplicaEnded(order.node))
                 return
@@ -247,7 +301,10 @@ class SimulatedPoolClient:
             if not offer.parts:
                 ended(tuple(offer.kept), offer.problem)
 
-        def answered(answer: AnswerOffer) -> None:
+        def answered(answer: AnswerOffer | None) -> None:
+            if answer is None:
+                part_over((), NO_ANSWER)
+                return
             digests = set(answer.wanted)
             wanted = [name for name in names if name.digest in digests]
             if not process.store.up:
@@ -287,7 +344,11 @@ class SimulatedPoolClient:
             if not read.parts and not read.cancelled:
                 ended(read)
 
-        def answered(held: FetchHeld) -> None:
+        def answered(held: FetchHeld | None) -> None:
+            if held is None:
+                read.ends_at(rows[0], problem=NO_ANSWER)
+                part_over()
+                return
             found = process.store.first_missing(held.names)
             gone = tuple(name.digest for name in held.names[found : found + 1])
             if found < len(names):

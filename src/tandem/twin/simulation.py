@@ -107,18 +107,18 @@ class Simulation:
         """All answers of a call arrive together."""
         self._last_arrival_ns = max(self._last_arrival_ns, now_ns)
         self._answers_left[turn.index] = turn.row.answers
-        if self.cluster.gateway is not None:
-            self.cluster.refresh_loads()
+        self.cluster.refresh_loads()
+        gateway = self.cluster.gateway_for(turn.index)
         for event in self._submissions(turn, now_ns):
             request_id = event.request.request_id
             self._to_come -= 1
             self._turns[request_id] = turn
             self._demand.arrived(request_id)
             self.cluster.recorder.submitted(event, now_ns)
-            if self.cluster.gateway is None:
+            if gateway is None:
                 self.cluster.recorder.turned_away(request_id, "there is no gateway", now_ns)
                 continue
-            self.cluster.submit(event)
+            self.cluster.submit(event, gateway)
 
     def _submissions(self, turn: Turn, now_ns: int) -> list[RequestSubmitted]:
         row, classes = turn.row, self._scenario.policies.classes

@@ -10,19 +10,25 @@ from tandem.policy.chance import draw
 
 @dataclass(slots=True, eq=False)
 class SimulatedStore:
-    """`blocks` by digest, the one stored first first. What is `corrupt` is found out by whoever
-    reads it. While the store is not `up` it can be neither read nor written; its content outlives
-    that."""
+    """`blocks` by digest, the one stored first first; what was `lost` nobody was told of. What is
+    `corrupt` is found out by whoever reads it. While the store is not `up` it can be neither read
+    nor written; its content outlives that. While it is `full`, of what is to be written only the
+    first half gets there."""
 
     blocks: dict[bytes, BlockName] = field(default_factory=dict)
     corrupt: set[bytes] = field(default_factory=set)
+    lost: set[bytes] = field(default_factory=set)
     up: bool = True
+    full: bool = False
 
-    def put(self, names: Iterable[BlockName]) -> tuple[bytes, ...]:
-        """Write them, whatever was there before; gives their digests."""
+    def put(self, names: Sequence[BlockName]) -> tuple[bytes, ...]:
+        """Write them, whatever was there before; gives the digests of those that are written."""
+        if self.full:
+            names = names[: len(names) // 2]
         written = {name.digest: name for name in names}
         self.blocks.update(written)
         self.corrupt.difference_update(written)
+        self.lost.difference_update(written)
         return tuple(written)
 
     def discard(self, digests: Iterable[bytes]) -> None:
@@ -30,6 +36,7 @@ class SimulatedStore:
         for digest in digests:
             self.blocks.pop(digest, None)
             self.corrupt.discard(digest)
+            self.lost.discard(digest)
 
     def first_missing(self, names: Sequence[BlockName]) -> int:
         """How many of these, from the first on without a gap, are here."""
@@ -52,7 +59,9 @@ class SimulatedStore:
     def lose(self, share: float) -> None:
         """The chains of this share of it are gone, and nobody was told."""
         parents = {digest: name.parent for digest, name in self.blocks.items()}
-        self.discard(lost_share(tuple(self.blocks), parents, share))
+        lost = lost_share(tuple(self.blocks), parents, share)
+        self.discard(lost)
+        self.lost.update(lost)
 
 
 def lost_share(

@@ -9,6 +9,7 @@ from tandem.cluster.node.inbound_transfers import Order
 from tandem.facts.fleet import Tier
 from tandem.facts.kv import BlockName
 from tandem.messages.node import BlocksFetched, BlocksKept, BlocksStaged, NodeEvent
+from tandem.twin.block_contents import BlockContents
 from tandem.twin.network_paths import path_between_tiers
 from tandem.twin.recorder import Recorder
 from tandem.twin.shared_pool import PoolRead, SimulatedPoolClient
@@ -20,12 +21,14 @@ STAGED = "to staging"
 
 @dataclass(slots=True)
 class FetchUnderWay:
-    """`names[i]` comes from `tiers[i]`; `limit` is the first block that is not to be had. The
-    `parts` are not over yet, each with the transfer that brings it, if it is known."""
+    """`names[i]` comes from `tiers[i]` into `target_blocks[i]`; `limit` is the first
+    block that is not to be had. The `parts` are not over yet, each with the transfer that brings
+    it, if it is known."""
 
     fetch_id: int
     tiers: Sequence[Tier]
     names: Sequence[BlockName]
+    target_blocks: Sequence[int]
     order: Order
     limit: int
     started_ns: int
@@ -60,6 +63,7 @@ class SimulatedTiers:
         order_of: Callable[[int], Order],
         clock: Callable[[], int],
         post: Callable[[NodeEvent], None],
+        contents: BlockContents | None = None,
     ) -> None:
         self.stores = stores
         self._worker = worker
@@ -71,15 +75,23 @@ class SimulatedTiers:
         self._order_of = order_of
         self._clock = clock
         self._post = post
+        self._contents = contents
         self._fetches: dict[int, FetchUnderWay] = {}
 
     def stage_blocks(self, copy_id: int, blocks: tuple[int, ...]) -> None:
         """Over the link between device and host memory."""
+
+        def ended(arrived: bool, _seconds: float) -> None:
+            staged = arrived and self.stores[Tier.HOST].up
+            if staged and self._contents is not None:
+                self._contents.stage_contents(copy_id, blocks)
+            self._post(BlocksStaged(copy_id, staged))
+
         self._transfers.start(
             STAGED,
             len(blocks) * self._block_bytes,
             path_between_tiers(self._worker, Tier.DEVICE, Tier.HOST),
-            lambda arrived, _: self._post(BlocksStaged(copy_id, arrived)),
+            ended,
             urgent=False,
         )
 
@@ -87,10 +99,12 @@ class SimulatedTiers:
         self,
         copy_id: int,
         tier: Tier,
-        rows: tuple[int, ...],  # noqa: ARG002
+        rows: tuple[int, ...],
         names: tuple[BlockName, ...],
     ) -> None:
         """From the staging memory, which is host memory."""
+        if self._contents is not None:
+            self._contents.keep_contents(copy_id, rows, names)
         if tier is Tier.REMOTE:
             assert self._pool is not None
             self._pool.offer(names, lambda kept, problem: self._kept(copy_id, tier, kept, problem))
@@ -98,7 +112,9 @@ class SimulatedTiers:
             self._write(copy_id, tier, names, () if tier is Tier.HOST else (Tier.HOST, tier))
 
     def drop_staged(self, copy_id: int) -> None:
-        """There is no memory to be given back."""
+        """Memory for it is taken into account nowhere else."""
+        if self._contents is not None:
+            self._contents.drop_contents(copy_id)
 
     def copy_between_tiers(
         self, copy_id: int, source: Tier, target: Tier, names: tuple[BlockName, ...]
@@ -131,11 +147,17 @@ class SimulatedTiers:
         fetch_id: int,
         tiers: tuple[Tier, ...],
         names: tuple[BlockName, ...],
-        target_blocks: tuple[int, ...],  # noqa: ARG002
+        target_blocks: tuple[int, ...],
     ) -> None:
         """All tiers at the same time, each up to its first block that is not to be had."""
         fetch = self._fetches[fetch_id] = FetchUnderWay(
-            fetch_id, tiers, names, self._order_of(fetch_id), len(names), self._clock()
+            fetch_id,
+            tiers,
+            names,
+            target_blocks,
+            self._order_of(fetch_id),
+            len(names),
+            self._clock(),
         )
         fetch.parts = dict.fromkeys(tiers)
         for tier in list(fetch.parts):
@@ -228,6 +250,9 @@ class SimulatedTiers:
         if self._fetches.pop(fetch.fetch_id, None) is None:
             return
         order = fetch.order
+        if self._contents is not None:
+            self._contents.fetch_contents(fetch.names[: fetch.limit], fetch.target_blocks)
+            self._contents.spoil_contents(fetch.target_blocks[fetch.limit :])
         left_tokens = order.end_token - order.first_token
         for tier in fetch.tiers[: fetch.limit]:
             tokens = min(self._block_size, left_tokens)
@@ -254,12 +279,12 @@ class SimulatedTiers:
             self._kept(copy_id, tier, (), f"tier {tier} is down")
             return
         if not way or not names:
-            self._kept(copy_id, tier, store.put(names))
+            self._put(copy_id, tier, names)
             return
 
         def ended(arrived: bool, _seconds: float) -> None:
             if arrived and store.up:
-                self._kept(copy_id, tier, store.put(names))
+                self._put(copy_id, tier, names)
             else:
                 self._kept(copy_id, tier, (), "the transfer was lost")
 
@@ -270,6 +295,10 @@ class SimulatedTiers:
             ended,
             urgent=False,
         )
+
+    def _put(self, copy_id: int, tier: Tier, names: Sequence[BlockName]) -> None:
+        kept = self.stores[tier].put(names)
+        self._kept(copy_id, tier, kept, "" if len(kept) == len(names) else f"tier {tier} is full")
 
     def _kept(self, copy_id: int, tier: Tier, kept: tuple[bytes, ...], problem: str = "") -> None:
         self._post(BlocksKept(copy_id, tier, kept, problem))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
+from tandem.policy.chance import draw
 from tandem.report.record import TransferRecord
 from tandem.twin.event_queue import EventQueue, Turn
 from tandem.twin.network import Network
@@ -17,6 +18,7 @@ class BytesUnderWay(Struct, frozen=True):
     """`kind` says under what they are counted."""
 
     kind: str
+    path: Sequence[str]
     moved_bytes: float
     started_ns: int
     ended: Ended
@@ -34,6 +36,8 @@ class Transfers:
         self._last_id = 0
         self._wake_ns: int | None = None
         self._totals: dict[str, TransferRecord] = {}
+        # The ports that lose a share of what crosses them.
+        self._losses: dict[str, float] = {}
 
     def add_ports(self, ports: Mapping[str, float]) -> None:
         """Ways of a process that may come up, in bytes/s."""
@@ -47,12 +51,20 @@ class Transfers:
         takes longer than a transfer may. Gives an id for `cancel`."""
         self._last_id += 1
         transfer_id, now_ns = self._last_id, self._queue.now_ns
-        self.under_way[transfer_id] = BytesUnderWay(kind, moved_bytes, now_ns, ended)
+        self.under_way[transfer_id] = BytesUnderWay(kind, path, moved_bytes, now_ns, ended)
         self.network.start(transfer_id, path, moved_bytes, now_ns, latency_ns=self._latency_ns)
         self.watch()
         if urgent:
             self._queue.at(now_ns + self._timeout_ns, lambda _: self.give_up(transfer_id))
         return transfer_id
+
+    def after_timeout(self, action: Callable[[], object]) -> None:
+        """Call it when a transfer that began now would count as lost."""
+
+        def expired(_now_ns: int) -> None:
+            action()
+
+        self._queue.at(self._queue.now_ns + self._timeout_ns, expired)
 
     def cancel(self, transfer_id: int) -> bool:
         """Nobody wants it any more, and nobody is told of its end. False: it has arrived at this
@@ -78,6 +90,13 @@ class Transfers:
                 self._lose(transfer_id)
         self.watch()
 
+    def set_loss(self, ports: Sequence[str], share: float) -> None:
+        """Of the transfers that cross these ports this share does not arrive in the end."""
+        for port in ports:
+            self._losses.pop(port, None)
+            if share:
+                self._losses[port] = share
+
     def miss(self, kind: str) -> None:
         """What was to be brought is not there, or not what it should be."""
         self._total(kind).lost += 1
@@ -99,6 +118,9 @@ class Transfers:
             return
         self._wake_ns = None
         for transfer_id in self.network.advance(now_ns):
+            if self._losses and self._is_lost(transfer_id):
+                self._lose(transfer_id)
+                continue
             arrived = self.under_way.pop(transfer_id)
             seconds = (now_ns - arrived.started_ns) / 1e9
             total = self._total(arrived.kind)
@@ -107,6 +129,10 @@ class Transfers:
             total.seconds += seconds
             arrived.ended(True, seconds)
         self.watch()
+
+    def _is_lost(self, transfer_id: int) -> bool:
+        shares = (self._losses.get(port, 0.0) for port in self.under_way[transfer_id].path)
+        return draw(0, "lost transfer", transfer_id) < max(shares)
 
     def _lose(self, transfer_id: int) -> None:
         lost = self.under_way.pop(transfer_id)

@@ -35,6 +35,7 @@ from tandem.messages.node import (
     NodeEvent,
 )
 from tandem.messages.router import LoadReported, TokensReported
+from tandem.twin.block_contents import EngineDied
 from tandem.twin.engine import SimulatedEngine
 from tandem.twin.event_queue import Timer, Turn
 from tandem.twin.kv_transfer import SimulatedKvTransfer
@@ -65,6 +66,7 @@ PASSING = (
 # How slower tiers fare is told so often at most.
 TIERS_REPORT_NS = 1_000_000_000
 CACHE_ROOT = CacheRoot("twin", "", b"")
+Done = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,8 @@ class Start:
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What a worker shares with the others: messages, links, records, hashes of prompts, and the
-    disk that outlives it. `left` is called when its machine ends the process."""
+    disk that outlives it. `left` is called when its machine ends the process, `died` when a step
+    does."""
 
     scenario: Scenario
     bus: MessageBus
@@ -92,6 +95,7 @@ class Surroundings:
     pool_nodes: Mapping[str, SimulatedPoolNode]
     disk: SimulatedStore
     left: Callable[["SimulatedWorker", Leave], object]
+    died: Callable[["SimulatedWorker", str], object]
 
 
 class SimulatedWorker(Process[NodeEvent]):
@@ -106,31 +110,37 @@ class SimulatedWorker(Process[NodeEvent]):
         self._queue = around.bus.queue
         scenario, kind = around.scenario, start.pool.kind
         tiers = _tiers_config(kind, scenario, around.disk)
-        config = _worker_config(kind, scenario, tells_full_blocks=tiers is not None)
-        machine = WorkerMachine(config, around.prompts)
+        worker_config = _worker_config(kind, scenario, tells_full_blocks=tiers is not None)
+        # Blocks of another size have other hashes.
+        alike = worker_config.block_size == scenario.block_size
+        machine = WorkerMachine(worker_config, around.prompts if alike else None)
         register = _hello(start, self.incarnation, machine.config)
-        self.machine = NodeMachine(NodeConfig(register, tiers, reports_when_asked=True), machine)
+        self._told_when_asked = scenario.asks_for_reports
+        config = NodeConfig(register, tiers, reports_when_asked=self._told_when_asked)
+        self.machine = NodeMachine(config, machine)
         self.worker_machine = machine
-        self.host = SimulatedStore()
+        self.host, self.disk = SimulatedStore(), around.disk
+        self.contents = scenario.contents(machine.config) if scenario.contents else None
         self.engine = SimulatedEngine(
             self.name,
             kind.cost.step_time,
             machine,
             around.steps,
             self._clock,
-            fast_forward=scenario.fast_forward,
+            fast_forward=scenario.fast_forward and self._told_when_asked,
+            contents=self.contents,
         )
         self._ports = self._make_ports(tiers, kind)
         self._timer = Timer(self._queue, lambda _: self.receive(TimePassed()))
         self._wake_ns: int | None = None
-        self._thaw_ns = 0
+        self._exported_ns = 0
         self._preemptions = 0
         self._landed_ns: Sequence[int] = ()
         # The load as the machine has it, and as it was reported last where it is always known.
         self._load: LoadReported | None = None
         self._reported: LoadReported | None = None
         # Where it is told now and then: how often, when next, and what was said but not heard.
-        self._interval_ns = round(scenario.report_interval_s * 1e9)
+        self._interval_ns = round(scenario.report_interval_s * 1e9) * self._told_when_asked
         self._report_due_ns: int | None = None
         self._pending: LoadReported | None = None
         self._asked = False
@@ -150,15 +160,17 @@ class SimulatedWorker(Process[NodeEvent]):
         if self.hangs or not self.alive:
             return
         events, self.mail = self.mail, []
-        if self.peer not in self.bus.peers and GatewayConnected(GATEWAY) in events:
-            self.bus.peers[self.peer] = self
+        for event in events:
+            if isinstance(event, GatewayConnected):
+                self.bus.open_channel(event.gateway, self)
         self._settle_report(now_ns)
         if self._changes_nothing(events, now_ns):
             self._handle(events, now_ns)
             return
         self._land_all(now_ns)
-        self._handle(events, now_ns)
-        self._go_on()
+        if self.alive:
+            self._handle(events, now_ns)
+            self._go_on()
 
     def catch_up(self, now_ns: int) -> None:
         """What has landed by now is told of, before anything else that happens now."""
@@ -169,27 +181,31 @@ class SimulatedWorker(Process[NodeEvent]):
 
     def hang(self, until_ns: int | None, now_ns: int) -> None:
         """Nothing moves in here, and nothing is heard or said; None: for good."""
-        end_ns = 1 << 62 if until_ns is None else until_ns
-        longer_ns = end_ns - max(now_ns, self._thaw_ns)
-        if longer_ns <= 0:
+        before_ns = max(now_ns, self.thaw_ns)
+        if until_ns is not None and until_ns <= before_ns:
             return
         if not self.hangs:
             self._land_all(now_ns)
             # Both worlds, taken step by step or not, know since when it is silent.
             self.sign_of_life(now_ns)
-            self.hangs = True
-        self.engine.freeze(longer_ns, now_ns)
-        self._thaw_ns = end_ns
-        if until_ns is not None:
-            self._queue.at(until_ns, self._thaw)
+        super().hang(until_ns, now_ns)
+        self.engine.freeze(self.thaw_ns - before_ns, now_ns)
 
-    def fenced(self) -> None:
+    def thawed(self, now_ns: int) -> None:
+        self._land_all(now_ns)
+        self._go_on()
+        self.receive(TimePassed())
+
+    def fenced(self, gateway: str) -> None:
         """The gateway has closed the channel. What it sent before is lost; the worker tries to
         come back."""
-        self.mail = [event for event in self.mail if not isinstance(event, MessageFromGateway)]
-        self.receive(GatewayGone(GATEWAY))
-        if self.bus.gateway is not None:
-            self.receive(GatewayConnected(GATEWAY))
+        self.mail = [
+            event
+            for event in self.mail
+            if not isinstance(event, MessageFromGateway) or event.gateway != gateway
+        ]
+        self.receive(GatewayGone(gateway))
+        self.bus.connect(gateway, self)
 
     def take_preemptions(self) -> int:
         """Since the last call."""
@@ -218,7 +234,7 @@ class SimulatedWorker(Process[NodeEvent]):
     def due_report(self, now_ns: int) -> LoadReported | None:
         """The newest report that was to be sent by now and is news: as of now where loads are
         always known. Superseded ones are never made."""
-        if self.hangs:
+        if self.hangs or not self._told_when_asked:
             return None
         if self._interval_ns:
             self._settle_report(now_ns + 1)
@@ -235,25 +251,25 @@ class SimulatedWorker(Process[NodeEvent]):
 
     def sign_of_life(self, now_ns: int) -> None:
         """The gateway hears of it, whatever it carries."""
-        if self.hangs:
+        if self.hangs or not self._told_when_asked:
             return
         self._settle_report(now_ns + 1)
         if self._pending is None:
             self._report_as_of(now_ns, self.load(now_ns))
         report, self._pending = self._pending, None
         if report is not None:
-            self.bus.to_gateway(self, report)
+            self.bus.to_gateway(self, GATEWAY, report)
 
-    def send_to_gateway(self, gateway: str, message: ToGateway) -> None:  # noqa: ARG002
+    def send_to_gateway(self, gateway: str, message: ToGateway) -> None:
         if isinstance(message, TokensReported):
             self._around.steps.drew(self.name, message)
-            self.bus.to_gateway(self, message, self._landed_ns)
+            self.bus.to_gateway(self, gateway, message, self._landed_ns)
         elif isinstance(message, LoadReported) and self._asked:
             self._pending = message
         else:
             if isinstance(message, RoleStateReported):
                 self._around.steps.role_taken(self.name, message.role)
-            self.bus.to_gateway(self, message)
+            self.bus.to_gateway(self, gateway, message)
 
     def _settle_report(self, before_ns: int) -> None:
         """Make the last report that was due before that instant."""
@@ -299,8 +315,11 @@ class SimulatedWorker(Process[NodeEvent]):
             last_ns = taken.landed_ns[-1]
             self._perform(self.machine.fast_forward(taken.steps, taken.emission, last_ns))
             self._landed_ns = ()
-        while (done := self.engine.landed(now_ns)) is not None:
-            self._handle((done,), now_ns)
+        try:
+            while (done := self.engine.landed(now_ns)) is not None:
+                self._handle((done,), now_ns)
+        except EngineDied as death:
+            self._around.died(self, str(death))
 
     def _handle(self, events: Sequence[NodeEvent], now_ns: int) -> None:
         self._load = None
@@ -310,6 +329,8 @@ class SimulatedWorker(Process[NodeEvent]):
 
     def _go_on(self) -> None:
         """Look ahead, and have the queue wake the worker when its next step lands."""
+        if not self.alive:
+            return
         self.engine.look_ahead()
         self._await_step()
 
@@ -328,18 +349,24 @@ class SimulatedWorker(Process[NodeEvent]):
             else:
                 self.catch_up(now_ns)
 
-    def _thaw(self, now_ns: int) -> None:
-        if self.alive and now_ns == self._thaw_ns:
-            self.hangs = False
-            self._land_all(now_ns)
-            self._go_on()
-            # What has come meanwhile is handled together.
-            self.receive(TimePassed())
-
     def _perform(self, effects: Iterable[NodeEffect]) -> None:
         left = perform(effects, self._ports)
         if left is not None:
             self._around.left(self, left)
+
+    def _export(self, blocks: tuple[int, ...], versions: tuple[int, ...], done: Done) -> None:
+        """Others may read these blocks soon, in the order of the calls."""
+        self._exported_ns = max(self._exported_ns, self.bus.soon_ns())
+
+        def exported(_now_ns: int) -> None:
+            if self.contents is not None:
+                self.contents.export_contents(blocks, versions)
+            done()
+
+        if self._exported_ns > self._queue.now_ns:
+            self._queue.at(self._exported_ns, exported)
+        else:
+            exported(self._exported_ns)
 
     def _make_ports(self, tiers: TiersConfig | None, kind: WorkerKind) -> NodePorts:
         around, cost = self._around, kind.cost
@@ -350,10 +377,12 @@ class SimulatedWorker(Process[NodeEvent]):
             around.transfers,
             around.steps.requests,
             self.receive,
+            self._export,
+            self.contents,
         )
         if tiers is None:
             return NodePorts(self.engine, self, transfer)
-        block_size = around.scenario.block_size
+        block_size = self.worker_machine.config.block_size
         block_bytes = cost.kv_bytes(block_size)
         pool = None
         if tiers.remote:
@@ -369,6 +398,7 @@ class SimulatedWorker(Process[NodeEvent]):
             order_of=self.machine.order_of,
             clock=self._clock,
             post=self.receive,
+            contents=self.contents,
         )
         return NodePorts(self.engine, self, transfer, simulated, pool)
 
@@ -376,10 +406,11 @@ class SimulatedWorker(Process[NodeEvent]):
 def _worker_config(
     kind: WorkerKind, scenario: Scenario, *, tells_full_blocks: bool
 ) -> WorkerConfig:
+    block_size = kind.block_size or scenario.block_size
     return WorkerConfig(
-        block_size=scenario.block_size,
+        block_size=block_size,
         block_count=kind.block_count,
-        context_tokens=min(scenario.context_tokens, kind.block_count * scenario.block_size),
+        context_tokens=min(scenario.context_tokens, kind.block_count * block_size),
         vocabulary_tokens=VOCABULARY_TOKENS,
         max_sequences=kind.max_sequences,
         batching=kind.batching,
@@ -406,7 +437,7 @@ def _tiers_config(kind: WorkerKind, scenario: Scenario, disk: SimulatedStore) ->
         pin_share=scenario.pin_share,
         quotas=scenario.quotas,
         pin_shares=scenario.pin_shares,
-        limits=TierLimits.within(capacities.values()),
+        limits=scenario.tier_limits or TierLimits.within(capacities.values()),
     )
 
 

@@ -1,0 +1,600 @@
+"""Runs of a cluster that chance leads, each a function of its seed: what there is, who asks, what
+goes wrong and when; then everybody gets to the end, and everything that must hold is checked."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from random import Random
+
+from tandem.cluster.router.fleet import SentLoad
+from tandem.cluster.router.queue import RequestQueueConfig
+from tandem.cluster.router.request_state import Stage
+from tandem.cluster.tiers.config import TierLimits
+from tandem.cost.worker import LinkCost, WorkerCost
+from tandem.facts.fleet import PlanningMode, Role, Tier
+from tandem.facts.request import Request
+from tandem.facts.sampling import SamplingParameters
+from tandem.messages.cluster import Audited
+from tandem.messages.gateway import (
+    AuditAsked,
+    AuditEnded,
+    DrainAsked,
+    StartFailed,
+    TimePassed,
+    UndrainAsked,
+)
+from tandem.messages.node import (
+    LeaveRequested,
+)
+from tandem.messages.router import (
+    MigrationsRequested,
+    RequestSubmitted,
+)
+from tandem.policy.admission.policies import ADMISSIONS
+from tandem.policy.batching import TokenBudgetBatching
+from tandem.policy.dispatch.contract import Transfer
+from tandem.policy.dispatch.policies import DISPATCHES
+from tandem.policy.eviction.policies import EVICTIONS, make_eviction
+from tandem.policy.qos.classes import Classes, ServiceClass
+from tandem.policy.routing.policies import ROUTINGS
+from tandem.twin.fault_injection import FaultInjection
+from tandem.twin.faults import (
+    Cause,
+    ClientsLeave,
+    Crash,
+    Drained,
+    Fault,
+    GatewayCrash,
+    Hang,
+    LossyLink,
+    Partition,
+    SlowLink,
+    TierCorrupted,
+    TierDown,
+    TierFull,
+    TierLost,
+)
+from tandem.twin.launcher import Launcher
+from tandem.twin.network_paths import NodeLinks
+from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind
+from tests.cluster.ledger_engine import answer
+from tests.twin.chance_cluster import ChanceCluster, ChancySteps, Client, Restless
+from tests.twin.ledger import Ledger
+
+CONTEXT_TOKENS = 40
+MS = 1_000_000
+SECOND_NS = 1_000_000_000
+# Prompts are cuts of few long texts, so that prefixes are shared often and at odd lengths.
+TEXTS = ((1, 2, 3, 4, 5) * 8, (1, 2, 3, 4, 6) * 8, (7,) * 40)
+CLASSES = Classes((ServiceClass("gold", reserved=0.7), ServiceClass("batch", priority=1)))
+ROLES = ((Role.PREFILL, Role.DECODE), (Role.BOTH,), (Role.PREFILL, Role.DECODE, Role.BOTH))
+SPARE = "spare-0"
+REPORT_S, SILENCE_S, LEASE_S = 0.1, 1.0, 3.0
+LINK = LinkCost(1e6)
+SLOW_TIERS = (Tier.HOST, Tier.DISK, Tier.REMOTE)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What a seed draws from: whether there are slower tiers and a pool, whether somebody plans,
+    and about how many faults and at most how many requests there are in a run. With `checks_kv` a
+    ledger knows what lies in every block, and what every answer is."""
+
+    tiers: bool = False
+    plans: bool = False
+    faults: int = 6
+    gateways: int = 2
+    requests: int = 24
+    checks_kv: bool = True
+
+
+class ChanceRun:
+    """One run: `play` has chance lead, then everybody gets to the end. `faults` counts what was
+    done, by kind."""
+
+    ledger_type: type[Ledger] = Ledger
+
+    def __init__(self, seed: int, world: World, cluster: type[ChanceCluster] = ChanceCluster):
+        self.seed, self.world = seed, world
+        chance = self.chance = Random(f"{seed} {world}")
+        self.ledger = self.ledger_type()
+        self.policy = Restless(Random(chance.random())) if world.plans else None
+        self.roles = chance.choice(ROLES)
+        self.scenario = self._scenario()
+        self.cluster = cluster(self.scenario, chance, self.ledger)
+        if world.plans:
+            self.cluster.modes = [PlanningMode.AUTOMATIC] * 5 + [PlanningMode.ADVISORY]
+        self.queue = self.cluster.queue
+        self.launcher = Launcher(self.scenario, self.cluster)
+        self.seen = self.ledger.seen
+        self.faults: Counter[str] = Counter()
+        self.names = [name for name in self.cluster.pools if name != SPARE]
+        self.end_ns = 0
+        self.operations = 1_000
+        # Those that were asked for, by gateway.
+        self.asked: dict[object, set[int]] = {}
+
+    # What there is
+
+    def _scenario(self) -> Scenario:
+        chance, world = self.chance, self.world
+        tiers = world.tiers
+        sizes = chance.choice(
+            [(1,), (2,), (4,)] if tiers else [(1,), (2,), (4,), (8,), (2, 4), (8, 4, 1)]
+        )
+        count = chance.randint(1 + (len(self.roles) > 1), 3) if tiers else chance.randint(2, 5)
+        room = [chance.choice([0, 3, 20, 200]), chance.choice([0, 20, 200])] if tiers else [0, 0]
+        names = [f"w{index}" for index in range(count)]
+        kinds = {name: self._kind(chance.choice(sizes), room) for name in [*names, "spare"]}
+        pools = tuple(
+            Pool(name, self._role(index), kind, name != "spare", 0, 1)
+            for index, (name, kind) in enumerate(kinds.items())
+        )
+        if world.plans:
+            pools = self._planned(pools)
+        silence_s = SILENCE_S
+        eviction = chance.choice(sorted(EVICTIONS))
+        return Scenario(
+            pools=pools,
+            policies=self._policies(lambda: make_eviction(eviction, room[0] or 1)),
+            block_size=kinds[names[0]].block_size,
+            context_tokens=CONTEXT_TOKENS,
+            remote_blocks=1000 * tiers,
+            pool_nodes=chance.randint(1, 2),
+            pool_bytes_per_s=chance.choice([1e3, 1e5]),
+            quotas=chance.choice([{}, {"": 0.5, "tenant": 0.25}]) if tiers else {},
+            message_latency_s=chance.choice([0.0, 1e-4, 1e-3]),
+            message_jitter_s=chance.choice([0.0, 0.003, 0.03]),
+            network_latency_s=chance.choice([0.0, 0.005]),
+            transfer_timeout_s=chance.choice([0.05, 1.0, 60.0]),
+            report_interval_s=REPORT_S,
+            heartbeat_timeout_s=silence_s,
+            lease_s=LEASE_S,
+            seed=self.seed,
+            encodes=True,
+            explains=chance.choice([False, True]),
+            fast_forward=False,
+            gateways=chance.randint(1, world.gateways),
+            live_reports=True,
+            contents=self.ledger.of_worker if world.checks_kv else None,
+            tier_limits=TierLimits(
+                stagings=chance.randint(1, 3),
+                copies=chance.randint(1, 2),
+                copy_blocks=chance.randint(1, 4),
+                queued_blocks=chance.choice([2, 8, 100]),
+                trial_fetches=1,
+                trial_tokens=chance.choice([4, 1000]),
+            ),
+        )
+
+    def _role(self, index: int) -> Role:
+        return self.roles[index % len(self.roles)]
+
+    def _planned(self, pools: tuple[Pool, ...]) -> tuple[Pool, ...]:
+        """Even ones prefill, odd ones decode, and all may be started and stopped."""
+        *some, spare = pools
+        prefill, decode = (
+            replace(some[0], name=name, role=role, count=1, min_count=1, max_count=2)
+            for name, role in (("even", Role.PREFILL), ("odd", Role.DECODE))
+        )
+        return prefill, replace(decode, max_count=3), replace(spare, role=Role.BOTH)
+
+    def _kind(self, block_size: int, room: list[int]) -> WorkerKind:
+        chance = self.chance
+        least_blocks = -(-CONTEXT_TOKENS // block_size)
+        most_blocks = least_blocks + 1 if self.world.tiers else 3 * least_blocks
+        max_sequences = chance.randint(1, 6)
+        links = (1e3, 1e4, 1e6)
+        tiers = dict.fromkeys(SLOW_TIERS, LINK)
+        steps = ChancySteps(self.seed, chance.choice([0.002, 0.02]), chance.choice([1, 1, 1, 2, 3]))
+        return WorkerKind(
+            cost=WorkerCost(steps, 1.0, 16, tiers, LINK),
+            device="tiny",
+            devices=1,
+            block_count=chance.randint(least_blocks, most_blocks),
+            max_sequences=max_sequences,
+            batching=TokenBudgetBatching(
+                chance.randint(max_sequences, 48), chance.choice([0, 3, 7])
+            ),
+            steps_in_flight=chance.randrange(2),
+            links=NodeLinks(
+                fabric_bytes_per_s=chance.choice(links),
+                host_bytes_per_s=chance.choice(links),
+                disk_read_bytes_per_s=chance.choice(links),
+                disk_write_bytes_per_s=chance.choice(links),
+            ),
+            host_blocks=room[0],
+            disk_blocks=room[1],
+            startup_s=chance.choice([0.0, 0.05]),
+            block_size=block_size,
+        )
+
+    def _policies(self, eviction: Callable) -> Policies:
+        chance, transfer = self.chance, self.chance.choice(list(Transfer))
+        dispatch = chance.choice(["local", "remote", "remote", "queue", "seconds", "conditional"])
+        bounds = {"local_tokens": 8} if dispatch == "conditional" else {}
+        return Policies(
+            routing=ROUTINGS[chance.choice(sorted(ROUTINGS))](chance.randrange(100)),
+            admission=ADMISSIONS["none"](),
+            dispatching=DISPATCHES[dispatch](transfer=transfer, **bounds),
+            eviction=eviction,
+            planning=self.policy,
+            classes=CLASSES,
+            queue=RequestQueueConfig(
+                max_requests=chance.choice([0, 0, 3]), prefill_depth=chance.choice([0, 0, 1, 2])
+            ),
+        )
+
+    # What happens
+
+    def play(self) -> "ChanceRun":
+        chance, cluster = self.chance, self.cluster
+        spread_s = chance.choice([1.0, 2.0, 4.0] if self.world.tiers else [0.1, 0.4, 1.0])
+        spread_ns = round(spread_s * SECOND_NS)
+        drawn = [self._fault(spread_ns) for _ in range(self._count(self.world.faults))]
+        faults = [fault for _, fault in drawn]
+        for kind, fault in drawn:
+            self.queue.at(fault.begin_ns, partial(self._count_fault, kind, fault.cause))
+        self.injection = FaultInjection(
+            replace(self.scenario, faults=tuple(faults)),
+            cluster,
+            self.launcher,
+        )
+        cluster.open()
+        self.launcher.open()
+        cluster.bus.deliver()
+        cluster.opened()
+        for request in self.requests():
+            self.queue.at(chance.randrange(spread_ns), partial(self._submit, request))
+        for action in (self._operate, self._migrate, self._start, self._leave):
+            for _ in range(chance.randrange(1 + self.world.faults)):
+                self.queue.at(chance.randrange(spread_ns), self._at(action))
+        if self.world.plans:
+            for _ in range(self.world.faults):
+                self.queue.at(chance.randrange(spread_ns), self._at(self._fail_start))
+        self._run_until(max(spread_ns, *(fault.end_ns or 0 for fault in faults), 0) + 1)
+        self.settle()
+        return self
+
+    def _count(self, mean: int) -> int:
+        return self.chance.randint(mean // 2, mean + mean // 2)
+
+    @staticmethod
+    def _at(action: Callable[[], object]) -> Callable[[int], None]:
+        return lambda _now_ns: action() and None
+
+    def _submit(self, wanted: Request, now_ns: int) -> None:
+        chance, cluster = self.chance, self.cluster
+        names = sorted(cluster.gateways)
+        if not names:
+            return
+        gateway = cluster.gateways[chance.choice(names)]
+        request_id = f"{gateway.name}.{gateway.incarnation}/{wanted.request_id}"
+        request = replace(wanted, request_id=request_id)
+        event = RequestSubmitted(
+            request,
+            4.0,
+            request.cache_salt,
+            chance.choice(["", "gold", "batch"]),
+            session=chance.choice(["", "s"]),
+            pin_ns=chance.choice([0, 10**8, 10**10]) if self.world.tiers else 0,
+        )
+        cluster.clients.by_id[request.request_id] = Client(request)
+        cluster.clients.submitted(event, now_ns)
+        cluster.submit(event, gateway)
+        if self.world.faults and chance.randrange(12) == 0:
+            later_ns = now_ns + chance.randrange(300 * MS)
+            self.queue.at(later_ns, lambda _: self._withdraw(request.request_id))
+
+    def requests(self) -> list[Request]:
+        """What is asked in the run; the gateway that gets one stands before its name."""
+        fewest = self.world.requests // 2 if self.world.tiers else 1
+        count = self.chance.randint(fewest, self.world.requests)
+        return [self.request(str(index)) for index in range(count)]
+
+    def request(self, request_id: str) -> Request:
+        chance = self.chance
+        return Request(
+            request_id=request_id,
+            prompt_tokens=chance.choice(TEXTS)[: chance.randint(1, CONTEXT_TOKENS - 1)],
+            sampling=SamplingParameters(
+                seed=chance.randrange(4),
+                max_tokens=chance.randint(1, 20),
+                stop_token_ids=chance.choice([(), (0,), (0, 1, 2)]),
+            ),
+            priority=chance.randrange(3),
+            cache_salt=chance.choice(["", "tenant"]),
+        )
+
+    def _withdraw(self, request_id: str) -> None:
+        self.faults["clients leave"] += not self.cluster.clients.by_id[request_id].endings
+        self.cluster.withdraw(request_id)
+
+    def _count_fault(self, kind: str, cause: Cause, now_ns: int) -> None:
+        """A fault counts if it hits somebody."""
+        del now_ns
+        cluster = self.cluster
+        up = {**cluster.workers, **cluster.gateways, **cluster.pool_nodes}
+        match cause:
+            case Crash(name) | Drained(name) | SlowLink(name) | LossyLink(name):
+                hits = name in up
+            case Hang(name):
+                hits = name in up and not up[name].hangs
+            case GatewayCrash(name):
+                hits = name in up
+            case Partition(one, other):
+                hits = any(name in up for name in one) and any(name in up for name in other)
+            case TierDown(tier, name) | TierFull(tier, name):
+                hits = bool(cluster.stores(tier, name))
+            case TierLost(tier, _, name) | TierCorrupted(tier, name):
+                hits = any(store.blocks for store in cluster.stores(tier, name))
+            case ClientsLeave():
+                hits = bool(cluster.clients.open_records())
+        self.faults[kind] += hits
+
+    def _fault(self, spread_ns: int) -> tuple[str, Fault]:
+        chance = self.chance
+        kind, cause = self._cause()
+        # Some last longer than the silence after which somebody counts as dead.
+        for_s = chance.choice([0.01, 0.1, 0.5, 1.5]) * (0.5 + chance.random())
+        return kind, Fault(chance.randrange(spread_ns) / 1e9, cause, for_s)
+
+    def _cause(self) -> tuple[str, Cause]:
+        chance = self.chance
+        worker = chance.choice(self.names)
+        gateway = chance.choice(self.scenario.gateway_names)
+        tier, of_worker = chance.choice(SLOW_TIERS), chance.choice(["", worker])
+        of_worker = "" if tier is Tier.REMOTE else of_worker
+        pool = chance.choice(self.cluster.pool_names or ("",))
+        others = [name for name in [*self.names, *self.scenario.gateway_names] if name != worker]
+        causes: list[tuple[str, Cause]] = [
+            ("workers killed", Crash(worker)),
+            ("workers killed silently", Crash(worker, silently=True)),
+            ("workers hang", Hang(worker)),
+            ("workers hang, replaced", Hang(worker, replaced=True)),
+            ("links slow", SlowLink(worker, 0.01 + 0.4 * chance.random())),
+            ("transfers lost", LossyLink(worker, chance.choice([0.2, 1.0]))),
+            ("links cut", Partition((worker,), tuple(n for n in others if n in self.names))),
+            ("channels cut", Partition((worker,), (gateway,))),
+            ("isolated", Partition((worker,), tuple(others))),
+            ("drains", Drained(worker)),
+            ("flips", Drained(worker, chance.choice(list(Role)))),
+            ("gateways killed", GatewayCrash(gateway)),
+            ("gateways hang", Hang(gateway)),
+            ("crowds leave", ClientsLeave(chance.choice([0.2, 1.0]))),
+        ]
+        if self.world.tiers:
+            causes += [
+                ("tiers down", TierDown(tier, of_worker)),
+                ("tiers full", TierFull(tier, of_worker)),
+                ("tiers lost", TierLost(tier, chance.choice([0.3, 1.0]), of_worker)),
+                ("tiers corrupt", TierCorrupted(tier, of_worker)),
+                ("pool processes killed", Crash(pool)),
+                ("pool processes hang", Hang(pool)),
+                ("pool channels cut", Partition((pool,), (gateway,))),
+            ]
+            # What only these clusters suffer from comes more often.
+            causes += causes[-7:]
+        return chance.choice(causes)
+
+    def _operate(self) -> None:
+        """An operator wants something of a gateway."""
+        worker = self.chance.choice([*self.names, "nobody"])
+        role = self.chance.choice(list(Role))
+        self.ask(
+            self._some_gateway(),
+            self.chance.choice(
+                [
+                    lambda number: DrainAsked(number, worker),
+                    lambda number: DrainAsked(number, worker, then_role=role),
+                    lambda number: DrainAsked(number, worker, then_role=role),
+                    lambda number: DrainAsked(number, worker, leave=True),
+                    lambda number: UndrainAsked(number, worker),
+                    AuditAsked,
+                ]
+            ),
+        )
+
+    def ask(self, gateway, event: Callable[[int], object]) -> int:
+        self.operations += 1
+        if gateway is not None:
+            self.asked.setdefault(gateway, set()).add(self.operations)
+            gateway.receive(event(self.operations))
+        return self.operations
+
+    def _some_gateway(self):
+        names = sorted(self.cluster.gateways)
+        return self.cluster.gateways[self.chance.choice(names)] if names else None
+
+    def _migrate(self) -> None:
+        """Somebody has found that requests should go on elsewhere."""
+        gateway = self._some_gateway()
+        if gateway is None or not self.cluster.migrates:
+            return
+        states = gateway.machine.router.requests.values()
+        sources = sorted({each.decode for each in states if each.stage is Stage.DECODING})
+        if sources:
+            source, target = self.chance.choice(sources), self.chance.choice(self.names)
+            wanted = MigrationsRequested(source, target, self.chance.randint(10, 120))
+            gateway.machine.routing.gather(wanted)
+            gateway.receive(TimePassed())
+
+    def _start(self) -> None:
+        """Who is not there comes up, in any role."""
+        absent = [name for name in self.names if name not in self.cluster.workers]
+        if absent:
+            self.launcher.start(self.chance.choice(absent), self.chance.choice(self.roles))
+
+    def _leave(self) -> None:
+        if self.cluster.workers and self.chance.randrange(3) == 0:
+            name = self.chance.choice(sorted(self.cluster.workers))
+            self.cluster.workers[name].receive(LeaveRequested())
+
+    def _fail_start(self) -> None:
+        """One that is being started cannot be."""
+        for name in self.launcher.starting[:1]:
+            self.launcher.give_up(name)
+            gateway = self.cluster.gateways.get("gateway-0")
+            if gateway is not None:
+                gateway.receive(StartFailed(name, "no memory"))
+                self.seen["starts failed"] += 1
+
+    # How it goes on
+
+    def _run_until(self, instant_ns: int) -> None:
+        queue, cluster = self.queue, self.cluster
+        while (next_ns := queue.next_ns()) is not None and next_ns <= instant_ns:
+            queue.step()
+            cluster.bus.deliver()
+            cluster.check_outputs()
+        queue.at(instant_ns, lambda _: None)
+        queue.step()
+
+    def _pass(self, seconds: float) -> None:
+        self._run_until(self.queue.now_ns + round(seconds * SECOND_NS))
+
+    def settle(self) -> None:
+        """No more faults: everybody gets to the end, and nothing stays behind."""
+        cluster = self.cluster
+        if self.policy is not None:
+            self.policy.quiet = True
+        self._pass(0.3)
+        cluster.start_worker(SPARE, Role.BOTH)
+        for turn in range(300):
+            if self.quiet():
+                break
+            if turn % 10 == 0:
+                self._undrain()
+            self._pass(0.1)
+        assert self.quiet(), "nobody moves"
+
+    def _undrain(self) -> None:
+        for gateway in self.cluster.gateways.values():
+            for member in gateway.machine.members:
+                if not member.accepting:
+                    self.ask(gateway, partial(_undrain_of, member.name))
+
+    def quiet(self) -> bool:
+        """Whether every request has ended, every operation too, and nobody holds anything or is
+        about to leave."""
+        cluster = self.cluster
+        peers = {worker.peer for worker in cluster.workers.values()}
+        for gateway in cluster.gateways.values():
+            machine = gateway.machine
+            if machine.router.requests or {each.peer for each in machine.members} != peers:
+                return False
+            if not self.asked.get(gateway, set()) <= gateway.operations.keys():
+                return False
+        if cluster.transfers.under_way or cluster.replaced:
+            return False
+        if any(lane_waits(channel) for channel in cluster.bus.channels.values()):
+            return False
+        return all(
+            worker.machine.work.idle and worker.machine.role_state.accepting
+            for worker in cluster.workers.values()
+        )
+
+    # What must hold
+
+    def check(self) -> "ChanceRun":
+        """Everything that must hold once everybody has come to the end."""
+        self._check_clients()
+        self._check_leases()
+        self._pass(0.5)
+        self._check_books()
+        if self.world.tiers:
+            self._check_tiers()
+        return self
+
+    def _check_clients(self) -> None:
+        for client in self.cluster.clients.by_id.values():
+            (ending,) = client.endings
+            self.seen[ending] += 1
+            expected = answer(client.request.prompt_tokens, client.request.sampling, CONTEXT_TOKENS)
+            if ending == "finished":
+                assert client.output == expected
+            else:
+                assert client.output == expected[: len(client.output)]
+        for asked in self.asked:
+            for ended in asked.operations.values():
+                self.seen["operations refused" if ended.problem else "operations done"] += 1
+                if isinstance(ended, AuditEnded):
+                    assert all(not each.problem for each in ended.workers), ended
+
+    def _check_leases(self) -> None:
+        """What every worker says that it holds, as an operator hears it."""
+        workers = self.cluster.workers
+        for gateway in self.cluster.gateways.values():
+            number = self.ask(gateway, AuditAsked)
+            for _ in range(50):
+                if number in gateway.operations:
+                    break
+                self._pass(0.1)
+            ended = gateway.operations[number]
+            assert not ended.problem, ended
+            mine = [each for each in ended.workers if each.worker in workers]
+            assert len(mine) == len(workers)
+            for audited in mine:
+                nothing = replace(audited, worker="", cached_blocks=0)
+                assert nothing == Audited("", 0, 0, 0, 0, 0, 0, 0, 0, ""), audited
+
+    def _check_books(self) -> None:
+        """Gateways know exactly what workers have received, and count nothing as under way."""
+        for gateway in self.cluster.gateways.values():
+            gateway.machine.audit()
+            assert not len(gateway.machine.routing.transfers)
+            for name, worker in self.cluster.workers.items():
+                tracked = gateway.machine.router.admission.fleet.workers[name]
+                connection = worker.machine.gateways.of(gateway.name)
+                assert tracked.events_sent == connection.received_events
+                assert not tracked.sent_by
+                assert tracked.sent == SentLoad()
+            if self.policy is not None and gateway.machine.autoscaling is not None:
+                assert not gateway.machine.autoscaling.status(self.queue.now_ns).draining
+        for worker in self.cluster.workers.values():
+            worker.machine.audit()
+            self.seen["preempted"] += worker.worker_machine.planner.preemptions
+            pool = worker.worker_machine.sequences.pool
+            assert pool.free_blocks == worker.pool.kind.block_count
+            assert not worker.worker_machine.sequences.pinned
+            self._check_index(worker.name, Tier.DEVICE, set(pool.listing()[0]))
+        ledger = self.cluster.transfers.network.ledger
+        settled = ledger.finished_bytes + ledger.wasted_bytes + ledger.dropped_bytes
+        moving = sum(each.moved_bytes for each in self.cluster.transfers.under_way.values())
+        assert abs(ledger.started_bytes - settled - moving) < 1e-3
+
+    def _check_tiers(self) -> None:
+        """Nobody's work is left, every store holds exactly what its owner says, but for what was
+        lost without a word, and gateways believe exactly that."""
+        for name, worker in self.cluster.workers.items():
+            assert not worker.contents.staged
+            stores = {Tier.HOST: worker.host, Tier.DISK: worker.disk}
+            for tier, cache in worker.machine.tiers.hierarchy.caches.by_tier.items():
+                listing, store = set(cache.store.listing()), stores[tier]
+                assert not cache.leaving
+                assert set(store.blocks) == listing - store.lost
+                self._check_index(name, tier, listing)
+        for name, node in self.cluster.pool_nodes.items():
+            held = set(node.machine.contents.replicas.listing()[0])
+            assert set(node.store.blocks) == held - node.store.lost
+            self._check_index(name, Tier.REMOTE, held)
+
+    def _check_index(self, name: str, tier: Tier, listing: set[bytes]) -> None:
+        for gateway in self.cluster.gateways.values():
+            pools = gateway.machine.router.admission.index._pools.get(name, {})
+            # Who has forgotten a worker that was drained asks when it hears of it again.
+            if tier in pools and not self.cluster.loses_reports:
+                assert set(pools[tier].held) == listing
+
+
+def lane_waits(channel) -> bool:
+    return bool(channel.up.stalled or channel.down.stalled)
+
+
+def _undrain_of(worker: str, number: int) -> UndrainAsked:
+    return UndrainAsked(number, worker)
+
+
+def play(seed: int, world: World, cluster: type[ChanceCluster] = ChanceCluster) -> ChanceRun:
+    return ChanceRun(seed, world, cluster).play().check()

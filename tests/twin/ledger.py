@@ -1,0 +1,114 @@
+"""What lies in the blocks of simulated workers, as a ledger: each slot remembers the tokens that
+its KV belongs to, so that KV that is used for anything else is an assertion, not a wrong answer."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tandem.cluster.worker.machine import WorkerConfig
+from tandem.facts.blocks import extend_chain, salt_of
+from tandem.facts.kv import BlockName, MoveKv
+from tandem.twin.worker import CACHE_ROOT, SimulatedWorker
+from tests.cluster.ledger_engine import NONSENSE, LedgerEngine
+
+Keys = list[bytes]
+# The salts that requests of these laws have.
+ROOTS = [CACHE_ROOT.hash(salt_of("", salt)) for salt in ("", "tenant")]
+
+
+def digests_of(keys: Keys) -> list[bytes]:
+    """The names that a block with this content may bear; none when it is no block's content."""
+    tokens, found = list(keys[-1]), []
+    if keys != [bytes(tokens[: len(tokens) - len(keys) + 1 + at]) for at in range(len(keys))]:
+        return []
+    for root in ROOTS:
+        chain: list[bytes] = []
+        extend_chain(chain, root, tokens, len(keys))
+        found.append(chain[-1])
+    return found
+
+
+@dataclass
+class Ledger:
+    """Of a whole cluster: the content of each block that a slower tier was given, by its digest,
+    and what was `seen`."""
+
+    kept: dict[bytes, Keys] = field(default_factory=dict)
+    seen: Counter[str] = field(default_factory=Counter)
+
+    def of_worker(self, config: WorkerConfig) -> "LedgerContents":
+        return LedgerContents(self, config)
+
+
+class LedgerContents:
+    """Of one start of a worker. `exports` are version and content of the blocks that others may
+    read, `staged` is content by copy."""
+
+    def __init__(self, ledger: Ledger, config: WorkerConfig) -> None:
+        self.ledger = ledger
+        self.engine = LedgerEngine(config.block_size, config.block_count, config.max_sequences)
+        self.exports: dict[int, tuple[int, Keys]] = {}
+        self.staged: dict[int, list[Keys]] = {}
+        self.worker: SimulatedWorker | None = None
+
+    def compute_step(self, plan) -> tuple[int, ...]:
+        return self.engine.run(plan).tokens
+
+    def export_contents(self, blocks, versions) -> None:
+        for block, version in zip(blocks, versions, strict=True):
+            self.exports[block] = version, list(self.engine.kv[block])
+
+    def receive_contents(self, source: "LedgerContents | None", order: MoveKv) -> bool:
+        self._expect_reserved(order.target_blocks)
+        keys = None if source is None else source.read(order)
+        self.ledger.seen["transfers" if keys else "transfers failed"] += 1
+        size = self.engine.block_size
+        for offset in range(order.end_token - order.first_token):
+            token = order.first_token + offset
+            block = order.target_blocks[token // size - order.first_token // size]
+            self.engine.kv[block][token % size] = keys[offset] if keys else NONSENSE
+        return keys is not None
+
+    def read(self, order: MoveKv) -> Keys | None:
+        """What lies in the source blocks of an order, if it is what was exported."""
+        for block, version in zip(order.source_blocks, order.source_versions, strict=True):
+            exported, content = self.exports.get(block, (None, []))
+            if exported != version and self.worker is not None:
+                assert self.worker.versions[block] != version, "read before it was exported"
+            if (exported, content) != (version, self.engine.kv[block]):
+                self.ledger.seen["stale reads"] += 1
+                return None
+        size = self.engine.block_size
+        first_block = order.first_token // size
+        return [
+            self.engine.kv[order.source_blocks[token // size - first_block]][token % size]
+            for token in range(order.first_token, order.end_token)
+        ]
+
+    def stage_contents(self, copy_id, blocks) -> None:
+        assert copy_id not in self.staged
+        self.staged[copy_id] = [list(self.engine.kv[block]) for block in blocks]
+
+    def keep_contents(self, copy_id, rows, names: tuple[BlockName, ...]) -> None:
+        for row, name in zip(rows, names, strict=True):
+            keys = self.staged[copy_id][row]
+            assert name.digest in digests_of(keys), "kept under a name that it does not have"
+            self.ledger.kept[name.digest] = keys
+
+    def drop_contents(self, copy_id) -> None:
+        del self.staged[copy_id]
+
+    def fetch_contents(self, names, blocks) -> None:
+        self._expect_reserved(blocks)
+        self.ledger.seen["blocks fetched"] += len(names)
+        for name, block in zip(names, blocks, strict=False):
+            self.engine.kv[block] = list(self.ledger.kept[name.digest])
+
+    def spoil_contents(self, blocks) -> None:
+        self._expect_reserved(blocks)
+        self.engine.spoil(blocks)
+
+    def _expect_reserved(self, blocks) -> None:
+        if self.worker is not None and self.worker.alive:
+            importing = self.worker.worker_machine.sequences.importing.values()
+            reserved = {block for each in importing for block in each.residency.blocks}
+            assert set(blocks) <= reserved, "nobody writes into blocks given back"

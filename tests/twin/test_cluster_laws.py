@@ -1,0 +1,76 @@
+"""Laws of a whole cluster: whoever joins, leaves, flips, drains, dies, hangs, is cut off or comes
+back, whatever slower tiers lose, spoil, refuse or bring late, and whatever a planner wants, each
+request ends once, with the tokens of the ledger, and nothing stays behind."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from tandem.cluster.gateway.autoscaling import PlanningConfig
+from tandem.facts.fleet import PlanningMode, Tier
+from tandem.messages.planning import ActionKind
+from tests.seeds import seeds
+from tests.twin.chance_cluster import ChanceCluster
+from tests.twin.chance_run import World, play
+
+CHUNKS, SEEDS = seeds(3, 10), 100
+TIER_SEEDS = seeds(100, 400)
+PLANNED_SEEDS = seeds(40, 1000)
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_whatever_happens_each_request_gets_its_answer_once(chunk):
+    seen: Counter[str] = Counter()
+    for seed in range(chunk * SEEDS, (chunk + 1) * SEEDS):
+        seen.update(play(seed, World()).seen)
+    # The law has met what it is about.
+    rare = (
+        "taken up again",
+        "copies",
+        "migrations",
+        "migrated",
+        "hand-overs",
+        "hand-overs without KV",
+        "flips",
+    )
+    rare += ("fenced", "leaves", "withdrawn", "gateway lost", "reports lost")
+    rare += ("transfers failed", "moves stopped", "operations done", "preempted", "in part")
+    assert all(seen[what] >= 2 for what in rare), seen
+    assert seen["turned away"], seen
+    assert seen["finished"] > 3 * seen["rejected"], seen
+
+
+def test_slower_tiers_cost_time_and_never_a_token():
+    seen: Counter[str] = Counter()
+    for seed in range(TIER_SEEDS):
+        seen.update(play(seed, World(tiers=True)).seen)
+    rare = ("fetches whole", "fetches corrupt", "fetches missing", "fetches broken")
+    rare += ("fetches stopped", "no room to stage", "disks found", "pool joined", "pool gone")
+    rare += tuple(f"kept on {tier}" for tier in (Tier.HOST, Tier.DISK, Tier.REMOTE))
+    rare += ("copied from host", "copied from disk", "copied from remote")
+    assert all(seen[what] for what in rare), seen
+
+
+def test_whatever_a_planner_wants_each_request_gets_its_answer_once():
+    seen: Counter[str] = Counter()
+    for seed in range(PLANNED_SEEDS):
+        seen.update(play(seed, World(plans=True)).seen)
+    kinds = [str(kind) for kind in ActionKind]
+    assert all(seen[what] >= 5 for what in (*kinds, "planned starts", "advised")), seen
+    assert seen["starts failed"], seen
+    assert seen["finished"] > 100, seen
+
+
+class Looking(ChanceCluster):
+    """Whose planner only says what it would do."""
+
+    def planning_mode(self, planning: PlanningConfig) -> PlanningConfig:
+        return replace(planning, mode=PlanningMode.ADVISORY)
+
+
+def test_a_planner_that_only_advises_changes_nothing():
+    for seed in range(5):
+        run = play(seed, World(plans=True), Looking)
+        assert run.seen["advised"]
+        assert not run.seen["planned starts"]
