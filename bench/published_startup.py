@@ -8,7 +8,6 @@ from tandem.commands.simulated_runs import Run, Trial
 from tandem.config.cluster.file import Cluster
 from tandem.config.cluster.workers import PoolConfig
 from tandem.facts.slo import Slo
-from tandem.policy.planning.dynamo import DynamoLoad, DynamoThroughput
 
 ARMS = ("dynamo", "tandem")
 STARTUPS_S = (0, 30, 60, 90, 120, 180, 300)
@@ -81,8 +80,8 @@ def _startup(arm: str, startup_s: int) -> Trial:
     options: dict[str, object] = {}
     if arm == "dynamo":
         options = {
-            "throughput": DynamoThroughput(period_s=300.0),
-            "load": DynamoLoad(interval_s=10.0),
+            "throughput": {"period_s": 300.0},
+            "load": {"interval_s": 10.0},
         }
     cluster = Cluster(
         model="llama-3.1-8b",

@@ -1,6 +1,7 @@
 """Parameters of policies as a cluster file writes them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
@@ -61,6 +62,28 @@ def test_what_does_not_fit_is_named(written, told):
     with pytest.raises(InvalidConfiguration) as caught:
         read(**written)
     assert told in str(caught.value)
+
+
+@dataclass
+class Inner:
+    period_s: float = 1.0
+
+
+def outer(inner: Inner) -> object:
+    return inner
+
+
+def test_a_policy_within_a_policy_is_a_mapping():
+    choice = Choice("name", {"inner": {"period_s": "2m"}})
+    assert parameters("kind", choice, outer) == {"inner": Inner(120.0)}
+    for inner, told in (
+        ({"perod_s": 1}, "kind name: inner has no parameter perod_s; did you mean period_s?"),
+        ({"period_s": "soon"}, "kind name: inner: period_s: expected a time such as 2s"),
+        (120, "kind name: inner: expected a mapping of its parameters"),
+    ):
+        with pytest.raises(InvalidConfiguration) as caught:
+            parameters("kind", Choice("name", {"inner": inner}), outer)
+        assert told in str(caught.value)
 
 
 def test_a_policy_without_parameters_says_so():

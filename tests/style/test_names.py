@@ -93,3 +93,25 @@ def test_relative_links_lead_to_files():
         if "://" not in target and not (page.parent / target).exists()
     ]
     assert not lost
+
+
+def test_pages_name_files_that_are_there():
+    lost = [
+        f"{page.relative_to(ROOT)} names {file}"
+        for page in PAGES
+        for written in re.findall(r"`([\w/]+/[\w/{},*]+\.(?:py|cpp))", page.read_text())
+        for file in spelled_out(written)
+        if "NAME" not in file
+        and not any(ROOT.glob(file))
+        and not any((ROOT / "src/tandem").rglob(file))
+    ]
+    assert not lost
+
+
+def spelled_out(written: str) -> list[str]:
+    """`a/{b,c}.py` as the files that it means."""
+    braces = re.search(r"\{([^}]*)\}", written)
+    if braces is None:
+        return [written]
+    before, after = written[: braces.start()], written[braces.end() :]
+    return [file for each in braces[1].split(",") for file in spelled_out(before + each + after)]

@@ -151,32 +151,42 @@ def eviction_order(cluster: Cluster) -> Callable[[int], Eviction[Any]]:
 
 def parameters(kind: str, choice: Choice, make: Callable[..., object]) -> dict[str, Any]:
     """The parameters of a choice, of the types with which `make` takes them; numbers may have the
-    units of a cluster file. Raises `InvalidConfiguration` naming the parameter."""
+    units of a cluster file, and a parameter that is a policy itself is a mapping of its parameters.
+    Raises `InvalidConfiguration` naming the parameter."""
+    return _arguments(f"{kind} {choice.name}", choice.parameters, make, f"name: {choice.name}, ")
+
+
+def _arguments(
+    label: str, given: Mapping[str, object], make: Callable[..., object], before: str = ""
+) -> dict[str, Any]:
     taken = signature(make, eval_str=True).parameters
     known = [name for name, each in taken.items() if _writable(each.annotation)]
-    label = f"{kind} {choice.name}"
-    for name in choice.parameters:
+    for name in given:
         if name not in known:
             other = nearest(name, known) if known else "; it takes none"
             raise InvalidConfiguration(f"{label} has no parameter {name}{other}")
     for name, each in taken.items():
-        if each.default is each.empty and name not in choice.parameters:
-            raise InvalidConfiguration(
-                f"{label} needs {name}, as {{name: {choice.name}, {name}: ...}}"
-            )
+        if each.default is each.empty and name not in given:
+            raise InvalidConfiguration(f"{label} needs {name}, as {{{before}{name}: ...}}")
     return {
         name: _fitting(f"{label}: {name}", value, taken[name].annotation)
-        for name, value in choice.parameters.items()
+        for name, value in given.items()
     }
 
 
 def _writable(hint: Any) -> bool:
     """Whether a value of this type can be written down; other parameters are for programs."""
     parts = get_args(hint) or (hint,)
-    return all(part in _WRITTEN or isinstance(part, EnumType) for part in parts)
+    return is_dataclass(hint) or all(
+        part in _WRITTEN or isinstance(part, EnumType) for part in parts
+    )
 
 
 def _fitting(label: str, value: object, hint: Any) -> Any:
+    if isinstance(hint, type) and is_dataclass(hint):
+        if not isinstance(value, Mapping):
+            raise InvalidConfiguration(f"{label}: expected a mapping of its parameters")
+        return hint(**_arguments(label, value, hint))
     numbers = {int, float} & {hint, *get_args(hint)}
     try:
         if numbers and isinstance(value, str):
