@@ -38,7 +38,7 @@ def told(machine: Heard) -> tuple[GatewayLoop, list[object]]:
     events = [RequestSubmitted(each, 16.0) for each in choices]
     events.append(RequestWithdrawn("call-0"))
     for event in events:
-        loop.tell(event)
+        loop.enqueue(event)
     return loop, events
 
 

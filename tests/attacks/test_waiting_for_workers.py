@@ -104,7 +104,7 @@ def test_who_gives_way_as_somebody_comes_back_is_not_computed_for_nobody(turns_l
     async def scenario(gateway, endpoint, ledgers):
         told: list = []
         # Nobody has come back in truth: the machine need not hear.
-        gateway._loop.tell = told.append
+        gateway._loop.enqueue = told.append
         tasks = [
             asyncio.create_task(read(gateway, request(f"r{i}"), Caller("many"))) for i in range(3)
         ]

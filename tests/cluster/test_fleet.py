@@ -1,10 +1,10 @@
 """The router's view of a worker's load: its last report and what was sent since."""
 
 from collections import deque
-from dataclasses import astuple
 from random import Random
 
 import pytest
+from msgspec import structs
 
 from tandem.cluster.router.fleet import Capacity, Fleet
 from tandem.facts.fleet import Role
@@ -40,7 +40,7 @@ def arrive(one: Fleet, tokens: int) -> None:
 
 
 def figures(one: Fleet) -> tuple[int, int, int, int, int]:
-    return astuple(one.workers["w"].sent)
+    return structs.astuple(one.workers["w"].sent)
 
 
 def test_an_old_report_leaves_what_was_sent_since():
