@@ -12,7 +12,7 @@ from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import InvalidConfiguration
 from tandem.messages.cluster import Registered
 from tandem.observe.journal.files import FileLimits, JournalFiles, is_journal, open_journal
-from tandem.observe.journal.records import Gone, Head, Lost, Said, Turn, Woken, encode
+from tandem.observe.journal.records import Head, Lost, PeerLeft, PeerMessage, Turn, Woken, encode
 
 HEAD = Head(
     version="0",
@@ -37,7 +37,7 @@ UNLIMITED = resource.RLIM_INFINITY
 def turn(number: int) -> Turn:
     # Nothing that compresses well.
     reason = Random(number).randbytes(200).hex()
-    return Turn(number, (Woken(), Gone("w", reason, True)), (), ("w: NotNeeded", 3))
+    return Turn(number, (Woken(), PeerLeft("w", reason, True)), (), ("w: NotNeeded", 3))
 
 
 def written(folder: Path, count: int, limits: FileLimits, at_once: int = 1) -> list[Turn]:
@@ -209,9 +209,9 @@ def test_a_journal_of_another_format_is_refused(tmp_path):
 def test_who_is_there_stands_at_the_head_of_each_file(tmp_path):
     files = JournalFiles(tmp_path, HEAD, FileLimits(file_bytes=1))
     for number in range(3):
-        files.append([encode(turn(number))], 1, (Said(f"w{number}", b"hello"),) * number)
+        files.append([encode(turn(number))], 1, (PeerMessage(f"w{number}", b"hello"),) * number)
     run = open_journal(tmp_path)
     heads = [open_journal(file.path).head for file in run.files[:1]]
     assert [head.members for head in heads] == [()]
     run.files[0].path.unlink()
-    assert open_journal(tmp_path).head.members == (Said("w1", b"hello"),)
+    assert open_journal(tmp_path).head.members == (PeerMessage("w1", b"hello"),)

@@ -8,7 +8,15 @@ from tandem.facts.slo import Slo
 from tandem.messages.cluster import PROTOCOL, Deregister, Register
 from tandem.messages.codec import TO_GATEWAY
 from tandem.observe.journal.history import History, Outcome, pools_of, trace_rows
-from tandem.observe.journal.records import Drew, Gone, Hashed, Said, Submitted, Turn, Withdrawn
+from tandem.observe.journal.records import (
+    Hashed,
+    PeerLeft,
+    PeerMessage,
+    Submitted,
+    TokensDrawn,
+    Turn,
+    Withdrawn,
+)
 from tests.observe.test_journal_files import HEAD
 
 S = 1_000_000_000
@@ -20,17 +28,17 @@ def register(worker: str, pool: str, role: Role = Role.BOTH, blocks: int = 100) 
     return Register(PROTOCOL, "0", worker, "a", pool, role, True, HEAD.root, export, 8, 4096)
 
 
-def said(message) -> Said:
-    return Said(f"{message.worker}/a", TO_GATEWAY.encode(message))
+def said(message) -> PeerMessage:
+    return PeerMessage(f"{message.worker}/a", TO_GATEWAY.encode(message))
 
 
 def submitted(name: int, tokens: int = 40, session: str = "", most: int = 50) -> Submitted:
     return Submitted(name, name, tokens, most, 0, 20.4, "tenant", "gold", session, Slo(), None, 0)
 
 
-def drew(worker: str, *names, ends: bool = False, repeats: int = 1, cached: int = 0) -> Drew:
+def drew(worker: str, *names, ends: bool = False, repeats: int = 1, cached: int = 0) -> TokensDrawn:
     reasons = ("stop",) * len(names) if ends else ()
-    return Drew(f"{worker}/a", worker, names, repeats, reasons, (cached,) * len(names))
+    return TokensDrawn(f"{worker}/a", worker, names, repeats, reasons, (cached,) * len(names))
 
 
 def history(*turns) -> History:
@@ -119,7 +127,7 @@ def test_workers_that_were_there_before_stand_in_the_head():
     )
     turns = [
         Turn(10 * S, (submitted(5),), (), ()),
-        Turn(12 * S, (Gone("w1/a", "it broke", True), drew("w0", 4, 5)), (), ()),
+        Turn(12 * S, (PeerLeft("w1/a", "it broke", True), drew("w0", 4, 5)), (), ()),
         Turn(14 * S, (drew("w0", 5, ends=True),), (), ()),
     ]
     past = History(head, turns)
@@ -133,7 +141,7 @@ def test_workers_are_those_that_were_there():
         (0, [said(register("p-0", "p", Role.PREFILL)), said(register("d-0", "d", Role.DECODE))]),
         (0, [said(register("d-1", "d", Role.DECODE, blocks=60))]),
         (10, [submitted(0)]),
-        (12, [Gone("d-1/a", "it broke", True)]),
+        (12, [PeerLeft("d-1/a", "it broke", True)]),
         (14, [said(register("d-1", "d", Role.DECODE, blocks=70))]),
         (15, [drew("d-0", 0), said(Deregister("p-0"))]),
         (20, [drew("d-0", 0, ends=True)]),

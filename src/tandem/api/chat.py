@@ -103,8 +103,8 @@ class ChatWriter:
 
     def delta_event(self, delta: ChoiceDelta, usage: StreamUsage) -> bytes | None:
         call = self._call
-        tells_ids = call.returns_token_ids and bool(delta.tokens)
-        if not (delta.text or delta.tool_calls or delta.shown or delta.finish_reason or tells_ids):
+        sends_ids = call.returns_token_ids and bool(delta.tokens)
+        if not (delta.text or delta.tool_calls or delta.shown or delta.finish_reason or sends_ids):
             return None
         is_first = delta.choice not in self._begun
         self._begun.add(delta.choice)
@@ -117,11 +117,11 @@ class ChatWriter:
             token_ids=list(delta.tokens) if call.returns_token_ids else UNSET,
         )
         return encoded_event(
-            self._chunk([choice], usage, tells_prompt=is_first and delta.choice == 0)
+            self._chunk([choice], usage, sends_prompt=is_first and delta.choice == 0)
         )
 
     def usage_event(self, usage: Usage) -> bytes:
-        return encoded_event(self._chunk([], usage, tells_prompt=False))
+        return encoded_event(self._chunk([], usage, sends_prompt=False))
 
     @property
     def logprobs_lists(self) -> int:
@@ -168,10 +168,10 @@ class ChatWriter:
         return framed(answer)
 
     def _chunk(
-        self, choices: list[ChatChunkChoice], usage: StreamUsage, *, tells_prompt: bool
+        self, choices: list[ChatChunkChoice], usage: StreamUsage, *, sends_prompt: bool
     ) -> ChatChunk:
         call = self._call
-        tells_prompt = tells_prompt and call.returns_token_ids
+        sends_prompt = sends_prompt and call.returns_token_ids
         return ChatChunk(
             id=call.answer_id,
             created=call.created_s,
@@ -179,7 +179,7 @@ class ChatWriter:
             choices=choices,
             system_fingerprint=SYSTEM_FINGERPRINT,
             usage=usage,
-            prompt_token_ids=list(call.prompts[0]) if tells_prompt else UNSET,
+            prompt_token_ids=list(call.prompts[0]) if sends_prompt else UNSET,
         )
 
     def _delta(self, delta: ChoiceDelta, is_first: bool) -> ChatDelta:

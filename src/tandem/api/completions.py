@@ -89,8 +89,8 @@ class CompletionWriter:
         call, index = self._call, delta.choice
         is_first = index not in self._begun
         text = self._echoes[index] + delta.text if is_first else delta.text
-        tells_ids = call.returns_token_ids and bool(delta.tokens)
-        if not (text or delta.shown or delta.finish_reason or tells_ids):
+        sends_ids = call.returns_token_ids and bool(delta.tokens)
+        if not (text or delta.shown or delta.finish_reason or sends_ids):
             return None
         self._begun.add(index)
         choice = CompletionChoice(

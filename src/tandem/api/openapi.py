@@ -126,13 +126,13 @@ def _responses(endpoint: ApiEndpoint) -> Document:
     if endpoint.event is not None:
         content["text/event-stream"] = {"schema": _server_sent(endpoint.event)}
     error = {"application/json": {"schema": _reference(responses.ErrorAnswer)}}
-    told: Document = {"200": {"description": "OK", "content": content}}
+    answers: Document = {"200": {"description": "OK", "content": content}}
     for status, meaning in _ERRORS.items():
         if endpoint.body is not None or status not in _BODY_ERRORS:
-            told[str(status)] = {"description": meaning, "content": error}
+            answers[str(status)] = {"description": meaning, "content": error}
     if endpoint.answer is responses.StatusAnswer:
-        told["503"] = {"description": "Not now", "content": content}
-    return told
+        answers["503"] = {"description": "Not now", "content": content}
+    return answers
 
 
 def _path_parameter(name: str) -> Document:

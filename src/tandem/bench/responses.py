@@ -103,8 +103,8 @@ class Choice(msgspec.Struct):
         """The text that this piece adds, whichever endpoint sent it."""
         if self.text is not None:
             return self.text
-        said = self.delta or self.message
-        return (said.content or "") if said else ""
+        message = self.delta or self.message
+        return (message.content or "") if message else ""
 
     @property
     def carries_tokens(self) -> bool:
@@ -115,9 +115,9 @@ class Choice(msgspec.Struct):
         """
         if self.text is not None:
             return bool(self.text) or self.finish_reason is None
-        said = self.delta or self.message
-        return said is not None and bool(
-            said.content or said.reasoning_content or said.tool_calls is not None
+        message = self.delta or self.message
+        return message is not None and bool(
+            message.content or message.reasoning_content or message.tool_calls is not None
         )
 
 

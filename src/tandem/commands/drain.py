@@ -39,8 +39,8 @@ def drain_command(
 ) -> None:
     """Give a worker no new requests, and wait until it has none left."""
     asyncio.run(_operators(which, options).drain(worker, None, leaving.leave))
-    said = "has left" if leaving.leave else "is empty; `tandem undrain` puts it back to work"
-    terminal().print(f"{worker} {said}")
+    outcome = "has left" if leaving.leave else "is empty; `tandem undrain` puts it back to work"
+    terminal().print(f"{worker} {outcome}")
 
 
 @with_options

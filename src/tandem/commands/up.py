@@ -92,8 +92,8 @@ def _detach(cluster: str, options: UpOptions, directory: StateDirectory, console
             start_new_session=True,
         )
         assert supervisor.stdin is not None
-        with suppress(BrokenPipeError), supervisor.stdin as told_settings:
-            told_settings.write(json.dumps(options.settings or []).encode())
+        with suppress(BrokenPipeError), supervisor.stdin as settings:
+            settings.write(json.dumps(options.settings or []).encode())
     with log.open(errors="replace") as written:
         try:
             ready = asyncio.run(_until_ready(supervisor, directory))

@@ -206,11 +206,11 @@ class MachineShare:
         self._refuse_together({})
         beside = need_beside_all_kv(self.cluster, self.model_files).without_kv
         for each in alike:
-            said = worker_options(self.cluster, each).kv_cache_memory
-            if said != "auto":
+            memory = worker_options(self.cluster, each).kv_cache_memory
+            if memory != "auto":
                 count = self.cluster.most_workers(each)
                 workers -= count
-                beside += parse_bytes(said, "kv-cache-memory") * count
+                beside += parse_bytes(memory, "kv-cache-memory") * count
         return cpu_pool_bytes(free_bytes, beside, workers)
 
     def _ranks(self, pools: Iterable[PoolConfig]) -> int:

@@ -33,7 +33,9 @@ class Slo:
 
     def __str__(self) -> str:
         bounds = (("TTFT", self.ttft_s), ("TPOT", self.tpot_s), ("E2E", self.e2e_s))
-        return ", ".join(f"{name} <= {_told(bound)}" for name, bound in bounds if bound is not None)
+        return ", ".join(
+            f"{name} <= {_written(bound)}" for name, bound in bounds if bound is not None
+        )
 
 
 # Priorities beyond these are no 32-bit numbers.
@@ -59,7 +61,7 @@ LOWER_ONLY = ClientPriorities()
 AS_THEY_WISH = ClientPriorities(MOST_URGENT, LEAST_URGENT)
 
 
-def _told(bound_s: float) -> str:
+def _written(bound_s: float) -> str:
     return f"{bound_s:g} s" if bound_s >= 1 else f"{bound_s * 1e3:g} ms"
 
 

@@ -180,7 +180,7 @@ class StepThread(WorkerThread[Step]):
     `failed` is called then, in the thread, unless what was left to do was dropped."""
 
     def __init__(self, name: str, failed: Callable[[], None], *, nice: int = 0) -> None:
-        super().__init__(name, self._take_step, failed=lambda *_: self._tell(failed), nice=nice)
+        super().__init__(name, self._take_step, failed=lambda *_: self._report(failed), nice=nice)
         self._dropping = False
 
     def call(self, action: Callable[[], object], *, urgent: bool = False) -> None:
@@ -200,6 +200,6 @@ class StepThread(WorkerThread[Step]):
     def _take_step(self, step: Step) -> bool:
         return self._dropping or step()
 
-    def _tell(self, failed: Callable[[], None]) -> None:
+    def _report(self, failed: Callable[[], None]) -> None:
         if not self._dropping:
             failed()

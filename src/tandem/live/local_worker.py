@@ -35,7 +35,7 @@ from tandem.observe.metrics import WorkerMetrics
 
 logger = logging.getLogger(__name__)
 
-Told = Request | RequestsAborted | StepDone
+Input = Request | RequestsAborted | StepDone
 
 
 class LocalWorker:
@@ -57,7 +57,7 @@ class LocalWorker:
         )
         self._priorities = priorities
         self._mailboxes = Mailboxes()
-        self._inbox = EventInbox[Told]()
+        self._inbox = EventInbox[Input]()
         self._task: asyncio.Task[None] | None = None
         self._failed = False
         self._closed_because: str | None = None
@@ -122,15 +122,15 @@ class LocalWorker:
                 self.metrics.requests.ended(request.request_id, FinishReason.ABORT, now_ns())
 
     async def _drive(self) -> None:
-        await Driver[Told, WorkerEffect, None](self, self._inbox, self._perform).run()
+        await Driver[Input, WorkerEffect, None](self, self._inbox, self._perform).run()
 
-    def handle_together(self, told: Sequence[Told], instant_ns: int) -> Sequence[WorkerEffect]:
+    def handle_together(self, inputs: Sequence[Input], instant_ns: int) -> Sequence[WorkerEffect]:
         """All that happened within one turn of the loop, so that requests which arrive together are
         planned into one step."""
-        aborted = [e.request_ids[0] for e in told if isinstance(e, RequestsAborted)]
+        aborted = [e.request_ids[0] for e in inputs if isinstance(e, RequestsAborted)]
         # Whoever left within the same turn never arrived.
-        arrived = [e for e in told if isinstance(e, Request) and e.request_id in self._mailboxes]
-        events: list[WorkerEvent] = [e for e in told if isinstance(e, StepDone)]
+        arrived = [e for e in inputs if isinstance(e, Request) and e.request_id in self._mailboxes]
+        events: list[WorkerEvent] = [e for e in inputs if isinstance(e, StepDone)]
         if arrived:
             events.insert(0, RequestsArrived(tuple(arrived)))
         if aborted:

@@ -171,17 +171,17 @@ def _leader(points: Sequence[Point], speed: float, at: str) -> str:
     ranked = [point for point in points if point.speed == speed]
     ranked.sort(key=lambda point: -point.summary.goodput_rps)
     best_rps, least_rps = ranked[0].summary.goodput_rps, ranked[-1].summary.goodput_rps
-    # What is told as the same number is no lead.
-    told = f"{best_rps:.2f}/s"
-    first = [point.policy for point in ranked if f"{point.summary.goodput_rps:.2f}/s" == told]
+    # What is best as the same number is no lead.
+    best = f"{best_rps:.2f}/s"
+    first = [point.policy for point in ranked if f"{point.summary.goodput_rps:.2f}/s" == best]
     if len(first) == len(ranked):
-        return f"goodput is {told}{at} whatever the policy"
+        return f"goodput is {best}{at} whatever the policy"
     times = ""
     if least_rps:
         ratio = best_rps / least_rps
         times = f", {ratio:.{0 if ratio >= 10 else 1}f} times that of {ranked[-1].policy}"
     who = f"{' and '.join(first)} {'has' if len(first) == 1 else 'have'}"
-    return f"{who} the highest goodput{at}: {told}{times}"
+    return f"{who} the highest goodput{at}: {best}{times}"
 
 
 def _short(duration_ns: float) -> str:

@@ -101,9 +101,9 @@ def _owners(request: RequestRecord) -> tuple[tuple[str, str], ...]:
 def _figure_lines(event: Event) -> Iterator[Text]:
     """Figures whose names begin alike, as a candidate's do, share a line."""
     for owner, figures in groupby(event.figures, lambda figure: figure[0].rpartition(" ")[0]):
-        told = [f"{name.rpartition(' ')[2]} {_told(value)}" for name, value in figures]
-        yield Text(f"{owner}{': ' if owner else ''}{', '.join(told)}", style="dim")
+        written = [f"{name.rpartition(' ')[2]} {_written(value)}" for name, value in figures]
+        yield Text(f"{owner}{': ' if owner else ''}{', '.join(written)}", style="dim")
 
 
-def _told(value: float | str) -> str:
+def _written(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:,.4g}"

@@ -168,11 +168,11 @@ def _carried(summary: MeasuredSummary, lowest: MeasuredSummary) -> bool:
 
 
 def _cached_share(good: Sequence[MeasuredRequest]) -> float | None:
-    told = [request for request in good if request.cached_tokens is not None]
-    prompt_tokens = sum(request.prompt_tokens for request in told)
+    counted = [request for request in good if request.cached_tokens is not None]
+    prompt_tokens = sum(request.prompt_tokens for request in counted)
     if not prompt_tokens:
         return None
-    return sum(request.cached_tokens or 0 for request in told) / prompt_tokens
+    return sum(request.cached_tokens or 0 for request in counted) / prompt_tokens
 
 
 def _rate(count: float, duration_s: float) -> float:

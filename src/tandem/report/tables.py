@@ -180,8 +180,8 @@ def _work_rows(summary: Summary) -> list[tuple[str, str, str]]:
         share = f"{reuse.transfer_share_of_ttft:.1%}"
         rows.append(("KV transfer", share, "of the TTFT of requests whose KV moved"))
     if summary.preemptions or summary.resumptions:
-        told = f"and {summary.resumptions:,} times another worker took over"
-        rows.append(("preemptions", f"{summary.preemptions:,}", told))
+        resumed = f"and {summary.resumptions:,} times another worker took over"
+        rows.append(("preemptions", f"{summary.preemptions:,}", resumed))
     return rows
 
 

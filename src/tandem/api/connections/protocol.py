@@ -87,7 +87,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._gate.connection_left(self)
         if self._stalled is not None:
             self._stalled.cancel()
-        _tell_nobody_reads([self._answering, *(each for each, _ in self.pipeline)])
+        _mark_unread([self._answering, *(each for each, _ in self.pipeline)])
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -206,7 +206,7 @@ class BoundedConnection(HttpToolsProtocol):
         and the client would never see the answer."""
         answers = self._may_answer()
         self._refused = True
-        _tell_nobody_reads([self._answering, *(each for each, _ in self.pipeline)])
+        _mark_unread([self._answering, *(each for each, _ in self.pipeline)])
         if not answers:
             self.cut()
             return
@@ -227,8 +227,8 @@ def _body_parser(connection: BoundedConnection) -> httptools.HttpRequestParser:
 
 def _framing(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     """A head that says no more than how long a body is."""
-    said = (b"content-length", b"transfer-encoding")
-    lines = [name + b": " + value for name, value in headers if name in said]
+    kept_headers = (b"content-length", b"transfer-encoding")
+    lines = [name + b": " + value for name, value in headers if name in kept_headers]
     return b"\r\n".join([b"POST / HTTP/1.1", *lines, b"", b""])
 
 
@@ -236,7 +236,7 @@ def _held_by_head(headers: Sequence[tuple[bytes, bytes]]) -> int:
     return REQUEST_BYTES + sum(FIELD_BYTES + len(name) + len(value) for name, value in headers)
 
 
-def _tell_nobody_reads(cycles: Sequence[RequestResponseCycle | None]) -> None:
+def _mark_unread(cycles: Sequence[RequestResponseCycle | None]) -> None:
     """To the request that is being answered, and to those that wait behind it."""
     for cycle in cycles:
         if cycle is not None:

@@ -44,7 +44,7 @@ class Task:
     """A question with a known answer.
 
     `answer` is the value, the number, or the canonical JSON of the call. Where the right reply is
-    text without a call it is empty, or lists what the text has to name (`told_answer`).
+    text without a call it is empty, or lists what the text has to name (`expected_values`).
     `reference` is one full reply that scores.
     """
 
@@ -72,9 +72,9 @@ def score(task: Task, text: str, tool_calls: Sequence[Mapping[str, Any]] = ()) -
         return last_answer(text) == task.answer
     calls = [canonical_call(call) for call in tool_calls] or calls_in(text)
     if not task.answer or task.answer.startswith(_TOLD):
-        told = task.answer.removeprefix(_TOLD).split(_AND) if task.answer else []
+        values = task.answer.removeprefix(_TOLD).split(_AND) if task.answer else []
         spoken = not calls and bool(text.strip()) and "<tool_call>" not in text
-        return spoken and all(value.lower() in text.lower() for value in told)
+        return spoken and all(value.lower() in text.lower() for value in values)
     return calls == [task.answer]
 
 
@@ -84,7 +84,7 @@ def last_answer(text: str) -> str | None:
     return found[-1] if found else None
 
 
-def told_answer(values: Sequence[str]) -> str:
+def expected_values(values: Sequence[str]) -> str:
     """The answer of a task whose reply has to name these values, as after a tool's result."""
     return _TOLD + _AND.join(values)
 

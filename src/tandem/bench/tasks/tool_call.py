@@ -13,9 +13,9 @@ from tandem.bench.tasks.task import (
     Message,
     Task,
     canonical_call,
+    expected_values,
     is_held_out,
     read_data,
-    told_answer,
 )
 
 PLAIN_CHATS: tuple[tuple[str, str], ...] = (
@@ -194,7 +194,9 @@ def _requested(offers: list[Offer], request: Request, *, answered: bool) -> Task
     messages, call = [_user(request.text)], request.call
     if answered:
         messages += [calling(call), result(request)]
-        return _task(offers, messages, told_answer(request.told), _assistant(request.spoken_result))
+        return _task(
+            offers, messages, expected_values(request.told), _assistant(request.spoken_result)
+        )
     return _task(offers, messages, canonical_call(call), calling(call))
 
 

@@ -189,8 +189,8 @@ class RequestState:
     def look(self, hits: Mapping[str, TierHits], remote_tokens: int) -> None:
         """What policies should see from now on."""
         known_tokens = self.known_tokens
-        said_tokens = len(self.output)
-        expected = max(1.0, self.submission.expected_output_tokens - said_tokens)
+        output_tokens = len(self.output)
+        expected = max(1.0, self.submission.expected_output_tokens - output_tokens)
         self.view = replace(
             self.view,
             prompt_tokens=known_tokens,

@@ -185,7 +185,7 @@ def _unlike_blocks(pools: Sequence[PoolConfig], block_size: int) -> Iterator[tup
 
 def _caller_refusals(cluster: Cluster) -> Iterator[tuple[str, str]]:
     classes = [entry.name for entry in cluster.classes]
-    heard: set[str] = set()
+    seen: set[str] = set()
     for index, tenant in enumerate(cluster.tenants):
         if not 0 < len(tenant.name.encode()) <= MOST_NAME_BYTES:
             # Without a name it would be what callers without a tenant are.
@@ -204,9 +204,9 @@ def _caller_refusals(cluster: Cluster) -> Iterator[tuple[str, str]]:
                     f"tenant {tenant.name}: unknown class {name} in may_use"
                     f"{nearest(name, classes)}",
                 )
-        if heard & set(tenant.api_keys) or len(set(tenant.api_keys)) < len(tenant.api_keys):
+        if seen & set(tenant.api_keys) or len(set(tenant.api_keys)) < len(tenant.api_keys):
             yield f"tenants.{index}.api_keys", "tenants: one of the api_keys stands there twice"
-        heard |= set(tenant.api_keys)
+        seen |= set(tenant.api_keys)
     if sum(entry.default for entry in cluster.classes) > 1:
         yield "classes", "only one class can be the default"
     if sum(entry.reserved for entry in cluster.classes) > 1:

@@ -104,7 +104,7 @@ def without_secrets(section: T, known_to: str) -> T:
             changed[entry.name] = entry.default
         elif options is not None:
             hidden = _secret_options(options.struct, known_to)
-            changed[entry.name] = {key: said for key, said in value.items() if key not in hidden}
+            changed[entry.name] = {key: given for key, given in value.items() if key not in hidden}
         elif isinstance(value, tuple) and value and is_dataclass(value[0]):
             changed[entry.name] = tuple(without_secrets(each, known_to) for each in value)
         elif is_dataclass(value) and not isinstance(value, Choice):

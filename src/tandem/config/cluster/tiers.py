@@ -71,10 +71,10 @@ def refused_tiers(cluster: Cluster) -> Iterator[tuple[str, str]]:
 def _refused_password(remote: RemoteTierConfig) -> Iterator[tuple[str, str]]:
     """A password that is named twice, or that no server needs."""
     key = "redis_password_file" if remote.redis_password_file else "redis_password_env"
-    said = [remote.redis_password_file, remote.redis_password_env]
-    if not any(said):
+    sources = [remote.redis_password_file, remote.redis_password_env]
+    if not any(sources):
         return
-    if all(said):
+    if all(sources):
         yield f"tiers.remote.{key}", "tiers.remote: name a file or a variable for the password"
     if remote.redis is None:
         yield f"tiers.remote.{key}", f"tiers.remote: {key} is for a server, and redis names none"

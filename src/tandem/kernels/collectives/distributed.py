@@ -253,10 +253,10 @@ def _exchange(peers: PeerGroup, world: World) -> Exchange:
     library = load_library()
     able = not isinstance(library, BuildFailure)
     fresh = new_memory(peers.size) if able and peers.rank == 0 else -1
-    told = peers.gather(torch.tensor([os.getpid(), fresh, able]))
-    if isinstance(library, BuildFailure) or not told[:, 2].all():
+    offers = peers.gather(torch.tensor([os.getpid(), fresh, able]))
+    if isinstance(library, BuildFailure) or not offers[:, 2].all():
         return peers
-    process, descriptor = told[0, :2].tolist()
+    process, descriptor = offers[0, :2].tolist()
     try:
         own = fresh if peers.rank == 0 else memory_of(process, descriptor)
         memory = SharedMemory(own, peers.rank, peers.size)

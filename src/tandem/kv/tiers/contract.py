@@ -113,11 +113,11 @@ class TierEngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class TierCalls:
-    """Called from the engine's threads: what was asked for is over (`told`, which must return at
+    """Called from the engine's threads: an order is over (`answered`, which must return at
     once); a thread broke, and nothing more may be over (`failed`); what time it is (`now_ns`, a
     monotonic clock)."""
 
-    told: Callable[[TierEvent], None]
+    answered: Callable[[TierEvent], None]
     failed: Callable[[], None]
     now_ns: Callable[[], int]
 
@@ -125,8 +125,8 @@ class TierCalls:
 class Answers:
     """Every expected answer is told once, and none after `finish_answers`."""
 
-    def __init__(self, told: Callable[[TierEvent], None]) -> None:
-        self._told = told
+    def __init__(self, answered: Callable[[TierEvent], None]) -> None:
+        self._answered = answered
         self._awaited = 0
         self._closing = False
         self._silent = False
@@ -150,7 +150,7 @@ class Answers:
         with self._changed:
             if self._silent:
                 return
-            self._told(event)
+            self._answered(event)
             self._awaited -= 1
             self._changed.notify_all()
 

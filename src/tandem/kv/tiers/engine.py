@@ -67,7 +67,7 @@ class TierEngine:
         self._device = device
         self._config = config
         self._calls = calls
-        self._answers = Answers(calls.told)
+        self._answers = Answers(calls.answered)
         self._chunk_blocks = config.blocks_of(config.chunk_bytes, size)
         staging_blocks = config.blocks_of(config.staging_bytes, size)
         self._staging = Staging(bounce_rows(staging_blocks, size, pinned=pinned))

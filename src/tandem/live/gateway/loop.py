@@ -47,7 +47,7 @@ from tandem.messages.worker import FailRequest, ImportsArrived, PrefillsArrived,
 
 logger = logging.getLogger(__name__)
 
-Told = GatewayEvent | MessageFromOperator
+Input = GatewayEvent | MessageFromOperator
 Asked = DrainAsked | UndrainAsked | AuditAsked
 # Nobody asks so many things at once; the oldest go without an answer then.
 MOST_QUESTIONS = 1024
@@ -123,9 +123,9 @@ class GatewayLoop:
         self._requests = OperatorRequests()
         # Who is to be answered at the end of this turn.
         self._asked: list[tuple[str, AskStatus | ReportStartFailed]] = []
-        self._inbox = EventInbox[Told](_together)
+        self._inbox = EventInbox[Input](_together)
 
-    def enqueue(self, event: Told) -> None:
+    def enqueue(self, event: Input) -> None:
         self._inbox.enqueue(event)
 
     async def run(self, channel: Channel) -> None:
@@ -136,10 +136,10 @@ class GatewayLoop:
         """After the end of `run`: tell the machine all that was told."""
         self._driver(channel).settle()
 
-    def handle_together(self, told: Sequence[Told], instant_ns: int) -> Sequence[GatewayEffect]:
+    def handle_together(self, inputs: Sequence[Input], instant_ns: int) -> Sequence[GatewayEffect]:
         """The machine is told all but the questions of operators that it need not decide."""
         events: list[GatewayEvent] = []
-        for event in told:
+        for event in inputs:
             if not isinstance(event, MessageFromOperator):
                 self._note(event)
                 events.append(event)
@@ -155,7 +155,7 @@ class GatewayLoop:
     def next_wakeup(self) -> int | None:
         return self.machine.next_wakeup()
 
-    def _driver(self, channel: Channel) -> Driver[Told, GatewayEffect, None]:
+    def _driver(self, channel: Channel) -> Driver[Input, GatewayEffect, None]:
         return Driver(self, self._inbox, partial(self._perform_all, channel), TimePassed())
 
     def _perform_all(
@@ -257,7 +257,7 @@ class Turn:
             )
 
 
-def _together(events: Sequence[Told]) -> int:
+def _together(events: Sequence[Input]) -> int:
     """How many of the first, with not too many new requests among them."""
     submitted = 0
     for index, event in enumerate(events):

@@ -196,14 +196,14 @@ class Operators:
         answers = await asyncio.gather(
             *(_asked(line, question) for line in self._lines), return_exceptions=True
         )
-        told = []
+        reached = []
         for answer in answers:
             if isinstance(answer, TandemError):
                 continue
             if isinstance(answer, BaseException):
                 raise answer
-            told.append(answer)
-        return told
+            reached.append(answer)
+        return reached
 
     async def _line_to(self, worker: str) -> tuple[str, NodeKeys, float]:
         """To a gateway that knows the worker; what it asks of it, every gateway hears."""

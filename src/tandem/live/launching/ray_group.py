@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from tandem.facts.errors import InvalidConfiguration, TandemError
 from tandem.kv.threads import SupervisedThread
 from tandem.live.launching.ray_actor import NodeProcess
-from tandem.live.launching.ray_places import Machine, RayTerms, told, unreachable, why_unplaced
+from tandem.live.launching.ray_places import Machine, RayTerms, spelled, unreachable, why_unplaced
 
 LOOK_S = 1.0
 PROBE_S = 5.0
@@ -96,7 +96,7 @@ class RayGroup:
         """Why the process has no machine yet, for a person."""
         needs = self._terms.bundles[name]
         why = why_unplaced({name: needs}, _machines(), self._terms.placement)
-        return f"waits for a machine with {told(needs)}: {why}"
+        return f"waits for a machine with {spelled(needs)}: {why}"
 
 
 async def _within(patience_s: float, address: str) -> None:
@@ -104,14 +104,14 @@ async def _within(patience_s: float, address: str) -> None:
     loop = asyncio.get_running_loop()
     connected: asyncio.Future[str] = loop.create_future()
 
-    def tell(problem: str) -> None:
+    def report(problem: str) -> None:
         if not connected.done():
             connected.set_result(problem)
 
     def soon(problem: str) -> None:
         # Nobody waits any more where the loop is closed.
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(tell, problem)
+            loop.call_soon_threadsafe(report, problem)
 
     def failed(failure: Exception) -> None:
         soon(str(failure).strip().partition("\n")[0] or type(failure).__name__)

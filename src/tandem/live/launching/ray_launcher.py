@@ -45,11 +45,11 @@ class _Remote:
 
 
 class RayLauncher:
-    """`heard` is told, by a process's name, what a person may want to know."""
+    """`notify` gets, by a process's name, what a person may want to know."""
 
-    def __init__(self, terms: RayTerms, heard: Callable[[str, str], None]) -> None:
+    def __init__(self, terms: RayTerms, notify: Callable[[str, str], None]) -> None:
         self._terms = terms
-        self._heard = heard
+        self._notify = notify
         self._local = LocalLauncher()
         self._group = RayGroup(terms)
         self._running: dict[str, _Remote] = {}
@@ -82,7 +82,7 @@ class RayLauncher:
         try:
             await asyncio.wait((beginning,), timeout=USUAL_START_S)
             if not beginning.done():
-                self._heard(program.name, self._group.why_waiting(program.name))
+                self._notify(program.name, self._group.why_waiting(program.name))
             remote = await beginning
         except RayError as error:
             _append(program.log, f"Ray could not start {program.name}: {error}\n".encode())

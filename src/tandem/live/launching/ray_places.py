@@ -44,20 +44,22 @@ def why_unplaced(bundles: Mapping[str, Resources], machines: Sequence[Machine], 
         if not any(_has(machine.resources, needs) for machine in machines)
     }
     if fits_nowhere:
-        wants = "; ".join(f"{name} needs {told(needs)}" for name, needs in fits_nowhere.items())
-        return f"no machine has all that a process needs: {wants}. There are {_told_all(machines)}"
+        wants = "; ".join(f"{name} needs {spelled(needs)}" for name, needs in fits_nowhere.items())
+        return (
+            f"no machine has all that a process needs: {wants}. There are {_spelled_all(machines)}"
+        )
     if spread == "strict_spread" and len(machines) < len(bundles):
         return (
             f"placement strict_spread wants a machine for each of {len(bundles)} processes, and "
-            f"there are {len(machines)}: {_told_all(machines)}"
+            f"there are {len(machines)}: {_spelled_all(machines)}"
         )
     left = _left_over(bundles, machines)
     if left:
-        wants = "; ".join(f"{name} ({told(bundles[name])})" for name in left)
-        return f"no room is left for {wants}. There are {_told_all(machines)}"
+        wants = "; ".join(f"{name} ({spelled(bundles[name])})" for name in left)
+        return f"no room is left for {wants}. There are {_spelled_all(machines)}"
     return (
         "the machines would have room, but others use them, or they are not free yet: "
-        f"{_told_all(machines)}"
+        f"{_spelled_all(machines)}"
     )
 
 
@@ -79,16 +81,16 @@ def unreachable(listen_host: str, machines: Sequence[Machine]) -> str:
     return ""
 
 
-def told(resources: Resources) -> str:
+def spelled(resources: Resources) -> str:
     """As `2 CPU, 1 prefill_node`."""
     return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())
 
 
-def _told_all(machines: Sequence[Machine]) -> str:
+def _spelled_all(machines: Sequence[Machine]) -> str:
     if not machines:
         return "no machines"
     return "; ".join(
-        f"{machine.address} with {told(_asked_for(machine.resources)) or 'nothing'}"
+        f"{machine.address} with {spelled(_asked_for(machine.resources)) or 'nothing'}"
         for machine in machines
     )
 

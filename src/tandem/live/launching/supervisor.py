@@ -85,13 +85,13 @@ class Notice:
 
 
 class Supervisor:
-    """`heard` gets every notice. Whom the cluster cannot do without (`indispensable`, given the
+    """`notify` gets every notice. Whom the cluster cannot do without (`indispensable`, given the
     name and those that are kept besides) is started again for ever. Used from one event loop."""
 
     def __init__(
         self,
         launcher: Launcher,
-        heard: Callable[[Notice], None],
+        notify: Callable[[Notice], None],
         restarts: RestartConfig | None = None,
         *,
         indispensable: Callable[[str, Collection[str]], bool] | None = None,
@@ -100,7 +100,7 @@ class Supervisor:
         """`chance` spreads restarts (`facts.backoff`)."""
         self._chance = chance
         self._launcher = launcher
-        self._heard = heard
+        self._notify = notify
         self._restarts = Restarts(restarts or RestartConfig())
         self._indispensable = indispensable
         self._kept: dict[str, _Kept] = {}
@@ -140,7 +140,7 @@ class Supervisor:
 
     def kill(self, name: str, reason: str) -> None:
         """End a process that hangs; it starts again like any that died."""
-        self._heard(Notice(name, f"is killed: {reason}"))
+        self._notify(Notice(name, f"is killed: {reason}"))
         self._launcher.send(name, signal.SIGKILL)
 
     async def failed(self) -> ProcessFailed:
@@ -168,7 +168,7 @@ class Supervisor:
             if await self._gone(running, limit_s):
                 return
         left = [name for name in wanted if name in self._launcher.pids]
-        self._heard(Notice(", ".join(left), "could not be killed"))
+        self._notify(Notice(", ".join(left), "could not be killed"))
 
     async def close(self) -> None:
         """Look after nothing any more."""
@@ -202,7 +202,7 @@ class Supervisor:
         if not ended.code and kept.confirmed:
             # Somebody told it to leave.
             kept.ends = True
-            self._heard(Notice(ended.name, "has left"))
+            self._notify(Notice(ended.name, "has left"))
             return
         again = ended.code == AGAIN and kept.confirmed
         ran_s = (now_ns() - kept.started_ns) / NS_PER_S
@@ -223,7 +223,7 @@ class Supervisor:
             self._failures.put_nowait(ProcessFailed(ended.name, ended.how, words))
             return
         how = "has left" if again else ended.how
-        self._heard(Notice(ended.name, f"{how} and starts again in {delay_s:.2g} s{why}"))
+        self._notify(Notice(ended.name, f"{how} and starts again in {delay_s:.2g} s{why}"))
         task = asyncio.create_task(self._start_again(kept, delay_s))
         self._waits.add(task)
         task.add_done_callback(self._waits.discard)
@@ -236,7 +236,7 @@ class Supervisor:
                 await self._launcher.start(kept.program)
             except OSError as error:
                 # No memory, a full disk: counts as one more death, and may be over next time.
-                self._heard(Notice(kept.program.name, f"cannot be started: {error}"))
+                self._notify(Notice(kept.program.name, f"cannot be started: {error}"))
                 self._take(Ended(kept.program.name, 0, 1))
             if kept.ends:
                 self._launcher.send(kept.program.name, signal.SIGKILL)
@@ -260,26 +260,28 @@ class Vanished:
         # By gateway and worker: how often it had been lost when it was last seen.
         self._losses: dict[tuple[str, str], int] = {}
 
-    def look(self, pids: Mapping[str, int], told: Sequence[ClusterStatus]) -> list[tuple[str, str]]:
+    def look(
+        self, pids: Mapping[str, int], statuses: Sequence[ClusterStatus]
+    ) -> list[tuple[str, str]]:
         """Workers to be killed, each with why the gateways gave it up. `pids` are the processes
-        that run, `told` what all gateways say at this moment."""
-        known = {name for status in told for name in status.members}
+        that run, `statuses` what all gateways say at this moment."""
+        known = {name for status in statuses for name in status.members}
         hung = []
         for worker, pid in pids.items():
             if worker in known:
                 self._seen[worker] = pid
                 self._missing[worker] = 0
-                for status in told:
+                for status in statuses:
                     self._losses[status.gateway, worker] = len(_reasons(status, worker))
-            elif self._seen.get(worker) == pid and (reason := self._lost(worker, told)):
+            elif self._seen.get(worker) == pid and (reason := self._lost(worker, statuses)):
                 self._missing[worker] += 1
                 if self._missing[worker] == LOOKS:
                     hung.append((worker, reason))
         return hung
 
-    def _lost(self, worker: str, told: Sequence[ClusterStatus]) -> str:
+    def _lost(self, worker: str, statuses: Sequence[ClusterStatus]) -> str:
         """Why a gateway has given it up since it was seen; empty if none has."""
-        for status in told:
+        for status in statuses:
             reasons = _reasons(status, worker)
             before = self._losses.get((status.gateway, worker))
             if before is not None and len(reasons) > before:

@@ -185,9 +185,9 @@ class ClusterRun:
         if self.gateways:
             setup = _at_port(setup, self.gateways[0].options.port)
         self._view.phase(f"starting {setup.gateway}")
-        told = self.directory.path / f"{setup.gateway}.json"
+        report = self.directory.path / f"{setup.gateway}.json"
         await self._supervisor.start(gateway_program(setup, self.directory))
-        listening = await self._until_listening(told)
+        listening = await self._until_listening(report)
         self._supervisor.confirm(setup.gateway)
         self.url = self.url or listening.url
         http_port = int(listening.url.rpartition(":")[2])
@@ -195,10 +195,10 @@ class ClusterRun:
         gateway_program(fixed, self.directory)
         self.gateways.append(fixed)
 
-    async def _until_listening(self, told: Path) -> GatewayListening:
+    async def _until_listening(self, report: Path) -> GatewayListening:
         while True:
             with suppress(FileNotFoundError, msgspec.DecodeError):
-                return msgspec.json.decode(told.read_bytes(), type=GatewayListening)
+                return msgspec.json.decode(report.read_bytes(), type=GatewayListening)
             await asyncio.sleep(self.limits.poll_s)
 
     async def _until_joined(self, names: Sequence[str]) -> ClusterStatus:
@@ -209,15 +209,15 @@ class ClusterRun:
         while True:
             ready = len(names) - len(missing)
             self._view.phase(f"loading the model: {ready} of {len(names)} processes are ready")
-            told = await self._ask()
-            for status in told:
+            statuses = await self._ask()
+            for status in statuses:
                 met.setdefault(status.gateway, set()).update(status.members)
             missing = {name for name in names if not all(name in each for each in met.values())}
             for name in names:
                 if any(name in each for each in met.values()):
                     self._supervisor.confirm(name)
-            if len(told) == len(self.gateways) and not missing:
-                return told[0]
+            if len(statuses) == len(self.gateways) and not missing:
+                return statuses[0]
             await asyncio.sleep(self.limits.poll_s)
 
     async def _look_after(self) -> None:
@@ -242,26 +242,26 @@ class ClusterRun:
     async def _watch(self) -> None:
         """Tell everybody who runs, and have killed who hangs."""
         vanished = Vanished()
-        heard_ns = dict.fromkeys((setup.gateway for setup in self.gateways), now_ns())
+        last_seen_ns = dict.fromkeys((setup.gateway for setup in self.gateways), now_ns())
         while True:
             # On a full disk the last record stays; whoever hangs is to be found all the same.
             with suppress(OSError):
                 self._record()
-            told = await self._ask()
-            answering = {status.gateway for status in told}
+            statuses = await self._ask()
+            answering = {status.gateway for status in statuses}
             pids = self._supervisor.pids
-            for name in heard_ns:
-                silent_s = (now_ns() - heard_ns[name]) / NS_PER_S
+            for name in last_seen_ns:
+                silent_s = (now_ns() - last_seen_ns[name]) / NS_PER_S
                 if name not in answering and name in pids:
                     if silent_s < self.limits.gateway_silence_s:
                         continue
                     self._supervisor.kill(name, f"it has not answered for {silent_s:.0f} s")
-                heard_ns[name] = now_ns()
-            workers = {name: pid for name, pid in pids.items() if name not in heard_ns}
-            for name, reason in vanished.look(workers, told):
+                last_seen_ns[name] = now_ns()
+            workers = {name: pid for name, pid in pids.items() if name not in last_seen_ns}
+            for name, reason in vanished.look(workers, statuses):
                 self._supervisor.kill(name, reason)
             if self.file.cluster.plans:
-                await self._planned.look(told, self._operators)
+                await self._planned.look(statuses, self._operators)
             await asyncio.sleep(self.limits.look_s)
 
     async def _ask(self) -> list[ClusterStatus]:

@@ -195,10 +195,10 @@ def _announcement(setup: GatewaySetup) -> Path:
 
 def _announce(setup: GatewaySetup, endpoint: str, url: str) -> None:
     """Tell the launcher. The file appears whole or not at all."""
-    told = GatewayListening(gateway=setup.gateway, endpoint=endpoint, url=url, pid=os.getpid())
+    listening = GatewayListening(gateway=setup.gateway, endpoint=endpoint, url=url, pid=os.getpid())
     file = _announcement(setup)
     half = file.with_suffix(".json.new")
-    half.write_bytes(msgspec.json.encode(told))
+    half.write_bytes(msgspec.json.encode(listening))
     half.replace(file)
     logger.info("%s listens on %s, and for workers on %s", setup.gateway, url, endpoint)
 

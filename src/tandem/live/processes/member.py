@@ -112,12 +112,12 @@ def channels_to(
 def heed_signals(inbox: MemberInbox) -> None:
     """The first signal asks the process to leave orderly; a second one ends it."""
     loop = asyncio.get_running_loop()
-    told: list[int] = []
+    signals: list[int] = []
 
     def heed(number: int) -> None:
-        if told:
+        if signals:
             os._exit(128 + number)
-        told.append(number)
+        signals.append(number)
         inbox.enqueue(LeaveRequested())
 
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -33,14 +33,14 @@ class MemberHealth:
         self._member = member
         self._vanished = Vanished()
 
-    def look(self, told: Sequence[ClusterStatus]) -> None:
+    def look(self, statuses: Sequence[ClusterStatus]) -> None:
         """What all gateways that answer say at this moment."""
-        known = any(self._member in status.members for status in told)
-        if told:
+        known = any(self._member in status.members for status in statuses)
+        if statuses:
             self.joined = known
         if known:
             self.problem = ""
-        for _, reason in self._vanished.look({self._member: self.pid}, told):
+        for _, reason in self._vanished.look({self._member: self.pid}, statuses):
             self.problem = f"the gateways gave it up: {reason}"
 
 
@@ -60,8 +60,8 @@ async def serve_health(health: MemberHealth, port: int) -> None:
         return JSONResponse({"status": problem or "ok"}, 503 if problem else 200)
 
     async def ready(_: Request) -> JSONResponse:
-        told = "ready" if health.joined else "not ready"
-        return JSONResponse({"status": told}, 200 if health.joined else 503)
+        state = "ready" if health.joined else "not ready"
+        return JSONResponse({"status": state}, 200 if health.joined else 503)
 
     routes = [Route("/health", alive), Route("/ready", ready)]
     server = bounded_server(Starlette(routes=routes), LIMITS, "warning")

@@ -48,14 +48,14 @@ class PlannedWorkers:
         if failure.name in self._places:
             self._failed[failure.name] = failure.how
 
-    async def look(self, told: Sequence[ClusterStatus], operators: Operators) -> None:
-        """Do what the gateways' planner wants, as they have just `told` it."""
+    async def look(self, statuses: Sequence[ClusterStatus], operators: Operators) -> None:
+        """Do what the gateways' planner wants by their present `statuses`."""
         # Wanted as long as the planner does not know better.
         hopeless = set(self._failed)
         for worker, reason in list(self._failed.items()):
             if await operators.report_start_failed(worker, reason):
                 del self._failed[worker]
-        for status in told:
+        for status in statuses:
             for worker in status.members & self._places.keys():
                 self._supervisor.confirm(worker)
             if status.planning is None:

@@ -234,12 +234,12 @@ def _with_found(tiers: TiersConfig, stores: Mapping[Tier, BlockStore]) -> TiersC
 
 
 def _calls(inbox: PoolInbox) -> TierCalls:
-    def tell(event: TierEvent) -> None:
+    def answered(event: TierEvent) -> None:
         assert isinstance(event, BlocksKept)
         inbox.enqueue_threadsafe(event)
 
     failure = EngineFailed("a store of the shared pool failed")
-    return TierCalls(tell, lambda: inbox.fail(failure), now_ns)
+    return TierCalls(answered, lambda: inbox.fail(failure), now_ns)
 
 
 def _client(setup: PoolNodeSetup, block_format: BlockFormat, transfer: Transfer) -> PoolClient:

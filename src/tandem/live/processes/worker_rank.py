@@ -148,8 +148,8 @@ def world_of(planned: PlannedWorker, rank: int, meeting_place: str) -> World:
 
 def threads_of_rank(planned: PlannedWorker) -> int:
     """As the options say; otherwise the ranks share what there is."""
-    said = planned.setup.options.threads
-    return said or max(1, planned.model.plan.threads // len(planned.places))
+    threads = planned.setup.options.threads
+    return threads or max(1, planned.model.plan.threads // len(planned.places))
 
 
 def wire_dtype(setup: WorkerSetup) -> str | None:

@@ -121,13 +121,13 @@ class Follower:
 
 
 class Ranks:
-    """The followers by rank. `heard` gets what they say, from a thread for each of them; `failed`
-    is told once, from any thread, that the worker cannot go on."""
+    """The followers by rank. `received` gets their messages, from a thread for each; `failed` is
+    called once, from any thread, when the worker cannot go on."""
 
     def __init__(self, followers: Mapping[int, Follower], silence_s: float) -> None:
         self._followers = dict(followers)
         self._silence_ns = int(silence_s * NS_PER_S)
-        self._heard_ns = dict.fromkeys(followers, 0)
+        self._last_seen_ns = dict.fromkeys(followers, 0)
         self._closing = threading.Event()
         self._failed: Callable[[Exception], None] | None = None
 
@@ -137,17 +137,17 @@ class Ranks:
         return len(self._followers) + 1
 
     def listen(
-        self, heard: Callable[[int, ToLeader], None], failed: Callable[[Exception], None]
+        self, received: Callable[[int, ToLeader], None], failed: Callable[[Exception], None]
     ) -> None:
         """Begin to. A rank that ends is noticed from now on."""
         self._failed = failed
         for rank in self._followers:
-            work = partial(self._listen, rank, heard)
+            work = partial(self._listen, rank, received)
             SupervisedThread(f"link to rank {rank}", work, self._report_failure).start()
 
     def watch(self) -> None:
         """Begin to ask whether everybody lives; they have to be ready to answer."""
-        self._heard_ns = dict.fromkeys(self._followers, now_ns())
+        self._last_seen_ns = dict.fromkeys(self._followers, now_ns())
         SupervisedThread("watch over the ranks", self._watch, self._report_failure).start()
 
     def send_to_ranks(self, message: ToFollower, ranks: Collection[int] | None = None) -> None:
@@ -168,7 +168,7 @@ class Ranks:
         if not self._closing.is_set():
             self._failed(failure)
 
-    def _listen(self, rank: int, heard: Callable[[int, ToLeader], None]) -> None:
+    def _listen(self, rank: int, received: Callable[[int, ToLeader], None]) -> None:
         link = self._followers[rank].link
         while not self._closing.is_set():
             try:
@@ -177,19 +177,19 @@ class Ranks:
                 if self._closing.is_set():
                     return
                 raise RankLost(f"rank {rank}: {lost}") from lost
-            self._heard_ns[rank] = now_ns()
+            self._last_seen_ns[rank] = now_ns()
             match message:
                 case Pong():
                     pass
                 case RankFailed(problem):
                     raise RankLost(f"rank {rank} failed: {problem}")
                 case _:
-                    heard(rank, message)
+                    received(rank, message)
 
     def _watch(self) -> None:
         while not self._closing.wait(self._silence_ns / NS_PER_S / LOOKS):
-            for rank, heard_ns in self._heard_ns.items():
-                if now_ns() - heard_ns > self._silence_ns:
+            for rank, last_seen_ns in self._last_seen_ns.items():
+                if now_ns() - last_seen_ns > self._silence_ns:
                     raise RankLost(f"rank {rank} has not answered for too long")
             self.send_to_ranks(Ping())
 

@@ -21,8 +21,8 @@ from tandem.observe.journal.records import (
     FORMAT,
     Head,
     Lost,
+    PeerMessage,
     Record,
-    Said,
     Turn,
     decode_head,
     decode_record,
@@ -59,7 +59,9 @@ class JournalFiles:
         self._size = 0
         self._file: int | None = None
 
-    def append(self, records: Sequence[bytes], turns: int, members: tuple[Said, ...]) -> None:
+    def append(
+        self, records: Sequence[bytes], turns: int, members: tuple[PeerMessage, ...]
+    ) -> None:
         """One chunk of these encoded records, `turns` of them turns. `members` stand in the head of
         a new file if this begins one."""
         if self._file is None or self._size >= self._limits.file_bytes:
@@ -74,7 +76,7 @@ class JournalFiles:
             os.close(self._file)
             self._file = None
 
-    def _begin_file(self, members: tuple[Said, ...]) -> None:
+    def _begin_file(self, members: tuple[PeerMessage, ...]) -> None:
         self.end_file()
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         head = self._head

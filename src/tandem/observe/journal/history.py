@@ -12,14 +12,14 @@ from tandem.facts.trace import TraceRow
 from tandem.messages.cluster import Deregister, Register, ToGateway
 from tandem.messages.codec import TO_GATEWAY
 from tandem.observe.journal.records import (
-    Drew,
     EventRecord,
-    Gone,
     Hashed,
     Head,
     Name,
-    Said,
+    PeerLeft,
+    PeerMessage,
     Submitted,
+    TokensDrawn,
     Turn,
     Withdrawn,
 )
@@ -77,8 +77,8 @@ class History:
         self.workers: dict[str, PastWorker] = {}
         self.first_ns = self.last_ns = head.started_ns
         self._peers: dict[str, str] = {}
-        for said in head.members:
-            self._greeted(said.peer, TO_GATEWAY.decode(said.message), head.started_ns)
+        for greeting in head.members:
+            self._greeted(greeting.peer, TO_GATEWAY.decode(greeting.message), head.started_ns)
         for turn in turns:
             self.last_ns = turn.at_ns
             self._turn(turn)
@@ -94,9 +94,9 @@ class History:
         for record in turn.events:
             self._event(record, turn.at_ns)
         self._hash(turn.hashed)
-        for told in turn.decisions:
-            if isinstance(told, str) and told.startswith((_REJECTED, _FAILED)):
-                kind, name, *_ = told.split(" ")
+        for decision in turn.decisions:
+            if isinstance(decision, str) and decision.startswith((_REJECTED, _FAILED)):
+                kind, name, *_ = decision.split(" ")
                 ended = self.requests.get(int(name)) if name.isdecimal() else None
                 outcome = Outcome.REJECTED if kind == "Reject" else Outcome.FAILED
                 self._end(ended, outcome, turn.at_ns)
@@ -109,11 +109,11 @@ class History:
                 self.requests[record.name] = PastRequest(record, at_ns)
             case Withdrawn(name):
                 self._end(self._request(name), Outcome.WITHDRAWN, at_ns)
-            case Drew():
+            case TokensDrawn():
                 self._drew(record, at_ns)
-            case Said(peer, message):
+            case PeerMessage(peer, message):
                 self._greeted(peer, TO_GATEWAY.decode(message), at_ns)
-            case Gone(peer):
+            case PeerLeft(peer):
                 self._left(self._peers.get(peer, ""), at_ns)
             case _:
                 pass
@@ -125,7 +125,7 @@ class History:
             if worker.since_ns >= 0:
                 worker.since_ns = at_ns
 
-    def _drew(self, record: Drew, at_ns: int) -> None:
+    def _drew(self, record: TokensDrawn, at_ns: int) -> None:
         worker = self.workers.get(record.worker)
         for place, name in enumerate(record.names):
             request = self._request(name)

@@ -33,11 +33,11 @@ from tandem.messages.router import (
 from tandem.messages.worker import FailRequest
 from tandem.observe.journal.pseudonyms import RequestNumbers, SessionNames, TenantNames
 from tandem.observe.journal.records import (
-    Drew,
     EventRecord,
     Hashed,
-    Said,
+    PeerMessage,
     Submitted,
+    TokensDrawn,
     Turn,
     Withdrawn,
     decisions_of,
@@ -83,11 +83,11 @@ class Recorder:
 
     def __init__(self, block_size: int, tenants: TenantNames, sessions: SessionNames) -> None:
         self.hashes = RecordedHashes(block_size)
-        self.members: tuple[Said, ...] = ()
+        self.members: tuple[PeerMessage, ...] = ()
         self._tenants = tenants
         self._sessions = sessions
         self._numbers = RequestNumbers()
-        self._greetings: dict[str, Said] = {}
+        self._greetings: dict[str, PeerMessage] = {}
 
     def turn(
         self, at_ns: int, events: Sequence[GatewayEvent], effects: Sequence[GatewayEffect]
@@ -104,7 +104,7 @@ class Recorder:
             case MessageFromWorker(peer, message):
                 if isinstance(message, TokensReported):
                     return self._drew(peer, message)
-                return self._said(peer, message)
+                return self._peer_message(peer, message)
             case RequestSubmitted():
                 return self._submitted(event)
             case RequestWithdrawn(request_id):
@@ -115,10 +115,10 @@ class Recorder:
             case _:
                 return record_of(event)
 
-    def _drew(self, peer: str, message: TokensReported) -> Drew:
+    def _drew(self, peer: str, message: TokensReported) -> TokensDrawn:
         emission, name = message.emission, self._numbers.name
         reasons, cached = emission.finish_reasons, emission.cached_tokens
-        return Drew(
+        return TokensDrawn(
             peer,
             message.worker,
             tuple([name(wire_id) for wire_id in emission.request_ids]),
@@ -127,7 +127,7 @@ class Recorder:
             cached if any(cached) else (),
         )
 
-    def _said(self, peer: str, message: ToGateway) -> Said:
+    def _peer_message(self, peer: str, message: ToGateway) -> PeerMessage:
         match message:
             case KvReported(_, computed):
                 names = self._renamed(computed.request_ids)
@@ -142,12 +142,12 @@ class Recorder:
                 message = replace(message, request_ids=self._renamed(request_ids))
             case _:
                 pass
-        said = Said(peer, TO_GATEWAY.encode(message))
+        record = PeerMessage(peer, TO_GATEWAY.encode(message))
         if isinstance(message, Register | RegisterPoolNode):
-            self._greet(peer, said)
+            self._greet(peer, record)
         elif isinstance(message, Deregister):
             self._greet(peer, None)
-        return said
+        return record
 
     def _submitted(self, event: RequestSubmitted) -> Submitted:
         request = event.request
@@ -196,7 +196,7 @@ class Recorder:
     def _renamed(self, wire_ids: Sequence[str]) -> tuple[str, ...]:
         return tuple(str(self._numbers.name(wire_id)) for wire_id in wire_ids)
 
-    def _greet(self, peer: str, greeting: Said | None) -> None:
+    def _greet(self, peer: str, greeting: PeerMessage | None) -> None:
         if greeting is not None:
             self._greetings[peer] = greeting
         elif self._greetings.pop(peer, None) is None:

@@ -44,7 +44,7 @@ Name = int | str
 Naming = Callable[[str], Name]
 
 
-class Said(msgspec.Struct, array_like=True, tag="s", frozen=True):
+class PeerMessage(msgspec.Struct, array_like=True, tag="s", frozen=True):
     """`MessageFromWorker`: the message as it travels, but for the names of requests."""
 
     peer: str
@@ -77,10 +77,10 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     revision: str
     block_format: BlockFormat | None
     plans: bool = False
-    members: tuple[Said, ...] = ()
+    members: tuple[PeerMessage, ...] = ()
 
 
-class Drew(msgspec.Struct, array_like=True, tag="t", frozen=True):
+class TokensDrawn(msgspec.Struct, array_like=True, tag="t", frozen=True):
     """`MessageFromWorker` with `TokensReported`: who got how many, never which. `reasons` is empty
     where nobody's answer ended, `cached_tokens` where all are 0."""
 
@@ -115,7 +115,7 @@ class Withdrawn(msgspec.Struct, array_like=True, tag="w", frozen=True):
     name: Name
 
 
-class Gone(msgspec.Struct, array_like=True, tag="g", frozen=True):
+class PeerLeft(msgspec.Struct, array_like=True, tag="g", frozen=True):
     """`PeerGone`."""
 
     peer: str
@@ -157,12 +157,12 @@ class Woken(msgspec.Struct, array_like=True, tag="n", frozen=True):
     """`TimePassed`."""
 
 
-Copied = Gone | AskedToDrain | AskedToUndrain | AskedForAudit | StartRefused | Woken
-EventRecord = Said | Drew | Submitted | Withdrawn | Copied
+Copied = PeerLeft | AskedToDrain | AskedToUndrain | AskedForAudit | StartRefused | Woken
+EventRecord = PeerMessage | TokensDrawn | Submitted | Withdrawn | Copied
 # Events that are recorded with the very fields that they have; of all others, something is left
 # out or has another name (`recorder`, `replay`).
 COPIED: Mapping[type, type[Copied]] = {
-    PeerGone: Gone,
+    PeerGone: PeerLeft,
     DrainAsked: AskedToDrain,
     UndrainAsked: AskedToUndrain,
     AuditAsked: AskedForAudit,
@@ -222,20 +222,20 @@ def event_of(record: Copied) -> GatewayEvent:
 def decisions_of(effects: Iterable[GatewayEffect], naming: Naming) -> tuple[str | int, ...]:
     """What a gateway machine decided, in words that are the same live and in a replay: one entry an
     effect, in order; explanations are none. How many tokens went to clients is a number."""
-    told: list[str | int] = []
+    decisions: list[str | int] = []
     for effect in effects:
         match effect:
             case Deliver(emission):
-                told.append(len(emission.request_ids))
+                decisions.append(len(emission.request_ids))
             case SendToWorker(peer, message):
-                told.append(f"{peer}: {_message(message, naming)}")
+                decisions.append(f"{peer}: {_message(message, naming)}")
             case Explain():
                 pass
             case AuditEnded(operation_id, _, problem):
-                told.append(f"AuditEnded operation_id={operation_id} problem={problem!r}")
+                decisions.append(f"AuditEnded operation_id={operation_id} problem={problem!r}")
             case _:
-                told.append(_scalars(effect, naming))
-    return tuple(told)
+                decisions.append(_scalars(effect, naming))
+    return tuple(decisions)
 
 
 def _message(message: ToWorker, naming: Naming) -> str:

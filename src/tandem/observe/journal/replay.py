@@ -30,13 +30,13 @@ from tandem.messages.router import (
 )
 from tandem.messages.worker import EmitTokens
 from tandem.observe.journal.records import (
-    Drew,
     EventRecord,
     Hashed,
     Lost,
+    PeerMessage,
     Record,
-    Said,
     Submitted,
+    TokensDrawn,
     Turn,
     Withdrawn,
     decisions_of,
@@ -101,9 +101,9 @@ class ReplayedEvents:
     def event(self, record: EventRecord) -> GatewayEvent:
         """Raises `BadMessage` where a message is of another version."""
         match record:
-            case Said(peer, message):
+            case PeerMessage(peer, message):
                 return MessageFromWorker(peer, TO_GATEWAY.decode(message))
-            case Drew():
+            case TokensDrawn():
                 return MessageFromWorker(record.peer, _tokens(record))
             case Submitted():
                 return self._submitted(record)
@@ -136,7 +136,7 @@ class ReplayedEvents:
         )
 
 
-def _tokens(record: Drew) -> TokensReported:
+def _tokens(record: TokensDrawn) -> TokensReported:
     count = len(record.names)
     reasons = record.reasons or (None,) * count
     emission = EmitTokens(
@@ -204,7 +204,7 @@ def compare(
 
 
 class _Playing:
-    """A machine with what it is told from, and what it said about its choices."""
+    """A machine, the source of its events, and its explanations."""
 
     def __init__(self, machine: GatewayMachine, hashes: ReplayedHashes) -> None:
         self._machine = machine
@@ -215,10 +215,10 @@ class _Playing:
     def play(self, turn: Turn, done: Comparison) -> None:
         """One turn, which counts to what is `done`."""
         self._hashes.add(turn.hashed)
-        told = [self._events.event(record) for record in turn.events]
+        events = [self._events.event(record) for record in turn.events]
         effects: list[GatewayEffect] = []
         try:
-            effects = self._machine.handle_together(told, turn.at_ns)
+            effects = self._machine.handle_together(events, turn.at_ns)
             replayed = decisions_of(effects, str)
         except HashesMissing as error:
             replayed = (str(error),)
@@ -232,9 +232,9 @@ class _Playing:
             done.first_ns = turn.at_ns
         done.last_ns = turn.at_ns
         done.turns += 1
-        done.events += len(told)
+        done.events += len(events)
         done.decisions += len(replayed)
-        done.requests += sum(isinstance(each, RequestSubmitted) for each in told)
+        done.requests += sum(isinstance(each, RequestSubmitted) for each in events)
         done.rejected += sum(isinstance(each, Reject) for each in effects)
 
     def _remember(self, effects: list[GatewayEffect]) -> None:

@@ -31,7 +31,7 @@ class PoolStores:
     ) -> None:
         self._now_ns = calls.now_ns
         self._block_bytes = block_format.block_bytes
-        self._answers = Answers(calls.told)
+        self._answers = Answers(calls.answered)
         chunk_blocks = max(1, CHUNK_BYTES // self._block_bytes)
         memory = allocated_rows(CHUNKS * chunk_blocks, self._block_bytes)
         self._transits = Transits(memory, chunk_blocks, self._answers)
