@@ -181,12 +181,15 @@ class SimulatedTiers:
         names = [fetch.names[index] for index in rows]
         if tier is Tier.REMOTE:
             assert self._pool is not None
-            fetch.parts[tier] = self._pool.read(
+            read = self._pool.read(
                 names,
                 str(tier),
                 lambda read: self._pool_part_ended(fetch, rows, read),
                 urgent=True,
             )
+            if read.parts:
+                # Otherwise nobody of the pool was there, and it is over already.
+                fetch.parts[tier] = read
             return
         store = self.stores[tier]
         if not store.up:
