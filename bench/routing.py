@@ -6,7 +6,9 @@ Usage: python bench/routing.py [--repetitions N]
 import argparse
 import statistics
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from tandem.cost.worker import LinkCost, StepShape, WorkerCost
 from tandem.facts.fleet import Role, Tier

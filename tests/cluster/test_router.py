@@ -1,7 +1,5 @@
 """The router machine: where requests go, and the request queue before it."""
 
-from dataclasses import replace
-
 import pytest
 from msgspec import structs
 
@@ -213,7 +211,7 @@ def state(name: str, prompt_tokens: int, tenant: str = "", **hits: int) -> Reque
     submitted = RequestSubmitted(Request(name, (1,) * prompt_tokens), 10.0, tenant)
     made = RequestState.of(submitted, 0, 0)
     held = {worker: TierHits(tokens) for worker, tokens in hits.items()}
-    made.view = replace(made.view, hits=held)
+    made.view = structs.replace(made.view, hits=held)
     return made
 
 
@@ -245,7 +243,7 @@ def test_those_that_wait_are_shared_out_with_what_is_still_to_compute_of_them():
     line.enqueue(cached)
     assert queued(line) == [0, 50 + 550, 550]
     # The prefix has gone meanwhile: what was counted in is what is taken out.
-    cached.view = replace(cached.view, hits={})
+    cached.view = structs.replace(cached.view, hits={})
     line.dequeue(cached)
     assert queued(line) == [0, 50 + 500, 500]
     assert line.first(0) == "cold"

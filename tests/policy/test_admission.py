@@ -1,11 +1,11 @@
 """Laws of admission: refuse only what the prediction refuses, and tell an honest time."""
 
-from dataclasses import replace
 from math import ceil
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Role

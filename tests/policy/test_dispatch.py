@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from tandem.cost.worker import LinkCost
 from tandem.facts.errors import InvalidConfiguration
@@ -41,7 +42,7 @@ def cached(tokens, prompt):
     priority=st.integers(0, 9),
 )
 def test_decisions_are_whole_and_repeatable(name, prompt, hit, queued, running, priority):
-    asked = replace(cached(int(prompt * hit), prompt), priority=priority)
+    asked = structs.replace(cached(int(prompt * hit), prompt), priority=priority)
     fleet = (
         worker("p", Role.PREFILL, queued_prefill_tokens=queued),
         busy_worker("d", running),
@@ -130,7 +131,7 @@ def test_a_push_hides_behind_the_prefill_and_a_pull_does_not():
     # 4 MB take 40 ms, those of the last chunk 10 ms.
     assert seconds[Transfer.PULL] - seconds[Transfer.PUSH] == pytest.approx(0.03)
     # Where the link is the bottleneck, the three chunks before the last are all that hides.
-    slow = replace(PREFILL, cost=replace(COST, network=LinkCost(bytes_per_s=5e6)))
+    slow = structs.replace(PREFILL, cost=replace(COST, network=LinkCost(bytes_per_s=5e6)))
     seconds = {
         transfer: made("seconds", transfer=transfer).remote_seconds(asked, slow, DECODE)
         for transfer in Transfer
@@ -174,8 +175,10 @@ def test_long_prompts_of_low_priority_go_to_the_workers_set_apart():
     assert prefill(30_001, 5, hits={"p": TierHits(device_tokens=1)}) == "p"
     # A prefix at the busier one is worth more than its queue.
     assert prefill(40_000, 9, hits={"cpu-1": TierHits(device_tokens=20_000)}) == "cpu-1"
-    assert prefill(40_000, 9, others=[replace(cpu, accepting=False) for cpu in cpus]) == "p"
-    assert prefill(40_000, 9, others=[replace(cpu, role=Role.DECODE) for cpu in cpus]) == "p"
+    assert prefill(40_000, 9, others=[structs.replace(cpu, accepting=False) for cpu in cpus]) == "p"
+    assert (
+        prefill(40_000, 9, others=[structs.replace(cpu, role=Role.DECODE) for cpu in cpus]) == "p"
+    )
 
 
 def test_a_long_prompt_whose_decode_is_set_apart_too_stays_there():

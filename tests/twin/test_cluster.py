@@ -189,6 +189,51 @@ def test_a_report_is_as_old_as_its_interval_says(fast_forward):
     assert as_of_now - as_of_then in range(28, 32)
 
 
+@pytest.mark.parametrize("faults", ["none", "random", "replaced"])
+def test_whoever_did_not_change_need_not_be_looked_at(faults):
+    """Samples and loads that come of the changed workers alone are those of all workers, and a
+    worker that was not asked for a report had none to give."""
+    samples = 0
+    for seed in range(0, 100, 5):
+        draw = Draw(seed, faults == "random")
+        if faults == "replaced":
+            hang = Hang(draw.scenario().pools[0].workers()[0], replaced=True)
+            kill = Crash(hang.worker)
+            draw.changes["faults"] = Fault(0.3, hang, 9.0), Fault(1.5, kill, 0.5)
+        simulation = Simulation(draw.scenario(), draw.rows(), RunRecord({}))
+        cluster, timeline = simulation.cluster, simulation._timeline
+        refresh, look = cluster.refresh_loads, timeline.sample
+
+        def refresh_and_ask_all(cluster=cluster, refresh=refresh) -> None:
+            refresh()
+            for worker in cluster.workers.values() if cluster.gateway else ():
+                assert worker.reports_unchanged or worker.due_report(cluster.now_ns) is None
+                member = cluster.gateway.machine.members.of_peer(worker.peer)
+                if member and not cluster.scenario.report_interval_s and not worker.hangs:
+                    loads = member.load, worker.load(cluster.now_ns)
+                    known, true = (load.context_tokens for load in loads)
+                    assert known == true
+
+        def sample_and_count(now_ns, cluster=cluster, look=look):
+            nonlocal samples
+            samples += 1
+            sample, workers = look(now_ns), cluster.workers.values()
+            loads = [worker.machine_load for worker in workers]
+            blocks = sum(worker.block_count for worker in workers)
+            free = sum(load.free_blocks for load in loads)
+            assert sample.kv_used == ((blocks - free) / blocks if blocks else 0.0)
+            queued = sum(load.queued_prefill_tokens for load in loads)
+            assert sample.queued_prefill_tokens == queued
+            prefilling = sum(worker.role is Role.PREFILL for worker in workers)
+            assert sample.prefill_workers == prefilling
+            assert sample.decode_workers == len(workers) - prefilling
+            return sample
+
+        cluster.refresh_loads, timeline.sample = refresh_and_ask_all, sample_and_count
+        simulation.run(None)
+    assert samples > 1000
+
+
 def test_nobody_knows_how_long_an_answer_will_be():
     expected = set()
     for tokens in (3, 300):

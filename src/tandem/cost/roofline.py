@@ -85,7 +85,9 @@ class Roofline:
             self._decode_memo[sequences] = seconds
         if not sequences:
             return 0.0
-        return seconds + self._decode_attention(sequences, context_tokens)
+        if self.shape.window_tokens:
+            return seconds + self._decode_attention(sequences, context_tokens)
+        return seconds + context_tokens * self.full.decode_s
 
     def _tokens_seconds(self, tokens: int, sampled_rows: int) -> float:
         total = self.fixed_s + tokens * self.token_s + self.layers.seconds(tokens)

@@ -45,8 +45,7 @@ class StepTime(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class LinkCost:
+class LinkCost(Struct, frozen=True):
     """`seconds` to bring bytes over one link: latency plus bytes over bandwidth."""
 
     bytes_per_s: float = inf

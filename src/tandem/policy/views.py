@@ -1,15 +1,15 @@
 """What policies see: snapshots of requests and workers as numbers, true at one instant."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from tandem.cost.worker import WorkerCost
 from tandem.facts.fleet import Role
 from tandem.facts.slo import Slo
 
 
-@dataclass(frozen=True, slots=True)
-class TierHits:
+class TierHits(Struct, frozen=True):
     """Tokens of a prompt's longest known prefix at one worker: on its device, then further tokens
     in its host memory, then further ones on its disk."""
 
@@ -25,8 +25,7 @@ class TierHits:
 NO_HITS = TierHits()
 
 
-@dataclass(frozen=True, slots=True)
-class RequestView:
+class RequestView(Struct, frozen=True):
     """A request that waits for a decision.
 
     `serial` counts requests since the start (what round robin and chance are keyed by). `hits`
@@ -56,8 +55,7 @@ class RequestView:
         return max(1, self.prompt_tokens - self.hit(worker).device_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerView:
+class WorkerView(Struct, frozen=True):
     """One worker at `as_of_ns`, with what was sent to it since already counted in.
 
     `queued_prefill_tokens`: prompt tokens accepted and not yet computed, cached ones left out.

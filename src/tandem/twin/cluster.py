@@ -71,6 +71,10 @@ class SimulatedCluster:
         self.gateways: dict[str, SimulatedGateway] = {}
         # Workers that hang, and whose name another process has taken over.
         self.replaced: list[SimulatedWorker] = []
+        # Workers whose load or role may have changed: since the last sample, and since they were
+        # last asked for a report.
+        self._changed: set[SimulatedWorker] = set()
+        self._to_ask: set[SimulatedWorker] = set()
         self.left: list[tuple[str, Role, Leave]] = []
         self.launcher: PlannedStarts | None = None
         self._disks = {name: SimulatedStore() for name in self.pools}
@@ -151,11 +155,13 @@ class SimulatedCluster:
             workers=self.workers,
             pool_nodes=self.pool_nodes,
             disk=self._disks[name],
+            changed=self._worker_changed,
             left=self._worker_left,
             died=self.worker_died,
         )
         start = Start(name, pool, role, self._order[name], int(self._next_start(name)))
         worker = self.workers[name] = SimulatedWorker(start, around)
+        self._worker_changed(worker)
         worker.host.up = self._tiers_down.isdisjoint({(Tier.HOST, ""), (Tier.HOST, name)})
         for gateway in self.gateways:
             self.bus.connect(gateway, worker)
@@ -185,6 +191,7 @@ class SimulatedCluster:
         worker = self.workers[name]
         self.settle_accounts(name)
         del self.workers[name]
+        self._worker_changed(worker)
         self.replaced.append(worker)
         # Its own disk is locked: the new one begins with what lies there now.
         disk = self._disks[name]
@@ -287,17 +294,27 @@ class SimulatedCluster:
         gateway, now_ns = self.gateway, self.now_ns
         if gateway is None or not self.scenario.asks_for_reports:
             return
-        reports = [
-            (worker, report)
-            for worker in self.workers.values()
-            if (report := worker.due_report(now_ns)) is not None
-        ]
+        asked, self._to_ask = self._to_ask, set()
+        reports = []
+        for worker in self.workers.values():
+            if worker not in asked:
+                continue
+            if (report := worker.due_report(now_ns)) is not None:
+                reports.append((worker, report))
+            if worker.reports_unchanged:
+                self._to_ask.add(worker)
         if self._direct:
             loads = [(worker.peer, report) for worker, report in reports]
             gateway.machine.loads_reported(loads, now_ns)
             return
         for worker, report in reports:
             self.bus.to_gateway(worker, gateway.name, report)
+
+    def take_changed(self) -> set[SimulatedWorker]:
+        """The workers whose load or role may have changed since the last call, with those that have
+        come up or are up no more."""
+        changed, self._changed = self._changed, set()
+        return changed
 
     def catch_up(self) -> None:
         """All tokens that are there by now are told of, in the order of the workers."""
@@ -332,6 +349,10 @@ class SimulatedCluster:
         if self.scenario.explains or not decision.request_id:
             self.run.decisions.append(decision)
 
+    def _worker_changed(self, worker: SimulatedWorker) -> None:
+        self._changed.add(worker)
+        self._to_ask.add(worker)
+
     def _everybody(self) -> list[SimulatedPoolNode | SimulatedWorker]:
         return [*self.pool_nodes.values(), *self.workers.values(), *self.replaced]
 
@@ -344,6 +365,7 @@ class SimulatedCluster:
 
     def _remove(self, worker: SimulatedWorker) -> None:
         worker.die()
+        self._worker_changed(worker)
         if worker in self.replaced:
             self.replaced.remove(worker)
             return
@@ -354,6 +376,7 @@ class SimulatedCluster:
                 # The name is that of the one that was taken for dead again.
                 self.replaced.remove(before)
                 self.workers[worker.name] = before
+                self._worker_changed(before)
                 self._disks[worker.name] = before.disk
                 before.up_since_ns = self.now_ns
                 break

@@ -97,6 +97,11 @@ class SimulatedEngine:
             return self._landings[self._ahead_steps - 1]
         return self._in_flight[0].done_ns if self._in_flight else None
 
+    @property
+    def steps_ahead(self) -> int:
+        """How many coming steps are taken at one go, as far as was looked."""
+        return self._ahead_steps
+
     def due(self, now_ns: int) -> bool:
         """Whether a step has landed by now."""
         return bool(self._in_flight) and self._in_flight[0].done_ns <= now_ns

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from tandem.cluster.gateway.driver import GatewayPorts, perform
 from tandem.cluster.gateway.machine import GatewayMachine
+from tandem.cluster.gateway.routing import ARRIVALS, Arrival
 from tandem.facts.fleet import Role
 from tandem.messages.cluster import ToWorker
 from tandem.messages.gateway import (
@@ -20,12 +21,7 @@ from tandem.messages.gateway import (
     TimePassed,
 )
 from tandem.messages.router import Explain, Reject, RequestSubmitted
-from tandem.messages.worker import (
-    FailRequest,
-    ImportsArrived,
-    PrefillsArrived,
-    RequestsArrived,
-)
+from tandem.messages.worker import FailRequest, ImportsArrived
 from tandem.report.record import Decision
 from tandem.twin.event_queue import Timer
 from tandem.twin.process import MessageBus, Process
@@ -110,7 +106,7 @@ class SimulatedGateway(Process[GatewayEvent]):
         self._timer.set(self.machine.next_wakeup())
 
     def send_to_peer(self, peer: str, message: ToWorker) -> None:
-        if isinstance(message, RequestsArrived | PrefillsArrived | ImportsArrived):
+        if isinstance(message, ARRIVALS):
             self._note_route(peer, message)
         self.bus.to_peer(self.name, peer, message)
 
@@ -162,9 +158,7 @@ class SimulatedGateway(Process[GatewayEvent]):
             self._surroundings.signs_of_life()
             self.receive(TimePassed())
 
-    def _note_route(
-        self, peer: str, message: RequestsArrived | PrefillsArrived | ImportsArrived
-    ) -> None:
+    def _note_route(self, peer: str, message: Arrival) -> None:
         member = self.machine.members.of_peer(peer)
         if member is None:
             # It was fenced in the very turn in which it was chosen.

@@ -159,6 +159,8 @@ class Network:
 
     def _next_change_ns(self) -> int | None:
         """The end of the next latency or transfer, now that all changes of this instant are in."""
+        if not self._links.changed:
+            return self._ends.next_ns()
         for transfer, bytes_per_s in self._links.new_rates():
             transfer.move_at(bytes_per_s, self._now_ns)
             end_ns = transfer.end_ns()

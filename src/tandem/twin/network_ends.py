@@ -25,9 +25,13 @@ class Ends:
         self._current.pop(key, None)
 
     def next_ns(self) -> int | None:
-        while self._entries and not self._stands(self._entries[0]):
-            heappop(self._entries)
-        return self._entries[0][0] if self._entries else None
+        entries, current = self._entries, self._current
+        while entries:
+            instant_ns, key, serial = entries[0]
+            if current.get(key) == serial:
+                return instant_ns
+            heappop(entries)
+        return None
 
     def take(self, instant_ns: int) -> list[int]:
         """Remove and return the keys that end at this instant, the next one; sorted."""

@@ -57,12 +57,13 @@ class Transfer:
 
 
 class Links:
-    """The ports by name and what crosses them. Changes take effect in `new_rates`, all at once."""
+    """The ports by name and what crosses them. Changes take effect in `new_rates`, all at once; the
+    ports that they concern are in `changed` until then."""
 
     def __init__(self) -> None:
         self._ports: dict[str, Port] = {}
         self._cuts: dict[str, tuple[tuple[str, ...], frozenset[str], frozenset[str]]] = {}
-        self._changed: dict[str, Port] = {}
+        self.changed: dict[str, Port] = {}
 
     def add_port(self, name: str, bytes_per_s: float) -> None:
         if not bytes_per_s > 0:
@@ -97,7 +98,7 @@ class Links:
     def set_factor(self, name: str, factor: float) -> None:
         port = self._ports[name]
         port.factor = factor
-        self._changed[name] = port
+        self.changed[name] = port
         self._stall_or_resume((name,))
 
     def cut(self, cut: str, one: Sequence[str], other: Sequence[str]) -> None:
@@ -112,17 +113,17 @@ class Links:
     def new_rates(self) -> Iterator[tuple[Transfer, float]]:
         """Every transfer whose rate has changed since the last call, with the new one. The caller
         applies it before it goes on."""
-        for port in self._changed.values():
+        for port in self.changed.values():
             if port.moving:
                 port.share_bytes_per_s = port.bytes_per_s * port.factor / port.moving
-        for port in self._changed.values():
+        for port in self.changed.values():
             for transfer in port.crossing.values():
                 bytes_per_s = 0.0
                 if transfer.moving:
                     bytes_per_s = min([port.share_bytes_per_s for port in transfer.ports])
                 if bytes_per_s != transfer.bytes_per_s:
                     yield transfer, bytes_per_s
-        self._changed.clear()
+        self.changed.clear()
 
     def _stall_or_resume(self, names: Sequence[str]) -> None:
         for name in names:
@@ -146,4 +147,4 @@ class Links:
         transfer.moving = moving
         for name, port in zip(transfer.path, transfer.ports, strict=True):
             port.moving += 1 if moving else -1
-            self._changed[name] = port
+            self.changed[name] = port

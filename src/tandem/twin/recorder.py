@@ -29,7 +29,8 @@ class Recorder:
         return record
 
     def token_of(self, wire_id: str) -> int:
-        return answer_token(self.of(wire_id).serial)
+        record = self._by_wire.get(wire_id) or self.of(wire_id)
+        return answer_token(record.serial)
 
     def submitted(self, event: RequestSubmitted, now_ns: int) -> None:
         request = event.request

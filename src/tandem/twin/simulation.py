@@ -17,7 +17,7 @@ from tandem.twin.cluster import SimulatedCluster
 from tandem.twin.fault_injection import FaultInjection
 from tandem.twin.launcher import Launcher
 from tandem.twin.scenario import Scenario
-from tandem.twin.timeline import sample
+from tandem.twin.timeline import Timeline
 from tandem.twin.workload import Turn, Workload
 
 # Between two points of a run's timeline, at least.
@@ -61,6 +61,7 @@ class Simulation:
         self._scenario = scenario
         self._run = run
         self.cluster = SimulatedCluster(scenario, run)
+        self._timeline = Timeline(self.cluster)
         self._launcher = Launcher(scenario, self.cluster)
         FaultInjection(scenario, self.cluster, self._launcher)
         self._workload = Workload(rows)
@@ -72,7 +73,7 @@ class Simulation:
         self._last_arrival_ns = 0
 
     def run(self, progress: Progress | None) -> RunRecord:
-        cluster, queue = self.cluster, self.cluster.queue
+        cluster, queue, recorder = self.cluster, self.cluster.queue, self.cluster.recorder
         cluster.open()
         self._launcher.open()
         cluster.opened()
@@ -89,13 +90,14 @@ class Simulation:
                 break
             queue.step()
             cluster.bus.deliver()
-            self._note_ends(queue.now_ns)
+            if recorder.finished:
+                self._note_ends(queue.now_ns)
             if progress is not None and queue.happened - told >= 2000:
                 told = queue.happened
                 progress(1.0 - self._unfinished / max(1, self._workload.requests))
         cluster.catch_up()
         cluster.bus.deliver()
-        cluster.recorder.failed("the run ended before it", queue.now_ns)
+        recorder.failed("the run ended before it", queue.now_ns)
         self._close()
         return self._run
 
@@ -161,7 +163,7 @@ class Simulation:
 
     def _sample(self, every_ns: int, now_ns: int) -> None:
         samples = self._run.samples
-        samples.append(sample(self.cluster, now_ns))
+        samples.append(self._timeline.sample(now_ns))
         if len(samples) > 2 * self._scenario.timeline_points:
             # The run takes longer than its arrivals did: half as many points are enough.
             del samples[1::2]

@@ -140,4 +140,7 @@ class Transfers:
         lost.ended(False, (self._queue.now_ns - lost.started_ns) / 1e9)
 
     def _total(self, kind: str) -> TransferRecord:
-        return self._totals.setdefault(kind, TransferRecord(kind))
+        total = self._totals.get(kind)
+        if total is None:
+            total = self._totals[kind] = TransferRecord(kind)
+        return total

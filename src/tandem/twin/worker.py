@@ -83,8 +83,8 @@ class Start:
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What a worker shares with the others: messages, links, records, hashes of prompts, and the
-    disk that outlives it. `left` is called when its machine ends the process, `died` when a step
-    does."""
+    disk that outlives it. `changed` is called when its load or role may have changed, `left` when
+    its machine ends the process, `died` when a step does."""
 
     scenario: Scenario
     bus: MessageBus
@@ -94,6 +94,7 @@ class Surroundings:
     workers: Mapping[str, "SimulatedWorker"]
     pool_nodes: Mapping[str, SimulatedPoolNode]
     disk: SimulatedStore
+    changed: Callable[["SimulatedWorker"], object]
     left: Callable[["SimulatedWorker", Leave], object]
     died: Callable[["SimulatedWorker", str], object]
 
@@ -231,6 +232,12 @@ class SimulatedWorker(Process[NodeEvent]):
         drawn_tokens = self.engine.tokens_ahead(now_ns)
         return drawn_since(load, drawn_tokens) if drawn_tokens else load
 
+    @property
+    def reports_unchanged(self) -> bool:
+        """Whether a report may become due without a change of its machine: at an interval, by steps
+        that are taken at one go, or once it hangs no more."""
+        return bool(self._interval_ns) or self.hangs or self.engine.steps_ahead > 0
+
     def due_report(self, now_ns: int) -> LoadReported | None:
         """The newest report that was to be sent by now and is news: as of now where loads are
         always known. Superseded ones are never made."""
@@ -310,7 +317,7 @@ class SimulatedWorker(Process[NodeEvent]):
     def _land_all(self, now_ns: int) -> None:
         taken = self.engine.take_steps(now_ns)
         if taken is not None:
-            self._load = None
+            self._changed()
             self._landed_ns = taken.landed_ns
             last_ns = taken.landed_ns[-1]
             self._perform(self.machine.fast_forward(taken.steps, taken.emission, last_ns))
@@ -322,10 +329,16 @@ class SimulatedWorker(Process[NodeEvent]):
             self._around.died(self, str(death))
 
     def _handle(self, events: Sequence[NodeEvent], now_ns: int) -> None:
-        self._load = None
+        self._changed()
         self._perform(self.machine.handle_together(events, now_ns))
         self._timer.set(self.machine.next_wakeup())
         self._watch_report()
+
+    def _changed(self) -> None:
+        if self._load is not None:
+            # Else nobody has looked since it was told of last.
+            self._load = None
+            self._around.changed(self)
 
     def _go_on(self) -> None:
         """Look ahead, and have the queue wake the worker when its next step lands."""

@@ -62,16 +62,15 @@ class Workload:
     def prompt(self, turn: Turn) -> "array[int]":
         """The token ids of a row's prompt."""
         row = turn.row
-        left_tokens = row.prompt_tokens
-        serials: list[int] = []
-        counts: list[int] = []
-        for block_id in row.block_ids:
-            covered = min(row.block_tokens, left_tokens)
-            if covered <= 0:
-                break
-            serials.append(self._block_serials.setdefault(block_id, len(self._block_serials)))
-            counts.append(covered)
-            left_tokens -= covered
+        known = self._block_serials
+        block_ids = row.block_ids[: -(-row.prompt_tokens // row.block_tokens)]
+        serials = [known.setdefault(block_id, len(known)) for block_id in block_ids]
+        counts = [row.block_tokens] * len(serials)
+        # The last block may be only partly filled, or there is more than the blocks say.
+        left_tokens = row.prompt_tokens - sum(counts)
+        if left_tokens < 0:
+            counts[-1] += left_tokens
+            left_tokens = 0
         serials.append(OWN_PROMPTS + turn.index)
         counts.append(left_tokens)
         return array("I", np.repeat(np.array(serials, np.uint32), counts).tobytes())

@@ -1,11 +1,11 @@
 """Our own policy: seconds worked out by hand, the joint choice against all pairs, and monotony."""
 
-from dataclasses import replace
 from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tandem.cost.worker import LinkCost
 from tandem.facts.fleet import Role, Tier

@@ -1,12 +1,13 @@
 """Laws of every routing policy, and the published formulas on examples worked out by hand."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tandem.facts.fleet import Role
 from tandem.policy.chance import draw

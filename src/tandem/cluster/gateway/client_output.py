@@ -1,7 +1,9 @@
 """Output for clients: drawn tokens under the clients' request ids, without those of stale
 attempts; and the session pins that follow an answer."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from msgspec import Struct
 
 from tandem.cluster.router.machine import RouterMachine
 from tandem.cluster.router.request_state import RequestState, Stage
@@ -11,8 +13,7 @@ from tandem.messages.router import TokensReported
 from tandem.messages.worker import EmitTokens
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(Struct, frozen=True):
     """`emission` is what clients get, if anything; `prompts` were done with this report and so many
     answers `finished`. `recomputed_tokens` of requests that had begun elsewhere were not to be had
     again."""
@@ -32,16 +33,17 @@ def for_clients(event: TokensReported, router: RouterMachine) -> Drawn:
     rows: list[int] = []
     request_ids: list[str] = []
     prompts = finished = recomputed_tokens = 0
-    cached_tokens = list(emission.cached_tokens)
+    cached_tokens: list[int] | None = None
     for row, wire_id in enumerate(emission.request_ids):
         state = state_of(wire_id)
         if state is None:
             continue
-        reason = reasons[row]
-        # The worker counts what its own device had.
-        there_tokens = max(state.pulled_tokens, cached_tokens[row])
+        reason, there_tokens = reasons[row], emission.cached_tokens[row]
         if state.pulled_tokens:
+            # The worker counts what its own device had.
+            there_tokens = max(state.pulled_tokens, there_tokens)
             prompt_tokens = len(state.submission.request.prompt_tokens)
+            cached_tokens = cached_tokens or list(emission.cached_tokens)
             cached_tokens[row] = min(there_tokens, prompt_tokens)
         if state.stage is Stage.PREFILLING:
             prompts += 1
@@ -52,10 +54,10 @@ def for_clients(event: TokensReported, router: RouterMachine) -> Drawn:
         if reason is not None:
             finished += 1
         rows.append(row)
-        request_ids.append(state.request_id)
+        request_ids.append(state.names.request_id)
     if not rows:
         return Drawn(None, 0, prompts, finished, recomputed_tokens)
-    if (cached := tuple(cached_tokens)) != emission.cached_tokens:
+    if cached_tokens and (cached := tuple(cached_tokens)) != emission.cached_tokens:
         emission = replace(emission, cached_tokens=cached)
     if len(rows) < len(emission.request_ids):
         emission = rows_of(emission, rows)

@@ -133,21 +133,19 @@ class GatewayMachine:
                 self.heartbeats.slept(asleep_ns)
         effects: Effects = []
         for event in events:
-            self._take(event, now_ns, effects)
+            if isinstance(event, MessageFromWorker):
+                # Almost all of them.
+                self._receive(event.peer, event.message, now_ns, effects)
+            else:
+                self._take(event, now_ns, effects)
         effects += self.routing.flush(now_ns)
         if self._wakeup_ns is None or now_ns >= self._wakeup_ns:
             self._keep_time(now_ns, effects)
         if self.members.draining:
             effects += check_drains(self.drains, self.members, self.routing, now_ns)
-        wakeups_ns = [self.heartbeats.next_wakeup(), self.audits.next_wakeup()]
         if self.autoscaling is not None:
             effects = self.autoscaling.follow(events, effects, now_ns)
-            wakeups_ns.append(self.autoscaling.next_wakeup())
-        wakeup_ns = self._renew_at_ns
-        for due_ns in wakeups_ns:
-            if due_ns is not None and due_ns < wakeup_ns:
-                wakeup_ns = due_ns
-        self._wakeup_ns = wakeup_ns
+        self._wakeup_ns = self._next_due_ns()
         return effects
 
     def loads_reported(self, loads: Iterable[tuple[str, LoadReported]], now_ns: int) -> None:
@@ -199,6 +197,15 @@ class GatewayMachine:
             agreed = tracked.accepting == member.accepting and tracked.role is member.role
             invariant(agreed, f"fleet and members agree on {member.name}")
 
+    def _next_due_ns(self) -> int:
+        silent_ns, late_ns = self.heartbeats.next_wakeup(), self.audits.next_wakeup()
+        plan_ns = None if self.autoscaling is None else self.autoscaling.next_wakeup()
+        due_ns = self._renew_at_ns
+        for wakeup_ns in (silent_ns, late_ns, plan_ns):
+            if wakeup_ns is not None and wakeup_ns < due_ns:
+                due_ns = wakeup_ns
+        return due_ns
+
     def _start(self, now_ns: int) -> None:
         """The first instant."""
         self._started_ns, self._renew_at_ns = now_ns, now_ns + self._renewal_ns
@@ -209,8 +216,6 @@ class GatewayMachine:
 
     def _take(self, event: GatewayEvent, now_ns: int, effects: Effects) -> None:
         match event:
-            case MessageFromWorker(peer, message):
-                self._receive(peer, message, now_ns, effects)
             case RequestSubmitted() | RequestWithdrawn():
                 self.routing.gather(event)
             case PeerGone(peer, reason, died):
@@ -238,7 +243,7 @@ class GatewayMachine:
                 effects.append(SendToWorker(peer, RegisterAgain()))
             return
         self.heartbeats.received(peer, now_ns)
-        if message.worker != member.name:
+        if message.worker != member.registration.worker:
             # It names another process as its sender: ignored.
             return
         if isinstance(message, TokensReported):

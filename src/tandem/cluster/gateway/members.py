@@ -1,6 +1,7 @@
 """Membership: the workers and the processes of the shared pool that a gateway has registered, and
 why it refuses others."""
 
+from bisect import insort
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -69,7 +70,8 @@ class Registry(Generic[P]):
         assert process.peer not in self._by_peer
         self._by_name[process.name] = self._by_peer[process.peer] = process
         # A new list: whoever goes through the processes may add and remove some.
-        self._in_order = sorted(self._by_name.values(), key=lambda each: each.name)
+        self._in_order = self._in_order.copy()
+        insort(self._in_order, process, key=lambda each: each.name)
 
     def remove(self, process: P) -> None:
         del self._by_name[process.name]
@@ -164,7 +166,8 @@ class Member:
 
     def indexed(self, root: CacheRoot, block_size: int) -> bool:
         """Whether its blocks are hashed under this root, so that the router can find them."""
-        return self.registration.root == root and self.block_size == block_size
+        mine = self.registration.root
+        return (mine is root or mine == root) and self.block_size == block_size
 
     def reads(self, source: "Member") -> bool:
         """Whether KV of that worker is as its own: computed with the same weights, in the same

@@ -1,7 +1,6 @@
 """The router machine inside a gateway: translates workers' messages into router events, and router
 effects into messages to workers."""
 
-from collections import Counter
 from collections.abc import Iterable
 
 from tandem.cluster.gateway.client_output import ending_with_pins, for_clients, pin_of
@@ -44,6 +43,9 @@ from tandem.messages.worker import (
 
 Effects = list[GatewayEffect]
 Arrival = RequestsArrived | PrefillsArrived | ImportsArrived
+ARRIVALS = (RequestsArrived, PrefillsArrived, ImportsArrived)
+# Reports that do not change whose a token or a block is.
+PASSING = (TokensReported, LoadReported, BlocksReported, BlocksListed)
 
 # So many requests go into one event at most, and of those that are taken up again only such as have
 # drawn no more than that: it must stay far below what a message may have.
@@ -67,8 +69,7 @@ class Routing:
 
     def gather(self, event: RouterEvent) -> None:
         self._gathered.append(event)
-        passing = isinstance(event, LoadReported | BlocksReported | BlocksListed | TokensReported)
-        self._decisive = self._decisive or not passing
+        self._decisive = self._decisive or not isinstance(event, PASSING)
 
     def worker_message(self, member: Member, event: RouterEvent, now_ns: int) -> Effects:
         """A worker's report, with what follows for clients and for KV transfers."""
@@ -161,12 +162,12 @@ class Routing:
 
     def _perform(self, asked: Iterable[RouterEffect]) -> Effects:
         effects: Effects = []
-        sent: Counter[str] = Counter()
+        sent: dict[str, int] = {}
         for effect in _choices_together(asked):
             match effect:
                 case SendEvent(worker, event):
                     assert not isinstance(event, StepDone)
-                    sent[worker] += 1
+                    sent[worker] = sent.get(worker, 0) + 1
                     self.transfers.event_sent(worker, event)
                     self._send(worker, event, effects)
                 case StartTransfer():
@@ -223,7 +224,7 @@ def _choices_together(asked: Iterable[RouterEffect]) -> list[RouterEffect]:
                 before = gathered.get(worker)
                 if before and not _go_together(before, event):
                     ordered.append(SendEvent(worker, _as_one(gathered.pop(worker))))
-                if isinstance(event, RequestsArrived | PrefillsArrived | ImportsArrived):
+                if isinstance(event, ARRIVALS):
                     gathered.setdefault(worker, []).append(event)
                 else:
                     ordered.append(effect)
@@ -239,7 +240,7 @@ def _choices_together(asked: Iterable[RouterEffect]) -> list[RouterEffect]:
 def _go_together(before: list[Arrival], event: WorkerEvent) -> bool:
     if type(event) is not type(before[0]) or len(before) == MOST_TOGETHER:
         return False
-    assert isinstance(event, RequestsArrived | PrefillsArrived | ImportsArrived)
+    assert isinstance(event, ARRIVALS)
     return all(
         request.prompt_tokens is before[0].requests[0].prompt_tokens
         and len(request.output_tokens) <= RESUMED_TOGETHER_TOKENS

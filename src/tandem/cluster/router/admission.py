@@ -3,7 +3,9 @@ workers when there is room."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from tandem.cluster.audit import invariant
 from tandem.cluster.router.fleet import Capacity, Fleet

@@ -1,6 +1,7 @@
 """The router's view of the workers: role, last reported load, and what was sent to each since that
 report."""
 
+from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -80,8 +81,9 @@ class Fleet:
     def join(self, worker: str, role: Role, now_ns: int) -> None:
         capacity = self._capacities[worker]
         report = LoadReported(worker, 0, 0, 0, 0, capacity.block_count)
+        if worker not in self.workers:
+            insort(self._order, worker)
         self.workers[worker] = TrackedWorker(role, capacity, report, now_ns)
-        self._order = sorted(self.workers)
 
     def reprice(self, worker: str, capacity: Capacity) -> None:
         """From now on its work costs that."""

@@ -217,24 +217,26 @@ class RouterMachine:
     def _take_tokens(self, event: TokensReported, effects: Effects) -> bool:
         """Whether a prompt or an answer ended, or a suspect was cleared, so that somebody else may
         go."""
-        emission, ended = event.emission, False
+        emission, repeats, ended = event.emission, event.repeats, False
+        tokens, reasons = emission.tokens, emission.finish_reasons
         for index, wire_id in enumerate(emission.request_ids):
             state = self._by_wire.get(wire_id)
             if state is None:
                 continue
-            reason = emission.finish_reasons[index]
-            taken = state.takes_token(reason, self.config.first_token)
+            reason = reasons[index]
             if state.stage is Stage.PREFILLING:
+                taken = state.takes_token(reason, self.config.first_token)
                 self.admission.prompt_done(state)
                 state.stage = Stage.DECODING if state.local else Stage.MOVING
                 ended = True
-            if not taken:
-                continue
-            state.output.extend((emission.tokens[index],) * event.repeats)
-            if state.deaths.clears(state.known_tokens):
+                if not taken:
+                    continue
+            output = state.output
+            output.extend((tokens[index],) * repeats)
+            if state.deaths.in_a_row and state.deaths.clears(state.known_tokens):
                 self.admission.suspects.leaves(state)
                 ended = True
-            if len(state.output) - state.charged_output >= CHARGED_TOKENS:
+            if len(output) - state.charged_output >= CHARGED_TOKENS:
                 self.admission.queue.charge(state, CHARGED_TOKENS)
             if reason is not None:
                 if event.worker != state.decode:

@@ -2,7 +2,9 @@
 once; and beside it requests suspected of killing workers (see `deaths`)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from tandem.cluster.audit import invariant
 from tandem.cluster.router.request_state import RequestState
@@ -97,8 +99,10 @@ class RequestQueue:
     def before(self, workers: Sequence[WorkerView], tenant: str) -> list[WorkerView]:
         """The workers as whoever of this tenant comes last finds them: those that wait will be
         there first, of each other tenant as much as of its own."""
+        if not len(self):
+            return list(workers)
         prefilling = sum(1 for view in workers if view.accepting and view.role.prefills)
-        if not len(self) or not prefilling:
+        if not prefilling:
             return list(workers)
         # One more: its own request comes after one of everybody.
         own_tokens, own_requests = self._waiting.get(tenant, (0, 0))

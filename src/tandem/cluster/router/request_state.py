@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from msgspec import structs
+
 from tandem.cluster.router.deaths import Deaths
 from tandem.facts.blocks import Chain
 from tandem.facts.fleet import Tier
@@ -191,7 +193,7 @@ class RequestState:
         known_tokens = self.known_tokens
         output_tokens = len(self.output)
         expected = max(1.0, self.submission.expected_output_tokens - output_tokens)
-        self.view = replace(
+        self.view = structs.replace(
             self.view,
             prompt_tokens=known_tokens,
             expected_output_tokens=expected,
@@ -215,10 +217,11 @@ class RequestState:
     def request(self, worker: str) -> Request:
         """The request as this worker should continue it now."""
         self.sent_output = len(self.output)
-        output_tokens = (*self.submission.request.output_tokens, *self.output)
-        return replace(
-            self.submission.request, request_id=self.name_at(worker), output_tokens=output_tokens
-        )
+        request, name = self.submission.request, self.name_at(worker)
+        if not self.output and name == request.request_id:
+            return request
+        output_tokens = (*request.output_tokens, *self.output)
+        return replace(request, request_id=name, output_tokens=output_tokens)
 
     def restart(self) -> None:
         """Somebody who held a part of it died: begin again with the tokens so far."""

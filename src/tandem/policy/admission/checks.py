@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
+from msgspec import structs
+
 from tandem.policy.admission.contract import Refusal, in_words
 from tandem.policy.admission.decode_forecast import (
     EMPTY,
@@ -81,7 +83,7 @@ def idle_first_token_s(request: RequestView, workers: Sequence[WorkerView]) -> f
 
 
 def _idle(view: WorkerView) -> WorkerView:
-    return replace(
+    return structs.replace(
         view,
         running_sequences=0,
         waiting_requests=0,
@@ -124,7 +126,7 @@ def without_infeasible(request: RequestView, workers: Sequence[WorkerView]) -> R
     decoding = [view for view in workers if view.accepting and view.role.decodes]
     if any(load_with(request, view, EMPTY).gap_share <= 1 for view in decoding):
         return request
-    return replace(request, slo=replace(request.slo, tpot_s=None))
+    return structs.replace(request, slo=replace(request.slo, tpot_s=None))
 
 
 def _wait_s(request: RequestView, expected: DecodeForecast, ahead_s: float) -> float:

@@ -1,7 +1,6 @@
 """The port of routing policies: prefill worker, decode worker, and the reasons."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from msgspec import Struct
@@ -20,8 +19,7 @@ class Candidate(Struct, frozen=True):
     tpot_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(Struct, frozen=True):
     """The chosen pair; one worker twice when it does both. `reasons` hold every candidate of either
     phase; `ttft_s` and `tpot_s` are what this pair is predicted to give."""
 

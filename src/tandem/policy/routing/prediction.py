@@ -2,7 +2,8 @@
 for every policy alike."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from tandem.cost.worker import LinkCost, StepShape, WorkerCost
 from tandem.facts.fleet import Role, Tier
@@ -58,7 +59,7 @@ class PrefillCurve:
         return self._sums[chunks]
 
 
-class Quote(NamedTuple):
+class Quote(Struct, frozen=True):
     """Predicted for one worker. `ttft_s` is until its part of the first token is done, `tpot_s` the
     gap between later tokens (0 where it decodes none). `lost_s` is what everybody together loses:
     this request until its last token, and each neighbour by being slowed down."""
@@ -68,7 +69,7 @@ class Quote(NamedTuple):
     lost_s: float
 
 
-class WorkerEstimate(NamedTuple):
+class WorkerEstimate(Struct, frozen=True):
     """What is true of a worker whatever comes next. `stretch` is how much longer a chunk takes with
     the running decodes mixed into its step; `neighbours` decode with `gap_s` between tokens and
     attend to `context_tokens`; a new prompt starts after `wait_s`."""
@@ -82,7 +83,7 @@ class WorkerEstimate(NamedTuple):
     wait_s: float
 
 
-class Fetch(NamedTuple):
+class Fetch(Struct, frozen=True):
     """Which cached prefix to use: the worker's own tiers up to `own_end_token`, then the shared
     pool up to `end_token`. `seconds` is how long pulling it takes."""
 

@@ -112,13 +112,16 @@ class PrefixIndex:
         parents = dict(zip(changes.stored, changes.stored_parents, strict=True))
         pool.next_sequence_number += 1
         held = pool.held
-        removed = [digest for digest in dict.fromkeys(changes.removed) if digest in held]
-        for digest in removed:
-            del held[digest]
-        self._runs.remove(removed, pool.place)
-        stored = [digest for digest in parents if digest not in held]
-        held.update(dict.fromkeys(stored))
-        self._runs.store(stored, [parents[digest] for digest in stored], pool.place)
+        if changes.removed:
+            removed = [digest for digest in dict.fromkeys(changes.removed) if digest in held]
+            for digest in removed:
+                del held[digest]
+            self._runs.remove(removed, pool.place)
+        for digest in held.keys() & parents.keys():
+            del parents[digest]
+        if parents:
+            held.update(dict.fromkeys(parents))
+            self._runs.store(list(parents), list(parents.values()), pool.place)
         return True
 
     def resynchronise(
