@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import structs
 
 from tandem.api.errors import refusal_of
 from tandem.cluster.worker.machine import NO_NUMBERS
@@ -201,7 +202,7 @@ class NumberlessLedger(LedgerEngine):
 
     def run(self, plan: StepPlan) -> StepResult:
         failed = tuple(row for row, slot in enumerate(plan.slots) if self._lacks(plan, int(slot)))
-        return replace(super().run(plan), failed_rows=failed)
+        return structs.replace(super().run(plan), failed_rows=failed)
 
     def _lacks(self, plan: StepPlan, slot: int) -> bool:
         placed = [list(each.tokens) for each in plan.placements if each.slot == slot]

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tandem.facts.blocks import BlockChanges, extend_chain
 from tandem.facts.fleet import Tier
@@ -247,7 +248,7 @@ def test_a_tier_that_is_off_is_not_counted_on():
     under_test.says(TiersReported("a", (disk,)))
     under_test.says(holds("a", Tier.DISK, 3))
     assert isinstance(told(under_test.handle(submitted("r")), "a")[0], ImportsArrived)
-    under_test.says(TiersReported("a", (replace(disk, on=False, reason="it loses"),)))
+    under_test.says(TiersReported("a", (structs.replace(disk, on=False, reason="it loses"),)))
     assert isinstance(told(under_test.handle(submitted("s")), "a")[0], RequestsArrived)
     under_test.says(TiersReported("a", (disk,)))
     assert isinstance(told(under_test.handle(submitted("t")), "a")[0], ImportsArrived)
@@ -261,12 +262,12 @@ def test_what_was_measured_counts_before_the_datasheet():
     under_test.says(TiersReported("a", (measured,)))
     under_test.says(holds("a", Tier.DISK, 3))
     assert isinstance(told(under_test.handle(submitted("r")), "a")[0], RequestsArrived)
-    faster = replace(measured, fetch_s_per_token=0.01)
+    faster = structs.replace(measured, fetch_s_per_token=0.01)
     under_test.says(TiersReported("a", (faster,)))
     assert isinstance(told(under_test.handle(submitted("s")), "a")[0], ImportsArrived)
     prices = under_test.machine.costs.capacities["a"].cost
     # Noise makes no new price.
-    under_test.says(TiersReported("a", (replace(measured, fetch_s_per_token=0.0101),)))
+    under_test.says(TiersReported("a", (structs.replace(measured, fetch_s_per_token=0.0101),)))
     assert under_test.machine.costs.capacities["a"].cost is prices
 
 

@@ -5,6 +5,7 @@ from collections import deque
 from dataclasses import asdict, dataclass, field, replace
 
 import torch
+from msgspec import structs
 
 from tandem.cluster.worker.machine import WorkerConfig, WorkerMachine
 from tandem.cost.fitted import FittedStepTime
@@ -236,7 +237,7 @@ def written(event: WorkerEvent) -> dict:
         case RequestsAborted(request_ids):
             return {"aborted": list(request_ids)}
         case StepDone(result):
-            return {"landed": asdict(result)}
+            return {"landed": structs.asdict(result)}
     raise AssertionError(event)
 
 

@@ -7,6 +7,7 @@ from math import inf, nan
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from tandem.facts.errors import InvalidRequest
 from tandem.facts.fleet import Tier
@@ -149,10 +150,10 @@ EMISSION = EmitTokens(("a", "b"), (1, 2), (None, None), (False, False), (0, 0))
 @pytest.mark.parametrize(
     "message",
     [
-        TokensReported("w", replace(EMISSION, tokens=(1,))),
-        TokensReported("w", replace(EMISSION, tokens=(1, -2))),
-        TokensReported("w", replace(EMISSION, tokens=(1, 1 << 32))),
-        TokensReported("w", replace(EMISSION, logprobs=(None,))),
+        TokensReported("w", structs.replace(EMISSION, tokens=(1,))),
+        TokensReported("w", structs.replace(EMISSION, tokens=(1, -2))),
+        TokensReported("w", structs.replace(EMISSION, tokens=(1, 1 << 32))),
+        TokensReported("w", structs.replace(EMISSION, logprobs=(None,))),
         TokensReported("w", EMISSION, repeats=0),
         TokensReported("w", EMISSION, repeats=1 << 40),
         BlocksListed("w", Tier.DEVICE, (b"short",), 3),

@@ -7,6 +7,7 @@ transfer and routing. The root of a chain covers whatever else shapes those byte
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from typing import NewType
 
@@ -57,13 +58,19 @@ class CacheRoot:
 
     def hash(self, salt: Salt) -> bytes:
         """The parent of the first block of every prompt under this salt."""
-        digest = blake2b(digest_size=HASH_BYTES)
-        for part in (self.model, self.arithmetic, self.adapter, salt):
-            # The length stands before the text, so that no two lists of parts look alike.
-            encoded = part.encode()
-            digest.update(len(encoded).to_bytes(8, "little") + encoded)
-        digest.update(self.layout)
-        return digest.digest()
+        return _hash_of_root(self, salt)
+
+
+# Most requests have one of few salts.
+@lru_cache(maxsize=256)
+def _hash_of_root(root: CacheRoot, salt: Salt) -> bytes:
+    digest = blake2b(digest_size=HASH_BYTES)
+    for part in (root.model, root.arithmetic, root.adapter, salt):
+        # The length stands before the text, so that no two lists of parts look alike.
+        encoded = part.encode()
+        digest.update(len(encoded).to_bytes(8, "little") + encoded)
+    digest.update(root.layout)
+    return digest.digest()
 
 
 # Hashes of a sequence's full blocks, in order: a list is its own, a tuple belongs to several.

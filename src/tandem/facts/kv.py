@@ -93,8 +93,7 @@ class MoveKv:
     target_blocks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MoveReport:
+class MoveReport(Struct, frozen=True):
     """How a move ended. When not `arrived`, `problem` says why, and what was written is of no use
     but for the first `tokens` of what was ordered. `moved_bytes` crossed the connector in `spans`
     contiguous pieces within `seconds`."""
@@ -129,8 +128,7 @@ class BlockFormat:
     block_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class TierFigures:
+class TierFigures(Struct, frozen=True):
     """One tier as its owner knows it, since its start. `fetch_s_per_token` and
     `compute_s_per_token` are measured (0: not yet); where fetching loses, the tier is not `on` and
     `reason` says so. Blocks are `corrupt` when they failed their check, and were dropped."""

@@ -6,6 +6,8 @@ known by its name, and each start of its process by an incarnation.
 
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.kv import BlockFormat, KvExport, MoveKv, MoveReport, TierFigures
@@ -62,8 +64,7 @@ class RoleStateReported:
     accepting: bool
 
 
-@dataclass(frozen=True, slots=True)
-class MoveEnded:
+class MoveEnded(Struct, frozen=True):
     """A move that the gateway ordered is over."""
 
     worker: str
@@ -101,8 +102,7 @@ class RegisterPoolNode:
     capacity_blocks: int
 
 
-@dataclass(frozen=True, slots=True)
-class TiersReported:
+class TiersReported(Struct, frozen=True):
     """The figures of every slower tier of a worker, or of the tiers of a pool process."""
 
     worker: str

@@ -32,23 +32,20 @@ class GatewayGone:
     gateway: str
 
 
-@dataclass(frozen=True, slots=True)
-class MoveFinished:
+class MoveFinished(Struct, frozen=True):
     """`StartMove` is over: nobody writes to the blocks any more."""
 
     move_id: int
     report: MoveReport
 
 
-@dataclass(frozen=True, slots=True)
-class BlocksExported:
+class BlocksExported(Struct, frozen=True):
     """`ExportBlocks` is done: others may read the blocks."""
 
     export_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class BlocksStaged:
+class BlocksStaged(Struct, frozen=True):
     """`StageBlocks` is done; not `staged` when there was no room, and then nothing is to be
     dropped."""
 
@@ -56,8 +53,7 @@ class BlocksStaged:
     staged: bool
 
 
-@dataclass(frozen=True, slots=True)
-class BlocksKept:
+class BlocksKept(Struct, frozen=True):
     """A copy into a tier is over: it holds `kept`. `problem` is why not the others; empty when the
     tier refused them."""
 
@@ -67,8 +63,7 @@ class BlocksKept:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class BlocksFetched:
+class BlocksFetched(Struct, frozen=True):
     """A fetch is over: nobody writes to its blocks any more, and the first `blocks` of them came
     whole. `corrupt` failed their check, `missing` were not there."""
 
@@ -108,8 +103,7 @@ class SendToGateway(Struct, frozen=True):
     message: ToGateway
 
 
-@dataclass(frozen=True, slots=True)
-class StartMove:
+class StartMove(Struct, frozen=True):
     """Read KV from a peer into own blocks. Ends with `MoveFinished`."""
 
     move_id: int
@@ -123,8 +117,7 @@ class EndMove:
     move_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class ExportBlocks:
+class ExportBlocks(Struct, frozen=True):
     """Write the metadata of these blocks (version, checksums), so that others may read and check
     them. Ends with `BlocksExported`. The blocks are not written to meanwhile."""
 
@@ -150,8 +143,7 @@ class ForgetPeer:
     incarnation: str
 
 
-@dataclass(frozen=True, slots=True)
-class StageBlocks:
+class StageBlocks(Struct, frozen=True):
     """Copy these blocks of the device to memory beside it. Ends with `BlocksStaged`. They may be
     overwritten meanwhile: whoever asked looks at their versions before anything is kept."""
 
@@ -159,8 +151,7 @@ class StageBlocks:
     blocks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class KeepStaged:
+class KeepStaged(Struct, frozen=True):
     """Write `rows` of a staged copy into a tier under these names. Ends with `BlocksKept`."""
 
     copy_id: int
@@ -169,15 +160,13 @@ class KeepStaged:
     names: tuple[BlockName, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DropStaged:
+class DropStaged(Struct, frozen=True):
     """The memory of a staged copy may be used again; nothing more is kept of it."""
 
     copy_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class CopyBlocks:
+class CopyBlocks(Struct, frozen=True):
     """Copy blocks from one slower tier to another. Ends with `BlocksKept` of the target."""
 
     copy_id: int
@@ -186,16 +175,14 @@ class CopyBlocks:
     names: tuple[BlockName, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ForgetBlocks:
+class ForgetBlocks(Struct, frozen=True):
     """A tier holds these no more: their room may be used again."""
 
     tier: Tier
     digests: tuple[bytes, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FetchBlocks:
+class FetchBlocks(Struct, frozen=True):
     """Read `names[i]` from `tiers[i]` into block `target_blocks[i]` of the device, checked. Ends
     with `BlocksFetched`."""
 

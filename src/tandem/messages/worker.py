@@ -41,8 +41,7 @@ class ImportsArrived:
     import_tokens: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ImportDone:
+class ImportDone(Struct, frozen=True):
     """What `ImportBlocks` asked for has come or will not come; nobody writes to the blocks any
     more. KV of the first `tokens` tokens is there; the rest, if any, is computed. `output_tokens`
     were drawn elsewhere in the meantime and continue what was known."""
@@ -71,8 +70,7 @@ class KvTransfersRequested:
     request_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TransferPinsReleased:
+class TransferPinsReleased(Struct, frozen=True):
     """The pinned or copied blocks of these are read no more. Unknown ids are ignored."""
 
     request_ids: tuple[str, ...]
@@ -110,8 +108,7 @@ class RunStep(Struct, frozen=True):
     plan: StepPlan
 
 
-@dataclass(frozen=True, slots=True)
-class EmitTokens:
+class EmitTokens(Struct, frozen=True):
     """One token for each of these sequences; parallel tuples.
 
     `finish_reasons[i]` is None while the sequence goes on. `logprobs` is empty when nobody asked.
@@ -142,15 +139,13 @@ class FailRequest:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReportBlocks:
+class ReportBlocks(Struct, frozen=True):
     """The blocks that the prefix cache has stored and removed, for routers."""
 
     changes: BlockChanges
 
 
-@dataclass(frozen=True, slots=True)
-class BlocksCommitted:
+class BlocksCommitted(Struct, frozen=True):
     """These blocks are full and confirmed. Each keeps its content for as long as the pool has it
     under this version. Parallel tuples."""
 
@@ -159,8 +154,7 @@ class BlocksCommitted:
     names: tuple[BlockName, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ImportBlocks:
+class ImportBlocks(Struct, frozen=True):
     """Bring the KV of tokens `first_token .. end_token` of this request into `blocks`, in order.
     Ends with `ImportDone`. The request's earlier tokens were in the cache."""
 
@@ -178,8 +172,7 @@ class CancelImport:
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class KvComputed:
+class KvComputed(Struct, frozen=True):
     """KV of the first `tokens[i]` tokens of these requests, whose blocks another worker will read,
     lies in `blocks[i]` (all of the request's blocks so far). `held[i]`: this is all, the request
     has done its part here. 0 tokens: what was there is lost and must be computed anew. `versions`

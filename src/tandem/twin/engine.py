@@ -7,7 +7,8 @@ forward); the instants are those of the steps taken one by one.
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from tandem.cluster.router.deaths import CLEARING_TOKENS
 from tandem.cluster.router.request_state import failed_over
@@ -25,8 +26,7 @@ STEPS_AHEAD = 24
 LEAST_STEPS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class StepsTaken:
+class StepsTaken(Struct, frozen=True):
     """Steps that landed at these instants, each of which drew the tokens of `emission`."""
 
     emission: EmitTokens
@@ -37,8 +37,7 @@ class StepsTaken:
         return len(self.landed_ns)
 
 
-@dataclass(slots=True)
-class InFlightStep:
+class InFlightStep(Struct):
     """A step under way: what it will draw for whom, and when it lands. `context_tokens` is what the
     rows attend to in all, when every row is a decode; it `opens` a sequence when it computes tokens
     that were known when that was placed."""

@@ -51,17 +51,19 @@ from tandem.twin.workload import VOCABULARY_TOKENS
 MODEL = "simulated"
 # What concerns KV on its way and leases alone: the worker machine hears nothing of it, as long as
 # no import ends by it.
-PASSING = (
-    BlocksFetched,
-    BlocksKept,
-    BlocksExported,
-    BlocksStaged,
-    FetchKv,
-    LeasesRenewed,
-    MoveFinished,
-    MoveKv,
-    PeerJoined,
-    TimePassed,
+PASSING = frozenset(
+    {
+        BlocksFetched,
+        BlocksKept,
+        BlocksExported,
+        BlocksStaged,
+        FetchKv,
+        LeasesRenewed,
+        MoveFinished,
+        MoveKv,
+        PeerJoined,
+        TimePassed,
+    }
 )
 # How slower tiers fare is told so often at most.
 TIERS_REPORT_NS = 1_000_000_000
@@ -136,6 +138,9 @@ class SimulatedWorker(Process[NodeEvent]):
         self._wake_ns: int | None = None
         self._exported_ns = 0
         self._preemptions = 0
+        # What the tiers have done at once while effects are performed belongs to the same turn.
+        self._performing = False
+        self._tiers_done: list[NodeEvent] = []
         self._landed_ns: Sequence[int] = ()
         # The load as the machine has it, and as it was reported last where it is always known.
         self._load: LoadReported | None = None
@@ -307,7 +312,7 @@ class SimulatedWorker(Process[NodeEvent]):
         not be cut short for them."""
         for event in events:
             passes = event.message if isinstance(event, MessageFromGateway) else event
-            if not isinstance(passes, PASSING):
+            if type(passes) not in PASSING:
                 return False
         if self.machine.any_import_ends or not self.machine.role_state.accepting:
             return False
@@ -330,7 +335,12 @@ class SimulatedWorker(Process[NodeEvent]):
 
     def _handle(self, events: Sequence[NodeEvent], now_ns: int) -> None:
         self._changed()
+        self._performing = True
         self._perform(self.machine.handle_together(events, now_ns))
+        while self._tiers_done:
+            done, self._tiers_done = self._tiers_done, []
+            self._perform(self.machine.handle_together(done, now_ns))
+        self._performing = False
         self._timer.set(self.machine.next_wakeup())
         self._watch_report()
 
@@ -366,6 +376,13 @@ class SimulatedWorker(Process[NodeEvent]):
         left = perform(effects, self._ports)
         if left is not None:
             self._around.left(self, left)
+
+    def _tier_event(self, event: NodeEvent) -> None:
+        """The tiers have done what was asked for."""
+        if self._performing:
+            self._tiers_done.append(event)
+        else:
+            self.receive(event)
 
     def _export(self, blocks: tuple[int, ...], versions: tuple[int, ...], done: Done) -> None:
         """Others may read these blocks soon, in the order of the calls."""
@@ -410,7 +427,7 @@ class SimulatedWorker(Process[NodeEvent]):
             around.steps.requests,
             order_of=self.machine.order_of,
             clock=self._clock,
-            post=self.receive,
+            post=self._tier_event,
             contents=self.contents,
         )
         return NodePorts(self.engine, self, transfer, simulated, pool)

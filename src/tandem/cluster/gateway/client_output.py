@@ -1,9 +1,7 @@
 """Output for clients: drawn tokens under the clients' request ids, without those of stale
 attempts; and the session pins that follow an answer."""
 
-from dataclasses import replace
-
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from tandem.cluster.router.machine import RouterMachine
 from tandem.cluster.router.request_state import RequestState, Stage
@@ -58,12 +56,12 @@ def for_clients(event: TokensReported, router: RouterMachine) -> Drawn:
     if not rows:
         return Drawn(None, 0, prompts, finished, recomputed_tokens)
     if cached_tokens and (cached := tuple(cached_tokens)) != emission.cached_tokens:
-        emission = replace(emission, cached_tokens=cached)
+        emission = structs.replace(emission, cached_tokens=cached)
     if len(rows) < len(emission.request_ids):
         emission = rows_of(emission, rows)
     names = tuple(request_ids)
     if names != emission.request_ids:
-        emission = replace(emission, request_ids=names)
+        emission = structs.replace(emission, request_ids=names)
     return Drawn(emission, len(rows), prompts, finished, recomputed_tokens)
 
 

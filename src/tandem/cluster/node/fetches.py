@@ -264,13 +264,12 @@ class Prefetch:
         names: dict[Tier, list[BlockName]] = {Tier.DISK: [], Tier.REMOTE: []}
         end = asked.blocks = min(asked.blocks, len(sequence.chain))
         while asked.position < end and room:
-            name = sequence.block_name(asked.position)
-            asked.position += 1
-            tier = self._hierarchy.caches.tier_of(name.digest)
+            position, asked.position = asked.position, asked.position + 1
+            tier = self._hierarchy.caches.tier_of(sequence.chain[position])
             if tier is None and asked.shared and self._shared.there:
                 tier = Tier.REMOTE
             if tier in names:
-                names[tier].append(name)
+                names[tier].append(sequence.block_name(position))
                 room -= 1
         effects = Effects()
         for tier, wanted in names.items():

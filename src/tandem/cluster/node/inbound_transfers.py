@@ -2,7 +2,9 @@
 tiers: orders, their ends, and when nothing writes to the blocks any more."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec import structs
 
 from tandem.cluster.audit import invariant
 from tandem.cluster.node.fetches import Wanted
@@ -135,8 +137,10 @@ class InboundTransfers:
     def take_quiet(self) -> list[ImportDone]:
         """The events for the worker machine now: of the imports that have ended and whose blocks
         are quiet. They count no more KV than has come."""
-        quiet, self._ended = self._ended, {}
         outcomes: list[ImportDone] = []
+        if not self._ended:
+            return outcomes
+        quiet, self._ended = self._ended, {}
         for request_id in quiet:
             entry = self._imports[request_id]
             assert entry.outcome is not None
@@ -217,7 +221,7 @@ class InboundTransfers:
         for ended in self._tiers.take_ended() if self._tiers is not None else ():
             order = self.moving[ended.fetch_id].order
             whole = ended.report.tokens >= order.end_token - order.first_token
-            effects += self._finished(ended.fetch_id, replace(ended.report, arrived=whole))
+            effects += self._finished(ended.fetch_id, structs.replace(ended.report, arrived=whole))
         return effects
 
     def _finished(self, move_id: int, report: MoveReport) -> Effects:

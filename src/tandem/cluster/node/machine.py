@@ -137,15 +137,15 @@ class NodeMachine:
             effects += self._finish_drain()
             due_ns = self._due_ns()
         self._wakeup_ns = due_ns
-        effects = _until_leaving(effects)
-        if effects and isinstance(effects[-1], Leave):
-            self._left, self._wakeup_ns = True, None
+        if self._left:
+            self._wakeup_ns = None
+            return _until_leaving(effects)
         return effects
 
     @property
     def _waits_to_be_asked(self) -> bool:
         # Whoever drains a worker waits for its reports.
-        return self._reports_when_asked and self.role_state.accepting
+        return self._reports_when_asked and self.role_state.drain is None
 
     def report(self, load: LoadReported, now_ns: int, *, tiers: bool = True) -> Effects:
         """Report this load to every gateway, due or not, and the figures of the slower `tiers`. A
@@ -215,6 +215,7 @@ class NodeMachine:
             case Registered():
                 return self._registered(gateway, message, now_ns)
             case RegistrationRefused(reason):
+                self._left = True
                 return [Leave(reason)]
             case RegisterAgain():
                 return self._forget(gateway, now_ns) + self._register_at(gateway, now_ns)
@@ -364,7 +365,7 @@ class NodeMachine:
         empty = self.work.idle and all(connection.not_needed for _, connection in serving)
         if self.role_state.leaving and (empty or not serving):
             deregister = Deregister(self.registration.worker)
-            leave = Leave(again=self.role_state.again)
+            leave, self._left = Leave(again=self.role_state.again), True
             return [*(SendToGateway(gateway, deregister) for gateway, _ in serving), leave]
         return self._report_role_state() if empty and self.role_state.take_role() else []
 

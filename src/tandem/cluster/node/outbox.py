@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from tandem.cluster.node.gateways import GatewayConnections, Leases
 from tandem.cluster.worker.output import rows_of
 from tandem.facts.errors import Overloaded
@@ -20,6 +22,7 @@ from tandem.messages.router import (
     TokensReported,
 )
 from tandem.messages.worker import (
+    BlocksCommitted,
     EmitTokens,
     FailRequest,
     ImportBlocks,
@@ -31,8 +34,7 @@ from tandem.messages.worker import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PendingReport:
+class PendingReport(Struct, frozen=True):
     """The report on one request that is sent once the export `export_id` is done."""
 
     export_id: int
@@ -151,6 +153,9 @@ class Outbox:
                     effects.append(effect)
                 case EmitTokens():
                     self._emit(effect, 1, effects)
+                case BlocksCommitted():
+                    # For the slower tiers alone.
+                    pass
                 case ReportBlocks(changes):
                     message = BlocksReported(self.worker, Tier.DEVICE, changes)
                     effects += (

@@ -3,7 +3,9 @@ computing it; one that loses or fails rests and is tried again."""
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from tandem.cluster.tiers.config import TierLimits
 from tandem.facts.fleet import Tier
@@ -111,7 +113,7 @@ class BenefitGate:
         """With what is known here beside."""
         gain = self._gains[figures.tier]
         on = self.is_on(figures.tier, now_ns)
-        return replace(
+        return structs.replace(
             figures,
             on=figures.on and on,
             fetch_s_per_token=gain.pace.s_per_token,

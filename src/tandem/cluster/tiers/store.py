@@ -1,13 +1,13 @@
 """Bookkeeping of one tier: which KV blocks it holds, expects and evicts, by hash."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from tandem.policy.eviction.policies import Eviction
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(Struct, frozen=True):
     """What a store changed: blocks that are new here, in chain order, and blocks that made room for
     them, in order of eviction."""
 
@@ -55,10 +55,13 @@ class TierStore:
     def expect(self, digests: Sequence[bytes]) -> tuple[bytes, ...]:
         """Those of `digests` that should be copied here: neither resident nor on their way. From
         now on they are on their way, until `store` or `give_up`."""
+        resident, expected = self._resident, self._expected
         wanted = tuple(
-            digest
-            for digest in dict.fromkeys(digests)
-            if digest not in self._resident and digest not in self._expected
+            [
+                digest
+                for digest in dict.fromkeys(digests)
+                if digest not in resident and digest not in expected
+            ]
         )
         self._expected.update(dict.fromkeys(wanted))
         return wanted

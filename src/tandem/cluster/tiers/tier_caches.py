@@ -4,6 +4,8 @@ gateways."""
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import Struct
+
 from tandem.cluster.audit import invariant
 from tandem.cluster.tiers.config import TiersConfig
 from tandem.cluster.tiers.store import TierStore
@@ -45,8 +47,13 @@ class TierCache:
 
         quotas = {name: int(share * capacity) for name, share in config.quotas.items()}
         self.tier = tier
-        self._order = Quota(capacity, order_of, tenant_of, quotas)
-        self.store = TierStore(capacity, self._order, self._order.excess)
+        self._order: Pinned[bytes] | Quota[bytes]
+        if quotas:
+            self._order = Quota(capacity, order_of, tenant_of, quotas)
+            self.store = TierStore(capacity, self._order, self._order.excess)
+        else:
+            self._order = order_of(capacity)
+            self.store = TierStore(capacity, self._order)
         self.leaving: dict[bytes, None] = {}
         self.counts = Counts()
         self._next_number = 0
@@ -56,7 +63,7 @@ class TierCache:
 
     def has(self, digest: bytes) -> bool:
         """Whether the store has, or is about to have, this block."""
-        return self.store.has_or_expects(digest) or digest in self.leaving
+        return digest in self.leaving or self.store.has_or_expects(digest)
 
     def digests(self) -> set[bytes]:
         """All that is here, on its way here, or leaving."""
@@ -67,7 +74,7 @@ class TierCache:
         worth nothing. Those on their way are pinned when they come."""
         for digest in digests:
             if self.store.resident(digest):
-                self._order.pin(digest, pin, now_ns)
+                self._pin_resident(digest, pin, now_ns)
             else:
                 tenant = self._tenant_of(digest)
                 self._pending_pins[digest] = pin
@@ -83,7 +90,10 @@ class TierCache:
         for digest in digests:
             pin = self._take_pending(digest)
             if pin is not None and self.store.resident(digest):
-                self._order.pin(digest, pin, now_ns)
+                self._pin_resident(digest, pin, now_ns)
+
+    def _pin_resident(self, digest: bytes, pin: Pin, now_ns: int) -> None:
+        self._order.pin(digest, replace(pin, owner=self._tenant_of(digest)), now_ns)
 
     def _take_pending(self, digest: bytes) -> Pin | None:
         self._pending_of.discard(digest)
@@ -104,17 +114,26 @@ class TierCache:
     def figures(self) -> TierFigures:
         """The figures without those of fetching, which the fetcher adds."""
         store = self.store
-        figures = tier_figures(self.tier, self.counts)
-        return replace(figures, blocks=store.blocks, capacity_blocks=store.capacity_blocks)
+        return tier_figures(
+            self.tier, self.counts, blocks=store.blocks, capacity_blocks=store.capacity_blocks
+        )
 
 
-def tier_figures(tier: Tier, counts: Counts, *, on: bool = True, reason: str = "") -> TierFigures:
-    """The counts of a tier, without what it holds."""
+def tier_figures(
+    tier: Tier,
+    counts: Counts,
+    *,
+    blocks: int = 0,
+    capacity_blocks: int = 0,
+    on: bool = True,
+    reason: str = "",
+) -> TierFigures:
+    """The counts of a tier, and what it holds where that is known."""
     return TierFigures(
         tier=tier,
         on=on,
-        blocks=0,
-        capacity_blocks=0,
+        blocks=blocks,
+        capacity_blocks=capacity_blocks,
         stored_blocks=counts.stored,
         fetched_blocks=counts.fetched,
         missed_blocks=counts.missed,
@@ -124,8 +143,7 @@ def tier_figures(tier: Tier, counts: Counts, *, on: bool = True, reason: str = "
     )
 
 
-@dataclass(frozen=True, slots=True)
-class TierChanged:
+class TierChanged(Struct, frozen=True):
     """Tell whoever looks for blocks: a tier began or ceased to hold some."""
 
     tier: Tier
@@ -191,7 +209,8 @@ class TierCaches:
         cache.leaving.update(dict.fromkeys(demoted))
         # Some stay out: all else is pinned, or their tenant has had its share.
         ended = (*stored.evicted, *present)
-        gone = [digest for digest in ended if not cache.has(digest)]
+        has = cache.has
+        gone = [digest for digest in ended if not has(digest)]
         effects += _forget(cache, gone)
         self._forget_names([*lost, *stored.evicted, *gone])
         return effects, tuple(self._names[digest] for digest in demoted)

@@ -8,7 +8,8 @@ is kept, or nothing.
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from tandem.cluster.audit import invariant
 from tandem.cluster.tiers.benefit_gate import BenefitGate
@@ -43,6 +44,8 @@ class SharedContent:
     def wanted(self, names: Sequence[BlockName]) -> tuple[BlockName, ...]:
         """Those just committed that are to be offered. From now on they are on their way, until
         `kept`."""
+        if not self.there and not self._came:
+            return ()
         found = []
         for name in names:
             digest = name.digest
@@ -88,7 +91,7 @@ def _remember(known: dict[bytes, None], digests: Iterable[bytes]) -> None:
 Effects = list[StageBlocks | KeepStaged | DropStaged | CacheEffect]
 
 
-class CommittedBlock(NamedTuple):
+class CommittedBlock(Struct, frozen=True):
     """A block that is to be copied into `targets`, as long as it has this version."""
 
     block: int
@@ -153,24 +156,24 @@ class WriteThrough:
 
     def staged(self, event: BlocksStaged, now_ns: int) -> Effects:
         """The bytes lie beside the device, of as many blocks as were not overwritten meanwhile."""
-        staging = self._stagings[event.copy_id]
+        staging, versions = self._stagings[event.copy_id], self._versions
         if not event.staged:
             del self._stagings[event.copy_id]
             return self._give_up(staging.rows, now_ns) + self._stage(now_ns)
-        wanted: dict[Tier, list[int]] = {}
+        whole: list[tuple[int, CommittedBlock]] = []
         overwritten: list[CommittedBlock] = []
         for index, row in enumerate(staging.rows):
-            if not self._whole(row):
+            if versions[row.block] == row.version:
+                whole.append((index, row))
+            else:
                 overwritten.append(row)
-                continue
-            for tier in row.targets:
-                wanted.setdefault(tier, []).append(index)
         effects = self._give_up(overwritten, now_ns)
         for tier in (Tier.HOST, Tier.DISK, Tier.REMOTE):
-            if rows := wanted.get(tier):
-                names = tuple([staging.rows[index].name for index in rows])
+            rows = [(index, row.name) for index, row in whole if tier in row.targets]
+            if rows:
+                indices, names = zip(*rows, strict=True)
                 staging.writing[tier] = names
-                effects.append(KeepStaged(event.copy_id, tier, tuple(rows), names))
+                effects.append(KeepStaged(event.copy_id, tier, indices, names))
         return effects + self._end_if_written(event.copy_id, now_ns)
 
     def kept(self, event: BlocksKept, now_ns: int) -> Effects:
@@ -187,17 +190,14 @@ class WriteThrough:
         full = staged == limits.stagings
         invariant(not self._waiting or full, "blocks wait only while all places are taken")
 
-    def _whole(self, row: CommittedBlock) -> bool:
-        return self._versions[row.block] == row.version
-
     def _stage(self, now_ns: int) -> Effects:
-        limits, effects = self._hierarchy.limits, Effects()
+        limits, versions, effects = self._hierarchy.limits, self._versions, Effects()
         while self._waiting and len(self._stagings) < limits.stagings:
             count = min(limits.copy_blocks, len(self._waiting))
             next_rows = [self._waiting.popleft() for _ in range(count)]
-            rows = tuple([row for row in next_rows if self._whole(row)])
+            rows = tuple([row for row in next_rows if versions[row.block] == row.version])
             if len(rows) < count:
-                overwritten = [row for row in next_rows if not self._whole(row)]
+                overwritten = [row for row in next_rows if versions[row.block] != row.version]
                 effects += self._give_up(overwritten, now_ns)
             if rows:
                 copy_id = next(self._copy_ids)

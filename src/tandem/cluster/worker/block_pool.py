@@ -138,10 +138,10 @@ class BlockPool:
         stored = dict(zip(self._stored, self._stored_parents, strict=True))
         # Evicted and computed anew (or the other way round) between two reports is no change of
         # what the pool holds at its end, which is all that a report must get right.
-        removed = tuple(d for d in dict.fromkeys(self._removed) if d not in self._block_of)
-        kept = tuple(digest for digest in stored if digest in self._block_of)
+        removed = tuple([d for d in dict.fromkeys(self._removed) if d not in self._block_of])
+        kept = tuple([digest for digest in stored if digest in self._block_of])
         changes = BlockChanges(
-            self._sequence_number, removed, kept, tuple(stored[digest] for digest in kept)
+            self._sequence_number, removed, kept, tuple([stored[digest] for digest in kept])
         )
         self._sequence_number += 1
         self._removed, self._stored, self._stored_parents = [], [], []

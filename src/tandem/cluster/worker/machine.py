@@ -102,6 +102,7 @@ class WorkerMachine:
         self._chains = prompts or PromptChains(config.block_size)
         # The newest prompt whose tokens were found to be in the vocabulary.
         self._valid_prompt: Iterable[int] = ()
+        self._most_in_flight = config.max_steps_in_flight
         self._steps = 0
         # Something happened since the last plan that the next one may answer.
         self._unplanned = False
@@ -120,7 +121,21 @@ class WorkerMachine:
         """Take one event; the effects are to be performed in order."""
         del now_ns  # This machine goes by the order of events alone.
         effects: list[WorkerEffect] = []
-        self._unplanned = self._unplanned or not isinstance(event, StepDone)
+        if isinstance(event, StepDone):
+            effects = self._land(event.result)
+        else:
+            self._unplanned = True
+            self._take(event, effects)
+        effects += self._launch()
+        effects += self.planner.take_imports()
+        if committed := self.sequences.committed.take():
+            effects.append(committed)
+        if changes := self.sequences.pool.take_changes():
+            effects.append(ReportBlocks(changes))
+        return effects
+
+    def _take(self, event: WorkerEvent, effects: list[WorkerEffect]) -> None:
+        """Take an event other than a landed step, which is far more frequent."""
         match event:
             case RequestsArrived(requests):
                 for request in requests:
@@ -153,15 +168,6 @@ class WorkerMachine:
                 for request_id in request_ids:
                     if sequence := self.unfinished.get(request_id):
                         self._end(sequence, effects)
-            case StepDone(result):
-                effects += self._land(result)
-        effects += self._launch()
-        effects += self.planner.take_imports()
-        if committed := self.sequences.committed.take():
-            effects.append(committed)
-        if changes := self.sequences.pool.take_changes():
-            effects.append(ReportBlocks(changes))
-        return effects
 
     def audit(self) -> None:
         """Assert that nothing is lost: every block, slot and sequence is accounted for."""
@@ -261,10 +267,8 @@ class WorkerMachine:
 
     def _launch(self) -> list[WorkerEffect]:
         effects: list[WorkerEffect] = []
-        while len(self._in_flight) < self.config.max_steps_in_flight:
-            builder = self.planner.plan(
-                self._steps, self.config.max_steps_in_flight - len(self._in_flight)
-            )
+        while len(self._in_flight) < self._most_in_flight:
+            builder = self.planner.plan(self._steps, self._most_in_flight - len(self._in_flight))
             self._unplanned = False
             for sequence in self.planner.take_lost():
                 if sequence.phase is Phase.ENDED:
@@ -324,7 +328,7 @@ class WorkerMachine:
         """How many of the coming steps are known already: the same sequences decode, nobody ends,
         enters, takes or fills a block. A simulator may take them at one go (`fast_forward`)."""
         config = self.config
-        if config.pipeline_stages > 1 or len(self._in_flight) < config.max_steps_in_flight:
+        if config.pipeline_stages > 1 or len(self._in_flight) < self._most_in_flight:
             return 0
         if self._unplanned or (len(self.planner.waiting) and not self.planner.settled):
             return 0
@@ -343,7 +347,10 @@ class WorkerMachine:
 
 def _in_vocabulary(tokens: Iterable[int], vocabulary: range) -> bool:
     ids = np.asarray(tokens)
-    return not ids.size or bool(ids.min() >= 0 and ids.max() < len(vocabulary))
+    if not ids.size:
+        return True
+    positive = ids.dtype.kind == "u" or ids.min() >= 0
+    return bool(positive and ids.max() < len(vocabulary))
 
 
 def load_of(worker: str, machine: WorkerMachine) -> LoadReported:

@@ -38,13 +38,11 @@ class StepOutput:
             return []
         return [
             EmitTokens(
-                request_ids=tuple(sequence.request.request_id for sequence in self.sequences),
+                request_ids=tuple([each.request.request_id for each in self.sequences]),
                 tokens=tuple(self.tokens),
                 finish_reasons=tuple(self.reasons),
                 stopped_by_token=tuple(self.stopped),
-                cached_tokens=tuple(
-                    sequence.prefix_hit.cached_tokens for sequence in self.sequences
-                ),
+                cached_tokens=tuple([each.prefix_hit.cached_tokens for each in self.sequences]),
                 logprobs=tuple(self.logprobs),
             )
         ]
@@ -76,7 +74,8 @@ def report_kv(sequences: list[Sequence], pool: BlockPool) -> list[WorkerEffect]:
             blocks=tuple(tuple(sequence.residency.blocks) for sequence in whole),
             held=tuple(sequence.phase is Phase.PINNED for sequence in whole),
             versions=tuple(
-                tuple(versions[block] for block in sequence.residency.blocks) for sequence in whole
+                tuple([versions[block] for block in sequence.residency.blocks])
+                for sequence in whole
             ),
         )
     ]

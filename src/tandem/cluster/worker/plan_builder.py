@@ -19,6 +19,9 @@ BlockNumbers = NDArray[np.int32]
 # tokens take a third of a second otherwise, in which no event is handled.
 PLACED_BLOCKS = 4096
 
+# What most steps add to block tables.
+_NO_ROWS: BlockNumbers = np.empty((0, 3), np.int32)
+
 
 class PlanBuilder:
     """Grows a `StepPlan` row by row. `rows` remembers whose row is which: (sequence, end of its
@@ -97,6 +100,8 @@ class PlanBuilder:
 
     def _table_rows(self) -> BlockNumbers:
         """A row (slot, index in its table, block) for each block that is new in a table."""
+        if not self._table and not self._placed:
+            return _NO_ROWS
         added = np.array(self._table, np.int32).reshape(-1, 3)
         if not self._placed:
             return added

@@ -144,13 +144,18 @@ class RunningSequences:
         if not cache or full_blocks <= sequence.residency.committed:
             return
         sequence.grow_chain(self.block_size)
-        for index in range(sequence.residency.committed, full_blocks):
-            digest, block = sequence.chain[index], sequence.residency.blocks[index]
-            new = self.pool.commit(block, digest, sequence.parent_hash(index))
+        chain, blocks, pool = sequence.chain, sequence.residency.blocks, self.pool
+        first_block = sequence.residency.committed
+        parent = sequence.parent_hash(first_block)
+        for index in range(first_block, full_blocks):
+            digest, block = chain[index], blocks[index]
+            new = pool.commit(block, digest, parent)
             if new and self.committed.wanted:
-                self.committed.add(block, self.pool.versions[block], sequence.block_name(index))
+                name = BlockName(digest, parent, chain[0], sequence.request.tenant)
+                self.committed.add(block, pool.versions[block], name)
             if self._filling.get(digest) is sequence:
                 del self._filling[digest]
+            parent = digest
         sequence.residency.committed = full_blocks
 
     def audit(self) -> None:

@@ -3,9 +3,10 @@
 from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import overload
+
+from msgspec import Struct
 
 from tandem.facts.blocks import Chain, grown_chain
 from tandem.facts.kv import BlockName
@@ -41,7 +42,11 @@ class KnownTokens(Ordered[int]):
             return self._prompt[place] if known else self.later[place - prompt_tokens]
         first, end, step = place.indices(len(self))
         assert step == 1
-        found = array("I", self._prompt[first:end])
+        known_prompt = self._prompt[first:end]
+        if isinstance(known_prompt, array) and known_prompt.typecode == "I":
+            found = known_prompt
+        else:
+            found = array("I", known_prompt)
         if end > prompt_tokens:
             found += self.later[max(0, first - prompt_tokens) : end - prompt_tokens]
         return found
@@ -64,8 +69,7 @@ class Phase(Enum):
     ENDED = "ended"
 
 
-@dataclass(slots=True)
-class KvResidency:
+class KvResidency(Struct):
     """What a sequence has while it is resident, and loses as a whole when it leaves.
 
     KV is planned for the first `scheduled` tokens and confirmed for the first `confirmed`; the
@@ -74,7 +78,7 @@ class KvResidency:
     """
 
     slot: int = -1
-    blocks: list[int] = field(default_factory=list)
+    blocks: list[int] = []
     scheduled: int = 0
     confirmed: int = 0
     committed: int = 0
@@ -82,8 +86,7 @@ class KvResidency:
     copied: bool = False
 
 
-@dataclass(slots=True)
-class PrefixHit:
+class PrefixHit(Struct):
     """`cached_tokens` of the prompt were found in the cache; -1 before the first look. KV of the
     first `reached_tokens` was here, or on its way, in an earlier stay: finding that is no hit.
     `likely_cached_tokens` are what a look on arrival found. While another fills blocks that both

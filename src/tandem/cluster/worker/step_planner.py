@@ -137,6 +137,8 @@ class StepPlanner:
 
     def take_imports(self) -> list[ImportBlocks]:
         """The imports begun, not taken before, and into blocks that no step still touches."""
+        if not self._imports:
+            return []
         ready = [wanted for wanted in self._imports.values() if self.sequences.quiet(wanted.blocks)]
         for wanted in ready:
             del self._imports[wanted.request_id]
@@ -178,6 +180,8 @@ class StepPlanner:
         """Give a running sequence the blocks for its chunk, preempting others if need be."""
         pool = self.sequences.pool
         needed = self.sequences.blocks_for(sequence, sequence.residency.scheduled + chunk_tokens)
+        if needed <= 0:
+            return True
         while pool.free_blocks < needed:
             builder.short_of_blocks = True
             candidates = [s for s in self.sequences.running if s not in builder.planned]

@@ -7,6 +7,8 @@ writes.
 from collections.abc import Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from tandem.cluster.router.prefix_cache.index import ComputedHashes, TokenIds
 from tandem.facts.blocks import CacheRoot, Chain
 from tandem.facts.request import Request
@@ -131,10 +133,10 @@ class Recorder:
         match message:
             case KvReported(_, computed):
                 names = self._renamed(computed.request_ids)
-                message = replace(message, computed=replace(computed, request_ids=names))
+                message = replace(message, computed=structs.replace(computed, request_ids=names))
             case ImportReported(_, wanted):
                 (name,) = self._renamed((wanted.request_id,))
-                message = replace(message, wanted=replace(wanted, request_id=name))
+                message = replace(message, wanted=structs.replace(wanted, request_id=name))
             case RequestRefused(_, request_id) | RequestBroken(_, request_id):
                 (name,) = self._renamed((request_id,))
                 message = replace(message, request_id=name)

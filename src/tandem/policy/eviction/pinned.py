@@ -74,11 +74,13 @@ class Pinned(Generic[Key]):
             self._inner.insert(key, now_ns)
 
     def insert(self, key: Key, now_ns: int, /) -> None:
-        self._end_pins(now_ns)
+        if self._ends:
+            self._end_pins(now_ns)
         self._inner.insert(key, now_ns)
 
     def touch(self, key: Key, now_ns: int, /) -> None:
-        self._end_pins(now_ns)
+        if self._ends:
+            self._end_pins(now_ns)
         if key not in self._ends:
             self._inner.touch(key, now_ns)
 
