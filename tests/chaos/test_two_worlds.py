@@ -18,7 +18,7 @@ from tandem.policy.dispatch.policies import DISPATCHES
 from tandem.policy.eviction.policies import Lru
 from tandem.policy.routing.policies import ROUTINGS
 from tandem.report.record import Ending, RunRecord
-from tandem.twin.faults import Crash, Fault
+from tandem.twin.faults.kinds import Crash, Fault
 from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind
 from tandem.twin.simulation import Simulation
 from tests.chaos.asks import Ask

@@ -38,8 +38,8 @@ from tandem.policy.dispatch.policies import DISPATCHES
 from tandem.policy.eviction.policies import EVICTIONS, make_eviction
 from tandem.policy.qos.classes import Classes, ServiceClass
 from tandem.policy.routing.policies import ROUTINGS
-from tandem.twin.fault_injection import FaultInjection
-from tandem.twin.faults import (
+from tandem.twin.faults.injection import FaultInjection
+from tandem.twin.faults.kinds import (
     Cause,
     ClientsLeave,
     Crash,
@@ -56,7 +56,7 @@ from tandem.twin.faults import (
     TierLost,
 )
 from tandem.twin.launcher import Launcher
-from tandem.twin.network_paths import NodeLinks
+from tandem.twin.network.paths import NodeLinks
 from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind
 from tests.cluster.ledger_engine import answer
 from tests.twin.chance_cluster import ChanceCluster, ChancySteps, Client, Restless

@@ -19,8 +19,8 @@ from tandem.policy.planning.contract import FleetView, Flip, Move, Plan
 from tandem.policy.qos.classes import Classes, ServiceClass
 from tandem.policy.routing.policies import ROUTINGS
 from tandem.report.record import Ending, RunRecord
-from tandem.twin.faults_random import random_faults
-from tandem.twin.network_paths import NodeLinks
+from tandem.twin.faults.chance import random_faults
+from tandem.twin.network.paths import NodeLinks
 from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind
 from tandem.twin.simulation import Simulation
 

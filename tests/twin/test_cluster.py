@@ -18,8 +18,8 @@ from tandem.policy.planning.contract import FleetView, Flip, Plan
 from tandem.policy.routing.policies import ROUTINGS
 from tandem.report.record import Ending, RunRecord
 from tandem.twin.event_queue import EventQueue, Timer, Turn
-from tandem.twin.faults import Crash, Fault, GatewayCrash, Hang
-from tandem.twin.network_paths import NodeLinks
+from tandem.twin.faults.kinds import Crash, Fault, GatewayCrash, Hang
+from tandem.twin.network.paths import NodeLinks
 from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind
 from tandem.twin.simulation import Simulation
 from tandem.twin.transfers import Transfers

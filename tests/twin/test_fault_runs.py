@@ -11,7 +11,8 @@ from tandem.policy.dispatch.policies import DISPATCHES
 from tandem.policy.eviction.policies import Lru
 from tandem.policy.routing.policies import ROUTINGS
 from tandem.report.record import Ending, RunRecord
-from tandem.twin.faults import (
+from tandem.twin.faults.entries import read_faults
+from tandem.twin.faults.kinds import (
     ClientsLeave,
     Crash,
     Drained,
@@ -24,7 +25,6 @@ from tandem.twin.faults import (
     TierFull,
     TierLost,
 )
-from tandem.twin.faults_entries import read_faults
 from tandem.twin.process import GATEWAY
 from tandem.twin.scenario import Policies, Pool, Scenario
 from tandem.twin.simulation import Simulation

@@ -11,9 +11,9 @@ from hypothesis import given
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Tier
-from tandem.twin.faults import Crash, Fault, Hang, Partition, SlowLink, TierDown, link_factor
-from tandem.twin.faults_entries import read_faults
-from tandem.twin.faults_random import random_faults
+from tandem.twin.faults.chance import random_faults
+from tandem.twin.faults.entries import read_faults
+from tandem.twin.faults.kinds import Crash, Fault, Hang, Partition, SlowLink, TierDown, link_factor
 
 WORKERS = ("prefill-0", "decode-0", "decode-1")
 EVERY_KIND = """

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from tandem.facts.errors import InvalidConfiguration
-from tandem.twin.network import Network
+from tandem.twin.network.model import Network
 from tests.twin.slow_network import SlowNetwork, SlowTransfer, max_min_rates
 
 SECOND = 10**9

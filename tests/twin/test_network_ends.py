@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 from hypothesis import given
 
-from tandem.twin.network_ends import Ends
+from tandem.twin.network.model import Ends
 
 KEYS = st.integers(0, 4)
 STEPS = st.one_of(

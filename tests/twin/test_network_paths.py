@@ -5,8 +5,8 @@ from itertools import permutations
 import pytest
 
 from tandem.facts.fleet import Tier
-from tandem.twin.network import Network
-from tandem.twin.network_paths import (
+from tandem.twin.network.model import Network
+from tandem.twin.network.paths import (
     POOL_READ,
     POOL_WRITE,
     NodeLinks,

@@ -1,4 +1,4 @@
-"""`tandem profile`: how long do this machine's steps take, and which few numbers say so?"""
+"""`tandem profile`: times the steps of this machine and fits a step-time model to them."""
 
 from pathlib import Path
 

@@ -14,10 +14,10 @@ from tandem.cost.worker import WorkerCost
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Tier
 from tandem.policy.batching import TokenBudgetBatching
-from tandem.twin.faults import Fault, TierCorrupted, TierDown, TierFull, TierLost
-from tandem.twin.faults_entries import read_faults
-from tandem.twin.faults_random import random_faults
-from tandem.twin.network_paths import NodeLinks
+from tandem.twin.faults.chance import random_faults
+from tandem.twin.faults.entries import read_faults
+from tandem.twin.faults.kinds import Fault, TierCorrupted, TierDown, TierFull, TierLost
+from tandem.twin.network.paths import NodeLinks
 from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind
 
 

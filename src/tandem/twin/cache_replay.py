@@ -1,4 +1,4 @@
-"""How much of a trace's prompts would one shared prefix cache have held?
+"""The hit ratio of one shared prefix cache over a trace.
 
 No engine, no time to compute: only which blocks are resident when a request asks. Answers are not
 cached. A hit is the longest prefix of a request's block ids that are all resident; its tokens are

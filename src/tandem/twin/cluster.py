@@ -23,7 +23,7 @@ from tandem.messages.router import RequestSubmitted, RequestWithdrawn
 from tandem.report.record import Decision, RunRecord, WorkerRecord
 from tandem.twin.event_queue import EventQueue
 from tandem.twin.gateway import SimulatedGateway
-from tandem.twin.network_paths import pool_ports
+from tandem.twin.network.paths import pool_ports
 from tandem.twin.process import GATEWAY, MessageBus
 from tandem.twin.recorder import Recorder
 from tandem.twin.scenario import Scenario

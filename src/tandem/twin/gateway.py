@@ -32,7 +32,7 @@ class Surroundings(Protocol):
     """What the gateway needs of the cluster around it."""
 
     def catch_up(self) -> None:
-        """All tokens that are there by now are told of."""
+        """All tokens that are there by now are reported."""
         ...
 
     def signs_of_life(self) -> None:
@@ -78,7 +78,7 @@ class SimulatedGateway(Process[GatewayEvent]):
     def start(self) -> None:
         self.receive(TimePassed())
 
-    def hear(self, event: MessageFromWorker, landed_ns: Sequence[int]) -> None:
+    def receive_report(self, event: MessageFromWorker, landed_ns: Sequence[int]) -> None:
         if landed_ns:
             self._landed_ns.setdefault(event.message.worker, []).append(landed_ns)
         self.receive(event)
@@ -114,12 +114,12 @@ class SimulatedGateway(Process[GatewayEvent]):
         self._surroundings.fence(self.name, effect.peer)
 
     def deliver(self, effect: Deliver) -> None:
-        # Steps taken at one go are told of before one that lands now, which draws for the same.
+        # Steps taken at one go are reported before one that lands now, which draws for the same.
         landed_ns: Sequence[int] = (self._now_ns,) * effect.repeats
-        told = self._landed_ns.get(effect.worker)
-        while told:
+        landed = self._landed_ns.get(effect.worker)
+        while landed:
             # Messages of which nothing reached a client are passed over.
-            found = told.pop(0)
+            found = landed.pop(0)
             if len(found) == effect.repeats:
                 landed_ns = found
                 break

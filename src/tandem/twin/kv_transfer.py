@@ -8,7 +8,7 @@ from typing import Protocol
 from tandem.facts.kv import KvExport, MoveKv, MoveReport
 from tandem.messages.node import BlocksExported, MoveFinished, NodeEvent
 from tandem.twin.block_contents import BlockContents
-from tandem.twin.network_paths import path_to_node
+from tandem.twin.network.paths import path_to_node
 from tandem.twin.recorder import Recorder
 from tandem.twin.transfers import Transfers
 

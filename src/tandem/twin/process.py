@@ -36,7 +36,7 @@ class HearsPeers(TakesMail, Protocol):
     @property
     def name(self) -> str: ...
 
-    def hear(self, event: MessageFromWorker, landed_ns: Sequence[int]) -> None:
+    def receive_report(self, event: MessageFromWorker, landed_ns: Sequence[int]) -> None:
         """Where the message tells of several steps, they landed at these instants."""
         ...
 
@@ -202,9 +202,11 @@ class MessageBus:
             message = TO_GATEWAY.decode(TO_GATEWAY.encode(message))
         event = MessageFromWorker(sender.peer, message)
         if self.latency_ns or self.jitter_ns or channel.cut:
-            self._send(channel, channel.up, lambda: channel.gateway.hear(event, landed_ns))
+            self._send(
+                channel, channel.up, lambda: channel.gateway.receive_report(event, landed_ns)
+            )
         else:
-            channel.gateway.hear(event, landed_ns)
+            channel.gateway.receive_report(event, landed_ns)
 
     def to_peer(self, gateway: str, peer: str, message: ToWorker) -> None:
         channel = self.channels.get((gateway, peer))

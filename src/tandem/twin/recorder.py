@@ -1,4 +1,4 @@
-"""Writes down what happens to requests while a run goes on."""
+"""Records what happens to requests while a run goes on."""
 
 from array import array
 from collections.abc import Sequence

@@ -17,8 +17,8 @@ from tandem.policy.planning.contract import Planning
 from tandem.policy.qos.classes import Classes
 from tandem.policy.routing.contract import Routing
 from tandem.twin.block_contents import BlockContents
-from tandem.twin.faults import Fault
-from tandem.twin.network_paths import NodeLinks
+from tandem.twin.faults.kinds import Fault
+from tandem.twin.network.paths import NodeLinks
 
 
 @dataclass(frozen=True, slots=True)

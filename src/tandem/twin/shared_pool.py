@@ -23,7 +23,7 @@ from tandem.messages.pool_node import (
     SendReplica,
 )
 from tandem.twin.event_queue import Timer
-from tandem.twin.network_paths import path_between_pool_processes, path_between_tiers
+from tandem.twin.network.paths import path_between_pool_processes, path_between_tiers
 from tandem.twin.process import MessageBus, Process
 from tandem.twin.tier_stores import SimulatedStore
 from tandem.twin.transfers import Transfers

@@ -14,7 +14,7 @@ from tandem.facts.trace import TraceRow
 from tandem.messages.router import RequestSubmitted
 from tandem.report.record import Ending, RunRecord
 from tandem.twin.cluster import SimulatedCluster
-from tandem.twin.fault_injection import FaultInjection
+from tandem.twin.faults.injection import FaultInjection
 from tandem.twin.launcher import Launcher
 from tandem.twin.scenario import Scenario
 from tandem.twin.timeline import Timeline
@@ -84,7 +84,7 @@ class Simulation:
         sample_ns = max(LEAST_SAMPLE_NS, self._last_arrival_ns // self._scenario.timeline_points)
         queue.at(0, partial(self._sample, sample_ns))
         limit_ns = round(self._scenario.limit_s * 1e9)
-        told = 0
+        shown = 0
         while (next_ns := queue.next_ns()) is not None:
             if next_ns > self._last_arrival_ns + limit_ns or not self._unfinished:
                 break
@@ -92,8 +92,8 @@ class Simulation:
             cluster.bus.deliver()
             if recorder.finished:
                 self._note_ends(queue.now_ns)
-            if progress is not None and queue.happened - told >= 2000:
-                told = queue.happened
+            if progress is not None and queue.happened - shown >= 2000:
+                shown = queue.happened
                 progress(1.0 - self._unfinished / max(1, self._workload.requests))
         cluster.catch_up()
         cluster.bus.deliver()

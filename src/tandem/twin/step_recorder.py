@@ -1,4 +1,4 @@
-"""Writes down what the steps of workers do while a run goes on: whose tokens they compute and draw,
+"""Records the steps of workers while a run goes on: whose tokens they compute and draw,
 and how long they take."""
 
 from tandem.facts.fleet import Role, Tier

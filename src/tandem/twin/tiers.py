@@ -10,7 +10,7 @@ from tandem.facts.fleet import Tier
 from tandem.facts.kv import BlockName
 from tandem.messages.node import BlocksFetched, BlocksKept, BlocksStaged, NodeEvent
 from tandem.twin.block_contents import BlockContents
-from tandem.twin.network_paths import path_between_tiers
+from tandem.twin.network.paths import path_between_tiers
 from tandem.twin.recorder import Recorder
 from tandem.twin.shared_pool import PoolRead, SimulatedPoolClient
 from tandem.twin.tier_stores import SimulatedStore

@@ -1,4 +1,4 @@
-"""What the fleet looks like at one instant, for the timeline of a run."""
+"""The state of the fleet at one instant, for the timeline of a run."""
 
 from msgspec import Struct
 

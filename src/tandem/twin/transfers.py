@@ -8,7 +8,7 @@ from msgspec import Struct
 from tandem.policy.chance import draw
 from tandem.report.record import TransferRecord
 from tandem.twin.event_queue import EventQueue, Turn
-from tandem.twin.network import Network
+from tandem.twin.network.model import Network
 
 # Called once, with whether the bytes arrived, and how many seconds that took.
 Ended = Callable[[bool, float], None]

@@ -113,13 +113,13 @@ class SimulatedWorker(Process[NodeEvent]):
         self._queue = around.bus.queue
         scenario, kind = around.scenario, start.pool.kind
         tiers = _tiers_config(kind, scenario, around.disk)
-        worker_config = _worker_config(kind, scenario, tells_full_blocks=tiers is not None)
+        worker_config = _worker_config(kind, scenario, reports_full_blocks=tiers is not None)
         # Blocks of another size have other hashes.
         alike = worker_config.block_size == scenario.block_size
         machine = WorkerMachine(worker_config, around.prompts if alike else None)
         register = _hello(start, self.incarnation, machine.config)
-        self._told_when_asked = scenario.asks_for_reports
-        config = NodeConfig(register, tiers, reports_when_asked=self._told_when_asked)
+        self._reports_when_asked = scenario.asks_for_reports
+        config = NodeConfig(register, tiers, reports_when_asked=self._reports_when_asked)
         self.machine = NodeMachine(config, machine)
         self.worker_machine = machine
         self.host, self.disk = SimulatedStore(), around.disk
@@ -130,7 +130,7 @@ class SimulatedWorker(Process[NodeEvent]):
             machine,
             around.steps,
             self._clock,
-            fast_forward=scenario.fast_forward and self._told_when_asked,
+            fast_forward=scenario.fast_forward and self._reports_when_asked,
             contents=self.contents,
         )
         self._ports = self._make_ports(tiers, kind)
@@ -146,11 +146,11 @@ class SimulatedWorker(Process[NodeEvent]):
         self._load: LoadReported | None = None
         self._reported: LoadReported | None = None
         # Where it is told now and then: how often, when next, and what was said but not heard.
-        self._interval_ns = round(scenario.report_interval_s * 1e9) * self._told_when_asked
+        self._interval_ns = round(scenario.report_interval_s * 1e9) * self._reports_when_asked
         self._report_due_ns: int | None = None
         self._pending: LoadReported | None = None
         self._asked = False
-        self._tiers_told_ns = -TIERS_REPORT_NS
+        self._tiers_reported_ns = -TIERS_REPORT_NS
 
     @property
     def role(self) -> Role:
@@ -246,7 +246,7 @@ class SimulatedWorker(Process[NodeEvent]):
     def due_report(self, now_ns: int) -> LoadReported | None:
         """The newest report that was to be sent by now and is news: as of now where loads are
         always known. Superseded ones are never made."""
-        if self.hangs or not self._told_when_asked:
+        if self.hangs or not self._reports_when_asked:
             return None
         if self._interval_ns:
             self._settle_report(now_ns + 1)
@@ -255,7 +255,7 @@ class SimulatedWorker(Process[NodeEvent]):
             if load is self._reported:
                 return None
             self._reported = load
-            if now_ns - self._tiers_told_ns < TIERS_REPORT_NS:
+            if now_ns - self._tiers_reported_ns < TIERS_REPORT_NS:
                 return self.machine.report_to(GATEWAY, load)
             self._report_as_of(now_ns, load)
         report, self._pending = self._pending, None
@@ -263,7 +263,7 @@ class SimulatedWorker(Process[NodeEvent]):
 
     def sign_of_life(self, now_ns: int) -> None:
         """The gateway hears of it, whatever it carries."""
-        if self.hangs or not self._told_when_asked:
+        if self.hangs or not self._reports_when_asked:
             return
         self._settle_report(now_ns + 1)
         if self._pending is None:
@@ -292,9 +292,9 @@ class SimulatedWorker(Process[NodeEvent]):
         self._report_as_of(due_ns, self.load(due_ns))
 
     def _report_as_of(self, instant_ns: int, load: LoadReported) -> None:
-        tiers = instant_ns - self._tiers_told_ns >= TIERS_REPORT_NS
+        tiers = instant_ns - self._tiers_reported_ns >= TIERS_REPORT_NS
         if tiers:
-            self._tiers_told_ns = instant_ns
+            self._tiers_reported_ns = instant_ns
         self._asked = True
         self._perform(self.machine.report(load, instant_ns, tiers=tiers))
         self._asked = False
@@ -434,7 +434,7 @@ class SimulatedWorker(Process[NodeEvent]):
 
 
 def _worker_config(
-    kind: WorkerKind, scenario: Scenario, *, tells_full_blocks: bool
+    kind: WorkerKind, scenario: Scenario, *, reports_full_blocks: bool
 ) -> WorkerConfig:
     block_size = kind.block_size or scenario.block_size
     return WorkerConfig(
@@ -448,7 +448,7 @@ def _worker_config(
         steps_in_flight=kind.steps_in_flight,
         pipeline_stages=kind.cost.step_time.stages,
         max_waiting=1 << 30,
-        reports_committed=tells_full_blocks,
+        reports_committed=reports_full_blocks,
     )
 
 

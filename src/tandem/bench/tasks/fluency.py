@@ -1,4 +1,4 @@
-"""Fluency sanity: does a model speak whole, varied sentences? No judge, only what breaks first.
+"""Fluency sanity: whole, varied sentences. No judge, only what breaks first.
 
 A broken cache or a bad quantisation shows as loops, as foreign characters or as an answer that
 never ends; whether what is said is true, this cannot tell.

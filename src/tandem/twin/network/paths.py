@@ -1,4 +1,4 @@
-"""Which ports does a transfer cross? The links of a node, the shared pool, and the ways over them.
+"""Ports that a transfer crosses: links of a node, of the shared pool, and paths over them.
 
 Ports are named from the node's memory outwards: `out` leaves it, `in` comes back.
 """

@@ -1,4 +1,4 @@
-"""What does the list `faults` of a cluster file say? One mapping a fault, in people's words:
+"""The list `faults` of a cluster file, one mapping a fault:
 
 {at: 30s, crash: decode-1, restart: 20s}    {at: 1m, partition: [[a, b], [c]], for: 10s}
 {at: 30s, hang: decode-1, for: 5s}          {at: 1m, slow: decode-1, factor: 0.1, for: 30s}
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from tandem.facts.errors import InvalidConfiguration, nearest
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.units import SECONDS, SHARE, Quantity
-from tandem.twin.faults import (
+from tandem.twin.faults.kinds import (
     Cause,
     ClientsLeave,
     Crash,
@@ -91,8 +91,8 @@ class _Entry:
             raise self._mistake("is not a mapping such as {at: 30s, crash: decode-1}")
         kinds = [kind for kind in _KEYS if kind in self.fields]
         if len(kinds) != 1:
-            said = " and ".join(kinds) or "none"
-            raise self._mistake(f"must name one of {', '.join(_KEYS)}; it names {said}")
+            named = " and ".join(kinds) or "none"
+            raise self._mistake(f"must name one of {', '.join(_KEYS)}; it names {named}")
         kind = kinds[0]
         known = ("at", kind, *_KEYS[kind])
         for key in self.fields:

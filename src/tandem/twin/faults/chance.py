@@ -1,4 +1,4 @@
-"""What goes wrong when nobody says what? A schedule of faults that is a function of a seed."""
+"""Random faults: a schedule that is a function of a seed."""
 
 from collections.abc import Sequence
 from itertools import count
@@ -6,7 +6,7 @@ from itertools import count
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Tier
 from tandem.policy.chance import draw
-from tandem.twin.faults import Cause, Crash, Fault, Hang, Partition, SlowLink, TierDown
+from tandem.twin.faults.kinds import Cause, Crash, Fault, Hang, Partition, SlowLink, TierDown
 
 SHORTEST_S, LONGEST_S = 1.0, 30.0
 SLOWEST_FACTOR, FASTEST_FACTOR = 0.01, 0.5

@@ -1,5 +1,4 @@
-"""What may go wrong in a simulated cluster, and when: the nouns, for whoever schedules and performs
-them."""
+"""Kinds of faults of a simulated cluster, each with its instant and end."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

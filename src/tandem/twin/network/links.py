@@ -1,4 +1,4 @@
-"""How fast does each transfer move? Ports, who shares them, slow links and partitions.
+"""Rates of transfers: ports, their shares, slow links and partitions.
 
 A transfer moves at the smallest of its ports' even shares (capacity / transfers that move through
 the port). This is a lower bound of max-min fairness: there a transfer has at least the even share

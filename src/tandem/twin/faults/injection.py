@@ -8,7 +8,7 @@ from tandem.messages.gateway import DrainAsked, UndrainAsked
 from tandem.policy.chance import draw
 from tandem.report.record import Decision
 from tandem.twin.cluster import SimulatedCluster
-from tandem.twin.faults import (
+from tandem.twin.faults.kinds import (
     ClientsLeave,
     Crash,
     Drained,
@@ -26,7 +26,7 @@ from tandem.twin.faults import (
     lost_share_of,
 )
 from tandem.twin.launcher import Launcher
-from tandem.twin.network_paths import fabric_ports
+from tandem.twin.network.paths import fabric_ports
 from tandem.twin.scenario import Scenario
 
 
