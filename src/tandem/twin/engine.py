@@ -80,6 +80,7 @@ class SimulatedEngine:
         self._stage_free_ns = [0] * step_time.stages
         slots = machine.config.max_sequences
         self._slots: list[str] = [""] * slots
+        self._answer_tokens = [0] * slots
         self._placed_tokens = [0] * slots
         # The instants of the coming landings when steps are taken at one go, and how many of them
         # that covers.
@@ -110,28 +111,27 @@ class SimulatedEngine:
         now_ns = self._clock()
         for placement in plan.placements:
             self._slots[placement.slot] = placement.request_id
+            self._answer_tokens[placement.slot] = self._steps.requests.token_of(
+                placement.request_id
+            )
             self._placed_tokens[placement.slot] = len(placement.tokens)
             self._steps.scheduled(placement.request_id, now_ns)
         chunks: list[tuple[int, int]] = []
         decodes = context_tokens = 0
         opens = False
         slots, starts, counts = plan.slots.tolist(), plan.starts.tolist(), plan.counts.tolist()
-        request_ids = [self._slots[slot] for slot in slots]
+        placed_tokens = self._placed_tokens
         for slot, start, count in zip(slots, starts, counts, strict=True):
             if count > 1:
                 chunks.append((start, count))
             else:
                 decodes += 1
                 context_tokens += start + 1
-            if start < self._placed_tokens[slot]:
+            if start < placed_tokens[slot]:
                 opens = True
                 self._steps.computes(self.name, self._slots[slot], (start, count))
-        drawing = [
-            request_id
-            for request_id, samples in zip(request_ids, plan.samples.tolist(), strict=True)
-            if samples
-        ]
-        tokens = tuple(self._steps.requests.token_of(request_id) for request_id in drawing)
+        samples = plan.samples.tolist()
+        drawing = [slot for slot, draws in zip(slots, samples, strict=True) if draws]
         shape = StepShape(tuple(chunks), decodes, context_tokens, len(drawing))
         duration_ns = self._duration_ns(shape)
         done_ns = now_ns
@@ -145,8 +145,8 @@ class SimulatedEngine:
                 step_id=plan.step_id,
                 done_ns=done_ns,
                 duration_ns=duration_ns,
-                request_ids=drawing,
-                tokens=tokens,
+                request_ids=[self._slots[slot] for slot in drawing],
+                tokens=tuple([self._answer_tokens[slot] for slot in drawing]),
                 context_tokens=context_tokens,
                 prefills=bool(chunks),
                 opens=opens,
@@ -231,7 +231,7 @@ class SimulatedEngine:
         landing_ns = landings[-1]
         for _ in range(steps):
             context_tokens += sequences
-            landing_ns += max(1, round(decode_seconds(sequences, context_tokens) * 1e9))
+            landing_ns += round(decode_seconds(sequences, context_tokens) * 1e9) or 1
             landings.append(landing_ns)
         self._ahead_context_tokens = context_tokens
         self._ahead_steps += steps

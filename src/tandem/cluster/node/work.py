@@ -9,8 +9,10 @@ from tandem.cluster.node.tiers import TierEvent, WorkerTiers
 from tandem.cluster.worker.machine import WorkerMachine
 from tandem.messages.node import MoveFinished, NodeEffect
 from tandem.messages.worker import (
+    BlocksCommitted,
     CancelImport,
     CopiesRequested,
+    EmitTokens,
     FailRequest,
     ImportBlocks,
     ImportDone,
@@ -19,8 +21,10 @@ from tandem.messages.worker import (
     KvTransfersRequested,
     PrefillsArrived,
     Refuse,
+    ReportBlocks,
     RequestsAborted,
     RequestsArrived,
+    RunStep,
     TransferPinsReleased,
     WorkerEvent,
 )
@@ -30,6 +34,8 @@ Change = (
     ImportDone | CopiesRequested | KvTransfersRequested | TransferPinsReleased | RequestsAborted
 )
 Effects = list[NodeEffect]
+# What nearly all steps have. It leaves the requests as they are.
+OF_STEPS = frozenset({RunStep, EmitTokens, BlocksCommitted, ReportBlocks})
 
 
 class Work:
@@ -147,6 +153,8 @@ class Work:
         if self.tiers is not None:
             effects += self.tiers.event_handled(event, landed, now_ns)
         for effect in landed:
+            if type(effect) in OF_STEPS:
+                continue
             match effect:
                 case ImportBlocks():
                     self.inbound.blocks_reserved(effect)
@@ -163,8 +171,9 @@ class Work:
     def _end_quiet(self, now_ns: int) -> Effects:
         """Pass on the imports that have ended and whose blocks are quiet."""
         effects: Effects = []
-        for outcome in self.inbound.take_quiet():
-            effects += self.pass_to_machine(outcome, now_ns)
+        if self.inbound.any_concluded:
+            for outcome in self.inbound.take_quiet():
+                effects += self.pass_to_machine(outcome, now_ns)
         return effects
 
     def _settle(self, request_ids: tuple[str, ...]) -> None:

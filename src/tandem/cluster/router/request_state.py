@@ -160,7 +160,10 @@ class RequestState:
         request = self.submission.request
         if not request.output_tokens and not self.output:
             return request.prompt_tokens
-        return array("I", (*request.prompt_tokens, *request.output_tokens, *self.output))
+        known = array("I", request.prompt_tokens)
+        known.extend(request.output_tokens)
+        known.extend(self.output)
+        return known
 
     def needs(self, worker: str) -> bool:
         """Whether the request cannot go on as planned without this worker."""

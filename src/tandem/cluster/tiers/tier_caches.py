@@ -212,7 +212,7 @@ class TierCaches:
         has = cache.has
         gone = [digest for digest in ended if not has(digest)]
         effects += _forget(cache, gone)
-        self._forget_names([*lost, *stored.evicted, *gone])
+        self._forget_names([*lost, *gone])
         return effects, tuple(self._names[digest] for digest in demoted)
 
     def let_go(self, tier: Tier, digests: Sequence[bytes]) -> Effects:
@@ -270,9 +270,11 @@ class TierCaches:
         return [TierChanged(cache.tier, cache.report(removed, added, parents))]
 
     def _forget_names(self, digests: Iterable[bytes]) -> None:
-        caches = self.by_tier.values()
         for digest in digests:
-            if not any(cache.has(digest) for cache in caches):
+            for cache in self.by_tier.values():
+                if cache.has(digest):
+                    break
+            else:
                 self._names.pop(digest, None)
 
 

@@ -28,6 +28,8 @@ from tandem.messages.worker import BlocksCommitted
 
 # So many blocks are remembered, the oldest forgotten first.
 REMEMBERED_BLOCKS = 65_536
+# Where blocks are written, in this order.
+TIERS = (Tier.HOST, Tier.DISK, Tier.REMOTE)
 
 
 class SharedContent:
@@ -160,20 +162,19 @@ class WriteThrough:
         if not event.staged:
             del self._stagings[event.copy_id]
             return self._give_up(staging.rows, now_ns) + self._stage(now_ns)
-        whole: list[tuple[int, CommittedBlock]] = []
+        whole: dict[Tier, list[tuple[int, BlockName]]] = {}
         overwritten: list[CommittedBlock] = []
         for index, row in enumerate(staging.rows):
-            if versions[row.block] == row.version:
-                whole.append((index, row))
-            else:
+            if versions[row.block] != row.version:
                 overwritten.append(row)
+                continue
+            for tier in row.targets:
+                whole.setdefault(tier, []).append((index, row.name))
         effects = self._give_up(overwritten, now_ns)
-        for tier in (Tier.HOST, Tier.DISK, Tier.REMOTE):
-            rows = [(index, row.name) for index, row in whole if tier in row.targets]
-            if rows:
-                indices, names = zip(*rows, strict=True)
-                staging.writing[tier] = names
-                effects.append(KeepStaged(event.copy_id, tier, indices, names))
+        for tier in sorted(whole, key=TIERS.index):
+            indices, names = zip(*whole[tier], strict=True)
+            staging.writing[tier] = names
+            effects.append(KeepStaged(event.copy_id, tier, indices, names))
         return effects + self._end_if_written(event.copy_id, now_ns)
 
     def kept(self, event: BlocksKept, now_ns: int) -> Effects:
@@ -217,7 +218,7 @@ class WriteThrough:
             return []
         self.dropped_blocks += len(rows)
         effects: Effects = []
-        for tier in (Tier.HOST, Tier.DISK, Tier.REMOTE):
+        for tier in TIERS:
             names = tuple(row.name for row in rows if tier in row.targets)
             if names:
                 effects += self._ended(tier, names, (), now_ns)

@@ -206,8 +206,11 @@ class WorkerMachine:
             return InvalidRequest("output_tokens", "already reach max_tokens")
         vocabulary = range(self.config.vocabulary_tokens)
         # Choices of one call share their prompt: it is looked at once.
-        new = () if request.prompt_tokens is self._valid_prompt else (request.prompt_tokens,)
-        if not all(_in_vocabulary(each, vocabulary) for each in (*new, request.output_tokens)):
+        seen = request.prompt_tokens is self._valid_prompt
+        if not (
+            (seen or _in_vocabulary(request.prompt_tokens, vocabulary))
+            and _in_vocabulary(request.output_tokens, vocabulary)
+        ):
             return InvalidRequest("prompt", "holds a token id outside the vocabulary")
         self._valid_prompt = request.prompt_tokens
         if any(token not in vocabulary for token, _ in request.sampling.logit_bias):
@@ -347,10 +350,10 @@ class WorkerMachine:
 
 def _in_vocabulary(tokens: Iterable[int], vocabulary: range) -> bool:
     ids = np.asarray(tokens)
-    if not ids.size:
+    unsigned = ids.dtype.kind == "u"
+    if not ids.size or (unsigned and 256**ids.itemsize <= len(vocabulary)):
         return True
-    positive = ids.dtype.kind == "u" or ids.min() >= 0
-    return bool(positive and ids.max() < len(vocabulary))
+    return bool((unsigned or ids.min() >= 0) and ids.max() < len(vocabulary))
 
 
 def load_of(worker: str, machine: WorkerMachine) -> LoadReported:

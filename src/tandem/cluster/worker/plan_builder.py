@@ -20,7 +20,7 @@ BlockNumbers = NDArray[np.int32]
 PLACED_BLOCKS = 4096
 
 # What most steps add to block tables.
-_NO_ROWS: BlockNumbers = np.empty((0, 3), np.int32)
+_NONE: BlockNumbers = np.empty(0, np.int32)
 
 
 class PlanBuilder:
@@ -32,83 +32,79 @@ class PlanBuilder:
         self.budget_tokens = budget_tokens
         self.short_of_blocks = False
         self.rows: list[tuple[Sequence, int, bool]] = []
-        self.planned: set[Sequence] = set()
         self._placements: list[Placement] = []
-        self._slots: list[int] = []
-        self._starts: list[int] = []
         self._counts: list[int] = []
-        self._samples: list[bool] = []
-        self._table: list[tuple[int, int, int]] = []
-        # The slot of each placement, and its blocks at that time.
-        self._placed: list[tuple[int, BlockNumbers]] = []
         self._placed_blocks = 0
+        # A row (slot, index in its table, block) for each block that is new in a table.
+        self._table_slots: list[int] = []
+        self._table_indices: list[int] = []
+        self._table_blocks: list[int] = []
 
     @property
     def may_place(self) -> bool:
         """Whether another sequence may enter its slot in this step."""
         return self._placed_blocks < PLACED_BLOCKS
 
+    def plans(self) -> set[Sequence]:
+        """The sequences that have a row so far."""
+        return {sequence for sequence, _, _ in self.rows}
+
     def place(self, sequence: Sequence) -> None:
         """The sequence enters its slot, with the blocks it has so far."""
-        sequence.residency.placed = True
+        residency = sequence.residency
+        residency.placed = True
         self._placements.append(
             Placement(
-                sequence.residency.slot,
+                residency.slot,
                 sequence.request.request_id,
                 sequence.tokens[:],
                 len(sequence.request.prompt_tokens),
                 sequence.request.sampling,
             )
         )
-        self._placed.append(
-            (sequence.residency.slot, np.array(sequence.residency.blocks, np.int32))
-        )
-        self._placed_blocks += len(sequence.residency.blocks)
+        blocks = len(residency.blocks)
+        self._table_slots += [residency.slot] * blocks
+        self._table_indices += range(blocks)
+        self._table_blocks += residency.blocks
+        self._placed_blocks += blocks
 
     def add_block(self, sequence: Sequence, block: int) -> None:
-        self._table.append((sequence.residency.slot, len(sequence.residency.blocks), block))
-        sequence.residency.blocks.append(block)
+        residency = sequence.residency
+        self._table_slots.append(residency.slot)
+        self._table_indices.append(len(residency.blocks))
+        self._table_blocks.append(block)
+        residency.blocks.append(block)
 
     def add_row(self, sequence: Sequence, chunk_tokens: int) -> None:
         """Schedule the next `chunk_tokens` of a running sequence, whose blocks are there."""
-        self._slots.append(sequence.residency.slot)
-        self._starts.append(sequence.residency.scheduled)
+        residency = sequence.residency
         self._counts.append(chunk_tokens)
         self.budget_tokens -= chunk_tokens
-        sequence.residency.scheduled += chunk_tokens
+        residency.scheduled += chunk_tokens
         sequence.steps_in_flight += 1
         draws = sequence.draws_next
         if draws:
             sequence.unseen += 1
-        self._samples.append(draws)
-        self.rows.append((sequence, sequence.residency.scheduled, draws))
-        self.planned.add(sequence)
+        self.rows.append((sequence, residency.scheduled, draws))
 
     def build(self) -> StepPlan:
-        table = self._table_rows()
+        rows, counts = self.rows, self._counts
+        starts = [end - count for (_, end, _), count in zip(rows, counts, strict=True)]
         return StepPlan(
             step_id=self.step_id,
             placements=tuple(self._placements),
-            slots=np.array(self._slots, np.int32),
-            starts=np.array(self._starts, np.int32),
-            counts=np.array(self._counts, np.int32),
-            samples=np.array(self._samples, np.bool_),
-            table_slots=table[:, 0],
-            table_indices=table[:, 1],
-            table_blocks=table[:, 2],
+            slots=np.array([sequence.residency.slot for sequence, _, _ in rows], np.int32),
+            starts=np.array(starts, np.int32),
+            counts=np.array(counts, np.int32),
+            samples=np.array([draws for _, _, draws in rows], np.bool_),
+            table_slots=_block_numbers(self._table_slots),
+            table_indices=_block_numbers(self._table_indices),
+            table_blocks=_block_numbers(self._table_blocks),
         )
 
-    def _table_rows(self) -> BlockNumbers:
-        """A row (slot, index in its table, block) for each block that is new in a table."""
-        if not self._table and not self._placed:
-            return _NO_ROWS
-        added = np.array(self._table, np.int32).reshape(-1, 3)
-        if not self._placed:
-            return added
-        tables = [np.empty((len(blocks), 3), np.int32) for _, blocks in self._placed]
-        for table, (slot, blocks) in zip(tables, self._placed, strict=True):
-            table[:, 0], table[:, 1], table[:, 2] = slot, np.arange(len(blocks)), blocks
-        return np.concatenate((*tables, added))
+
+def _block_numbers(numbers: list[int]) -> BlockNumbers:
+    return np.array(numbers, np.int32) if numbers else _NONE
 
 
 def repeating_steps(

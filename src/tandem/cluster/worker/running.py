@@ -139,24 +139,25 @@ class RunningSequences:
 
     def confirm_computed(self, sequence: Sequence, computed_tokens: int, cache: bool) -> None:
         """The KV of the first `computed_tokens` is there; full blocks go into the cache."""
-        sequence.residency.confirmed = computed_tokens
+        residency = sequence.residency
+        residency.confirmed = computed_tokens
         full_blocks = computed_tokens // self.block_size
-        if not cache or full_blocks <= sequence.residency.committed:
+        if not cache or full_blocks <= residency.committed:
             return
         sequence.grow_chain(self.block_size)
-        chain, blocks, pool = sequence.chain, sequence.residency.blocks, self.pool
-        first_block = sequence.residency.committed
+        chain, pool, filling = sequence.chain, self.pool, self._filling
+        wanted, tenant = self.committed.wanted, sequence.request.tenant
+        first_block = residency.committed
         parent = sequence.parent_hash(first_block)
         for index in range(first_block, full_blocks):
-            digest, block = chain[index], blocks[index]
-            new = pool.commit(block, digest, parent)
-            if new and self.committed.wanted:
-                name = BlockName(digest, parent, chain[0], sequence.request.tenant)
+            digest, block = chain[index], residency.blocks[index]
+            if pool.commit(block, digest, parent) and wanted:
+                name = BlockName(digest, parent, chain[0], tenant)
                 self.committed.add(block, pool.versions[block], name)
-            if self._filling.get(digest) is sequence:
-                del self._filling[digest]
+            if filling.get(digest) is sequence:
+                del filling[digest]
             parent = digest
-        sequence.residency.committed = full_blocks
+        residency.committed = full_blocks
 
     def audit(self) -> None:
         """Assert that blocks and slots have exactly the sequences as owners."""

@@ -166,25 +166,28 @@ class StepPlanner:
         for sequence in sequences:
             if sequence.phase is not Phase.RUNNING:
                 continue
-            if not (sequence.residency.placed or builder.may_place):
+            residency = sequence.residency
+            if not (residency.placed or builder.may_place):
                 continue
             chunk_tokens = self.batching.chunk_tokens(
                 sequence.pending_tokens, builder.budget_tokens
             )
-            if chunk_tokens and self._make_room(builder, sequence, chunk_tokens):
-                if not sequence.residency.placed:
-                    builder.place(sequence)
-                builder.add_row(sequence, chunk_tokens)
+            if not chunk_tokens:
+                continue
+            needed = self.sequences.blocks_for(sequence, residency.scheduled + chunk_tokens)
+            if needed > 0 and not self._make_room(builder, sequence, needed):
+                continue
+            if not residency.placed:
+                builder.place(sequence)
+            builder.add_row(sequence, chunk_tokens)
 
-    def _make_room(self, builder: PlanBuilder, sequence: Sequence, chunk_tokens: int) -> bool:
-        """Give a running sequence the blocks for its chunk, preempting others if need be."""
+    def _make_room(self, builder: PlanBuilder, sequence: Sequence, needed: int) -> bool:
+        """Give a running sequence so many more blocks, preempting others if need be."""
         pool = self.sequences.pool
-        needed = self.sequences.blocks_for(sequence, sequence.residency.scheduled + chunk_tokens)
-        if needed <= 0:
-            return True
         while pool.free_blocks < needed:
             builder.short_of_blocks = True
-            candidates = [s for s in self.sequences.running if s not in builder.planned]
+            planned = builder.plans()
+            candidates = [s for s in self.sequences.running if s not in planned]
             victim = self.batching.victim(candidates)
             if victim is sequence and len(candidates) == 1:
                 # All others run in this step and will free blocks in the end: keep what is

@@ -217,21 +217,19 @@ class BlockRuns:
         """Toggle the place of those blocks from the start (position, place) on that stand side by
         side in the run, in either order; gives the position after them."""
         position, place = start
-        known = run.digests
+        known, end, known_end = run.digests, len(digests), len(run.digests)
         first = _find(known, digests[position])
         low, high = first, first + 1
         position += 1
-        while position < len(digests):
-            digest = digests[position]
-            if high < len(known) and known[high] == digest and low == first:
-                high += 1
-            elif low and known[low - 1] == digest and high == first + 1:
-                low -= 1
-            else:
-                break
+        while position < end and high < known_end and known[high] == digests[position]:
+            high += 1
             position += 1
+        if high == first + 1:
+            while position < end and low and known[low - 1] == digests[position]:
+                low -= 1
+                position += 1
         places = run.holders.places ^ place
-        if high - low == len(known):
+        if high - low == known_end:
             self._sets.release(run.holders)
             if places:
                 run.holders = self._sets.use(places)
@@ -239,7 +237,7 @@ class BlockRuns:
             self._cut_out(run, low, high)
             if places:
                 self._point(Run(known[low:high], self._sets.use(places)))
-            run.digests = known[:low] if low >= len(known) - high else known[high:]
+            run.digests = known[:low] if low >= known_end - high else known[high:]
         if not places:
             for digest in known[low:high]:
                 del self._run_of[digest]
