@@ -31,9 +31,9 @@ from tandem.messages.worker import (
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.report.record import RunRecord, WorkerRecord
 from tandem.twin.engine import SimulatedEngine
+from tandem.twin.machine_configs import CACHE_ROOT
 from tandem.twin.recorder import Recorder
 from tandem.twin.step_recorder import StepRecorder
-from tandem.twin.worker import CACHE_ROOT
 from tandem.twin.workload import VOCABULARY_TOKENS
 from tests.engine.tiny import CONTEXT_TOKENS, CPU, VOCABULARY, Arithmetic, store, tiny_decoder
 

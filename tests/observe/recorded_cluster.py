@@ -8,7 +8,7 @@ from tandem.observe.journal.pseudonyms import SessionNames, TenantNames
 from tandem.observe.journal.recorder import Recorder
 from tandem.observe.journal.records import Record, decode_record
 from tandem.observe.journal.replay import Comparison, ReplayedHashes, compare
-from tandem.twin.process import GATEWAY
+from tandem.twin.message_bus import GATEWAY
 from tests.twin.chance_cluster import ChanceCluster
 
 

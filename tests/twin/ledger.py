@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from tandem.cluster.worker.machine import WorkerConfig
 from tandem.facts.blocks import extend_chain, salt_of
 from tandem.facts.kv import BlockName, MoveKv
-from tandem.twin.worker import CACHE_ROOT, SimulatedWorker
+from tandem.twin.machine_configs import CACHE_ROOT
+from tandem.twin.worker import SimulatedWorker
 from tests.cluster.ledger_engine import NONSENSE, LedgerEngine
 
 Keys = list[bytes]

@@ -210,7 +210,7 @@ def test_whoever_did_not_change_need_not_be_looked_at(faults):
                 assert worker.reports_unchanged or worker.due_report(cluster.now_ns) is None
                 member = cluster.gateway.machine.members.of_peer(worker.peer)
                 if member and not cluster.scenario.report_interval_s and not worker.hangs:
-                    loads = member.load, worker.load(cluster.now_ns)
+                    loads = member.load, worker.loads.load(cluster.now_ns)
                     known, true = (load.context_tokens for load in loads)
                     assert known == true
 
@@ -218,7 +218,7 @@ def test_whoever_did_not_change_need_not_be_looked_at(faults):
             nonlocal samples
             samples += 1
             sample, workers = look(now_ns), cluster.workers.values()
-            loads = [worker.machine_load for worker in workers]
+            loads = [worker.loads.worker_load for worker in workers]
             blocks = sum(worker.block_count for worker in workers)
             free = sum(load.free_blocks for load in loads)
             assert sample.kv_used == ((blocks - free) / blocks if blocks else 0.0)

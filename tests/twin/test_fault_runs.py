@@ -25,7 +25,7 @@ from tandem.twin.faults.kinds import (
     TierFull,
     TierLost,
 )
-from tandem.twin.process import GATEWAY
+from tandem.twin.message_bus import GATEWAY
 from tandem.twin.scenario import Policies, Pool, Scenario
 from tandem.twin.simulation import Simulation
 from tandem.twin.tier_stores import lost_share

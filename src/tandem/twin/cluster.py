@@ -4,34 +4,29 @@ event queue, a network and a cost model."""
 from dataclasses import replace
 from typing import Protocol
 
-from tandem.cluster.gateway.autoscaling import PlanningConfig
 from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
-from tandem.cluster.gateway.plan_actions import ScaledPool
-from tandem.cluster.router.admission import RouterConfig
 from tandem.cluster.router.fleet import Capacity
 from tandem.cluster.router.prefix_cache.index import ComputedHashes
-from tandem.cluster.shared_pool.contents import HotBlocksConfig
-from tandem.cluster.shared_pool.machine import PoolNodeConfig, PoolNodeMachine
-from tandem.cluster.tiers.config import TierLimits, TiersConfig
-from tandem.facts.blocks import NO_SALT, PromptChains
+from tandem.cluster.shared_pool.machine import PoolNodeMachine
+from tandem.facts.blocks import PromptChains
 from tandem.facts.fleet import Role, Tier
-from tandem.facts.kv import BlockFormat
-from tandem.messages.cluster import PROTOCOL, Register, Registered, RegisterPoolNode
+from tandem.messages.cluster import Register
 from tandem.messages.gateway import PeerGone
 from tandem.messages.node import GatewayGone, Leave
 from tandem.messages.router import RequestSubmitted, RequestWithdrawn
 from tandem.report.record import Decision, RunRecord, WorkerRecord
 from tandem.twin.event_queue import EventQueue
 from tandem.twin.gateway import SimulatedGateway
+from tandem.twin.machine_configs import gateway_config, pool_names, pool_node_config
+from tandem.twin.message_bus import GATEWAY, MessageBus
 from tandem.twin.network.paths import pool_ports
-from tandem.twin.process import GATEWAY, MessageBus
 from tandem.twin.recorder import Recorder
 from tandem.twin.scenario import Scenario
 from tandem.twin.shared_pool import SimulatedPoolNode
 from tandem.twin.step_recorder import StepRecorder
 from tandem.twin.tier_stores import SimulatedStore
 from tandem.twin.transfers import Transfers
-from tandem.twin.worker import CACHE_ROOT, MODEL, SimulatedWorker, Start, Surroundings
+from tandem.twin.worker import SharedParts, SimulatedWorker, Start
 
 # How often a worker that drains reports, where loads are always known otherwise.
 DRAIN_REPORT_NS = 100_000_000
@@ -85,9 +80,9 @@ class SimulatedCluster:
         self._direct = not scenario.message_latency_s and not scenario.encodes
         for name, pool in self.pools.items():
             self.transfers.add_ports(pool.kind.links.ports(name))
-        self._pool_names = _pool_names(scenario)
-        for name in self._pool_names:
-            share = scenario.pool_bytes_per_s / len(self._pool_names)
+        self.pool_names = pool_names(scenario)
+        for name in self.pool_names:
+            share = scenario.pool_bytes_per_s / len(self.pool_names)
             self.transfers.add_ports(pool_ports(name, share))
 
     @property
@@ -99,16 +94,11 @@ class SimulatedCluster:
         """The first of the gateways that are up."""
         return next(iter(self.gateways.values()), None)
 
-    @property
-    def pool_names(self) -> tuple[str, ...]:
-        """Of the processes of the shared pool."""
-        return self._pool_names
-
     def open(self) -> None:
         """The gateways are there, and the processes of the shared pool."""
         for name in self.scenario.gateway_names:
             self.start_gateway(name)
-        for name in self._pool_names:
+        for name in self.pool_names:
             self.start_pool_node(name)
 
     def opened(self) -> None:
@@ -146,7 +136,7 @@ class SimulatedCluster:
         """A worker is up; what its disk held before it still holds."""
         pool = self.pools[name]
         self.steps.worker(WorkerRecord(name, str(role), pool.kind.device, pool.kind.devices))
-        around = Surroundings(
+        shared = SharedParts(
             scenario=self.scenario,
             bus=self.bus,
             transfers=self.transfers,
@@ -160,7 +150,7 @@ class SimulatedCluster:
             died=self.worker_died,
         )
         start = Start(name, pool, role, self._order[name], int(self._next_start(name)))
-        worker = self.workers[name] = SimulatedWorker(start, around)
+        worker = self.workers[name] = SimulatedWorker(start, shared)
         self._worker_changed(worker)
         worker.host.up = self._tiers_down.isdisjoint({(Tier.HOST, ""), (Tier.HOST, name)})
         for gateway in self.gateways:
@@ -178,12 +168,12 @@ class SimulatedCluster:
         self._remove(worker)
         if not silently:
             gone = PeerGone(worker.peer, "its process has ended")
-            self.bus.end_process(worker, gone, last_words=False)
+            self.bus.end_process(worker, gone, delivers_sent=False)
 
     def worker_died(self, worker: SimulatedWorker, reason: str) -> None:
         """A step has ended its process."""
         self._remove(worker)
-        self.bus.end_process(worker, PeerGone(worker.peer, reason), last_words=True)
+        self.bus.end_process(worker, PeerGone(worker.peer, reason), delivers_sent=True)
 
     def replace_worker(self, name: str, role: Role) -> None:
         """Somebody takes this worker, which hangs, for dead, and starts it anew. Perhaps it wakes
@@ -203,33 +193,9 @@ class SimulatedCluster:
     def start_pool_node(self, name: str) -> None:
         """A process of the shared pool is up, empty."""
         scenario = self.scenario
-        block_format = self._block_format()
-        capacity = max(1, scenario.remote_blocks // len(self._pool_names))
-        register = RegisterPoolNode(
-            protocol=PROTOCOL,
-            version="",
-            worker=name,
-            incarnation=self._next_start(name),
-            address=name,
-            format=block_format,
-            capacity_blocks=capacity,
-        )
-        tiers = TiersConfig(
-            {Tier.HOST: capacity},
-            lambda _blocks: scenario.policies.eviction(),
-            pin_share=scenario.pin_share,
-            quotas=scenario.quotas,
-            pin_shares=scenario.pin_shares,
-            limits=TierLimits.within((capacity,)),
-        )
-        heat = HotBlocksConfig(replicas=scenario.pool_replicas)
-        machine = PoolNodeMachine(
-            PoolNodeConfig(
-                register, tiers, heat, reports_when_asked=self.scenario.asks_for_reports
-            ),
-            self.now_ns,
-        )
-        block_bytes = self.scenario.pools[0].kind.cost.kv_bytes(scenario.block_size)
+        config = pool_node_config(name, self._next_start(name), scenario)
+        machine = PoolNodeMachine(config, self.now_ns)
+        block_bytes = scenario.pools[0].kind.cost.kv_bytes(scenario.block_size)
         node = SimulatedPoolNode(machine, self.bus, self.transfers, block_bytes, self.pool_nodes)
         node.store.up = (Tier.REMOTE, "") not in self._tiers_down
         self.pool_nodes[name] = node
@@ -242,7 +208,7 @@ class SimulatedCluster:
         node.die()
         self.transfers.fail_ports(tuple(pool_ports(name, 1.0)))
         gone = PeerGone(node.peer, "its process has ended")
-        self.bus.end_process(node, gone, last_words=False)
+        self.bus.end_process(node, gone, delivers_sent=False)
 
     def settle_accounts(self, name: str) -> None:
         """Write down what a worker was up for, until now."""
@@ -283,14 +249,14 @@ class SimulatedCluster:
         gateway.submit(event)
 
     def withdraw(self, request_id: str) -> None:
-        """The client of this request leaves; its gateway is told."""
+        """The client of this request leaves, and its gateway knows."""
         self.recorder.left(request_id, self.now_ns)
         for gateway in self.gateways.values():
             if request_id in gateway.asked:
                 gateway.receive(RequestWithdrawn(request_id))
 
     def refresh_loads(self) -> None:
-        """The gateway is about to decide: it hears the reports that are due by now."""
+        """The gateway is about to decide: it gets the reports that are due by now."""
         gateway, now_ns = self.gateway, self.now_ns
         if gateway is None or not self.scenario.asks_for_reports:
             return
@@ -317,18 +283,18 @@ class SimulatedCluster:
         return changed
 
     def catch_up(self) -> None:
-        """All tokens that are there by now are told of, in the order of the workers."""
+        """All tokens that are there by now are reported, in the order of the workers."""
         for worker in sorted(self.workers.values(), key=lambda each: each.order):
             worker.catch_up(self.now_ns)
 
-    def signs_of_life(self) -> None:
-        """Everybody who can reports: who says nothing then is silent."""
+    def send_heartbeats(self) -> None:
+        """Everybody who can report does: who does not is silent."""
         if not self.scenario.asks_for_reports:
             return
         for worker in self.workers.values():
-            worker.sign_of_life(self.now_ns)
+            worker.send_heartbeat(self.now_ns)
         for node in self.pool_nodes.values():
-            node.sign_of_life(self.now_ns)
+            node.send_heartbeat(self.now_ns)
 
     def fence(self, gateway: str, peer: str) -> None:
         """A gateway closes the channel of this process, as far as it reaches that."""
@@ -361,7 +327,7 @@ class SimulatedCluster:
         self.left.append((worker.name, worker.role, leave))
         self._remove(worker)
         gone = PeerGone(worker.peer, leave.reason or "it left", died=False)
-        self.bus.end_process(worker, gone, last_words=True)
+        self.bus.end_process(worker, gone, delivers_sent=True)
 
     def _remove(self, worker: SimulatedWorker) -> None:
         worker.die()
@@ -386,75 +352,12 @@ class SimulatedCluster:
         self._starts[name] = self._starts.get(name, 0) + 1
         return str(self._starts[name])
 
-    def _block_format(self) -> BlockFormat:
-        block_bytes = self.scenario.pools[0].kind.cost.kv_bytes(self.scenario.block_size)
-        return BlockFormat(CACHE_ROOT.hash(NO_SALT), round(block_bytes))
-
     def gateway_config(self, name: str) -> GatewayConfig:
-        """What a gateway starts with. The first one plans."""
-        scenario, policies = self.scenario, self.scenario.policies
-        silence_ns = round(scenario.heartbeat_timeout_s * 1e9)
-        return GatewayConfig(
-            gateway=name,
-            router=RouterConfig(
-                block_size=scenario.block_size,
-                root=CACHE_ROOT,
-                capacities={},
-                routing=policies.routing,
-                admission=policies.admission,
-                dispatching=policies.dispatching,
-                classes=policies.classes,
-                queue=policies.queue,
-                explains=scenario.explains,
-                hashes=ComputedHashes(scenario.block_size, self.prompts),
-            ),
-            capacity_of=self._capacity_of,
-            terms=Registered(
-                gateway=name,
-                report_interval_ns=round(scenario.report_interval_s * 1e9) or DRAIN_REPORT_NS,
-                silence_ns=silence_ns,
-                lease_ns=round(scenario.lease_s * 1e9),
-            ),
-            model=MODEL,
-            revision="",
-            block_format=self._block_format() if self._pool_names else None,
-            planning=self._planning() if name == GATEWAY else None,
-        )
-
-    def _planning(self) -> PlanningConfig | None:
-        scenario = self.scenario
-        planning = scenario.policies.planning
-        pools = [pool for pool in scenario.pools if pool.role is not Role.BOTH]
-        if planning is None or not pools:
-            return None
-        return PlanningConfig(
-            name=type(planning).__name__,
-            planning=planning,
-            pools=tuple(
-                ScaledPool(
-                    name=pool.name,
-                    role=pool.role,
-                    workers=tuple(pool.workers()),
-                    count=pool.count,
-                    min_count=pool.min_count,
-                    cost=pool.kind.cost,
-                    startup_s=pool.kind.startup_s,
-                )
-                for pool in pools
-            ),
-            slo=scenario.slo,
-            window_s=scenario.window_s,
-        )
+        """What a gateway starts with."""
+        hashes = ComputedHashes(self.scenario.block_size, self.prompts)
+        return gateway_config(name, self.scenario, hashes, self._capacity_of)
 
     def _capacity_of(self, register: Register) -> Capacity:
         kind = self.pools[register.worker].kind
         block_size = register.export.geometry.block_size
         return Capacity(kind.cost, block_size, kind.block_count, kind.max_sequences)
-
-
-def _pool_names(scenario: Scenario) -> tuple[str, ...]:
-    if not scenario.remote_blocks:
-        return ()
-    taken = {name for pool in scenario.pools for name in pool.workers()}
-    prefix = "pool" if not any(name.startswith("pool-") for name in taken) else "shared-pool"
-    return tuple(f"{prefix}-{index}" for index in range(scenario.pool_nodes))

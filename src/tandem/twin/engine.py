@@ -53,8 +53,8 @@ class InFlightStep(Struct):
 
 
 class SimulatedEngine:
-    """Runs the plans of `machine`. Before the machine is told anything at an instant, whoever
-    drives it tells it what has landed by then: first `take_steps`, then each `landed`; and
+    """Runs the plans of `machine`. Before the machine gets any event of an instant, whoever
+    drives it gives it what has landed by then: first `take_steps`, then each `landed`; and
     afterwards has the engine `look_ahead`."""
 
     def __init__(
@@ -187,7 +187,7 @@ class SimulatedEngine:
         return StepsTaken(_emission(first), landed)
 
     def tokens_ahead(self, now_ns: int) -> int:
-        """Tokens drawn by now of which the machine has not been told."""
+        """Tokens drawn by now that the machine does not have."""
         if not self._ahead_steps:
             return 0
         count = bisect_right(self._landings, now_ns, hi=self._ahead_steps)
@@ -197,7 +197,7 @@ class SimulatedEngine:
         """Take the coming steps at one go where the machine knows them."""
         if not self._fast_forward or not self._in_flight:
             return
-        # A first token is news that others decide by: it is told when it is there.
+        # Others decide by a first token: it is reported when it is there.
         if any(step.opens for step in self._in_flight):
             return
         steps = self._machine.repeatable_steps()
@@ -215,7 +215,7 @@ class SimulatedEngine:
 
     def goes_on(self, now_ns: int) -> bool:
         """Whether the steps taken at one go, of which as many as were looked at have landed, are
-        followed by more: nobody need be told yet."""
+        followed by more: nothing need be reported yet."""
         ahead_steps = self._ahead_steps
         if not 0 < ahead_steps < self._known_steps or self._landings[ahead_steps - 1] > now_ns:
             return False

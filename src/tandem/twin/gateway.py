@@ -24,18 +24,19 @@ from tandem.messages.router import Explain, Reject, RequestSubmitted
 from tandem.messages.worker import FailRequest, ImportsArrived
 from tandem.report.record import Decision
 from tandem.twin.event_queue import Timer
-from tandem.twin.process import MessageBus, Process
+from tandem.twin.message_bus import MessageBus
+from tandem.twin.process import Process
 from tandem.twin.recorder import Recorder
 
 
-class Surroundings(Protocol):
-    """What the gateway needs of the cluster around it."""
+class ClusterPort(Protocol):
+    """What a gateway needs of the cluster beside its channels."""
 
     def catch_up(self) -> None:
         """All tokens that are there by now are reported."""
         ...
 
-    def signs_of_life(self) -> None:
+    def send_heartbeats(self) -> None:
         """All workers that can report."""
         ...
 
@@ -59,12 +60,12 @@ class SimulatedGateway(Process[GatewayEvent]):
         incarnation: str,
         bus: MessageBus,
         recorder: Recorder,
-        surroundings: Surroundings,
+        cluster: ClusterPort,
     ) -> None:
         super().__init__(machine.config.gateway, incarnation, bus)
         self.machine = machine
         self._recorder = recorder
-        self._surroundings = surroundings
+        self._cluster = cluster
         self._ports = GatewayPorts(self, self, self, self)
         self._timer = Timer(bus.queue, self._time_passed)
         # By worker, when the steps landed that the mail tells of together, message by message.
@@ -88,7 +89,7 @@ class SimulatedGateway(Process[GatewayEvent]):
         self.asked[event.request.request_id] = None
         self.receive(event)
 
-    def thawed(self, now_ns: int) -> None:  # noqa: ARG002
+    def resumed(self, now_ns: int) -> None:  # noqa: ARG002
         self.receive(TimePassed())
 
     def take_mail(self, now_ns: int) -> None:
@@ -97,7 +98,7 @@ class SimulatedGateway(Process[GatewayEvent]):
         if self.machine.router.admission.queue.depends_on_output:
             # Before anybody is chosen to go next, all tokens that are there by now are known.
             mail, self.mail = self.mail, []
-            self._surroundings.catch_up()
+            self._cluster.catch_up()
             self.mail += mail
         events, self.mail = self.mail, []
         self._now_ns = now_ns
@@ -111,7 +112,7 @@ class SimulatedGateway(Process[GatewayEvent]):
         self.bus.to_peer(self.name, peer, message)
 
     def fence(self, effect: Fence) -> None:
-        self._surroundings.fence(self.name, effect.peer)
+        self._cluster.fence(self.name, effect.peer)
 
     def deliver(self, effect: Deliver) -> None:
         # Steps taken at one go are reported before one that lands now, which draws for the same.
@@ -140,22 +141,22 @@ class SimulatedGateway(Process[GatewayEvent]):
         decision = Decision(
             self._now_ns, effect.request_id, effect.kind, effect.text, effect.figures
         )
-        self._surroundings.decided(decision)
+        self._cluster.decided(decision)
 
     def start_worker(self, effect: StartWorker) -> None:
-        self._surroundings.start_planned(effect.worker, effect.role)
+        self._cluster.start_planned(effect.worker, effect.role)
 
     def plan_decided(self, effect: PlanDecided) -> None:
         decision = effect.decision
         if decision.actions:
-            self._surroundings.decided(
+            self._cluster.decided(
                 Decision(self._now_ns, "", "planning", decision.text, decision.figures)
             )
 
     def _time_passed(self, now_ns: int) -> None:  # noqa: ARG002
         if self.alive and not self.hangs:
             # Who is silent is judged by what would have been heard by now.
-            self._surroundings.signs_of_life()
+            self._cluster.send_heartbeats()
             self.receive(TimePassed())
 
     def _note_route(self, peer: str, message: Arrival) -> None:

@@ -33,7 +33,7 @@ class SourceOfKv(Protocol):
 
 
 class SimulatedKvTransfer:
-    """One worker's. `sources` are the workers that are up, by name; what is done is told to
+    """One worker's. `sources` are the workers that are up, by name; what is done goes to
     `post`."""
 
     def __init__(

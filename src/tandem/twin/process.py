@@ -1,245 +1,11 @@
-"""The processes of a simulated cluster, as far as they are alike, and the messages between them and
-the gateways.
-
-What is sent is there within the same instant, or after the scenario's latency; always in order.
-Every process takes all mail of a turn together, as live it takes what its channels have brought.
-"""
+"""What the processes of a simulated cluster have in common: a name, mail, and whether they hang."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
-from tandem.messages.cluster import ToGateway, ToWorker
-from tandem.messages.codec import TO_GATEWAY, TO_WORKER
-from tandem.messages.gateway import MessageFromWorker, PeerGone
-from tandem.messages.node import GatewayConnected, GatewayGone, MessageFromGateway
-from tandem.policy.chance import draw
-from tandem.twin.event_queue import EventQueue
-
-# The first gateway of a simulated cluster.
-GATEWAY = "gateway-0"
+from tandem.twin.message_bus import MessageBus
 
 Event = TypeVar("Event")
-Arrive = Callable[[], object]
-
-
-class TakesMail(Protocol):
-    def take_mail(self, now_ns: int) -> None:
-        """Handle what was received since the last time."""
-        ...
-
-
-class HearsPeers(TakesMail, Protocol):
-    """A gateway, as others reach it."""
-
-    @property
-    def name(self) -> str: ...
-
-    def receive_report(self, event: MessageFromWorker, landed_ns: Sequence[int]) -> None:
-        """Where the message tells of several steps, they landed at these instants."""
-        ...
-
-    def receive(self, event: PeerGone) -> None: ...
-
-
-class HearsGateway(TakesMail, Protocol):
-    """A worker, or a process of the shared pool."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def peer(self) -> str: ...
-
-    def receive(self, event: MessageFromGateway | GatewayConnected | GatewayGone) -> None: ...
-
-
-@dataclass(slots=True)
-class Lane:
-    """One direction of a channel: when the last that was sent is there, and what waits while the
-    channel is cut."""
-
-    due_ns: int = 0
-    stalled: list[Arrive] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class Channel:
-    """Between one start of a gateway and one start of another process. What is under way when it
-    is no more `open` is lost."""
-
-    gateway: HearsPeers
-    process: HearsGateway
-    cut: bool = False
-    open: bool = True
-    up: Lane = field(default_factory=Lane)
-    down: Lane = field(default_factory=Lane)
-
-
-class MessageBus:
-    """`gateways` are those that are up, by name; `channels` lead from them to the others, by
-    gateway and peer. A message takes `latency_ns` and, drawn for each, up to `jitter_ns` more. With
-    `encodes` each goes through the codec of the wire."""
-
-    def __init__(self, queue: EventQueue, *, encodes: bool = False, seed: int = 0) -> None:
-        self.queue = queue
-        self.latency_ns = 0
-        self.jitter_ns = 0
-        self.gateways: dict[str, HearsPeers] = {}
-        self.channels: dict[tuple[str, str], Channel] = {}
-        self._encodes = encodes
-        self._seed = seed
-        self._drawn = 0
-        self._cuts: dict[str, tuple[Collection[str], Collection[str]]] = {}
-        # Who wants a channel to a gateway that it cannot reach now.
-        self._unreached: list[tuple[str, HearsGateway]] = []
-        self._with_mail: dict[TakesMail, None] = {}
-
-    def has_mail(self, process: TakesMail) -> None:
-        self._with_mail[process] = None
-
-    def deliver(self) -> None:
-        """Everybody takes their mail, whoever got it first before the others, until nobody has
-        any."""
-        waiting, now_ns = self._with_mail, self.queue.now_ns
-        while waiting:
-            process = next(iter(waiting))
-            del waiting[process]
-            process.take_mail(now_ns)
-
-    # Channels
-
-    def connect(self, gateway: str, process: HearsGateway) -> None:
-        """The process gets a channel to that gateway once it can be reached and is up."""
-        if self._is_cut(gateway, process.name):
-            self._unreached.append((gateway, process))
-        elif gateway in self.gateways:
-            process.receive(GatewayConnected(gateway))
-
-    def open_channel(self, gateway: str, process: HearsGateway) -> None:
-        """The process knows that it has a channel to that gateway, and uses it from now on."""
-        if gateway in self.gateways:
-            self.close_channel(gateway, process.peer)
-            cut = self._is_cut(gateway, process.name)
-            self.channels[gateway, process.peer] = Channel(self.gateways[gateway], process, cut)
-
-    def close_channel(self, gateway: str, peer: str) -> Channel | None:
-        """What is under way there is lost."""
-        channel = self.channels.pop((gateway, peer), None)
-        if channel is not None:
-            channel.open = False
-        return channel
-
-    def end_process(self, process: HearsGateway, gone: PeerGone, *, last_words: bool) -> None:
-        """All gateways see the channels of this process break; with `last_words` after all that it
-        has sent."""
-        for gateway in self.gateways:
-            channel = self.channels.get((gateway, process.peer))
-            if channel is None:
-                continue
-            if not last_words:
-                channel.open = False
-                channel = Channel(channel.gateway, process, channel.cut)
-                self.channels[gateway, process.peer] = channel
-            self._send_gone(channel, gone)
-
-    def _send_gone(self, channel: Channel, gone: PeerGone) -> None:
-        def arrive() -> None:
-            self.close_channel(channel.gateway.name, gone.peer)
-            channel.gateway.receive(gone)
-
-        self._send(channel, channel.up, arrive)
-
-    def lose_gateway(self, gateway: str) -> None:
-        """Its channels break, which the others see at once."""
-        del self.gateways[gateway]
-        for name, peer in list(self.channels):
-            if name == gateway:
-                self.close_channel(name, peer)
-
-    def cut(self, cut: str, one: Collection[str], other: Collection[str]) -> None:
-        """What is sent between a process of `one` and one of `other`, by name, waits until
-        `heal(cut)`."""
-        self._cuts[cut] = one, other
-        self._note_cuts()
-
-    def heal(self, cut: str) -> None:
-        """What has waited is there now, unless another cut holds it up."""
-        del self._cuts[cut]
-        self._note_cuts()
-        for channel in list(self.channels.values()):
-            for lane in (channel.up, channel.down):
-                while lane.stalled and channel.open and not channel.cut:
-                    lane.stalled.pop(0)()
-        unreached, self._unreached = self._unreached, []
-        for gateway, process in unreached:
-            self.connect(gateway, process)
-
-    def _note_cuts(self) -> None:
-        for (gateway, _), channel in self.channels.items():
-            channel.cut = self._is_cut(gateway, channel.process.name)
-
-    def _is_cut(self, gateway: str, process: str) -> bool:
-        return any(
-            (gateway in one and process in other) or (gateway in other and process in one)
-            for one, other in self._cuts.values()
-        )
-
-    # Messages
-
-    def to_gateway(
-        self,
-        sender: HearsGateway,
-        gateway: str,
-        message: ToGateway,
-        landed_ns: Sequence[int] = (),
-    ) -> None:
-        channel = self.channels.get((gateway, sender.peer))
-        if channel is None:
-            return
-        if self._encodes:
-            message = TO_GATEWAY.decode(TO_GATEWAY.encode(message))
-        event = MessageFromWorker(sender.peer, message)
-        if self.latency_ns or self.jitter_ns or channel.cut:
-            self._send(
-                channel, channel.up, lambda: channel.gateway.receive_report(event, landed_ns)
-            )
-        else:
-            channel.gateway.receive_report(event, landed_ns)
-
-    def to_peer(self, gateway: str, peer: str, message: ToWorker) -> None:
-        channel = self.channels.get((gateway, peer))
-        if channel is None:
-            return
-        if self._encodes:
-            message = TO_WORKER.decode(TO_WORKER.encode(message))
-        event = MessageFromGateway(gateway, message)
-        if self.latency_ns or self.jitter_ns or channel.cut:
-            self._send(channel, channel.down, lambda: channel.process.receive(event))
-        else:
-            channel.process.receive(event)
-
-    def soon_ns(self) -> int:
-        """Now, or as much later as is drawn; anew each time."""
-        if not self.jitter_ns:
-            return self.queue.now_ns
-        self._drawn += 1
-        return self.queue.now_ns + int(draw(self._seed, self._drawn) * self.jitter_ns)
-
-    def _send(self, channel: Channel, lane: Lane, arrive: Arrive) -> None:
-        if not self.latency_ns and not self.jitter_ns:
-            self._there(channel, lane, arrive)
-            return
-        lane.due_ns = max(lane.due_ns, self.soon_ns() + self.latency_ns)
-        self.queue.at(lane.due_ns, lambda _: self._there(channel, lane, arrive))
-
-    def _there(self, channel: Channel, lane: Lane, arrive: Arrive) -> None:
-        # What was under way when a process died, or its channel was closed, is lost.
-        if channel.cut:
-            lane.stalled.append(arrive)
-        elif channel.open:
-            arrive()
 
 
 class Process(ABC, Generic[Event]):
@@ -254,7 +20,7 @@ class Process(ABC, Generic[Event]):
         self.mail: list[Event] = []
         self.alive = True
         self.hangs = False
-        self.thaw_ns = 0
+        self.resume_ns = 0
 
     def receive(self, event: Event) -> None:
         """Handled within this instant, in order."""
@@ -266,19 +32,19 @@ class Process(ABC, Generic[Event]):
     def hang(self, until_ns: int | None, now_ns: int) -> None:
         """Nothing is handled until then; None: for good."""
         end_ns = 1 << 62 if until_ns is None else until_ns
-        if end_ns <= max(now_ns, self.thaw_ns):
+        if end_ns <= max(now_ns, self.resume_ns):
             return
-        self.hangs, self.thaw_ns = True, end_ns
+        self.hangs, self.resume_ns = True, end_ns
         if until_ns is not None:
-            self.bus.queue.at(until_ns, self._thaw)
+            self.bus.queue.at(until_ns, self._resume)
 
-    def _thaw(self, now_ns: int) -> None:
-        if self.alive and now_ns == self.thaw_ns:
+    def _resume(self, now_ns: int) -> None:
+        if self.alive and now_ns == self.resume_ns:
             self.hangs = False
-            self.thawed(now_ns)
+            self.resumed(now_ns)
 
     @abstractmethod
-    def thawed(self, now_ns: int) -> None:
+    def resumed(self, now_ns: int) -> None:
         """It goes on where it stood; what has come meanwhile is handled together."""
 
     @abstractmethod

@@ -49,7 +49,7 @@ class Recorder:
         self.open_requests += 1
 
     def routed(self, wire_id: str, worker: str, prefill: bool, now_ns: int) -> None:
-        """The router told a worker of the request."""
+        """The router sent the request to a worker."""
         record = self.of(wire_id)
         if prefill:
             record.prefill_worker, record.routed_ns = worker, now_ns

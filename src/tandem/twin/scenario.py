@@ -81,7 +81,7 @@ class Scenario:
     most that share of a tier. `tier_limits` bound the work on slower tiers (None: by their size).
     The shared pool has room for `remote_blocks` in `pool_nodes` processes; what several ask for
     lies on up to `pool_replicas` of them. A message takes `message_latency_s`; with `encodes` each
-    goes through the codec of the wire. A worker that says nothing for `heartbeat_timeout_s` counts
+    goes through the codec of the wire. A worker that is silent for `heartbeat_timeout_s` counts
     as dead, a transfer that has not arrived after `transfer_timeout_s` as lost, and a request that
     no gateway has asked for during `lease_s` is given up. What has not ended `limit_s` after the
     last arrival has failed. `settings` are all choices in words, for the report. With `explains`

@@ -23,21 +23,22 @@ from tandem.messages.pool_node import (
     SendReplica,
 )
 from tandem.twin.event_queue import Timer
+from tandem.twin.message_bus import MessageBus
 from tandem.twin.network.paths import path_between_pool_processes, path_between_tiers
-from tandem.twin.process import MessageBus, Process
+from tandem.twin.process import Process
 from tandem.twin.tier_stores import SimulatedStore
 from tandem.twin.transfers import Transfers
 
 NOBODY = "no process of the pool is there"
 NO_ANSWER = "the process of the pool does not answer"
-# Whoever offers hears the answer, or that there is none.
+# Whoever offers gets the answer, or None.
 Answered = Callable[[AnswerOffer | None], object]
 Offered = Callable[[tuple[bytes, ...], str], object]
 
 
 class SimulatedPoolNode(Process[PoolNodeEvent]):
     """One start of a process of the shared pool. `store` is its memory. Clients ask it with
-    `offer` and `ask`, and hear of the answers within the instant."""
+    `offer` and `ask`, and get the answers within the instant."""
 
     def __init__(
         self,
@@ -71,11 +72,11 @@ class SimulatedPoolNode(Process[PoolNodeEvent]):
         perform(self.machine.handle_together(events, now_ns), self._ports)
         self._timer.set(self.machine.next_wakeup())
 
-    def thawed(self, now_ns: int) -> None:  # noqa: ARG002
+    def resumed(self, now_ns: int) -> None:  # noqa: ARG002
         self.receive(TimePassed())
 
-    def sign_of_life(self, now_ns: int) -> None:
-        """The gateway hears how it fares."""
+    def send_heartbeat(self, now_ns: int) -> None:
+        """Report to the gateways now."""
         if not self.hangs:
             perform(self.machine.report(now_ns), self._ports)
 

@@ -33,7 +33,7 @@ Progress = Callable[[float], None]
 def simulate(
     scenario: Scenario, rows: Sequence[TraceRow], progress: Progress | None = None
 ) -> RunRecord:
-    """The record of one run. `progress` hears the share of requests that have ended, now and then.
+    """The record of one run. `progress` gets the share of requests that have ended, now and then.
 
     The same scenario and rows give the same record, whatever the machine. A scenario's policies
     that remember are used up by it.

@@ -26,7 +26,7 @@ class StepRecorder:
         return self._workers[name]
 
     def role_taken(self, name: str, role: Role) -> None:
-        """A worker has told its role: perhaps it has flipped."""
+        """A worker has reported its role: perhaps it has flipped."""
         record = self._workers[name]
         if record.role != str(role):
             record.role, record.flips = str(role), record.flips + 1

@@ -10,7 +10,7 @@ from tandem.policy.chance import draw
 
 @dataclass(slots=True, eq=False)
 class SimulatedStore:
-    """`blocks` by digest, the one stored first first; what was `lost` nobody was told of. What is
+    """`blocks` by digest, the one stored first first; what was `lost` nobody has reported. What is
     `corrupt` is found out by whoever reads it. While the store is not `up` it can be neither read
     nor written; its content outlives that. While it is `full`, of what is to be written only the
     first half gets there."""
@@ -57,7 +57,7 @@ class SimulatedStore:
         self.corrupt.update(self.blocks)
 
     def lose(self, share: float) -> None:
-        """The chains of this share of it are gone, and nobody was told."""
+        """The chains of this share of it are gone, and nobody reports it."""
         parents = {digest: name.parent for digest, name in self.blocks.items()}
         lost = lost_share(tuple(self.blocks), parents, share)
         self.discard(lost)

@@ -48,7 +48,7 @@ class FetchUnderWay:
 
 class SimulatedTiers:
     """One worker's. `stores` are its memory and its disk; `pool` is its way to the shared pool.
-    What is done is told to `post`."""
+    What is done goes to `post`."""
 
     def __init__(
         self,
@@ -249,7 +249,7 @@ class SimulatedTiers:
             self._finish(fetch)
 
     def _finish(self, fetch: FetchUnderWay) -> None:
-        # An end may be called for twice while the last part is being told.
+        # An end may be called for twice while the last part ends.
         if self._fetches.pop(fetch.fetch_id, None) is None:
             return
         order = fetch.order

@@ -71,7 +71,7 @@ class Timeline:
             self._totals.add(before, -1)
         if self._cluster.workers.get(worker.name) is not worker:
             return
-        load, block_count = worker.machine_load, worker.block_count
+        load, block_count = worker.loads.worker_load, worker.block_count
         counted = self._counted[worker] = Totals(
             queued_prefill_tokens=load.queued_prefill_tokens,
             waiting_requests=load.waiting_requests,

@@ -15,7 +15,7 @@ Ended = Callable[[bool, float], None]
 
 
 class BytesUnderWay(Struct, frozen=True):
-    """`kind` says under what they are counted."""
+    """They are counted under `kind`."""
 
     kind: str
     path: Sequence[str]
@@ -67,8 +67,8 @@ class Transfers:
         self._queue.at(self._queue.now_ns + self._timeout_ns, expired)
 
     def cancel(self, transfer_id: int) -> bool:
-        """Nobody wants it any more, and nobody is told of its end. False: it has arrived at this
-        very instant, which is still told, or it is over."""
+        """Nobody wants it any more, and its end is not reported. False: it has arrived at this
+        very instant, which is still reported, or it is over."""
         cancelled = transfer_id in self.under_way and self.network.cancel(
             transfer_id, self._queue.now_ns
         )
@@ -78,7 +78,7 @@ class Transfers:
         return cancelled
 
     def give_up(self, transfer_id: int) -> None:
-        """If it is still under way, it is lost, and whoever waits for its end is told."""
+        """If it is still under way, it is lost, which is reported to whoever waits for its end."""
         if transfer_id in self.under_way and self.network.cancel(transfer_id, self._queue.now_ns):
             self._lose(transfer_id)
             self.watch()

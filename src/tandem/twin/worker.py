@@ -6,17 +6,15 @@ from dataclasses import dataclass
 
 from tandem.cluster.node.driver import NodePorts, perform
 from tandem.cluster.node.machine import NodeConfig, NodeMachine
-from tandem.cluster.tiers.config import TierLimits, TiersConfig
-from tandem.cluster.worker.machine import WorkerConfig, WorkerMachine, drawn_since, load_of
-from tandem.facts.blocks import CacheRoot, PromptChains
+from tandem.cluster.tiers.config import TiersConfig
+from tandem.cluster.worker.machine import WorkerMachine
+from tandem.facts.blocks import PromptChains
 from tandem.facts.fleet import Role, Tier
-from tandem.facts.kv import KvExport, KvGeometry, MoveKv
+from tandem.facts.kv import MoveKv
 from tandem.messages.cluster import (
-    PROTOCOL,
     FetchKv,
     LeasesRenewed,
     PeerJoined,
-    Register,
     RoleStateReported,
     ToGateway,
 )
@@ -39,17 +37,18 @@ from tandem.twin.block_contents import EngineDied
 from tandem.twin.engine import SimulatedEngine
 from tandem.twin.event_queue import Timer, Turn
 from tandem.twin.kv_transfer import SimulatedKvTransfer
-from tandem.twin.process import GATEWAY, MessageBus, Process
+from tandem.twin.load_reports import LoadReports
+from tandem.twin.machine_configs import registration, tiers_config, worker_config
+from tandem.twin.message_bus import GATEWAY, MessageBus
+from tandem.twin.process import Process
 from tandem.twin.scenario import Pool, Scenario, WorkerKind
 from tandem.twin.shared_pool import SimulatedPoolClient, SimulatedPoolNode
 from tandem.twin.step_recorder import StepRecorder
 from tandem.twin.tier_stores import SimulatedStore
 from tandem.twin.tiers import SimulatedTiers
 from tandem.twin.transfers import Transfers
-from tandem.twin.workload import VOCABULARY_TOKENS
 
-MODEL = "simulated"
-# What concerns KV on its way and leases alone: the worker machine hears nothing of it, as long as
+# What concerns KV on its way and leases alone: the worker machine does not get it, as long as
 # no import ends by it.
 PASSING = frozenset(
     {
@@ -65,9 +64,6 @@ PASSING = frozenset(
         TimePassed,
     }
 )
-# How slower tiers fare is told so often at most.
-TIERS_REPORT_NS = 1_000_000_000
-CACHE_ROOT = CacheRoot("twin", "", b"")
 Done = Callable[[], object]
 
 
@@ -83,10 +79,10 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a worker shares with the others: messages, links, records, hashes of prompts, and the
-    disk that outlives it. `changed` is called when its load or role may have changed, `left` when
-    its machine ends the process, `died` when a step does."""
+class SharedParts:
+    """What a worker shares with the rest of the cluster: messages, links, records, hashes of
+    prompts, and the disk that outlives it. `changed` is called when its load or role may have
+    changed, `left` when its machine ends the process, `died` when a step does."""
 
     scenario: Scenario
     bus: MessageBus
@@ -104,34 +100,42 @@ class Surroundings:
 class SimulatedWorker(Process[NodeEvent]):
     """`up_since_ns` is since when it is paid for and not yet written down."""
 
-    def __init__(self, start: Start, around: Surroundings) -> None:
-        super().__init__(start.name, str(start.starts), around.bus)
+    def __init__(self, start: Start, shared: SharedParts) -> None:
+        super().__init__(start.name, str(start.starts), shared.bus)
         self.pool, self.order = start.pool, start.order
         self.block_count = start.pool.kind.block_count
-        self.up_since_ns = around.bus.queue.now_ns
-        self._around = around
-        self._queue = around.bus.queue
-        scenario, kind = around.scenario, start.pool.kind
-        tiers = _tiers_config(kind, scenario, around.disk)
-        worker_config = _worker_config(kind, scenario, reports_full_blocks=tiers is not None)
+        self.up_since_ns = shared.bus.queue.now_ns
+        self._shared = shared
+        self._queue = shared.bus.queue
+        scenario, kind = shared.scenario, start.pool.kind
+        tiers = tiers_config(kind, scenario, shared.disk)
+        config = worker_config(kind, scenario, reports_full_blocks=tiers is not None)
         # Blocks of another size have other hashes.
-        alike = worker_config.block_size == scenario.block_size
-        machine = WorkerMachine(worker_config, around.prompts if alike else None)
-        register = _hello(start, self.incarnation, machine.config)
-        self._reports_when_asked = scenario.asks_for_reports
-        config = NodeConfig(register, tiers, reports_when_asked=self._reports_when_asked)
-        self.machine = NodeMachine(config, machine)
+        alike = config.block_size == scenario.block_size
+        machine = WorkerMachine(config, shared.prompts if alike else None)
+        register = registration(start.pool, self.name, start.role, self.incarnation, config)
+        when_asked = scenario.asks_for_reports
+        self.machine = NodeMachine(
+            NodeConfig(register, tiers, reports_when_asked=when_asked), machine
+        )
         self.worker_machine = machine
-        self.host, self.disk = SimulatedStore(), around.disk
+        self.host, self.disk = SimulatedStore(), shared.disk
         self.contents = scenario.contents(machine.config) if scenario.contents else None
         self.engine = SimulatedEngine(
             self.name,
             kind.cost.step_time,
             machine,
-            around.steps,
+            shared.steps,
             self._clock,
-            fast_forward=scenario.fast_forward and self._reports_when_asked,
+            fast_forward=scenario.fast_forward and when_asked,
             contents=self.contents,
+        )
+        self.loads = LoadReports(
+            self.machine,
+            self.engine,
+            round(scenario.report_interval_s * 1e9),
+            self._perform,
+            when_asked=when_asked,
         )
         self._ports = self._make_ports(tiers, kind)
         self._timer = Timer(self._queue, lambda _: self.receive(TimePassed()))
@@ -142,15 +146,6 @@ class SimulatedWorker(Process[NodeEvent]):
         self._performing = False
         self._tiers_done: list[NodeEvent] = []
         self._landed_ns: Sequence[int] = ()
-        # The load as the machine has it, and as it was reported last where it is always known.
-        self._load: LoadReported | None = None
-        self._reported: LoadReported | None = None
-        # Where it is told now and then: how often, when next, and what was said but not heard.
-        self._interval_ns = round(scenario.report_interval_s * 1e9) * self._reports_when_asked
-        self._report_due_ns: int | None = None
-        self._pending: LoadReported | None = None
-        self._asked = False
-        self._tiers_reported_ns = -TIERS_REPORT_NS
 
     @property
     def role(self) -> Role:
@@ -169,7 +164,7 @@ class SimulatedWorker(Process[NodeEvent]):
         for event in events:
             if isinstance(event, GatewayConnected):
                 self.bus.open_channel(event.gateway, self)
-        self._settle_report(now_ns)
+        self.loads.make_due(now_ns)
         if self._changes_nothing(events, now_ns):
             self._handle(events, now_ns)
             return
@@ -179,25 +174,25 @@ class SimulatedWorker(Process[NodeEvent]):
             self._go_on()
 
     def catch_up(self, now_ns: int) -> None:
-        """What has landed by now is told of, before anything else that happens now."""
+        """What has landed by now is reported, before anything else that happens now."""
         if not self.hangs and self.engine.due(now_ns):
-            self._settle_report(now_ns)
+            self.loads.make_due(now_ns)
             self._land_all(now_ns)
             self._go_on()
 
     def hang(self, until_ns: int | None, now_ns: int) -> None:
         """Nothing moves in here, and nothing is heard or said; None: for good."""
-        before_ns = max(now_ns, self.thaw_ns)
+        before_ns = max(now_ns, self.resume_ns)
         if until_ns is not None and until_ns <= before_ns:
             return
         if not self.hangs:
             self._land_all(now_ns)
             # Both worlds, taken step by step or not, know since when it is silent.
-            self.sign_of_life(now_ns)
+            self.send_heartbeat(now_ns)
         super().hang(until_ns, now_ns)
-        self.engine.freeze(self.thaw_ns - before_ns, now_ns)
+        self.engine.freeze(self.resume_ns - before_ns, now_ns)
 
-    def thawed(self, now_ns: int) -> None:
+    def resumed(self, now_ns: int) -> None:
         self._land_all(now_ns)
         self._go_on()
         self.receive(TimePassed())
@@ -223,93 +218,39 @@ class SimulatedWorker(Process[NodeEvent]):
         self.alive = False
         self.mail.clear()
 
-    @property
-    def machine_load(self) -> LoadReported:
-        """As the worker machine knows it: without tokens that steps taken at one go have drawn
-        since."""
-        if self._load is None:
-            self._load = load_of(self.name, self.worker_machine)
-        return self._load
-
-    def load(self, now_ns: int) -> LoadReported:
-        """What a report sent now would say, but for what was heard."""
-        load = self.machine_load
-        drawn_tokens = self.engine.tokens_ahead(now_ns)
-        return drawn_since(load, drawn_tokens) if drawn_tokens else load
+    def due_report(self, now_ns: int) -> LoadReported | None:
+        """The newest report that was due by now, if the gateway does not have it."""
+        return None if self.hangs else self.loads.take_due(now_ns)
 
     @property
     def reports_unchanged(self) -> bool:
-        """Whether a report may become due without a change of its machine: at an interval, by steps
-        that are taken at one go, or once it hangs no more."""
-        return bool(self._interval_ns) or self.hangs or self.engine.steps_ahead > 0
+        """Whether a report may become due without a change of the worker: also once it hangs no
+        more."""
+        return self.hangs or self.loads.due_without_change
 
-    def due_report(self, now_ns: int) -> LoadReported | None:
-        """The newest report that was to be sent by now and is news: as of now where loads are
-        always known. Superseded ones are never made."""
-        if self.hangs or not self._reports_when_asked:
-            return None
-        if self._interval_ns:
-            self._settle_report(now_ns + 1)
-        else:
-            load = self.load(now_ns)
-            if load is self._reported:
-                return None
-            self._reported = load
-            if now_ns - self._tiers_reported_ns < TIERS_REPORT_NS:
-                return self.machine.report_to(GATEWAY, load)
-            self._report_as_of(now_ns, load)
-        report, self._pending = self._pending, None
-        return report
-
-    def sign_of_life(self, now_ns: int) -> None:
-        """The gateway hears of it, whatever it carries."""
-        if self.hangs or not self._reports_when_asked:
+    def send_heartbeat(self, now_ns: int) -> None:
+        """Report to the gateway now, changed or not."""
+        if self.hangs:
             return
-        self._settle_report(now_ns + 1)
-        if self._pending is None:
-            self._report_as_of(now_ns, self.load(now_ns))
-        report, self._pending = self._pending, None
+        report = self.loads.take_any(now_ns)
         if report is not None:
             self.bus.to_gateway(self, GATEWAY, report)
 
     def send_to_gateway(self, gateway: str, message: ToGateway) -> None:
         if isinstance(message, TokensReported):
-            self._around.steps.drew(self.name, message)
+            self._shared.steps.drew(self.name, message)
             self.bus.to_gateway(self, gateway, message, self._landed_ns)
-        elif isinstance(message, LoadReported) and self._asked:
-            self._pending = message
-        else:
+        elif not (isinstance(message, LoadReported) and self.loads.keep_back(message)):
             if isinstance(message, RoleStateReported):
-                self._around.steps.role_taken(self.name, message.role)
+                self._shared.steps.role_taken(self.name, message.role)
             self.bus.to_gateway(self, gateway, message)
-
-    def _settle_report(self, before_ns: int) -> None:
-        """Make the last report that was due before that instant."""
-        due_ns = self._report_due_ns
-        if due_ns is None or due_ns >= before_ns:
-            return
-        due_ns += (before_ns - 1 - due_ns) // self._interval_ns * self._interval_ns
-        self._report_as_of(due_ns, self.load(due_ns))
-
-    def _report_as_of(self, instant_ns: int, load: LoadReported) -> None:
-        tiers = instant_ns - self._tiers_reported_ns >= TIERS_REPORT_NS
-        if tiers:
-            self._tiers_reported_ns = instant_ns
-        self._asked = True
-        self._perform(self.machine.report(load, instant_ns, tiers=tiers))
-        self._asked = False
-        self._watch_report()
-
-    def _watch_report(self) -> None:
-        if self._interval_ns:
-            self._report_due_ns = self.machine.gateways.report_due_ns()
 
     def _clock(self) -> int:
         return self._queue.now_ns
 
     def _changes_nothing(self, events: Sequence[NodeEvent], now_ns: int) -> bool:
-        """Whether the worker machine hears nothing of these: steps that are taken at one go need
-        not be cut short for them."""
+        """Whether the worker machine gets none of these: steps that are taken at one go need not be
+        cut short for them."""
         for event in events:
             passes = event.message if isinstance(event, MessageFromGateway) else event
             if type(passes) not in PASSING:
@@ -331,7 +272,7 @@ class SimulatedWorker(Process[NodeEvent]):
             while (done := self.engine.landed(now_ns)) is not None:
                 self._handle((done,), now_ns)
         except EngineDied as death:
-            self._around.died(self, str(death))
+            self._shared.died(self, str(death))
 
     def _handle(self, events: Sequence[NodeEvent], now_ns: int) -> None:
         self._changed()
@@ -342,13 +283,11 @@ class SimulatedWorker(Process[NodeEvent]):
             self._perform(self.machine.handle_together(done, now_ns))
         self._performing = False
         self._timer.set(self.machine.next_wakeup())
-        self._watch_report()
+        self.loads.watch()
 
     def _changed(self) -> None:
-        if self._load is not None:
-            # Else nobody has looked since it was told of last.
-            self._load = None
-            self._around.changed(self)
+        if self.loads.machine_changed():
+            self._shared.changed(self)
 
     def _go_on(self) -> None:
         """Look ahead, and have the queue wake the worker when its next step lands."""
@@ -375,7 +314,7 @@ class SimulatedWorker(Process[NodeEvent]):
     def _perform(self, effects: Iterable[NodeEffect]) -> None:
         left = perform(effects, self._ports)
         if left is not None:
-            self._around.left(self, left)
+            self._shared.left(self, left)
 
     def _tier_event(self, event: NodeEvent) -> None:
         """The tiers have done what was asked for."""
@@ -399,13 +338,13 @@ class SimulatedWorker(Process[NodeEvent]):
             exported(self._exported_ns)
 
     def _make_ports(self, tiers: TiersConfig | None, kind: WorkerKind) -> NodePorts:
-        around, cost = self._around, kind.cost
+        shared, cost = self._shared, kind.cost
         transfer = SimulatedKvTransfer(
             self.name,
-            around.workers,
+            shared.workers,
             cost.kv_bytes,
-            around.transfers,
-            around.steps.requests,
+            shared.transfers,
+            shared.steps.requests,
             self.receive,
             self._export,
             self.contents,
@@ -416,74 +355,18 @@ class SimulatedWorker(Process[NodeEvent]):
         block_bytes = cost.kv_bytes(block_size)
         pool = None
         if tiers.remote:
-            pool = SimulatedPoolClient(self.name, block_bytes, around.pool_nodes, around.transfers)
+            pool = SimulatedPoolClient(self.name, block_bytes, shared.pool_nodes, shared.transfers)
         simulated = SimulatedTiers(
             self.name,
             block_size,
             block_bytes,
-            {Tier.HOST: self.host, Tier.DISK: around.disk},
+            {Tier.HOST: self.host, Tier.DISK: shared.disk},
             pool,
-            around.transfers,
-            around.steps.requests,
+            shared.transfers,
+            shared.steps.requests,
             order_of=self.machine.order_of,
             clock=self._clock,
             post=self._tier_event,
             contents=self.contents,
         )
         return NodePorts(self.engine, self, transfer, simulated, pool)
-
-
-def _worker_config(
-    kind: WorkerKind, scenario: Scenario, *, reports_full_blocks: bool
-) -> WorkerConfig:
-    block_size = kind.block_size or scenario.block_size
-    return WorkerConfig(
-        block_size=block_size,
-        block_count=kind.block_count,
-        context_tokens=min(scenario.context_tokens, kind.block_count * block_size),
-        vocabulary_tokens=VOCABULARY_TOKENS,
-        max_sequences=kind.max_sequences,
-        batching=kind.batching,
-        root=CACHE_ROOT,
-        steps_in_flight=kind.steps_in_flight,
-        pipeline_stages=kind.cost.step_time.stages,
-        max_waiting=1 << 30,
-        reports_committed=reports_full_blocks,
-    )
-
-
-def _tiers_config(kind: WorkerKind, scenario: Scenario, disk: SimulatedStore) -> TiersConfig | None:
-    sizes = {Tier.HOST: kind.host_blocks, Tier.DISK: kind.disk_blocks}
-    capacities = {tier: blocks for tier, blocks in sizes.items() if blocks}
-    remote = scenario.remote_blocks > 0
-    if not capacities and not remote:
-        return None
-    eviction = scenario.policies.eviction
-    return TiersConfig(
-        capacities,
-        lambda _blocks: eviction(),
-        found=tuple(disk.blocks.values()) if kind.disk_blocks else (),
-        remote=remote,
-        pin_share=scenario.pin_share,
-        quotas=scenario.quotas,
-        pin_shares=scenario.pin_shares,
-        limits=scenario.tier_limits or TierLimits.within(capacities.values()),
-    )
-
-
-def _hello(start: Start, incarnation: str, config: WorkerConfig) -> Register:
-    geometry = KvGeometry(1, 1, 1, config.block_size, "simulated")
-    export = KvExport(MODEL, "", geometry, config.block_count, (), identity=CACHE_ROOT.identity)
-    return Register(
-        protocol=PROTOCOL,
-        version="",
-        worker=start.name,
-        incarnation=incarnation,
-        pool=start.pool.name,
-        role=start.role,
-        accepting=True,
-        root=CACHE_ROOT,
-        export=export,
-        max_sequences=config.max_sequences,
-        context_tokens=config.context_tokens,
-    )

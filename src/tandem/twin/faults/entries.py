@@ -31,7 +31,7 @@ from tandem.twin.faults.kinds import (
     TierFull,
     TierLost,
 )
-from tandem.twin.process import GATEWAY
+from tandem.twin.message_bus import GATEWAY
 
 _TIME = replace(SECONDS, bare="s")
 # The key that names the fault, and the keys it takes besides `at`.

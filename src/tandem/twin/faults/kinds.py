@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tandem.facts.fleet import Role, Tier
-from tandem.twin.process import GATEWAY
+from tandem.twin.message_bus import GATEWAY
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ class Network:
     """`ports` are bytes/s by name, one name a direction.
 
     Every call names the present instant, which never runs back. Calls at one instant take effect
-    together, and how often `advance` is called changes nothing but when arrivals are told.
+    together, and how often `advance` is called changes nothing but when arrivals are reported.
     """
 
     def __init__(self, ports: Mapping[str, float]) -> None:
@@ -121,7 +121,7 @@ class Network:
             self._links.make_ready(transfer)
 
     def advance(self, now_ns: int) -> list[int]:
-        """Transfers that arrived up to now and were not told yet, by instant, then by id."""
+        """Transfers that arrived up to now and were not reported yet, by instant, then by id."""
         self._run_until(now_ns)
         arrived = [transfer_id for _, transfer_id in sorted(self._arrived)]
         self._arrived.clear()
@@ -133,8 +133,8 @@ class Network:
         return self._now_ns if self._arrived else self._next_change_ns()
 
     def cancel(self, transfer_id: int, now_ns: int) -> bool:
-        """Stop a transfer; what it moved is wasted. False: it arrived before, and `advance` tells
-        so or has told."""
+        """Stop a transfer; what it moved is wasted. False: it arrived before, and `advance` reports
+        so or has done so."""
         self._run_until(now_ns)
         transfer = self._transfers.get(transfer_id)
         if transfer is None:
