@@ -19,37 +19,38 @@ class KeyedHeap(Generic[Rank, Key]):
 
     A key placed again or discarded leaves an outdated entry behind, dropped when it surfaces; the
     heap is rebuilt when those are the majority, so memory stays proportional to the keys.
+    `current` is what is there, to be read only: orders of blocks ask for each block.
     """
 
-    __slots__ = ("_current", "_entries", "_placed")
+    __slots__ = ("_entries", "_placed", "current")
 
     def __init__(self) -> None:
         self._entries: list[tuple[Rank, int, Key]] = []
-        self._current: dict[Key, tuple[Rank, int]] = {}
+        self.current: dict[Key, tuple[Rank, int]] = {}
         self._placed = 0
 
     def __len__(self) -> int:
-        return len(self._current)
+        return len(self.current)
 
     def __contains__(self, key: Key) -> bool:
-        return key in self._current
+        return key in self.current
 
     def place(self, key: Key, rank: Rank) -> None:
         """A new key, or a new rank for a known one; either way the youngest of its rank."""
         self._placed += 1
-        self._current[key] = (rank, self._placed)
+        self.current[key] = (rank, self._placed)
         heappush(self._entries, (rank, self._placed, key))
-        if len(self._entries) > 2 * len(self._current) + _ENTRIES_NEVER_CLEARED:
-            self._entries = [(rank, placed, key) for key, (rank, placed) in self._current.items()]
+        if len(self._entries) > 2 * len(self.current) + _ENTRIES_NEVER_CLEARED:
+            self._entries = [(rank, placed, key) for key, (rank, placed) in self.current.items()]
             heapify(self._entries)
 
     def discard(self, key: Key) -> None:
         """Nothing happens for a key that is not there."""
-        self._current.pop(key, None)
+        self.current.pop(key, None)
 
     def rank(self, key: Key) -> Rank:
         """Raises `KeyError` for a key that is not there."""
-        return self._current[key][0]
+        return self.current[key][0]
 
     def first(self) -> Key | None:
         """The key of the smallest rank, which stays; None when empty."""
@@ -58,7 +59,7 @@ class KeyedHeap(Generic[Rank, Key]):
 
     def first_entry(self) -> tuple[Rank, Key] | None:
         """As `first`, with its rank."""
-        entries, current = self._entries, self._current
+        entries, current = self._entries, self.current
         while entries:
             rank, placed, key = entries[0]
             if current.get(key) == (rank, placed):

@@ -1,6 +1,6 @@
 """Bookkeeping of one tier: which KV blocks it holds, expects and evicts, by hash."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
@@ -8,11 +8,13 @@ from tandem.policy.eviction.policies import Eviction
 
 
 class Stored(Struct, frozen=True):
-    """What a store changed: blocks that are new here, in chain order, and blocks that made room for
-    them, in order of eviction."""
+    """What a store changed: blocks that are new here, in chain order, blocks that made room for
+    them, in order of eviction, and newcomers that `stayed_out`: all else is pinned, or their tenant
+    has had its share."""
 
     added: tuple[bytes, ...]
     evicted: tuple[bytes, ...]
+    stayed_out: tuple[bytes, ...]
 
 
 def nothing_in_excess(_now_ns: int) -> bytes | None:
@@ -52,7 +54,7 @@ class TierStore:
         """Every block that is here, the one stored first first."""
         return tuple(self._resident)
 
-    def expect(self, digests: Sequence[bytes]) -> tuple[bytes, ...]:
+    def expect(self, digests: Iterable[bytes]) -> tuple[bytes, ...]:
         """Those of `digests` that should be copied here: neither resident nor on their way. From
         now on they are on their way, until `store` or `give_up`."""
         resident, expected = self._resident, self._expected
@@ -73,20 +75,20 @@ class TierStore:
 
     def store(self, digests: Sequence[bytes], now_ns: int) -> Stored:
         """Blocks of one chain, in its order, arrived. Those that are here already are touched."""
-        self.give_up(digests)
+        resident, expected, eviction = self._resident, self._expected, self._eviction
         incoming: dict[bytes, None] = {}
         for digest in reversed(digests):
-            if digest in self._resident:
-                self._eviction.touch(digest, now_ns)
+            expected.pop(digest, None)
+            if digest in resident:
+                eviction.touch(digest, now_ns)
             else:
-                incoming[digest] = None
-                self._resident[digest] = None
-                self._eviction.insert(digest, now_ns)
-        evicted = []
+                incoming[digest] = resident[digest] = None
+                eviction.insert(digest, now_ns)
+        evicted, stayed_out = list[bytes](), list[bytes]()
         while True:
             victim = self._excess(now_ns)
-            if victim is None and len(self._resident) > self.capacity_blocks:
-                victim = self._eviction.victim(now_ns)
+            if victim is None and len(resident) > self.capacity_blocks:
+                victim = eviction.victim(now_ns)
                 # Newcomers bear no pin yet: where all else does, they stay out.
                 assert victim is not None
             if victim is None:
@@ -94,9 +96,10 @@ class TierStore:
             self._forget(victim)
             if victim in incoming:
                 del incoming[victim]
+                stayed_out.append(victim)
             else:
                 evicted.append(victim)
-        return Stored(tuple(reversed(incoming)), tuple(evicted))
+        return Stored(tuple(reversed(incoming)), tuple(evicted), tuple(stayed_out))
 
     def has_or_expects(self, digest: bytes) -> bool:
         """Whether it is here or on its way."""

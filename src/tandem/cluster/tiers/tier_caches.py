@@ -183,10 +183,10 @@ class TierCaches:
         From now on they are on their way."""
         cache = self.by_tier[tier]
         by_digest = {name.digest: name for name in names if name.digest not in cache.leaving}
-        wanted = tuple(by_digest[digest] for digest in cache.store.expect(tuple(by_digest)))
-        for name in wanted:
-            self._names.setdefault(name.digest, name)
-        return wanted
+        wanted = cache.store.expect(by_digest)
+        for digest in wanted:
+            self._names.setdefault(digest, by_digest[digest])
+        return tuple([by_digest[digest] for digest in wanted])
 
     def arrive(
         self, tier: Tier, names: Sequence[BlockName], digests: Iterable[bytes], now_ns: int
@@ -197,7 +197,7 @@ class TierCaches:
         cache, arrived = self.by_tier[tier], set(digests)
         lost = [name.digest for name in names if name.digest not in arrived]
         cache.store.give_up(lost)
-        present = tuple(name.digest for name in names if name.digest in arrived)
+        present = [name.digest for name in names if name.digest in arrived]
         stored = cache.store.store(present, now_ns)
         cache.counts.stored += len(stored.added)
         cache.pin_arrived(stored.added, now_ns)
@@ -207,10 +207,10 @@ class TierCaches:
             # Evicted from the tail of a chain to its start: turned round they are a chain again.
             demoted = self.by_tier[Tier.DISK].store.expect(stored.evicted[::-1])
         cache.leaving.update(dict.fromkeys(demoted))
-        # Some stay out: all else is pinned, or their tenant has had its share.
-        ended = (*stored.evicted, *present)
-        has = cache.has
-        gone = [digest for digest in ended if not has(digest)]
+        out = stored.stayed_out
+        # As they came: the end of the chain was turned away first.
+        turned_away = [digest for digest in present if digest in out] if out else []
+        gone = [digest for digest in (*stored.evicted, *turned_away) if not cache.has(digest)]
         effects += _forget(cache, gone)
         self._forget_names([*lost, *gone])
         return effects, tuple(self._names[digest] for digest in demoted)

@@ -136,8 +136,8 @@ class WriteThrough:
         tiers: dict[bytes, tuple[Tier, ...]] = {}
         local = self._hierarchy.caches.fastest
         if local is not None and benefit.is_on(local, now_ns):
-            for name in self._hierarchy.wanted(local, event.names):
-                tiers[name.digest] = (local,)
+            wanted = self._hierarchy.wanted(local, event.names)
+            tiers = dict.fromkeys([name.digest for name in wanted], (local,))
         for name in self._shared.wanted(event.names):
             tiers[name.digest] = (*tiers.get(name.digest, ()), Tier.REMOTE)
         rows = zip(event.blocks, event.versions, event.names, strict=True)

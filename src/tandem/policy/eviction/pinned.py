@@ -74,24 +74,25 @@ class Pinned(Generic[Key]):
             self._inner.insert(key, now_ns)
 
     def insert(self, key: Key, now_ns: int, /) -> None:
-        if self._ends:
+        if self._ends.current:
             self._end_pins(now_ns)
         self._inner.insert(key, now_ns)
 
     def touch(self, key: Key, now_ns: int, /) -> None:
-        if self._ends:
+        if self._ends.current:
             self._end_pins(now_ns)
-        if key not in self._ends:
+        if key not in self._ends.current:
             self._inner.touch(key, now_ns)
 
     def remove(self, key: Key, /) -> None:
-        if key in self._ends:
+        if key in self._ends.current:
             self._forget(key)
         else:
             self._inner.remove(key)
 
     def victim(self, now_ns: int, /) -> Key | None:
-        self._end_pins(now_ns)
+        if self._ends.current:
+            self._end_pins(now_ns)
         return self._inner.victim(now_ns)
 
     def _gives_way(self, pin: Pin) -> Key | None:
