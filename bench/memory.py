@@ -27,7 +27,7 @@ CONFIG = {
     "num_key_value_heads": HALF_BILLION.attention.kv_heads,
     "vocab_size": HALF_BILLION.vocabulary_tokens,
     "max_position_embeddings": HALF_BILLION.context_tokens,
-    "rms_norm_eps": HALF_BILLION.rms_eps,
+    "rms_norm_eps": HALF_BILLION.norm.eps,
     "rope_theta": HALF_BILLION.rope.theta,
     "tie_word_embeddings": True,
     "hidden_act": "silu",

@@ -11,7 +11,7 @@ from tandem.cluster.worker.machine import WorkerConfig, WorkerMachine
 from tandem.engine.engine import Engine
 from tandem.engine.slots import SlotShape
 from tandem.facts.blocks import CacheRoot
-from tandem.facts.model import AttentionSpec, ModelSpec, RopeSpec
+from tandem.facts.model import AttentionSpec, ModelSpec, NormSpec, RopeSpec
 from tandem.facts.request import Request
 from tandem.facts.steps import StepPlan, StepResult
 from tandem.kernels.faces import Kernels
@@ -34,7 +34,7 @@ HALF_BILLION = ModelSpec(
     feed_forward_features=4864,
     vocabulary_tokens=151_936,
     context_tokens=CONTEXT_TOKENS,
-    rms_eps=1e-6,
+    norm=NormSpec(eps=1e-6),
     attention=AttentionSpec(14, 2, 64, 64**-0.5, (None,) * 24, qkv_bias=True),
     rope=RopeSpec(theta=1_000_000.0),
     tied_embeddings=True,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from figures import Figure
 from model import Rig
-from tandem.facts.model import AttentionSpec, ModelSpec, RopeSpec
+from tandem.facts.model import AttentionSpec, ModelSpec, NormSpec, RopeSpec
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.steps import StepPlan, StepResult
@@ -26,7 +26,7 @@ SPEC = ModelSpec(
     feed_forward_features=64,
     vocabulary_tokens=VOCABULARY_TOKENS,
     context_tokens=2048,
-    rms_eps=1e-6,
+    norm=NormSpec(eps=1e-6),
     attention=AttentionSpec(1, 1, 16, 1.0, (None,)),
     rope=RopeSpec(),
 )

@@ -33,7 +33,7 @@ def peer_model(dtype: torch.dtype) -> Qwen2ForCausalLM:
         num_key_value_heads=attention.kv_heads,
         max_position_embeddings=HALF_BILLION.context_tokens,
         rope_parameters={"rope_type": "default", "rope_theta": HALF_BILLION.rope.theta},
-        rms_norm_eps=HALF_BILLION.rms_eps,
+        rms_norm_eps=HALF_BILLION.norm.eps,
         tie_word_embeddings=True,
     )
     return Qwen2ForCausalLM(config).to(dtype).eval()

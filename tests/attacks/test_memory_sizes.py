@@ -17,7 +17,7 @@ from tandem.config.processes import PoolNodeSetup, WorkerSetup
 from tandem.config.resolve import ModelFacts, resolve
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.kv import BlockFormat
-from tandem.facts.model import AttentionSpec, ModelSpec, RopeSpec
+from tandem.facts.model import AttentionSpec, ModelSpec, NormSpec, RopeSpec
 from tandem.kernels.faces import choose_kernels
 from tandem.live.processes import shared_pool as pool_process
 from tandem.live.processes.model import plan_model
@@ -39,7 +39,7 @@ EIGHT_BILLION = ModelSpec(
     feed_forward_features=14336,
     vocabulary_tokens=128_256,
     context_tokens=8192,
-    rms_eps=1e-5,
+    norm=NormSpec(eps=1e-5),
     attention=AttentionSpec(32, 8, 128, 0.088, (None,) * 32),
     rope=RopeSpec(),
     weight_dtype="bfloat16",

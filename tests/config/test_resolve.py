@@ -8,7 +8,7 @@ from tandem.config.environment import MachineFacts
 from tandem.config.options import read_options
 from tandem.config.resolve import ModelFacts, machine_facts, resolve
 from tandem.facts.errors import InvalidConfiguration
-from tandem.facts.model import AttentionSpec, ModelSpec, RopeSpec
+from tandem.facts.model import AttentionSpec, ModelSpec, NormSpec, RopeSpec
 from tandem.facts.units import GIB
 
 SPEC = ModelSpec(
@@ -18,7 +18,7 @@ SPEC = ModelSpec(
     feed_forward_features=8192,
     vocabulary_tokens=128_256,
     context_tokens=131_072,
-    rms_eps=1e-5,
+    norm=NormSpec(eps=1e-5),
     attention=AttentionSpec(32, 8, 64, 0.125, (None,) * 16),
     rope=RopeSpec(),
     tied_embeddings=True,

@@ -10,7 +10,7 @@ from tandem.cluster.worker.machine import WorkerConfig, WorkerMachine
 from tandem.engine.engine import Engine
 from tandem.engine.slots import SlotShape
 from tandem.facts.blocks import CacheRoot
-from tandem.facts.model import AttentionSpec, ModelSpec, RopeSpec
+from tandem.facts.model import AttentionSpec, ModelSpec, NormSpec, RopeSpec
 from tandem.facts.request import Request
 from tandem.kernels.attention import AttentionBatch
 from tandem.kernels.faces import Kernels
@@ -48,7 +48,7 @@ def tiny_spec(window: int | None = None) -> ModelSpec:
         feed_forward_features=48,
         vocabulary_tokens=VOCABULARY,
         context_tokens=CONTEXT_TOKENS,
-        rms_eps=1e-5,
+        norm=NormSpec(eps=1e-5),
         attention=AttentionSpec(4, 2, 8, 8**-0.5, (None, window), qk_norm=True),
         rope=RopeSpec(),
     )

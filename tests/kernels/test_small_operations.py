@@ -7,36 +7,47 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.facts.model import Activation
+from tandem.facts.model import Activation, NormSpec
 from tandem.kernels.arithmetic import ACTIVATIONS
 from tandem.kernels.faces import Kernels
 from tandem.kernels.native import KernelArgumentError
 from tandem.kernels.rotary import QueryKeyValue, RotaryTable, TokenPlaces
 
 WIDTHS = [1, 7, 16, 31, 33, 64, 896]
+NORM = NormSpec(eps=1e-6)
 
 
 @pytest.mark.parametrize("features", WIDTHS)
 @pytest.mark.parametrize("rows", [0, 1, 200])
-def test_norm(native: Kernels, reference: Kernels, features: int, rows: int) -> None:
+@pytest.mark.parametrize("norm", [NORM, NormSpec(eps=1e-5, offset=1.0)])
+def test_norm(
+    native: Kernels, reference: Kernels, features: int, rows: int, norm: NormSpec
+) -> None:
     x_TC, residual_TC = torch.randn(2, rows, features) * 3
     weight_C = torch.randn(features)
-    wanted = reference.rms_norm(x_TC.double(), weight_C.double(), 1e-6)
-    found = native.rms_norm(x_TC, weight_C, 1e-6)
+    wanted = reference.rms_norm(x_TC.double(), weight_C.double(), norm)
+    found = native.rms_norm(x_TC, weight_C, norm)
     torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
-    wanted, total = reference.add_rms_norm(x_TC, residual_TC, weight_C, 1e-6)
-    found, sums = native.add_rms_norm(x_TC, residual_TC.clone(), weight_C, 1e-6)
+    wanted, total = reference.add_rms_norm(x_TC, residual_TC, weight_C, norm)
+    found, sums = native.add_rms_norm(x_TC, residual_TC.clone(), weight_C, norm)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     assert torch.equal(sums, total)
+
+
+def test_an_offset_is_added_to_the_weights(native: Kernels, reference: Kernels) -> None:
+    x_TC, weight_C = torch.randn(9, 33), torch.randn(33)
+    for kernels in (native, reference):
+        found = kernels.rms_norm(x_TC, weight_C, NormSpec(offset=1.0))
+        assert torch.equal(found, kernels.rms_norm(x_TC, weight_C + 1.0, NormSpec()))
 
 
 def test_norm_of_heads_inside_a_projection(native: Kernels, reference: Kernels) -> None:
     fused_TX = torch.randn(11, 5 * 24 + 6)
     heads_THD = fused_TX[:, 6:].view(11, 5, 24)
     weight_D = torch.randn(24)
-    found = native.rms_norm(heads_THD, weight_D, 1e-5)
+    found = native.rms_norm(heads_THD, weight_D, NormSpec(eps=1e-5))
     assert found.is_contiguous()
-    torch.testing.assert_close(found, reference.rms_norm(heads_THD, weight_D, 1e-5))
+    torch.testing.assert_close(found, reference.rms_norm(heads_THD, weight_D, NormSpec(eps=1e-5)))
 
 
 @pytest.mark.parametrize("features", WIDTHS)
@@ -69,8 +80,8 @@ def test_rows_never_depend_on_their_company(
 ) -> None:
     cut = data.draw(st.integers(1, rows - 1))
     x_TC, weight_C = torch.randn(rows, features), torch.randn(features)
-    whole = native.rms_norm(x_TC, weight_C, 1e-6)
-    parts = [native.rms_norm(part, weight_C, 1e-6) for part in (x_TC[:cut], x_TC[cut:])]
+    whole = native.rms_norm(x_TC, weight_C, NORM)
+    parts = [native.rms_norm(part, weight_C, NORM) for part in (x_TC[:cut], x_TC[cut:])]
     assert torch.equal(torch.cat(parts), whole)
     gate_up_T2F = torch.randn(rows, 2 * features)
     for activation in ACTIVATIONS:
@@ -131,7 +142,7 @@ def test_stored_values_are_rounded_as_torch_rounds(native: Kernels, dtype: torch
 
 def test_wrong_shapes_are_refused(native: Kernels) -> None:
     with pytest.raises(KernelArgumentError, match="x_TC"):
-        native.rms_norm(torch.ones(2, 3), torch.ones(4), 1e-6)
+        native.rms_norm(torch.ones(2, 3), torch.ones(4), NORM)
     with pytest.raises(KernelArgumentError, match="gate_up_T2F"):
         native.gated_activation(torch.ones(2, 3), "silu")
     places = TokenPlaces(torch.zeros(2).long(), torch.zeros(2).long())

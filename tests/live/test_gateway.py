@@ -1,7 +1,7 @@
 """The gateway's shell over real sockets to toy workers: streams, refusals, operators."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import uvloop
@@ -22,6 +22,7 @@ from tests.live.ends import NODE_KEYS, PATIENCE_S
 from tests.live.toy_cluster import (
     CONTEXT_TOKENS,
     COST,
+    ROOT,
     SEQUENCES,
     ToyWorker,
     make_gateway,
@@ -332,6 +333,19 @@ def test_an_operator_waits_for_nobody_in_vain():
         pytest.raises(OperatorFailed, match="not answered"),
     ):
         client.status()
+
+
+def test_only_a_worker_whose_kv_is_unlike_that_of_most_is_warned_of(caplog):
+    async def unlike(gateway, endpoint):
+        assert gateway.machine.config.router.root != gateway.machine.router.admission.root
+        assert "another form" not in caplog.text
+        newer = ToyWorker("newer")
+        node = newer.node.machine
+        node.registration = replace(node.registration, root=replace(ROOT, model="newer"))
+        async with working(newer, at=endpoint):
+            await until(lambda: "worker newer/a/1 keeps KV in another form" in caplog.text)
+
+    run(unlike, ToyWorker("w0"), ToyWorker("w1"), root=replace(ROOT, model=""))
 
 
 def test_closing_ends_what_runs_and_tells_the_workers():

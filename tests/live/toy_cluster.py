@@ -83,9 +83,11 @@ def capacity_of(register: Register) -> Capacity:
     return Capacity(COST, export.geometry.block_size, export.block_count, register.max_sequences)
 
 
-def make_gateway(planning: PlanningConfig | None = None, **terms) -> Gateway:
+def make_gateway(
+    planning: PlanningConfig | None = None, root: CacheRoot = ROOT, **terms
+) -> Gateway:
     card = ModelCard(("toy",), 10_000, VOCABULARY, (), 0)
-    machine = GatewayMachine(replace(gateway_config(), planning=planning))
+    machine = GatewayMachine(replace(gateway_config(root), planning=planning))
     return Gateway(card, machine, GatewayTerms(**({"incarnation": "i"} | terms)))
 
 

@@ -35,7 +35,7 @@ def test_what_may_be_left_out():
     spec = parse()
     assert (spec.attention.kv_heads, spec.attention.head_dim, spec.attention.scale) == (4, 16, 0.25)
     assert spec.rope == RopeSpec(10_000.0, None, 1.0)
-    assert spec.rms_eps == 1e-6
+    assert spec.norm.eps == 1e-6
     assert spec.attention.window_tokens == (None, None, None)
     assert not spec.tied_embeddings
     assert spec.weight_dtype == "float32"

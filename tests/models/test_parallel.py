@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tandem.facts.errors import InvalidConfiguration
-from tandem.facts.model import AttentionSpec, ModelSpec, RopeSpec
+from tandem.facts.model import AttentionSpec, ModelSpec, NormSpec, RopeSpec
 from tandem.kernels.faces import reference_kernels
 from tandem.models.checkpoint import EVERY, DummyWeights, SafetensorsWeights, WeightSource
 from tandem.models.configuration import read_model_spec
@@ -35,7 +35,7 @@ def spec_of(heads: int = 8, kv_heads: int = 4, layers: int = 5, **changes) -> Mo
         feed_forward_features=24,
         vocabulary_tokens=50,
         context_tokens=64,
-        rms_eps=1e-5,
+        norm=NormSpec(eps=1e-5),
         attention=AttentionSpec(heads, kv_heads, 4, 0.5, tuple(range(1, layers + 1))),
         rope=RopeSpec(),
         **changes,

@@ -28,6 +28,7 @@ from tandem.commands.which_cluster import state_directory
 from tandem.config.api_options import check_exposure
 from tandem.config.cluster.live import LiveFile, checked
 from tandem.config.cluster.tree import FLAGS, parse
+from tandem.config.cluster.workers import CONNECTORS
 from tandem.config.environment import cache_directory, host_facts, may_have_gpu
 from tandem.config.hardware.worker import bundled_devices
 from tandem.config.options import ServeOptions, read_options
@@ -91,7 +92,7 @@ class Shape:
     pipeline_parallel: int = _count("Devices that share the layers.", 1)
     connectors: list[str] | None = flag(
         "How KV moves between workers; repeat by preference. "
-        r"\[shm|tcp|nixl|cuda-ipc] [dim](what suits the devices)[/dim]",
+        rf"\[{'|'.join(CONNECTORS)}] [dim](what suits the devices)[/dim]",
         "--connector",
         default=None,
         show_default=False,

@@ -81,6 +81,14 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class NormSpec:
+    """Root mean square norms: y = x / sqrt(mean(x^2) + eps) * (weight + offset)."""
+
+    eps: float = 1e-6
+    offset: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class LatentSpec:
     """Latent attention (MLA; DeepSeek-V2, arXiv:2405.04434): keys and values of a token are kept as
     `latent_features` for all heads and `rotary_features` of the key. A head's query and key have
@@ -111,10 +119,10 @@ class ModelSpec:
     """A decoder: pre-norm with RMS norms, rotary attention, gated feed-forward.
 
     `context_tokens` is the longest sequence the model is meant for, and sizes the rotary table.
-    `weight_dtype` is the precision in which the checkpoint says its weights are stored. Norms
-    multiply by their weight plus `norm_offset`, embeddings are multiplied by `embedding_scale`.
-    With `latent` attention or `experts`, or where the feed-forward is not `gated`, the engine
-    cannot run the model (`models.configuration`): it is only described, for costs.
+    `weight_dtype` is the precision in which the checkpoint says its weights are stored. Embeddings
+    are multiplied by `embedding_scale`. With `latent` attention or `experts`, or where the
+    feed-forward is not `gated`, the engine cannot run the model (`models.configuration`): it is
+    only described, for costs.
     """
 
     architecture: str
@@ -123,14 +131,13 @@ class ModelSpec:
     feed_forward_features: int
     vocabulary_tokens: int
     context_tokens: int
-    rms_eps: float
+    norm: NormSpec
     attention: AttentionSpec
     rope: RopeSpec
     tied_embeddings: bool = False
     feed_forward_bias: bool = False
     weight_dtype: str = "float32"
     activation: Activation = "silu"
-    norm_offset: float = 0.0
     embedding_scale: float = 1.0
     gated: bool = True
     latent: LatentSpec | None = None

@@ -8,11 +8,12 @@ it would prove nothing: its line names torch and the processor.
 """
 
 from hashlib import blake2b
+from typing import get_args
 
 import torch
 from torch import Tensor
 
-from tandem.facts.model import Activation
+from tandem.facts.model import Activation, NormSpec
 from tandem.kernels.attention import AttentionBatch
 from tandem.kernels.faces import Kernels
 from tandem.kernels.linear import Storage
@@ -25,7 +26,7 @@ from tandem.kernels.rotary import QueryKeyValue, RotaryTable, TokenPlaces
 # number on the processors that it knows.
 ARITHMETIC_VERSION = 1
 
-ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh")
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 STORAGES: tuple[Storage, ...] = ("float32", "bfloat16", "float16", "int8")
 TOKENS, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 19, 4, 2, 24, 8
 FEATURES, OUTPUTS = 88, 70
@@ -61,8 +62,8 @@ def _results(kernels: Kernels) -> list[Tensor]:
     results = [
         kernels.linear(x_TC, kernels.pack(weight_NC, bias_N, storage)) for storage in STORAGES
     ]
-    results.append(kernels.rms_norm(x_TC, norm_C, 1e-6))
-    results += kernels.add_rms_norm(x_TC, 3 * _numbers(TOKENS, FEATURES), norm_C, 1e-6)
+    results.append(kernels.rms_norm(x_TC, norm_C, NormSpec()))
+    results += kernels.add_rms_norm(x_TC, 3 * _numbers(TOKENS, FEATURES), norm_C, NormSpec())
     results += (kernels.gated_activation(8 * x_TC, activation) for activation in ACTIVATIONS)
     return [*results, *_attended(kernels)]
 

@@ -6,6 +6,7 @@ Reads the spellings of transformers 4 and 5; imports neither. Of the rotary embe
 """
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 from tandem.facts.errors import InvalidConfiguration
@@ -25,7 +26,6 @@ from tandem.models.families import ARCHITECTURE_OF_TYPE, FAMILIES, Traits, read_
 
 CONFIG_NAME = "config.json"
 SILU = ("silu", "swish")
-DEFAULT_RMS_EPS = 1e-6
 DEFAULT_THETA = 10_000.0
 UNSCALED_ROPE = ("default", "none")
 SUPPORTED_ROPE = (*UNSCALED_ROPE, "linear", "llama3", "yarn")
@@ -85,7 +85,7 @@ def describe_model(config: Fields) -> ModelSpec:
         feed_forward_features=_feed_forward_features(config, gated, hidden_features),
         vocabulary_tokens=config.integer("vocab_size"),
         context_tokens=_stretched(context_tokens, rope),
-        rms_eps=config.number("rms_norm_eps", DEFAULT_RMS_EPS),
+        norm=replace(traits.norm, eps=config.number("rms_norm_eps", traits.norm.eps)),
         attention=_read_attention(config, traits, heads, hidden_features),
         rope=rope,
         # transformers ties the embeddings of these families where their configuration says nothing.
@@ -93,7 +93,6 @@ def describe_model(config: Fields) -> ModelSpec:
         feed_forward_bias=traits.feed_forward_bias,
         weight_dtype=config.text("dtype", config.text("torch_dtype", "float32")),
         activation=traits.activation,
-        norm_offset=traits.norm_offset,
         embedding_scale=traits.embedding_scale,
         gated=gated,
         latent=_read_latent(config),

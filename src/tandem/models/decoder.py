@@ -111,7 +111,7 @@ class Decoder:
         A stage before the last returns hidden_XC of all tokens, from which the next stage goes on:
         its `received_XC`.
         """
-        kernels, eps = self.kernels, self.spec.rms_eps
+        kernels, norm = self.kernels, self.spec.norm
         boundary = self._boundary(len(batch.token_ids))
         residual_XC = self._embed(batch.token_ids, boundary) if received_XC is None else received_XC
         update_XC: Tensor | None = None
@@ -119,10 +119,10 @@ class Decoder:
         last = self.spec.layers - 1 if self.place.is_last else None
         for index, layer in enumerate(self.weights.layers):
             if update_XC is None:
-                x_XC = kernels.rms_norm(residual_XC, layer.attention_norm, eps)
+                x_XC = kernels.rms_norm(residual_XC, layer.attention_norm, norm)
             else:
                 x_XC, residual_XC = kernels.add_rms_norm(
-                    update_XC, residual_XC, layer.attention_norm, eps
+                    update_XC, residual_XC, layer.attention_norm, norm
                 )
             heads = self._project(layer, boundary.whole(x_XC))
             kv_B2KSD = kv.layer(index)
@@ -137,7 +137,7 @@ class Decoder:
                 )
             update_XC = boundary.summed(kernels.linear(attended_TN, layer.attention_output))
             x_XC, residual_XC = kernels.add_rms_norm(
-                update_XC, residual_XC, layer.feed_forward_norm, eps
+                update_XC, residual_XC, layer.feed_forward_norm, norm
             )
             gate_up_TN = kernels.linear(boundary.whole(x_XC), layer.gate_up)
             gated_TN = kernels.gated_activation(gate_up_TN, self.spec.activation)
@@ -152,7 +152,7 @@ class Decoder:
         head, final_norm = self.weights.head, self.weights.final_norm
         assert head is not None
         assert final_norm is not None
-        normed_RC = self.kernels.rms_norm(hidden_RC, final_norm, self.spec.rms_eps)
+        normed_RC = self.kernels.rms_norm(hidden_RC, final_norm, self.spec.norm)
         logits_RV = self._collectives.all_gather(self.kernels.linear(normed_RC, head), 1)
         # The ranks' shares of the vocabulary are of one size, so the last may be too long.
         logits_RV = logits_RV[:, : self.spec.vocabulary_tokens]
@@ -186,7 +186,7 @@ class Decoder:
         return rows_TC if scale == 1.0 else rows_TC * scale
 
     def _project(self, layer: LayerWeights, x_TC: Tensor) -> QueryKeyValue:
-        attention, eps = self.spec.attention, self.spec.rms_eps
+        attention, norm = self.spec.attention, self.spec.norm
         qkv_TN = self.kernels.linear(x_TC, layer.qkv)
         q_TN, k_TN, v_TN = torch.split(
             qkv_TN,
@@ -197,9 +197,9 @@ class Decoder:
         k_TKD = k_TN.view(-1, attention.kv_heads, attention.head_dim)
         v_TKD = v_TN.view(-1, attention.kv_heads, attention.head_dim)
         if layer.query_norm is not None:
-            q_THD = self.kernels.rms_norm(q_THD, layer.query_norm, eps)
+            q_THD = self.kernels.rms_norm(q_THD, layer.query_norm, norm)
         if layer.key_norm is not None:
-            k_TKD = self.kernels.rms_norm(k_TKD, layer.key_norm, eps)
+            k_TKD = self.kernels.rms_norm(k_TKD, layer.key_norm, norm)
         return QueryKeyValue(q_THD, k_TKD, v_TKD)
 
     def _attend(self, index: int, q_THD: Tensor, kv_B2KSD: Tensor, batch: AttentionBatch) -> Tensor:

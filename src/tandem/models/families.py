@@ -2,10 +2,10 @@
 decoder. A new one is a function and a line in each table at the end.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from tandem.facts.model import Activation
+from tandem.facts.model import Activation, NormSpec
 from tandem.models.directory import Fields
 
 DEFAULT_WINDOW_TOKENS = 4096
@@ -20,7 +20,8 @@ GELU = ("gelu_pytorch_tanh", "gelu_new", "gelu")
 @dataclass(frozen=True, slots=True)
 class Traits:
     """`window_tokens` has one entry a layer; `default_head_dim` None means hidden / heads. The
-    others as in `ModelSpec`; `tied_embeddings` where the configuration does not say."""
+    others as in `ModelSpec`; `tied_embeddings` and the `eps` of norms where the configuration does
+    not say."""
 
     window_tokens: tuple[int | None, ...]
     qkv_bias: bool = False
@@ -29,7 +30,7 @@ class Traits:
     qk_norm: bool = False
     default_head_dim: int | None = None
     activation: Activation = "silu"
-    norm_offset: float = 0.0
+    norm: NormSpec = field(default_factory=NormSpec)
     embedding_scale: float = 1.0
     tied_embeddings: bool = False
 
@@ -102,7 +103,7 @@ def read_gemma(config: Fields, layers: int) -> Traits:
         output_bias=biased,
         default_head_dim=GEMMA_HEAD_DIM,
         activation="gelu_tanh",
-        norm_offset=1.0,
+        norm=NormSpec(offset=1.0),
         embedding_scale=config.integer("hidden_size") ** 0.5,
         tied_embeddings=True,
     )

@@ -16,15 +16,13 @@ SLAB_ROWS = 1024
 @dataclass(frozen=True, slots=True)
 class TensorPart:
     """One tensor of a checkpoint. `split_axis` None: every rank holds all of it. Where ranks
-    outnumber the units, several hold the same one if it `repeats`, or some hold none. `offset` is
-    added to what the checkpoint holds."""
+    outnumber the units, several hold the same one if it `repeats`, or some hold none."""
 
     name: str
     shape: tuple[int, ...]
     split_axis: int | None = None
     split_unit: int = 1
     repeats: bool = False
-    offset: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,7 @@ def decoder_parts(spec: ModelSpec) -> DecoderParts:
     return DecoderParts(
         embedding=TensorPart("model.embed_tokens.weight", (vocabulary, hidden), 0),
         layers=tuple(_layer_parts(spec, f"model.layers.{layer}") for layer in range(spec.layers)),
-        final_norm=_norm(spec, "model.norm", hidden),
+        final_norm=_norm("model.norm", hidden),
         head=head,
     )
 
@@ -85,21 +83,21 @@ def _layer_parts(spec: ModelSpec, prefix: str) -> LayerParts:
     gate_up = {f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner}
     output_shape = (hidden, attention.query_features)
     return LayerParts(
-        attention_norm=_norm(spec, f"{prefix}.input_layernorm", hidden),
+        attention_norm=_norm(f"{prefix}.input_layernorm", hidden),
         qkv=_split_by_rows(qkv, hidden, attention.qkv_bias, head_dim),
-        query_norm=_norm(spec, f"{block}.q_norm", head_dim) if qk_norm else None,
-        key_norm=_norm(spec, f"{block}.k_norm", head_dim) if qk_norm else None,
+        query_norm=_norm(f"{block}.q_norm", head_dim) if qk_norm else None,
+        key_norm=_norm(f"{block}.k_norm", head_dim) if qk_norm else None,
         attention_output=_split_by_columns(
             f"{block}.o_proj", output_shape, attention.output_bias, head_dim
         ),
-        feed_forward_norm=_norm(spec, f"{prefix}.post_attention_layernorm", hidden),
+        feed_forward_norm=_norm(f"{prefix}.post_attention_layernorm", hidden),
         gate_up=_split_by_rows(gate_up, hidden, spec.feed_forward_bias, 1),
         down=_split_by_columns(f"{mlp}.down_proj", (hidden, inner), spec.feed_forward_bias, 1),
     )
 
 
-def _norm(spec: ModelSpec, name: str, features: int) -> TensorPart:
-    return TensorPart(f"{name}.weight", (features,), offset=spec.norm_offset)
+def _norm(name: str, features: int) -> TensorPart:
+    return TensorPart(f"{name}.weight", (features,))
 
 
 def _split_by_rows(rows: dict[str, int], columns: int, biased: bool, unit: int) -> LinearParts:

@@ -136,8 +136,7 @@ class _Assembly:
         return self.pack(unpacked_NC, bias_N, self.form.storage)
 
     def vector(self, part: TensorPart) -> Tensor:
-        weight_C = self.stack((part,), self.form.compute)
-        return weight_C + part.offset if part.offset else weight_C
+        return self.stack((part,), self.form.compute)
 
     def stack(self, parts: Sequence[TensorPart], dtype: torch.dtype) -> Tensor:
         """The rank's slices of the parts below each other, in memory of their own: never a view of

@@ -70,7 +70,7 @@ def section(shape: type[T]) -> type[T]:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A name with parameters: `routing: cost`, or `routing: {name: cost, harm: 2}`."""
+    """A name with parameters: `admission: none`, or `{name: threshold, max_kv_share: 0.9}`."""
 
     name: str
     parameters: Mapping[str, object] = field(default_factory=dict)

@@ -19,7 +19,8 @@ BlockSize = Annotated[int, Meta(ge=1, le=1024)]
 # "auto" is bfloat16 to the simulator, and live what `tandem serve` would choose.
 PRECISIONS = ("auto", "float32", "bfloat16", "float16", "fp8", "int8", "fp4", "int4")
 Precision = Annotated[str, Known("precision", PRECISIONS)]
-Connector = Annotated[str, Known("connector", ("shm", "tcp", "nixl", "cuda-ipc"))]
+CONNECTORS = ("shm", "tcp", "nixl", "cuda-ipc")
+Connector = Annotated[str, Known("connector", CONNECTORS)]
 WIRE_DTYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3")
 WireDtype = Annotated[str, Known("wire_dtype", WIRE_DTYPES)]
 AllReduce = Annotated[str, Known("all_reduce", ("one-shot", "two-shot", "library", "auto"))]

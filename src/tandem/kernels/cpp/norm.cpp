@@ -41,14 +41,15 @@ float square_sum(const float* x, float* residual, int64_t features) {
   return sum_of(sums[0] + sums[1]);
 }
 
-void scale_row(const float* x, const float* weight, float factor, float* out, int64_t features) {
+void scale_row(const float* x, const float* weight, float offset, float factor, float* out,
+               int64_t features) {
   int64_t c = 0;
   for (; c + kLanes <= features; c += kLanes)
-    store(out + c, load(x + c) * splat(factor) * load(weight + c));
+    store(out + c, load(x + c) * splat(factor) * (load(weight + c) + offset));
   if (c < features) {
     const int64_t count = features - c;
-    store_some(out + c, load_some(x + c, count) * splat(factor) * load_some(weight + c, count),
-               count);
+    const Floats scale = load_some(weight + c, count) + offset;
+    store_some(out + c, load_some(x + c, count) * splat(factor) * scale, count);
   }
 }
 
@@ -58,13 +59,14 @@ void scale_row(const float* x, const float* weight, float factor, float* out, in
 // are contiguous. A null residual means plain normalisation.
 extern "C" void tandem_rms_norm(const float* x, int64_t token_stride, int64_t head_stride,
                                 int64_t rows, int64_t heads, int64_t features, float* residual,
-                                const float* weight, float eps, float* out, int64_t threads) {
+                                const float* weight, float eps, float offset, float* out,
+                                int64_t threads) {
 #pragma omp parallel for num_threads((int)threads) if (rows * features >= kParallelElements)
   for (int64_t i = 0; i < rows; ++i) {
     const float* row = x + i / heads * token_stride + i % heads * head_stride;
     float* total = residual ? residual + i * features : nullptr;
     const float mean = square_sum(row, total, features) / (float)features;
-    scale_row(total ? total : row, weight, 1.0f / std::sqrt(mean + eps), out + i * features,
-              features);
+    const float factor = 1.0f / std::sqrt(mean + eps);
+    scale_row(total ? total : row, weight, offset, factor, out + i * features, features);
   }
 }

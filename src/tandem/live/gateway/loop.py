@@ -248,11 +248,11 @@ class Turn:
 
     def _greeted(self, peer: str) -> None:
         member = self._machine.members.of_peer(peer)
-        config = self._machine.config.router
-        if member and not member.indexed(config.root, config.block_size):
+        router = self._machine.router
+        if member and not member.indexed(router.admission.root, router.config.block_size):
             logger.warning(
-                "worker %s keeps KV in another form than this gateway's: prompts are not routed to "
-                "it by what it has cached",
+                "worker %s keeps KV in another form than most: prompts are not routed to it by "
+                "what it has cached",
                 peer,
             )
 
