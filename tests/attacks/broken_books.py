@@ -17,13 +17,13 @@ from tandem.messages.router import BlocksListed
 from tandem.messages.worker import ImportBlocks, RequestsArrived
 from tandem.policy.eviction.policies import make_eviction
 from tests.cluster.cluster_parts import (
-    WELCOME,
+    TERMS,
     GatewayUnderTest,
     NodeUnderTest,
     of_kind,
     register,
     request,
-    said,
+    sent_to,
 )
 from tests.cluster.test_node_tiers import compute, worker_with, write_through
 
@@ -32,7 +32,7 @@ BLOCK = BlockName(b"d" * 16, bytes(16), b"d" * 16)
 
 def busy_node():
     node = NodeUnderTest("g")
-    node.hears("g", RequestsArrived((request("r"), request("s"))))
+    node.receive("g", RequestsArrived((request("r"), request("s"))))
     return node
 
 
@@ -50,7 +50,7 @@ def pool_node():
     )
     machine = PoolNodeMachine(config, 0)
     machine.handle(GatewayConnected("g"), 1)
-    machine.handle(MessageFromGateway("g", WELCOME), 2)
+    machine.handle(MessageFromGateway("g", TERMS), 2)
     machine.handle(BlocksOffered(1, (BLOCK,)), 3)
     machine.handle(BlocksReceived((BLOCK,), (BLOCK.digest,)), 4)
     return machine
@@ -58,13 +58,13 @@ def pool_node():
 
 def gateway():
     gate = GatewayUnderTest(register("w"))
-    gate.says(BlocksListed("w", Tier.DEVICE, (b"a" * 16, b"b" * 16), 0))
+    gate.receive(BlocksListed("w", Tier.DEVICE, (b"a" * 16, b"b" * 16), 0))
     gate.submit("r")
     return gate
 
 
 def node_says(machine):
-    (answer,) = said(machine.handle(MessageFromGateway("g", Audit()), 10**6), "g")[-1:]
+    (answer,) = sent_to(machine.handle(MessageFromGateway("g", Audit()), 10**6), "g")[-1:]
     return answer.problem
 
 

@@ -13,7 +13,7 @@ from tandem.messages.router import RequestSubmitted, RequestWithdrawn
 from tandem.messages.worker import RequestsAborted, RequestsArrived
 from tandem.policy.batching import TokenBudgetBatching
 from tests.cluster.ledger_engine import VOCABULARY, answer
-from tests.cluster.world import World
+from tests.cluster.ledger_worker import LedgerWorker
 
 CHOICES = 64
 
@@ -74,7 +74,7 @@ CONTEXT_TOKENS = 560
 PROMPT = tuple(index % VOCABULARY for index in range(PROMPT_TOKENS))
 
 
-def asked() -> tuple[World, list[Request]]:
+def asked() -> tuple[LedgerWorker, list[Request]]:
     config = WorkerConfig(
         block_size=1,
         block_count=1500,
@@ -89,7 +89,7 @@ def asked() -> tuple[World, list[Request]]:
         Request(f"choice-{seed}", PROMPT, SamplingParameters(max_tokens=2, seed=seed))
         for seed in range(CHOICES)
     ]
-    return World.of(config), choices
+    return LedgerWorker.of(config), choices
 
 
 def test_who_waits_for_the_same_prompt_is_not_looked_up_in_every_step():
@@ -97,7 +97,7 @@ def test_who_waits_for_the_same_prompt_is_not_looked_up_in_every_step():
     pool, looked_up = at.machine.sequences.pool, []
     look_up = pool.cached_prefix
     pool.cached_prefix = lambda chain: looked_up.append(chain) or look_up(chain)
-    at.tell(RequestsArrived(tuple(choices)))
+    at.handle(RequestsArrived(tuple(choices)))
     for _ in range(PROMPT_TOKENS // CHUNK_TOKENS - 1):
         at.land()
     # The first computes; the others know whom they wait for.
@@ -107,7 +107,7 @@ def test_who_waits_for_the_same_prompt_is_not_looked_up_in_every_step():
 
 def test_a_step_places_so_many_blocks_and_the_rest_in_the_next():
     at, choices = asked()
-    at.tell(RequestsArrived(tuple(choices)))
+    at.handle(RequestsArrived(tuple(choices)))
     placed = []
     while at.landing:
         plan = at.landing[0]
@@ -122,9 +122,9 @@ def test_a_step_places_so_many_blocks_and_the_rest_in_the_next():
 
 def test_whoever_waited_for_one_that_is_aborted_goes_on_without_it():
     at, choices = asked()
-    at.tell(RequestsArrived(tuple(choices)))
+    at.handle(RequestsArrived(tuple(choices)))
     for _ in range(3):
         at.land()
-        at.tell(RequestsAborted((at.machine.sequences.running[0].request.request_id,)))
+        at.handle(RequestsAborted((at.machine.sequences.running[0].request.request_id,)))
     at.drain()
     assert len(at.answers) == CHOICES - 3

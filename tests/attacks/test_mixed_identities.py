@@ -14,7 +14,7 @@ from tandem.messages.cluster import ListBlocks, Registered
 from tandem.messages.gateway import PeerGone
 from tandem.messages.router import BlocksListed, BlocksReported, ImportReported, KvReported
 from tandem.messages.worker import ImportBlocks, ImportDone, ImportsArrived, KvComputed
-from tests.cluster.cluster_parts import ROOT, GatewayUnderTest, drew, of_kind, register, told
+from tests.cluster.cluster_parts import ROOT, GatewayUnderTest, drew, of_kind, register, sent_to
 
 OLD, NEW = ROOT, CacheRoot("new weights", "arithmetic", b"layout")
 
@@ -34,7 +34,7 @@ def holds(gateway: GatewayUnderTest, worker: str, root: CacheRoot, number: int =
     """The first two blocks of every prompt."""
     stored = chain_under(root, 8)
     changes = BlockChanges(number, (), stored, (root.hash(""), *stored[:-1]))
-    gateway.says(BlocksReported(worker, Tier.DEVICE, changes))
+    gateway.receive(BlocksReported(worker, Tier.DEVICE, changes))
 
 
 def known_hits(gateway: GatewayUnderTest, root: CacheRoot) -> dict[str, int]:
@@ -50,9 +50,9 @@ def prefill_pinned(theirs: CacheRoot | None) -> list:
     gateway = GatewayUnderTest(of_root("p", OLD, Role.PREFILL), decode)
     gateway.submit("r", 9)
     news = KvComputed(("r",), (9,), ((10, 11, 12),), (True,), ((1, 1, 1),))
-    effects = gateway.says(drew("p", "r"), KvReported("p", news))
-    effects += gateway.says(ImportReported("d", ImportBlocks("r", 0, 9, (20, 21, 22))))
-    return told(effects, "d")
+    effects = gateway.receive(drew("p", "r"), KvReported("p", news))
+    effects += gateway.receive(ImportReported("d", ImportBlocks("r", 0, 9, (20, 21, 22))))
+    return sent_to(effects, "d")
 
 
 def test_a_prompt_is_handed_over_between_workers_of_one_identity():
@@ -71,7 +71,7 @@ def test_a_prompt_is_computed_again_by_a_worker_of_another_identity():
 def test_a_gateway_that_knows_no_weights_learns_what_blocks_are_called():
     nowhere = CacheRoot("a name", "main", b"layout")
     gateway = GatewayUnderTest(root=nowhere)
-    assert told(gateway.says(of_root("w0", NEW)), "w0") == [gateway.machine.config.terms]
+    assert sent_to(gateway.receive(of_root("w0", NEW)), "w0") == [gateway.machine.config.terms]
     assert gateway.machine.router.admission.root == NEW
     holds(gateway, "w0", NEW)
     assert known_hits(gateway, NEW) == {"w0": 8}
@@ -83,7 +83,7 @@ def test_a_gateway_that_knows_no_weights_learns_what_blocks_are_called():
 def test_a_request_that_goes_on_at_new_weights_is_looked_up_by_their_names():
     gateway = GatewayUnderTest(of_root("w0", OLD))
     gateway.submit("r", 9)
-    gateway.says(of_root("w1", NEW))
+    gateway.receive(of_root("w1", NEW))
     state = gateway.machine.router.requests["r"]
     assert tuple(state.chain) == chain_under(OLD, 8)
     gateway.handle(PeerGone("w0/1", "restarted"))
@@ -98,22 +98,22 @@ def test_a_restart_with_new_weights_one_by_one():
         holds(gateway, f"w{number}", OLD)
     assert known_hits(gateway, OLD) == {"w0": 8, "w1": 8, "w2": 8}
     gateway.handle(PeerGone("w0/1", "restarted"))
-    gateway.says(of_root("w0", NEW, incarnation="2"))
-    gateway.says(BlocksListed("w0", Tier.DEVICE, chain_under(NEW, 8), 1), incarnation="2")
+    gateway.receive(of_root("w0", NEW, incarnation="2"))
+    gateway.receive(BlocksListed("w0", Tier.DEVICE, chain_under(NEW, 8), 1), incarnation="2")
     assert gateway.machine.router.admission.root == OLD
     assert known_hits(gateway, OLD) == {"w1": 8, "w2": 8}
     assert known_hits(gateway, NEW) == {}
     gateway.handle(PeerGone("w1/1", "restarted"))
-    effects = gateway.says(of_root("w1", NEW, incarnation="2"))
+    effects = gateway.receive(of_root("w1", NEW, incarnation="2"))
     # Two against one: from now on the new names count, and whoever holds such blocks says which.
     assert gateway.machine.router.admission.root == NEW
     assert known_hits(gateway, OLD) == {}
     listings = [ListBlocks(tier) for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK)]
-    assert of_kind(told(effects, "w0"), ListBlocks) == listings
+    assert of_kind(sent_to(effects, "w0"), ListBlocks) == listings
     # The newcomer lists its blocks when it is welcomed.
-    assert of_kind(told(effects, "w1"), Registered)
-    assert not of_kind(told(effects, "w1"), ListBlocks)
-    gateway.says(BlocksListed("w0", Tier.DEVICE, chain_under(NEW, 8), 1), incarnation="2")
+    assert of_kind(sent_to(effects, "w1"), Registered)
+    assert not of_kind(sent_to(effects, "w1"), ListBlocks)
+    gateway.receive(BlocksListed("w0", Tier.DEVICE, chain_under(NEW, 8), 1), incarnation="2")
     assert known_hits(gateway, NEW) == {"w0": 8}
 
 
@@ -126,7 +126,7 @@ def test_those_who_compute_prompts_say_what_blocks_are_called():
 
 def test_nobody_is_turned_away_for_other_weights():
     gateway = GatewayUnderTest(of_root("w0", OLD))
-    assert of_kind(told(gateway.says(of_root("w1", NEW)), "w1"), Registered)
+    assert of_kind(sent_to(gateway.receive(of_root("w1", NEW)), "w1"), Registered)
 
 
 def test_an_operator_sees_it():
@@ -134,7 +134,7 @@ def test_an_operator_sees_it():
     console = Console(width=140, file=StringIO())
     print_status(console, "http://here", [gateway.machine.status(gateway.now_ns)])
     assert "no KV moves" not in console.file.getvalue()
-    gateway.says(of_root("w2", NEW))
+    gateway.receive(of_root("w2", NEW))
     print_status(console, "http://here", [gateway.machine.status(gateway.now_ns)])
     said = f"({OLD.identity[:8]}: w0, w1; {NEW.identity[:8]}: w2)"
     assert said in console.file.getvalue()

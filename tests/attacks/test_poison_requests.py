@@ -38,8 +38,9 @@ from tests.live.toy_cluster import (
     until,
 )
 from tests.twin.chance_cluster import ChanceCluster, Client
-from tests.twin.chance_run import CONTEXT_TOKENS as TEST_CONTEXT_TOKENS
-from tests.twin.chance_run import SECOND_NS, ChanceRun, World
+from tests.twin.chance_draws import CONTEXT_TOKENS as TEST_CONTEXT_TOKENS
+from tests.twin.chance_draws import World
+from tests.twin.chance_run import SECOND_NS, ChanceRun
 from tests.twin.ledger import Ledger, LedgerContents
 
 # A request kills a worker alone or with neighbours: with them, two deaths only raise suspicion.

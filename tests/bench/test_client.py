@@ -8,13 +8,7 @@ from typing import Any
 
 import pytest
 
-from tandem.bench.client import (
-    Client,
-    Endpoint,
-    RequestFailed,
-    ServerRefused,
-    ServerUnreachable,
-)
+from tandem.bench.client import Client, Endpoint, RequestFailed, ServerRefused, ServerUnreachable
 from tandem.bench.responses import error_text
 from tandem.facts.errors import InvalidConfiguration
 from tests.bench.scripted_server import Script, ScriptedServer
@@ -107,7 +101,7 @@ def test_broken_stream_and_timeout() -> None:
         with_client(server, streamed_text, timeout_s=0.1)
 
 
-def test_closing_a_stream_tells_the_server() -> None:
+def test_closing_a_stream_ends_it_at_the_server() -> None:
     async def act(client: Client) -> None:
         async with contextlib.aclosing(client.stream(PATH, {**BODY, "max_tokens": 500})) as stream:
             async for _ in stream:

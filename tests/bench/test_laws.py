@@ -48,7 +48,7 @@ def test_sorted_from_zero_and_at_the_rate(process: Process, seed: int) -> None:
         (Arrivals(5.0, Process.BURST, 4.0), 0.5),
     ],
 )
-def test_gaps_vary_as_the_law_says(arrivals: Arrivals, variation: float) -> None:
+def test_gaps_vary_by_the_law(arrivals: Arrivals, variation: float) -> None:
     gaps_s = np.diff(arrivals_of(arrivals))
     assert gaps_s.std() / gaps_s.mean() == pytest.approx(variation, abs=0.1)
 

@@ -64,7 +64,7 @@ def test_closed_loop_keeps_its_concurrency() -> None:
     assert max(record.arrival_ns - record.due_ns for record in records) < 50_000_000
 
 
-def test_open_loop_with_a_bound_says_how_late_it_was() -> None:
+def test_open_loop_with_a_bound_measures_how_late_it_was() -> None:
     server = SlowServer(0.05)
     records = asyncio.run(run_load(plan([0.0] * 4), Pacing(True, 2), server.send))
     assert server.peak == 2

@@ -126,7 +126,7 @@ def digest(texts: Iterable[str]) -> str:
     return found.hexdigest()[:32]
 
 
-def told(task: Task) -> str:
+def as_text(task: Task) -> str:
     parts = (task.kind, task.messages, task.answer, task.reference, task.tools)
     return json.dumps(parts, ensure_ascii=False)
 
@@ -134,12 +134,12 @@ def told(task: Task) -> str:
 @pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.name)
 def test_a_seed_asks_what_it_always_asked(suite: Suite):
     tasks = make_tasks(suite, 30, 7, scaled_counter(1.3))
-    assert digest(map(told, tasks)) == DIGESTS[suite.name]
+    assert digest(map(as_text, tasks)) == DIGESTS[suite.name]
 
 
 def test_a_seed_trains_on_what_it_always_trained_on():
     tasks = (tool_call(Random(i), held_out=False, missing_share=0.3) for i in range(400))
-    assert digest(map(told, tasks)) == TRAINING_DIGEST
+    assert digest(map(as_text, tasks)) == TRAINING_DIGEST
     conversations = (tool_conversation(Random(i), 6) for i in range(200))
     assert digest(map(json.dumps, conversations)) == CONVERSATION_DIGEST
 

@@ -3,7 +3,7 @@ through the codec of the wire and a ledger of what lies in every block:
 python -m tests.chaos.accelerated --faults 100000
 
 Seeds run one after the other until so many faults have happened; each ends in the audit of
-everything. What breaks a law is told with its seed and the run goes on.
+everything. What breaks a law is reported with its seed and the run goes on.
 """
 
 import argparse
@@ -16,14 +16,15 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
-from tests.twin.chance_run import World, play
+from tests.twin.chance_draws import World
+from tests.twin.chance_run import play
 
 SEEDS_A_CHUNK = 25
 MOST_BROKEN = 20
 FAULTS_A_RUN = 24
 # By seed, in turn: one run in four has a planner and no slower tiers, which flips and starts.
 WORLDS = (World(tiers=True, faults=FAULTS_A_RUN),) * 3 + (World(plans=True, faults=FAULTS_A_RUN),)
-# What came of the faults, as the world calls it.
+# What came of the faults.
 OUTCOMES = ("finished", "rejected", "withdrawn", "gateway lost", "failed")
 FOLLOWED = (
     "taken up again",
@@ -116,8 +117,8 @@ def report(tally: Tally, took_s: float) -> str:
         "  " + ", ".join(f"{tally.seen[what]:,} {what}" for what in FOLLOWED),
         f"laws broken, leaks among them: {len(tally.broken)}",
     ]
-    for seed, told in sorted(tally.broken.items()):
-        lines += [f"seed {seed}:", told]
+    for seed, trace in sorted(tally.broken.items()):
+        lines += [f"seed {seed}:", trace]
     return "\n".join(lines)
 
 

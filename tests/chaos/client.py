@@ -1,4 +1,4 @@
-"""A light client of the streaming API: asks, reads as its manner is, and keeps what came when."""
+"""A light client of the streaming API: sends, reads as its manner is, and keeps what came when."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from tests.chaos.asks import Arrival, Ask, Manner, Said
+from tests.chaos.workload import Answer, Arrival, Manner, Question
 
 # A slow reader rests after every so many pieces, and lets the server's buffers fill.
 SLOW_PIECES, SLOW_S = 40, 0.3
@@ -19,7 +19,7 @@ RETRY_S, RETRIES = 0.25, 120
 
 
 class Refused(Exception):
-    """The server said no, or ended a stream with an error: `status` 0."""
+    """The server refused, or ended a stream with an error: `status` 0."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(f"{status}: {text}")
@@ -33,7 +33,7 @@ class Broken(Exception):
 @dataclass
 class Record:
     """One arrival and what came of it. `lost` counts attempts that broke with their gateway,
-    `refused` those that were told to come again; `left` says that the client did not stay."""
+    `refused` those that were to come again later; `left`: the client did not stay."""
 
     arrival: Arrival
     began_s: float = 0.0
@@ -42,47 +42,51 @@ class Record:
     lost: int = 0
     refused: int = 0
     left: bool = False
-    said: list[Said] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
     problem: str = ""
 
 
 class Clients:
-    """Everybody who asks. `expected` are the turns of every question, as one process says them."""
+    """All clients. `expected` are the turns of every question, as one process answers them."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
         self._http = http
         self._url = url
         self.records: list[Record] = []
 
-    async def arrive(self, arrival: Arrival, expected: list[Said]) -> None:
+    async def arrive(self, arrival: Arrival, expected: list[Answer]) -> None:
         """The whole visit. A problem is noted, not raised."""
         record = Record(arrival, time.monotonic())
         self.records.append(record)
         try:
             await self._visit(record, expected)
         except (Refused, Broken, TimeoutError) as error:
-            record.problem = f"{arrival.ask.name} ({arrival.manner}): {error!r}"
+            record.problem = f"{arrival.question.name} ({arrival.manner}): {error!r}"
         record.ended_s = time.monotonic()
 
-    async def _visit(self, record: Record, expected: list[Said]) -> None:
-        ask = record.arrival.ask
-        body = dict(ask.body)
+    async def _visit(self, record: Record, expected: list[Answer]) -> None:
+        question = record.arrival.question
+        body = dict(question.body)
         for turn, wanted in enumerate(expected):
-            said = await self._until_answered(record, Ask(ask.name, ask.path, body), wanted)
-            if said is None:
+            answer = await self._until_answered(
+                record, Question(question.name, question.path, body), wanted
+            )
+            if answer is None:
                 return
-            record.said.append(said)
-            if said != wanted:
-                record.problem = f"{ask.name}, turn {turn}: {said} instead of {wanted}"
+            record.answers.append(answer)
+            if answer != wanted:
+                record.problem = f"{question.name}, turn {turn}: {answer} instead of {wanted}"
                 return
-            if turn < len(ask.turns):
-                body = next_turn(body, said, ask.turns[turn])
+            if turn < len(question.turns):
+                body = next_turn(body, answer, question.turns[turn])
 
-    async def _until_answered(self, record: Record, ask: Ask, wanted: Said) -> Said | None:
+    async def _until_answered(
+        self, record: Record, question: Question, wanted: Answer
+    ) -> Answer | None:
         """None when the client left. A stream that broke with its gateway is asked for again."""
         for _ in range(RETRIES):
             try:
-                return await self._answer(record, ask, wanted)
+                return await self._answer(record, question, wanted)
             except Broken:
                 record.lost += 1
             except Refused as refused:
@@ -92,14 +96,14 @@ class Clients:
             await asyncio.sleep(RETRY_S)
         raise Broken(f"no answer after {RETRIES} attempts")
 
-    async def _answer(self, record: Record, ask: Ask, wanted: Said) -> Said | None:
+    async def _answer(self, record: Record, question: Question, wanted: Answer) -> Answer | None:
         if record.arrival.manner is Manner.WHOLE:
-            return await whole(self._http, self._url, ask)
-        gathered = Gathered(ask.body.get("n", 1))
+            return await whole(self._http, self._url, question)
+        gathered = Gathered(question.body.get("n", 1))
         limited = record.arrival.manner is Manner.LIMITED
         try:
             async with asyncio.timeout(LIMIT_S if limited else None):
-                async for event in events(self._http, self._url, ask):
+                async for event in events(self._http, self._url, question):
                     gathered.take(event)
                     record.pieces_s.append(time.monotonic())
                     if await self._leaves(record, gathered):
@@ -110,9 +114,9 @@ class Clients:
         if record.left:
             begun = zip(gathered.texts, wanted.texts, strict=True)
             if not all(whole.startswith("".join(part)) for part, whole in begun):
-                record.problem = f"{ask.name}: {gathered.said()} does not begin {wanted}"
+                record.problem = f"{question.name}: {gathered.answer()} does not begin {wanted}"
             return None
-        return gathered.said()
+        return gathered.answer()
 
     async def _leaves(self, record: Record, gathered: "Gathered") -> bool:
         manner = record.arrival.manner
@@ -122,7 +126,7 @@ class Clients:
 
 
 class Gathered:
-    """What a stream has said so far."""
+    """What a stream has brought so far."""
 
     def __init__(self, answers: int) -> None:
         self.texts: list[list[str]] = [[] for _ in range(answers)]
@@ -143,8 +147,8 @@ class Gathered:
             self.logprobs[index] += logprobs_of(choice)
             self.reasons[index] = choice["finish_reason"] or ""
 
-    def said(self) -> Said:
-        return Said(
+    def answer(self) -> Answer:
+        return Answer(
             tuple("".join(text) for text in self.texts),
             tuple(self.reasons),
             self.output_tokens,
@@ -152,10 +156,10 @@ class Gathered:
         )
 
 
-def next_turn(body: dict[str, Any], said: Said, text: str) -> dict[str, Any]:
+def next_turn(body: dict[str, Any], answer: Answer, text: str) -> dict[str, Any]:
     """The conversation goes on with the first answer."""
-    answer = {"role": "assistant", "content": said.texts[0]}
-    return body | {"messages": [*body["messages"], answer, {"role": "user", "content": text}]}
+    known = {"role": "assistant", "content": answer.texts[0]}
+    return body | {"messages": [*body["messages"], known, {"role": "user", "content": text}]}
 
 
 def logprobs_of(choice: dict[str, Any]) -> list[float]:
@@ -165,34 +169,36 @@ def logprobs_of(choice: dict[str, Any]) -> list[float]:
     return [entry["logprob"] for entry in found.get("content") or ()]
 
 
-async def whole(http: aiohttp.ClientSession, url: str, ask: Ask) -> Said:
+async def whole(http: aiohttp.ClientSession, url: str, question: Question) -> Answer:
     """The answer at one go. Raises `Refused` or `Broken`."""
     try:
-        async with http.post(url + ask.path, json=ask.body) as answer:
-            if answer.status != 200:
-                raise Refused(answer.status, await answer.text())
-            told = await answer.json()
+        async with http.post(url + question.path, json=question.body) as response:
+            if response.status != 200:
+                raise Refused(response.status, await response.text())
+            found = await response.json()
     except aiohttp.ClientError as error:
         raise Broken(repr(error)) from error
-    return Said(
+    return Answer(
         tuple(
             choice["message"]["content"] if "message" in choice else choice["text"]
-            for choice in told["choices"]
+            for choice in found["choices"]
         ),
-        tuple(choice["finish_reason"] for choice in told["choices"]),
-        told["usage"]["completion_tokens"],
-        tuple(value for choice in told["choices"] for value in logprobs_of(choice)),
+        tuple(choice["finish_reason"] for choice in found["choices"]),
+        found["usage"]["completion_tokens"],
+        tuple(value for choice in found["choices"] for value in logprobs_of(choice)),
     )
 
 
-async def events(http: aiohttp.ClientSession, url: str, ask: Ask) -> AsyncIterator[dict[str, Any]]:
+async def events(
+    http: aiohttp.ClientSession, url: str, question: Question
+) -> AsyncIterator[dict[str, Any]]:
     """The events of a stream up to its `[DONE]`. Raises `Refused` or `Broken`."""
-    body = ask.body | {"stream": True, "stream_options": {"include_usage": True}}
+    body = question.body | {"stream": True, "stream_options": {"include_usage": True}}
     try:
-        async with http.post(url + ask.path, json=body) as answer:
-            if answer.status != 200:
-                raise Refused(answer.status, await answer.text())
-            async for line in answer.content:
+        async with http.post(url + question.path, json=body) as response:
+            if response.status != 200:
+                raise Refused(response.status, await response.text())
+            async for line in response.content:
                 if line.startswith(b"data: [DONE]"):
                     return
                 if line.startswith(b"data: "):
@@ -205,21 +211,23 @@ async def events(http: aiohttp.ClientSession, url: str, ask: Ask) -> AsyncIterat
     raise Broken("the stream was cut off")
 
 
-async def undisturbed(url: str, asks: list[Ask], at_once: int = 6) -> dict[str, list[Said]]:
-    """What one process says to every question, turn by turn."""
-    said: dict[str, list[Said]] = {}
+async def undisturbed(
+    url: str, questions: list[Question], at_once: int = 6
+) -> dict[str, list[Answer]]:
+    """What one process answers to every question, turn by turn."""
+    answers: dict[str, list[Answer]] = {}
     timeout = aiohttp.ClientTimeout(total=600)
     gate = asyncio.Semaphore(at_once)
 
-    async def answer(http: aiohttp.ClientSession, ask: Ask) -> None:
+    async def answer(http: aiohttp.ClientSession, question: Question) -> None:
         async with gate:
-            body, turns = dict(ask.body), []
-            for text in (*ask.turns, ""):
-                turns.append(await whole(http, url, Ask(ask.name, ask.path, body)))
+            body, turns = dict(question.body), []
+            for text in (*question.turns, ""):
+                turns.append(await whole(http, url, Question(question.name, question.path, body)))
                 if text:
                     body = next_turn(body, turns[-1], text)
-            said[ask.name] = turns
+            answers[question.name] = turns
 
     async with aiohttp.ClientSession(timeout=timeout) as http:
-        await asyncio.gather(*(answer(http, ask) for ask in asks))
-    return said
+        await asyncio.gather(*(answer(http, question) for question in questions))
+    return answers

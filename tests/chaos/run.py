@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,40 +9,41 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.chaos.asks import Ask, Said, arrivals
 from tests.chaos.client import undisturbed
-from tests.chaos.hands import Hands, Redis
-from tests.chaos.mishaps import Mishap, draw_mishaps
+from tests.chaos.injector import FaultInjector
+from tests.chaos.live_faults import LiveFault, draw_faults
 from tests.chaos.namespaces import Switch
 from tests.chaos.shapes import Shape, pace
-from tests.chaos.storm import Outcome, Storm, leftovers, shared_memory, weather
+from tests.chaos.storm import Outcome, Storm, leftovers, run_storm, shared_memory
+from tests.chaos.workload import Answer, Question, arrivals
 from tests.journeys.clusters import TANDEM_UP, ClusterProcess, cluster
 from tests.journeys.serving import serving
+from tests.kv.tier_blocks import RedisServer, free_port
 
 
 @dataclass(frozen=True)
-class Weather:
-    """How long and how hard: `rate` requests a second, a mishap every `every_s`."""
+class LoadLevel:
+    """How long and how hard: `rate` requests a second, a fault every `every_s`."""
 
     duration_s: float = 10.0
     rate: float = 4.0
     every_s: float = 2.0
 
 
-def expected_of(asks: Sequence[Ask]) -> dict[str, list[Said]]:
-    """What one undisturbed process says to all of this."""
+def expected_of(questions: Sequence[Question]) -> dict[str, list[Answer]]:
+    """What one undisturbed process answers to all of this."""
     with serving("--max-num-seqs", "24", "--threads", "1") as server:
-        return asyncio.run(undisturbed(server.url, list(asks)))
+        return asyncio.run(undisturbed(server.url, list(questions)))
 
 
 @contextmanager
-def up(shape: Shape, folder: Path, seed: int = 0) -> Iterator[tuple[ClusterProcess, Hands]]:
-    """The cluster, and hands to disturb it. Raises AssertionError if it leaves anything behind."""
+def up(shape: Shape, folder: Path, seed: int = 0) -> Iterator[tuple[ClusterProcess, FaultInjector]]:
+    """The cluster, and what disturbs it. Raises AssertionError if it leaves anything behind."""
     network = os.getpid() % 250 if shape.network else None
     files = folder / "tiers"
     before = shared_memory()
-    redis = Redis(_free_port()) if shape.victims().redis else None
-    hands = Hands(folder / "state", shape.names(), seed, network, files, redis)
+    redis = RedisServer(free_port(), folder, ()) if shape.victims().redis else None
+    injector = FaultInjector(folder / "state", shape.names(), seed, network, files, redis)
     listen, command = "127.0.0.1", TANDEM_UP
     if network is not None:
         listen = Switch(network).address
@@ -58,11 +58,11 @@ def up(shape: Shape, folder: Path, seed: int = 0) -> Iterator[tuple[ClusterProce
                 shape.text(listen, str(files), redis.port if redis else 0), folder, command
             ) as running,
         ):
-            yield running, hands
+            yield running, injector
     finally:
         if redis is not None:
             redis.kill()
-    left = leftovers(hands)
+    left = leftovers(injector)
     assert not left, left
     assert shared_memory() <= before, shared_memory() - before
 
@@ -81,25 +81,19 @@ def _room(files: Path, shape: Shape) -> Iterator[None]:
         subprocess.run(["umount", "-l", files], check=True)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def one_storm(
-    place: tuple[ClusterProcess, Hands],
-    asks: Sequence[Ask],
-    expected: dict[str, list[Said]],
-    mishaps: Sequence[Mishap],
-    weather_: Weather,
+    place: tuple[ClusterProcess, FaultInjector],
+    questions: Sequence[Question],
+    expected: dict[str, list[Answer]],
+    faults: Sequence[LiveFault],
+    level: LoadLevel,
 ) -> Outcome:
-    """With these mishaps; none is the same load in calm weather."""
-    running, hands = place
-    seed = hands.seed
-    load = arrivals(seed, list(asks), weather_.duration_s, weather_.rate)
-    return asyncio.run(weather(running, hands, Storm(seed, load, mishaps, expected)))
+    """With these faults; none is the same load in calm weather."""
+    running, injector = place
+    seed = injector.seed
+    load = arrivals(seed, list(questions), level.duration_s, level.rate)
+    return asyncio.run(run_storm(running, injector, Storm(seed, load, faults, expected)))
 
 
-def drawn(shape: Shape, seed: int, weather_: Weather) -> tuple[Mishap, ...]:
-    return draw_mishaps(seed, shape.victims(), pace(weather_.duration_s, weather_.every_s))
+def drawn(shape: Shape, seed: int, level: LoadLevel) -> tuple[LiveFault, ...]:
+    return draw_faults(seed, shape.victims(), pace(level.duration_s, level.every_s))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tests.chaos.mishaps import Pace, Victims
+from tests.chaos.live_faults import Pace, Victims
 
 HEARTBEAT_S = 2.0
 TEXT = """

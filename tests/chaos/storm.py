@@ -12,19 +12,17 @@ from typing import Any
 import aiohttp
 
 from tandem.live.launching.state_directory import ProcessRecord
-from tests.chaos.asks import Arrival, Said
 from tests.chaos.client import Clients, Record
-from tests.chaos.hands import Hands
-from tests.chaos.mishaps import Mishap
-from tests.journeys.clusters import ClusterProcess
+from tests.chaos.injector import FaultInjector
+from tests.chaos.live_faults import LiveFault
+from tests.chaos.workload import Answer, Arrival
+from tests.journeys.clusters import NOT_HELD, ClusterProcess
 
 # After the load everybody has to be back, and every lease over, within this.
 CALM_S = 60.0
 LOOK_S = 0.2
 # Sockets of connections that are just being closed, and of new peers.
 SPARE_DESCRIPTORS = 8
-# What an audit tells that is nobody's: the name, and what is cached.
-NOT_HELD = {"worker", "cached_blocks"}
 
 
 @dataclass
@@ -35,7 +33,7 @@ class Outcome:
     began_s: float
     ended_s: float = 0.0
     records: list[Record] = field(default_factory=list)
-    done: list[tuple[float, Mishap]] = field(default_factory=list)
+    done: list[tuple[float, LiveFault]] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     takeovers: int = 0
 
@@ -52,41 +50,41 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Storm:
-    """The load, and what goes wrong meanwhile. `expected` is what one process says, by question."""
+    """The load, and what goes wrong meanwhile. `expected` are the answers of one process."""
 
     seed: int
     arrivals: Sequence[Arrival]
-    mishaps: Sequence[Mishap]
-    expected: dict[str, list[Said]]
+    faults: Sequence[LiveFault]
+    expected: dict[str, list[Answer]]
 
 
-async def weather(running: ClusterProcess, hands: Hands, storm: Storm) -> Outcome:
+async def run_storm(running: ClusterProcess, injector: FaultInjector, storm: Storm) -> Outcome:
     """The storm from its first request until the cluster is whole again; the laws that need it to
     run are checked."""
-    descriptors = _descriptors(hands.processes())
+    descriptors = _descriptors(injector.processes())
     outcome = Outcome(storm.seed, time.monotonic())
     timeout = aiohttp.ClientTimeout(total=90)
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
         clients = Clients(http, running.url)
-        doing = asyncio.create_task(hands.do_all(storm.mishaps))
+        doing = asyncio.create_task(injector.do_all(storm.faults))
         async with asyncio.TaskGroup() as visits:
             for arrival in storm.arrivals:
                 await asyncio.sleep(max(0.0, outcome.began_s + arrival.at_s - time.monotonic()))
-                visits.create_task(clients.arrive(arrival, storm.expected[arrival.ask.name]))
+                visits.create_task(clients.arrive(arrival, storm.expected[arrival.question.name]))
         outcome.ended_s = time.monotonic()
         await doing
     outcome.records = clients.records
-    outcome.done = [(at_s, mishap) for at_s, mishap in hands.done if at_s >= outcome.began_s]
+    outcome.done = [(at_s, fault) for at_s, fault in injector.done if at_s >= outcome.began_s]
     _check_visits(outcome)
-    await _check_books(running, hands, outcome)
-    _check_descriptors(hands, descriptors, outcome)
+    await _check_books(running, injector, outcome)
+    _check_descriptors(injector, descriptors, outcome)
     return outcome
 
 
 def _check_visits(outcome: Outcome) -> None:
     outcome.broken += [record.problem for record in outcome.records if record.problem]
-    hit = {name for _, mishap in outcome.done for name in mishap.victims}
+    hit = {name for _, fault in outcome.done for name in fault.victims}
     gateway_hit = any(name.startswith("gateway") for name in hit)
     lost = sum(record.lost for record in outcome.records)
     if lost and not gateway_hit:
@@ -97,27 +95,27 @@ def _check_visits(outcome: Outcome) -> None:
         outcome.broken.append(f"{refused} requests were refused")
 
 
-async def _check_books(running: ClusterProcess, hands: Hands, outcome: Outcome) -> None:
+async def _check_books(running: ClusterProcess, injector: FaultInjector, outcome: Outcome) -> None:
     """Everybody comes back, and in the end nobody holds anything."""
     until_s, problem = time.monotonic() + CALM_S, "nobody has looked"
     while problem and time.monotonic() < until_s:
-        while not hands.all_run() and time.monotonic() < until_s:
+        while not injector.all_run() and time.monotonic() < until_s:
             await asyncio.sleep(LOOK_S)
-        told = await asyncio.to_thread(running.operate, "status", "--json", "--audit")
-        problem = told.stderr or _problem(hands, json.loads(told.stdout))
+        asked = await asyncio.to_thread(running.operate, "status", "--json", "--audit")
+        problem = asked.stderr or _problem(injector, json.loads(asked.stdout))
     if problem:
         outcome.broken.append(f"after {CALM_S:g} s: {problem}")
         return
-    status = json.loads(told.stdout)
+    status = json.loads(asked.stdout)
     outcome.takeovers = sum(gateway["takeovers"] for gateway in status["gateways"])
 
 
-def _problem(hands: Hands, status: dict[str, Any]) -> str:
-    wanted = {name for name in hands.processes() if not name.startswith(("gateway-", "pool-"))}
+def _problem(injector: FaultInjector, status: dict[str, Any]) -> str:
+    wanted = {name for name in injector.processes() if not name.startswith(("gateway-", "pool-"))}
     missing = wanted - {worker["worker"] for worker in status["workers"]}
-    dead = [name for name, process in hands.processes().items() if not process.alive]
-    if missing or dead or wanted != hands.workers:
-        return f"missing: {sorted(missing | hands.workers - wanted)}, dead: {dead}"
+    dead = [name for name, process in injector.processes().items() if not process.alive]
+    if missing or dead or wanted != injector.workers:
+        return f"missing: {sorted(missing | injector.workers - wanted)}, dead: {dead}"
     if status["audit"]["problem"]:
         return str(status["audit"]["problem"])
     for audited in status["audit"]["workers"]:
@@ -138,20 +136,22 @@ def _open_files(process: ProcessRecord) -> int:
         return 0
 
 
-def _check_descriptors(hands: Hands, before: dict[ProcessRecord, int], outcome: Outcome) -> None:
+def _check_descriptors(
+    injector: FaultInjector, before: dict[ProcessRecord, int], outcome: Outcome
+) -> None:
     """Whoever lived through it has no more files open than before."""
-    for name, process in hands.processes().items():
+    for name, process in injector.processes().items():
         if process in before and _open_files(process) > before[process] + SPARE_DESCRIPTORS:
             outcome.broken.append(
                 f"{name} had {before[process]} files open, and now {_open_files(process)}"
             )
 
 
-def leftovers(hands: Hands) -> list[str]:
+def leftovers(injector: FaultInjector) -> list[str]:
     """What a cluster that has ended left behind."""
     return [
         f"{name} still runs as {process.pid}"
-        for name, starts in hands.seen.items()
+        for name, starts in injector.seen.items()
         for process in starts
         if process.alive
     ]

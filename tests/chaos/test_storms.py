@@ -3,29 +3,29 @@ and stops. `make chaos` has longer ones, on more shapes."""
 
 import pytest
 
-from tests.chaos.asks import catalogue
-from tests.chaos.mishaps import Deed, Mishap, Victims, draw_mishaps
-from tests.chaos.run import Weather, expected_of, one_storm
+from tests.chaos.live_faults import FaultKind, LiveFault, Victims, draw_faults
+from tests.chaos.run import LoadLevel, expected_of, one_storm
 from tests.chaos.shapes import pace
+from tests.chaos.workload import catalogue
 
 SEED = 3
-WEATHER = Weather(duration_s=3.0, rate=5.0)
-MISHAPS = (
-    Mishap(0.8, Deed.KILL, ("decode-0",)),
-    Mishap(1.2, Deed.STOP, ("prefill-0",), 0.5),
-    Mishap(2.4, Deed.KILL, ("gateway-1",)),
+LEVEL = LoadLevel(duration_s=3.0, rate=5.0)
+FAULTS = (
+    LiveFault(0.8, FaultKind.KILL, ("decode-0",)),
+    LiveFault(1.2, FaultKind.STOP, ("prefill-0",), 0.5),
+    LiveFault(2.4, FaultKind.KILL, ("gateway-1",)),
 )
 
 
 @pytest.fixture(scope="module")
-def asks():
+def questions():
     return catalogue(SEED, 8, most_tokens=60)
 
 
-def test_a_storm_costs_time_and_nothing_else(asks, small_cluster):
-    outcome = one_storm(small_cluster, asks, expected_of(asks), MISHAPS, WEATHER)
+def test_a_storm_costs_time_and_nothing_else(questions, small_cluster):
+    outcome = one_storm(small_cluster, questions, expected_of(questions), FAULTS, LEVEL)
     assert not outcome.broken, "\n".join(outcome.broken)
-    assert len(outcome.done) == len(MISHAPS)
+    assert len(outcome.done) == len(FAULTS)
     assert outcome.finished
 
 
@@ -36,11 +36,19 @@ def test_a_seed_is_a_schedule_that_leaves_one_of_each_role_alone():
     )
     seen = set()
     for seed in range(40):
-        mishaps = draw_mishaps(seed, victims, pace(60.0, 3.0))
-        assert mishaps == draw_mishaps(seed, victims, pace(60.0, 3.0))
-        hit = {name for mishap in mishaps for name in mishap.victims}
+        faults = draw_faults(seed, victims, pace(60.0, 3.0))
+        assert faults == draw_faults(seed, victims, pace(60.0, 3.0))
+        hit = {name for fault in faults for name in fault.victims}
         assert "d0" not in hit
         assert not {"p0", "p1"} <= hit and not {"g0", "g1"} <= hit
-        seen |= {mishap.deed for mishap in mishaps} | hit
-    assert {Deed.KILL, Deed.STOP, Deed.CUT, Deed.ISOLATE, "pool-0", "p0", "g1"} <= seen
-    assert Deed.SPOIL not in seen
+        seen |= {fault.kind for fault in faults} | hit
+    assert {
+        FaultKind.KILL,
+        FaultKind.STOP,
+        FaultKind.CUT,
+        FaultKind.ISOLATE,
+        "pool-0",
+        "p0",
+        "g1",
+    } <= seen
+    assert FaultKind.CORRUPT not in seen

@@ -12,23 +12,19 @@ from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.fleet import Role
 from tandem.facts.trace import TraceRow
 from tandem.live.gateway.operators import Operators
-from tandem.policy.admission.policies import ADMISSIONS
 from tandem.policy.batching import TokenBudgetBatching
-from tandem.policy.dispatch.policies import DISPATCHES
-from tandem.policy.eviction.policies import Lru
-from tandem.policy.routing.policies import ROUTINGS
 from tandem.report.record import Ending, RunRecord
 from tandem.twin.faults.kinds import Crash, Fault
-from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind
+from tandem.twin.scenario import Scenario
 from tandem.twin.simulation import Simulation
-from tests.chaos.asks import Ask
 from tests.chaos.client import Gathered, events
-from tests.chaos.hands import Hands
-from tests.chaos.mishaps import Deed, Mishap
+from tests.chaos.injector import FaultInjector
+from tests.chaos.live_faults import FaultKind, LiveFault
+from tests.chaos.workload import Question
 from tests.journeys.clusters import ClusterProcess
+from tests.twin.small_scenarios import BLOCK, plain_policies, worker_kind, workers
 
 STREAMS, PROMPT_WORDS, ANSWER_TOKENS, BEFORE_KILL = 8, 100, 400, 24
-BLOCK = 16
 
 
 # A stream has paused when others got so many tokens before it got its next one.
@@ -36,7 +32,7 @@ PAUSE_TOKENS = 2 * STREAMS
 
 
 @dataclass(frozen=True)
-class Felt:
+class Impact:
     """Streams that were taken over, that got every token, and that paused after the fault."""
 
     takeovers: int
@@ -54,17 +50,17 @@ def body(index: int) -> dict:
     }
 
 
-async def live(running: ClusterProcess, hands: Hands) -> Felt:
+async def live(running: ClusterProcess, injector: FaultInjector) -> Impact:
     """Asks one gateway after the other, as the kernel has it; kills once everybody has begun."""
-    await everybody_knows_everybody(running, hands)
+    await everybody_knows_everybody(running, injector)
     before = takeovers(running)
     gathered = [Gathered(1) for _ in range(STREAMS)]
     order: list[int] = []
     begun = asyncio.Event()
 
     async def read(http: aiohttp.ClientSession, index: int) -> None:
-        ask = Ask(f"{index}", "/v1/completions", body(index))
-        async for event in events(http, running.url, ask):
+        question = Question(f"{index}", "/v1/completions", body(index))
+        async for event in events(http, running.url, question):
             gathered[index].take(event)
             order.append(index)
             if all(each.pieces >= BEFORE_KILL for each in gathered):
@@ -76,20 +72,21 @@ async def live(running: ClusterProcess, hands: Hands) -> Felt:
         async with asyncio.timeout(60):
             await begun.wait()
         at = len(order)
-        await hands.do(Mishap(0, Deed.KILL, ("decode-0",)))
+        await injector.do(LiveFault(0, FaultKind.KILL, ("decode-0",)))
         await asyncio.gather(*reading)
     after = order[at:]
-    said = [each.said() for each in gathered]
-    whole = sum(each.output_tokens == ANSWER_TOKENS for each in said)
-    return Felt(takeovers(running) - before, whole, paused_streams(after))
+    answers = [each.answer() for each in gathered]
+    whole = sum(each.output_tokens == ANSWER_TOKENS for each in answers)
+    return Impact(takeovers(running) - before, whole, paused_streams(after))
 
 
-async def everybody_knows_everybody(running: ClusterProcess, hands: Hands) -> None:
-    """Whoever was started anew has told both gateways; the worker that dies has its share."""
+async def everybody_knows_everybody(running: ClusterProcess, injector: FaultInjector) -> None:
+    """Whoever was started anew has registered at both gateways; the worker that dies has its share
+    of the streams."""
     cluster = find_running(WhichCluster(state_dir=running.state))
     operators = Operators(cluster.endpoints, cluster.keys)
     async with asyncio.timeout(60):
-        while any(told.members != hands.workers for told in await operators.statuses()):
+        while any(status.members != injector.workers for status in await operators.statuses()):
             await asyncio.sleep(0.05)
 
 
@@ -98,7 +95,7 @@ def takeovers(running: ClusterProcess) -> int:
 
 
 def paused_streams(order: list[int]) -> int:
-    """`order` says whose token came, one after the other."""
+    """`order` are the streams whose tokens came, one after the other."""
     paused = set()
     last: dict[int, int] = dict.fromkeys(range(STREAMS), 0)
     for place, index in enumerate(order):
@@ -108,22 +105,20 @@ def paused_streams(order: list[int]) -> int:
     return len(paused)
 
 
-def twin() -> Felt:
+def twin() -> Impact:
     step_time = FittedStepTime(fixed_s=0.002, token_s=0.0001, context_token_s=0.0)
-    kind = WorkerKind(
-        cost=WorkerCost(step_time, 100.0, 512, {}, LinkCost(1e9)),
-        device="cpu",
-        devices=1,
+    kind = worker_kind(
+        WorkerCost(step_time, 100.0, 512, {}, LinkCost(1e9)),
         block_count=2000,
         max_sequences=24,
         batching=TokenBudgetBatching(2048),
     )
     scenario = Scenario(
         pools=(
-            Pool("prefill", Role.PREFILL, kind, 1, 1, 1),
-            Pool("decode", Role.DECODE, kind, 2, 2, 2),
+            workers("prefill", kind, 1, Role.PREFILL),
+            workers("decode", kind, 2, Role.DECODE),
         ),
-        policies=Policies(ROUTINGS["cost"](0), ADMISSIONS["none"](), DISPATCHES["remote"](), Lru),
+        policies=plain_policies(),
         block_size=BLOCK,
         context_tokens=4096,
         # Everybody has begun and nobody has ended: steps take some 2.5 ms.
@@ -142,12 +137,12 @@ def twin() -> Felt:
     # Half of the streams go on meanwhile: each gets its share of those tokens.
     pause_ns = PAUSE_TOKENS / (STREAMS // 2) * step_ns
     paused = sum(count for gap_ns, count in gaps if gap_ns > pause_ns)
-    return Felt(resumed, whole, paused)
+    return Impact(resumed, whole, paused)
 
 
 def test_a_kill_is_felt_alike_live_and_in_the_twin(small_cluster):
-    running, hands = small_cluster
-    real, simulated = asyncio.run(live(running, hands)), twin()
+    running, injector = small_cluster
+    real, simulated = asyncio.run(live(running, injector)), twin()
     # Every stream gets every token in both worlds.
     assert real.whole == simulated.whole == STREAMS
     # Those of the dead worker are taken over, about half; two gateways decide without each other.

@@ -1,5 +1,6 @@
 """Small pieces of a cluster, for tests of one rule at a time."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tandem.cluster.gateway.autoscaling import PlanningConfig
@@ -18,9 +19,15 @@ from tandem.facts.sampling import SamplingParameters
 from tandem.facts.steps import StepResult
 from tandem.messages.cluster import PROTOCOL, LeasesRenewed, Register, Registered
 from tandem.messages.gateway import MessageFromWorker, SendToWorker, TimePassed
-from tandem.messages.node import GatewayConnected, MessageFromGateway, SendToGateway
+from tandem.messages.node import (
+    BlocksExported,
+    ExportBlocks,
+    GatewayConnected,
+    MessageFromGateway,
+    SendToGateway,
+)
 from tandem.messages.router import LoadReported, RequestSubmitted, TokensReported
-from tandem.messages.worker import EmitTokens, RunStep
+from tandem.messages.worker import EmitTokens, RunStep, StepDone
 from tandem.policy.admission.policies import AdmitAll
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.contract import Transfer
@@ -35,7 +42,7 @@ COST = WorkerCost(
     network=LinkCost(1e4),
 )
 MS = 1_000_000
-WELCOME = Registered("g", report_interval_ns=100 * MS, silence_ns=1000 * MS, lease_ns=3000 * MS)
+TERMS = Registered("g", report_interval_ns=100 * MS, silence_ns=1000 * MS, lease_ns=3000 * MS)
 ROOT = CacheRoot("model", "revision", b"layout")
 
 
@@ -58,15 +65,40 @@ def register(name: str, role: Role = Role.BOTH, *, block_size: int = 4, **change
     return replace(presented, **changes)
 
 
-class GatewayUnderTest:
-    """A gateway whose workers are played by hand; peers are called `worker/incarnation`."""
+class MachineUnderTest:
+    """A machine with a clock of its own, audited after every turn."""
+
+    machine: GatewayMachine | NodeMachine
+    now_ns: int
+
+    def handle(self, *events) -> list:
+        self.now_ns += 1
+        return self._turn(events)
+
+    def pass_time(self, duration_ns: int, *meanwhile) -> list:
+        """Nothing happens for so long, but `meanwhile` whenever the machine wakes up."""
+        end_ns, effects = self.now_ns + duration_ns, []
+        while (wakeup_ns := self.machine.next_wakeup()) is not None and wakeup_ns <= end_ns:
+            self.now_ns = wakeup_ns
+            effects += self._turn((*meanwhile, TimePassed()))
+        self.now_ns = end_ns
+        return effects
+
+    def _turn(self, events: Sequence) -> list:
+        effects = self.machine.handle_together(events, self.now_ns)
+        self.machine.audit()
+        return effects
+
+
+class GatewayUnderTest(MachineUnderTest):
+    """A gateway without workers but what the test sends; peers are `worker/incarnation`."""
 
     def __init__(
         self,
         *workers: Register,
         block_format: BlockFormat | None = None,
         planning: PlanningConfig | None = None,
-        terms: Registered = WELCOME,
+        terms: Registered = TERMS,
         **router,
     ) -> None:
         config = GatewayConfig(
@@ -94,41 +126,16 @@ class GatewayUnderTest:
         self.machine = GatewayMachine(config)
         self.now_ns = 0
         for one in workers:
-            self.says(one)
+            self.receive(one)
 
-    def handle(self, *events) -> list:
-        self.now_ns += 1
-        effects = self.machine.handle_together(events, self.now_ns)
-        self.machine.audit()
-        return effects
-
-    def says(self, *messages, incarnation: str = "1") -> list:
-        """A worker says these at once."""
+    def receive(self, *messages, incarnation: str = "1") -> list:
+        """Messages of one worker, which come together."""
         peer = f"{messages[0].worker}/{getattr(messages[0], 'incarnation', incarnation)}"
         return self.handle(*(MessageFromWorker(peer, message) for message in messages))
 
     def submit(self, request_id: str, prompt_tokens: int = 9) -> list:
         request = Request(request_id, tuple(range(prompt_tokens)))
         return self.handle(RequestSubmitted(request, 10.0))
-
-    def pass_time(self, duration_ns: int) -> list:
-        """Nobody says anything for so long."""
-        end_ns, effects = self.now_ns + duration_ns, []
-        while (wakeup_ns := self.machine.next_wakeup()) is not None and wakeup_ns <= end_ns:
-            self.now_ns = wakeup_ns
-            effects += self.machine.handle(TimePassed(), wakeup_ns)
-            self.machine.audit()
-        self.now_ns = end_ns
-        return effects
-
-
-def told(effects: list, worker: str) -> list:
-    """What this worker was told."""
-    return [
-        effect.message
-        for effect in effects
-        if isinstance(effect, SendToWorker) and effect.peer.split("/")[0] == worker
-    ]
 
 
 def drew(worker: str, *request_ids: str, reason: FinishReason | None = None) -> TokensReported:
@@ -143,8 +150,8 @@ def idle_load(worker: str) -> LoadReported:
     return LoadReported(worker, 0, 0, 0, 0, 100)
 
 
-class NodeUnderTest:
-    """A worker whose gateways are played by hand, and whose engine always draws token 1."""
+class NodeUnderTest(MachineUnderTest):
+    """A worker without gateways but what the test sends, whose engine always draws token 1."""
 
     def __init__(self, *gateways: str, reports_when_asked: bool = False, **config) -> None:
         worker = WorkerConfig(
@@ -166,32 +173,37 @@ class NodeUnderTest:
         self.now_ns = 0
         for gateway in gateways:
             self.handle(GatewayConnected(gateway))
-            self.hears(gateway, WELCOME)
+            self.receive(gateway, TERMS)
 
     def handle(self, *events) -> list:
-        self.now_ns += 1
-        effects = self.machine.handle_together(events, self.now_ns)
-        self.plans += [effect.plan for effect in effects if isinstance(effect, RunStep)]
-        self.machine.audit()
+        effects = super().handle(*events)
+        self.plans += [effect.plan for effect in of_kind(effects, RunStep)]
         return effects
 
-    def hears(self, gateway: str, *messages) -> list:
+    def receive(self, gateway: str, *messages) -> list:
         return self.handle(*(MessageFromGateway(gateway, message) for message in messages))
 
-    def result(self) -> StepResult:
+    def land(self) -> list:
+        """The next step is done."""
         plan = self.plans.pop(0)
-        return StepResult(plan.step_id, (1,) * int(plan.samples.sum()))
+        return self.handle(StepDone(StepResult(plan.step_id, (1,) * int(plan.samples.sum()))))
 
-    def pass_time(self, duration_ns: int, *living: str) -> list:
-        """Nothing happens for so long, but that the `living` gateways say something."""
-        end_ns, effects = self.now_ns + duration_ns, []
-        while (wakeup_ns := self.machine.next_wakeup()) is not None and wakeup_ns <= end_ns:
-            self.now_ns = wakeup_ns
-            words = [MessageFromGateway(gateway, LeasesRenewed(())) for gateway in living]
-            effects += self.machine.handle_together([*words, TimePassed()], wakeup_ns)
-            self.machine.audit()
-        self.now_ns = end_ns
+    def land_all(self) -> list:
+        """Everything that is planned, and what is planned then."""
+        effects: list = []
+        while self.plans:
+            effects += self.land()
         return effects
+
+    def export(self, effects: list) -> list:
+        """The one export that these effects ask for is done."""
+        (wanted,) = of_kind(effects, ExportBlocks)
+        return self.handle(BlocksExported(wanted.export_id))
+
+    def keep_alive(self, duration_ns: int, *gateways: str) -> list:
+        """Nothing happens for so long, but that these gateways send heartbeats."""
+        heartbeats = (MessageFromGateway(gateway, LeasesRenewed(())) for gateway in gateways)
+        return self.pass_time(duration_ns, *heartbeats)
 
 
 def request(request_id: str, prompt_tokens: int = 9, max_tokens: int = 3) -> Request:
@@ -199,13 +211,16 @@ def request(request_id: str, prompt_tokens: int = 9, max_tokens: int = 3) -> Req
     return Request(request_id, tuple(range(prompt_tokens)), sampling)
 
 
-def said(effects: list, gateway: str) -> list:
-    """What was said to this gateway."""
-    return [
-        effect.message
-        for effect in effects
-        if isinstance(effect, SendToGateway) and effect.gateway == gateway
-    ]
+def sent_to(effects: list, name: str, kind: type = object) -> list:
+    """The messages of this kind to this worker or gateway."""
+    found = []
+    for effect in effects:
+        match effect:
+            case SendToWorker(peer, message) if peer.split("/")[0] == name:
+                found.append(message)
+            case SendToGateway(gateway, message) if gateway == name:
+                found.append(message)
+    return of_kind(found, kind)
 
 
 def of_kind(found: list, kind: type) -> list:

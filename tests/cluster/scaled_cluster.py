@@ -1,5 +1,5 @@
-"""A gateway with a planner, whose workers and launcher do what they are told, at once or later: for
-tests of who is started, drained and flipped."""
+"""A gateway with a planner, whose workers and launcher carry out orders at once or later: for tests
+of who is started, drained and flipped."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -30,34 +30,32 @@ DECODE = ScaledPool("d", Role.DECODE, ("d-0", "d-1", "d-2", "d-3"), 2, 1, COST, 
 
 
 @dataclass
-class Wanting:
-    """A planner that wants what the test says, and remembers what it saw."""
+class ScriptedPlanner:
+    """A planner that wants the `plans` in turn, then nothing, and remembers what it saw."""
 
     plans: deque[Plan] = field(default_factory=deque)
-    steady: Plan = field(default_factory=Plan)
     interval_s: float = 1.0
     seen: list[FleetView] = field(default_factory=list)
 
     def plan(self, fleet: FleetView, now_ns: int) -> Plan:
         del now_ns
         self.seen.append(fleet)
-        return self.plans.popleft() if self.plans else self.steady
+        return self.plans.popleft() if self.plans else Plan()
 
 
 @dataclass
-class Played:
-    """A worker process: its role, and the orders that it has not obeyed yet."""
+class WorkerProcess:
+    """A worker process: its role, and the orders that it has not carried out yet."""
 
     role: Role
     incarnation: int
     accepting: bool = True
-    leaving: bool = False
     orders: deque[Drain | Undrain] = field(default_factory=deque)
 
 
 class ScaledCluster:
     """`p-0`, `d-0` and `d-1` belong to it from the start; those that are `joined` are up. `wanted`
-    are starts that nobody performed yet, `decisions` all that were told, `orders` the drains that
+    are starts that nobody performed yet, `decisions` all that were made, `orders` the drains that
     the gateway has sent."""
 
     def __init__(
@@ -68,7 +66,7 @@ class ScaledCluster:
         begin_ns: int = 0,
         joined: tuple[str, ...] = ("p-0", "d-0", "d-1"),
     ) -> None:
-        self.policy = Wanting()
+        self.policy = ScriptedPlanner()
         config = PlanningConfig(
             "wanting",
             self.policy,
@@ -79,7 +77,7 @@ class ScaledCluster:
         )
         self.gateway = GatewayUnderTest(planning=config, terms=PATIENT)
         self.gateway.now_ns = begin_ns
-        self.workers: dict[str, Played] = {}
+        self.workers: dict[str, WorkerProcess] = {}
         self.wanted: dict[str, Role] = {}
         self.decisions: list[PlanDecision] = []
         self.orders: list[tuple[str, Drain]] = []
@@ -101,23 +99,23 @@ class ScaledCluster:
         """A process of this name is up."""
         self._starts += 1
         self.wanted.pop(worker, None)
-        played = self.workers[worker] = Played(role, self._starts)
-        self._heed(
-            self.gateway.says(register(worker, role, incarnation=str(played.incarnation))),
+        process = self.workers[worker] = WorkerProcess(role, self._starts)
+        self._take_effects(
+            self.gateway.receive(register(worker, role, incarnation=str(process.incarnation))),
         )
 
     def tick(self, plan: Plan | None = None, seconds: float = 1.0) -> None:
         """Time passes; the planner's next tick wants this."""
         if plan is not None:
             self.policy.plans.append(plan)
-        self._heed(self.gateway.pass_time(round(seconds * SECOND)))
+        self._take_effects(self.gateway.pass_time(round(seconds * SECOND)))
 
-    def obey(self, worker: str | None = None) -> None:
-        """The worker (None: each) does all that it was told."""
+    def carry_out(self, worker: str | None = None) -> None:
+        """The worker (None: each) carries out all orders that it has."""
         for name in [worker] if worker else sorted(self.workers):
-            played = self.workers[name]
-            while played.orders and name in self.workers:
-                self._obey(name, played, played.orders.popleft())
+            process = self.workers[name]
+            while process.orders and name in self.workers:
+                self._carry_out(name, process, process.orders.popleft())
 
     def start_wanted(self) -> None:
         """The launcher starts everything that is wanted, and it comes up."""
@@ -126,41 +124,41 @@ class ScaledCluster:
 
     def fail_start(self, worker: str) -> None:
         self.wanted.pop(worker, None)
-        self._heed(self.gateway.handle(StartFailed(worker, "no memory")))
+        self._take_effects(self.gateway.handle(StartFailed(worker, "no memory")))
 
     def die(self, worker: str) -> None:
-        played = self.workers.pop(worker)
-        peer = f"{worker}/{played.incarnation}"
-        self._heed(self.gateway.handle(PeerGone(peer, "it was killed")))
+        process = self.workers.pop(worker)
+        peer = f"{worker}/{process.incarnation}"
+        self._take_effects(self.gateway.handle(PeerGone(peer, "it was killed")))
 
     def operator(self, event: DrainAsked | UndrainAsked) -> list:
         effects = self.gateway.handle(event)
-        self._heed(effects)
+        self._take_effects(effects)
         return effects
 
     def drain_elsewhere(self, worker: str, order: Drain | Undrain) -> None:
-        """An operator asks another gateway: this one hears of it from the worker alone."""
-        self._obey(worker, self.workers[worker], order)
+        """An operator asks another gateway: this one learns of it from the worker alone."""
+        self._carry_out(worker, self.workers[worker], order)
 
-    def _obey(self, name: str, played: Played, order: Drain | Undrain) -> None:
+    def _carry_out(self, name: str, process: WorkerProcess, order: Drain | Undrain) -> None:
         if isinstance(order, Undrain):
-            played.accepting = True
-            self._say(name, RoleStateReported(name, played.role, True))
+            process.accepting = True
+            self._report(name, RoleStateReported(name, process.role, True))
             return
-        played.accepting = False
-        self._say(name, RoleStateReported(name, played.role, False))
+        process.accepting = False
+        self._report(name, RoleStateReported(name, process.role, False))
         if order.leave:
-            self._say(name, Deregister(name))
+            self._report(name, Deregister(name))
             del self.workers[name]
         elif order.then_role is not None:
-            played.accepting, played.role = True, order.then_role
-            self._say(name, RoleStateReported(name, played.role, True))
+            process.accepting, process.role = True, order.then_role
+            self._report(name, RoleStateReported(name, process.role, True))
 
-    def _say(self, worker: str, message) -> None:
+    def _report(self, worker: str, message) -> None:
         incarnation = str(self.workers[worker].incarnation)
-        self._heed(self.gateway.says(message, incarnation=incarnation))
+        self._take_effects(self.gateway.receive(message, incarnation=incarnation))
 
-    def _heed(self, effects: list) -> None:
+    def _take_effects(self, effects: list) -> None:
         for effect in effects:
             match effect:
                 case StartWorker(worker, role):
@@ -171,9 +169,9 @@ class ScaledCluster:
                     self.decisions.append(decision)
                 case SendToWorker(peer, Drain() | Undrain() as order):
                     worker, _, incarnation = peer.partition("/")
-                    played = self.workers.get(worker)
-                    if played is not None and str(played.incarnation) == incarnation:
-                        played.orders.append(order)
+                    process = self.workers.get(worker)
+                    if process is not None and str(process.incarnation) == incarnation:
+                        process.orders.append(order)
                         if isinstance(order, Drain):
                             self.orders.append((worker, order))
         self.effects += effects

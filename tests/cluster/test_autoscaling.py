@@ -63,7 +63,7 @@ def test_the_newest_goes_first_and_leaves():
     assert cluster.orders == [("d-2", Drain(leave=True))]
     cluster.tick(Plan(decode=2))
     assert actions(cluster) == []
-    cluster.obey()
+    cluster.carry_out()
     assert cluster.roles == FIRST
     # It may be had again.
     cluster.tick(Plan(decode=3))
@@ -83,7 +83,7 @@ def test_a_flip_counts_in_its_new_role_and_its_end_is_reported_to_no_operator():
     cluster.tick(Plan(prefill=2, decode=1))
     assert actions(cluster) == []
     assert cluster.policy.seen[-1].starting == {"prefill": 1}
-    cluster.obey()
+    cluster.carry_out()
     assert cluster.roles == FIRST | {"d-1": "prefill"}
     assert not of_kind(cluster.effects, OperationEnded)
     assert cluster.planner.status(cluster.gateway.now_ns).held == ()
@@ -173,7 +173,7 @@ def test_nothing_is_planned_before_the_first_workers_are_up():
 def test_an_operators_drain_holds_until_it_is_undrained():
     cluster = ScaledCluster()
     cluster.operator(DrainAsked(1, "d-1"))
-    cluster.obey()
+    cluster.carry_out()
     cluster.orders.clear()
     cluster.tick(Plan(prefill=1, decode=3, flips=(Flip("d-1", "prefill"),)))
     # It does not count either: what it did another one is to do.
@@ -186,7 +186,7 @@ def test_an_operators_drain_holds_until_it_is_undrained():
     ]
     assert cluster.orders == []
     cluster.operator(UndrainAsked(2, "d-1"))
-    cluster.obey()
+    cluster.carry_out()
     assert cluster.planner.status(cluster.gateway.now_ns).held == ()
     cluster.tick(Plan(prefill=1, decode=1))
     assert actions(cluster) == ["d-1 drains and goes"]
@@ -197,7 +197,7 @@ def test_an_operators_flip_holds_for_its_time(here):
     cluster = ScaledCluster(hold_s=60)
     if here:
         cluster.operator(DrainAsked(1, "d-1", then_role=Role.PREFILL))
-        cluster.obey()
+        cluster.carry_out()
         cluster.orders.clear()
     else:
         cluster.drain_elsewhere("d-1", Drain(then_role=Role.PREFILL))
@@ -229,7 +229,7 @@ def test_an_operators_order_goes_before_that_of_the_planner():
     effects = cluster.operator(DrainAsked(1, "d-1"))
     assert not of_kind(effects, OperationEnded)
     cluster.workers["d-1"].orders.popleft()
-    cluster.obey()
+    cluster.carry_out()
     assert cluster.orders[-1] == ("d-1", Drain())
     cluster.tick(Plan(prefill=1, decode=1))
     assert [held.why for held in cluster.planner.status(cluster.gateway.now_ns).held] == ["drained"]
@@ -304,7 +304,7 @@ def test_joined_workers_count_and_never_leave():
     assert cluster.policy.seen[-1].max_workers == PREFILL.max_count + DECODE.max_count + 1
     for _ in range(3):
         cluster.tick(Plan(prefill=1, decode=0))
-        cluster.obey()
+        cluster.carry_out()
     assert cluster.roles == {"d-0": "decode", "mine": "decode", "p-0": "prefill"}
 
 
@@ -317,7 +317,7 @@ def test_a_planners_order_survives_a_broken_connection():
     peer_died = played.incarnation
     cluster.die("d-1")
     cluster.workers["d-1"] = played
-    cluster.effects += cluster.gateway.says(
+    cluster.effects += cluster.gateway.receive(
         register("d-1", Role.DECODE, incarnation=str(peer_died), accepting=False)
     )
     assert cluster.planner.status(cluster.gateway.now_ns).held == ()
@@ -336,7 +336,7 @@ def test_a_hold_survives_a_broken_connection_and_is_no_longer_for_it():
         cluster.die(worker)
         cluster.workers[worker] = played
         incarnation, accepting = str(played.incarnation), played.accepting
-        cluster.gateway.says(
+        cluster.gateway.receive(
             register(worker, played.role, incarnation=incarnation, accepting=accepting)
         )
     shown = cluster.planner.status(cluster.gateway.now_ns).held
@@ -354,7 +354,7 @@ def test_an_order_that_was_not_received_before_the_connection_broke_is_forgotten
     played.orders.clear()
     cluster.die("d-1")
     cluster.workers["d-1"] = played
-    cluster.gateway.says(register("d-1", Role.DECODE, incarnation=str(played.incarnation)))
+    cluster.gateway.receive(register("d-1", Role.DECODE, incarnation=str(played.incarnation)))
     status = cluster.planner.status(cluster.gateway.now_ns)
     assert (status.draining, status.held) == ((), ())
     cluster.tick(Plan(prefill=1, decode=1))
@@ -367,7 +367,7 @@ def test_the_planner_learns_what_clients_got():
     for serial in range(4):
         gateway.submit(f"r{serial}", prompt_tokens=9)
     gateway.pass_time(SECOND // 2)
-    gateway.says(drew("p-0", "r0", "r1"), incarnation="1")
+    gateway.receive(drew("p-0", "r0", "r1"), incarnation="1")
     gateway.pass_time(SECOND // 4)
     gateway.handle(RequestWithdrawn("r1"), RequestWithdrawn("r2"))
     cluster.tick(seconds=31)
@@ -402,7 +402,7 @@ def scenes(chance: Random, cluster: ScaledCluster) -> None:
         case 5 if not lives:
             cluster.join(worker, chance.choice([Role.PREFILL, Role.DECODE]))
         case 6:
-            cluster.obey()
+            cluster.carry_out()
         case _:
             cluster.start_wanted()
     before = {w for w, played in cluster.workers.items() if played.accepting}
@@ -443,7 +443,7 @@ def test_whatever_happens_bounds_and_hands_are_heeded(seed):
 @given(st.integers(0, 2**32), st.integers(0, 10**18))
 @settings(max_examples=seeds(10, 100), deadline=None)
 def test_the_same_happenings_give_the_same_plans_whenever_they_begin(seed, begin_ns):
-    told = []
+    runs = []
     for start_ns in (0, begin_ns):
         chance, cluster = Random(seed), ScaledCluster(hold_s=20, begin_ns=start_ns)
         for _ in range(15):
@@ -451,5 +451,5 @@ def test_the_same_happenings_give_the_same_plans_whenever_they_begin(seed, begin
         decisions = [
             replace(each, instant_ns=each.instant_ns - start_ns) for each in cluster.decisions
         ]
-        told.append((decisions, cluster.orders, cluster.wanted))
-    assert told[0] == told[1]
+        runs.append((decisions, cluster.orders, cluster.wanted))
+    assert runs[0] == runs[1]

@@ -17,15 +17,15 @@ class PoolLaws(RuleBasedStateMachine):
         super().__init__()
         self.pool = BlockPool(BLOCKS)
         self.tables: list[list[int]] = []
-        self.sealed: dict[int, bytes] = {}
-        self.told: set[bytes] = set()
+        self.full: dict[int, bytes] = {}
+        self.reported: set[bytes] = set()
         self.sequence_number = 0
 
     @precondition(lambda self: self.pool.free_blocks)
     @rule(grow=st.booleans(), data=st.data())
     def allocate(self, grow, data):
         block = self.pool.allocate()
-        self.sealed.pop(block, None)
+        self.full.pop(block, None)
         if grow and self.tables:
             data.draw(st.sampled_from(self.tables)).append(block)
         else:
@@ -35,17 +35,17 @@ class PoolLaws(RuleBasedStateMachine):
     @rule(data=st.data(), digest=st.integers(0, 9).map(lambda n: bytes([n])))
     def seal(self, data, digest):
         table = data.draw(st.sampled_from(self.tables))
-        unsealed = [block for block in table if block not in self.sealed]
+        unsealed = [block for block in table if block not in self.full]
         if unsealed:
-            duplicate = digest in self.sealed.values()
+            duplicate = digest in self.full.values()
             self.pool.commit(unsealed[0], digest, b"parent")
             if not duplicate:
-                self.sealed[unsealed[0]] = digest
+                self.full[unsealed[0]] = digest
 
     @rule(digests=st.lists(st.integers(0, 9).map(lambda n: bytes([n])), max_size=3, unique=True))
     def share(self, digests):
         cached = self.pool.cached_prefix(digests)
-        by_digest = {digest: block for block, digest in self.sealed.items()}
+        by_digest = {digest: block for block, digest in self.full.items()}
         expected = []
         for digest in digests:
             if digest not in by_digest:
@@ -85,13 +85,13 @@ class PoolLaws(RuleBasedStateMachine):
             assert changes.sequence_number == self.sequence_number
             self.sequence_number += 1
             assert not set(changes.removed) & set(changes.stored)
-            self.told = (self.told - set(changes.removed)) | set(changes.stored)
-        assert self.told == set(self.sealed.values())
+            self.reported = (self.reported - set(changes.removed)) | set(changes.stored)
+        assert self.reported == set(self.full.values())
 
     @invariant()
     def every_block_is_accounted_for(self):
         self.pool.audit(self.tables)
-        assert self.pool.cached_blocks == len(self.sealed)
+        assert self.pool.cached_blocks == len(self.full)
 
 
 TestPoolLaws = PoolLaws.TestCase

@@ -26,26 +26,19 @@ def made(kind: type) -> object:
     return kind(*[Tier.HOST] * len(kind.__match_args__))
 
 
-@pytest.mark.parametrize("kind", kinds(NodeEffect))
-def test_of_a_node(kind):
-    everything = Mock()
-    ports = node_driver.NodePorts(everything, everything, everything, everything, everything)
-    left = node_driver.perform([made(kind)], ports)
+DRIVERS = {
+    "node": (NodeEffect, node_driver.NodePorts, node_driver.perform, 5),
+    "gateway": (GatewayEffect, gateway_driver.GatewayPorts, gateway_driver.perform, 4),
+    "pool node": (PoolNodeEffect, pool_driver.PoolNodePorts, pool_driver.perform, 4),
+}
+
+
+@pytest.mark.parametrize(
+    ("driver", "kind"), [(name, kind) for name in DRIVERS for kind in kinds(DRIVERS[name][0])]
+)
+def test_an_effect_is_one_call_of_a_port_or_the_end(driver, kind):
+    _, ports, perform, count = DRIVERS[driver]
+    port = Mock()
+    left = perform([made(kind)], ports(*[port] * count))
     assert (left is not None) == (kind is Leave)
-    assert len(everything.method_calls) == (kind is not Leave)
-
-
-@pytest.mark.parametrize("kind", kinds(GatewayEffect))
-def test_of_a_gateway(kind):
-    everything = Mock()
-    gateway_driver.perform([made(kind)], gateway_driver.GatewayPorts(*[everything] * 4))
-    assert len(everything.method_calls) == 1
-
-
-@pytest.mark.parametrize("kind", kinds(PoolNodeEffect))
-def test_of_a_process_of_the_pool(kind):
-    everything = Mock()
-    ports = pool_driver.PoolNodePorts(everything, everything, everything, everything)
-    left = pool_driver.perform([made(kind)], ports)
-    assert (left is not None) == (kind is Leave)
-    assert len(everything.method_calls) == (kind is not Leave)
+    assert len(port.method_calls) == (kind is not Leave)

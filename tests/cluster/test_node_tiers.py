@@ -33,14 +33,16 @@ from tandem.messages.node import (
     StageBlocks,
 )
 from tandem.messages.router import BlocksListed, BlocksReported, ImportReported
-from tandem.messages.worker import (
-    ImportDone,
-    ImportsArrived,
-    RequestsAborted,
-    RequestsArrived,
-    StepDone,
+from tandem.messages.worker import ImportDone, ImportsArrived, RequestsAborted, RequestsArrived
+from tests.cluster.cluster_parts import (
+    MS,
+    TERMS,
+    NodeUnderTest,
+    of_kind,
+    register,
+    request,
+    sent_to,
 )
-from tests.cluster.cluster_parts import MS, WELCOME, NodeUnderTest, of_kind, register, request, said
 
 HOST, DISK, REMOTE = Tier.HOST, Tier.DISK, Tier.REMOTE
 POOL = PoolNodeJoined("pool-0", "1", "h:1")
@@ -63,16 +65,14 @@ def worker_with(*gateways: str, block_count: int = 30, **config) -> NodeUnderTes
 
 
 def connect(node: NodeUnderTest, gateway: str) -> list:
-    from_start = node.machine.gateways
-    from_start.connect(gateway)
-    return node.hears(gateway, WELCOME)
+    node.machine.gateways.connect(gateway)
+    return node.receive(gateway, TERMS)
 
 
 def compute(node: NodeUnderTest, request_id: str = "r", tokens: int = 9) -> list:
-    """A request is computed and has its answer. Gives everything that was said meanwhile."""
-    effects = node.hears("g", RequestsArrived((request(request_id, tokens),)))
-    while node.plans:
-        effects += node.handle(StepDone(node.result()))
+    """A request is computed and has its answer. Gives all effects of that."""
+    effects = node.receive("g", RequestsArrived((request(request_id, tokens),)))
+    effects += node.land_all()
     return effects
 
 
@@ -81,33 +81,27 @@ def one(effects: list, kind: type):
     return found
 
 
-def write_through(node: NodeUnderTest, effects: list) -> list:
+def write_through(node: NodeUnderTest, effects: list) -> None:
     """Whatever is staged is kept wherever it is wanted."""
-    told: list = []
-    waiting = of_kind(effects, StageBlocks)
-    while waiting:
-        staged = node.handle(BlocksStaged(waiting.pop(0).copy_id, staged=True))
-        told += staged
+    for stage in of_kind(effects, StageBlocks):
+        staged = node.handle(BlocksStaged(stage.copy_id, staged=True))
         for keep in of_kind(staged, KeepStaged):
             digests = tuple(name.digest for name in keep.names)
-            told += node.handle(BlocksKept(keep.copy_id, keep.tier, digests))
-        waiting += of_kind(told[len(told) :], StageBlocks)
-    return told
+            node.handle(BlocksKept(keep.copy_id, keep.tier, digests))
 
 
 def lose_device(node: NodeUnderTest) -> None:
     """Another long request takes all blocks, so that nothing of the others is on the device."""
     other = replace(request("other", 62, 1), prompt_tokens=tuple(range(30, 92)))
-    effects = node.hears("g", RequestsArrived((other,)))
-    while node.plans:
-        effects += node.handle(StepDone(node.result()))
+    effects = node.receive("g", RequestsArrived((other,)))
+    effects += node.land_all()
     write_through(node, effects)
 
 
 def import_again(node: NodeUnderTest, tokens: int = 8) -> ImportReported:
     """The same prompt comes again, and `tokens` of it can be had elsewhere."""
-    effects = node.hears("g", ImportsArrived((request("again"),), (tokens,)))
-    return one(said(effects, "g"), ImportReported)
+    effects = node.receive("g", ImportsArrived((request("again"),), (tokens,)))
+    return one(sent_to(effects, "g"), ImportReported)
 
 
 def ready_to_fetch(**config) -> NodeUnderTest:
@@ -132,10 +126,10 @@ def test_full_blocks_are_staged_kept_and_reported():
     assert keep.names[1].parent == keep.names[1].first == keep.names[0].digest
     digests = tuple(name.digest for name in keep.names)
     effects = node.handle(BlocksKept(keep.copy_id, HOST, digests))
-    report = one(said(effects, "g"), BlocksReported)
+    report = one(sent_to(effects, "g"), BlocksReported)
     assert (report.tier, set(report.changes.stored)) == (HOST, set(digests))
     assert DropStaged(keep.copy_id) in effects
-    listed = one(said(node.hears("g", ListBlocks(HOST)), "g"), BlocksListed)
+    listed = one(sent_to(node.receive("g", ListBlocks(HOST)), "g"), BlocksListed)
     assert set(listed.hashes) == set(digests)
     assert listed.next_sequence_number == 1
 
@@ -153,7 +147,7 @@ def test_what_was_overwritten_while_it_was_staged_is_not_kept():
 
 def test_the_pool_is_offered_what_is_full_while_it_is_there():
     node = worker_with("g")
-    assert one(node.hears("g", POOL), ConnectPoolNode).address == "h:1"
+    assert one(node.receive("g", POOL), ConnectPoolNode).address == "h:1"
     stage = one(compute(node), StageBlocks)
     staged = node.handle(BlocksStaged(stage.copy_id, staged=True))
     assert [keep.tier for keep in of_kind(staged, KeepStaged)] == [HOST, REMOTE]
@@ -161,21 +155,21 @@ def test_the_pool_is_offered_what_is_full_while_it_is_there():
     assert not of_kind(effects, DropStaged)
     effects = node.handle(BlocksKept(stage.copy_id, REMOTE, ()))
     assert one(effects, DropStaged) == DropStaged(stage.copy_id)
-    assert not of_kind(said(effects, "g"), BlocksReported), "the pool speaks for itself"
+    assert not sent_to(effects, "g", BlocksReported), "the pool speaks for itself"
 
 
 def test_a_fetch_fills_reserved_blocks_from_the_fastest_tier():
     node = ready_to_fetch()
     wanted = import_again(node).wanted
-    fetch = one(node.hears("g", FetchKv(7, "again", DISK, 0, 8)), FetchBlocks)
+    fetch = one(node.receive("g", FetchKv(7, "again", DISK, 0, 8)), FetchBlocks)
     assert fetch.tiers == (HOST, HOST)
     assert fetch.target_blocks == wanted.blocks[:2]
     effects = node.handle(BlocksFetched(fetch.fetch_id, 2, 128, 0.01))
-    ended = one(said(effects, "g"), MoveEnded)
+    ended = one(sent_to(effects, "g"), MoveEnded)
     assert ended.transfer_id == 7
     assert (ended.report.arrived, ended.report.tokens) == (True, 8)
     assert ended.report.connector == "host"
-    node.hears("g", ImportDone("again", 8))
+    node.receive("g", ImportDone("again", 8))
     (plan,) = node.plans
     assert list(plan.starts) == [8], "only the last token is computed"
 
@@ -183,14 +177,14 @@ def test_a_fetch_fills_reserved_blocks_from_the_fastest_tier():
 def test_the_part_that_came_counts_and_the_corrupt_is_dropped():
     node = ready_to_fetch()
     import_again(node)
-    fetch = one(node.hears("g", FetchKv(7, "again", HOST, 0, 8)), FetchBlocks)
+    fetch = one(node.receive("g", FetchKv(7, "again", HOST, 0, 8)), FetchBlocks)
     corrupt = fetch.names[1].digest
     effects = node.handle(BlocksFetched(fetch.fetch_id, 1, 64, 0.01, corrupt=(corrupt,)))
-    report = one(said(effects, "g"), MoveEnded).report
+    report = one(sent_to(effects, "g"), MoveEnded).report
     assert (report.arrived, report.tokens) == (False, 4)
     assert ForgetBlocks(HOST, (corrupt,)) in effects
-    assert one(said(effects, "g"), BlocksReported).changes.removed == (corrupt,)
-    node.hears("g", ImportDone("again", 4))
+    assert one(sent_to(effects, "g"), BlocksReported).changes.removed == (corrupt,)
+    node.receive("g", ImportDone("again", 4))
     assert list(node.plans[0].starts) == [4]
     (figures, *_) = node.machine.tiers.figures(node.now_ns).tiers
     assert (figures.fetched_blocks, figures.corrupt_blocks) == (1, 1)
@@ -200,8 +194,8 @@ def test_no_block_is_given_back_while_a_fetch_may_write_to_it():
     node = ready_to_fetch()
     import_again(node)
     pool = node.machine.work.machine.sequences.pool
-    fetch = one(node.hears("g", FetchKv(7, "again", HOST, 0, 8)), FetchBlocks)
-    effects = node.hears("g", RequestsAborted(("again",)))
+    fetch = one(node.receive("g", FetchKv(7, "again", HOST, 0, 8)), FetchBlocks)
+    effects = node.receive("g", RequestsAborted(("again",)))
     assert EndFetch(fetch.fetch_id) in effects
     assert pool.free_blocks < pool.block_count
     node.handle(BlocksFetched(fetch.fetch_id, 0))
@@ -212,8 +206,8 @@ def test_fetches_that_were_not_wanted_any_more_are_no_failures_of_the_tier():
     node = ready_to_fetch()
     for number in range(5):
         import_again(node)
-        fetch = one(node.hears("g", FetchKv(number, "again", HOST, 0, 8)), FetchBlocks)
-        node.hears("g", RequestsAborted(("again",)))
+        fetch = one(node.receive("g", FetchKv(number, "again", HOST, 0, 8)), FetchBlocks)
+        node.receive("g", RequestsAborted(("again",)))
         node.handle(BlocksFetched(fetch.fetch_id, 0, problem="stopped"))
     assert not node.machine.tiers.fetches.ids()
     (host, *_) = node.machine.tiers.figures(node.now_ns).tiers
@@ -223,10 +217,10 @@ def test_fetches_that_were_not_wanted_any_more_are_no_failures_of_the_tier():
 def test_a_gateway_that_goes_leaves_no_fetch_behind():
     node = ready_to_fetch()
     import_again(node)
-    fetch = one(node.hears("g", FetchKv(7, "again", HOST, 0, 8)), FetchBlocks)
+    fetch = one(node.receive("g", FetchKv(7, "again", HOST, 0, 8)), FetchBlocks)
     assert EndFetch(fetch.fetch_id) in node.handle(GatewayGone("g"))
     effects = node.handle(BlocksFetched(fetch.fetch_id, 2))
-    assert not of_kind(said(effects, "g"), MoveEnded)
+    assert not sent_to(effects, "g", MoveEnded)
     assert node.machine.work.idle
 
 
@@ -238,21 +232,21 @@ def test_orders_that_make_no_sense_are_refused():
         FetchKv(2, "again", HOST, 0, 400),
         FetchKv(3, "again", HOST, 2, 8),
     ):
-        ended = one(said(node.hears("g", order), "g"), MoveEnded)
+        ended = one(sent_to(node.receive("g", order), "g"), MoveEnded)
         assert ended.transfer_id == order.transfer_id
         assert not ended.report.arrived
     plain = NodeUnderTest("g")
-    plain.hears("g", ImportsArrived((request("r"),), (8,)))
-    ended = one(said(plain.hears("g", FetchKv(1, "r", HOST, 0, 8)), "g"), MoveEnded)
+    plain.receive("g", ImportsArrived((request("r"),), (8,)))
+    ended = one(sent_to(plain.receive("g", FetchKv(1, "r", HOST, 0, 8)), "g"), MoveEnded)
     assert ended.report.problem == "this worker has no slower tiers"
 
 
 def test_what_no_tier_has_ends_at_once():
     node = worker_with("g")
-    node.hears("g", ImportsArrived((request("r"),), (8,)))
-    ended = one(said(node.hears("g", FetchKv(1, "r", REMOTE, 0, 8)), "g"), MoveEnded)
+    node.receive("g", ImportsArrived((request("r"),), (8,)))
+    ended = one(sent_to(node.receive("g", FetchKv(1, "r", REMOTE, 0, 8)), "g"), MoveEnded)
     assert (ended.report.arrived, ended.report.tokens) == (False, 0)
-    node.hears("g", ImportDone("r", 0))
+    node.receive("g", ImportDone("r", 0))
     assert node.plans, "it is computed"
 
 
@@ -261,8 +255,8 @@ def busy_with_disk() -> tuple[NodeUnderTest, CopyBlocks]:
     node = worker_with("g", found=_names(2))
     for index in range(4):
         busy = replace(request(f"b{index}", 20, 30), prompt_tokens=(90 + index,) * 20)
-        node.hears("g", RequestsArrived((busy,)))
-    effects = node.hears("g", ImportsArrived((request("again"),), (8,)))
+        node.receive("g", RequestsArrived((busy,)))
+    effects = node.receive("g", ImportsArrived((request("again"),), (8,)))
     return node, one(effects, CopyBlocks)
 
 
@@ -279,8 +273,8 @@ def test_blocks_of_a_waiting_request_come_up_meanwhile():
     assert copy.names == _names(2)
     digests = tuple(name.digest for name in copy.names)
     effects = node.handle(BlocksKept(copy.copy_id, HOST, digests))
-    told = one(said(effects, "g"), BlocksReported)
-    assert (told.tier, set(told.changes.stored)) == (HOST, set(digests))
+    report = one(sent_to(effects, "g"), BlocksReported)
+    assert (report.tier, set(report.changes.stored)) == (HOST, set(digests))
 
 
 def test_what_does_not_come_up_is_the_fault_of_where_it_comes_from():
@@ -296,10 +290,9 @@ def test_what_does_not_come_up_is_the_fault_of_where_it_comes_from():
 
 def test_a_fetch_waits_for_what_is_on_its_way_up():
     node, copy = busy_with_disk()
-    node.hears("g", RequestsAborted(("b0", "b1", "b2", "b3")))
-    while node.plans:
-        node.handle(StepDone(node.result()))
-    assert not of_kind(node.hears("g", FetchKv(7, "again", DISK, 0, 8)), FetchBlocks)
+    node.receive("g", RequestsAborted(("b0", "b1", "b2", "b3")))
+    node.land_all()
+    assert not of_kind(node.receive("g", FetchKv(7, "again", DISK, 0, 8)), FetchBlocks)
     digests = tuple(name.digest for name in copy.names)
     effects = node.handle(BlocksKept(copy.copy_id, HOST, digests))
     assert one(effects, FetchBlocks).tiers == (HOST, HOST)
@@ -307,44 +300,43 @@ def test_a_fetch_waits_for_what_is_on_its_way_up():
 
 def test_a_fetch_that_waits_is_stopped_at_once():
     node, _ = busy_with_disk()
-    node.hears("g", RequestsAborted(("b0", "b1", "b2", "b3")))
-    while node.plans:
-        node.handle(StepDone(node.result()))
-    node.hears("g", FetchKv(7, "again", DISK, 0, 8))
-    effects = node.hears("g", StopMove(7))
+    node.receive("g", RequestsAborted(("b0", "b1", "b2", "b3")))
+    node.land_all()
+    node.receive("g", FetchKv(7, "again", DISK, 0, 8))
+    effects = node.receive("g", StopMove(7))
     assert not of_kind(effects, EndFetch)
-    assert one(said(effects, "g"), MoveEnded).transfer_id == 7
+    assert one(sent_to(effects, "g"), MoveEnded).transfer_id == 7
 
 
 def test_what_the_disk_held_is_listed_to_gateways_that_register_the_worker():
     names = _names(2)
     node = worker_with(found=names)
-    told = said(connect(node, "g"), "g")
-    listed = {each.tier: each for each in of_kind(told, BlocksListed)}
+    messages = sent_to(connect(node, "g"), "g")
+    listed = {each.tier: each for each in of_kind(messages, BlocksListed)}
     assert set(listed) == {Tier.DEVICE, HOST, DISK}
     assert set(listed[DISK].hashes) == {name.digest for name in names}
-    tiers = one(told, TiersReported).tiers
+    tiers = one(messages, TiersReported).tiers
     assert [(each.tier, each.blocks) for each in tiers] == [(HOST, 0), (DISK, 2), (REMOTE, 0)]
     assert tiers[2].reason == "no process of the pool is there"
 
 
 def test_figures_are_reported_with_the_load_when_they_changed():
     node = worker_with("g")
-    assert not of_kind(said(node.pass_time(250 * MS, "g"), "g"), TiersReported)
+    assert not sent_to(node.keep_alive(250 * MS, "g"), "g", TiersReported)
     write_through(node, compute(node))
-    reports = of_kind(said(node.pass_time(250 * MS, "g"), "g"), TiersReported)
+    reports = sent_to(node.keep_alive(250 * MS, "g"), "g", TiersReported)
     assert [report.tiers[0].stored_blocks for report in reports] == [2]
 
 
 def test_a_pool_process_is_there_as_long_as_a_gateway_reports_it():
     node = worker_with("g", "h")
-    assert of_kind(node.hears("g", POOL), ConnectPoolNode)
-    assert not of_kind(node.hears("h", POOL), ConnectPoolNode)
-    assert not of_kind(node.hears("g", PoolNodeGone("pool-0", "1")), ForgetPoolNode)
-    effects = node.hears("h", replace(POOL, incarnation="2", address="h:2"))
+    assert of_kind(node.receive("g", POOL), ConnectPoolNode)
+    assert not of_kind(node.receive("h", POOL), ConnectPoolNode)
+    assert not of_kind(node.receive("g", PoolNodeGone("pool-0", "1")), ForgetPoolNode)
+    effects = node.receive("h", replace(POOL, incarnation="2", address="h:2"))
     assert of_kind(effects, ForgetPoolNode) == [ForgetPoolNode("pool-0", "1")]
     assert of_kind(effects, ConnectPoolNode) == [ConnectPoolNode("pool-0", "2", "h:2")]
-    assert not of_kind(node.hears("h", PoolNodeGone("pool-0", "1")), ForgetPoolNode)
+    assert not of_kind(node.receive("h", PoolNodeGone("pool-0", "1")), ForgetPoolNode)
     assert of_kind(node.handle(GatewayGone("h")), ForgetPoolNode) == [ForgetPoolNode("pool-0", "2")]
     assert not node.machine.tiers.shared.there
 
@@ -352,9 +344,9 @@ def test_a_pool_process_is_there_as_long_as_a_gateway_reports_it():
 def test_an_outdated_gateway_reports_the_old_start_only_until_it_learns():
     node = worker_with("g", "h")
     new = replace(POOL, incarnation="2")
-    node.hears("h", POOL)
-    node.hears("g", new)
-    effects = node.hears("g", PoolNodeGone("pool-0", "2"))
+    node.receive("h", POOL)
+    node.receive("g", new)
+    effects = node.receive("g", PoolNodeGone("pool-0", "2"))
     assert of_kind(effects, ConnectPoolNode) == [ConnectPoolNode("pool-0", "1", "h:1")]
 
 
@@ -363,6 +355,6 @@ def test_pinned_blocks_outlive_what_comes_after_them():
     write_through(node, compute(node))
     cache = node.machine.tiers.hierarchy.caches.by_tier[HOST]
     digests = cache.store.listing()
-    node.hears("g", PinBlocks(digests[::-1], ttl_ns=10_000 * MS))
+    node.receive("g", PinBlocks(digests[::-1], ttl_ns=10_000 * MS))
     lose_device(node)
     assert set(digests) <= set(cache.store.listing())

@@ -21,12 +21,8 @@ from tandem.messages.gateway import (
     PeerGone,
     UndrainAsked,
 )
-from tandem.messages.router import (
-    LoadReported,
-)
-from tandem.messages.worker import (
-    CopiesRequested,
-)
+from tandem.messages.router import LoadReported
+from tandem.messages.worker import CopiesRequested
 from tests.cluster.cluster_parts import (
     MS,
     GatewayUnderTest,
@@ -34,7 +30,7 @@ from tests.cluster.cluster_parts import (
     idle_load,
     of_kind,
     register,
-    told,
+    sent_to,
 )
 
 P, D = register("p", Role.PREFILL), register("d", Role.DECODE)
@@ -57,48 +53,50 @@ def draining_with_requests() -> GatewayUnderTest:
     gateway = two_workers()
     gateway.submit("r")
     gateway.submit("s")
-    gateway.says(drew("w0", "r", "s"))
-    gateway.says(drew("w1", "r", "s"))
-    gateway.says(drained("w0"))
+    gateway.receive(drew("w0", "r", "s"))
+    gateway.receive(drew("w1", "r", "s"))
+    gateway.receive(drained("w0"))
     return gateway
 
 
 def test_a_drain_ends_when_the_worker_is_empty():
     gateway = two_workers()
     first = gateway.submit("r")
-    (place,) = [name for name in ("w0", "w1") if told(first, name)]
-    assert told(gateway.handle(DrainAsked(1, place)), place) == [Drain()]
-    assert gateway.says(drained(place)) == []
+    (place,) = [name for name in ("w0", "w1") if sent_to(first, name)]
+    assert sent_to(gateway.handle(DrainAsked(1, place)), place) == [Drain()]
+    assert gateway.receive(drained(place)) == []
     # It still works on a request.
-    assert gateway.says(idle_load(place)) == []
-    gateway.says(drew(place, "r", reason=FinishReason.STOP))
+    assert gateway.receive(idle_load(place)) == []
+    gateway.receive(drew(place, "r", reason=FinishReason.STOP))
     busy = LoadReported(place, 0, 0, 0, 0, 99)
-    assert told(gateway.says(busy), place) == [NotNeeded()]
+    assert sent_to(gateway.receive(busy), place) == [NotNeeded()]
     # It may still work for another gateway.
-    assert gateway.says(busy) == []
-    assert gateway.says(idle_load(place)) == [OperationEnded(1)]
+    assert gateway.receive(busy) == []
+    assert gateway.receive(idle_load(place)) == [OperationEnded(1)]
     # Nothing goes there until it is undrained.
-    assert not any(told(gateway.submit(f"s{n}"), place) for n in range(4))
-    assert told(gateway.handle(UndrainAsked(2, place)), place) == [Undrain()]
-    assert OperationEnded(2) in gateway.says(undrained(place))
-    assert any(told(gateway.submit(f"t{n}"), place) for n in range(4))
+    assert not any(sent_to(gateway.submit(f"s{n}"), place) for n in range(4))
+    assert sent_to(gateway.handle(UndrainAsked(2, place)), place) == [Undrain()]
+    assert OperationEnded(2) in gateway.receive(undrained(place))
+    assert any(sent_to(gateway.submit(f"t{n}"), place) for n in range(4))
 
 
 def test_a_flip_ends_when_the_role_is_taken():
     gateway = GatewayUnderTest(P, register("q", Role.PREFILL), D)
     gateway.handle(DrainAsked(1, "q", then_role=Role.DECODE))
-    gateway.says(drained("q", Role.PREFILL))
-    assert told(gateway.says(idle_load("q")), "q") == [NotNeeded()]
-    assert gateway.says(idle_load("q")) == []
-    assert gateway.says(undrained("q", Role.DECODE)) == [OperationEnded(1)]
+    gateway.receive(drained("q", Role.PREFILL))
+    assert sent_to(gateway.receive(idle_load("q")), "q") == [NotNeeded()]
+    assert gateway.receive(idle_load("q")) == []
+    assert gateway.receive(undrained("q", Role.DECODE)) == [OperationEnded(1)]
     assert gateway.machine.members.of_name("q").role is Role.DECODE
 
 
 def test_leaving_ends_with_deregistration():
     gateway = two_workers()
-    assert told(gateway.handle(DrainAsked(1, "w0", leave=True)), "w0") == [Drain(None, leave=True)]
-    gateway.says(drained("w0"))
-    assert OperationEnded(1) in gateway.says(Deregister("w0"))
+    assert sent_to(gateway.handle(DrainAsked(1, "w0", leave=True)), "w0") == [
+        Drain(None, leave=True)
+    ]
+    gateway.receive(drained("w0"))
+    assert OperationEnded(1) in gateway.receive(Deregister("w0"))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +123,7 @@ def test_a_worker_is_drained_once_at_a_time():
     (ended,) = gateway.handle(DrainAsked(2, "q", leave=True))
     assert (ended.operation_id, "being drained already" in ended.problem) == (2, True)
     # The last one that prefills must stay meanwhile.
-    gateway.says(drained("q", Role.PREFILL))
+    gateway.receive(drained("q", Role.PREFILL))
     (ended,) = gateway.handle(DrainAsked(3, "p"))
     assert "no worker would take prefill" in ended.problem
 
@@ -141,36 +139,36 @@ def test_a_drain_that_another_gateway_calls_off_ends_with_a_problem():
     gateway = two_workers()
     gateway.handle(DrainAsked(1, "w0"))
     # Sent before it had received the drain.
-    assert not of_kind(gateway.says(undrained("w0")), OperationEnded)
-    gateway.says(drained("w0"))
-    (ended,) = of_kind(gateway.says(undrained("w0")), OperationEnded)
+    assert not of_kind(gateway.receive(undrained("w0")), OperationEnded)
+    gateway.receive(drained("w0"))
+    (ended,) = of_kind(gateway.receive(undrained("w0")), OperationEnded)
     assert "was undrained" in ended.problem
 
 
 def test_a_worker_leaves_and_comes_back():
     gateway = two_workers()
     effects = gateway.handle(DrainAsked(1, "w0", leave=True, again=True))
-    assert told(effects, "w0") == [Drain(None, leave=True, again=True)]
-    gateway.says(drained("w0"))
-    assert of_kind(gateway.says(Deregister("w0")), OperationEnded) == [OperationEnded(1)]
+    assert sent_to(effects, "w0") == [Drain(None, leave=True, again=True)]
+    gateway.receive(drained("w0"))
+    assert of_kind(gateway.receive(Deregister("w0")), OperationEnded) == [OperationEnded(1)]
 
 
 def test_a_drain_that_was_not_received_is_sent_again():
     gateway = two_workers()
     gateway.handle(DrainAsked(1, "w0", leave=True))
-    assert told(gateway.says(register("w0")), "w0")[-1] == Drain(None, leave=True)
-    gateway.says(drained("w0"))
-    assert told(gateway.says(idle_load("w0")), "w0") == [NotNeeded()]
+    assert sent_to(gateway.receive(register("w0")), "w0")[-1] == Drain(None, leave=True)
+    gateway.receive(drained("w0"))
+    assert sent_to(gateway.receive(idle_load("w0")), "w0") == [NotNeeded()]
     # It forgets the gateway, not that it drains: it is let go anew.
-    effects = gateway.says(register("w0", accepting=False))
-    assert not of_kind(told(effects, "w0"), Drain)
-    assert told(gateway.says(idle_load("w0")), "w0") == [NotNeeded()]
+    effects = gateway.receive(register("w0", accepting=False))
+    assert not sent_to(effects, "w0", Drain)
+    assert sent_to(gateway.receive(idle_load("w0")), "w0") == [NotNeeded()]
 
 
 def test_a_draining_workers_requests_go_on_elsewhere():
     gateway = draining_with_requests()
-    effects = gateway.says(idle_load("w0"))
-    (copied,) = of_kind(told(effects, "w0"), CopiesRequested)
+    effects = gateway.receive(idle_load("w0"))
+    (copied,) = sent_to(effects, "w0", CopiesRequested)
     assert copied.request_ids in {("r",), ("s",)}
     state = gateway.machine.router.requests[copied.request_ids[0]]
     assert (state.prefill, state.decode) == ("w0", "w1")
@@ -181,23 +179,23 @@ def test_a_draining_workers_requests_wait_for_a_target_that_can_take_them():
     gateway = draining_with_requests()
     full = LoadReported("w1", 0, 0, 0, 0, 0)
     for _ in range(20):
-        gateway.says(full)
-        assert told(gateway.says(idle_load("w0")), "w0") == []
-    gateway.says(idle_load("w1"))
-    assert of_kind(told(gateway.says(idle_load("w0")), "w0"), CopiesRequested)
+        gateway.receive(full)
+        assert sent_to(gateway.receive(idle_load("w0")), "w0") == []
+    gateway.receive(idle_load("w1"))
+    assert sent_to(gateway.receive(idle_load("w0")), "w0", CopiesRequested)
 
 
 def test_a_flip_and_an_undrain_that_were_both_lost_both_end():
     """A connection broke after the orders were sent."""
     gateway = two_workers()
     gateway.handle(DrainAsked(1, "w0"))
-    effects = gateway.says(drained("w0"), idle_load("w0"))
+    effects = gateway.receive(drained("w0"), idle_load("w0"))
     assert of_kind(effects, OperationEnded) == [OperationEnded(1)]
     gateway.handle(DrainAsked(2, "w0", then_role=Role.PREFILL))
     gateway.handle(UndrainAsked(3, "w0"))
-    effects = gateway.says(register("w0", accepting=False))
-    assert of_kind(told(effects, "w0"), Undrain)
-    effects = gateway.says(undrained("w0"))
+    effects = gateway.receive(register("w0", accepting=False))
+    assert sent_to(effects, "w0", Undrain)
+    effects = gateway.receive(undrained("w0"))
     ended = {effect.operation_id: effect.problem for effect in of_kind(effects, OperationEnded)}
     assert ended.keys() == {2, 3}, ended
     assert not ended[3]
@@ -207,18 +205,18 @@ def test_a_flip_and_an_undrain_that_were_both_lost_both_end():
 def test_an_audit_asks_everybody_and_ends_when_all_have_answered_or_nobody_waits_longer():
     gateway = two_workers()
     effects = gateway.handle(AuditAsked(1))
-    assert told(effects, "w0") == told(effects, "w1") == [Audit()]
+    assert sent_to(effects, "w0") == sent_to(effects, "w1") == [Audit()]
     w0, w1 = (Audited(name, 0, 0, 0, 0, 0, 0, 0, 0, "") for name in ("w0", "w1"))
-    assert gateway.says(w1) == []
-    assert gateway.says(w0) == [AuditEnded(1, (w0, w1))]
+    assert gateway.receive(w1) == []
+    assert gateway.receive(w0) == [AuditEnded(1, (w0, w1))]
     gateway.handle(AuditAsked(2))
-    gateway.says(w0)
+    gateway.receive(w0)
     (ended,) = of_kind(gateway.handle(PeerGone("w1/1", "died")), AuditEnded)
     assert ended == AuditEnded(2, (w0,))
     gateway.handle(AuditAsked(3))
     asked_ns = gateway.now_ns
     while not (ended := of_kind(gateway.pass_time(300 * MS), AuditEnded)):
-        gateway.says(idle_load("w0"))
+        gateway.receive(idle_load("w0"))
         assert gateway.now_ns - asked_ns < 2_000 * MS
     assert ended == [AuditEnded(3, (), "no answer from w0")]
     assert GatewayUnderTest().handle(AuditAsked(4)) == [AuditEnded(4, ())]

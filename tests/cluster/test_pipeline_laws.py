@@ -4,24 +4,22 @@ That answers stay the same and nobody draws twice at a time, all laws of the wor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.messages.worker import RequestsAborted, RequestsArrived
+from tandem.messages.worker import RequestsAborted
 from tandem.policy.batching import TokenBudgetBatching
-from tests.cluster.ledger_engine import answer
-from tests.cluster.test_priorities import request, world
-from tests.cluster.world import CONTEXT_TOKENS
+from tests.cluster.ledger_worker import check_answer, request, small_worker
 
 
 @given(st.integers(2, 4), st.integers(0, 9), st.data())
 def test_every_stage_has_an_even_share(stages, more, data):
     sequences = stages + more
-    at = world(
+    at = small_worker(
         pipeline_stages=stages,
         max_sequences=sequences,
         block_count=20 * sequences,
         batching=TokenBudgetBatching(64),
     )
     wanted = [request(str(index), prompt=(index % 9,), max_tokens=30) for index in range(sequences)]
-    at.tell(RequestsArrived(tuple(wanted)))
+    at.arrive(*wanted)
     at.land()
     for _ in range(4 * stages):
         assert len(at.landing) == stages
@@ -31,7 +29,7 @@ def test_every_stage_has_an_even_share(stages, more, data):
     assert max(sizes) - min(sizes) <= 1
 
     gone = data.draw(st.lists(st.sampled_from(wanted), max_size=more, unique=True))
-    at.tell(RequestsAborted(tuple(one.request_id for one in gone)))
+    at.handle(RequestsAborted(tuple(one.request_id for one in gone)))
     for _ in range(4 * stages):
         at.land()
     sizes = [plan.batched_tokens for plan in at.landing]
@@ -42,13 +40,12 @@ def test_every_stage_has_an_even_share(stages, more, data):
     at.drain()
     for one in wanted:
         if one not in gone:
-            expected = answer(one.prompt_tokens, one.sampling, CONTEXT_TOKENS)
-            assert at.answers[one.request_id] == expected
+            check_answer(one, at.answers[one.request_id])
 
 
 def test_one_sequence_alone_is_in_one_stage_at_a_time():
-    at = world(pipeline_stages=3)
-    at.tell(RequestsArrived((request("alone"),)))
+    at = small_worker(pipeline_stages=3)
+    at.arrive(request("alone"))
     while at.landing:
         assert len(at.landing) == 1
         at.land()
@@ -56,7 +53,7 @@ def test_one_sequence_alone_is_in_one_stage_at_a_time():
 
 
 def test_the_chunks_of_a_long_prompt_follow_each_other_through_the_stages():
-    at = world(pipeline_stages=3, batching=TokenBudgetBatching(4))
-    at.tell(RequestsArrived((request("long", prompt=[3] * 20),)))
+    at = small_worker(pipeline_stages=3, batching=TokenBudgetBatching(4))
+    at.arrive(request("long", prompt=[3] * 20))
     assert [plan.starts.tolist() for plan in at.landing] == [[0], [4], [8]]
     at.drain()

@@ -1,34 +1,20 @@
 """Windows and ticks of the planner machine, whenever it begins and however much there is to see."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.cluster.gateway.planner import KEPT_REQUESTS, PlannerConfig, PlannerMachine, Thinned
 from tandem.facts.slo import Slo
-from tandem.policy.planning.contract import FleetView, Plan
 from tests.cluster.cluster_parts import COST
+from tests.cluster.scaled_cluster import SECOND, ScriptedPlanner
 
-SECOND = 1_000_000_000
 CONFIG = PlannerConfig(COST, Slo(), 2, 8, startup_s=60.0, window_s=30.0)
 
 
-@dataclass
-class Seeing:
-    """A policy that wants nothing and remembers what it saw."""
-
-    interval_s: float = 10.0
-    seen: list[FleetView] = field(default_factory=list)
-
-    def plan(self, fleet: FleetView, now_ns: int) -> Plan:
-        del now_ns
-        self.seen.append(fleet)
-        return Plan()
-
-
 def run(begin_ns: int) -> list:
-    policy = Seeing()
+    policy = ScriptedPlanner(interval_s=10.0)
     machine = PlannerMachine(policy, CONFIG, begin_ns)
     ticks = []
     for second in range(1, 100):
@@ -54,7 +40,7 @@ def test_it_does_not_matter_when_the_clock_began():
 
 
 def test_one_gateway_among_several_takes_the_others_demand_for_as_large():
-    policy = Seeing()
+    policy = ScriptedPlanner()
     machine = PlannerMachine(policy, replace(CONFIG, arrivals_each=3))
     for second in range(10):
         machine.request_arrived(second * SECOND)
@@ -63,7 +49,7 @@ def test_one_gateway_among_several_takes_the_others_demand_for_as_large():
 
 
 def test_workers_that_joined_by_hand_come_on_top_of_the_bounds():
-    machine = PlannerMachine(Seeing(), CONFIG)
+    machine = PlannerMachine(ScriptedPlanner(), CONFIG)
     fleet = machine.view([], {}, SECOND, held=frozenset({"a"}), joined_by_hand=3)
     assert (fleet.min_workers, fleet.max_workers, fleet.held) == (5, 11, {"a"})
 

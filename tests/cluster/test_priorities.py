@@ -2,69 +2,43 @@
 
 from dataclasses import replace
 
-from tandem.cluster.worker.machine import WorkerConfig
-from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import Overloaded
 from tandem.facts.request import Request
-from tandem.facts.sampling import SamplingParameters
-from tandem.messages.worker import RequestsAborted, RequestsArrived
+from tandem.messages.worker import RequestsAborted
 from tandem.policy.batching import TokenBudgetBatching
-from tests.cluster.ledger_engine import VOCABULARY, answer
-from tests.cluster.world import CONTEXT_TOKENS, World
-
-
-def world(**changes) -> World:
-    config = {
-        "block_size": 4,
-        "block_count": 20,
-        "context_tokens": CONTEXT_TOKENS,
-        "vocabulary_tokens": VOCABULARY,
-        "max_sequences": 2,
-        "batching": TokenBudgetBatching(16),
-        "root": CacheRoot("m", "r", b""),
-        "steps_in_flight": 0,
-    } | changes
-    return World.of(WorkerConfig(**config))
-
-
-def request(name: str, priority: int = 0, prompt=(1, 2, 3), **sampling) -> Request:
-    parameters = SamplingParameters(**({"max_tokens": 12} | sampling))
-    return Request(name, tuple(prompt), parameters, priority=priority)
-
-
-def running(at: World) -> list[str]:
-    return [sequence.request.request_id for sequence in at.machine.sequences.running]
+from tests.cluster.ledger_engine import VOCABULARY
+from tests.cluster.ledger_worker import check_answer, request, small_worker
 
 
 def test_an_urgent_request_takes_the_slot_of_a_lesser_one_which_goes_on_later():
-    at = world()
+    at = small_worker()
     lesser = [request("old", 5, (1, 2)), request("young", 5, (2, 3))]
-    at.tell(RequestsArrived(tuple(lesser)))
+    at.arrive(*lesser)
     at.land()
-    at.tell(RequestsArrived((request("urgent", 0, (4, 5)),)))
+    at.arrive(request("urgent", 0, (4, 5)))
     at.land()
-    assert sorted(running(at)) == ["old", "urgent"]
+    assert sorted(at.running) == ["old", "urgent"]
     at.drain()
     for one in lesser:
-        assert at.answers[one.request_id] == answer(one.prompt_tokens, one.sampling, CONTEXT_TOKENS)
+        check_answer(one, at.answers[one.request_id])
 
 
 def test_within_a_priority_nobody_is_pushed_out():
-    at = world()
-    at.tell(RequestsArrived((request("a"), request("b"))))
+    at = small_worker()
+    at.arrive(request("a"), request("b"))
     at.land()
-    at.tell(RequestsArrived((request("c"),)))
+    at.arrive(request("c"))
     at.land()
-    assert sorted(running(at)) == ["a", "b"]
+    assert sorted(at.running) == ["a", "b"]
     assert at.machine.planner.preemptions == 0
     at.drain()
 
 
 def test_a_long_prompt_does_not_stop_those_who_already_talk():
-    at = world(batching=TokenBudgetBatching(4))
-    at.tell(RequestsArrived((request("talker"),)))
+    at = small_worker(batching=TokenBudgetBatching(4))
+    at.arrive(request("talker"))
     at.land()
-    at.tell(RequestsArrived((request("reader", prompt=range(1, 11), max_tokens=1),)))
+    at.arrive(request("reader", prompt=range(1, 11), max_tokens=1))
     for _ in range(3):
         before = len(at.answers["talker"])
         at.land()
@@ -73,10 +47,10 @@ def test_a_long_prompt_does_not_stop_those_who_already_talk():
 
 
 def test_a_prefix_that_is_being_computed_is_awaited_not_computed_twice():
-    at = world(batching=TokenBudgetBatching(4), max_sequences=4)
+    at = small_worker(batching=TokenBudgetBatching(4), max_sequences=4)
     prompt = tuple(range(1, 10))
-    at.tell(RequestsArrived((request("first", prompt=prompt), request("second", prompt=prompt))))
-    while "second" not in running(at):
+    at.arrive(request("first", prompt=prompt), request("second", prompt=prompt))
+    while "second" not in at.running:
         at.land()
     second = next(s for s in at.machine.sequences.running if s.request.request_id == "second")
     assert second.prefix_hit.cached_tokens == 8
@@ -84,17 +58,17 @@ def test_a_prefix_that_is_being_computed_is_awaited_not_computed_twice():
 
 
 def test_what_another_computed_of_a_prompt_while_one_had_given_way_is_a_hit():
-    at = world(batching=TokenBudgetBatching(4), max_sequences=1)
+    at = small_worker(batching=TokenBudgetBatching(4), max_sequences=1)
     prompt = (*range(1, 10), 1, 2, 3, 4)
-    at.tell(RequestsArrived((request("lesser", 5, prompt),)))
+    at.arrive(request("lesser", 5, prompt))
     at.land()
-    at.tell(RequestsArrived((request("urgent", 0, prompt, max_tokens=1),)))
+    at.arrive(request("urgent", 0, prompt, max_tokens=1))
     at.land()
-    assert running(at) == ["urgent"]
+    assert at.running == ["urgent"]
     lesser = at.machine.unfinished["lesser"]
     own_tokens = lesser.prefix_hit.reached_tokens
     assert 4 <= own_tokens < 12
-    while running(at) != ["lesser"]:
+    while at.running != ["lesser"]:
         at.land()
     assert lesser.residency.scheduled >= 12
     assert lesser.prefix_hit.cached_tokens == 12 - own_tokens
@@ -102,18 +76,18 @@ def test_what_another_computed_of_a_prompt_while_one_had_given_way_is_a_hit():
 
 
 def test_who_waits_for_a_prefix_does_not_wait_for_one_who_left():
-    at = world(batching=TokenBudgetBatching(4), max_sequences=4)
+    at = small_worker(batching=TokenBudgetBatching(4), max_sequences=4)
     prompt = tuple(range(1, 10)) * 3
-    at.tell(RequestsArrived((request("first", prompt=prompt), request("second", prompt=prompt))))
-    at.tell(RequestsAborted(("first",)))
+    at.arrive(request("first", prompt=prompt), request("second", prompt=prompt))
+    at.handle(RequestsAborted(("first",)))
     at.drain()
     assert at.finished.keys() == {"second"}
 
 
 def test_an_urgent_prompt_is_not_queued_behind_a_long_lesser_one():
-    at = world(batching=TokenBudgetBatching(4), max_sequences=4)
-    at.tell(RequestsArrived((request("long", 10, range(1, 11), max_tokens=1),)))
-    at.tell(RequestsArrived((request("urgent", 0, (7, 7, 7), max_tokens=1),)))
+    at = small_worker(batching=TokenBudgetBatching(4), max_sequences=4)
+    at.arrive(request("long", 10, range(1, 11), max_tokens=1))
+    at.arrive(request("urgent", 0, (7, 7, 7), max_tokens=1))
     at.land()
     at.land()
     assert "urgent" in at.finished
@@ -123,39 +97,35 @@ def test_an_urgent_prompt_is_not_queued_behind_a_long_lesser_one():
 
 def test_nobody_is_pushed_out_in_vain():
     # Pushing out the small one would not make room for the urgent one beside the first.
-    at = world(max_sequences=4, block_count=10, batching=TokenBudgetBatching(64))
-    at.tell(RequestsArrived((request("first", 0, range(1, 9), max_tokens=20),)))
+    at = small_worker(max_sequences=4, block_count=10, batching=TokenBudgetBatching(64))
+    at.arrive(request("first", 0, range(1, 9), max_tokens=20))
     at.land()
-    at.tell(RequestsArrived((request("small", 10, (5, 5, 5, 5), max_tokens=30),)))
+    at.arrive(request("small", 10, (5, 5, 5, 5), max_tokens=30))
     at.land()
-    at.tell(RequestsArrived((request("urgent", 5, [9] * 38, max_tokens=1),)))
+    at.arrive(request("urgent", 5, [9] * 38, max_tokens=1))
     at.land()
-    assert sorted(running(at)) == ["first", "small"]
+    assert sorted(at.running) == ["first", "small"]
     assert at.machine.planner.preemptions == 0
     at.drain()
 
 
 def test_who_outranks_the_filler_of_a_prefix_does_not_wait_for_it():
-    at = world(batching=TokenBudgetBatching(4), max_sequences=4)
+    at = small_worker(batching=TokenBudgetBatching(4), max_sequences=4)
     prompt = tuple(range(1, 10)) * 2
-    at.tell(RequestsArrived((request("slow", 10, prompt),)))
-    at.tell(RequestsArrived((request("urgent", 0, prompt),)))
+    at.arrive(request("slow", 10, prompt))
+    at.arrive(request("urgent", 0, prompt))
     at.land()
-    assert "urgent" in running(at)
+    assert "urgent" in at.running
     at.drain()
 
 
 def test_a_token_id_outside_the_vocabulary_is_refused_wherever_it_stands():
-    at = world()
-    at.tell(
-        RequestsArrived(
-            (
-                request("prompt", prompt=(VOCABULARY,)),
-                request("stop", stop_token_ids=(VOCABULARY,)),
-                request("bias", logit_bias=((VOCABULARY, 1.0),)),
-                request("negative", prompt=(-1,)),
-            )
-        )
+    at = small_worker()
+    at.arrive(
+        request("prompt", prompt=(VOCABULARY,)),
+        request("stop", stop_token_ids=(VOCABULARY,)),
+        request("bias", logit_bias=((VOCABULARY, 1.0),)),
+        request("negative", prompt=(-1,)),
     )
     assert at.refused.keys() == {"prompt", "stop", "bias", "negative"}
     at.drain()
@@ -168,10 +138,10 @@ def of(account: str, name: str, **options) -> Request:
 
 
 def test_a_full_queue_takes_the_newest_of_whoever_has_most():
-    at = world(max_sequences=1, max_waiting=3)
-    at.tell(RequestsArrived((of("a", "a0", max_tokens=3),)))
-    at.tell(RequestsArrived(tuple(of("a", f"a{number}", max_tokens=3) for number in (1, 2, 3))))
-    at.tell(RequestsArrived((of("a", "a4"), of("b", "b0", max_tokens=3), of("b", "b1"))))
+    at = small_worker(max_sequences=1, max_waiting=3)
+    at.arrive(of("a", "a0", max_tokens=3))
+    at.arrive(*(of("a", f"a{number}", max_tokens=3) for number in (1, 2, 3)))
+    at.arrive(of("a", "a4"), of("b", "b0", max_tokens=3), of("b", "b1"))
     # The third of "b" would only turn the two round.
     assert at.refused.keys() == {"a4", "a3"} | {"b1"}
     assert all(isinstance(error, Overloaded) for error in at.refused.values())
@@ -180,14 +150,14 @@ def test_a_full_queue_takes_the_newest_of_whoever_has_most():
 
 
 def test_whoever_was_begun_is_not_turned_away_for_a_newcomer():
-    at = world(max_sequences=1, max_waiting=1)
-    at.tell(RequestsArrived((of("a", "a0"),)))
+    at = small_worker(max_sequences=1, max_waiting=1)
+    at.arrive(of("a", "a0"))
     at.land()
-    at.tell(RequestsArrived((replace(of("a", "urgent"), priority=-1),)))
+    at.arrive(replace(of("a", "urgent"), priority=-1))
     at.land()
     # What ran waits now, with tokens that its client has.
     assert [each.request.request_id for each in at.machine.planner.waiting] == ["a0"]
-    at.tell(RequestsArrived((of("b", "b0"),)))
+    at.arrive(of("b", "b0"))
     assert at.refused.keys() == {"b0"}
     at.drain()
     assert at.finished.keys() == {"a0", "urgent"}

@@ -44,7 +44,7 @@ from tandem.policy.views import TierHits, WorkerView
 from tests.cluster.cluster_parts import COST
 
 
-def router(*roles: Role, **line) -> RouterMachine:
+def router(*roles: Role, **queue) -> RouterMachine:
     """Workers w0, w1 and so on are up in these roles."""
     machine = RouterMachine(
         RouterConfig(
@@ -54,7 +54,7 @@ def router(*roles: Role, **line) -> RouterMachine:
             routing=ROUTINGS["round-robin"](0),
             admission=AdmitAll(),
             dispatching=AlwaysRemote(),
-            queue=RequestQueueConfig(**line),
+            queue=RequestQueueConfig(**queue),
         )
     )
     for index, role in enumerate(roles):
@@ -70,24 +70,24 @@ def drew(worker: str, request_id: str, reason: FinishReason | None = None) -> To
     return TokensReported(worker, EmitTokens((request_id,), (7,), (reason,), (False,), (0,)))
 
 
-def told(effects: list) -> list[tuple[str, type]]:
+def sent(effects: list) -> list[tuple[str, type]]:
     return [(effect.worker, type(effect.event)) for effect in effects]
 
 
 def test_a_worker_takes_both_phases_or_a_pair_takes_one_each():
-    assert told(submit(router(Role.BOTH), "r")) == [("w0", RequestsArrived)]
-    assert told(submit(router(Role.PREFILL, Role.DECODE), "r")) == [("w0", PrefillsArrived)]
+    assert sent(submit(router(Role.BOTH), "r")) == [("w0", RequestsArrived)]
+    assert sent(submit(router(Role.PREFILL, Role.DECODE), "r")) == [("w0", PrefillsArrived)]
 
 
 def test_no_prompt_goes_to_a_worker_that_has_its_fill_while_another_has_room():
     machine = router(Role.BOTH, Role.BOTH, prefill_depth=1)
-    first = told(submit(machine, "r0"))
+    first = sent(submit(machine, "r0"))
     # Round robin by the serial would send the third where the second still is.
-    second = told(submit(machine, "r1"))
+    second = sent(submit(machine, "r1"))
     assert {worker for worker, _ in first + second} == {"w0", "w1"}
     assert submit(machine, "r2") == []
     busy, free = first[0][0], second[0][0]
-    assert told(machine.handle(drew(free, "r1"), 1)) == [(free, RequestsArrived)]
+    assert sent(machine.handle(drew(free, "r1"), 1)) == [(free, RequestsArrived)]
     assert busy != free
     assert submit(machine, "r3") == []
 
@@ -113,7 +113,7 @@ def test_withdrawn_is_called_back_wherever_it_is():
     effects = machine.handle(RequestWithdrawn("r0"), 2)
     both = [("w1", RequestsAborted), ("w1", TransferPinsReleased)]
     both += [("w0", RequestsAborted), ("w0", TransferPinsReleased)]
-    assert told(effects) == both
+    assert sent(effects) == both
     assert not machine.requests
     assert machine.handle(RequestWithdrawn("r0"), 3) == []
 
@@ -130,9 +130,9 @@ def test_what_a_worker_refuses_is_rejected_with_its_reason():
 def test_a_drained_worker_gets_nothing_until_it_takes_a_role():
     machine = router(Role.BOTH, Role.BOTH)
     machine.handle(WorkerDrained("w0"), 1)
-    assert {told(submit(machine, f"r{n}"))[0][0] for n in range(4)} == {"w1"}
+    assert {sent(submit(machine, f"r{n}"))[0][0] for n in range(4)} == {"w1"}
     machine.handle(RoleTaken("w0", Role.BOTH), 2)
-    assert {told(submit(machine, f"s{n}"))[0][0] for n in range(4)} == {"w0", "w1"}
+    assert {sent(submit(machine, f"s{n}"))[0][0] for n in range(4)} == {"w0", "w1"}
     # The news of one that is gone already concerns nobody.
     for event in (WorkerDrained("w9"), RoleTaken("w9", Role.BOTH), WorkerLost("w9")):
         assert machine.handle(event, 3) == []
@@ -176,8 +176,8 @@ def test_output_is_charged_in_the_same_portions_however_much_is_reported_at_once
     submit(machine, "r")
     for _ in range(140 // at_once):
         machine.handle(structs.replace(drew("w0", "r"), repeats=at_once), 1)
-    told_tokens = len(machine.requests["r"].output)
-    assert machine.requests["r"].charged_output == told_tokens - told_tokens % 64
+    output_tokens = len(machine.requests["r"].output)
+    assert machine.requests["r"].charged_output == output_tokens - output_tokens % 64
 
 
 def test_what_is_held_for_nobody_is_let_go():
@@ -215,37 +215,37 @@ def state(name: str, prompt_tokens: int, tenant: str = "", **hits: int) -> Reque
     return made
 
 
-def queued(line: RequestQueue, tenant: str = "") -> list[int]:
-    return [view.queued_prefill_tokens for view in line.before(WORKERS, tenant)]
+def queued(queue: RequestQueue, tenant: str = "") -> list[int]:
+    return [view.queued_prefill_tokens for view in queue.before(WORKERS, tenant)]
 
 
 def test_what_one_tenant_has_in_the_queue_is_before_another_only_turn_by_turn():
-    line = RequestQueue(RequestQueueConfig(max_requests=1), Classes())
+    queue = RequestQueue(RequestQueueConfig(max_requests=1), Classes())
     flood = [state(str(number), 1000, "flood") for number in range(20)]
     for each in flood:
-        line.enqueue(each)
-    assert queued(line, "flood") == [0, 10_050, 10_000]
-    # A newcomer would be the second to go, and with one in line the fourth.
-    assert queued(line, "quiet") == [0, 550, 500]
-    line.enqueue(state("quiet", 400, "quiet"))
-    assert queued(line, "quiet") == [0, 1250, 1200]
+        queue.enqueue(each)
+    assert queued(queue, "flood") == [0, 10_050, 10_000]
+    # A newcomer would be the second to go, and with one before it the fourth.
+    assert queued(queue, "quiet") == [0, 550, 500]
+    queue.enqueue(state("quiet", 400, "quiet"))
+    assert queued(queue, "quiet") == [0, 1250, 1200]
     for each in flood:
-        line.dequeue(each)
-    assert queued(line, "flood") == [0, 250, 200]
+        queue.dequeue(each)
+    assert queued(queue, "flood") == [0, 250, 200]
 
 
 def test_those_that_wait_are_shared_out_with_what_is_still_to_compute_of_them():
-    line = RequestQueue(RequestQueueConfig(max_requests=1), Classes())
-    assert queued(line) == [0, 50, 0]
+    queue = RequestQueue(RequestQueueConfig(max_requests=1), Classes())
+    assert queued(queue) == [0, 50, 0]
     cold = state("cold", 1000)
-    line.enqueue(cold)
+    queue.enqueue(cold)
     cached = state("cached", 1000, p0=300, p1=900)
-    line.enqueue(cached)
-    assert queued(line) == [0, 50 + 550, 550]
+    queue.enqueue(cached)
+    assert queued(queue) == [0, 50 + 550, 550]
     # The prefix has gone meanwhile: what was counted in is what is taken out.
     cached.view = structs.replace(cached.view, hits={})
-    line.dequeue(cached)
-    assert queued(line) == [0, 50 + 500, 500]
-    assert line.first(0) == "cold"
-    line.dequeue(cold)
-    assert queued(line) == [0, 50, 0]
+    queue.dequeue(cached)
+    assert queued(queue) == [0, 50 + 500, 500]
+    assert queue.first(0) == "cold"
+    queue.dequeue(cold)
+    assert queued(queue) == [0, 50, 0]

@@ -1,5 +1,5 @@
 """Laws of the shared pool: whatever clients bring, read or break off, and whichever gateways and
-processes come and go, what is told amounts exactly to what is there."""
+processes come and go, what is reported amounts exactly to what is there."""
 
 from collections import Counter, deque
 from random import Random
@@ -73,15 +73,15 @@ def terms_of(gateway: str) -> Registered:
     return Registered(gateway, SECOND_NS, 100 * SECOND_NS, SECOND_NS)
 
 
-class Gate:
-    """What one gateway believes."""
+class GatewayView:
+    """What one gateway believes of the process."""
 
     def __init__(self) -> None:
         self.held: set[bytes] | None = None
         self.number = 0
         self.audited: Audited | None = None
 
-    def hear(self, message: object) -> None:
+    def receive(self, message: object) -> None:
         match message:
             case BlocksListed(_, tier, hashes, number):
                 assert tier is Tier.REMOTE
@@ -100,8 +100,9 @@ class Gate:
                 self.audited = message
 
 
-class World:
-    """One process of the pool: its stores as sets, each with a lane whose work waits its turn."""
+class PoolNodeRun:
+    """One process of the pool in a random run: its stores as sets, each with tasks that wait their
+    turn."""
 
     def __init__(self, seed: int) -> None:
         chance = self.chance = Random(seed)
@@ -112,7 +113,7 @@ class World:
             capacities[Tier.DISK] = chance.randint(1, 60)
         self.names: dict[bytes, BlockName] = {}
         self.stores: dict[Tier, dict[bytes, None]] = {tier: {} for tier in capacities}
-        self.lanes: dict[Tier, deque] = {tier: deque() for tier in capacities}
+        self.tasks: dict[Tier, deque] = {tier: deque() for tier in capacities}
         self.found = tuple(self.some_chain()[:5])
         if Tier.DISK in capacities:
             self.stores[Tier.DISK].update(dict.fromkeys(each.digest for each in self.found))
@@ -128,7 +129,7 @@ class World:
             HotBlocksConfig(window_ns=chance.choice([1, 60]) * SECOND_NS),
         )
         self.machine = PoolNodeMachine(self.config, 0)
-        self.gates: dict[str, Gate] = {}
+        self.gateways: dict[str, GatewayView] = {}
         self.offers: dict[int, tuple[BlockName, ...]] = {}
         # What was wanted of whom, and has not come yet.
         self.coming: list[tuple[BlockName, ...]] = []
@@ -148,7 +149,7 @@ class World:
         self.names.update({each.digest: each for each in chain})
         return chain
 
-    def tell(self, *events: object) -> None:
+    def handle(self, *events: object) -> None:
         for effect in self.machine.handle_together(events, self.now_ns):
             assert self.left is None
             self.perform(effect)
@@ -158,7 +159,7 @@ class World:
         match effect:
             case SendToGateway(gateway, message):
                 self.seen[type(message).__name__] += 1
-                self.gates[gateway].hear(message)
+                self.gateways[gateway].receive(message)
             case AnswerOffer(offer_id, wanted, held):
                 names = self.offers.pop(offer_id)
                 assert not set(wanted) & set(held)
@@ -171,9 +172,9 @@ class World:
                 assert names == asked[: len(names)]
                 self.post_read(fetch_id, tiers, names)
             case CopyBlocks():
-                self.lanes[effect.source].append(lambda: self.copy(effect))
+                self.tasks[effect.source].append(lambda: self.copy(effect))
             case ForgetBlocks(tier, digests):
-                self.lanes[tier].append(lambda: self.forget(tier, digests))
+                self.tasks[tier].append(lambda: self.forget(tier, digests))
             case SendReplica(node, _, names):
                 assert node in {name for name, _ in self.connected}
                 assert len(set(names)) == len(names)
@@ -189,7 +190,7 @@ class World:
     # The stores.
 
     def post_read(self, fetch_id: int, tiers: tuple[Tier, ...], names) -> None:
-        # What the machine says is there is there, unless it was lost or corrupt by itself.
+        # What the machine has reported is there, unless it was lost or corrupt by itself.
         found = 0
         corrupt: tuple[bytes, ...] = ()
         missing: tuple[bytes, ...] = ()
@@ -200,18 +201,18 @@ class World:
             if self.chance.random() < 0.02:
                 corrupt = (each.digest,)
                 del self.stores[tier][each.digest]
-                self.seen["spoilt"] += 1
+                self.seen["corrupt"] += 1
                 break
             found += 1
         self.seen["missing"] += len(missing)
         # Reads go first, so what was there when the machine decided is read: only the news waits.
         event = BlocksFetched(fetch_id, found, corrupt=corrupt, missing=missing)
-        self.lanes[Tier.HOST].append(lambda: self.tell(event))
+        self.tasks[Tier.HOST].append(lambda: self.handle(event))
 
     def keep(self, names: tuple[BlockName, ...]) -> None:
         some = [n for n in names if self.chance.random() < 0.95]
         self.stores[Tier.HOST].update(dict.fromkeys(n.digest for n in some))
-        self.tell(BlocksReceived(names, tuple(n.digest for n in some)))
+        self.handle(BlocksReceived(names, tuple(n.digest for n in some)))
 
     def copy(self, order: CopyBlocks) -> None:
         there = [n for n in order.names if n.digest in self.stores[order.source]]
@@ -221,9 +222,9 @@ class World:
             kept = () if broken else tuple(n.digest for n in there)
             self.stores[order.target].update(dict.fromkeys(kept))
             problem = "the disk is full" if broken else ""
-            self.tell(BlocksKept(order.copy_id, order.target, kept, problem))
+            self.handle(BlocksKept(order.copy_id, order.target, kept, problem))
 
-        self.lanes[order.target].append(write)
+        self.tasks[order.target].append(write)
 
     def forget(self, tier: Tier, digests: tuple[bytes, ...]) -> None:
         for digest in digests:
@@ -236,7 +237,7 @@ class World:
         self.now_ns += chance.randrange(200_000_000)
         wakeup_ns = self.machine.next_wakeup()
         if wakeup_ns is not None and wakeup_ns <= self.now_ns:
-            self.tell(TimePassed())
+            self.handle(TimePassed())
         what = chance.choice(
             [
                 *[self.offer, self.arrive, self.read] * 2,
@@ -253,7 +254,7 @@ class World:
         # Of one content there is one name.
         names = tuple({n.digest: n for n in names}.values())
         self.offers[self.count] = names
-        self.tell(BlocksOffered(self.count, names))
+        self.handle(BlocksOffered(self.count, names))
 
     def arrive(self) -> None:
         """Bytes of a client came, or it died."""
@@ -262,108 +263,108 @@ class World:
         names = self.coming.pop(self.chance.randrange(len(self.coming)))
         cut = self.chance.randint(0, len(names))
         if names[:cut]:
-            self.lanes[Tier.HOST].append(lambda: self.keep(names[:cut]))
+            self.tasks[Tier.HOST].append(lambda: self.keep(names[:cut]))
         if names[cut:]:
             self.seen["broken off"] += 1
-            self.tell(BlocksReceived(names[cut:]))
+            self.handle(BlocksReceived(names[cut:]))
 
     def read(self) -> None:
         self.count += 1
         names = tuple(self.some_chain())
         self.reads[self.count] = names
-        self.tell(BlocksAsked(self.count, names))
+        self.handle(BlocksAsked(self.count, names))
 
     def work(self) -> None:
-        busy = [lane for lane in self.lanes.values() if lane]
+        busy = [queue for queue in self.tasks.values() if queue]
         if busy:
             self.chance.choice(busy).popleft()()
 
     def gateway(self) -> None:
         chance = self.chance
         name = chance.choice("gh")
-        if name not in self.gates or chance.random() < 0.2:
-            self.gates[name] = Gate()
-            self.tell(GatewayConnected(name))
+        if name not in self.gateways or chance.random() < 0.2:
+            self.gateways[name] = GatewayView()
+            self.handle(GatewayConnected(name))
             if chance.random() < 0.9:
-                self.tell(MessageFromGateway(name, terms_of(name)))
+                self.handle(MessageFromGateway(name, terms_of(name)))
         elif chance.random() < 0.2:
-            self.tell(GatewayGone(name))
-            del self.gates[name]
+            self.handle(GatewayGone(name))
+            del self.gateways[name]
         elif chance.random() < 0.3:
-            self.gates[name] = Gate()
-            self.tell(MessageFromGateway(name, RegisterAgain()))
-            self.tell(MessageFromGateway(name, terms_of(name)))
+            self.gateways[name] = GatewayView()
+            self.handle(MessageFromGateway(name, RegisterAgain()))
+            self.handle(MessageFromGateway(name, terms_of(name)))
         else:
             message = chance.choice([Audit(), Drain(), Undrain(), Undrain()])
-            self.tell(MessageFromGateway(name, message))
+            self.handle(MessageFromGateway(name, message))
 
     def sibling(self) -> None:
-        if not self.gates:
+        if not self.gateways:
             return
-        gateway = self.chance.choice(sorted(self.gates))
+        gateway = self.chance.choice(sorted(self.gateways))
         start = self.chance.choice(["old", "new"])
         gone = PoolNodeGone("pool-1", start)
         joined = PoolNodeJoined("pool-1", start, "h:2")
-        self.tell(MessageFromGateway(gateway, self.chance.choice([gone, joined, joined])))
+        self.handle(MessageFromGateway(gateway, self.chance.choice([gone, joined, joined])))
 
     def pin(self) -> None:
-        if self.gates:
+        if self.gateways:
             digests = tuple(each.digest for each in self.some_chain())
             pin = PinBlocks(digests, self.chance.randrange(20 * SECOND_NS), 0)
-            self.tell(MessageFromGateway(self.chance.choice(sorted(self.gates)), pin))
+            self.handle(MessageFromGateway(self.chance.choice(sorted(self.gateways)), pin))
 
     def end_replica(self) -> None:
         if self.replicas:
-            self.tell(ReplicaEnded(self.replicas.pop()))
+            self.handle(ReplicaEnded(self.replicas.pop()))
 
     def settle(self) -> None:
         """Everything that waits comes to its end."""
         while self.coming:
             self.arrive()
-        while any(self.lanes.values()):
+        while any(self.tasks.values()):
             self.work()
         while self.replicas:
             self.end_replica()
 
 
-def check(world: World) -> None:
-    world.settle()
-    machine = world.machine
+def check(node: PoolNodeRun) -> None:
+    node.settle()
+    machine = node.machine
     machine.audit()
     held = set(machine.contents.replicas.listing()[0])
-    there = {digest for store in world.stores.values() for digest in store}
+    there = {digest for store in node.stores.values() for digest in store}
     # Blocks that were corrupt and not read again are still believed to be there.
     assert len(there - held) == 0
     for tier, cache in machine.contents.hierarchy.caches.by_tier.items():
         assert not cache.leaving
-        assert set(cache.store.listing()) == set(world.stores[tier])
-    for name, gate in world.gates.items():
+        assert set(cache.store.listing()) == set(node.stores[tier])
+    for name, gateway in node.gateways.items():
         link = machine.gateways.of(name)
         if link is not None and link.terms is not None:
-            world.seen["told"] += 1
-            assert gate.held == held
-            world.tell(MessageFromGateway(name, Audit()))
-            assert gate.audited is not None
-            assert gate.audited.cached_blocks == len(held)
-    assert not world.offers
-    assert not world.reads
-    assert {name for name, _ in world.connected} == set(machine.siblings.names)
+            node.seen["checked"] += 1
+            assert gateway.held == held
+            node.handle(MessageFromGateway(name, Audit()))
+            assert gateway.audited is not None
+            assert gateway.audited.cached_blocks == len(held)
+    assert not node.offers
+    assert not node.reads
+    assert {name for name, _ in node.connected} == set(machine.siblings.names)
 
 
 @pytest.mark.parametrize("chunk", range(6))
-def test_what_is_told_is_what_is_there(chunk):
+def test_what_is_reported_is_what_is_there(chunk):
     seen: Counter[str] = Counter()
     for seed in range(chunk * 25, (chunk + 1) * 25):
-        world = World(seed)
-        for _ in range(world.chance.randint(10, 250)):
-            world.turn()
-        check(world)
-        world.tell(LeaveRequested())
-        assert world.left == Leave()
-        assert world.machine.next_wakeup() is None
-        assert world.machine.handle(TimePassed(), world.now_ns) == []
-        seen.update(world.seen)
-    often = ("CopyBlocks", "ForgetBlocks", "SendReplica", "told", "spoilt", "broken off")
+        node = PoolNodeRun(seed)
+        for _ in range(node.chance.randint(10, 250)):
+            node.turn()
+        check(node)
+        node.handle(LeaveRequested())
+        assert node.left == Leave()
+        assert node.machine.next_wakeup() is None
+        assert node.machine.handle(TimePassed(), node.now_ns) == []
+        seen.update(node.seen)
+    often = ("CopyBlocks", "ForgetBlocks", "SendReplica", "checked", "corrupt", "broken off")
     often += ("BlocksListed", "BlocksReported", "TiersReported", "Deregister", "ForgetPoolNode")
     assert all(seen[what] >= 3 for what in often), seen
 
@@ -377,8 +378,8 @@ def alone(**changes) -> PoolNodeMachine:
 
 def terms(machine: PoolNodeMachine, now_ns: int = 0) -> list[object]:
     machine.handle(GatewayConnected("g"), now_ns)
-    said = MessageFromGateway("g", Registered("g", SECOND_NS, 5 * SECOND_NS, SECOND_NS))
-    return machine.handle(said, now_ns)
+    registered = MessageFromGateway("g", Registered("g", SECOND_NS, 5 * SECOND_NS, SECOND_NS))
+    return machine.handle(registered, now_ns)
 
 
 def stored(machine: PoolNodeMachine, chain: list[BlockName]) -> None:
@@ -386,7 +387,7 @@ def stored(machine: PoolNodeMachine, chain: list[BlockName]) -> None:
     machine.handle(BlocksReceived(tuple(chain), tuple(n.digest for n in chain)), 0)
 
 
-def test_it_is_heard_of_at_every_interval_and_greets_again_after_silence():
+def test_it_reports_at_every_interval_and_registers_again_after_silence():
     machine = alone()
     assert [type(e.message) for e in terms(machine)] == [BlocksListed, TiersReported]
     assert machine.next_wakeup() == SECOND_NS
@@ -414,7 +415,7 @@ def test_blocks_in_demand_go_to_the_next_one_once():
     assert read(3) == []
     machine.handle(ReplicaEnded("pool-1"), 0)
     assert read(4) == []
-    # When that one is gone, and another comes, it is told anew.
+    # When that one is gone, and another comes, it gets them anew.
     machine.handle(MessageFromGateway("g", PoolNodeGone("pool-1", "a")), 0)
     machine.handle(MessageFromGateway("g", PoolNodeJoined("pool-1", "b", "h:3")), 0)
     assert len(read(5)) == 1

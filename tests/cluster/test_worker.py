@@ -15,11 +15,10 @@ from tandem.messages.worker import (
     PrefillsArrived,
     ReportBlocks,
     RequestsAborted,
-    RequestsArrived,
 )
+from tests.cluster.cluster_parts import of_kind
 from tests.cluster.ledger_engine import keys_of
-from tests.cluster.test_priorities import request, world
-from tests.cluster.world import World, configs, requests
+from tests.cluster.ledger_worker import LedgerWorker, configs, request, requests, small_worker
 
 TOKENS = st.lists(st.integers(0, (1 << 32) - 1), max_size=8)
 
@@ -55,33 +54,27 @@ def test_choices_share_their_prompt():
     st.lists(requests(), min_size=1, max_size=6),
 )
 def test_what_is_reported_as_committed_is_exactly_what_the_cache_gains(config, wanted):
-    world = World.of(config)
-    told: dict[bytes, int] = {}
-    numbered = [replace(one, request_id=str(n)) for n, one in enumerate(wanted)]
-    world.tell(RequestsArrived(tuple(replace(one, tenant="t") for one in numbered)))
-    while world.landing:
-        world.land()
-        kinds = [type(effect) for effect in world.effects]
-        sealed = [effect for effect in world.effects if isinstance(effect, BlocksCommitted)]
-        stored = [
-            digest
-            for effect in world.effects
-            if isinstance(effect, ReportBlocks)
-            for digest in effect.changes.stored
-        ]
-        if sealed:
+    at = LedgerWorker.of(config)
+    named: set[bytes] = set()
+    at.arrive(*(replace(one, request_id=str(n), tenant="t") for n, one in enumerate(wanted)))
+    while at.landing:
+        effects = at.land()
+        kinds = [type(effect) for effect in effects]
+        committed = of_kind(effects, BlocksCommitted)
+        stored = {
+            digest for each in of_kind(effects, ReportBlocks) for digest in each.changes.stored
+        }
+        if committed:
             assert kinds.index(BlocksCommitted) < kinds.index(ReportBlocks)
-        names = [name for each in sealed for name in each.names]
-        assert set(stored) <= {name.digest for name in names}
-        for each in sealed:
+        assert stored <= {name.digest for each in committed for name in each.names}
+        for each in committed:
             for block, version, name in zip(each.blocks, each.versions, each.names, strict=True):
                 assert name.tenant == "t"
-                told[name.digest] = block
-                current = world.machine.sequences.pool.versions[block] == version
-                if current:
-                    keys = world.engine.kv[block]
+                named.add(name.digest)
+                if at.machine.sequences.pool.versions[block] == version:
+                    keys = at.engine.kv[block]
                     assert keys == keys_of(keys[-1])[-config.block_size :]
-    assert world.cached_hashes <= told.keys()
+    assert at.cached_hashes <= named
 
 
 PROMPT = (1, 2, 3, 4) * 4
@@ -94,8 +87,8 @@ def carried(at) -> tuple[int, int, int]:
 
 
 def test_a_prompt_that_waits_for_a_slower_tier_is_still_to_be_computed_here():
-    at = world()
-    at.tell(PrefillsArrived((request("r", prompt=PROMPT, max_tokens=2),), (12,)))
+    at = small_worker()
+    at.handle(PrefillsArrived((request("r", prompt=PROMPT, max_tokens=2),), (12,)))
     assert at.imports.keys() == {"r"}
     assert carried(at) == (0, 1, 4)
     at.finish_import("r", keys_of(PROMPT)[:12])
@@ -104,8 +97,8 @@ def test_a_prompt_that_waits_for_a_slower_tier_is_still_to_be_computed_here():
 
 
 def test_who_comes_with_its_whole_prompt_is_counted_by_who_sent_it():
-    at = world()
-    at.tell(ImportsArrived((request("r", prompt=PROMPT, max_tokens=2),), (16,)))
+    at = small_worker()
+    at.handle(ImportsArrived((request("r", prompt=PROMPT, max_tokens=2),), (16,)))
     assert carried(at) == (0, 0, 0)
     at.finish_import("r", keys_of(PROMPT), (3,))
     assert carried(at) == (1, 0, 0)
@@ -113,10 +106,10 @@ def test_who_comes_with_its_whole_prompt_is_counted_by_who_sent_it():
 
 
 def test_nothing_is_to_be_computed_for_who_left_while_its_import_goes_on():
-    at = world()
-    at.tell(ImportsArrived((request("r", prompt=PROMPT, max_tokens=2),), (12,)))
+    at = small_worker()
+    at.handle(ImportsArrived((request("r", prompt=PROMPT, max_tokens=2),), (12,)))
     assert carried(at) == (0, 1, 4)
-    at.tell(RequestsAborted(("r",)))
+    at.handle(RequestsAborted(("r",)))
     assert at.cancelled == {"r"}
     assert carried(at) == (0, 0, 0)
     at.finish_import("r", [])

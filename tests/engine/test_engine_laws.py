@@ -1,4 +1,4 @@
-"""The law of the engine: whatever shares its steps, a request says what it would say alone."""
+"""The law of the engine: whatever shares its steps, a request gets the answer it gets alone."""
 
 import numpy as np
 import pytest
@@ -7,12 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.facts.request import Request
-from tandem.facts.sampling import (
-    INT32_LIMIT,
-    SEED_LIMIT,
-    TOP_LOGPROBS_LIMIT,
-    SamplingParameters,
-)
+from tandem.facts.sampling import INT32_LIMIT, SEED_LIMIT, TOP_LOGPROBS_LIMIT, SamplingParameters
 from tandem.kernels.faces import choose_kernels, reference_kernels
 from tandem.kv.layout import RegionLayout
 from tandem.kv.store import KvStore, exported_pool
@@ -120,7 +115,7 @@ def test_company_changes_no_token(arithmetic):
             if data.draw(st.integers(0, 5)) == 0:
                 gone = data.draw(st.sampled_from(sorted(asked)))
                 aborted |= {gone} - set(bench.finished)
-                bench.tell(RequestsAborted((gone,)))
+                bench.handle(RequestsAborted((gone,)))
         bench.drain()
         for request_id, request in asked.items():
             alone = naive_answer(decoder, arithmetic, request)

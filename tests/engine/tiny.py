@@ -15,13 +15,13 @@ from tandem.facts.request import Request
 from tandem.kernels.attention import AttentionBatch
 from tandem.kernels.faces import Kernels
 from tandem.kernels.sampling import SamplingRows, TokenLogprobs
-from tandem.kv.layout import KvLayout
-from tandem.kv.store import KvStore
+from tandem.kv.layout import KvDtype
 from tandem.messages.worker import EmitTokens, RequestsArrived, RunStep, StepDone
 from tandem.models.decoder import Decoder, TokenBatch
 from tandem.models.load import LoadPlan, load_decoder
 from tandem.models.weights import WeightForm
 from tandem.policy.batching import TokenBudgetBatching
+from tests.models.paging import poisoned_store
 
 VOCABULARY = 61
 CONTEXT_TOKENS = 48
@@ -33,7 +33,7 @@ class Arithmetic:
     """Which kernels, in which precision."""
 
     kernels: Kernels
-    dtype: str
+    dtype: KvDtype
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -60,17 +60,6 @@ def tiny_decoder(arithmetic: Arithmetic, window: int | None = None) -> Decoder:
     return load_decoder(tiny_spec(window), plan, arithmetic.kernels)
 
 
-def store(arithmetic: Arithmetic, block_size: int, blocks: int) -> KvStore:
-    return store_of(KvLayout(2, 2, block_size, 8, arithmetic.dtype), blocks)
-
-
-def store_of(layout: KvLayout, blocks: int) -> KvStore:
-    kv = KvStore(layout, blocks, CPU)
-    # Whatever is read before it is written shows.
-    kv.pool_BL2KSD.fill_(float("nan"))
-    return kv
-
-
 @dataclass(frozen=True)
 class Shape:
     """How the engine under test batches and stores."""
@@ -89,17 +78,7 @@ class Bench:
     """A worker machine and an engine, stepped by hand."""
 
     def __init__(self, decoder: Decoder, arithmetic: Arithmetic, shape: Shape) -> None:
-        spec = decoder.spec
-        kv = store_of(
-            KvLayout(
-                spec.layers,
-                spec.attention.kv_heads,
-                shape.block_size,
-                spec.attention.head_dim,
-                arithmetic.dtype,
-            ),
-            shape.blocks,
-        )
+        kv = poisoned_store(decoder, shape.blocks, arithmetic.dtype, shape.block_size)
         self.machine = WorkerMachine(
             WorkerConfig(
                 block_size=shape.block_size,
@@ -122,7 +101,7 @@ class Bench:
         self.finished: dict[str, str] = {}
         self.prefill_tokens = 0
 
-    def tell(self, event) -> None:
+    def handle(self, event) -> None:
         for effect in self.machine.handle(event, 0):
             if isinstance(effect, RunStep):
                 self.prefill_tokens += effect.plan.batched_tokens
@@ -141,7 +120,7 @@ class Bench:
 
     def land(self) -> None:
         if self.landing:
-            self.tell(StepDone(self.landing.popleft()))
+            self.handle(StepDone(self.landing.popleft()))
 
     def drain(self) -> None:
         while self.landing:
@@ -151,7 +130,7 @@ class Bench:
         assert pool.free_blocks == pool.block_count
 
     def ask(self, *requests: Request) -> None:
-        self.tell(RequestsArrived(requests))
+        self.handle(RequestsArrived(requests))
 
 
 @dataclass
@@ -168,7 +147,7 @@ def naive_answer(decoder: Decoder, arithmetic: Arithmetic, request: Request) -> 
     scores = []
     tokens = list(request.prompt_tokens)
     while len(tokens) < min(len(request.prompt_tokens) + sampling.max_tokens, CONTEXT_TOKENS):
-        kv = store(arithmetic, CONTEXT_TOKENS, 1)
+        kv = poisoned_store(decoder, 1, arithmetic.dtype, CONTEXT_TOKENS)
         count = len(tokens)
         batch = TokenBatch(
             torch.tensor(tokens),

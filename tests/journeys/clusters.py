@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,12 +13,15 @@ from typing import Any
 
 import openai
 
-from tests.journeys.serving import run_tandem, started
+from tests.journeys.serving import run_tandem, started, succeeded
+
+# What an audit tells besides: who it is, and what is only cached.
+NOT_HELD = {"worker", "cached_blocks"}
 
 
 @dataclass
 class ClusterProcess:
-    """A cluster that said it is ready, and all that it printed until then."""
+    """A cluster that is ready, and all that it printed until then."""
 
     process: subprocess.Popen
     url: str
@@ -32,10 +36,29 @@ class ClusterProcess:
         """`tandem VERB …` against this cluster."""
         return run_tandem(verb, *arguments, "--state-dir", str(self.state))
 
+    def succeed(self, verb: str, *arguments: str) -> str:
+        """`tandem VERB …`, which succeeds. Gives what it prints."""
+        return succeeded(self.operate(verb, *arguments))
+
     def status(self, *arguments: str) -> Any:
-        told = self.operate("status", "--json", *arguments)
-        assert told.returncode == 0, told.stdout + told.stderr
-        return json.loads(told.stdout)
+        return json.loads(self.succeed("status", "--json", *arguments))
+
+    def metrics(self) -> str:
+        return urllib.request.urlopen(f"{self.url}/metrics", timeout=30).read().decode()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Of the workers."""
+        return {worker["worker"]: worker["pid"] for worker in self.status()["workers"]}
+
+    def assert_nothing_held(self) -> Any:
+        """No process holds anything for a request. Gives the status with the audit."""
+        status = self.status("--audit")
+        assert not status["audit"]["problem"]
+        for audited in status["audit"]["workers"]:
+            held = {key: audited[key] for key in audited if key not in NOT_HELD}
+            assert not any(held.values()), audited
+        return status
 
 
 TANDEM_UP = (sys.executable, "-u", "-m", "tandem", "up")

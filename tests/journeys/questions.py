@@ -21,16 +21,29 @@ class Answer:
     logprobs: tuple[float, ...] = ()
 
 
+def complete(client: openai.OpenAI, prompt: str, max_tokens: int, **options):
+    """An answer of exactly so many tokens, or its chunks."""
+    body = {"ignore_eos": True} | options.pop("extra_body", {})
+    return client.completions.create(
+        model="tandem-mini", prompt=prompt, max_tokens=max_tokens, extra_body=body, **options
+    )
+
+
+def joined(chunks) -> str:
+    """The one text of a stream of completions."""
+    return "".join(choice.text for chunk in chunks for choice in chunk.choices)
+
+
 def _chat(client: openai.OpenAI, text: str, **options) -> Answer:
-    said = client.chat.completions.create(
+    answer = client.chat.completions.create(
         model="tandem-mini", messages=[{"role": "user", "content": text}], **options
     )
-    logprobs = said.choices[0].logprobs
+    logprobs = answer.choices[0].logprobs
     return Answer(
-        tuple(choice.message.content for choice in said.choices),
-        tuple(choice.finish_reason for choice in said.choices),
-        said.usage.prompt_tokens,
-        said.usage.completion_tokens,
+        tuple(choice.message.content for choice in answer.choices),
+        tuple(choice.finish_reason for choice in answer.choices),
+        answer.usage.prompt_tokens,
+        answer.usage.completion_tokens,
         tuple(entry.logprob for entry in logprobs.content) if logprobs else (),
     )
 
@@ -52,12 +65,12 @@ def _streamed(client: openai.OpenAI, text: str, **options) -> Answer:
 
 
 def _completed(client: openai.OpenAI, text: str, **options) -> Answer:
-    said = client.completions.create(model="tandem-mini", prompt=text, **options)
+    answer = client.completions.create(model="tandem-mini", prompt=text, **options)
     return Answer(
-        tuple(choice.text for choice in said.choices),
-        tuple(choice.finish_reason for choice in said.choices),
-        said.usage.prompt_tokens,
-        said.usage.completion_tokens,
+        tuple(choice.text for choice in answer.choices),
+        tuple(choice.finish_reason for choice in answer.choices),
+        answer.usage.prompt_tokens,
+        answer.usage.completion_tokens,
     )
 
 

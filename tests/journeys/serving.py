@@ -17,7 +17,7 @@ from tandem.commands.main import app
 
 @dataclass
 class ServingProcess:
-    """A server that said it is ready, and all that it printed until then."""
+    """A server that is ready, and all that it printed until then."""
 
     process: subprocess.Popen
     url: str
@@ -30,7 +30,7 @@ class ServingProcess:
 
 @contextmanager
 def started(command: Sequence[str]) -> Iterator[ServingProcess]:
-    """What a command starts that serves until the block ends, once it says so."""
+    """What a command starts that serves until the block ends, once it is ready."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     printed = ""
     try:
@@ -80,8 +80,14 @@ def run_here(*arguments: str, stdin: str | None = None) -> subprocess.CompletedP
     """One `tandem` command, to its end, in this process: one that asks, or that is refused."""
     # In a thread, which has no event loop yet; one at a time, for they change where is printed.
     with ONE_AT_A_TIME, ThreadPoolExecutor(1) as thread:
-        told = thread.submit(CliRunner().invoke, app, arguments, input=stdin).result()
-    trouble = told.exception
+        done = thread.submit(CliRunner().invoke, app, arguments, input=stdin).result()
+    trouble = done.exception
     if trouble is not None and not isinstance(trouble, SystemExit):
         raise trouble
-    return subprocess.CompletedProcess(arguments, told.exit_code, told.stdout, told.stderr)
+    return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
+
+
+def succeeded(done: subprocess.CompletedProcess) -> str:
+    """What a command has printed that succeeded."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

@@ -50,23 +50,13 @@ def test_nobody_notices(expected, tmp_path):
                 ("drain", "decode-1"),
                 ("undrain", "decode-1"),
             ):
-                done = running.operate(verb, *arguments)
-                assert done.returncode == 0, done.stdout + done.stderr
-            pids = {worker["worker"]: worker["pid"] for worker in running.status()["workers"]}
-            os.kill(pids["decode-1"], signal.SIGKILL)
-            done = running.operate("flip", "prefill-0", "both")
-            assert done.returncode == 0, done.stdout + done.stderr
+                running.succeed(verb, *arguments)
+            os.kill(running.pids["decode-1"], signal.SIGKILL)
+            running.succeed("flip", "prefill-0", "both")
         finally:
             changed.set()
         assert all(each.result() for each in asking)
-        told = running.status("--audit")
-        roles = {worker["worker"]: worker["role"] for worker in told["workers"]}
-        assert (roles["prefill-0"], roles["prefill-1"], roles["decode-0"]) == (
-            "both",
-            "decode",
-            "prefill",
-        )
-        assert not told["audit"]["problem"]
-        for audited in told["audit"]["workers"]:
-            left = {key: audited[key] for key in audited if key not in ("worker", "cached_blocks")}
-            assert not any(left.values()), audited
+        workers = running.assert_nothing_held()["workers"]
+        roles = {worker["worker"]: worker["role"] for worker in workers}
+        flipped = {"prefill-0": "both", "prefill-1": "decode", "decode-0": "prefill"}
+        assert roles == roles | flipped

@@ -3,7 +3,7 @@ an operator has drained; no client can tell."""
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Event
@@ -15,6 +15,8 @@ from tandem.live.gateway.operators import Operators
 from tandem.messages.gateway import ClusterStatus
 from tandem.messages.planning import PlanningStatus
 from tests.journeys.clusters import ClusterProcess, cluster
+from tests.journeys.questions import complete
+from tests.waiting import until
 
 TEXT = """
 model: tandem-mini
@@ -34,15 +36,8 @@ PATIENCE_S = 60
 
 
 def story(client: openai.OpenAI, seed: int) -> str:
-    answer = client.completions.create(
-        model="tandem-mini",
-        prompt="Once upon a time there was a planner.",
-        max_tokens=200,
-        temperature=1.0,
-        seed=seed,
-        extra_body={"ignore_eos": True},
-    )
-    return answer.choices[0].text
+    prompt = "Once upon a time there was a planner."
+    return complete(client, prompt, 200, temperature=1.0, seed=seed).choices[0].text
 
 
 @contextmanager
@@ -89,14 +84,8 @@ class Watch:
     def serving(self) -> set[str]:
         return {worker.worker for worker in self.status.workers if worker.accepting}
 
-    def until(self, true: Callable[[], bool]) -> None:
-        end_s = time.monotonic() + PATIENCE_S
-        while not true():
-            assert time.monotonic() < end_s, self.planning
-            time.sleep(0.2)
 
-
-def told(running: ClusterProcess, words: str) -> str:
+def printed(running: ClusterProcess, words: str) -> str:
     """The next line that `tandem up` prints with these words in it."""
     assert running.process.stdout is not None
     return next(line for line in running.process.stdout if words in line)
@@ -106,8 +95,8 @@ def test_a_planner_scales_a_running_cluster(tmp_path):
     with cluster(TEXT, tmp_path) as running:
         watch = Watch(running)
         with load(running):
-            watch.until(lambda: "decode-1" in watch.serving)
-            assert "decode: decode-1 starts as decode" in told(running, "planner")
+            until(lambda: "decode-1" in watch.serving)
+            assert "decode: decode-1 starts as decode" in printed(running, "planner")
             asyncio.run(watch.operators.drain("decode-1", None, leave=False))
             # Two ticks that would want it.
             time.sleep(1.2)
@@ -118,8 +107,8 @@ def test_a_planner_scales_a_running_cluster(tmp_path):
         assert {worker.worker for worker in watch.status.workers} == FIRST | {"decode-1"}
         asyncio.run(watch.operators.undrain("decode-1"))
         # Without load nobody needs it, and it is the planner's again.
-        watch.until(lambda: {worker.worker for worker in watch.status.workers} == FIRST)
-        assert "decode-1 has left" in told(running, "decode-1 has left")
+        until(lambda: {worker.worker for worker in watch.status.workers} == FIRST)
+        assert "decode-1 has left" in printed(running, "decode-1 has left")
         # Its name stays the planner's, and nobody takes its end for a death.
         refused = running.operate("join", "--pool", "decode", "--worker", "decode-1")
         assert refused.returncode != 0

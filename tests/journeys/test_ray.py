@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
@@ -10,7 +9,8 @@ import pytest
 
 from tests.journeys.clusters import cluster
 from tests.journeys.questions import QUESTIONS, STORY
-from tests.journeys.serving import run_tandem
+from tests.journeys.serving import run_tandem, succeeded
+from tests.waiting import until
 
 pytest.importorskip("ray")
 from tests.journeys.ray_machines import ray_machines
@@ -51,7 +51,7 @@ def expected(one_process):
 
 
 def story(client, seed, on_piece=lambda: None):
-    told = ""
+    text = ""
     for chunk in client.chat.completions.create(
         model="tandem-mini",
         messages=[{"role": "user", "content": STORY}],
@@ -62,9 +62,9 @@ def story(client, seed, on_piece=lambda: None):
         extra_body={"ignore_eos": True},
     ):
         for choice in chunk.choices:
-            told += choice.delta.content or ""
+            text += choice.delta.content or ""
         on_piece()
-    return told
+    return text
 
 
 def processes(running):
@@ -77,13 +77,6 @@ def is_gone(pid):
     except ProcessLookupError:
         return True
     return False
-
-
-def until(condition, limit_s):
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "too late"
-        time.sleep(0.05)
 
 
 def at(number):
@@ -104,13 +97,13 @@ def test_a_machine_dies_and_nobody_notices(machines, expected, tmp_path):
         [lost] = [name for name, host in hosts.items() if host == at(FIRST)]
 
         under_way = [Event() for _ in range(STORIES)]
-        tellings = [
+        answering = [
             clients.submit(story, running.client, seed, begun.set)
             for seed, begun in enumerate(under_way)
         ]
         assert all(begun.wait(60) for begun in under_way)
         machines.pull_the_plug(FIRST)
-        assert [each.result() for each in tellings] == stories
+        assert [each.result() for each in answering] == stories
         [gateway] = running.status()["gateways"]
         assert gateway["takeovers"] > 0
 
@@ -118,8 +111,8 @@ def test_a_machine_dies_and_nobody_notices(machines, expected, tmp_path):
             now = processes(running).get(lost, {})
             return now.get("host") == at(SECOND)
 
-        until(is_back, 60)
-        until(lambda: len(running.status()["workers"]) == 3, 60)
+        until(is_back)
+        until(lambda: len(running.status()["workers"]) == 3)
         assert QUESTIONS["greedy"](running.client) == answers["greedy"]
         after = processes(running)
         printed = (running.state / f"{lost}.log").read_text()
@@ -136,19 +129,19 @@ def test_nothing_outlives_a_supervisor_that_is_killed(machines, tmp_path):
         "pools: [{name: all, device: cpu, resources: {prefill_node: 1}}]\n"
     )
     up = ("up", str(file), "--detach", "--state-dir", str(state))
-    started = run_tandem(*up)
-    assert started.returncode == 0, started.stdout + started.stderr
+    succeeded(run_tandem(*up))
     known = json.loads((state / "cluster.json").read_text())
     assert known["processes"]["all-0"]["host"] == at(PREFILL)
-    done = run_tandem("down", "--kill", "--state-dir", str(state))
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeeded(run_tandem("down", "--kill", "--state-dir", str(state)))
     until(lambda: all(is_gone(each["pid"]) for each in known["processes"].values()), 20)
 
 
-def test_what_no_machine_has_is_told_within_the_time_given(machines, tmp_path):
+def test_what_no_machine_has_is_reported_within_the_time_given(machines, tmp_path):
     file = tmp_path / "cluster.yaml"
     file.write_text(f"{TEXT}\nray: {{address: '{machines.address}', timeout: 1s}}")
     setting = "pools.prefill.resources.prefil_node=1"
-    told = run_tandem("up", str(file), "--set", setting, "--state-dir", str(tmp_path / "state"))
-    assert told.returncode == 1
-    assert "prefill-0 needs 1 CPU, 1 prefill_node, 1 prefil_node" in told.stderr.replace("\n", " ")
+    failed = run_tandem("up", str(file), "--set", setting, "--state-dir", str(tmp_path / "state"))
+    assert failed.returncode == 1
+    assert "prefill-0 needs 1 CPU, 1 prefill_node, 1 prefil_node" in failed.stderr.replace(
+        "\n", " "
+    )

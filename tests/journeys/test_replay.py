@@ -1,10 +1,9 @@
-"""A real cluster writes down what its gateway is told, and `tandem replay` plays it: the same
+"""A real cluster records what its gateway receives, and `tandem replay` plays it: the same
 decisions with the same policies, and a report with others."""
 
 import json
 import os
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -13,7 +12,9 @@ import openai
 from tandem.observe.journal.files import open_journal
 from tandem.observe.journal.records import AskedToDrain, PeerLeft, Submitted, Turn, Withdrawn
 from tests.journeys.clusters import cluster
-from tests.journeys.serving import run_tandem
+from tests.journeys.questions import complete
+from tests.journeys.serving import run_tandem, succeeded
+from tests.waiting import until
 
 KEY = "sk-xylophone-0123456789abcdef"
 WORD = "xylophone"
@@ -32,19 +33,12 @@ queue: {{prefill_depth: 2}}
 
 # Twice eight calls, three of which want three answers, and two more.
 REQUESTS = 2 * (8 + 2 * 3) + 2
-ENDLESS = {"ignore_eos": True}
 
 
 def ask(client: openai.OpenAI, number: int, tokens: int = 60) -> None:
     """Some share a prompt, some want three answers; whose worker dies is served all the same."""
     about = f"A story about the {WORD} number {number % 4} and how it came to be so very loud. " * 3
-    client.completions.create(
-        model="tandem-mini",
-        prompt=about,
-        max_tokens=tokens,
-        n=3 if number % 3 == 0 else 1,
-        extra_body=ENDLESS,
-    )
+    complete(client, about, tokens, n=3 if number % 3 == 0 else 1)
 
 
 def leave_early(client: openai.OpenAI) -> None:
@@ -58,10 +52,7 @@ def leave_early(client: openai.OpenAI) -> None:
 
 def stream_some(client: openai.OpenAI) -> None:
     """By then the others decode, too."""
-    stream = client.completions.create(
-        model="tandem-mini", prompt="And then?", max_tokens=30, stream=True, extra_body=ENDLESS
-    )
-    assert list(stream)
+    assert list(complete(client, "And then?", 30, stream=True))
 
 
 def test_a_live_run_is_decided_again_as_it_was(tmp_path):
@@ -69,18 +60,17 @@ def test_a_live_run_is_decided_again_as_it_was(tmp_path):
     text = TEXT.format(key=KEY, folder=folder)
     with cluster(text, tmp_path) as running, ThreadPoolExecutor(8) as clients:
         client = running.client.with_options(api_key=KEY)
-        pids = {worker["worker"]: worker["pid"] for worker in running.status()["workers"]}
+        pids = running.pids
         asked = [clients.submit(ask, client, number, 400) for number in range(8)]
         leave_early(client)
         stream_some(client)
         os.kill(pids["decode-1"], signal.SIGKILL)
         for each in asked:
             each.result()
-        while len(running.status()["workers"]) < len(pids):
-            # The dead one is started again.
-            time.sleep(0.1)
-        assert running.operate("drain", "decode-0").returncode == 0
-        assert running.operate("undrain", "decode-0").returncode == 0
+        # The dead one is started again.
+        until(lambda: len(running.status()["workers"]) == len(pids))
+        running.succeed("drain", "decode-0")
+        running.succeed("undrain", "decode-0")
         for each in [clients.submit(ask, client, number) for number in range(8)]:
             each.result()
 
@@ -96,23 +86,20 @@ def test_a_live_run_is_decided_again_as_it_was(tmp_path):
     assert taken_up
     assert any(hashed.known for turn in turns for hashed in turn.hashed)
 
-    played = run_tandem("replay", str(folder))
-    assert played.returncode == 0, played.stdout + played.stderr
-    assert f"{REQUESTS} requests (0 rejected)" in played.stdout
-    assert "all equal" in played.stdout
+    played = succeeded(run_tandem("replay", str(folder)))
+    assert f"{REQUESTS} requests (0 rejected)" in played
+    assert "all equal" in played
 
     written = b"".join(path.read_bytes() for path in folder.iterdir())
-    told = repr((run.head, list(run.records())))
+    shown = repr((run.head, list(run.records())))
     for secret in (KEY, WORD):
         assert secret.encode() not in written
-        assert secret not in told.replace(str(tmp_path), "")
+        assert secret not in shown.replace(str(tmp_path), "")
 
     report = tmp_path / "report.json"
-    otherwise = run_tandem(
-        *("replay", str(folder), "--routing", "round-robin", "--admission", "none,threshold"),
-        *("--json", str(report), "--plot", str(tmp_path / "chart.html")),
-    )
-    assert otherwise.returncode == 0, otherwise.stdout + otherwise.stderr
+    policies = ("--routing", "round-robin", "--admission", "none,threshold")
+    output = ("--json", str(report), "--plot", str(tmp_path / "chart.html"))
+    succeeded(run_tandem("replay", str(folder), *policies, *output))
     runs = json.loads(report.read_text())["runs"]
     labels = [each["label"] for each in runs]
     assert labels == ["recorded", "cost none", "round-robin none", "round-robin threshold"]
@@ -125,5 +112,4 @@ def test_a_live_run_is_decided_again_as_it_was(tmp_path):
         ("hits", str(folder)),
         ("simulate", "mooncake-16", "--trace", str(folder)),
     ):
-        done = run_tandem(verb, *options)
-        assert done.returncode == 0, done.stdout + done.stderr
+        succeeded(run_tandem(verb, *options))

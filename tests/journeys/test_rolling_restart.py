@@ -1,8 +1,7 @@
-"""Workers are started anew, one after the other, or told to end, while clients go on reading."""
+"""Workers are started anew, one after the other, or ended, while clients go on reading."""
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,6 +11,8 @@ import openai
 import pytest
 
 from tests.journeys.clusters import ClusterProcess, cluster
+from tests.journeys.questions import complete, joined
+from tests.waiting import until
 
 TEXT = """
 model: tandem-mini
@@ -23,21 +24,12 @@ pools:
 # Of two answers, which two of the three workers draw, one at least is where somebody goes.
 CLIENTS = 2
 STORY_TOKENS = 300
-PATIENCE_S = 60
 
 
 def story(client: openai.OpenAI, seed: int) -> str:
     """A long answer, read as it comes."""
-    parts = client.completions.create(
-        model="tandem-mini",
-        prompt="Once upon a time there was a worker. " * 8,
-        max_tokens=STORY_TOKENS,
-        temperature=1.0,
-        seed=seed,
-        stream=True,
-        extra_body={"ignore_eos": True},
-    )
-    return "".join(part.choices[0].text for part in parts if part.choices)
+    prompt = "Once upon a time there was a worker. " * 8
+    return joined(complete(client, prompt, STORY_TOKENS, temperature=1.0, seed=seed, stream=True))
 
 
 @contextmanager
@@ -63,21 +55,13 @@ def readers(running: ClusterProcess, expected: list[str]) -> Iterator[None]:
         assert all(read.result() for read in reads)
 
 
-def pids(running: ClusterProcess) -> dict[str, int]:
-    return {worker["worker"]: worker["pid"] for worker in running.status()["workers"]}
-
-
 def settled(before: dict[str, int], now: dict[str, int]) -> bool:
     return now.keys() == {"worker-1", "worker-2"} and now["worker-1"] != before["worker-1"]
 
 
-def assert_nothing_left(running: ClusterProcess, workers: int) -> None:
-    told = running.status("--audit")
-    assert not told["audit"]["problem"]
-    assert len(told["audit"]["workers"]) == workers
-    for audited in told["audit"]["workers"]:
-        left = {key: audited[key] for key in audited if key not in ("worker", "cached_blocks")}
-        assert not any(left.values()), audited
+def assert_nothing_held(running: ClusterProcess, workers: int) -> None:
+    status = running.assert_nothing_held()
+    assert len(status["audit"]["workers"]) == workers
 
 
 @pytest.fixture(scope="module")
@@ -92,34 +76,30 @@ def expected(running):
 
 
 def test_workers_are_started_anew_in_turn_and_no_client_can_tell(running, expected):
-    before = pids(running)
+    before = running.pids
     with readers(running, expected):
-        done = running.operate("restart", "worker-0", "worker-1")
-        assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 of 2  worker-1 is back" in done.stdout
-    after = pids(running)
+        printed = running.succeed("restart", "worker-0", "worker-1")
+    assert "2 of 2  worker-1 is back" in printed
+    after = running.pids
     assert after.keys() == before.keys()
     assert not {after["worker-0"], after["worker-1"]} & set(before.values())
     # They left in order: nobody died, and nothing had to be begun again.
     (gateway,) = running.status()["gateways"]
     assert not gateway["lost"]
     assert not gateway["takeovers"]
-    assert_nothing_left(running, 3)
+    assert_nothing_held(running, 3)
 
 
-def test_workers_that_are_told_to_end_at_once_leave_their_answers_to_the_last(running, expected):
-    before = pids(running)
+def test_workers_that_get_a_signal_at_once_leave_their_answers_to_the_last(running, expected):
+    before = running.pids
     with readers(running, expected):
         for name in ("worker-0", "worker-1"):
             os.kill(before[name], signal.SIGTERM)
         # One of them has no patience to leave in order.
         os.kill(before["worker-1"], signal.SIGKILL)
         # One has left, the other was killed and is back.
-        deadline = time.monotonic() + PATIENCE_S
-        while not settled(before, pids(running)):
-            assert time.monotonic() < deadline, pids(running)
-            time.sleep(0.05)
-    assert_nothing_left(running, 2)
+        until(lambda: settled(before, running.pids))
+    assert_nothing_held(running, 2)
 
 
 def test_what_cannot_be_started_anew_is_refused_before_anybody_goes(running):

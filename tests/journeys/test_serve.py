@@ -38,7 +38,7 @@ def metric(client, name: str) -> float:
     return float(line.split()[-1])
 
 
-def test_it_says_how_to_try_it(server):
+def test_it_shows_how_to_try_it(server):
     assert "tandem chat" in server.greeting
     assert "curl" in server.greeting
     assert "KV cache" in server.greeting

@@ -3,21 +3,18 @@ survives whose death, and that no answer ever differs."""
 
 import os
 import re
-import shutil
 import signal
-import socket
-import subprocess
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.journeys.clusters import ClusterProcess, cluster
+from tests.journeys.questions import complete
+from tests.kv.tier_blocks import redis_server
+from tests.waiting import until
 
 BLOCK, DEVICE_BLOCKS, TOKENS = 16, 64, 300
 # A device of 64 blocks, which holds two of these conversations.
@@ -51,51 +48,26 @@ TALKS = [
 
 
 @dataclass(frozen=True)
-class Said:
+class Answer:
     text: str
     prompt_tokens: int
     cached_tokens: int
 
 
-def ask(running: ClusterProcess, prompt: str, salt: str = "", tokens: int = 12, **options) -> Said:
-    said = running.client.completions.create(
-        model="tandem-mini",
-        prompt=prompt,
-        max_tokens=tokens,
-        seed=7,
-        extra_body={"cache_salt": salt, "ignore_eos": True},
-        **options,
-    )
-    cached = said.usage.prompt_tokens_details.cached_tokens
-    return Said(said.choices[0].text, said.usage.prompt_tokens, cached)
-
-
-def until(holds: Callable[[], Any], patience_s: float = 20.0) -> Any:
-    """What it says, once it says something."""
-    end_s = time.monotonic() + patience_s
-    while not (found := holds()):
-        assert time.monotonic() < end_s, "it did not come about"
-        time.sleep(0.05)
-    return found
+def ask(running: ClusterProcess, prompt: str, salt: str = "", tokens: int = 12) -> Answer:
+    found = complete(running.client, prompt, tokens, seed=7, extra_body={"cache_salt": salt})
+    cached = found.usage.prompt_tokens_details.cached_tokens
+    return Answer(found.choices[0].text, found.usage.prompt_tokens, cached)
 
 
 def tier(running: ClusterProcess, figure: str, place: str, owner: str = "w-0") -> float:
-    """A figure of one tier, as the metrics tell it."""
-    told = urllib.request.urlopen(f"{running.url}/metrics", timeout=30).read().decode()
-    for line in told.splitlines():
+    """A figure of one tier, from the metrics."""
+    for line in running.metrics().splitlines():
         if line.startswith(f"tandem:kv_tier_{figure}{{") and (
             f'owner="{owner}",tier="{place}"' in line
         ):
             return float(line.rpartition(" ")[2])
     return 0.0
-
-
-def books_agree(running: ClusterProcess) -> None:
-    audit = running.status("--audit")["audit"]
-    assert not audit["problem"]
-    for audited in audit["workers"]:
-        left = {key: audited[key] for key in audited if key not in ("worker", "cached_blocks")}
-        assert not any(left.values()), audited
 
 
 def test_what_left_the_device_comes_back_and_outlives_the_cluster(tmp_path):
@@ -105,34 +77,34 @@ def test_what_left_the_device_comes_back_and_outlives_the_cluster(tmp_path):
     text = ALONE.format(folder=folder)
     with cluster(text, first) as running:
         alone = [ask(running, talk, "nobody else's") for talk in TALKS]
-        heard = [ask(running, talk) for talk in TALKS]
-        assert [one.text for one in heard] == [one.text for one in alone]
+        first_turns = [ask(running, talk) for talk in TALKS]
+        assert [one.text for one in first_turns] == [one.text for one in alone]
         until(lambda: tier(running, "blocks", "disk") >= 2 * DEVICE_BLOCKS // 3)
         # The device holds the last two at most; everybody goes on from where they were.
-        turns = [talk + said.text for talk, said in zip(TALKS, heard, strict=True)]
+        turns = [talk + answer.text for talk, answer in zip(TALKS, first_turns, strict=True)]
         again = [ask(running, turn + " And then?") for turn in turns]
         fresh = [ask(running, turn + " And then?", "nobody's") for turn in turns[:2]]
         assert [one.text for one in again[:2]] == [one.text for one in fresh]
-        for before, after in zip(heard, again, strict=True):
+        for before, after in zip(first_turns, again, strict=True):
             assert after.cached_tokens >= before.prompt_tokens - 2 * BLOCK
         fetched = [tier(running, "fetched_blocks_total", place) for place in ("host", "disk")]
         assert sum(fetched) > 40
         assert not tier(running, "spoilt_blocks_total", "disk")
-        books_agree(running)
+        running.assert_nothing_held()
         shown = running.operate("status").stdout
         assert "memory" in shown
         assert "disk" in shown
-    _spoil(folder / "w-0.kv")
+    _corrupt(folder / "w-0.kv")
     with cluster(text, second) as running:
         assert until(lambda: tier(running, "blocks", "disk")) >= 2 * DEVICE_BLOCKS // 3
         back = [ask(running, talk) for talk in TALKS]
         assert [one.text for one in back] == [one.text for one in alone]
         assert sum(one.cached_tokens for one in back) > BLOCK
         assert until(lambda: tier(running, "spoilt_blocks_total", "disk"))
-        books_agree(running)
+        running.assert_nothing_held()
 
 
-def _spoil(file: Path) -> None:
+def _corrupt(file: Path) -> None:
     """Turn some bits in every sixteenth of the blocks that it holds: one of each talk, and hardly
     ever its first."""
     data = bytearray(file.read_bytes())
@@ -142,25 +114,15 @@ def _spoil(file: Path) -> None:
 
 
 @pytest.fixture
-def redis_port() -> Iterator[int]:
+def redis_port(tmp_path) -> Iterator[int]:
     """Of a server of its own."""
-    if shutil.which("redis-server") is None:
-        pytest.skip("there is no redis-server")
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    command = ["redis-server", "--port", str(port), "--save", "", "--appendonly", "no"]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        yield port
-    finally:
-        server.kill()
-        server.wait(10)
+    with redis_server(tmp_path) as server:
+        yield server.port
 
 
 def test_a_worker_and_the_pool_may_die_and_hardly_anything_is_computed_again(tmp_path, redis_port):
     with cluster(SHARED.format(port=redis_port), tmp_path) as running:
-        pids = {worker["worker"]: worker["pid"] for worker in running.status()["workers"]}
+        pids = running.pids
         alone = ask(running, TALKS[0], "nobody else's", tokens=TOKENS)
         for talk in TALKS[1:]:
             ask(running, talk)
@@ -177,10 +139,10 @@ def test_a_worker_and_the_pool_may_die_and_hardly_anything_is_computed_again(tmp
         assert gateway["recomputed_tokens"] < alone.prompt_tokens
         _pool_dies(running, alone)
         until(lambda: len(running.status()["workers"]) == 2)
-        books_agree(running)
+        running.assert_nothing_held()
 
 
-def _pool_dies(running: ClusterProcess, alone: Said) -> None:
+def _pool_dies(running: ClusterProcess, alone: Answer) -> None:
     """While answers are drawn; what a server behind it holds is found again."""
     nodes = {node["node"]: node for node in running.status()["pool_nodes"]}
     assert set(nodes) == {"pool-0", "pool-1"}
@@ -200,20 +162,13 @@ def _pool_dies(running: ClusterProcess, alone: Said) -> None:
 
 
 def _stream(running: ClusterProcess, prompt: str, drawn: list[str]) -> str:
-    for chunk in running.client.completions.create(
-        model="tandem-mini",
-        prompt=prompt,
-        max_tokens=TOKENS,
-        seed=7,
-        stream=True,
-        extra_body={"ignore_eos": True},
-    ):
+    for chunk in complete(running.client, prompt, TOKENS, seed=7, stream=True):
         drawn += [choice.text for choice in chunk.choices]
     return "".join(drawn)
 
 
 def _busy(running: ClusterProcess, pids: dict[str, int]) -> int:
     """The process that draws the answer."""
-    told = urllib.request.urlopen(f"{running.url}/metrics", timeout=30).read().decode()
-    running_at = re.findall(r'tandem:num_requests_running{.*worker="([^"]+)".*} 1.0', told)
+    pattern = r'tandem:num_requests_running{.*worker="([^"]+)".*} 1.0'
+    running_at = re.findall(pattern, running.metrics())
     return pids[running_at[0]]

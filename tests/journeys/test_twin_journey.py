@@ -18,13 +18,13 @@ from tandem.live.local_worker import LocalWorker
 from tandem.messages.worker import RequestsAborted, RequestsArrived, WorkerEvent
 from tests.engine.tiny import CONTEXT_TOKENS, VOCABULARY
 from tests.journeys.two_worlds import (
-    LiveWorld,
-    Overheard,
-    TwinWorld,
-    Worker,
-    live_world,
+    LiveWorker,
+    RecordingMachine,
+    TwinWorker,
+    WorkerShape,
+    live_worker,
     read,
-    twin_world,
+    twin_worker,
 )
 
 # Prompts share ids below; the last id of each is its own, so that no two answers, which the twin
@@ -45,39 +45,39 @@ def one_thread() -> Iterator[None]:
 Story = list[tuple[int, WorkerEvent]]
 
 
-def play(story: Story, world: LiveWorld | TwinWorld) -> None:
+def play(story: Story, at: LiveWorker | TwinWorker) -> None:
     for landings, event in story:
         for _ in range(landings):
-            world.land()
-        world.tell(event)
-    while world.land():
+            at.land()
+        at.handle(event)
+    while at.land():
         pass
 
 
-def check(worker: Worker, story: Story) -> tuple[LiveWorld, TwinWorld]:
-    """Both worlds, and the twin with leaps, through the same story."""
-    twin, leaping = twin_world(worker, leaps=False), twin_world(worker, leaps=True)
-    live = live_world(worker)
+def check(worker: WorkerShape, story: Story) -> tuple[LiveWorker, TwinWorker]:
+    """The same story live, simulated step by step, and simulated with fast-forward."""
+    twin, fast = twin_worker(worker, fast_forward=False), twin_worker(worker, fast_forward=True)
+    live = live_worker(worker)
     play(story, live)
     play(story, twin)
-    assert twin.machine.said == live.machine.said
+    assert twin.machine.effects == live.machine.effects
     assert live.machine.idle
 
-    for (_, event), now_ns in zip(story, twin.told_ns, strict=True):
-        leaping.tell_at(event, now_ns)
-    while leaping.land():
+    for (_, event), now_ns in zip(story, twin.event_ns, strict=True):
+        fast.handle_at(event, now_ns)
+    while fast.land():
         pass
-    assert leaping.now_ns == twin.now_ns
-    assert leaping.emitted == twin.emitted
-    assert leaping.machine.changes == live.machine.changes
-    planned = leaping.machine.plans
+    assert fast.now_ns == twin.now_ns
+    assert fast.emitted == twin.emitted
+    assert fast.machine.changes == live.machine.changes
+    planned = fast.machine.plans
     for step_id, plan in live.machine.plans.items():
         if step_id in planned:
             assert planned[step_id] == plan
         else:
             assert_repeats(plan)
     assert planned.keys() <= live.machine.plans.keys()
-    return live, leaping
+    return live, fast
 
 
 def assert_repeats(plan: tuple) -> None:
@@ -100,11 +100,11 @@ def request(index: int, shared_tokens: int, max_tokens: int, priority: int = 0) 
 
 
 @st.composite
-def workers(draw) -> Worker:
+def workers(draw) -> WorkerShape:
     block_size = draw(st.sampled_from([4, 8, 16]))
     least_blocks = -(-CONTEXT_TOKENS // block_size)
     max_sequences = draw(st.integers(1, 5))
-    return Worker(
+    return WorkerShape(
         block_size,
         draw(st.integers(least_blocks, 2 * least_blocks)),
         max_sequences,
@@ -144,7 +144,7 @@ def test_twin_and_engine_take_the_same_steps(worker, story):
 
 
 def test_all_that_a_scheduler_does_is_the_same_in_both_worlds():
-    worker = Worker(block_size=8, block_count=8, max_sequences=3, batched_tokens=12)
+    worker = WorkerShape(block_size=8, block_count=8, max_sequences=3, batched_tokens=12)
     story: Story = [
         (0, RequestsArrived((request(0, 20, 24, 2), request(1, 6, 24, 1)))),
         (3, RequestsArrived((request(2, 24, 12, 1), request(3, 3, 30, 2)))),
@@ -152,14 +152,14 @@ def test_all_that_a_scheduler_does_is_the_same_in_both_worlds():
         (9, RequestsAborted(("r3", "r1"))),
         (20, RequestsArrived((request(6, 24, 20, 1),))),
     ]
-    live, leaping = check(worker, story)
+    live, fast = check(worker, story)
     machine = live.machine
     assert machine.planner.preemptions
     assert machine.removed and machine.cached_tokens and machine.chunked
-    assert leaping.leapt_steps
+    assert fast.skipped_steps
 
 
-async def live_run(worker: Worker, machine: Overheard) -> None:
+async def live_run(worker: WorkerShape, machine: RecordingMachine) -> None:
     """Clients of one real worker: some come at once, some later, some leave in mid-stream."""
     card = ModelCard(("tiny",), CONTEXT_TOKENS, VOCABULARY, (), 0)
     local = LocalWorker(card, machine, worker.engine())
@@ -185,8 +185,8 @@ async def live_run(worker: Worker, machine: Overheard) -> None:
 
 
 def test_a_journal_of_a_live_worker_replays_to_equal_effects(tmp_path):
-    worker = Worker(block_size=8, block_count=9, max_sequences=4, batched_tokens=16)
-    machine = Overheard(worker.config())
+    worker = WorkerShape(block_size=8, block_count=9, max_sequences=4, batched_tokens=16)
+    machine = RecordingMachine(worker.config())
     asyncio.run(live_run(worker, machine))
     journal = tmp_path / "journal.jsonl"
     journal.write_text("".join(json.dumps(entry) + "\n" for entry in machine.journal))

@@ -1,5 +1,5 @@
-"""One worker in two worlds: the real machine over the real engine, and the twin's. What machines
-are told and say is written down."""
+"""One worker machine over the real engine, and over the simulated one. Events and effects are
+recorded."""
 
 from collections import deque
 from dataclasses import asdict, dataclass, field, replace
@@ -35,7 +35,8 @@ from tandem.twin.machine_configs import CACHE_ROOT
 from tandem.twin.recorder import Recorder
 from tandem.twin.step_recorder import StepRecorder
 from tandem.twin.workload import VOCABULARY_TOKENS
-from tests.engine.tiny import CONTEXT_TOKENS, CPU, VOCABULARY, Arithmetic, store, tiny_decoder
+from tests.engine.tiny import CONTEXT_TOKENS, CPU, VOCABULARY, Arithmetic, tiny_decoder
+from tests.models.paging import poisoned_store
 
 ARITHMETIC = Arithmetic(choose_kernels(CPU, torch.float32, allow_native=True)[0], "float32")
 DECODER = tiny_decoder(ARITHMETIC)
@@ -43,7 +44,7 @@ STEP_TIME = FittedStepTime(1e-3, 1e-5, 1e-7, 1e-4, 1e-6, 1e-5)
 
 
 @dataclass(frozen=True)
-class Worker:
+class WorkerShape:
     """How the worker batches and stores, in both worlds."""
 
     block_size: int
@@ -66,23 +67,24 @@ class Worker:
             steps_in_flight=self.steps_in_flight,
         )
 
-    def simulated(self) -> "Overheard":
+    def simulated(self) -> "RecordingMachine":
         """The machine over the simulated engine."""
         config = replace(self.config(), vocabulary_tokens=VOCABULARY_TOKENS, root=CACHE_ROOT)
-        return Overheard(config)
+        return RecordingMachine(config)
 
     def engine(self) -> Engine:
         slots = SlotShape(self.max_sequences, CONTEXT_TOKENS, self.block_size)
-        return Engine(DECODER, store(ARITHMETIC, self.block_size, self.block_count), slots)
+        kv = poisoned_store(DECODER, self.block_count, block_size=self.block_size)
+        return Engine(DECODER, kv, slots)
 
 
-class Overheard(WorkerMachine):
-    """The real machine; what it is told and says is written down, as text, when it is said."""
+class RecordingMachine(WorkerMachine):
+    """The real machine, whose events and effects are recorded as text while they happen."""
 
     def __init__(self, config: WorkerConfig) -> None:
         super().__init__(config)
         self.journal: list[dict] = []
-        self.said: list[list[tuple]] = []
+        self.effects: list[list[tuple]] = []
         self.plans: dict[int, tuple] = {}
         self.changes: list[tuple] = []
         self.cached_tokens = self.chunked = self.removed = 0
@@ -93,14 +95,14 @@ class Overheard(WorkerMachine):
         self.audit()
         entry = written(event) | {"now_ns": now_ns, "effects": repr(effects)}
         self.journal.append(entry)
-        self.said.append([self._note(effect) for effect in effects])
+        self.effects.append([self._note(effect) for effect in effects])
         return effects
 
     def _note(self, effect: WorkerEffect) -> tuple:
         """The effect without what only a model knows: which tokens it draws."""
         match effect:
             case RunStep(plan):
-                note = plan_in_words(plan)
+                note = plan_as_text(plan)
                 self.plans[plan.step_id] = note
                 self.chunked += bool(((plan.starts > 0) & (plan.counts > 1)).any())
                 return note
@@ -116,7 +118,7 @@ class Overheard(WorkerMachine):
         raise AssertionError(effect)
 
     def _renamed(self, changes: BlockChanges) -> tuple:
-        """Hashes by the order in which they were first heard of: they cover drawn tokens."""
+        """Hashes by the order in which they first appeared: they cover drawn tokens."""
         return (
             changes.sequence_number,
             *(
@@ -126,7 +128,7 @@ class Overheard(WorkerMachine):
         )
 
 
-def plan_in_words(plan: StepPlan) -> tuple:
+def plan_as_text(plan: StepPlan) -> tuple:
     arrays = (plan.slots, plan.starts, plan.counts, plan.samples)
     tables = (plan.table_slots, plan.table_indices, plan.table_blocks)
     placements = tuple(
@@ -137,15 +139,15 @@ def plan_in_words(plan: StepPlan) -> tuple:
 
 
 @dataclass
-class LiveWorld:
-    """The machine over the real engine; a step lands when told to."""
+class LiveWorker:
+    """The machine over the real engine; a step lands when `land` is called."""
 
-    machine: Overheard
+    machine: RecordingMachine
     engine: Engine
     landing: deque[StepResult] = field(default_factory=deque)
     now_ns: int = 0
 
-    def tell(self, event: WorkerEvent) -> None:
+    def handle(self, event: WorkerEvent) -> None:
         self.now_ns += 1
         for effect in self.machine.handle(event, self.now_ns):
             if isinstance(effect, RunStep):
@@ -153,22 +155,22 @@ class LiveWorld:
 
     def land(self) -> bool:
         if self.landing:
-            self.tell(StepDone(self.landing.popleft()))
+            self.handle(StepDone(self.landing.popleft()))
         return bool(self.landing)
 
 
 @dataclass
-class TwinWorld:
+class TwinWorker:
     """The machine over the simulated engine. `emitted` are the ids that each landed step drew
-    for."""
+    for, `event_ns` the instants of the events."""
 
-    machine: Overheard
+    machine: RecordingMachine
     recorder: StepRecorder
     fast_forward: bool
     now_ns: int = 0
-    told_ns: list[int] = field(default_factory=list)
+    event_ns: list[int] = field(default_factory=list)
     emitted: list[tuple[str, ...]] = field(default_factory=list)
-    leapt_steps: int = 0
+    skipped_steps: int = 0
 
     def __post_init__(self) -> None:
         self.recorder.worker(WorkerRecord("w", "both", "tiny", 1))
@@ -181,13 +183,13 @@ class TwinWorld:
             fast_forward=self.fast_forward,
         )
 
-    def tell(self, event: WorkerEvent) -> None:
-        self.told_ns.append(self.now_ns)
+    def handle(self, event: WorkerEvent) -> None:
+        self.event_ns.append(self.now_ns)
         if isinstance(event, RequestsArrived):
             for request in event.requests:
                 self.recorder.requests.submitted(RequestSubmitted(request, 1.0), self.now_ns)
         self._land_due()
-        self._hear(self.machine.handle(event, self.now_ns))
+        self._take_effects(self.machine.handle(event, self.now_ns))
         self.engine.look_ahead()
 
     def land(self) -> bool:
@@ -197,21 +199,21 @@ class TwinWorld:
             self.engine.look_ahead()
         return self.engine.wake_ns is not None
 
-    def tell_at(self, event: WorkerEvent, now_ns: int) -> None:
+    def handle_at(self, event: WorkerEvent, now_ns: int) -> None:
         while self.engine.wake_ns is not None and self.engine.wake_ns <= now_ns:
             self.land()
         self.now_ns = now_ns
-        self.tell(event)
+        self.handle(event)
 
     def _land_due(self) -> None:
         if taken := self.engine.take_steps(self.now_ns):
             self.machine.fast_forward(taken.steps, taken.emission.tokens)
-            self.leapt_steps += taken.steps
+            self.skipped_steps += taken.steps
             self.emitted += [taken.emission.request_ids] * taken.steps
         while (done := self.engine.landed(self.now_ns)) is not None:
-            self._hear(self.machine.handle(done, self.now_ns))
+            self._take_effects(self.machine.handle(done, self.now_ns))
 
-    def _hear(self, effects: list) -> None:
+    def _take_effects(self, effects: list) -> None:
         for effect in effects:
             if isinstance(effect, RunStep):
                 self.engine.submit(effect.plan)
@@ -219,14 +221,14 @@ class TwinWorld:
                 self.emitted.append(effect.request_ids)
 
 
-def live_world(worker: Worker) -> LiveWorld:
-    return LiveWorld(Overheard(worker.config()), worker.engine())
+def live_worker(worker: WorkerShape) -> LiveWorker:
+    return LiveWorker(RecordingMachine(worker.config()), worker.engine())
 
 
-def twin_world(worker: Worker, *, leaps: bool) -> TwinWorld:
+def twin_worker(worker: WorkerShape, *, fast_forward: bool) -> TwinWorker:
     run = RunRecord({})
     recorder = StepRecorder(run, Recorder(run))
-    return TwinWorld(worker.simulated(), recorder, leaps)
+    return TwinWorker(worker.simulated(), recorder, fast_forward)
 
 
 def written(event: WorkerEvent) -> dict:

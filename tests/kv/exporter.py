@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from tandem.kv.connectors.shm import ShmConnector
 from tandem.kv.connectors.tcp.connector import DEFAULT_LIMITS, TcpConnector
 from tandem.kv.connectors.tcp.stream import TcpLimits
 from tandem.kv.region import SharedRegion
+from tests.kv.ending import closing
 
 ROOT = Path(__file__).parents[2]
 SECRET = b"what only this cluster knows"
@@ -101,7 +102,7 @@ class Child:
 
 
 class Exporter(Child):
-    """The process as its parent sees it. `description` is what its connector tells peers."""
+    """The process as its parent sees it. `description` is that of its connector."""
 
     def __init__(self, name: str, bytes: int) -> None:
         self.name = name
@@ -112,6 +113,15 @@ class Exporter(Child):
     @property
     def description(self) -> bytes:
         return bytes.fromhex(self.first_line)
+
+
+class Exporting(Protocol):
+    """What exports memory, in this process or another; peers get its `description`."""
+
+    name: str
+    bytes: int
+    content: NDArray[np.uint8]
+    description: bytes
 
 
 class Gate:
@@ -193,15 +203,16 @@ class Side:
 
 
 @contextmanager
-def connected(exporter: Exporter) -> Iterator[Side]:
-    own, gate = SharedRegion.create(exporter.bytes, "reader"), Gate()
-    shm = exporter.name == "shm"
-    connector = ShmConnector(gate.transfer()) if shm else make_connector(exporter.name)
-    region_id = connector.register_region(own.region, exported=False)
-    side = Side(connector, exporter, own, region_id, gate)
-    side.connect()
-    yield side
-    connector.close_connector()
+def connected(exporter: Exporting, connector: Connector | None = None) -> Iterator[Side]:
+    gate = Gate()
+    if connector is None:
+        shm = exporter.name == "shm"
+        connector = ShmConnector(gate.transfer()) if shm else make_connector(exporter.name)
+    with closing(SharedRegion.create(exporter.bytes, "reader")) as own, closing(connector):
+        region_id = connector.register_region(own.region, exported=False)
+        side = Side(connector, exporter, own, region_id, gate)
+        side.connect()
+        yield side
 
 
 def spans_of(*pieces: tuple[int, int, int]) -> Spans:

@@ -55,7 +55,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("words", WRONG)
-def test_what_is_wrong_is_said(words):
+def test_what_is_wrong_is_named(words):
     assert words in (objection(MINE, WRONG[words]) or "")
 
 

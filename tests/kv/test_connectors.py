@@ -37,12 +37,9 @@ def side(exporter):
         yield connected_side
 
 
-@pytest.fixture
-def stalling(side):
-    """One whose reads do not end while its peer stands still."""
-    if side.exporter.name == "nixl":
-        pytest.skip("what NIXL reads within a host does not need its peer: tests/kv/test_nixl.py")
-    return side
+# Connectors whose reads do not end while the peer stands still. What NIXL reads within a host does
+# not need its peer: tests/kv/test_nixl.py.
+stalling = pytest.mark.parametrize("exporter", NAMES, indirect=True)
 
 
 def test_a_name(side, exporter):
@@ -65,7 +62,7 @@ def test_neighbours_and_empty_pieces(side):
     assert side.read_all(spans_of()) == ""
 
 
-def test_many_tickets_end_once_each(side):
+def test_many_reads_end_once_each(side):
     handles = [side.read(scattered(side.exporter.bytes, 20 + n, 9_000)) for n in range(60)]
     assert side.ends(60) == dict.fromkeys(handles, "")
 
@@ -85,43 +82,46 @@ def test_an_unknown_peer_is_a_problem(side):
     assert side.connector.poll_completions(0.0) == []
 
 
-def test_disconnecting_ends_what_is_open(stalling):
-    with stalling.stalled():
-        handles = [stalling.read(whole(stalling.exporter.bytes)) for _ in range(8)]
-        stalling.connector.disconnect_peer("peer")
-        stalling.until_ended(7)
-    problems = stalling.until_ended(8)
+@stalling
+def test_disconnecting_ends_what_is_open(side):
+    with side.stalled():
+        handles = [side.read(whole(side.exporter.bytes)) for _ in range(8)]
+        side.connector.disconnect_peer("peer")
+        side.until_ended(7)
+    problems = side.until_ended(8)
     assert problems == dict.fromkeys(handles, "disconnected from peer")
-    assert "not connected" in stalling.read_all(whole(10))
-    stalling.connector.connect_peer("peer", stalling.exporter.description)
-    assert stalling.read_all(whole(10)) == ""
+    assert "not connected" in side.read_all(whole(10))
+    side.connector.connect_peer("peer", side.exporter.description)
+    assert side.read_all(whole(10)) == ""
 
 
-def test_a_cancelled_ticket_ends_and_the_others_go_on(stalling):
-    with stalling.stalled():
-        handles = [stalling.read(whole(stalling.exporter.bytes)) for _ in range(4)]
-        stalling.connector.cancel_handle(handles[2])
-        stalling.connector.cancel_handle(handles[2])
-        assert stalling.until_ended(1) == {handles[2]: "cancelled"}
-        stalling.connector.cancel_handle(handles[0])
-    problems = stalling.until_ended(4)
+@stalling
+def test_a_cancelled_read_ends_and_the_others_go_on(side):
+    with side.stalled():
+        handles = [side.read(whole(side.exporter.bytes)) for _ in range(4)]
+        side.connector.cancel_handle(handles[2])
+        side.connector.cancel_handle(handles[2])
+        assert side.until_ended(1) == {handles[2]: "cancelled"}
+        side.connector.cancel_handle(handles[0])
+    problems = side.until_ended(4)
     assert problems == dict.fromkeys(handles, "") | dict.fromkeys(
         [handles[0], handles[2]], "cancelled"
     )
-    assert (stalling.own.view == stalling.exporter.content).all()
+    assert (side.own.view == side.exporter.content).all()
 
 
-def test_closing_from_elsewhere_ends_everything(stalling):
-    with stalling.stalled():
-        handles = [stalling.read(whole(stalling.exporter.bytes)) for _ in range(8)]
-        closing = threading.Thread(target=stalling.connector.close_connector)
+@stalling
+def test_closing_from_elsewhere_ends_everything(side):
+    with side.stalled():
+        handles = [side.read(whole(side.exporter.bytes)) for _ in range(8)]
+        closing = threading.Thread(target=side.connector.close_connector)
         closing.start()
-        stalling.until_ended(7)
-    problems = stalling.until_ended(8)
+        side.until_ended(7)
+    problems = side.until_ended(8)
     closing.join(END_S)
     assert not closing.is_alive()
     assert problems == dict.fromkeys(handles, "the connector was closed")
-    assert stalling.read_all(whole(10)) == "the connector was closed"
+    assert side.read_all(whole(10)) == "the connector was closed"
 
 
 @pytest.mark.parametrize("description", [b"", b"\xc1", b"\x80", b"garbage" * 50])

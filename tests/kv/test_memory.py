@@ -38,7 +38,7 @@ def test_a_block_is_one_span_and_a_layer_a_view():
     assert store.layer(1) is store.layer(1)
 
 
-def test_descriptions_tell_layouts_apart():
+def test_descriptions_differ_by_layout():
     changes = [
         {"layers": 4}, {"kv_heads": 3}, {"block_size": 8}, {"head_dim": 4}, {"dtype": "float16"},
     ]  # fmt: skip
@@ -100,10 +100,11 @@ def test_views_outlive_the_region():
 
 
 def test_too_much_memory_leaves_nothing_behind():
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = set(Path("/proc/self/fd").iterdir())
     with pytest.raises(OSError, match=r"memory|argument|large"):
         SharedRegion.create(2**62, "test")
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    # Fewer may be left: garbage of other tests is collected at any time.
+    assert set(Path("/proc/self/fd").iterdir()) <= before
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

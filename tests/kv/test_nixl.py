@@ -54,7 +54,7 @@ def test_disconnecting_ends_what_is_open(side):
     assert side.read_all(whole(10)) == ""
 
 
-def test_a_cancelled_ticket_is_no_success(side):
+def test_a_cancelled_read_is_no_success(side):
     handles = [side.read(whole(side.exporter.bytes)) for _ in range(3)]
     side.connector.cancel_handle(handles[1])
     problems = side.ends(3)
@@ -102,13 +102,13 @@ def test_memory_that_the_peer_did_not_register_is_a_problem(side):
     assert "could not" in side.ends(1)[handle]
 
 
-def test_spoiled_metadata_is_refused(side):
+def test_corrupt_metadata_is_refused(side):
     description = side.exporter.description.replace(b"nixlSerDes", b"nixlSerDas")
     with pytest.raises(ConnectorError, match="could not reach"):
         side.connector.connect_peer("other", description)
 
 
-def test_a_peer_killed_in_the_middle_ends_its_tickets(over_tcp):
+def test_a_peer_killed_in_the_middle_ends_its_reads(over_tcp):
     side = over_tcp
     side.exporter.stop()
     handles = [side.read(spans_of((part * 8 * MIB, 0, 8 * MIB))) for part in range(4)]
@@ -168,7 +168,7 @@ class NixlNet:
             connector.close_connector()
 
 
-def test_a_mover_reads_the_right_heads_from_two_ranks():
+def test_an_engine_reads_the_right_heads_from_two_ranks():
     net = NixlNet()
     source = Source(Split(2, kv_heads=2), net, ("nixl",))
     target = SplitWorker(Split(1, kv_heads=2), 2)

@@ -231,20 +231,20 @@ def proven(node) -> Stream:
     return stream
 
 
-def say(stream: Stream, *pieces: bytes) -> None:
+def send(stream: Stream, *pieces: bytes) -> None:
     stream.send_bytes([memoryview(piece) for piece in pieces], END_S)
 
 
-def hear(stream: Stream, count: int) -> bytes:
+def receive(stream: Stream, count: int) -> bytes:
     data = bytearray(count)
     stream.receive_bytes([memoryview(data)], END_S)
     return bytes(data)
 
 
 def offer(stream: Stream, chain: list[BlockName]) -> tuple[Verdict, ...]:
-    say(stream, frames.request(Verb.OFFER, TAGS.stored, chain))
-    assert frames.parse_reply(hear(stream, frames.REPLY_BYTES), len(chain)) == len(chain)
-    return frames.parse_verdicts(hear(stream, len(chain)))
+    send(stream, frames.request(Verb.OFFER, TAGS.stored, chain))
+    assert frames.parse_reply(receive(stream, frames.REPLY_BYTES), len(chain)) == len(chain)
+    return frames.parse_verdicts(receive(stream, len(chain)))
 
 
 def data(chain: list[BlockName]) -> bytes:
@@ -262,22 +262,22 @@ def test_a_client_that_dies_in_the_middle_leaves_nothing(node, sent_bytes):
     with closing(proven(node)) as stream:
         assert offer(stream, chain) == (Verdict.WANTED,) * 2
         assert node.coordinator.coming >= set(digests(chain))
-        say(stream, whole_frame[:sent_bytes])
+        send(stream, whole_frame[:sent_bytes])
     node.coordinator.until(lambda: not node.coordinator.coming & set(digests(chain)))
     assert not node.coordinator.held & set(digests(chain))
     with client_of(node) as client:
         assert client.put_blocks(chain, contents(chain)).digests == digests(chain)
 
 
-def test_a_spoilt_block_is_refused_and_the_others_are_kept(node):
+def test_a_corrupt_block_is_refused_and_the_others_are_kept(node):
     chain = names(3, chain=7)
     frame = bytearray(data(chain))
     frame[-TAGS.stored.block_bytes - 1] ^= 1
     with closing(proven(node)) as stream:
         offer(stream, chain)
-        say(stream, bytes(frame))
-        hear(stream, frames.REPLY_BYTES)
-        verdicts = frames.parse_verdicts(hear(stream, 3))
+        send(stream, bytes(frame))
+        receive(stream, frames.REPLY_BYTES)
+        verdicts = frames.parse_verdicts(receive(stream, 3))
         assert verdicts == (Verdict.HELD, Verdict.CORRUPT, Verdict.HELD)
         assert not node.coordinator.coming
         # It may be offered again.
@@ -309,9 +309,9 @@ def test_who_promises_and_falls_silent_keeps_nobody_from_bringing_it():
 def test_blocks_that_nobody_asked_for_end_the_connection(node):
     chain = names(2, chain=10)
     with closing(proven(node)) as stream:
-        say(stream, data(chain))
+        send(stream, data(chain))
         with pytest.raises(StreamEnded):
-            hear(stream, 1)
+            receive(stream, 1)
     assert not node.coordinator.held & set(digests(chain))
 
 
@@ -351,7 +351,7 @@ def test_one_that_sends_a_little_now_and_then_costs_a_bounded_time(node):
 
 
 class Forgery:
-    """Carries bytes to and fro, and changes byte `at` of what the server says after the proofs."""
+    """Carries bytes to and fro, and changes byte `at` of what the server sends after the proofs."""
 
     def __init__(self, address: tuple[str, int], at: int) -> None:
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -388,7 +388,7 @@ class Forgery:
 
 
 class Crumbs(Forgery):
-    """What the server says comes whole in the end, but never is there silence."""
+    """All that the server sends comes in the end, a byte at a time."""
 
     def _back(self, server: socket.socket, client: socket.socket) -> None:
         for proof_bytes in (40, 32):
@@ -436,7 +436,7 @@ def test_names_survive_the_way(chain):
 
 
 @given(st.lists(NAME, min_size=1, max_size=5, unique_by=lambda each: each.digest), st.data())
-def test_names_that_were_spoilt_are_other_names_or_refused(chain, chance):
+def test_names_that_were_corrupted_are_other_names_or_refused(chain, chance):
     sent = bytearray(frames.request(Verb.OFFER, FORMAT, chain))
     for _ in range(chance.draw(st.integers(1, 4))):
         at = chance.draw(st.integers(0, len(sent) - 1))

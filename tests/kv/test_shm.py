@@ -104,7 +104,7 @@ def test_a_reader_may_look_for_himself(connector, shared):
     assert memory[5] == 77
 
 
-def test_start_and_host_are_what_the_system_says():
+def test_start_and_host_are_those_of_the_system():
     assert start_of(os.getpid()) >= start_of(1) >= 0
     assert host_identity() == host_identity()
     with pytest.raises(OSError, match="No such"):

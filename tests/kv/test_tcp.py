@@ -26,10 +26,11 @@ from tandem.kv.connectors.tcp.stream import (
 )
 from tandem.kv.region import SharedRegion
 from tests.kv.ending import closing
-from tests.kv.exporter import END_S, SECRET, Exporter, content, spans_of
+from tests.kv.exporter import END_S, SECRET, Exporter, connected, content, spans_of, whole
 
 MIB = 1 << 20
 BYTES = 8 * MIB
+CONTENT, EVERYTHING = content(BYTES), whole(BYTES)
 PATIENT = TcpLimits(connect_s=END_S, silence_s=END_S, idle_s=END_S)
 # For those that wait for somebody who will never move.
 IMPATIENT = TcpLimits(connect_s=0.3, silence_s=0.3, idle_s=END_S)
@@ -46,7 +47,7 @@ def make_tcp(secret: bytes = SECRET, host: str = "127.0.0.1", limits: TcpLimits 
 @contextmanager
 def serving(limits: TcpLimits = PATIENT, host: str = "127.0.0.1") -> Iterator[TcpConnector]:
     shared = SharedRegion.create(BYTES, "served")
-    shared.view[:] = content(BYTES)
+    shared.view[:] = CONTENT
     with closing(make_tcp(limits=limits, host=host)) as connector:
         connector.register_region(shared.region, exported=True)
         yield connector
@@ -58,23 +59,20 @@ def server():
         yield connector
 
 
-def assert_all_came(client: TcpConnector) -> None:
-    assert [completion.problem for completion in client.poll_completions(END_S)] == [""]
+class Served:
+    """What a connector of this process exports."""
+
+    name, bytes, content = "tcp", BYTES, CONTENT
+
+    def __init__(self, connector: TcpConnector) -> None:
+        self.description = connector.describe_endpoint()
 
 
 def read_by_a_new_client(server: TcpConnector, secret: bytes = SECRET) -> None:
     """Connect as a stranger would, and read everything."""
-    with closing(SharedRegion.create(BYTES, "reader")) as own, closing(make_tcp(secret)) as client:
-        handle = client.register_region(own.region, exported=False)
-        client.connect_peer("peer", server.describe_endpoint())
-        client.begin_read("peer", spans_of((0, 0, BYTES)), handle)
-        assert_all_came(client)
-        assert (own.view == content(BYTES)).all()
-
-
-def address_of(server: TcpConnector) -> tuple[str, int]:
-    found = msgspec.msgpack.decode(server.describe_endpoint(), type=TcpDescription)
-    return found.host, found.port
+    with connected(Served(server), make_tcp(secret)) as side:
+        assert side.read_all(EVERYTHING) == ""
+        assert (side.own.view == CONTENT).all()
 
 
 def way_to(server: TcpConnector) -> PeerAddress:
@@ -83,6 +81,10 @@ def way_to(server: TcpConnector) -> PeerAddress:
     return PeerAddress(
         "peer", (found.host, found.port), credentials, lambda count: bytes(count), PATIENT
     )
+
+
+def address_of(server: TcpConnector) -> tuple[str, int]:
+    return way_to(server).address
 
 
 @contextmanager
@@ -133,7 +135,7 @@ def ends_soon(server: TcpConnector, data: bytes) -> None:
     with socket.create_connection(address_of(server), END_S) as connection:
         try:
             connection.sendall(data)
-            say_no_more(connection)
+            end_sending(connection)
             while connection.recv(1 << 16):
                 pass
         except ConnectionError:
@@ -141,7 +143,7 @@ def ends_soon(server: TcpConnector, data: bytes) -> None:
             return
 
 
-def say_no_more(connection: socket.socket) -> None:
+def end_sending(connection: socket.socket) -> None:
     try:
         connection.shutdown(socket.SHUT_WR)
     except OSError as error:
@@ -201,7 +203,7 @@ def test_any_request_gets_bytes_or_an_end(server, data):
     with closing(Stream(connection)) as stream:
         prove_to_server(stream, way_to(server))
         stream.send_bytes([memoryview(data)], END_S)
-        say_no_more(connection)
+        end_sending(connection)
         with pytest.raises(StreamEnded):
             while True:
                 stream.receive_message(1, END_S)
@@ -267,7 +269,7 @@ def test_nobody_there():
         client.connect_peer("peer", description)
 
 
-def test_a_port_that_is_taken_is_said_so():
+def test_a_port_that_is_taken_is_reported():
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(ConnectorError, match="cannot listen"),
@@ -275,35 +277,28 @@ def test_a_port_that_is_taken_is_said_so():
         listening_socket(*taken.getsockname())
 
 
-def test_a_peer_that_stands_still_ends_all_its_tickets_and_comes_back():
+def test_a_peer_that_stands_still_ends_all_its_reads_and_comes_back():
     limits = replace(PATIENT, silence_s=0.3)
-    with Exporter("tcp", BYTES) as exporter, closing(make_tcp(limits=limits)) as client:
-        own = SharedRegion.create(BYTES, "reader")
-        handle = client.register_region(own.region, exported=False)
-        client.connect_peer("peer", exporter.description)
+    with Exporter("tcp", BYTES) as exporter, connected(exporter, make_tcp(limits=limits)) as side:
         exporter.stop()
-        handles = [client.begin_read("peer", spans_of((0, 0, BYTES)), handle) for _ in range(5)]
-        found = []
-        while len(found) < 5:
-            some = client.poll_completions(END_S)
-            assert some
-            found += some
-        assert sorted(completion.handle for completion in found) == handles
-        assert all("silent for 0.3 s" in completion.problem for completion in found)
+        handles = [side.read(EVERYTHING) for _ in range(5)]
+        problems = side.ends(5)
+        assert sorted(problems) == handles
+        assert all("silent for 0.3 s" in problem for problem in problems.values())
         exporter.go_on()
         # In parts, each of which the peer can well answer in time.
         for start in range(0, BYTES, MIB):
-            client.begin_read("peer", spans_of((start, start, MIB)), handle)
-            assert_all_came(client)
-        assert (own.view == exporter.content).all()
+            assert side.read_all(spans_of((start, start, MIB))) == ""
+        assert (side.own.view == exporter.content).all()
 
 
-DEAF = memoryview(head(1, 1, 4 * MIB, 0, 4 * MIB) * 8)
+# Asks for more than any buffer between the two takes.
+UNREAD = memoryview(head(1, 1, 4 * MIB, 0, 4 * MIB) * 8)
 
 
 def test_a_client_that_does_not_listen_holds_its_place_for_a_time():
     with serving(replace(PATIENT, connections=1)) as server, proven(server) as stream:
-        stream.send_bytes([DEAF], END_S)
+        stream.send_bytes([UNREAD], END_S)
         with pytest.raises(ConnectorError):
             read_by_a_new_client(server)
 
@@ -314,7 +309,7 @@ def test_a_client_that_does_not_listen_is_dropped():
         serving(replace(PATIENT, silence_s=0.3, connections=1)) as server,
         proven(server) as stream,
     ):
-        stream.send_bytes([DEAF], END_S)
+        stream.send_bytes([UNREAD], END_S)
         for _ in range(100_000):
             with suppress(ConnectorError):
                 read_by_a_new_client(server)
@@ -334,22 +329,20 @@ def test_nobody_writes_to_the_memory_of_another(server):
 
 
 def test_a_connection_idle_for_too_long_is_made_anew():
-    with serving(replace(PATIENT, idle_s=0.05)) as server:
-        own = SharedRegion.create(BYTES, "reader")
-        with closing(make_tcp()) as client:
-            handle = client.register_region(own.region, exported=False)
-            client.connect_peer("peer", server.describe_endpoint())
-            for _ in range(2):
-                # One that begins to be idle later has been ended: so has the client's.
-                with proven(server) as stream, pytest.raises(StreamEnded, match="closed"):
-                    stream.receive_message(1, END_S)
-                client.begin_read("peer", spans_of((0, 0, BYTES)), handle)
-                assert_all_came(client)
+    with (
+        serving(replace(PATIENT, idle_s=0.05)) as server,
+        connected(Served(server), make_tcp()) as side,
+    ):
+        for _ in range(2):
+            # One that begins to be idle later has been ended: so has the client's.
+            with proven(server) as stream, pytest.raises(StreamEnded, match="closed"):
+                stream.receive_message(1, END_S)
+            assert side.read_all(EVERYTHING) == ""
 
 
 def test_closing_hangs_up():
     with serving() as server, proven(server) as stream:
-        stream.send_bytes([memoryview(head(1, 1, 4 * MIB, 0, 4 * MIB) * 8)], END_S)
+        stream.send_bytes([UNREAD], END_S)
         server.close_connector()
         with pytest.raises(StreamEnded):
             stream.receive_message(8 * 4 * MIB, END_S)
@@ -368,7 +361,7 @@ def test_over_the_newer_protocol_of_the_internet():
 
 
 @pytest.mark.parametrize("host", ["kv.example", "0.0.0.0", "::", ""])
-def test_peers_are_told_an_address_that_leads_somewhere(host):
+def test_peers_get_an_address_that_leads_somewhere(host):
     with pytest.raises(ConnectorError, match="peers cannot be told"):
         TcpConnector(host, SECRET, entropy=bytes)
     description = msgspec.msgpack.encode(TcpDescription(host, 1, bytes(16), BYTES))
@@ -390,13 +383,11 @@ def test_strangers_hold_places_against_nobody():
 
 
 def test_who_has_proved_himself_keeps_his_place():
-    with serving(replace(PATIENT, connections=1)) as server, closing(make_tcp()) as client:
-        own = SharedRegion.create(BYTES, "reader")
-        handle = client.register_region(own.region, exported=False)
-        client.connect_peer("peer", server.describe_endpoint())
-        client.begin_read("peer", spans_of((0, 0, BYTES)), handle)
-        assert_all_came(client)
+    with (
+        serving(replace(PATIENT, connections=1)) as server,
+        connected(Served(server), make_tcp()) as side,
+    ):
+        assert side.read_all(EVERYTHING) == ""
         with socket.create_connection(address_of(server), END_S) as stranger:
             assert stranger.recv(1) == b""
-        client.begin_read("peer", spans_of((0, 0, BYTES)), handle)
-        assert_all_came(client)
+        assert side.read_all(EVERYTHING) == ""

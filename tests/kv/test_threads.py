@@ -56,19 +56,19 @@ def test_what_is_taken_from_the_queue_is_not_worked_on():
     assert done == ["first"]
 
 
-def test_the_end_is_told_in_the_thread():
-    told: list[str] = []
+def test_the_end_is_reported_in_the_thread():
+    names: list[str] = []
     worker = WorkerThread(
         "test of the end",
         lambda task: True,
         failed=never,
-        ended=lambda: told.append(threading.current_thread().name),
+        ended=lambda: names.append(threading.current_thread().name),
     )
     worker.start_worker()
     assert worker.alive
     worker.stop_worker()
     assert worker.join_worker(END_S)
-    assert told == ["test of the end"]
+    assert names == ["test of the end"]
 
 
 def test_steps_go_on_until_they_are_over():

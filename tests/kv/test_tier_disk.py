@@ -140,7 +140,7 @@ def test_a_place_where_no_file_can_be(tmp_path):
         opened(tmp_path)
 
 
-def test_a_disk_that_is_too_small_is_told_of(path):
+def test_a_disk_that_is_too_small_is_reported(path):
     size = os.statvfs(path.parent.parent)
     large = BlockFormat(FORMAT.root, size.f_blocks * size.f_frsize // 10)
     with opened(path, 20, format=large) as store:
@@ -198,7 +198,7 @@ def test_a_shorter_file_gives_what_is_left(filled, while_open):
             assert store.get_blocks(more, rows(2)) == Found(2)
 
 
-def test_a_spoilt_block_is_dropped_and_named(filled):
+def test_a_corrupt_block_is_dropped_and_named(filled):
     with opened(filled) as store:
         with filled.open("r+b") as file:
             file.seek(LAYOUT.slot_offset(2) + 100)

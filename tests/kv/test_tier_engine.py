@@ -46,18 +46,24 @@ CONFIG = TierEngineConfig(
 )
 
 
-class Moody:
-    """A store that does as another one, or as it is told: to wait, to fail, to spoil."""
+class FaultyStore:
+    """A store that does as another one, or waits at its `gate`, fails with `problem`, or finds the
+    blocks that are `corrupt`."""
 
     def __init__(self, store: BlockStore) -> None:
         self.store = store
         self.gate = Event()
         self.gate.set()
         self.problem = ""
-        self.spoils: set[bytes] = set()
+        self.corrupt: set[bytes] = set()
         self.reached = Event()
         self.closed = False
         self.calls: list[str] = []
+
+    def hold_calls(self) -> None:
+        """The next call waits for the gate; `reached` is set when it comes."""
+        self.gate.clear()
+        self.reached.clear()
 
     def put_blocks(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Kept:
         self._wait("put")
@@ -68,7 +74,7 @@ class Moody:
         if self.problem:
             return Found(0, problem=self.problem)
         for index, one in enumerate(names):
-            if one.digest in self.spoils:
+            if one.digest in self.corrupt:
                 found = self.store.get_blocks(names[:index], rows[:index])
                 return found if found.blocks < index else Found(index, corrupt=(one.digest,))
         return self.store.get_blocks(names, rows)
@@ -99,7 +105,7 @@ class Bounced(CpuBlocks):
 
 
 class Worker:
-    """A device with a few blocks, its tiers, and what the engine told of them."""
+    """A device with a few blocks, its tiers, and the events of their engine."""
 
     def __init__(self, folder, device=CpuBlocks, config=CONFIG) -> None:
         self.kv = KvStore(LAYOUT, BLOCKS, torch.device("cpu"))
@@ -107,13 +113,13 @@ class Worker:
         self.blocks[:] = 0xEE
         disk = DiskConfig(folder / "worker-0.kv", 30)
         self.stores = {
-            Tier.HOST: Moody(HostStore(FORMAT, 30, TRANSFER)),
-            Tier.DISK: Moody(DiskStore(disk, FORMAT, TRANSFER)),
-            Tier.REMOTE: Moody(HostStore(FORMAT, 30, TRANSFER)),
+            Tier.HOST: FaultyStore(HostStore(FORMAT, 30, TRANSFER)),
+            Tier.DISK: FaultyStore(DiskStore(disk, FORMAT, TRANSFER)),
+            Tier.REMOTE: FaultyStore(HostStore(FORMAT, 30, TRANSFER)),
         }
-        self.told: SimpleQueue[TierEvent] = SimpleQueue()
+        self.events: SimpleQueue[TierEvent] = SimpleQueue()
         self.broken = Event()
-        calls = TierCalls(self.told.put, self.broken.set, time.monotonic_ns)
+        calls = TierCalls(self.events.put, self.broken.set, time.monotonic_ns)
         self.device = device(self.kv, TRANSFER)
         self.engine = TierEngine(self.device, self.stores, config, calls)
 
@@ -132,7 +138,7 @@ class Worker:
         return all((self.blocks[block] == content(one, SIZE)).all() for block, one in pairs)
 
     def next(self) -> TierEvent:
-        return self.told.get(timeout=PATIENCE_S)
+        return self.events.get(timeout=PATIENCE_S)
 
     def keep(self, tier: Tier, named: Sequence[BlockName], copy_id: int = 1) -> BlocksKept:
         """From the last blocks of the device, through the staging memory."""
@@ -183,10 +189,10 @@ def test_only_the_rows_that_are_wanted_are_kept(worker):
     worker.engine.keep_staged(1, Tier.HOST, (4, 1), wanted)
     worker.engine.keep_staged(1, Tier.REMOTE, (4, 1), wanted)
     worker.engine.drop_staged(1)
-    told = {worker.next(), worker.next()}
+    kept = {worker.next(), worker.next()}
     # Dropped early, it may have been kept or not; the answers come all the same.
-    assert {event.tier for event in told} == {Tier.HOST, Tier.REMOTE}
-    for event in told:
+    assert {event.tier for event in kept} == {Tier.HOST, Tier.REMOTE}
+    for event in kept:
         assert set(event.kept) <= set(digests(wanted))
         if len(event.kept) == 2:
             assert worker.fetch([event.tier] * 2, wanted).blocks == 2
@@ -217,8 +223,7 @@ def test_what_is_being_kept_is_not_used_again_before(worker):
     worker.write(range(6), named)
     worker.engine.stage_blocks(1, range(6))
     worker.next()
-    host.gate.clear()
-    host.reached.clear()
+    host.hold_calls()
     worker.engine.keep_staged(1, Tier.HOST, range(6), named)
     assert host.reached.wait(PATIENCE_S)
     worker.engine.drop_staged(1)
@@ -240,7 +245,7 @@ def test_a_fetch_from_several_tiers_counts_the_leading_whole_blocks(worker):
         mine = [one for one, where in zip(named, tiers, strict=True) if where is tier]
         assert worker.keep(tier, mine).kept == digests(mine)
     assert worker.fetch(tiers, named).blocks == 9
-    worker.stores[Tier.DISK].spoils = {named[4].digest}
+    worker.stores[Tier.DISK].corrupt = {named[4].digest}
     worker.blocks[:] = 0
     fetched = worker.fetch(tiers, named)
     assert (fetched.blocks, fetched.corrupt) == (4, (named[4].digest,))
@@ -258,8 +263,7 @@ def test_a_fetch_from_several_tiers_counts_the_leading_whole_blocks(worker):
 def test_of_two_tiers_that_miss_a_block_the_first_block_counts(worker):
     host, disk = worker.stores[Tier.HOST], worker.stores[Tier.DISK]
     for store in host, disk:
-        store.gate.clear()
-        store.reached.clear()
+        store.hold_calls()
     worker.engine.fetch_blocks(7, (Tier.HOST, Tier.DISK), names(2), (0, 1))
     worker.engine.fetch_blocks(8, (Tier.HOST,), names(1), (2,))
     assert host.reached.wait(PATIENCE_S)
@@ -302,7 +306,7 @@ def test_a_copy_goes_on_behind_what_is_not_there(worker):
     named = names(10)
     here = [one for index, one in enumerate(named) if index not in (0, 3, 4, 9)]
     worker.keep(Tier.HOST, here)
-    worker.stores[Tier.HOST].spoils = {named[7].digest}
+    worker.stores[Tier.HOST].corrupt = {named[7].digest}
     worker.engine.copy_between_tiers(3, Tier.HOST, Tier.DISK, tuple(named))
     whole = [one for one in here if one != named[7]]
     assert worker.next() == BlocksKept(3, Tier.DISK, digests(whole))
@@ -310,7 +314,7 @@ def test_a_copy_goes_on_behind_what_is_not_there(worker):
 
 
 @pytest.mark.parametrize("broken", [Tier.HOST, Tier.DISK])
-def test_a_copy_says_what_went_wrong(worker, broken):
+def test_a_copy_reports_what_went_wrong(worker, broken):
     worker.keep(Tier.HOST, names(5))
     worker.stores[broken].problem = "out of order"
     worker.engine.copy_between_tiers(3, Tier.HOST, Tier.DISK, tuple(names(5)))
@@ -330,7 +334,7 @@ def test_more_copies_than_there_is_memory_for(worker):
 
 def test_what_is_asked_of_a_tier_that_does_not_exist(tmp_path):
     with closing(Worker(tmp_path)) as full:
-        calls = TierCalls(full.told.put, full.broken.set, time.monotonic_ns)
+        calls = TierCalls(full.events.put, full.broken.set, time.monotonic_ns)
         with closing(TierEngine(full.device, {}, CONFIG, calls)) as engine:
             engine.stage_blocks(1, (0,))
             assert full.next() == BlocksStaged(1, staged=True)
@@ -354,8 +358,7 @@ def test_a_fetch_goes_before_what_nobody_waits_for(worker):
     worker.write(range(12, 24), named)
     worker.engine.stage_blocks(5, range(12, 24))
     worker.next()
-    host.gate.clear()
-    host.reached.clear()
+    host.hold_calls()
     worker.engine.keep_staged(5, Tier.HOST, range(12), named)
     assert host.reached.wait(PATIENCE_S)
     worker.engine.fetch_blocks(7, [Tier.HOST] * 3, named[:3], range(3))
@@ -371,8 +374,7 @@ def test_a_fetch_goes_before_what_nobody_waits_for(worker):
 def test_a_fetch_that_is_stopped_ends_soon(worker):
     host, named = worker.stores[Tier.HOST], names(9)
     worker.keep(Tier.HOST, named)
-    host.gate.clear()
-    host.reached.clear()
+    host.hold_calls()
     worker.engine.fetch_blocks(7, [Tier.HOST] * 9, named, range(9))
     assert host.reached.wait(PATIENCE_S)
     worker.engine.end_fetch(7)
@@ -408,16 +410,16 @@ def test_after_close_nobody_is_called(tmp_path):
     for store in worker.stores.values():
         store.gate.set()
     worker.close()
-    told = []
-    while not worker.told.empty():
-        told.append(worker.told.get())
-    answered = Counter(type(event).__name__ for event in told)
+    late = []
+    while not worker.events.empty():
+        late.append(worker.events.get())
+    answered = Counter(type(event).__name__ for event in late)
     assert answered == {"BlocksKept": 2, "BlocksFetched": 1}
     assert all(store.closed for store in worker.stores.values())
     worker.engine.stage_blocks(9, range(4))
     worker.engine.fetch_blocks(9, [Tier.HOST], names(1), (0,))
     with pytest.raises(Empty):
-        worker.told.get(timeout=0.05)
+        worker.events.get(timeout=0.05)
 
 
 def test_a_store_that_hangs_does_not_keep_a_worker_from_leaving(tmp_path):
@@ -433,11 +435,11 @@ def test_a_store_that_hangs_does_not_keep_a_worker_from_leaving(tmp_path):
     assert time.monotonic() - begun_s < 5
     remote.gate.set()
     with pytest.raises(Empty):
-        worker.told.get(timeout=0.1)
+        worker.events.get(timeout=0.1)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_worker_thread_that_breaks_is_told_of(tmp_path):
+def test_a_worker_thread_that_breaks_is_reported(tmp_path):
     worker = Worker(tmp_path, config=TierEngineConfig(staging_bytes=SIZE, close_s=0.1))
 
     class Broken(Exception):
@@ -469,11 +471,12 @@ class Life:
         self.copies: dict[int, Tier] = {}
         self.fetches: dict[int, tuple[tuple[int, ...], list[BlockName]]] = {}
         self.known: dict[Tier, set[BlockName]] = {tier: set() for tier in worker.stores}
-        self.by_digest: dict[bytes, BlockName] = {}
+        self.by_digest = {name(number).digest: name(number) for number in range(25)}
 
     def act(self) -> None:
         ways: list[Callable[[], None]] = [
-            self.compute, self.compute, self.stage, self.copy, self.fetch, self.forget, self.spoil,
+            self.compute, self.compute, self.stage, self.copy, self.fetch, self.forget,
+            self.break_store,
         ]  # fmt: skip
         self.chosen.choice(ways)()
 
@@ -490,7 +493,6 @@ class Life:
         quiet = self.quiet_blocks()
         for block in self.chosen.sample(quiet, min(3, len(quiet))):
             named = name(self.chosen.randrange(25))
-            self.by_digest[named.digest] = named
             self.versions[block] += 1
             self.held[block] = named
             self.worker.write([block], [named])
@@ -532,12 +534,12 @@ class Life:
         self.known[tier] -= set(some)
         self.worker.engine.forget_in_tier(tier, digests(some))
 
-    def spoil(self) -> None:
+    def break_store(self) -> None:
         store = self.worker.stores[self.chosen.choice(list(self.known))]
         store.problem = self.chosen.choice(["", "", "out of order"])
-        store.spoils = {name(self.chosen.randrange(25)).digest}
+        store.corrupt = {name(self.chosen.randrange(25)).digest}
 
-    def hear(self, event: TierEvent) -> None:
+    def take_event(self, event: TierEvent) -> None:
         """Raises `KeyError` for an answer to nothing, or a second one."""
         engine = self.worker.engine
         if isinstance(event, BlocksStaged):
@@ -575,14 +577,13 @@ class Life:
 def test_every_order_is_answered_once_and_no_wrong_byte_comes_back(tmp_path, device, seed):
     with closing(Worker(tmp_path, device)) as worker:
         life = Life(worker, seed)
-        life.by_digest = {name(n).digest: name(n) for n in range(25)}
         for _ in range(250):
             life.act()
-            while not worker.told.empty() or life.awaited > 12:
-                life.hear(worker.next())
+            while not worker.events.empty() or life.awaited > 12:
+                life.take_event(worker.next())
         while life.awaited:
-            life.hear(worker.next())
-        assert worker.told.empty()
+            life.take_event(worker.next())
+        assert worker.events.empty()
         assert len(worker.engine._staging._free) == 12
 
 
@@ -591,16 +592,15 @@ def test_closed_at_any_time(tmp_path, seed):
     """Whatever was asked for is answered, or not at all once it is closed."""
     worker = Worker(tmp_path)
     life = Life(worker, seed)
-    life.by_digest = {name(n).digest: name(n) for n in range(25)}
     for _ in range(life.chosen.randrange(40)):
         life.act()
-        while not worker.told.empty():
-            life.hear(worker.next())
+        while not worker.events.empty():
+            life.take_event(worker.next())
     worker.close()
-    while not worker.told.empty():
-        event = worker.told.get()
+    while not worker.events.empty():
+        event = worker.events.get()
         if not isinstance(event, BlocksStaged):
-            life.hear(event)
+            life.take_event(event)
         else:
             del life.stages[event.copy_id]
     assert life.awaited == 0

@@ -18,16 +18,7 @@ from tandem.kv.tiers.disk import DiskConfig, DiskStore
 from tandem.kv.tiers.host import HostStore
 from tandem.kv.tiers.redis import RedisStore
 from tandem.kv.tiers.redis_client import RedisConfig
-from tests.kv.tier_blocks import (
-    FORMAT,
-    contents,
-    digests,
-    name,
-    names,
-    redis_server,
-    rows,
-    whole,
-)
+from tests.kv.tier_blocks import FORMAT, contents, digests, name, names, redis_server, rows, whole
 
 CAPACITY = 12
 
@@ -106,9 +97,9 @@ def test_the_same_again_is_kept_already(stores):
     assert store.put_blocks([], []) == Kept(())
 
 
-def test_a_full_store_says_so_and_keeps_what_fits(stores):
-    if stores.kind == "redis":
-        pytest.skip("a server bounds itself")
+# A server of Redis bounds itself.
+@pytest.mark.parametrize("stores", ["host", "disk"], indirect=True)
+def test_a_full_store_reports_that_and_keeps_what_fits(stores):
     store, blocks, room = stores.make(), names(CAPACITY + 3), rows(CAPACITY)
     kept = store.put_blocks(blocks, contents(blocks))
     assert kept.digests == digests(blocks[:CAPACITY])
@@ -117,9 +108,9 @@ def test_a_full_store_says_so_and_keeps_what_fits(stores):
     assert whole(blocks[:CAPACITY], room)
 
 
+# Memory needs no headers.
+@pytest.mark.parametrize("stores", ["disk", "redis"], indirect=True)
 def test_names_that_no_header_holds_are_refused(stores):
-    if stores.kind == "host":
-        pytest.skip("memory needs no headers")
     store = stores.make()
     unfit, fit = name(0, tenant="x" * 129), name(1)
     kept = store.put_blocks([unfit, fit], contents([unfit, fit]))

@@ -1,7 +1,8 @@
 """What a transfer says arrived is right in every byte; whatever goes wrong on the way is noticed.
 Where the memory of a peer is mapped, a transfer copies by itself: the same laws hold."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from itertools import product
@@ -15,6 +16,7 @@ from tandem.facts.kv import EncodedCopies
 from tandem.kernels.transfer import Transfer
 from tandem.kv.transfer.config import TransferConfig
 from tandem.kv.transfer.export import version_words
+from tests.kv.ending import closing
 from tests.kv.split_workers import Split, SplitWorker, order_for
 from tests.kv.test_read_plan import splits
 from tests.kv.transfer_ranks import (
@@ -32,17 +34,6 @@ from tests.kv.transfer_ranks import (
 SMALL = TransferConfig(chunk_bytes=2048)
 
 
-def move_and_compare(pair: Pair, first_token: int, end_token: int) -> None:
-    order = pair.announced(first_token, end_token)
-    expected = pair.expected(order)
-    for move_id, transfers in enumerate(pair.ranks):
-        report = transfers.move(move_id, order)
-        assert (report.arrived, report.problem) == (True, "")
-        assert report.moved_bytes and report.spans and report.connector == "loop"
-    for pool, right in zip(pair.target.pools, expected, strict=True):
-        assert torch.equal(pool, right)
-
-
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(
     kind=st.sampled_from([LoopConnector, MappedLoopConnector]),
@@ -55,13 +46,13 @@ def move_and_compare(pair: Pair, first_token: int, end_token: int) -> None:
 )
 def test_all_that_arrives_is_right(kind, source, target, ends, config):
     with Pair(source, target, config, kind=kind) as pair:
-        move_and_compare(pair, min(ends), max(ends))
+        pair.move_and_compare(pair.announced(min(ends), max(ends)))
 
 
 @pytest.mark.parametrize(("source", "target"), list(product([1, 2, 4], repeat=2)))
 def test_ranks_of_every_number(source, target):
     with Pair(Split(source, kv_heads=2), Split(target, 2, kv_heads=2), SMALL) as pair:
-        move_and_compare(pair, 3, 23)
+        pair.move_and_compare(pair.announced(3, 23))
 
 
 SPLITS = {
@@ -97,7 +88,7 @@ def test_a_bit_flipped_on_the_way(splits):
         order = pair.announced(4, 8)
         right = [memory.copy() for memory in pair.source.worker.memories]
         # The first read is of metadata, the second of runs.
-        pair.connector.before_copy = lambda ticket, _: spoil(pair, ticket == 1)
+        pair.connector.before_copy = lambda handle, _: corrupt(pair) if handle == 1 else None
         report = pair.transfers.move(1, order)
         assert not report.arrived
         pair.connector.before_copy = None
@@ -106,12 +97,10 @@ def test_a_bit_flipped_on_the_way(splits):
         assert pair.transfers.move(2, order).arrived
 
 
-def spoil(pair: Pair, wanted: bool) -> None:
-    if wanted:
-        for memory, layout in zip(
-            pair.source.worker.memories, pair.source.worker.layouts, strict=True
-        ):
-            memory[layout.pool_offset :] ^= 16
+def corrupt(pair: Pair) -> None:
+    source = pair.source.worker
+    for memory, layout in zip(source.memories, source.layouts, strict=True):
+        memory[layout.pool_offset :] ^= 16
 
 
 @each_kind
@@ -133,8 +122,8 @@ def test_a_version_that_changes_in_the_middle(splits, checksums):
     with Pair(*splits, replace(SMALL, checksums=checksums)) as pair:
         order = pair.announced(4, 8)
 
-        def hand_out_again(ticket: int, _: object) -> None:
-            if ticket == 1:
+        def hand_out_again(handle: int, _: object) -> None:
+            if handle == 1:
                 pair.source.worker.export_blocks(TRANSFER, list(order.source_blocks), [50])
 
         pair.connector.before_copy = hand_out_again
@@ -256,7 +245,7 @@ def test_connectors_that_nobody_shares():
     transfers.close()
 
 
-def test_what_cannot_be_done_ends_at_once_and_says_why():
+def test_what_cannot_be_done_ends_at_once_with_the_reason():
     with Pair(Split(), Split(block_size=8), replace(SMALL, chunk_bytes=64)) as pair:
         order = pair.order(0, 8)
         move = pair.transfers.move
@@ -337,56 +326,58 @@ def test_many_moves_at_once_do_not_disturb_each_other():
         assert torch.equal(pair.target.pools[0], wanted)
 
 
-def test_what_an_engine_exports_another_can_read():
+@contextmanager
+def two_engines(source: Split, config: TransferConfig) -> Iterator[tuple[TransferRank, ...]]:
+    """One that exports, and one that reads from it."""
     net = LoopNet()
-    theirs, mine = SplitWorker(Split(), 1), SplitWorker(Split(), 2)
-    publishing = TransferRank(theirs, 0, [LoopConnector(net)], replace(SMALL, export_bytes=1))
-    shard = replace(theirs.export.shards[0], endpoints=publishing.transfers.endpoints())
-    reading = TransferRank(mine, 0, [LoopConnector(net)])
-    reading.transfers.add_source(*SOURCE, replace(theirs.export, shards=(shard,)))
-    order = order_for(Split(), Split(), 0, 24)
-    publishing.transfers.export_blocks(5, order.source_blocks, order.source_versions)
-    publishing.transfers.export_blocks(6, (), ())
-    assert [publishing.published.get(timeout=20) for _ in range(2)] == [5, 6]
-    assert reading.move(1, order).arrived
-    assert torch.equal(
-        mine.pools[0][list(order.target_blocks)], theirs.pools[0][list(order.source_blocks)]
-    )
-    publishing.close()
-    reading.close()
+    theirs, mine = SplitWorker(source, 1), SplitWorker(Split(), 2)
+    with (
+        closing(TransferRank(theirs, 0, [LoopConnector(net)], config)) as exporting,
+        closing(TransferRank(mine, 0, [LoopConnector(net)], config)) as reading,
+    ):
+        shard = replace(theirs.export.shards[0], endpoints=exporting.transfers.endpoints())
+        reading.transfers.add_source(*SOURCE, replace(theirs.export, shards=(shard,)))
+        yield exporting, reading
+
+
+def test_what_an_engine_exports_another_can_read():
+    with two_engines(Split(), replace(SMALL, export_bytes=1)) as (exporting, reading):
+        order = order_for(Split(), Split(), 0, 24)
+        exporting.transfers.export_blocks(5, order.source_blocks, order.source_versions)
+        exporting.transfers.export_blocks(6, (), ())
+        assert [exporting.exported.get(timeout=20) for _ in range(2)] == [5, 6]
+        assert reading.move(1, order).arrived
+        read = reading.worker.pools[0][list(order.target_blocks)]
+        assert torch.equal(read, exporting.worker.pools[0][list(order.source_blocks)])
 
 
 @pytest.mark.parametrize("checksums", [True, False])
 @pytest.mark.parametrize("copies", [None, EncodedCopies("int8", 12)])
 def test_a_block_that_was_given_to_others_is_not_exported_under_its_old_version(checksums, copies):
     """Two requests shared it and are gone; the second export comes late."""
-    net, config = LoopNet(), TransferConfig(checksums=checksums, wire_dtype="int8")
-    theirs, mine = SplitWorker(Split(copies=copies), 1), SplitWorker(Split(), 2)
-    publishing = TransferRank(theirs, 0, [LoopConnector(net)], config)
-    shard = replace(theirs.export.shards[0], endpoints=publishing.transfers.endpoints())
-    reading = TransferRank(mine, 0, [LoopConnector(net)], config)
-    reading.transfers.add_source(*SOURCE, replace(theirs.export, shards=(shard,)))
-    order = order_for(Split(), Split(), 0, 24)
-    blocks = list(order.source_blocks)
-    publishing.transfers.export_blocks(1, blocks, order.source_versions)
-    assert publishing.published.get(timeout=20) == 1
-    right = theirs.pools[0][blocks].clone()
-    # As an engine does before it writes to blocks that were handed out again.
-    version_words(theirs.memories[0], theirs.layouts[0])[blocks] = 0
-    theirs.pools[0][blocks] = -1
-    publishing.transfers.export_blocks(2, blocks, order.source_versions)
-    assert publishing.published.get(timeout=20) == 2
-    report = reading.move(1, order)
-    assert not report.arrived
-    assert "version 0" in report.problem
-    if copies is None:
-        publishing.transfers.export_blocks(3, blocks, [each + 1 for each in order.source_versions])
-        assert publishing.published.get(timeout=20) == 3
-        newer = replace(order, source_versions=tuple(g + 1 for g in order.source_versions))
-        assert reading.move(2, newer).arrived
-        assert not torch.equal(mine.pools[0][list(order.target_blocks)], right)
-    publishing.close()
-    reading.close()
+    config = TransferConfig(checksums=checksums, wire_dtype="int8")
+    with two_engines(Split(copies=copies), config) as (exporting, reading):
+        theirs, order = exporting.worker, order_for(Split(), Split(), 0, 24)
+        blocks, versions = list(order.source_blocks), order.source_versions
+
+        def export(export_id: int, versions: tuple[int, ...]) -> None:
+            exporting.transfers.export_blocks(export_id, blocks, versions)
+            assert exporting.exported.get(timeout=20) == export_id
+
+        export(1, versions)
+        right = theirs.pools[0][blocks].clone()
+        # As an engine does before it writes to blocks that were handed out again.
+        version_words(theirs.memories[0], theirs.layouts[0])[blocks] = 0
+        theirs.pools[0][blocks] = -1
+        export(2, versions)
+        report = reading.move(1, order)
+        assert not report.arrived
+        assert "version 0" in report.problem
+        if copies is None:
+            newer = replace(order, source_versions=tuple(each + 1 for each in versions))
+            export(3, newer.source_versions)
+            assert reading.move(2, newer).arrived
+            assert not torch.equal(reading.worker.pools[0][list(order.target_blocks)], right)
 
 
 def test_what_own_blocks_held_is_invalidated_before_a_transfer_writes_to_them():
@@ -396,7 +387,7 @@ def test_what_own_blocks_held_is_invalidated_before_a_transfer_writes_to_them():
         words = version_words(pair.target.memories[0], pair.target.layouts[0])
         found: list[list[int]] = []
         pair.connector.before_copy = lambda *_: found.append(words.tolist())
-        move_and_compare(pair, 0, 24)
+        pair.move_and_compare(pair.announced(0, 24))
         wanted = [0 if block in order.target_blocks else 9 for block in range(12)]
         assert found
         assert all(each == wanted for each in found)
@@ -411,7 +402,7 @@ def test_stopping_ends_transfers_that_hang():
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_an_engine_that_breaks_says_so():
+def test_an_engine_that_breaks_reports_it():
     """Two moves of one id are the caller's mistake, and nothing after it can be trusted."""
     pair = Pair(Split(), Split())
     pair.connector.released.clear()

@@ -2,9 +2,9 @@
 
 import hashlib
 import shutil
+import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tandem.facts.kv import BlockFormat, BlockName
+from tests.waiting import until
 
 ROOT = hashlib.blake2b(b"a model", digest_size=16).digest()
 # No multiple of anything: padding and tails are taken along.
@@ -92,20 +93,30 @@ class RedisServer:
 
     def start(self) -> None:
         self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
-        deadline_s = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
-                return
-            except ConnectionRefusedError:
-                assert time.monotonic() < deadline_s
-                time.sleep(0.005)
+        until(self._answers, PATIENCE_S)
+
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        """It answers nobody in here."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         if self.process:
             self.process.kill()
             self.process.wait(PATIENCE_S)
             self.process = None
+
+    def _answers(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), 1).close()
+        except ConnectionRefusedError:
+            return False
+        return True
 
 
 def _digest(number: int, chain: int) -> bytes:

@@ -36,7 +36,7 @@ class LoopNet:
 
 class LoopConnector:
     """Copies within `poll_completions`, one read a call. `released` cleared: nothing moves, like a
-    peer that hangs. `before_copy` is told the number of the read and its spans. `reading`: a read
+    peer that hangs. `before_copy` gets the number of the read and its spans. `reading`: a read
     was asked for."""
 
     def __init__(self, net: LoopNet, name: str = "loop") -> None:
@@ -134,7 +134,7 @@ PATIENCE_S = 20
 
 @dataclass
 class Clock:
-    """Time stands still unless told."""
+    """Time stands still unless it is set."""
 
     now_ns: int = 0
 
@@ -168,7 +168,7 @@ class Source:
 
 
 class TransferRank:
-    """The KV transfer engine of one rank, and what it told. Close it."""
+    """The KV transfer engine of one rank, and what it reported. Close it."""
 
     def __init__(
         self,
@@ -183,12 +183,12 @@ class TransferRank:
         self.worker = worker
         self.clock = Clock()
         self.ended: SimpleQueue[tuple[int, MoveReport]] = SimpleQueue()
-        self.published: SimpleQueue[int] = SimpleQueue()
+        self.exported: SimpleQueue[int] = SimpleQueue()
         self.failed = Event()
         memory = TransferMemory(worker.regions[rank], worker.export, rank, transfer)
         calls = TransferCalls(
             lambda move_id, report: self.ended.put((move_id, report)),
-            self.published.put,
+            self.exported.put,
             self.failed.set,
             now_ns or self.clock,
         )
@@ -250,6 +250,17 @@ class Pair:
 
     def expected(self, order: MoveKv) -> list[torch.Tensor]:
         return self.target.expected(order, self.source.values)
+
+    def move_and_compare(self, order: MoveKv, values: torch.Tensor | None = None) -> None:
+        """All ranks read what was ordered, and have these values then; the source's where there are
+        none."""
+        expected = self.target.expected(order, self.source.values if values is None else values)
+        for move_id, rank in enumerate(self.ranks):
+            report = rank.move(move_id, order)
+            assert (report.arrived, report.problem) == (True, "")
+            assert report.moved_bytes and report.spans and report.connector == "loop"
+        for pool, right in zip(self.target.pools, expected, strict=True):
+            assert torch.equal(pool, right)
 
     def __enter__(self) -> "Pair":
         return self

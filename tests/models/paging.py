@@ -25,11 +25,13 @@ class Chunk:
     stop: int
 
 
-def poisoned_store(decoder: Decoder, blocks: int, dtype: KvDtype = "float32") -> KvStore:
+def poisoned_store(
+    decoder: Decoder, blocks: int, dtype: KvDtype = "float32", block_size: int = BLOCK_SIZE
+) -> KvStore:
     """A pool full of NaN: whoever reads what was never written will show it."""
     attention = decoder.spec.attention
     layout = KvLayout(
-        decoder.spec.layers, attention.kv_heads, BLOCK_SIZE, attention.head_dim, dtype
+        decoder.spec.layers, attention.kv_heads, block_size, attention.head_dim, dtype
     )
     store = KvStore(layout, blocks, torch.device("cpu"))
     store.pool_BL2KSD.fill_(float("nan"))

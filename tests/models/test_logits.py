@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tandem.kernels.faces import reference_kernels
+from tandem.kv.layout import KvDtype
 from tandem.models.configuration import read_model_spec
 from tandem.models.decoder import Decoder
 from tandem.models.load import LoadPlan, load_decoder
@@ -37,6 +38,13 @@ def load(checkpoint, kernels, form: WeightForm = FP32) -> Decoder:
 def expected_logits(oracle, tokens):
     with torch.inference_mode():
         return oracle(torch.tensor([tokens])).logits[0].float()
+
+
+def prompt_logits(decoder: Decoder, seed: int, dtype: KvDtype = "float32"):
+    """The tokens of a prompt, and their logits, computed in one step."""
+    tokens = tokens_of(seed)
+    chunk = Chunk(tokens, shuffled_blocks(seed + 1), 0, PROMPT_TOKENS)
+    return tokens, run(decoder, poisoned_store(decoder, 64, dtype), chunk)
 
 
 def assert_equal(found, expected, tolerance=TOLERANCE):
@@ -142,9 +150,7 @@ def test_narrow_storage_is_fp32_arithmetic_over_rounded_weights(
             for key, value in checkpoint.oracle.state_dict().items()
         }
     )
-    tokens = tokens_of(11)
-    chunk = Chunk(tokens, shuffled_blocks(12), 0, PROMPT_TOKENS)
-    found = run(decoder, poisoned_store(decoder, 64), chunk)
+    tokens, found = prompt_logits(decoder, 11)
     assert_equal(found, expected_logits(oracle, tokens))
 
 
@@ -152,9 +158,7 @@ def test_narrow_storage_is_fp32_arithmetic_over_rounded_weights(
 def test_int8_storage_is_close(checkpoints, kernels, name):
     checkpoint = checkpoints(name)
     decoder = load(checkpoint, kernels, WeightForm("int8", torch.float32, CPU))
-    tokens = tokens_of(13)
-    chunk = Chunk(tokens, shuffled_blocks(14), 0, PROMPT_TOKENS)
-    found = run(decoder, poisoned_store(decoder, 64), chunk)
+    tokens, found = prompt_logits(decoder, 13)
     expected = expected_logits(checkpoint.oracle, tokens)
     assert (found - expected).norm() < 0.1 * expected.norm()
 
@@ -177,9 +181,7 @@ def test_bfloat16_everywhere_as_on_a_gpu(checkpoints):
     form = WeightForm("bfloat16", torch.bfloat16, CPU)
     checkpoint = checkpoints("llama3")
     decoder = load(checkpoint, reference_kernels(), form)
-    tokens = tokens_of(17)
-    chunk = Chunk(tokens, shuffled_blocks(18), 0, PROMPT_TOKENS)
-    found = run(decoder, poisoned_store(decoder, 64, "bfloat16"), chunk)
+    tokens, found = prompt_logits(decoder, 17, "bfloat16")
     expected = expected_logits(checkpoint.oracle, tokens)
     assert found.dtype is torch.float32
     assert (found - expected).norm() < 0.1 * expected.norm()

@@ -26,7 +26,8 @@ from tandem.observe.journal.replay import compare
 from tandem.policy.routing.policies import ROUTINGS
 from tests.observe.recorded_cluster import Recorded
 from tests.seeds import seeds
-from tests.twin.chance_run import ChanceRun, World, play
+from tests.twin.chance_draws import World
+from tests.twin.chance_run import ChanceRun, play
 
 CHUNKS, SEEDS = seeds(2, 10), 40
 

@@ -18,7 +18,6 @@ from tandem.facts.model import ModelSpec
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.steps import StepPlan, StepResult
-from tandem.kv.layout import KvLayout
 from tandem.messages.worker import RequestsAborted
 from tandem.models.decoder import Decoder
 from tandem.models.load import LoadPlan, load_decoder
@@ -31,9 +30,9 @@ from tests.engine.tiny import (
     Arithmetic,
     Bench,
     Shape,
-    store_of,
 )
 from tests.engine.tiny import tiny_spec as spec_of_two_layers
+from tests.models.paging import poisoned_store
 from tests.parallel.ranks import Layout, Ranks, Seat, kernels_for
 
 SHAPE = Shape(block_size=4, blocks=40, max_sequences=4, max_batched_tokens=24, chunk_tokens=9)
@@ -101,11 +100,11 @@ def busy_morning(shape: Shape) -> Chronicle:
         bench.ask(Request(f"first {index}", prompt[: 5 + 4 * index], sampling))
     for _ in range(6):
         bench.land()
-    bench.tell(RequestsAborted(("first 2",)))
+    bench.handle(RequestsAborted(("first 2",)))
     bench.ask(Request("late", tuple(range(30, 60)), wishes[0]))
     for _ in range(3):
         bench.land()
-    bench.tell(RequestsAborted(("first 0",)))
+    bench.handle(RequestsAborted(("first 0",)))
     bench.ask(*(Request(f"last {index}", prompt, wishes[index]) for index in range(3)))
     bench.drain()
     return bench
@@ -122,16 +121,8 @@ class Followed:
 
 def engine_of(seat: Seat, shape: Shape) -> Engine:
     decoder = decoder_of(seat)
-    share = decoder.spec
-    layout = KvLayout(
-        share.layers,
-        share.attention.kv_heads,
-        shape.block_size,
-        share.attention.head_dim,
-        "float32",
-    )
     slots = SlotShape(shape.max_sequences, CONTEXT_TOKENS, shape.block_size)
-    kv = store_of(layout, shape.blocks)
+    kv = poisoned_store(decoder, shape.blocks, block_size=shape.block_size)
     return Engine(decoder, kv, slots, threads=1, stages=seat.groups.stages)
 
 

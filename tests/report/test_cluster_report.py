@@ -1,4 +1,4 @@
-"""The numbers of a simulated run, against values worked out by hand, and how they are told."""
+"""The numbers of a simulated run, against values worked out by hand, and how they are shown."""
 
 import json
 from array import array
@@ -104,13 +104,13 @@ def test_json_is_canonical():
     assert document["reuse"]["hits"]["device"] > 0
 
 
-def test_json_tells_seconds_and_rounds_floats():
+def test_json_has_seconds_and_rounded_floats():
     assert canonical_json({"b": [1 / 3], "a_ns": 1_500_000_000, "end_ns": -1}) == (
         b'{"a_s": 1.5, "b": [0.333333333], "end_s": null}\n'
     )
 
 
-def test_tables_tell_every_section():
+def test_tables_have_every_section():
     file = StringIO()
     console = Console(width=140, file=file)
     for table in cluster_tables(summarise(small_run(), TERMS), TERMS):
@@ -129,12 +129,12 @@ def test_tables_tell_every_section():
 
 
 @pytest.mark.parametrize(
-    ("duration_ns", "told"),
+    ("duration_ns", "text"),
     [(None, "-"), (1_234_567_890, "1.23 s"), (2_000_000_000_000, "2,000 s"), (5e7, "50 ms"),
      (1500, "1.5 us"), (12, "12 ns")],
 )  # fmt: skip
-def test_durations_are_told_in_the_unit_that_suits(duration_ns, told):
-    assert short_seconds(duration_ns) == told
+def test_durations_are_in_the_unit_that_suits(duration_ns, text):
+    assert short_seconds(duration_ns) == text
 
 
 def test_reasons_lose_their_numbers_only():

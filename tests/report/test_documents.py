@@ -46,7 +46,7 @@ def test_results_keep_their_keys(tmp_path: Path) -> None:
     assert run["summary"]["latencies"]["itl"]["p50_s"] == pytest.approx(0.3)
 
 
-def test_a_row_tells_seconds() -> None:
+def test_a_row_has_seconds() -> None:
     finished, failed = runs()[0].requests
     assert measured_row(finished) == {
         "index": 0,
@@ -62,10 +62,10 @@ def test_a_row_tells_seconds() -> None:
         "finish_reason": None,
         "error": "",
     }
-    told = measured_row(failed)
-    assert (told["ttft_s"], told["tpot_s"], told["error"]) == (None, None, "HTTP 429: full")
+    row = measured_row(failed)
+    assert (row["ttft_s"], row["tpot_s"], row["error"]) == (None, None, "HTTP 429: full")
     # It is known when it became clear that there is no answer.
-    assert told["latency_s"] == 0.25
+    assert row["latency_s"] == 0.25
 
 
 def test_records_can_be_replayed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The life of one request, as it is told."""
+"""The life of one request, as it is explained."""
 
 from io import StringIO
 
@@ -11,7 +11,7 @@ from tandem.report.record import Decision
 from tests.report.made_runs import made_run
 
 
-def told(record, name: str) -> str:
+def explained(record, name: str) -> str:
     file = StringIO()
     console = Console(width=120, file=file)
     console.print(explanation(record, name))
@@ -36,8 +36,8 @@ def test_decisions_come_between_the_arrival_and_what_they_caused():
     assert instants == sorted(instants)
 
 
-def test_candidates_and_their_figures_are_told():
-    text = told(made_run(requests=5), "3")
+def test_candidates_and_their_figures_are_explained():
+    text = explained(made_run(requests=5), "3")
     for words in (
         "1,003 prompt tokens",
         "200 from device",
@@ -47,9 +47,9 @@ def test_candidates_and_their_figures_are_told():
         assert words in text
 
 
-def test_a_rejection_says_why():
+def test_a_rejection_has_a_reason():
     record = made_run(requests=200, speed=2.0)
     rejected = next(request for request in record.requests if request.reason)
-    text = told(record, rejected.request_id)
+    text = explained(record, rejected.request_id)
     assert f"rejected: {rejected.reason}" in text
     assert "first token" not in text

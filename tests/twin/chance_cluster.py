@@ -1,21 +1,17 @@
-"""Whole clusters in the twin that chance leads: who asks, what goes wrong and when, and how long
-every message, step and transfer takes. A ledger holds what lies in every block, every message goes
-through the codec of the wire, and machines are audited on the way."""
+"""A simulated cluster whose clients, machines and KV are checked while it runs: a ledger holds what
+lies in every block, every message goes through the codec of the wire, machines are audited after
+some of their turns, and KV is reported and counted only where it is."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 
 from tandem.cluster.gateway.autoscaling import PlanningConfig
 from tandem.cluster.gateway.machine import GatewayConfig
-from tandem.cost.worker import StepShape
 from tandem.facts.fleet import PlanningMode, Role, Tier
 from tandem.facts.request import Request
 from tandem.messages.cluster import Drain
-from tandem.messages.gateway import (
-    Fence,
-    PlanDecided,
-    SendToWorker,
-)
+from tandem.messages.gateway import Fence, PlanDecided, SendToWorker
 from tandem.messages.node import (
     BlocksFetched,
     BlocksKept,
@@ -26,76 +22,33 @@ from tandem.messages.node import (
     EndMove,
     ForgetPoolNode,
     Leave,
+    MessageFromGateway,
     SendToGateway,
     StageBlocks,
 )
-from tandem.messages.router import (
-    BlocksReported,
-    ImportReported,
-    KvReported,
-)
+from tandem.messages.router import BlocksReported, ImportReported, KvReported, RequestsLost
 from tandem.messages.worker import (
     CopiesRequested,
     EmitTokens,
     ImportDone,
+    KvComputed,
     KvTransfersRequested,
     PrefillsArrived,
     RequestsArrived,
 )
-from tandem.policy.chance import draw
 from tandem.policy.dispatch.contract import FirstToken
-from tandem.policy.planning.contract import FleetView, Flip, Move, Plan
 from tandem.report.record import RunRecord
 from tandem.twin.cluster import SimulatedCluster
 from tandem.twin.recorder import Recorder
 from tandem.twin.scenario import Scenario
+from tandem.twin.worker import SimulatedWorker
+from tests.cluster.ledger_engine import keys_of
 from tests.twin.ledger import Ledger
-
-
-@dataclass(frozen=True, slots=True)
-class ChancySteps:
-    """Steps take any time up to `most_s`, drawn by what is computed."""
-
-    seed: int
-    most_s: float
-    stages: int = 1
-
-    def seconds(self, shape: StepShape) -> float:
-        key = (len(shape.chunks), shape.decode_sequences, shape.decode_context_tokens)
-        return self.most_s * draw(self.seed, *key, sum(start for start, _ in shape.chunks))
-
-    def decode_seconds(self, sequences: int, context_tokens: int) -> float:
-        return self.seconds(StepShape((), sequences, context_tokens, sequences))
-
-
-@dataclass
-class Restless:
-    """A planner that wants anything, until it is `quiet`."""
-
-    chance: Random
-    interval_s: float = 0.02
-    quiet: bool = False
-
-    def plan(self, fleet: FleetView, now_ns: int) -> Plan:
-        del now_ns
-        chance = self.chance
-        workers = [view.worker for view in fleet.workers]
-        if self.quiet or not workers or not chance.randrange(3):
-            return Plan()
-        roles = [chance.choice(["prefill", "decode"]) for _ in workers]
-        flips = [Flip(*each) for each in zip(workers, roles, strict=True)]
-        move = Move(chance.choice(workers), chance.choice(workers), chance.randint(10, 120))
-        return Plan(
-            chance.choice([None, 0, 1, 2, 3]),
-            chance.choice([None, 0, 1, 2, 3]),
-            flips=tuple(flip for flip in flips if not chance.randrange(5)),
-            moves=(move,) * chance.randrange(2),
-        )
 
 
 @dataclass(slots=True)
 class Client:
-    """Who asked, and what came back. A client that `left` hears nothing any more."""
+    """A request and what came back. A client that `left` gets nothing any more."""
 
     request: Request
     output: list[int] = field(default_factory=list)
@@ -104,7 +57,7 @@ class Client:
 
 
 class Clients(Recorder):
-    """Writes down what each client hears; nobody hears anything after its end."""
+    """Records what each client gets, which is nothing after its end."""
 
     def __init__(self, run: RunRecord) -> None:
         super().__init__(run)
@@ -146,8 +99,32 @@ class Clients(Recorder):
             client.left = True
 
 
+Watch = Callable[[object], None]
+
+
+def check_exported(worker: SimulatedWorker, computed: KvComputed) -> None:
+    """KV is reported to others only once they can read it."""
+    if worker.contents is None:
+        return
+    for blocks, versions in zip(computed.blocks, computed.versions, strict=False):
+        assert worker.contents.exported(blocks, versions), "KV is reported before it is exported"
+
+
+def check_import(worker: SimulatedWorker, done: ImportDone) -> None:
+    """The gateway counts no more KV as arrived than the worker does, and that has arrived."""
+    inbound = worker.machine.work.inbound._imports.get(done.request_id)
+    if worker.contents is None or inbound is None or inbound.outcome is not None:
+        return
+    wanted, end_token = inbound.wanted, inbound.covered_tokens
+    assert done.tokens <= end_token, "the gateway counts KV that has not arrived"
+    sequence = worker.worker_machine.sequences.importing[done.request_id]
+    keys = keys_of(list(sequence.tokens)[:end_token])
+    found = worker.contents.keys_in(wanted.blocks, wanted.first_token, end_token)
+    assert found == keys[wanted.first_token :], "the worker counts KV that has not arrived"
+
+
 class ChanceCluster(SimulatedCluster):
-    """`seen` counts what has happened. Machines are audited after every third turn or so."""
+    """`seen` counts what has happened. Machines are audited after a third of their turns."""
 
     # Whether somebody has requests moved by hand.
     migrates = True
@@ -166,8 +143,8 @@ class ChanceCluster(SimulatedCluster):
         send = self.bus.to_gateway
 
         def to_gateway(sender, gateway, message, landed_ns=()) -> None:
-            told = isinstance(message, BlocksReported)
-            if told and self.loses_reports and not chance.randrange(5):
+            reported = isinstance(message, BlocksReported)
+            if reported and self.loses_reports and not chance.randrange(5):
                 self.seen["reports lost"] += 1
                 return
             send(sender, gateway, message, landed_ns)
@@ -185,18 +162,7 @@ class ChanceCluster(SimulatedCluster):
 
     def start_gateway(self, name: str = "gateway-0") -> None:
         super().start_gateway(name)
-        gateway = self.gateways[name]
-        machine, decide = gateway.machine, gateway.machine.handle_together
-
-        def audited(events, now_ns):
-            effects = decide(events, now_ns)
-            for effect in effects:
-                self._count(effect)
-            if not self.chance.randrange(3):
-                machine.audit()
-            return effects
-
-        machine.handle_together = audited
+        self._watch(self.gateways[name], on_effect=self._count_gateway_effect)
 
     def start_worker(self, name: str, role: Role) -> None:
         super().start_worker(name, role)
@@ -206,34 +172,40 @@ class ChanceCluster(SimulatedCluster):
         tiers = worker.machine.tiers
         if tiers is not None and Tier.DISK in tiers.hierarchy.caches.by_tier:
             self.seen["disks found"] += bool(self.stores(Tier.DISK, name)[0].blocks)
-        machine, decide = worker.machine, worker.machine.handle_together
 
-        def audited(events, now_ns):
-            for event in events:
-                self._count_heard(event)
-            effects = decide(events, now_ns)
-            for effect in effects:
-                self._count_done(effect)
-            if worker.alive and not self.chance.randrange(3):
-                machine.audit()
-            return effects
+        def on_event(event) -> None:
+            if isinstance(event, MessageFromGateway) and isinstance(event.message, ImportDone):
+                check_import(worker, event.message)
+            self._count_worker_event(event)
 
-        machine.handle_together = audited
+        def on_effect(effect) -> None:
+            if isinstance(effect, SendToGateway) and isinstance(effect.message, KvReported):
+                check_exported(worker, effect.message.computed)
+            self._count_worker_effect(effect)
+
+        self._watch(worker, on_event, on_effect)
 
     def start_pool_node(self, name: str) -> None:
         super().start_pool_node(name)
-        machine, decide = (
-            self.pool_nodes[name].machine,
-            self.pool_nodes[name].machine.handle_together,
-        )
+        self._watch(self.pool_nodes[name])
 
-        def audited(events, now_ns):
+    def _watch(
+        self, process, on_event: Watch = lambda _: None, on_effect: Watch = lambda _: None
+    ) -> None:
+        """Look at all that the machine of this process gets and does, and audit it now and then."""
+        machine, decide = process.machine, process.machine.handle_together
+
+        def watched(events, now_ns):
+            for event in events:
+                on_event(event)
             effects = decide(events, now_ns)
-            if not self.chance.randrange(3):
+            for effect in effects:
+                on_effect(effect)
+            if process.alive and not self.chance.randrange(3):
                 machine.audit()
             return effects
 
-        machine.handle_together = audited
+        machine.handle_together = watched
 
     def check_outputs(self) -> None:
         """What a router believes to have been sent is what the clients have got."""
@@ -248,7 +220,7 @@ class ChanceCluster(SimulatedCluster):
         self.seen["planned starts"] += 1
         super().start_planned(worker, role)
 
-    def _count(self, effect) -> None:
+    def _count_gateway_effect(self, effect) -> None:
         match effect:
             case PlanDecided(decision):
                 advises = decision.mode is PlanningMode.ADVISORY
@@ -267,7 +239,7 @@ class ChanceCluster(SimulatedCluster):
         match message:
             case CopiesRequested():
                 self.seen["copies"] += 1
-            case ImportDone(wire_id, tokens, said) if said and "." in wire_id.partition("~")[2]:
+            case ImportDone(wire_id, tokens, drawn) if drawn and "." in wire_id.partition("~")[2]:
                 self.seen["migrated" if tokens else "migrated without KV"] += 1
             case KvTransfersRequested():
                 self.seen["migrations"] += 1
@@ -278,7 +250,7 @@ class ChanceCluster(SimulatedCluster):
             case Drain(then_role) if then_role:
                 self.seen["flips"] += 1
 
-    def _count_heard(self, event) -> None:
+    def _count_worker_event(self, event) -> None:
         match event:
             case BlocksKept(_, tier, kept, _):
                 self.seen[f"kept on {tier}"] += len(kept)
@@ -289,7 +261,7 @@ class ChanceCluster(SimulatedCluster):
                 outcome = "corrupt" if corrupt else "missing" if missing else ""
                 self.seen[f"fetches {outcome or ('broken' if event.problem else 'whole')}"] += 1
 
-    def _count_done(self, effect) -> None:
+    def _count_worker_effect(self, effect) -> None:
         match effect:
             case EndMove():
                 self.seen["moves stopped"] += 1
@@ -305,6 +277,8 @@ class ChanceCluster(SimulatedCluster):
                 self.seen["pool gone"] += 1
             case SendToGateway(_, ImportReported(_, wanted)):
                 self.wanted[wanted.request_id] = wanted.end_token
+            case SendToGateway(_, RequestsLost(_, request_ids)):
+                self.seen["leases ended"] += len(request_ids)
             case SendToGateway(_, KvReported(_, computed)):
                 self.seen["held"] += any(computed.held)
                 self.seen["lost to preemption"] += 0 in computed.tokens

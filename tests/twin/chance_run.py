@@ -1,17 +1,14 @@
-"""Runs of a cluster that chance leads, each a function of its seed: what there is, who asks, what
-goes wrong and when; then everybody gets to the end, and everything that must hold is checked."""
+"""Runs of a simulated cluster that a seed leads: who asks, what operators want, what goes wrong and
+when; then everybody gets to the end, and everything that must hold is checked."""
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from random import Random
 
 from tandem.cluster.router.fleet import SentLoad
-from tandem.cluster.router.queue import RequestQueueConfig
 from tandem.cluster.router.request_state import Stage
-from tandem.cluster.tiers.config import TierLimits
-from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.fleet import PlanningMode, Role, Tier
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
@@ -24,27 +21,14 @@ from tandem.messages.gateway import (
     TimePassed,
     UndrainAsked,
 )
-from tandem.messages.node import (
-    LeaveRequested,
-)
-from tandem.messages.router import (
-    MigrationsRequested,
-    RequestSubmitted,
-)
-from tandem.policy.admission.policies import ADMISSIONS
-from tandem.policy.batching import TokenBudgetBatching
-from tandem.policy.dispatch.contract import Transfer
-from tandem.policy.dispatch.policies import DISPATCHES
-from tandem.policy.eviction.policies import EVICTIONS, make_eviction
-from tandem.policy.qos.classes import Classes, ServiceClass
-from tandem.policy.routing.policies import ROUTINGS
+from tandem.messages.node import LeaveRequested
+from tandem.messages.router import MigrationsRequested, RequestSubmitted
 from tandem.twin.faults.injection import FaultInjection
 from tandem.twin.faults.kinds import (
     Cause,
     ClientsLeave,
     Crash,
     Drained,
-    Fault,
     GatewayCrash,
     Hang,
     LossyLink,
@@ -56,37 +40,15 @@ from tandem.twin.faults.kinds import (
     TierLost,
 )
 from tandem.twin.launcher import Launcher
-from tandem.twin.network.paths import NodeLinks
-from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind
 from tests.cluster.ledger_engine import answer
-from tests.twin.chance_cluster import ChanceCluster, ChancySteps, Client, Restless
+from tests.twin.chance_cluster import ChanceCluster, Client
+from tests.twin.chance_draws import CONTEXT_TOKENS, SPARE, ScenarioDraws, World, worker_names
 from tests.twin.ledger import Ledger
 
-CONTEXT_TOKENS = 40
 MS = 1_000_000
 SECOND_NS = 1_000_000_000
 # Prompts are cuts of few long texts, so that prefixes are shared often and at odd lengths.
 TEXTS = ((1, 2, 3, 4, 5) * 8, (1, 2, 3, 4, 6) * 8, (7,) * 40)
-CLASSES = Classes((ServiceClass("gold", reserved=0.7), ServiceClass("batch", priority=1)))
-ROLES = ((Role.PREFILL, Role.DECODE), (Role.BOTH,), (Role.PREFILL, Role.DECODE, Role.BOTH))
-SPARE = "spare-0"
-REPORT_S, SILENCE_S, LEASE_S = 0.1, 1.0, 3.0
-LINK = LinkCost(1e6)
-SLOW_TIERS = (Tier.HOST, Tier.DISK, Tier.REMOTE)
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """What a seed draws from: whether there are slower tiers and a pool, whether somebody plans,
-    and about how many faults and at most how many requests there are in a run. With `checks_kv` a
-    ledger knows what lies in every block, and what every answer is."""
-
-    tiers: bool = False
-    plans: bool = False
-    faults: int = 6
-    gateways: int = 2
-    requests: int = 24
-    checks_kv: bool = True
 
 
 class ChanceRun:
@@ -99,9 +61,9 @@ class ChanceRun:
         self.seed, self.world = seed, world
         chance = self.chance = Random(f"{seed} {world}")
         self.ledger = self.ledger_type()
-        self.policy = Restless(Random(chance.random())) if world.plans else None
-        self.roles = chance.choice(ROLES)
-        self.scenario = self._scenario()
+        self.draws = ScenarioDraws(chance, world)
+        contents = self.ledger.of_worker if world.checks_kv else None
+        self.scenario = self.draws.scenario(seed, contents)
         self.cluster = cluster(self.scenario, chance, self.ledger)
         if world.plans:
             self.cluster.modes = [PlanningMode.AUTOMATIC] * 5 + [PlanningMode.ADVISORY]
@@ -109,122 +71,10 @@ class ChanceRun:
         self.launcher = Launcher(self.scenario, self.cluster)
         self.seen = self.ledger.seen
         self.faults: Counter[str] = Counter()
-        self.names = [name for name in self.cluster.pools if name != SPARE]
-        self.end_ns = 0
+        self.names = worker_names(self.cluster)
         self.operations = 1_000
         # Those that were asked for, by gateway.
         self.asked: dict[object, set[int]] = {}
-
-    # What there is
-
-    def _scenario(self) -> Scenario:
-        chance, world = self.chance, self.world
-        tiers = world.tiers
-        sizes = chance.choice(
-            [(1,), (2,), (4,)] if tiers else [(1,), (2,), (4,), (8,), (2, 4), (8, 4, 1)]
-        )
-        count = chance.randint(1 + (len(self.roles) > 1), 3) if tiers else chance.randint(2, 5)
-        room = [chance.choice([0, 3, 20, 200]), chance.choice([0, 20, 200])] if tiers else [0, 0]
-        names = [f"w{index}" for index in range(count)]
-        kinds = {name: self._kind(chance.choice(sizes), room) for name in [*names, "spare"]}
-        pools = tuple(
-            Pool(name, self._role(index), kind, name != "spare", 0, 1)
-            for index, (name, kind) in enumerate(kinds.items())
-        )
-        if world.plans:
-            pools = self._planned(pools)
-        silence_s = SILENCE_S
-        eviction = chance.choice(sorted(EVICTIONS))
-        return Scenario(
-            pools=pools,
-            policies=self._policies(lambda: make_eviction(eviction, room[0] or 1)),
-            block_size=kinds[names[0]].block_size,
-            context_tokens=CONTEXT_TOKENS,
-            remote_blocks=1000 * tiers,
-            pool_nodes=chance.randint(1, 2),
-            pool_bytes_per_s=chance.choice([1e3, 1e5]),
-            quotas=chance.choice([{}, {"": 0.5, "tenant": 0.25}]) if tiers else {},
-            message_latency_s=chance.choice([0.0, 1e-4, 1e-3]),
-            message_jitter_s=chance.choice([0.0, 0.003, 0.03]),
-            network_latency_s=chance.choice([0.0, 0.005]),
-            transfer_timeout_s=chance.choice([0.05, 1.0, 60.0]),
-            report_interval_s=REPORT_S,
-            heartbeat_timeout_s=silence_s,
-            lease_s=LEASE_S,
-            seed=self.seed,
-            encodes=True,
-            explains=chance.choice([False, True]),
-            fast_forward=False,
-            gateways=chance.randint(1, world.gateways),
-            live_reports=True,
-            contents=self.ledger.of_worker if world.checks_kv else None,
-            tier_limits=TierLimits(
-                stagings=chance.randint(1, 3),
-                copies=chance.randint(1, 2),
-                copy_blocks=chance.randint(1, 4),
-                queued_blocks=chance.choice([2, 8, 100]),
-                trial_fetches=1,
-                trial_tokens=chance.choice([4, 1000]),
-            ),
-        )
-
-    def _role(self, index: int) -> Role:
-        return self.roles[index % len(self.roles)]
-
-    def _planned(self, pools: tuple[Pool, ...]) -> tuple[Pool, ...]:
-        """Even ones prefill, odd ones decode, and all may be started and stopped."""
-        *some, spare = pools
-        prefill, decode = (
-            replace(some[0], name=name, role=role, count=1, min_count=1, max_count=2)
-            for name, role in (("even", Role.PREFILL), ("odd", Role.DECODE))
-        )
-        return prefill, replace(decode, max_count=3), replace(spare, role=Role.BOTH)
-
-    def _kind(self, block_size: int, room: list[int]) -> WorkerKind:
-        chance = self.chance
-        least_blocks = -(-CONTEXT_TOKENS // block_size)
-        most_blocks = least_blocks + 1 if self.world.tiers else 3 * least_blocks
-        max_sequences = chance.randint(1, 6)
-        links = (1e3, 1e4, 1e6)
-        tiers = dict.fromkeys(SLOW_TIERS, LINK)
-        steps = ChancySteps(self.seed, chance.choice([0.002, 0.02]), chance.choice([1, 1, 1, 2, 3]))
-        return WorkerKind(
-            cost=WorkerCost(steps, 1.0, 16, tiers, LINK),
-            device="tiny",
-            devices=1,
-            block_count=chance.randint(least_blocks, most_blocks),
-            max_sequences=max_sequences,
-            batching=TokenBudgetBatching(
-                chance.randint(max_sequences, 48), chance.choice([0, 3, 7])
-            ),
-            steps_in_flight=chance.randrange(2),
-            links=NodeLinks(
-                fabric_bytes_per_s=chance.choice(links),
-                host_bytes_per_s=chance.choice(links),
-                disk_read_bytes_per_s=chance.choice(links),
-                disk_write_bytes_per_s=chance.choice(links),
-            ),
-            host_blocks=room[0],
-            disk_blocks=room[1],
-            startup_s=chance.choice([0.0, 0.05]),
-            block_size=block_size,
-        )
-
-    def _policies(self, eviction: Callable) -> Policies:
-        chance, transfer = self.chance, self.chance.choice(list(Transfer))
-        dispatch = chance.choice(["local", "remote", "remote", "queue", "seconds", "conditional"])
-        bounds = {"local_tokens": 8} if dispatch == "conditional" else {}
-        return Policies(
-            routing=ROUTINGS[chance.choice(sorted(ROUTINGS))](chance.randrange(100)),
-            admission=ADMISSIONS["none"](),
-            dispatching=DISPATCHES[dispatch](transfer=transfer, **bounds),
-            eviction=eviction,
-            planning=self.policy,
-            classes=CLASSES,
-            queue=RequestQueueConfig(
-                max_requests=chance.choice([0, 0, 3]), prefill_depth=chance.choice([0, 0, 1, 2])
-            ),
-        )
 
     # What happens
 
@@ -232,7 +82,9 @@ class ChanceRun:
         chance, cluster = self.chance, self.cluster
         spread_s = chance.choice([1.0, 2.0, 4.0] if self.world.tiers else [0.1, 0.4, 1.0])
         spread_ns = round(spread_s * SECOND_NS)
-        drawn = [self._fault(spread_ns) for _ in range(self._count(self.world.faults))]
+        drawn = [
+            self.draws.fault(cluster, spread_ns) for _ in range(self._count(self.world.faults))
+        ]
         faults = [fault for _, fault in drawn]
         for kind, fault in drawn:
             self.queue.at(fault.begin_ns, partial(self._count_fault, kind, fault.cause))
@@ -333,51 +185,6 @@ class ChanceRun:
                 hits = bool(cluster.clients.open_records())
         self.faults[kind] += hits
 
-    def _fault(self, spread_ns: int) -> tuple[str, Fault]:
-        chance = self.chance
-        kind, cause = self._cause()
-        # Some last longer than the silence after which somebody counts as dead.
-        for_s = chance.choice([0.01, 0.1, 0.5, 1.5]) * (0.5 + chance.random())
-        return kind, Fault(chance.randrange(spread_ns) / 1e9, cause, for_s)
-
-    def _cause(self) -> tuple[str, Cause]:
-        chance = self.chance
-        worker = chance.choice(self.names)
-        gateway = chance.choice(self.scenario.gateway_names)
-        tier, of_worker = chance.choice(SLOW_TIERS), chance.choice(["", worker])
-        of_worker = "" if tier is Tier.REMOTE else of_worker
-        pool = chance.choice(self.cluster.pool_names or ("",))
-        others = [name for name in [*self.names, *self.scenario.gateway_names] if name != worker]
-        causes: list[tuple[str, Cause]] = [
-            ("workers killed", Crash(worker)),
-            ("workers killed silently", Crash(worker, silently=True)),
-            ("workers hang", Hang(worker)),
-            ("workers hang, replaced", Hang(worker, replaced=True)),
-            ("links slow", SlowLink(worker, 0.01 + 0.4 * chance.random())),
-            ("transfers lost", LossyLink(worker, chance.choice([0.2, 1.0]))),
-            ("links cut", Partition((worker,), tuple(n for n in others if n in self.names))),
-            ("channels cut", Partition((worker,), (gateway,))),
-            ("isolated", Partition((worker,), tuple(others))),
-            ("drains", Drained(worker)),
-            ("flips", Drained(worker, chance.choice(list(Role)))),
-            ("gateways killed", GatewayCrash(gateway)),
-            ("gateways hang", Hang(gateway)),
-            ("crowds leave", ClientsLeave(chance.choice([0.2, 1.0]))),
-        ]
-        if self.world.tiers:
-            causes += [
-                ("tiers down", TierDown(tier, of_worker)),
-                ("tiers full", TierFull(tier, of_worker)),
-                ("tiers lost", TierLost(tier, chance.choice([0.3, 1.0]), of_worker)),
-                ("tiers corrupt", TierCorrupted(tier, of_worker)),
-                ("pool processes killed", Crash(pool)),
-                ("pool processes hang", Hang(pool)),
-                ("pool channels cut", Partition((pool,), (gateway,))),
-            ]
-            # What only these clusters suffer from comes more often.
-            causes += causes[-7:]
-        return chance.choice(causes)
-
     def _operate(self) -> None:
         """An operator wants something of a gateway."""
         worker = self.chance.choice([*self.names, "nobody"])
@@ -424,7 +231,7 @@ class ChanceRun:
         """Who is not there comes up, in any role."""
         absent = [name for name in self.names if name not in self.cluster.workers]
         if absent:
-            self.launcher.start(self.chance.choice(absent), self.chance.choice(self.roles))
+            self.launcher.start(self.chance.choice(absent), self.chance.choice(self.draws.roles))
 
     def _leave(self) -> None:
         if self.cluster.workers and self.chance.randrange(3) == 0:
@@ -457,8 +264,8 @@ class ChanceRun:
     def settle(self) -> None:
         """No more faults: everybody gets to the end, and nothing stays behind."""
         cluster = self.cluster
-        if self.policy is not None:
-            self.policy.quiet = True
+        if self.draws.planner is not None:
+            self.draws.planner.quiet = True
         self._pass(0.3)
         cluster.start_worker(SPARE, Role.BOTH)
         for turn in range(300):
@@ -550,7 +357,7 @@ class ChanceRun:
                 assert tracked.events_sent == connection.received_events
                 assert not tracked.sent_by
                 assert tracked.sent == SentLoad()
-            if self.policy is not None and gateway.machine.autoscaling is not None:
+            if self.draws.planner is not None and gateway.machine.autoscaling is not None:
                 assert not gateway.machine.autoscaling.status(self.queue.now_ns).draining
         for worker in self.cluster.workers.values():
             worker.machine.audit()

@@ -69,6 +69,22 @@ class LedgerContents:
             self.engine.kv[block][token % size] = keys[offset] if keys else NONSENSE
         return keys is not None
 
+    def exported(self, blocks, versions) -> bool:
+        """Whether others may read these blocks under these versions."""
+        return all(
+            self.exports.get(block, (None,))[0] == version
+            for block, version in zip(blocks, versions, strict=True)
+        )
+
+    def keys_in(self, blocks, first_token: int, end_token: int) -> Keys:
+        """What lies in these blocks for these tokens; the first block has the first token."""
+        size = self.engine.block_size
+        first_block = first_token // size
+        return [
+            self.engine.kv[blocks[token // size - first_block]][token % size]
+            for token in range(first_token, end_token)
+        ]
+
     def read(self, order: MoveKv) -> Keys | None:
         """What lies in the source blocks of an order, if it is what was exported."""
         for block, version in zip(order.source_blocks, order.source_versions, strict=True):
@@ -78,12 +94,7 @@ class LedgerContents:
             if (exported, content) != (version, self.engine.kv[block]):
                 self.ledger.seen["stale reads"] += 1
                 return None
-        size = self.engine.block_size
-        first_block = order.first_token // size
-        return [
-            self.engine.kv[order.source_blocks[token // size - first_block]][token % size]
-            for token in range(order.first_token, order.end_token)
-        ]
+        return self.keys_in(order.source_blocks, order.first_token, order.end_token)
 
     def stage_contents(self, copy_id, blocks) -> None:
         assert copy_id not in self.staged

@@ -15,7 +15,6 @@ from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.contract import Transfer
 from tandem.policy.dispatch.policies import DISPATCHES
 from tandem.policy.eviction.policies import make_eviction
-from tandem.policy.planning.contract import FleetView, Flip, Move, Plan
 from tandem.policy.qos.classes import Classes, ServiceClass
 from tandem.policy.routing.policies import ROUTINGS
 from tandem.report.record import Ending, RunRecord
@@ -23,34 +22,13 @@ from tandem.twin.faults.chance import random_faults
 from tandem.twin.network.paths import NodeLinks
 from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind
 from tandem.twin.simulation import Simulation
+from tests.twin.chance_draws import RandomPlanner
 
 CONTEXT_TOKENS = 240
 CLASSES = Classes(
     (ServiceClass("gold", priority=-1, reserved=0.5), ServiceClass("batch", priority=2)),
     tenants={"a": "gold"},
 )
-
-
-@dataclass(slots=True)
-class Restless:
-    """A planning that flips, moves, starts and drains without any reason."""
-
-    chance: Random
-    interval_s: float = 0.5
-
-    def plan(self, fleet: FleetView, now_ns: int) -> Plan:
-        del now_ns
-        names = [view.worker for view in fleet.workers]
-        if not names:
-            return Plan()
-        flips, moves = [], []
-        if self.chance.randrange(3) == 0:
-            flips.append(Flip(self.chance.choice(names), self.chance.choice(["prefill", "decode"])))
-        for _ in range(3):
-            source, target = self.chance.choices(names, k=2)
-            moves.append(Move(source, target, self.chance.randint(20, 300)))
-        wanted = [self.chance.choice([None, None, None, 1, 2]) for _ in range(2)]
-        return Plan(*wanted, flips=tuple(flips), moves=tuple(moves), reason="restless")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +126,7 @@ def _policies(chance: Random, split: bool) -> Policies:
         admission=ADMISSIONS[chance.choice(["none", "none", "threshold", "load", "prediction"])](),
         dispatching=DISPATCHES[dispatch](transfer=chance.choice(list(Transfer))),
         eviction=lambda: make_eviction(eviction, 0),
-        planning=Restless(Random(chance.random())) if chance.randrange(2) else None,
+        planning=RandomPlanner(Random(chance.random()), 0.5) if chance.randrange(2) else None,
         classes=chance.choice([Classes(), CLASSES]),
         queue=RequestQueueConfig(
             max_requests=chance.choice([0, 0, 4]), prefill_depth=chance.choice([0, 0, 1, 2])

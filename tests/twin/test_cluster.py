@@ -10,40 +10,31 @@ from tandem.cost.fitted import FittedStepTime
 from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.trace import TraceRow
-from tandem.policy.admission.policies import ADMISSIONS
-from tandem.policy.batching import TokenBudgetBatching
-from tandem.policy.dispatch.policies import DISPATCHES
-from tandem.policy.eviction.policies import Lru
 from tandem.policy.planning.contract import FleetView, Flip, Plan
-from tandem.policy.routing.policies import ROUTINGS
 from tandem.report.record import Ending, RunRecord
 from tandem.twin.event_queue import EventQueue, Timer, Turn
 from tandem.twin.faults.kinds import Crash, Fault, GatewayCrash, Hang
 from tandem.twin.network.paths import NodeLinks
-from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind
+from tandem.twin.scenario import Scenario
 from tandem.twin.simulation import Simulation
 from tandem.twin.transfers import Transfers
 from tests.twin.random_runs import Draw, audit, written
-
-BLOCK = 16
+from tests.twin.small_scenarios import BLOCK, plain_policies, played, worker_kind, workers
 
 
 def scenario(**changes) -> Scenario:
     """Two workers that do both, each with a host tier."""
     tiers = {Tier.HOST: LinkCost(1e9), Tier.REMOTE: LinkCost(1e9)}
-    kind = WorkerKind(
-        cost=WorkerCost(FittedStepTime(0.01, 1e-4, 0.0), 100.0, 512, tiers, LinkCost(1e7)),
-        device="tiny",
-        devices=1,
+    kind = worker_kind(
+        WorkerCost(FittedStepTime(0.01, 1e-4, 0.0), 100.0, 512, tiers, LinkCost(1e7)),
         block_count=64,
         max_sequences=8,
-        batching=TokenBudgetBatching(512),
         links=NodeLinks(fabric_bytes_per_s=1e7, host_bytes_per_s=1e9),
         host_blocks=200,
     )
     made = Scenario(
-        (Pool("w", Role.BOTH, kind, 2, 2, 2),),
-        Policies(ROUTINGS["cost"](0), ADMISSIONS["none"](), DISPATCHES["remote"](), Lru),
+        (workers("w", kind, 2),),
+        plain_policies(),
         block_size=BLOCK,
         context_tokens=1000,
         limit_s=120.0,
@@ -59,13 +50,6 @@ def split(scenario: Scenario, **policies) -> Scenario:
         replace(pool, name="d", role=Role.DECODE, count=2, min_count=1, max_count=2),
     )
     return replace(scenario, pools=pools, policies=replace(scenario.policies, **policies))
-
-
-def played(scenario: Scenario, rows: list[TraceRow]) -> Simulation:
-    simulation = Simulation(scenario, rows, RunRecord({}))
-    simulation.run(None)
-    audit(simulation)
-    return simulation
 
 
 def rows(count: int, gap_s: float = 0.2, tokens: int = 60) -> list[TraceRow]:
@@ -115,7 +99,7 @@ def test_a_short_hang_is_nobody_s_death():
     assert not any(request.resumptions for request in simulation.cluster.run.requests)
 
 
-def test_a_new_gateway_is_told_what_workers_and_pool_hold():
+def test_a_new_gateway_learns_what_workers_and_pool_hold():
     faults = (Fault(3.0, GatewayCrash(), 1.0),)
     simulation = played(
         scenario(faults=faults, remote_blocks=100, pool_nodes=2),
@@ -163,7 +147,7 @@ def test_a_flip_is_a_drain_of_the_gateway_and_leaves_no_phase_without_a_worker()
 
 
 @pytest.mark.parametrize("fast_forward", [True, False])
-def test_a_report_is_as_old_as_its_interval_says(fast_forward):
+def test_a_report_is_as_old_as_its_interval(fast_forward):
     """What the gateway knows when it decides is what the worker carried when it reported last."""
     seen = []
     for interval_s in (0.0, 0.5):
@@ -238,13 +222,13 @@ def test_nobody_knows_how_long_an_answer_will_be():
     expected = set()
     for tokens in (3, 300):
         simulation = Simulation(scenario(), rows(2, tokens=tokens), RunRecord({}))
-        told = []
-        simulation.cluster.submit = lambda event, _, told=told: told.append(event)
+        submitted = []
+        simulation.cluster.submit = lambda event, _, found=submitted: found.append(event)
         simulation.cluster.open()
         simulation.cluster.opened()
         for turn in simulation._workload.first_turns:
             simulation._arrive(turn, 0)
-        expected |= {event.expected_output_tokens for event in told}
+        expected |= {event.expected_output_tokens for event in submitted}
     assert expected == {128.0}
 
 

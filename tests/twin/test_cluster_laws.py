@@ -4,19 +4,23 @@ request ends once, with the tokens of the ledger, and nothing stays behind."""
 
 from collections import Counter
 from dataclasses import replace
+from random import Random
 
 import pytest
 
 from tandem.cluster.gateway.autoscaling import PlanningConfig
 from tandem.facts.fleet import PlanningMode, Tier
 from tandem.messages.planning import ActionKind
+from tandem.messages.worker import RequestsAborted, TransferPinsReleased
 from tests.seeds import seeds
 from tests.twin.chance_cluster import ChanceCluster
-from tests.twin.chance_run import World, play
+from tests.twin.chance_draws import World
+from tests.twin.chance_run import play
 
 CHUNKS, SEEDS = seeds(3, 10), 100
 TIER_SEEDS = seeds(100, 400)
 PLANNED_SEEDS = seeds(40, 1000)
+LEASE_SEEDS = seeds(30, 400)
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
@@ -62,8 +66,33 @@ def test_whatever_a_planner_wants_each_request_gets_its_answer_once():
     assert seen["finished"] > 100, seen
 
 
-class Looking(ChanceCluster):
-    """Whose planner only says what it would do."""
+class ForgetfulGateways(ChanceCluster):
+    """Half of the messages by which gateways give requests up name none of them."""
+
+    def __init__(self, *arguments) -> None:
+        super().__init__(*arguments)
+        chance, send = Random(self.scenario.seed), self.bus.to_peer
+
+        def to_peer(gateway, peer, message) -> None:
+            if isinstance(message, RequestsAborted | TransferPinsReleased) and chance.randrange(2):
+                self.seen["forgotten"] += len(message.request_ids)
+                message = type(message)(())
+            send(gateway, peer, message)
+
+        self.bus.to_peer = to_peer
+
+
+def test_what_a_gateway_forgets_ends_with_its_lease():
+    """Who holds blocks at the end breaks the run; the lease is all that can free these."""
+    seen: Counter[str] = Counter()
+    for seed in range(LEASE_SEEDS):
+        seen.update(play(seed, World(), ForgetfulGateways).seen)
+    assert seen["forgotten"] >= 100, seen
+    assert seen["leases ended"] >= 20, seen
+
+
+class AdvisoryPlanning(ChanceCluster):
+    """Its planner decides and does nothing."""
 
     def planning_mode(self, planning: PlanningConfig) -> PlanningConfig:
         return replace(planning, mode=PlanningMode.ADVISORY)
@@ -71,6 +100,6 @@ class Looking(ChanceCluster):
 
 def test_a_planner_that_only_advises_changes_nothing():
     for seed in range(5):
-        run = play(seed, World(plans=True), Looking)
+        run = play(seed, World(plans=True), AdvisoryPlanning)
         assert run.seen["advised"]
         assert not run.seen["planned starts"]

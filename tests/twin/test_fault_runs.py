@@ -6,10 +6,6 @@ from dataclasses import replace
 from tandem.cost.fitted import FittedStepTime
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.trace import TraceRow
-from tandem.policy.admission.policies import ADMISSIONS
-from tandem.policy.dispatch.policies import DISPATCHES
-from tandem.policy.eviction.policies import Lru
-from tandem.policy.routing.policies import ROUTINGS
 from tandem.report.record import Ending, RunRecord
 from tandem.twin.faults.entries import read_faults
 from tandem.twin.faults.kinds import (
@@ -26,10 +22,11 @@ from tandem.twin.faults.kinds import (
     TierLost,
 )
 from tandem.twin.message_bus import GATEWAY
-from tandem.twin.scenario import Policies, Pool, Scenario
+from tandem.twin.scenario import Scenario
 from tandem.twin.simulation import Simulation
 from tandem.twin.tier_stores import lost_share
 from tests.twin.random_runs import Draw, audit
+from tests.twin.small_scenarios import plain_policies, played, workers
 
 DAMAGE = (
     Fault(1.0, TierCorrupted(Tier.REMOTE)),
@@ -39,7 +36,7 @@ DAMAGE = (
 )
 
 
-def test_entries_say_them():
+def test_entries_of_a_scenario():
     entries = [
         {"at": 1, "spoil": "disk", "worker": "a"},
         {"at": 2, "lose": "remote", "share": 0.5},
@@ -112,8 +109,8 @@ def one_worker_scenario() -> Scenario:
     )
     return replace(
         scenario,
-        pools=(Pool("w", Role.BOTH, kind, 1, 1, 1),),
-        policies=Policies(ROUTINGS["cost"](0), ADMISSIONS["none"](), DISPATCHES["remote"](), Lru),
+        pools=(workers("w", kind),),
+        policies=plain_policies(),
         remote_blocks=0,
         limit_s=60.0,
     )
@@ -127,13 +124,10 @@ def one_worker(faults: tuple[Fault, ...]) -> Simulation:
         *(TraceRow(5.0 + n, 130, 4, tuple(range(100 * n, 100 * n + 8)), 16) for n in (1, 2, 3)),
         TraceRow(20.0, 130, 4, tuple(range(8)), 16),
     ]
-    simulation = Simulation(scenario, rows, RunRecord({}))
-    simulation.run(None)
-    audit(simulation)
-    return simulation
+    return played(scenario, rows)
 
 
-def test_who_reads_spoilt_blocks_drops_and_computes_them():
+def test_who_reads_corrupt_blocks_drops_and_computes_them():
     calm = one_worker(()).cluster.run.requests[-1]
     assert calm.reused_tokens.get(Tier.HOST), calm
     hurt = one_worker((Fault(15.0, TierCorrupted(Tier.HOST)),))
@@ -145,7 +139,7 @@ def test_who_reads_spoilt_blocks_drops_and_computes_them():
     assert host.lost == 1
     lost = one_worker((Fault(15.0, TierLost(Tier.HOST)),)).cluster.run
     assert not lost.requests[-1].reused_tokens
-    # Nobody is told: whoever wants to read finds out.
+    # It is not reported: whoever wants to read finds out.
     (host,) = (each for each in lost.transfers if each.kind == "host")
     assert (host.transfers, host.lost) == (0, 1)
 

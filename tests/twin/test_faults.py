@@ -71,7 +71,7 @@ def test_every_kind_is_read_in_order_of_time():
         ("crash", "is not a mapping such as {at: 30s, crash: decode-1}"),
     ],
 )
-def test_a_mistake_is_told_with_its_entry_and_a_remedy(entry, problem):
+def test_a_mistake_is_reported_with_its_entry_and_a_remedy(entry, problem):
     with pytest.raises(InvalidConfiguration) as raised:
         read_faults([{"at": 1, "crash": "a"}, entry])
     assert str(raised.value).startswith("faults[1]: ")
@@ -96,7 +96,7 @@ def test_an_unknown_worker_is_a_mistake_where_the_names_are_known(entry, problem
     assert problem in str(raised.value)
 
 
-def test_a_fault_knows_its_instants_and_says_what_it_is():
+def test_a_fault_has_instants_and_a_description():
     crash = Fault(1.5, Crash("decode-1"), 20.0)
     assert (crash.begin_ns, crash.end_ns) == (1_500_000_000, 21_500_000_000)
     assert str(crash) == "crash of decode-1 for 20 s"

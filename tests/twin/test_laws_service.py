@@ -1,5 +1,5 @@
 """Laws of who is served first, through a whole simulated cluster: reserves are kept, tenants share
-evenly, and whoever is turned away hears why and when to come back."""
+evenly, and a rejection has a reason and a time to come back."""
 
 from dataclasses import replace
 
@@ -8,36 +8,25 @@ import pytest
 from tandem.cluster.router.queue import RequestQueueConfig
 from tandem.cost.fitted import FittedStepTime
 from tandem.cost.worker import LinkCost, WorkerCost
-from tandem.facts.fleet import Role, Tier
+from tandem.facts.fleet import Tier
 from tandem.facts.slo import Slo
 from tandem.facts.trace import TraceRow
 from tandem.policy.admission.policies import ADMISSIONS
-from tandem.policy.batching import TokenBudgetBatching
-from tandem.policy.dispatch.policies import AlwaysRemote
-from tandem.policy.eviction.policies import Lru
 from tandem.policy.qos.classes import Classes, ServiceClass
-from tandem.policy.routing.policies import ROUTINGS
 from tandem.report.record import Ending, RunRecord
-from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind
+from tandem.twin.scenario import Scenario
 from tandem.twin.simulation import simulate
+from tests.twin.small_scenarios import BLOCK, plain_policies, worker_kind, workers
 
 SLOTS = 4
 
 
 def one_worker(**policies) -> Scenario:
-    kind = WorkerKind(
-        cost=WorkerCost(FittedStepTime(fixed_s=0.01, token_s=1e-4), 1.0, 512),
-        device="tiny",
-        devices=1,
-        block_count=400,
-        max_sequences=16,
-        batching=TokenBudgetBatching(512),
-    )
-    chosen = Policies(ROUTINGS["least-load"](0), ADMISSIONS["none"](), AlwaysRemote(), Lru)
+    kind = worker_kind(WorkerCost(FittedStepTime(fixed_s=0.01, token_s=1e-4), 1.0, 512))
     return Scenario(
-        (Pool("both", Role.BOTH, kind, 1, 1, 1),),
-        replace(chosen, **policies),
-        block_size=16,
+        (workers("both", kind),),
+        plain_policies("least-load", **policies),
+        block_size=BLOCK,
         context_tokens=1024,
     )
 
@@ -46,38 +35,37 @@ def crowd(count: int, **fields) -> list[TraceRow]:
     return [TraceRow(0.0, 64, 40, **fields) for _ in range(count)]
 
 
-def ends_s(run: RunRecord, **fields) -> list[float]:
-    (name, value) = next(iter(fields.items()))
-    return sorted(r.end_ns / 1e9 for r in run.requests if getattr(r, name) == value)
+def ends_s(run: RunRecord, tenant: str) -> list[float]:
+    return sorted(each.end_ns / 1e9 for each in run.requests if each.tenant == tenant)
 
 
 def test_a_reserve_is_kept_for_its_class_while_others_crowd_in():
     classes = Classes((ServiceClass("gold", reserved=0.5), ServiceClass("batch", priority=1)))
-    line = RequestQueueConfig(max_requests=SLOTS)
+    queue = RequestQueueConfig(max_requests=SLOTS)
     rows = crowd(100, service_class="batch")
     gold = [TraceRow(2.0 + 0.5 * index, 64, 40, service_class="gold") for index in range(8)]
-    with_reserve = simulate(one_worker(classes=classes, queue=line), rows + gold)
+    with_reserve = simulate(one_worker(classes=classes, queue=queue), rows + gold)
     waits_s = [r.ttft_s for r in with_reserve.requests if r.service_class == "gold"]
     assert max(waits_s) < 0.1
     assert all(r.ending is Ending.FINISHED for r in with_reserve.requests)
-    # Without the reserve and the priority the same requests stand in one line.
+    # Without the reserve and the priority the same requests stand in one queue.
     without = simulate(one_worker(queue=RequestQueueConfig(SLOTS, max_wait_s=1e9)), rows + gold)
     assert min(r.ttft_s for r in without.requests[-8:]) > 0.5
 
 
 @pytest.mark.parametrize(("weight", "least", "most"), [(1.0, 0.9, 1.1), (3.0, 2.4, 3.6)])
 def test_tenants_share_by_their_weights_while_both_wait(weight, least, most):
-    line = RequestQueueConfig(max_requests=SLOTS, weights={"b": weight}, max_wait_s=1e9)
+    queue = RequestQueueConfig(max_requests=SLOTS, weights={"b": weight}, max_wait_s=1e9)
     # Tenant a came first, with all it has.
     rows = crowd(80, tenant="a") + crowd(80, tenant="b")
-    run = simulate(one_worker(queue=line), rows)
-    until_s = ends_s(run, tenant="b")[59]
-    of_a = sum(1 for end_s in ends_s(run, tenant="a") if end_s <= until_s)
+    run = simulate(one_worker(queue=queue), rows)
+    until_s = ends_s(run, "b")[59]
+    of_a = sum(1 for end_s in ends_s(run, "a") if end_s <= until_s)
     assert least < 60 / of_a < most
 
 
 @pytest.mark.parametrize("name", ["threshold", "load", "prediction"])
-def test_whoever_is_turned_away_hears_why_and_when_to_come_back(name):
+def test_a_rejection_has_a_reason_and_an_honest_time_to_come_back(name):
     bounds = {"max_queued_tokens": 2000} if name == "threshold" else {}
     scenario = replace(one_worker(admission=ADMISSIONS[name](**bounds)), slo=Slo(ttft_s=1.0))
     run = simulate(scenario, [TraceRow(0.0, 512, 4) for _ in range(60)])

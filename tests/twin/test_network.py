@@ -276,7 +276,7 @@ def test_a_duel_with_every_rate_computed_anew_in_exact_fractions(life):
 
 
 @given(LIVES)
-def test_how_often_one_looks_changes_nothing_but_when_one_is_told(life):
+def test_how_often_one_looks_changes_nothing_but_when_arrivals_are_seen(life):
     attentive, lazy = live(life, attentive=True), live(life, attentive=False)
     assert [n for _, n in attentive.arrivals] == [n for _, n in lazy.arrivals]
     assert attentive.network.ledger == lazy.network.ledger

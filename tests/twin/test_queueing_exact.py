@@ -10,42 +10,27 @@ from tandem.bench.traces.reader import read_trace
 from tandem.cluster.router.queue import RequestQueueConfig
 from tandem.cost.fitted import FittedStepTime
 from tandem.cost.worker import WorkerCost
-from tandem.facts.fleet import Role
 from tandem.facts.trace import TraceRow
-from tandem.policy.admission.policies import AdmitAll
-from tandem.policy.batching import TokenBudgetBatching
-from tandem.policy.dispatch.policies import AlwaysRemote
-from tandem.policy.eviction.policies import Lru
-from tandem.policy.routing.policies import ROUTINGS
 from tandem.report.record import RequestRecord
-from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind
+from tandem.twin.scenario import Scenario
 from tandem.twin.simulation import simulate
 from tests.style.source import ROOT
+from tests.twin.small_scenarios import plain_policies, worker_kind, workers
 
 TRACES = ROOT.parent / "shared/data/traces"
 SERVICE_S, LOAD, REQUESTS, BATCHES = 0.1, 0.6, 4000, 20
 
 
 def servers(count: int, step_time: FittedStepTime, batched_tokens: int) -> Scenario:
-    """Workers that compute one prompt a step and have room for one in each stage; whoever finds
-    none free stands in one line."""
-    kind = WorkerKind(
-        cost=WorkerCost(step_time, 1.0, batched_tokens),
-        device="server",
-        devices=1,
-        block_count=32,
-        max_sequences=step_time.stages,
-        batching=TokenBudgetBatching(batched_tokens),
+    """Workers that compute one prompt a step and have room for one in each stage; who finds none
+    free waits in one queue."""
+    kind = worker_kind(
+        WorkerCost(step_time, 1.0, batched_tokens), block_count=32, max_sequences=step_time.stages
     )
+    queue = RequestQueueConfig(prefill_depth=step_time.stages, max_wait_s=1e9)
     return Scenario(
-        (Pool("server", Role.BOTH, kind, count, count, count),),
-        Policies(
-            ROUTINGS["least-load"](0),
-            AdmitAll(),
-            AlwaysRemote(),
-            Lru,
-            queue=RequestQueueConfig(prefill_depth=step_time.stages, max_wait_s=1e9),
-        ),
+        (workers("server", kind, count),),
+        plain_policies("least-load", queue=queue),
         block_size=512,
         context_tokens=8192,
     )
@@ -97,13 +82,6 @@ def assert_mean_ttft(requests: list[RequestRecord], expected_s: float) -> None:
     assert abs(mean_s - expected_s) < 3 * error_s
 
 
-def test_one_server_waits_as_m_d_1():
-    rate = LOAD / SERVICE_S
-    run = simulate(servers(1, FittedStepTime(fixed_s=SERVICE_S), 2), arrivals(rate))
-    waiting_s = rate * SERVICE_S**2 / (2 * (1 - rate * SERVICE_S))
-    assert_mean_ttft(run.requests, SERVICE_S + waiting_s)
-
-
 def test_two_pipeline_stages_halve_what_may_not_overlap():
     rate = 2 * LOAD / SERVICE_S
     stage = FittedStepTime(fixed_s=SERVICE_S / 2, stages=2)
@@ -112,8 +90,8 @@ def test_two_pipeline_stages_halve_what_may_not_overlap():
     assert_mean_ttft(run.requests, SERVICE_S + waiting_s)
 
 
-@pytest.mark.parametrize("speedup", [1.5, 1.9])
-def test_two_tensor_parallel_devices_are_a_faster_server(speedup):
+@pytest.mark.parametrize("speedup", [1.0, 1.5, 1.9])
+def test_one_server_waits_as_m_d_1_and_two_tensor_parallel_devices_are_a_faster_one(speedup):
     rate = speedup * LOAD / SERVICE_S
     run = simulate(servers(1, FittedStepTime(fixed_s=SERVICE_S / speedup), 2), arrivals(rate))
     waiting_s = rate * SERVICE_S**2 / (2 * speedup * (speedup - rate * SERVICE_S))

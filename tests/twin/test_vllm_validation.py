@@ -87,7 +87,7 @@ def test_the_state_between_two_instants():
     assert decoding_at([EARLY, LATE], 4.5) == (2, 101 + 3.5 + 51 + 0.5)
 
 
-def test_only_seconds_without_prompts_tell_of_decodes():
+def test_only_seconds_without_prompts_measure_decodes():
     log = [Second(3.0, 0.0, 1.0, 1, 1), Second(4.0, 50.0, 2.0, 2, 0), Second(9.0, 0.0, 1.0, 1, 0)]
     found = decode_steps(Measured([EARLY, LATE], log, 2, 64), FittedStepTime(fixed_s=0.25))
     assert found == [(1.0, 1000.0, 250.0), (1.0, 1000.0, 250.0)]

@@ -32,8 +32,8 @@ from tests.cluster.ledger_engine import VOCABULARY
 
 
 @dataclass
-class Lane:
-    """A machine whose requests say the digit of their name for ever. `drawing` names whose tokens
+class SteppedWorker:
+    """A machine whose requests draw the digit of their name for ever. `drawing` names whose tokens
     each step under way draws."""
 
     machine: WorkerMachine
@@ -41,7 +41,7 @@ class Lane:
     owners: dict = field(default_factory=dict)
     landed: int = 0
 
-    def tell(self, event, now_ns: int) -> list:
+    def handle(self, event, now_ns: int) -> list:
         effects = self.machine.handle(event, now_ns)
         for effect in effects:
             if isinstance(effect, RunStep):
@@ -58,7 +58,7 @@ class Lane:
         result = StepResult(self.landed, self.tokens())
         self.drawing.popleft()
         self.landed += 1
-        return self.tell(StepDone(result), now_ns)
+        return self.handle(StepDone(result), now_ns)
 
     def skip(self, steps: int) -> None:
         self.machine.fast_forward(steps, self.tokens())
@@ -66,7 +66,7 @@ class Lane:
 
 
 def plain(effect) -> object:
-    """What an effect says, with the arrays of a plan as lists."""
+    """An effect, with the arrays of a plan as lists."""
     if not isinstance(effect, RunStep):
         return effect
     fields = (getattr(effect.plan, name) for name in StepPlan.__slots__)
@@ -96,18 +96,18 @@ class Duel:
     """Tells both lanes the same; one of them skips where it may."""
 
     def __init__(self, config: WorkerConfig, chance: Random) -> None:
-        self.slow = Lane(WorkerMachine(config))
-        self.quick = Lane(WorkerMachine(config))
+        self.slow = SteppedWorker(WorkerMachine(config))
+        self.quick = SteppedWorker(WorkerMachine(config))
         self.chance = chance
         self.now_ns = 0
         self.names: list[str] = []
         self.imports: dict[str, ImportBlocks] = {}
-        self.held: list[str] = []
+        self.pinned: list[str] = []
         self.seen: Counter[str] = Counter()
 
-    def tell(self, event) -> None:
+    def handle(self, event) -> None:
         self.now_ns += 1
-        self.compare(self.slow.tell(event, self.now_ns), self.quick.tell(event, self.now_ns))
+        self.compare(self.slow.handle(event, self.now_ns), self.quick.handle(event, self.now_ns))
 
     def compare(self, slow: list, quick: list) -> None:
         assert [plain(effect) for effect in slow] == [plain(effect) for effect in quick]
@@ -115,8 +115,8 @@ class Duel:
             match effect:
                 case ImportBlocks(name):
                     self.imports[name] = effect
-                case KvComputed(names, _, _, held):
-                    self.held += [name for name, done in zip(names, held, strict=True) if done]
+                case KvComputed(names, _, _, pinned):
+                    self.pinned += [name for name, done in zip(names, pinned, strict=True) if done]
 
     def arrive(self) -> None:
         chance, name = self.chance, str(len(self.names))
@@ -130,40 +130,40 @@ class Duel:
         )
         match chance.randrange(5):
             case 0:
-                self.tell(ImportsArrived((request,), (chance.randint(1, 60),)))
+                self.handle(ImportsArrived((request,), (chance.randint(1, 60),)))
             case 1:
-                self.tell(PrefillsArrived((request,), (chance.choice([0, 8]),)))
+                self.handle(PrefillsArrived((request,), (chance.choice([0, 8]),)))
             case _:
-                self.tell(RequestsArrived((request,)))
+                self.handle(RequestsArrived((request,)))
 
     def disturb(self) -> None:
         name = self.chance.choice(self.names)
         match self.chance.randrange(12):
             case 0:
-                self.tell(RequestsAborted((name,)))
+                self.handle(RequestsAborted((name,)))
             case 1:
-                self.tell(KvTransfersRequested((name,)))
+                self.handle(KvTransfersRequested((name,)))
             case 2 | 3 if self.imports:
                 self.finish_import(self.chance.choice(sorted(self.imports)))
-            case 4 | 5 if self.held:
-                self.tell(TransferPinsReleased((self.held.pop(),)))
+            case 4 | 5 if self.pinned:
+                self.handle(TransferPinsReleased((self.pinned.pop(),)))
             case _:
                 self.arrive()
 
     def finish_import(self, name: str) -> None:
         end_token = self.imports.pop(name).end_token
-        self.tell(ImportDone(name, self.chance.choice([0, end_token])))
+        self.handle(ImportDone(name, self.chance.choice([0, end_token])))
 
     def advance(self) -> None:
         """Both take some steps, the quick one at one go."""
-        steady = self.quick.machine.repeatable_steps()
-        assert self.slow.machine.repeatable_steps() == steady
-        if not steady:
+        repeatable = self.quick.machine.repeatable_steps()
+        assert self.slow.machine.repeatable_steps() == repeatable
+        if not repeatable:
             self.seen["one by one"] += 1
             self.now_ns += 1
             self.compare(self.slow.land(self.now_ns), self.quick.land(self.now_ns))
             return
-        steps = self.chance.choice([steady, self.chance.randint(1, steady)])
+        steps = self.chance.choice([repeatable, self.chance.randint(1, repeatable)])
         self.seen["at one go"] += steps
         waiting = self.quick.machine.planner.waiting
         self.seen["while some wait"] += steps * bool(waiting)
@@ -186,7 +186,7 @@ class Duel:
             elif self.imports:
                 self.finish_import(min(self.imports))
             else:
-                self.tell(TransferPinsReleased((self.held.pop(),)))
+                self.handle(TransferPinsReleased((self.pinned.pop(),)))
 
 
 def test_steps_taken_at_one_go_change_nothing_that_follows():

@@ -5,35 +5,35 @@ from enum import StrEnum
 from random import Random
 
 
-class Deed(StrEnum):
+class FaultKind(StrEnum):
     """What is done to processes (`kill`, `stop` for a while), to the network (`cut` a worker off
-    from everybody, `isolate` all workers from each other), to tiers (`spoil` bytes in files, `fill`
-    their file system, `kill redis`)."""
+    from everybody, `isolate` all workers from each other), to tiers (`corrupt` bytes in files,
+    `fill` their file system, `kill redis`)."""
 
     KILL = "kill"
     STOP = "stop"
     CUT = "cut"
     ISOLATE = "isolate"
-    SPOIL = "spoil"
+    CORRUPT = "corrupt"
     FILL = "fill"
     KILL_REDIS = "kill redis"
 
 
-LASTING = (Deed.STOP, Deed.CUT, Deed.ISOLATE, Deed.FILL, Deed.KILL_REDIS)
+LASTING = (FaultKind.STOP, FaultKind.CUT, FaultKind.ISOLATE, FaultKind.FILL, FaultKind.KILL_REDIS)
 
 
 @dataclass(frozen=True)
-class Mishap:
+class LiveFault:
     """At `at_s` from the start of the load, to the processes of these names."""
 
     at_s: float
-    deed: Deed
+    kind: FaultKind
     victims: tuple[str, ...] = ()
     for_s: float = 0.0
 
     def __str__(self) -> str:
         lasts = f" for {self.for_s:.1f} s" if self.for_s else ""
-        return " ".join((str(self.deed), " and ".join(self.victims))).strip() + lasts
+        return " ".join((str(self.kind), " and ".join(self.victims))).strip() + lasts
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Victims:
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds: mishaps begin `first_s` after the load, end before `until_s`, and come every
+    """Seconds: faults begin `first_s` after the load, end before `until_s`, and come every
     `every_s` on average. A stop or cut lasts `short_s`, less than the heartbeat's time-out, or
     `long_s`, more than that."""
 
@@ -68,8 +68,8 @@ class Pace:
     long_s: float
 
 
-def draw_mishaps(seed: int, victims: Victims, pace: Pace) -> tuple[Mishap, ...]:
-    """In order of time. Every deed that is possible is as likely; one time in four two processes
+def draw_faults(seed: int, victims: Victims, pace: Pace) -> tuple[LiveFault, ...]:
+    """In order of time. Every kind that is possible is as likely; one time in four two processes
     of different groups are hit at once."""
     chance = Random(f"mishaps {seed}")
     victims = victims.spared(chance)
@@ -80,22 +80,22 @@ def draw_mishaps(seed: int, victims: Victims, pace: Pace) -> tuple[Mishap, ...]:
     return tuple(found)
 
 
-def _one(chance: Random, victims: Victims, pace: Pace, at_s: float) -> Mishap:
-    deeds = [Deed.KILL, Deed.KILL, Deed.STOP]
-    deeds += [Deed.CUT, Deed.ISOLATE] * victims.network
-    deeds += [Deed.SPOIL, Deed.FILL] * victims.files
-    deeds += [Deed.KILL_REDIS] * victims.redis
-    deed = chance.choice(deeds)
-    for_s = chance.choice([pace.short_s, pace.long_s]) if deed in LASTING else 0.0
-    return Mishap(at_s, deed, _names(chance, victims, deed), for_s)
+def _one(chance: Random, victims: Victims, pace: Pace, at_s: float) -> LiveFault:
+    kinds = [FaultKind.KILL, FaultKind.KILL, FaultKind.STOP]
+    kinds += [FaultKind.CUT, FaultKind.ISOLATE] * victims.network
+    kinds += [FaultKind.CORRUPT, FaultKind.FILL] * victims.files
+    kinds += [FaultKind.KILL_REDIS] * victims.redis
+    kind = chance.choice(kinds)
+    for_s = chance.choice([pace.short_s, pace.long_s]) if kind in LASTING else 0.0
+    return LiveFault(at_s, kind, _names(chance, victims, kind), for_s)
 
 
-def _names(chance: Random, victims: Victims, deed: Deed) -> tuple[str, ...]:
+def _names(chance: Random, victims: Victims, kind: FaultKind) -> tuple[str, ...]:
     groups = victims.groups
-    if deed is Deed.CUT:
+    if kind is FaultKind.CUT:
         # The gateways are the ones that stay where they are.
         groups = {group: names for group, names in groups.items() if group != "gateway"}
-    elif deed not in (Deed.KILL, Deed.STOP):
+    elif kind not in (FaultKind.KILL, FaultKind.STOP):
         return ()
     order = sorted(groups)
     chance.shuffle(order)

@@ -1,9 +1,9 @@
-"""Does to a running cluster what a schedule says, and undoes it: signals, cables, bytes on disk."""
+"""Injects the faults of a schedule into a running cluster, and undoes them: signals, cables, bytes
+on disk."""
 
 import asyncio
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,33 +12,17 @@ from pathlib import Path
 from random import Random
 
 from tandem.live.launching.state_directory import ProcessRecord, StateDirectory
-from tests.chaos.mishaps import Deed, Mishap
+from tests.chaos.live_faults import FaultKind, LiveFault
 from tests.chaos.namespaces import isolate, pull_cable
+from tests.kv.tier_blocks import RedisServer
 
-SPOILT_BYTES = 64
-
-
-@dataclass
-class Redis:
-    """A server of our own on `port`, with nothing on disk."""
-
-    port: int
-    process: subprocess.Popen | None = None
-
-    def start(self) -> None:
-        command = ["redis-server", "--port", str(self.port), "--save", "", "--appendonly", "no"]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-
-    def kill(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
+DAMAGED_BYTES = 64
 
 
 @dataclass
-class Hands:
+class FaultInjector:
     """`workers` are all that there should be. `network` is the number of the cluster's switch, if
-    it has one; `folder` is where tiers keep their files. `done` are the mishaps that hit somebody,
+    it has one; `folder` is where tiers keep their files. `done` are the faults that hit somebody,
     with their instants; `seen` is every process that ever ran."""
 
     state: Path
@@ -46,12 +30,12 @@ class Hands:
     seed: int = 0
     network: int | None = None
     folder: Path | None = None
-    redis: Redis | None = None
-    done: list[tuple[float, Mishap]] = field(default_factory=list)
+    redis: RedisServer | None = None
+    done: list[tuple[float, LiveFault]] = field(default_factory=list)
     seen: dict[str, set[ProcessRecord]] = field(default_factory=dict)
 
     def processes(self) -> dict[str, ProcessRecord]:
-        """Those that the cluster says run now."""
+        """Those that run now, by the cluster's own record."""
         record = StateDirectory(self.state).read()
         found = {} if record is None else record.processes
         for name, process in found.items():
@@ -63,39 +47,39 @@ class Hands:
         running = self.processes()
         return self.workers <= running.keys() and all(each.alive for each in running.values())
 
-    async def do_all(self, mishaps: Sequence[Mishap]) -> None:
+    async def do_all(self, faults: Sequence[LiveFault]) -> None:
         """Each at its time from now; returns when all that lasts is over."""
         began_s = time.monotonic()
         async with asyncio.TaskGroup() as doing:
-            for mishap in mishaps:
-                await asyncio.sleep(max(0.0, began_s + mishap.at_s - time.monotonic()))
-                doing.create_task(self.do(mishap))
+            for fault in faults:
+                await asyncio.sleep(max(0.0, began_s + fault.at_s - time.monotonic()))
+                doing.create_task(self.do(fault))
 
-    async def do(self, mishap: Mishap) -> None:
-        self.done.append((time.monotonic(), mishap))
-        match mishap.deed:
-            case Deed.KILL:
-                self._signal(self._targets(mishap), signal.SIGKILL)
-            case Deed.STOP:
-                targets = self._targets(mishap)
+    async def do(self, fault: LiveFault) -> None:
+        self.done.append((time.monotonic(), fault))
+        match fault.kind:
+            case FaultKind.KILL:
+                self._signal(self._targets(fault), signal.SIGKILL)
+            case FaultKind.STOP:
+                targets = self._targets(fault)
                 self._signal(targets, signal.SIGSTOP)
-                await asyncio.sleep(mishap.for_s)
+                await asyncio.sleep(fault.for_s)
                 self._signal(targets, signal.SIGCONT)
-            case Deed.CUT | Deed.ISOLATE:
-                await self._disconnect(mishap)
-            case Deed.SPOIL:
-                self._spoil(Random(f"{self.seed} {mishap}"))
-            case Deed.FILL:
-                await self._fill(mishap.for_s)
-            case Deed.KILL_REDIS:
+            case FaultKind.CUT | FaultKind.ISOLATE:
+                await self._disconnect(fault)
+            case FaultKind.CORRUPT:
+                self._corrupt_files(Random(f"{self.seed} {fault}"))
+            case FaultKind.FILL:
+                await self._fill(fault.for_s)
+            case FaultKind.KILL_REDIS:
                 assert self.redis is not None
                 self.redis.kill()
-                await asyncio.sleep(mishap.for_s)
+                await asyncio.sleep(fault.for_s)
                 self.redis.start()
 
-    def _targets(self, mishap: Mishap) -> list[ProcessRecord]:
+    def _targets(self, fault: LiveFault) -> list[ProcessRecord]:
         running = self.processes()
-        return [running[name] for name in mishap.victims if name in running]
+        return [running[name] for name in fault.victims if name in running]
 
     def _signal(self, targets: Sequence[ProcessRecord], number: signal.Signals) -> None:
         for target in targets:
@@ -103,18 +87,18 @@ class Hands:
                 if target.alive:
                     os.kill(target.pid, number)
 
-    async def _disconnect(self, mishap: Mishap) -> None:
+    async def _disconnect(self, fault: LiveFault) -> None:
         assert self.network is not None
-        names = mishap.victims or sorted(self.workers)
+        names = fault.victims or sorted(self.workers)
         for name in names:
-            self._cable(mishap.deed, name, True)
-        await asyncio.sleep(mishap.for_s)
+            self._cable(fault.kind, name, True)
+        await asyncio.sleep(fault.for_s)
         for name in names:
-            self._cable(mishap.deed, name, False)
+            self._cable(fault.kind, name, False)
 
-    def _cable(self, deed: Deed, name: str, begins: bool) -> None:
+    def _cable(self, kind: FaultKind, name: str, begins: bool) -> None:
         assert self.network is not None
-        if deed is Deed.CUT:
+        if kind is FaultKind.CUT:
             pull_cable(self.network, name, out=begins)
         else:
             isolate(self.network, name, apart=begins)
@@ -122,15 +106,15 @@ class Hands:
     def _files(self) -> list[Path]:
         assert self.folder is not None
         found = (path for path in self.folder.rglob("*") if path.is_file())
-        return sorted(path for path in found if path.stat().st_size > SPOILT_BYTES)
+        return sorted(path for path in found if path.stat().st_size > DAMAGED_BYTES)
 
-    def _spoil(self, chance: Random) -> None:
+    def _corrupt_files(self, chance: Random) -> None:
         """Bytes in the middle of every file are turned over."""
         for path in self._files():
             with suppress(OSError), path.open("r+b") as file:
                 for _ in range(8):
-                    file.seek(chance.randrange(path.stat().st_size - SPOILT_BYTES))
-                    data = file.read(SPOILT_BYTES)
+                    file.seek(chance.randrange(path.stat().st_size - DAMAGED_BYTES))
+                    data = file.read(DAMAGED_BYTES)
                     file.seek(-len(data), os.SEEK_CUR)
                     file.write(bytes(byte ^ 0xFF for byte in data))
 

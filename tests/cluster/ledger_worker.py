@@ -1,4 +1,4 @@
-"""A worker machine over a ledger engine, driven by hand, and the workloads that the laws draw."""
+"""A worker machine over a ledger engine, driven step by step, and the workloads that laws draw."""
 
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -18,20 +18,21 @@ from tandem.messages.worker import (
     KvComputed,
     Refuse,
     ReportBlocks,
+    RequestsArrived,
     RunStep,
     StepDone,
 )
 from tandem.policy.batching import TokenBudgetBatching
-from tests.cluster.ledger_engine import VOCABULARY, LedgerEngine
+from tests.cluster.ledger_engine import VOCABULARY, LedgerEngine, answer
 
 CONTEXT_TOKENS = 40
 
 
 @dataclass
-class World:
+class LedgerWorker:
     """Steps run, and land, when `land` is called: as late as an engine may run them. `imports` are
-    asked for and not done; `computed` is the last that was said about KV for another worker,
-    `effects` are those of the last event, `drawing` names whose tokens the steps under way draw."""
+    asked for and not done, `computed` is the last report of KV for another worker, `drawing` are
+    the requests whose tokens the steps under way draw."""
 
     machine: WorkerMachine
     engine: LedgerEngine
@@ -44,19 +45,25 @@ class World:
     cancelled: set = field(default_factory=set)
     computed: dict = field(default_factory=dict)
     cached_hashes: set = field(default_factory=set)
-    effects: list = field(default_factory=list)
     now_ns: int = 0
     owners: dict = field(default_factory=dict)
 
     @classmethod
-    def of(cls, config: WorkerConfig) -> "World":
+    def of(cls, config: WorkerConfig) -> "LedgerWorker":
         engine = LedgerEngine(config.block_size, config.block_count, config.max_sequences)
         return cls(WorkerMachine(config), engine)
 
-    def tell(self, event) -> None:
+    @property
+    def running(self) -> list[str]:
+        return [sequence.request.request_id for sequence in self.machine.sequences.running]
+
+    def arrive(self, *wanted: Request) -> list:
+        return self.handle(RequestsArrived(wanted))
+
+    def handle(self, event) -> list:
         self.now_ns += 1
-        self.effects = self.machine.handle(event, self.now_ns)
-        for effect in self.effects:
+        effects = self.machine.handle(event, self.now_ns)
+        for effect in effects:
             self._perform(effect)
         assert len(self.landing) <= self.machine.config.max_steps_in_flight
         if self.machine.config.pipeline_stages > 1:
@@ -66,6 +73,7 @@ class World:
         pool = self.machine.sequences.pool
         assert len(self.cached_hashes) == pool.cached_blocks
         assert all(pool.holds(digest) for digest in self.cached_hashes)
+        return effects
 
     def _perform(self, effect) -> None:
         match effect:
@@ -108,11 +116,11 @@ class World:
             if reason:
                 self.finished[request_id] = reason
 
-    def land(self) -> None:
+    def land(self) -> list:
         self.drawing.popleft()
-        self.tell(StepDone(self.engine.run(self.landing.popleft())))
+        return self.handle(StepDone(self.engine.run(self.landing.popleft())))
 
-    def finish_import(self, request_id: str, kv: list[bytes], output_tokens=()) -> None:
+    def finish_import(self, request_id: str, kv: list[bytes], output_tokens=()) -> list:
         """The import ends with the KV of the tokens that `kv` has; what lies beyond is nonsense.
         `output_tokens` were drawn elsewhere in the meantime."""
         wanted = self.imports.pop(request_id)
@@ -120,7 +128,7 @@ class World:
         tokens = min(len(kv), wanted.end_token)
         self.engine.spoil(wanted.blocks)
         self.engine.write(wanted.blocks, kv[wanted.first_token : tokens])
-        self.tell(ImportDone(request_id, tokens, tuple(output_tokens)))
+        return self.handle(ImportDone(request_id, tokens, tuple(output_tokens)))
 
     def drain(self) -> None:
         for _ in range(20_000):
@@ -133,6 +141,31 @@ class World:
         assert self.machine.idle
         assert self.machine.sequences.pool.free_blocks == self.machine.config.block_count
         assert len(self.machine.sequences.free_slots) == self.machine.config.max_sequences
+
+
+def small_worker(**changes) -> LedgerWorker:
+    config = {
+        "block_size": 4,
+        "block_count": 20,
+        "context_tokens": CONTEXT_TOKENS,
+        "vocabulary_tokens": VOCABULARY,
+        "max_sequences": 2,
+        "batching": TokenBudgetBatching(16),
+        "root": CacheRoot("m", "r", b""),
+        "steps_in_flight": 0,
+    } | changes
+    return LedgerWorker.of(WorkerConfig(**config))
+
+
+def request(name: str, priority: int = 0, prompt=(1, 2, 3), **sampling) -> Request:
+    parameters = SamplingParameters(**({"max_tokens": 12} | sampling))
+    return Request(name, tuple(prompt), parameters, priority=priority)
+
+
+def check_answer(one: Request, got: list[int], *, whole: bool = True) -> None:
+    """A request gets what it would get alone; the first part of that where it was cut off."""
+    expected = answer(one.prompt_tokens, one.sampling, CONTEXT_TOKENS)
+    assert got == (expected if whole else expected[: len(got)])
 
 
 @st.composite

@@ -1,5 +1,5 @@
-"""What clients ask while things go wrong: the arrivals and lengths of a recorded trace. Answers
-depend on nothing but the question, so that one undisturbed process can say them beforehand."""
+"""The load of a storm: questions with the arrivals and lengths of a recorded trace. Answers depend
+on nothing but the question, so that one undisturbed process can give them beforehand."""
 
 import csv
 import itertools
@@ -31,7 +31,7 @@ class Manner(StrEnum):
 
 
 @dataclass(frozen=True)
-class Ask:
+class Question:
     """One request: `path` and `body` without `stream`. `turns` are what the user says later in the
     same conversation, each after the answer before."""
 
@@ -46,13 +46,13 @@ class Arrival:
     """`after_pieces` is when a client that leaves does so."""
 
     at_s: float
-    ask: Ask
+    question: Question
     manner: Manner
     after_pieces: int = 0
 
 
 @dataclass(frozen=True)
-class Said:
+class Answer:
     """An answer as the client sees it."""
 
     texts: tuple[str, ...] = ()
@@ -87,12 +87,12 @@ def trace_lengths() -> list[tuple[float, int, int]]:
     ]
 
 
-def catalogue(seed: int, count: int, most_tokens: int = MOST_OUTPUT_TOKENS) -> list[Ask]:
+def catalogue(seed: int, count: int, most_tokens: int = MOST_OUTPUT_TOKENS) -> list[Question]:
     """Questions with the lengths of the trace; every fourth is a conversation."""
     chance = Random(f"asks {seed}")
     rows = trace_lengths()
     first = chance.randrange(len(rows))
-    asks = []
+    questions = []
     for index in range(count):
         _, prompt_tokens, output_tokens = rows[(first + index) % len(rows)]
         words = max(8, min(MOST_PROMPT_WORDS, prompt_tokens // 2))
@@ -103,19 +103,21 @@ def catalogue(seed: int, count: int, most_tokens: int = MOST_OUTPUT_TOKENS) -> l
         own = [chance.choice(WORDS) for _ in range(words - len(shared))]
         text = " ".join(shared + own)
         parameters = dict(PARAMETERS[index % len(PARAMETERS)])
-        asks.append(_ask(f"ask {index}", text, parameters | {"max_tokens": tokens}, index % 4 == 3))
-    return asks
+        questions.append(
+            _question(f"ask {index}", text, parameters | {"max_tokens": tokens}, index % 4 == 3)
+        )
+    return questions
 
 
-def _ask(name: str, text: str, parameters: dict[str, Any], conversation: bool) -> Ask:
+def _question(name: str, text: str, parameters: dict[str, Any], conversation: bool) -> Question:
     body = {"model": "tandem-mini", "ignore_eos": "stop" not in parameters, **parameters}
     if not conversation:
-        return Ask(name, "/v1/completions", body | {"prompt": text})
+        return Question(name, "/v1/completions", body | {"prompt": text})
     if "logprobs" in body:
         body |= {"logprobs": True, "top_logprobs": body["logprobs"]}
     body["max_tokens"] = min(80, body["max_tokens"])
     turns = ("Tell me more.", "And then?")
-    return Ask(
+    return Question(
         name,
         "/v1/chat/completions",
         body | {"messages": [{"role": "user", "content": text}]},
@@ -123,7 +125,7 @@ def _ask(name: str, text: str, parameters: dict[str, Any], conversation: bool) -
     )
 
 
-def arrivals(seed: int, asks: list[Ask], duration_s: float, rate: float) -> list[Arrival]:
+def arrivals(seed: int, questions: list[Question], duration_s: float, rate: float) -> list[Arrival]:
     """Requests over `duration_s`, `rate` a second on average, with the gaps of the trace."""
     chance = Random(f"arrivals {seed}")
     rows = trace_lengths()
@@ -132,7 +134,7 @@ def arrivals(seed: int, asks: list[Ask], duration_s: float, rate: float) -> list
     found, at_s, index = [], 0.0, chance.randrange(len(gaps_s))
     while at_s < duration_s:
         manner = chance.choice([Manner.READS] * 6 + [Manner.WHOLE] + list(Manner)[2:])
-        found.append(Arrival(at_s, chance.choice(asks), manner, chance.randint(1, 40)))
+        found.append(Arrival(at_s, chance.choice(questions), manner, chance.randint(1, 40)))
         at_s += gaps_s[index % len(gaps_s)] * scale
         index += 1
     return found
