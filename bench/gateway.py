@@ -43,7 +43,7 @@ from tandem.config.processes import (
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.live.channels.gateway_channel import GatewayChannel
-from tandem.live.channels.keys import Admitted, AdmittedKeys, KeyPair, PeerRole, make_keys
+from tandem.live.channels.keys import Admitted, AdmittedKeys, KeyPair, PeerRole, make_pair
 from tandem.live.channels.sockets import GatewayKeys
 from tandem.live.gateway.gateway import Gateway
 from tandem.live.processes.gateway import assemble_gateway
@@ -58,7 +58,7 @@ block_size: 16
 pools:
   - {name: both, role: both, count: 1, device: cpu, max_num_seqs: 4096}
 """
-GATEWAY_PAIR, WORKER_PAIR = make_keys()
+GATEWAY_PAIR, WORKER_PAIR = make_pair(), make_pair()
 KEYS = CurveKeys(
     gateway_public=GATEWAY_PAIR.public,
     gateway_secret=GATEWAY_PAIR.secret,

@@ -152,7 +152,7 @@ def test_the_worker_thread_of_a_tier_tells_its_owner():
 def test_the_worker_thread_of_a_connector_tells_its_owner():
     told, own = threading.Event(), {"own": None, "scratch_region": None}
     buffers = type("Buffers", (), own)()
-    calls = TransferCalls(explode, explode, told.set, time.monotonic_ns)
+    calls = TransferCalls(explode, told.set, time.monotonic_ns)
     worker = ConnectorWorker(Exploding(), buffers, TransferConfig(), calls, explode)
     worker.start_worker()
     worker.read_shard(type("Read", (), {"peer": "p"})(), b"")

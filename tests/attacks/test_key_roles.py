@@ -175,7 +175,7 @@ def test_a_workers_key_cannot_act_as_an_operators_nor_the_other_way_round(file):
                 await asyncio.to_thread(asked, attack)
         with pytest.raises(OperatorFailed, match="this key is a worker's"):
             await asyncio.to_thread(drained, ONE)
-        assert not at_gateway.told
+        assert not at_gateway.received
         # The same question with the right key is heard; what it is told is not this test's matter.
         waiting = asyncio.ensure_future(asyncio.to_thread(drained, OPERATOR))
         said = await at_gateway.first(MessageFromOperator)

@@ -20,6 +20,7 @@ from tandem.facts.kv import BlockFormat
 from tandem.facts.model import AttentionSpec, ModelSpec, NormSpec, RopeSpec
 from tandem.kernels.faces import choose_kernels
 from tandem.live.processes import shared_pool as pool_process
+from tandem.live.processes import stores
 from tandem.live.processes.model import plan_model
 from tandem.live.processes.setups import Setups, fresh_keys
 from tandem.live.processes.shared_pool import check_memory, tiers_of
@@ -233,7 +234,7 @@ def test_a_process_of_the_pool_counts_what_it_is_about_to_take(monkeypatch):
         check_memory(node, tiers, stored, 4 * GIB + GIB // 8)
     mapped = []
     monkeypatch.setattr(pool_process, "host_facts", lambda: MachineFacts(4, 2 * GIB))
-    monkeypatch.setattr(pool_process, "HostStore", lambda *_: mapped.append(1))
+    monkeypatch.setattr(stores, "HostStore", lambda *_: mapped.append(1))
     with pytest.raises(InvalidConfiguration, match=r"2\.0 GiB are free"):
         pool_process._run(node)
     assert not mapped

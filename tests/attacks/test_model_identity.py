@@ -191,10 +191,10 @@ def test_weights_that_change_while_they_are_loaded_are_refused(tmp_path, change)
     folder = copied_model(tmp_path / "model")
     options = ServeOptions(threads=1, kv_cache_memory="16MiB")
     model = plan_model(str(folder), options)
-    load_model(model, options, model.kernels)
+    load_model(model, options, model.plan.threads)
     change(folder)
     with pytest.raises(InvalidConfiguration, match=r"model\.safetensors changed while it was"):
-        load_model(model, options, model.kernels)
+        load_model(model, options, model.plan.threads)
 
 
 # Digests

@@ -30,7 +30,7 @@ from tests.engine.tiny import (
     tiny_decoder,
     tiny_spec,
 )
-from tests.live import test_local_worker as local
+from tests.live import toy_cluster as local
 from tests.live.ends import PATIENCE_S
 from tests.live.toy_cluster import (
     CONTEXT_TOKENS,

@@ -30,7 +30,7 @@ from tandem.live.processes.key_files import (
     read_worker_keys,
     write_fresh_keys,
 )
-from tandem.live.processes.setups import Setups, gateway_program, pool_node_program
+from tandem.live.processes.setups import Setups, program_of
 from tandem.live.processes.shared_pool import password_of
 from tests.api.conftest import *  # noqa: F403 (its fixtures: a scripted generator and a text model)
 from tests.api.server import serving
@@ -270,8 +270,8 @@ def test_processes_of_a_cluster_get_no_secret_as_a_word(secrets):
     made = Setups(told)
     made.share.host = type(made.share.host)(2, 8 << 30, (f"{SECRET}-env",))
     programs = [
-        gateway_program(made.gateway(0, directory.path, "tcp://127.0.0.1:0"), directory),
-        pool_node_program(made.pool_node("pool-0", ("tcp://127.0.0.1:1",)), directory),
+        program_of(made.gateway(0, directory.path, "tcp://127.0.0.1:0"), directory),
+        program_of(made.pool_node("pool-0", ("tcp://127.0.0.1:1",)), directory),
     ]
     for program in programs:
         assert not any(SECRET in word for word in program.command)
@@ -365,16 +365,16 @@ def test_a_gateway_alone_keeps_no_secret_of_the_workers(tmp_path, monkeypatch):
 
 def test_two_first_starts_at_once_make_one_secret(tmp_path, monkeypatch):
     file = tmp_path / "kv.secret"
-    made, others = private_directory.make_keys, []
+    made, others = private_directory.make_pair, []
 
-    def make_keys():
+    def make_pair():
         if not others:
             others.append("")
             # At this very moment the other one does all that it does.
             others.append(private_directory.secret_of(file))
         return made()
 
-    monkeypatch.setattr(private_directory, "make_keys", make_keys)
+    monkeypatch.setattr(private_directory, "make_pair", make_pair)
     assert private_directory.secret_of(file) == others[1] != ""
     assert file.stat().st_mode & 0o777 == 0o600
     assert list(tmp_path.iterdir()) == [file]

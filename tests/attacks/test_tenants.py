@@ -35,13 +35,13 @@ from tandem.policy.qos.classes import Classes, ServiceClass
 from tandem.policy.qos.fair_queue import Turns
 from tandem.text.model import TextModel
 from tests.live.ends import PATIENCE_S
-from tests.live.test_local_worker import make_worker
 from tests.live.toy_cluster import (
     SEQUENCES,
     GatedLedger,
     ToyWorker,
     gateway_config,
     make_gateway,
+    make_worker,
     request,
     serving,
     until,

@@ -8,7 +8,7 @@ from tandem.facts.backoff import longest, retry_after, spread
 from tandem.facts.errors import Overloaded
 from tandem.kv.tiers.pool.client import PoolClient, PoolClientTerms
 from tandem.kv.tiers.redis_client import Breaker
-from tandem.live.channels.keys import make_keys
+from tandem.live.channels.keys import make_pair
 from tandem.live.channels.node_channel import NodeChannel
 from tandem.live.channels.sockets import NodeKeys
 from tandem.live.launching.supervisor import RestartConfig, Restarts
@@ -90,7 +90,7 @@ def test_workers_that_lost_a_gateway_connect_again_at_unlike_times(monkeypatch):
     delays = []
 
     async def lose(chance):
-        gateways, workers = make_keys()
+        gateways, workers = make_pair(), make_pair()
         channel = NodeChannel(
             "tcp://127.0.0.1:1",
             "w/1",

@@ -14,7 +14,7 @@ from threading import Event
 import msgspec
 
 from tandem.kernels.transfer import choose_transfer
-from tandem.kv.transfer.config import TransferCalls, TransferConfig, TransferMemory
+from tandem.kv.transfer.config import TransferCalls, TransferConfig, TransferEvent, TransferMemory
 from tandem.kv.transfer.engine import KvTransferEngine
 from tests.kv.ending import closing
 from tests.kv.exporter import make_connector
@@ -28,8 +28,8 @@ def export_everything(names: list[str], ranks: int) -> None:
     split = Split(ranks)
     worker, transfer = SplitWorker(split, 1), choose_transfer()
     worker.write(model_kv(TOKENS, split, seed=3), list(ORDER.source_blocks))
-    exported: SimpleQueue[int] = SimpleQueue()
-    calls = TransferCalls(lambda *_: None, exported.put, Event().set, time.monotonic_ns)
+    exported: SimpleQueue[TransferEvent] = SimpleQueue()
+    calls = TransferCalls(exported.put, Event().set, time.monotonic_ns)
     engines = [
         KvTransferEngine(
             TransferMemory(worker.regions[rank], worker.export, rank, transfer),

@@ -22,7 +22,7 @@ def test_bytes_and_shapes(dtype):
     layout = replace(LAYOUT, dtype=dtype)
     store = KvStore(layout, 5, torch.device("cpu"))
     assert tuple(store.pool_BL2KSD.shape) == layout.pool_shape(5) == (5, 3, 2, 2, 4, 8)
-    assert layout.block_bytes == store.block(0).nbytes == 4 * layout.token_bytes
+    assert layout.block_bytes == store.pool_BL2KSD[0].nbytes == 4 * layout.token_bytes
     assert store.bytes == store.pool_BL2KSD.nbytes == 5 * layout.block_bytes
     assert store.device == torch.device("cpu")
 
@@ -30,10 +30,10 @@ def test_bytes_and_shapes(dtype):
 def test_a_block_is_one_span_and_a_layer_a_view():
     store = KvStore(LAYOUT, 5, torch.device("cpu"))
     store.pool_BL2KSD.zero_()
-    assert store.block(3).is_contiguous()
+    assert store.pool_BL2KSD[3].is_contiguous()
     assert store.layer(1).shape == (5, 2, 2, 4, 8)
     store.layer(1)[3, 0, 1, 2] = 1.0
-    assert store.block(3)[1, 0, 1, 2].eq(1.0).all()
+    assert store.pool_BL2KSD[3][1, 0, 1, 2].eq(1.0).all()
     assert store.pool_BL2KSD.sum() == 8
     assert store.layer(1) is store.layer(1)
 
@@ -142,8 +142,8 @@ def test_memory_is_there_before_it_is_touched():
     shared = SharedRegion.create(3 * WARM_BYTES + 5, "warmed")
     shared.view[7] = 7
     shared.warm()
-    shared._warming.join(20)
-    assert not shared._warming.alive
+    shared._warming._thread.join(20)
+    assert not shared._warming._thread.alive
     pages = -(-shared.region.bytes // mmap.PAGESIZE)
     assert os.fstat(shared.region.descriptor).st_blocks * 512 == pages * mmap.PAGESIZE
     assert shared.view[7] == 7

@@ -175,19 +175,19 @@ def test_one_that_is_gone_is_not_waited_for():
         asking.start()
         connection, _ = silent.accept()
         client.disconnect_pool_node("pool-0", "another start")
-        assert client.nodes == ("pool-0",)
+        assert list(client._nodes) == ["pool-0"]
         client.disconnect_pool_node("pool-0", "start")
         asking.join(END_S)
         connection.close()
         assert "it is gone" in found[0].problem
-        assert client.nodes == ()
+        assert not client._nodes
 
 
 def test_addresses_that_are_none_are_not_tried():
     with client_of() as client:
         for address in ("", "127.0.0.1", "a.name:80", "0.0.0.0:80", "127.0.0.1:x"):
             client.connect_pool_node("pool-0", "start", address)
-        assert client.nodes == ()
+        assert not client._nodes
         assert client.put_blocks(names(1), contents(names(1))).problem
 
 

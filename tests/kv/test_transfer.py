@@ -228,10 +228,6 @@ def test_the_next_connector_is_taken_when_one_does_not_lead_there():
     near.refusal = ""
     transfers.clock.now_ns = 2_000_000_000
     assert transfers.move(4, order).connector == "near"
-    assert {name: s.failed_reads for name, s in transfers.transfers.statistics().items()} == {
-        "near": 3,
-        "far": 1,
-    }
     transfers.close()
 
 
@@ -317,9 +313,9 @@ def test_many_moves_at_once_do_not_disturb_each_other():
             pair.source.announce(orders[-1])
         for move_id, order in enumerate(orders):
             pair.transfers.transfers.start_transfer(move_id, order)
-        ended = dict(pair.transfers.ended.get(timeout=20) for _ in orders)
-        assert sorted(ended) == list(range(12))
-        assert all(report.arrived for report in ended.values())
+        ended = [pair.transfers.ended.get(timeout=20) for _ in orders]
+        assert sorted(each.move_id for each in ended) == list(range(12))
+        assert all(each.report.arrived for each in ended)
         wanted = pair.target.pools[0].clone()
         for order in orders:
             wanted[list(order.target_blocks)] = pair.expected(order)[0][list(order.target_blocks)]

@@ -16,8 +16,9 @@ from tandem.facts.kv import Endpoint, KvExport, MoveKv, MoveReport
 from tandem.kernels.transfer import Transfer, choose_transfer
 from tandem.kv.connectors.contract import Completion, ConnectorError, Spans, problem_of
 from tandem.kv.region import Region
-from tandem.kv.transfer.config import TransferCalls, TransferConfig, TransferMemory
+from tandem.kv.transfer.config import TransferCalls, TransferConfig, TransferEvent, TransferMemory
 from tandem.kv.transfer.engine import KvTransferEngine
+from tandem.messages.node import BlocksExported, MoveFinished
 from tests.kv.split_workers import Split, SplitWorker, model_kv, order_for
 
 
@@ -182,26 +183,28 @@ class TransferRank:
     ) -> None:
         self.worker = worker
         self.clock = Clock()
-        self.ended: SimpleQueue[tuple[int, MoveReport]] = SimpleQueue()
+        self.ended: SimpleQueue[MoveFinished] = SimpleQueue()
         self.exported: SimpleQueue[int] = SimpleQueue()
         self.failed = Event()
         memory = TransferMemory(worker.regions[rank], worker.export, rank, transfer)
-        calls = TransferCalls(
-            lambda move_id, report: self.ended.put((move_id, report)),
-            self.exported.put,
-            self.failed.set,
-            now_ns or self.clock,
-        )
+        calls = TransferCalls(self._answered, self.failed.set, now_ns or self.clock)
         self.transfers = KvTransferEngine(memory, connectors, config, calls)
+
+    def _answered(self, event: TransferEvent) -> None:
+        match event:
+            case MoveFinished():
+                self.ended.put(event)
+            case BlocksExported(export_id):
+                self.exported.put(export_id)
 
     def move(self, move_id: int, order: MoveKv) -> MoveReport:
         self.transfers.start_transfer(move_id, order)
         return self.report_of(move_id)
 
     def report_of(self, move_id: int) -> MoveReport:
-        ended, report = self.ended.get(timeout=PATIENCE_S)
-        assert ended == move_id
-        return report
+        ended = self.ended.get(timeout=PATIENCE_S)
+        assert ended.move_id == move_id
+        return ended.report
 
     def close(self) -> None:
         self.transfers.stop_transfers()

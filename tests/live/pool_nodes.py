@@ -1,34 +1,27 @@
 """Processes of the shared pool as a cluster starts them, and a gateway in the test that believes
-what they say."""
+what they report."""
 
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tandem.config.processes import CurveKeys, PoolNodeSetup, write_setup
+from tandem.config.processes import PoolNodeSetup
 from tandem.facts.fleet import Tier
 from tandem.kernels.transfer import choose_transfer
 from tandem.kv.connectors.tcp.stream import TcpLimits
 from tandem.kv.tiers.pool.client import PoolClient, PoolClientTerms
 from tandem.live.channels.gateway_channel import ChannelNews, GatewayChannel
-from tandem.live.channels.keys import Admitted, AdmittedKeys, PeerRole, make_keys
-from tandem.live.channels.sockets import GatewayKeys
 from tandem.live.clock import now_ns
-from tandem.live.processes.connectors import (
-    block_secret,
-    random_bytes,
-    transfer_secret,
-)
+from tandem.live.processes.connectors import block_secret, random_bytes, transfer_secret
+from tandem.live.processes.setups import POOL_PROCESS
 from tandem.messages.cluster import (
     Audit,
     Audited,
     PoolNodeGone,
     PoolNodeJoined,
-    Registered,
     RegisterPoolNode,
     TiersReported,
 )
@@ -37,34 +30,19 @@ from tandem.messages.router import BlocksListed, BlocksReported
 from tests.config.clusters import node_setup
 from tests.kv.ending import closing
 from tests.kv.tier_blocks import FORMAT
-from tests.live.gateway_side import LoopThread
+from tests.live.ends import GATEWAY_KEYS, KEYS, PATIENCE_S
+from tests.live.gateway_side import TERMS, LoopThread, Processes
 
-PATIENCE_S = 60.0
-GATEWAY_PAIR, WORKER_PAIR = make_keys()
-WORKER = Admitted(PeerRole.WORKER, WORKER_PAIR.public)
-KEYS = CurveKeys(
-    gateway_public=GATEWAY_PAIR.public,
-    worker_public=WORKER_PAIR.public,
-    worker_secret=WORKER_PAIR.secret,
-)
-WELCOME = Registered("g0", 50_000_000, 10_000_000_000, 20_000_000_000)
-START = """
-import sys
-from pathlib import Path
-from tandem.live.processes.shared_pool import run_pool_node
-from tandem.config.processes import PoolNodeSetup, read_setup
-run_pool_node(read_setup(PoolNodeSetup, Path(sys.argv[1])))
-"""
 TRANSFER = choose_transfer()
 LIMITS = TcpLimits(connect_s=2.0, silence_s=2.0)
 
 
 class PoolSide:
-    """What a gateway knows of the pool: `held` by node, `hellos` by node."""
+    """What a gateway knows of the pool: `held` and `registered` by node."""
 
     def __init__(self) -> None:
         self.held: dict[str, set[bytes]] = {}
-        self.hellos: dict[str, RegisterPoolNode] = {}
+        self.registered: dict[str, RegisterPoolNode] = {}
         self.figures: dict[str, TiersReported] = {}
         self.audited: dict[str, Audited] = {}
         self.changed = threading.Condition()
@@ -74,8 +52,7 @@ class PoolSide:
         self.endpoint = self._loop.run(self._open())
 
     async def _open(self) -> str:
-        keys = GatewayKeys(GATEWAY_PAIR, AdmittedKeys([WORKER]))
-        self._channel = GatewayChannel("tcp://127.0.0.1:0", keys, self._hear)
+        self._channel = GatewayChannel("tcp://127.0.0.1:0", GATEWAY_KEYS, self._receive)
         return self._channel.open()
 
     def close(self) -> None:
@@ -84,25 +61,25 @@ class PoolSide:
 
     def until(self, condition: Callable[[], object]) -> None:
         with self.changed:
-            assert self.changed.wait_for(condition, PATIENCE_S), (self.hellos, self.held)
+            assert self.changed.wait_for(condition, PATIENCE_S), (self.registered, self.held)
 
     def until_held(self, node: str, digests: set[bytes]) -> None:
-        """These, and nothing else, are said to be there."""
+        """These, and nothing else, are reported to be there."""
         self.until(lambda: self.held[node] == digests)
 
-    def say(self, node: str, message: Any) -> None:
-        async def send() -> None:
+    def send(self, node: str, message: Any) -> None:
+        async def on_loop() -> None:
             self._channel.send(self._peers[node], message)
 
-        self._loop.run(send())
+        self._loop.run(on_loop())
 
     def audit(self, node: str) -> Audited:
         self.audited.pop(node, None)
-        self.say(node, Audit())
+        self.send(node, Audit())
         self.until(lambda: node in self.audited)
         return self.audited[node]
 
-    def _hear(self, news: ChannelNews) -> None:
+    def _receive(self, news: ChannelNews) -> None:
         with self.changed:
             match news:
                 case MessageFromWorker(peer, message):
@@ -115,13 +92,13 @@ class PoolSide:
     def _take(self, peer: str, message: object) -> None:
         match message:
             case RegisterPoolNode():
-                self._channel.send(peer, WELCOME)
-                for other, register in self.hellos.items():
+                self._channel.send(peer, TERMS)
+                for other, register in self.registered.items():
                     if other != message.worker:
                         self._channel.send(peer, _joined(register))
                         self._channel.send(self._peers[other], _joined(message))
                 self._peers[message.worker] = peer
-                self.hellos[message.worker] = message
+                self.registered[message.worker] = message
             case BlocksListed(node, tier, hashes, number):
                 assert tier is Tier.REMOTE
                 self.held[node], self._numbers[node] = set(hashes), number
@@ -140,7 +117,7 @@ class PoolSide:
                 self.audited[node] = message
 
     def _lose(self, node: str) -> None:
-        register = self.hellos.pop(node)
+        register = self.registered.pop(node)
         del self._peers[node], self.held[node]
         for other in self._peers.values():
             self._channel.send(other, PoolNodeGone(node, register.incarnation))
@@ -150,32 +127,20 @@ def _joined(register: RegisterPoolNode) -> PoolNodeJoined:
     return PoolNodeJoined(register.worker, register.incarnation, register.address)
 
 
-class PoolNodes:
-    """Processes; each writes a log into `folder`."""
+class PoolNodes(Processes):
+    """Processes of the shared pool of one gateway."""
 
     def __init__(self, folder: Path, side: PoolSide) -> None:
-        self.folder = folder
+        super().__init__(folder)
         self.side = side
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def setup(self, node: str, **changes: Any) -> PoolNodeSetup:
-        usual = {
-            "node": node,
-            "gateways": (self.side.endpoint,),
-            "keys": KEYS,
-        }
         kept = node_setup(FORMAT, 400 * FORMAT.block_bytes, changes)
-        return PoolNodeSetup(**{**usual, **kept})
+        usual = {"node": node, "gateways": (self.side.endpoint,), "keys": KEYS.of_worker()}
+        return PoolNodeSetup(**usual | kept)
 
     def start(self, node: str, **changes: Any) -> "subprocess.Popen[bytes]":
-        setup = self.setup(node, **changes)
-        file = self.folder / f"{node}.json"
-        write_setup(setup, file)
-        with (self.folder / f"{node}.log").open("ab") as log:
-            self.processes[node] = subprocess.Popen(
-                [sys.executable, "-c", START, str(file)], stdout=log, stderr=log
-            )
-        return self.processes[node]
+        return self.launch(node, POOL_PROCESS, self.setup(node, **changes))
 
     @contextmanager
     def client(self, *nodes: str) -> Iterator[PoolClient]:
@@ -189,22 +154,12 @@ class PoolNodes:
             self.join(client, *nodes)
             yield client
 
-    def end(self, node: str, how: int) -> int:
-        process = self.processes[node]
-        process.send_signal(how)
-        return process.wait(PATIENCE_S)
-
     def join(self, client: PoolClient, *nodes: str) -> None:
         """Once the gateway knows them."""
         self.side.until(lambda: set(nodes) <= self.side.held.keys())
         for node in nodes:
-            register = self.side.hellos[node]
+            register = self.side.registered[node]
             client.connect_pool_node(node, register.incarnation, register.address)
-
-    def kill_all(self) -> None:
-        for process in self.processes.values():
-            process.kill()
-            process.wait()
 
 
 @contextmanager
@@ -214,7 +169,6 @@ def pool_nodes(folder: Path) -> Iterator[PoolNodes]:
     try:
         yield nodes
     finally:
-        for node in nodes.processes:
-            print(f"--- {node}", (folder / f"{node}.log").read_text(), sep="\n")
+        nodes.print_logs()
         nodes.kill_all()
         side.close()

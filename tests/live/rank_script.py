@@ -1,4 +1,4 @@
-"""A rank without a model, as a process: answers its leader until told otherwise."""
+"""A rank without a model, as a process: answers its leader until the link ends."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""A gateway that says whatever it likes, byte for byte."""
+"""A gateway that sends whatever it likes, byte for byte."""
 
 from collections import Counter
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ Message = TypeVar("Message")
 
 
 class RawGateway:
-    """One worker at a time; the last that said Register."""
+    """One worker at a time: the last that registered."""
 
     def __init__(self, own: KeyPair, workers: str) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -27,12 +27,12 @@ class RawGateway:
         self.endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT).decode()
         self._peer = b""
 
-    def terms(self, terms: Registered) -> Register:
-        register = self.hear(Register)
-        self.say(TO_WORKER.encode(terms))
-        return register
+    def register(self, terms: Registered) -> None:
+        """Let the next worker in."""
+        self.receive(Register)
+        self.send(TO_WORKER.encode(terms))
 
-    def hear(self, kind: type[Message]) -> Message:
+    def receive(self, kind: type[Message]) -> Message:
         """The next message of this type; others are passed over, but not for ever."""
         passed = Counter[str]()
         deadline_ns = now_ns() + PATIENCE_MS * 1_000_000
@@ -45,12 +45,12 @@ class RawGateway:
             passed[type(message).__name__] += 1
         raise AssertionError(f"no {kind.__name__}, but {passed}")
 
-    def say(self, *frames: bytes) -> None:
+    def send(self, *frames: bytes) -> None:
         self._socket.send_multipart([self._peer, *frames])
 
     def audit(self) -> Audited:
-        self.say(TO_WORKER.encode(Audit()))
-        return self.hear(Audited)
+        self.send(TO_WORKER.encode(Audit()))
+        return self.receive(Audited)
 
     def close(self) -> None:
         self._socket.close(0)

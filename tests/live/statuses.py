@@ -1,4 +1,4 @@
-"""What a gateway might say of a worker."""
+"""What a gateway might report of a worker."""
 
 from tandem.facts.fleet import Role
 from tandem.facts.kv import KvExport, KvGeometry

@@ -1,4 +1,4 @@
-"""What keeps a cluster from starting is told before it has a process or a file."""
+"""What keeps a cluster from starting is reported before it has a process or a file."""
 
 import socket
 from pathlib import Path
@@ -52,15 +52,15 @@ def test_a_cluster_that_can_start_leaves_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("key", "told"),
+    ("key", "problem"),
     [
         ("tensor_parallel: 3", "c.yaml, line 8: pool both.of.them: tensor_parallel is 3; expected"),
         ("pipeline_parallel: 99", "line 8: pool both.of.them: pipeline_parallel is 99; this model"),
     ],
 )
-def test_a_model_that_cannot_be_cut_is_told_with_its_line(key, told, tmp_path):
+def test_a_model_that_cannot_be_cut_is_refused_with_its_line(key, problem, tmp_path):
     file = checked(parse(f"{TEXT}    {key}\n", "c.yaml"), Path())
-    with pytest.raises(InvalidConfiguration, match=told):
+    with pytest.raises(InvalidConfiguration, match=problem):
         check_before_start(file, StateDirectory(tmp_path / "state"))
 
 
@@ -71,12 +71,12 @@ def test_a_port_that_others_would_share_is_taken(tmp_path, taken_port):
         check(tmp_path, f"listen=127.0.0.1:{taken_port - 1}", "gateways=2")
 
 
-def test_a_model_that_is_nowhere_is_told(tmp_path):
+def test_a_model_that_is_nowhere_is_refused(tmp_path):
     with pytest.raises(InvalidConfiguration, match="is no directory"):
         check(tmp_path, f"model={tmp_path}/nothing")
 
 
-def test_that_it_runs_already_is_told_before_that_its_port_is_taken(tmp_path, taken_port):
+def test_that_it_runs_already_is_reported_before_that_its_port_is_taken(tmp_path, taken_port):
     directory = StateDirectory(tmp_path / "state")
     directory.claim()
     directory.write(
@@ -96,11 +96,11 @@ def test_that_it_runs_already_is_told_before_that_its_port_is_taken(tmp_path, ta
     directory.clear()
 
 
-def test_tiers_that_want_more_memory_than_there_is_are_told(tmp_path):
+def test_tiers_that_want_more_memory_than_there_is_are_refused(tmp_path):
     with pytest.raises(InvalidConfiguration, match=r"tiers: all together want 9,216\.0 GiB"):
         check(tmp_path, "tiers.host.capacity=9TiB")
 
 
-def test_a_tier_with_room_for_less_than_a_block_is_told(tmp_path):
+def test_a_tier_with_room_for_less_than_a_block_is_refused(tmp_path):
     with pytest.raises(InvalidConfiguration, match=r"tiers\.host: a block of this model has"):
         check(tmp_path, "tiers.host.capacity=1KiB")

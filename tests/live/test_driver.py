@@ -11,8 +11,8 @@ SOON_NS = 20_000_000
 WAKE = "the time has passed"
 
 
-class Told:
-    """A machine that keeps what it is told, and wants to be woken at `wakeup_ns` once."""
+class Recording:
+    """A machine that keeps what it is handed, and wants to be woken at `wakeup_ns` once."""
 
     def __init__(self, wakeup_ns: int | None = None) -> None:
         self.batches: list[list[str]] = []
@@ -28,103 +28,87 @@ class Told:
         return self.wakeup_ns
 
 
-def until(last: str):
+def two_at_most(events):
+    return min(2, len(events))
+
+
+def drive(machine, inbox, last: str) -> "asyncio.Task[str]":
     """Performs nothing, and ends with the effect of that name."""
-    return lambda effects, _: last if last in effects else None
+    ends = Driver(machine, inbox, lambda effects, _: last if last in effects else None, WAKE)
+    return asyncio.create_task(ends.run())
 
 
-def test_what_happens_within_one_turn_of_the_loop_is_told_together():
-    machine, inbox = Told(), EventInbox[str]()
-
-    async def drive():
-        driving = asyncio.create_task(Driver(machine, inbox, until("last")).run())
-        await asyncio.sleep(0)
-        inbox.enqueue("first")
-        inbox.enqueue("second")
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        inbox.enqueue("last")
-        return await driving
-
-    assert asyncio.run(drive()) == "last"
+async def test_what_happens_within_one_turn_of_the_loop_is_handed_over_together():
+    machine, inbox = Recording(), EventInbox[str]()
+    driving = drive(machine, inbox, "last")
+    await asyncio.sleep(0)
+    inbox.enqueue("first")
+    inbox.enqueue("second")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    inbox.enqueue("last")
+    assert await driving == "last"
     assert machine.batches == [[], ["first", "second"], ["last"]]
 
 
-def test_a_batch_is_bounded_and_others_have_their_turn_between_two():
-    machine, inbox = Told(), EventInbox[str](lambda events: min(2, len(events)))
+async def test_a_batch_is_bounded_and_others_have_their_turn_between_two():
+    machine, inbox = Recording(), EventInbox[str](two_at_most)
     for name in ("a", "b", "c", "d", "last"):
         inbox.enqueue(name)
-
-    async def drive():
-        driving = asyncio.create_task(Driver(machine, inbox, until("last")).run())
-        turns = 0
-        while not driving.done():
-            await asyncio.sleep(0)
-            turns += 1
-        return turns
-
-    assert asyncio.run(drive()) >= 3
+    driving, turns = drive(machine, inbox, "last"), 0
+    while not driving.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns >= 3
     assert machine.batches == [["a", "b"], ["c", "d"], ["last"]]
 
 
-def test_a_machine_is_woken_when_it_wants_to_be_and_once():
-    machine, inbox = Told(now_ns() + SOON_NS), EventInbox[str]()
+async def test_a_machine_is_woken_when_it_wants_to_be_and_once():
     began_ns = now_ns()
-
-    async def drive():
-        driving = asyncio.create_task(Driver(machine, inbox, until(WAKE), WAKE).run())
-        # What happens before sets no second timer.
-        await asyncio.sleep(0.001)
-        inbox.enqueue("meanwhile")
-        return await driving
-
-    assert asyncio.run(drive()) == WAKE
+    machine, inbox = Recording(began_ns + SOON_NS), EventInbox[str]()
+    driving = drive(machine, inbox, WAKE)
+    # What happens before sets no second timer.
+    await asyncio.sleep(0.001)
+    inbox.enqueue("meanwhile")
+    assert await driving == WAKE
     assert now_ns() - began_ns >= SOON_NS // 2
     assert machine.batches == [[], ["meanwhile"], [WAKE]]
 
 
-def test_a_wakeup_that_moves_is_heeded_where_it_is_now():
-    machine, inbox = Told(now_ns() + 3600 * 10**9), EventInbox[str]()
-
-    async def drive():
-        driving = asyncio.create_task(Driver(machine, inbox, until(WAKE), WAKE).run())
-        await asyncio.sleep(0)
-        machine.wakeup_ns = now_ns()
-        inbox.enqueue("sooner")
-        async with asyncio.timeout(5):
-            return await driving
-
-    assert asyncio.run(drive()) == WAKE
+async def test_a_wakeup_that_moves_is_heeded_where_it_is_now():
+    machine, inbox = Recording(now_ns() + 3600 * 10**9), EventInbox[str]()
+    driving = drive(machine, inbox, WAKE)
+    await asyncio.sleep(0)
+    machine.wakeup_ns = now_ns()
+    inbox.enqueue("sooner")
+    async with asyncio.timeout(5):
+        assert await driving == WAKE
 
 
-def test_a_part_that_fails_ends_the_driver_whatever_else_waits():
-    machine, inbox = Told(), EventInbox[str]()
-
-    async def drive():
-        driving = asyncio.create_task(Driver(machine, inbox, until("last")).run())
-        await asyncio.sleep(0)
-        inbox.enqueue("unheard")
-        inbox.fail(RuntimeError("a thread broke"))
-        inbox.fail(RuntimeError("and another one"))
-        await driving
-
+async def test_a_part_that_fails_ends_the_driver_whatever_else_waits():
+    machine, inbox = Recording(), EventInbox[str]()
+    driving = drive(machine, inbox, "last")
+    await asyncio.sleep(0)
+    inbox.enqueue("never handled")
+    inbox.fail(RuntimeError("a thread broke"))
+    inbox.fail(RuntimeError("and another one"))
     with pytest.raises(RuntimeError, match="a thread broke"):
-        asyncio.run(drive())
+        await driving
     assert machine.batches == [[]]
 
 
-def test_what_the_machine_raises_is_raised():
-    class Broken(Told):
+async def test_what_the_machine_raises_is_raised():
+    class Broken(Recording):
         def handle_together(self, events, now_ns):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(Driver(Broken(), EventInbox[str](), until("last")).run())
+        await drive(Broken(), EventInbox[str](), "last")
 
 
-def test_after_the_end_what_is_left_is_told_in_batches():
-    machine, inbox = Told(), EventInbox[str](lambda events: min(2, len(events)))
+def test_after_the_end_what_is_left_is_handed_over_in_batches():
+    machine, inbox = Recording(), EventInbox[str](two_at_most)
     for name in ("a", "b", "c"):
         inbox.enqueue(name)
-    Driver(machine, inbox, until("last")).settle()
+    Driver(machine, inbox, lambda effects, _: None).settle()
     assert machine.batches == [["a", "b"], ["c"]]

@@ -1,10 +1,10 @@
 """The gateway's shell over real sockets to toy workers: streams, refusals, operators."""
 
 import asyncio
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import pytest
-import uvloop
 
 from tandem.cluster.gateway.autoscaling import PlanningConfig
 from tandem.cluster.gateway.demand import Demand
@@ -34,21 +34,13 @@ from tests.live.toy_cluster import (
 )
 
 
-def run(scenario, *workers: ToyWorker, **terms) -> None:
-    """With a gateway that knows these workers."""
-
-    async def main() -> None:
-        gateway = make_gateway(**terms)
-        async with (
-            asyncio.timeout(PATIENCE_S),
-            serving(gateway) as endpoint,
-            working(*workers, at=endpoint),
-        ):
-            await until(lambda: len(list(gateway.machine.members)) == len(workers))
-            await scenario(gateway, endpoint)
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main())
+@asynccontextmanager
+async def cluster(*workers: ToyWorker, **terms):
+    """A gateway that knows these workers, and its endpoint."""
+    gateway = make_gateway(**terms)
+    async with serving(gateway) as endpoint, working(*workers, at=endpoint):
+        await until(lambda: len(list(gateway.machine.members)) == len(workers))
+        yield gateway, endpoint
 
 
 def text_of(gateway) -> str:
@@ -56,12 +48,12 @@ def text_of(gateway) -> str:
 
 
 @pytest.mark.parametrize("split", [False, True])
-def test_streams_get_their_own_answers(split):
+async def test_streams_get_their_own_answers(split):
     ledgers: dict = {}
     roles = (Role.PREFILL, Role.DECODE, Role.DECODE) if split else (Role.BOTH, Role.BOTH)
     workers = [ToyWorker(f"w{i}", role, ledgers) for i, role in enumerate(roles)]
 
-    async def scenario(gateway, _):
+    async with cluster(*workers) as (gateway, _):
         assert gateway.ready
         wanted = [request(str(i), (1, 2, 3, 4, 5, i), seed=i, max_tokens=30) for i in range(9)]
         answers = await asyncio.gather(*(read(gateway, one) for one in wanted))
@@ -71,16 +63,13 @@ def test_streams_get_their_own_answers(split):
         moved = sum(w.moved_bytes for w in gateway.machine.status(0).workers)
         assert (moved > 0) == split
 
-    run(scenario, *workers)
 
-
-def test_nobody_is_ready_before_both_phases_are_taken():
-    async def nobody(gateway, _):
+async def test_nobody_is_ready_before_both_phases_are_taken():
+    async with cluster() as (gateway, _):
         assert not gateway.ready
         assert not gateway.failed
         assert gateway.card.context_tokens == 10_000
-
-    async def only_prefill(gateway, endpoint):
+    async with cluster(ToyWorker("p", Role.PREFILL), comeback_s=0.0) as (gateway, endpoint):
         assert not gateway.ready
         assert gateway.card.context_tokens == CONTEXT_TOKENS
         decode = ToyWorker("d", Role.DECODE, context_tokens=120)
@@ -89,14 +78,11 @@ def test_nobody_is_ready_before_both_phases_are_taken():
             assert gateway.card.context_tokens == 120
         await until(lambda: not gateway.ready)
 
-    run(nobody)
-    run(only_prefill, ToyWorker("p", Role.PREFILL), comeback_s=0.0)
 
-
-def test_who_asks_while_a_phase_has_no_worker_waits_for_one_to_come_back():
+async def test_who_asks_while_a_phase_has_no_worker_waits_for_one_to_come_back():
     ledgers = {}
 
-    async def scenario(gateway, endpoint):
+    async with cluster(ToyWorker("p", Role.PREFILL, ledgers)) as (gateway, endpoint):
         async with working(ToyWorker("d", Role.DECODE, ledgers), at=endpoint):
             await until(lambda: gateway.ready)
         await until(lambda: len(list(gateway.machine.members)) == 1)
@@ -106,13 +92,11 @@ def test_who_asks_while_a_phase_has_no_worker_waits_for_one_to_come_back():
         async with working(ToyWorker("e", Role.DECODE, ledgers), at=endpoint):
             assert await waiting == answer(late.prompt_tokens, late.sampling, CONTEXT_TOKENS)
 
-    run(scenario, ToyWorker("p", Role.PREFILL, ledgers))
 
-
-def test_a_reader_who_leaves_frees_everything():
+async def test_a_reader_who_leaves_frees_everything():
     worker = ToyWorker("w")
 
-    async def scenario(gateway, _):
+    async with cluster(worker) as (gateway, _):
         stream = gateway.generate(request("gone", max_tokens=150))
         await anext(stream)
         await stream.aclose()
@@ -121,13 +105,11 @@ def test_a_reader_who_leaves_frees_everything():
             gateway
         )
 
-    run(scenario, worker)
 
-
-def test_a_reader_who_leaves_at_once_never_runs():
+async def test_a_reader_who_leaves_at_once_never_runs():
     worker = ToyWorker("w")
 
-    async def scenario(gateway, _):
+    async with cluster(worker) as (gateway, _):
         task = asyncio.create_task(read(gateway, request("early")))
         await asyncio.sleep(0)
         task.cancel()
@@ -136,11 +118,9 @@ def test_a_reader_who_leaves_at_once_never_runs():
         assert 'tandem:generation_tokens_total{model_name="toy"} 8.0' in text_of(gateway)
         await until(lambda: worker.drained)
 
-    run(scenario, worker)
 
-
-def test_what_cannot_run_is_refused_and_disturbs_nobody():
-    async def scenario(gateway, _):
+async def test_what_cannot_run_is_refused_and_disturbs_nobody():
+    async with cluster(ToyWorker("w")) as (gateway, _):
         good = asyncio.create_task(read(gateway, request("good", max_tokens=60)))
         with pytest.raises(PromptTooLong):
             await read(gateway, request("long", (1,) * CONTEXT_TOKENS))
@@ -154,14 +134,12 @@ def test_what_cannot_run_is_refused_and_disturbs_nobody():
         assert len(await good) == 60
         assert not gateway.machine.router.requests
 
-    run(scenario, ToyWorker("w"))
 
-
-def test_two_running_requests_cannot_share_an_id():
+async def test_two_running_requests_cannot_share_an_id():
     worker = ToyWorker("w")
     worker.engine.gate.clear()
 
-    async def scenario(gateway, _):
+    async with cluster(worker) as (gateway, _):
         first = asyncio.create_task(read(gateway, request("twin")))
         await asyncio.sleep(0)
         with pytest.raises(InvalidRequest, match="'twin' is already running"):
@@ -169,14 +147,12 @@ def test_two_running_requests_cannot_share_an_id():
         worker.engine.gate.set()
         await first
 
-    run(scenario, worker)
 
-
-def test_too_many_who_wait_are_told_when_to_come_back():
+async def test_too_many_who_wait_learn_when_to_come_back():
     worker = ToyWorker("w")
     worker.engine.gate.clear()
 
-    async def scenario(gateway, _):
+    async with cluster(worker, max_waiting=SEQUENCES + 2) as (gateway, _):
         waiting = [
             asyncio.create_task(read(gateway, request(str(i)))) for i in range(SEQUENCES + 2)
         ]
@@ -189,13 +165,11 @@ def test_too_many_who_wait_are_told_when_to_come_back():
         assert len(await read(gateway, request("later"))) == 8
         assert 'admission_rejections_total{model_name="toy"} 1.0' in text_of(gateway)
 
-    run(scenario, worker, max_waiting=SEQUENCES + 2)
 
-
-def test_a_worker_that_dies_is_replaced_and_streams_go_on():
+async def test_a_worker_that_dies_is_replaced_and_streams_go_on():
     first, second = ToyWorker("w0"), ToyWorker("w1")
 
-    async def scenario(gateway, endpoint):
+    async with cluster(first, second) as (gateway, _):
         wanted = request("a", (1, 2, 3), max_tokens=150)
         stream = gateway.generate(wanted)
         tokens = list((await anext(stream)).tokens)
@@ -210,14 +184,12 @@ def test_a_worker_that_dies_is_replaced_and_streams_go_on():
         assert len(status.lost) == 1
         assert 'tandem:lost_workers_total{model_name="toy"} 1.0' in text_of(gateway)
 
-    run(scenario, first, second)
 
-
-def test_metrics_tell_of_requests_and_workers():
+async def test_metrics_of_requests_and_workers():
     ledgers: dict = {}
     workers = ToyWorker("p", Role.PREFILL, ledgers), ToyWorker("d", Role.DECODE, ledgers)
 
-    async def scenario(gateway, _):
+    async with cluster(*workers) as (gateway, _):
         await read(gateway, request("a", tuple(range(9)), max_tokens=5))
         await until(lambda: all(worker.drained for worker in workers))
         status = gateway.machine.status(0)
@@ -238,13 +210,11 @@ def test_metrics_tell_of_requests_and_workers():
         ):
             assert line in text
 
-    run(scenario, *workers)
 
-
-def test_operators_see_drain_flip_and_audit():
+async def test_operators_see_drain_flip_and_audit():
     workers = ToyWorker("w0"), ToyWorker("w1")
 
-    async def scenario(gateway, endpoint):
+    async with cluster(*workers) as (gateway, endpoint):
         with OperatorClient(endpoint, NODE_KEYS, PATIENCE_S) as client:
             await read(gateway, request("a"))
             status = await asyncio.to_thread(client.status)
@@ -270,8 +240,6 @@ def test_operators_see_drain_flip_and_audit():
             assert (await workers[1].task).reason == ""
             assert 'tandem:lost_workers_total{model_name="toy"} 0.0' in text_of(gateway)
 
-    run(scenario, *workers)
-
 
 @dataclass
 class Wanting:
@@ -286,45 +254,37 @@ class Wanting:
         return Plan(prefill=2, decode=2, flips=flips, reason="as tested")
 
 
-def test_a_planner_flips_and_says_who_is_to_be_started():
+async def test_a_planner_flips_and_its_status_names_who_is_to_be_started():
     pools = tuple(
         ScaledPool(role.value, role, names, 0, 1, COST, startup_s=1.0)
         for role, names in ((Role.PREFILL, ("w-2",)), (Role.DECODE, ("w-0", "w-1", "d-2")))
     )
     planning = PlanningConfig("wanting", Wanting(), pools, Slo())
-
-    async def scenario(gateway, endpoint):
+    roles = (Role.DECODE, Role.DECODE, Role.PREFILL)
+    workers = [ToyWorker(f"w-{index}", role) for index, role in enumerate(roles)]
+    async with cluster(*workers, planning=planning) as (gateway, endpoint):
         with OperatorClient(endpoint, NODE_KEYS, PATIENCE_S) as client:
 
             async def status():
                 return (await asyncio.to_thread(client.status)).planning
 
-            async def until_starting(*names: str) -> None:
-                while [each.worker for each in (await status()).starting] != list(names):
-                    await asyncio.sleep(0.02)
-
-            await until_starting("d-2")
+            while [each.worker for each in (await status()).starting] != ["d-2"]:
+                await asyncio.sleep(0.02)
             await asyncio.to_thread(client.report_start_failed, "d-2", "no memory")
-            told = await status()
-            assert (told.starting, told.failed_starts) == ((), 1)
+            planned = await status()
+            assert (planned.starting, planned.failed_starts) == ((), 1)
             flipped = gateway.machine.members.of_name("w-1")
             await until(lambda: flipped.role is Role.PREFILL)
-            told = await status()
-            assert (told.flips, told.draining, told.held) == (1, (), ())
-            first = told.decisions[0]
+            planned = await status()
+            assert (planned.flips, planned.draining, planned.held) == (1, (), ())
+            first = planned.decisions[0]
             assert first.text.startswith("as tested: w-1 becomes prefill; ")
             assert dict(first.figures)["decode_workers"] == 2
             await asyncio.to_thread(client.drain, "w-2")
-            assert [(each.worker, each.why) for each in (await status()).held] == [
-                ("w-2", "drained")
-            ]
-        assert 'tandem:planned_actions_total{action="flip",model_name="toy"} 1.0' in text_of(
-            gateway
-        )
-
-    roles = (Role.DECODE, Role.DECODE, Role.PREFILL)
-    workers = [ToyWorker(f"w-{index}", role) for index, role in enumerate(roles)]
-    run(scenario, *workers, planning=planning)
+            held = (await status()).held
+            assert [(each.worker, each.why) for each in held] == [("w-2", "drained")]
+        flips = 'tandem:planned_actions_total{action="flip",model_name="toy"} 1.0'
+        assert flips in text_of(gateway)
 
 
 def test_an_operator_waits_for_nobody_in_vain():
@@ -335,8 +295,11 @@ def test_an_operator_waits_for_nobody_in_vain():
         client.status()
 
 
-def test_only_a_worker_whose_kv_is_unlike_that_of_most_is_warned_of(caplog):
-    async def unlike(gateway, endpoint):
+async def test_only_a_worker_whose_kv_is_unlike_that_of_most_is_warned_of(caplog):
+    async with cluster(ToyWorker("w0"), ToyWorker("w1"), root=replace(ROOT, model="")) as (
+        gateway,
+        endpoint,
+    ):
         assert gateway.machine.config.router.root != gateway.machine.router.admission.root
         assert "another form" not in caplog.text
         newer = ToyWorker("newer")
@@ -345,13 +308,11 @@ def test_only_a_worker_whose_kv_is_unlike_that_of_most_is_warned_of(caplog):
         async with working(newer, at=endpoint):
             await until(lambda: "worker newer/a/1 keeps KV in another form" in caplog.text)
 
-    run(unlike, ToyWorker("w0"), ToyWorker("w1"), root=replace(ROOT, model=""))
 
-
-def test_closing_ends_what_runs_and_tells_the_workers():
+async def test_closing_ends_what_runs_at_the_workers_too():
     worker = ToyWorker("w")
 
-    async def scenario(gateway, _):
+    async with cluster(worker) as (gateway, _):
         running = asyncio.create_task(read(gateway, request("running", max_tokens=150)))
         await until(lambda: not worker.machine.idle)
         gateway.close()
@@ -363,11 +324,9 @@ def test_closing_ends_what_runs_and_tells_the_workers():
         assert not gateway.failed
         await until(lambda: worker.drained)
 
-    run(scenario, worker)
 
-
-def test_a_gateway_whose_machine_fails_says_so():
-    async def scenario(gateway, _):
+async def test_a_gateway_whose_machine_fails_has_failed():
+    async with cluster(ToyWorker("w")) as (gateway, _):
         running = asyncio.create_task(read(gateway, request("running", max_tokens=150)))
         await until(lambda: gateway.machine.router.requests)
         # What no shell does: a request that the machine already has.
@@ -379,23 +338,16 @@ def test_a_gateway_whose_machine_fails_says_so():
         assert gateway.failed
         assert not gateway.ready
 
-    run(scenario, ToyWorker("w"))
 
-
-def test_a_restarted_gateway_finds_its_workers():
+async def test_a_restarted_gateway_finds_its_workers():
     worker = ToyWorker("w")
-
-    async def main() -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            async with serving(make_gateway()) as endpoint:
-                worker.start(endpoint)
-            again = make_gateway(incarnation="j")
-            async with serving(again, endpoint):
-                await until(lambda: again.ready)
-                assert len(await read(again, request("a"))) == 8
-                await worker.stop()
-
-    asyncio.run(main())
+    async with serving(make_gateway()) as endpoint:
+        worker.start(endpoint)
+    again = make_gateway(incarnation="j")
+    async with serving(again, endpoint):
+        await until(lambda: again.ready)
+        assert len(await read(again, request("a"))) == 8
+        await worker.stop()
 
 
 def test_demand_predicts_from_what_was():

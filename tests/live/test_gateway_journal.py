@@ -47,7 +47,7 @@ def recorder() -> Recorder:
     return Recorder(BLOCK_SIZE, TenantNames(), SessionNames(b"key"))
 
 
-def told(journal: Journal, first: int, count: int) -> None:
+def record_turns(journal: Journal, first: int, count: int) -> None:
     for at_ns in range(first, first + count):
         journal.record(at_ns, [TimePassed()], [])
 
@@ -63,13 +63,13 @@ def test_a_slow_disk_loses_turns_and_keeps_nobody_waiting(tmp_path):
     files = GatedFiles(tmp_path)
     journal = Journal(recorder(), files, JournalLimits(queued_bytes=1000, flush_s=0.01))
     journal.start()
-    told(journal, 0, 1)
+    record_turns(journal, 0, 1)
     assert files.entered.wait(PATIENCE_S)
-    told(journal, 1, 5000)
+    record_turns(journal, 1, 5000)
     files.gate.set()
     wait_for(lambda: journal.lost_turns)
     lost = journal.lost_turns
-    told(journal, 5001, 2)
+    record_turns(journal, 5001, 2)
     journal.stop_recording()
     records = list(open_journal(tmp_path).records())
     assert [each.at_ns for each in records if isinstance(each, Turn)][-2:] == [5001, 5002]
@@ -84,20 +84,20 @@ def test_a_full_disk_loses_turns_and_is_tried_again(tmp_path, caplog):
     files.gate.set()
     journal = Journal(recorder(), files, JournalLimits(flush_s=0.01))
     journal.start()
-    told(journal, 0, 3)
+    record_turns(journal, 0, 3)
     assert files.entered.wait(PATIENCE_S)
     files.broken = True
-    told(journal, 3, 4)
+    record_turns(journal, 3, 4)
     wait_for(lambda: journal.lost_turns == 4)
     files.broken = False
-    told(journal, 7, 2)
+    record_turns(journal, 7, 2)
     journal.stop_recording()
     records = list(open_journal(tmp_path).records())
     assert [each for each in records if isinstance(each, Lost)] == [Lost(4)]
     assert [each.at_ns for each in records if isinstance(each, Turn)] == [0, 1, 2, 7, 8]
-    said = [record.getMessage() for record in caplog.records]
-    assert sum("No space left" in each for each in said) == 1
-    assert any("misses 4 turns" in each for each in said)
+    logged = [record.getMessage() for record in caplog.records]
+    assert sum("No space left" in each for each in logged) == 1
+    assert any("misses 4 turns" in each for each in logged)
 
 
 def test_a_failed_thread_ends_the_journal_and_nothing_else(tmp_path, caplog):
@@ -106,10 +106,9 @@ def test_a_failed_thread_ends_the_journal_and_nothing_else(tmp_path, caplog):
     files.append = None
     journal = Journal(recorder(), files, JournalLimits(flush_s=0.01))
     journal.start()
-    told(journal, 0, 1)
+    record_turns(journal, 0, 1)
     wait_for(lambda: "the journal ends here" in caplog.text)
-    wait_for(lambda: not journal.recording)
-    told(journal, 1, 10)
+    record_turns(journal, 1, 10)
     journal.stop_recording()
     assert journal.lost_turns >= 10
     assert not list(tmp_path.iterdir())
@@ -119,11 +118,11 @@ def test_what_is_missing_is_a_metric():
     metrics = GatewayMetrics("toy")
     empty = ClusterStatus("g0", 0.0, (), 0, 0, 0, 0, ())
     for turns in (3, 5):
-        told = metrics.exposition(empty, turns)
-        assert b'tandem:journal_lost_turns_total{model_name="toy"} %d.0' % turns in told
+        text = metrics.exposition(empty, turns)
+        assert b'tandem:journal_lost_turns_total{model_name="toy"} %d.0' % turns in text
 
 
-def test_what_a_gateway_recorded_plays_again(tmp_path):
+async def test_what_a_gateway_recorded_plays_again(tmp_path):
     """Real sockets, workers that run the ledger, clients that leave and come."""
     recorded = recorder()
     config = gateway_config()
@@ -140,14 +139,11 @@ def test_what_a_gateway_recorded_plays_again(tmp_path):
             if tokens > 100:
                 break
 
-    async def serve() -> None:
-        ledgers: dict = {}
-        workers = [ToyWorker("p", Role.PREFILL, ledgers), ToyWorker("d", Role.DECODE, ledgers)]
-        async with serving(gateway) as endpoint, working(*workers, at=endpoint):
-            await until(lambda: gateway.ready)
-            await asyncio.gather(*(ask(number, 8 + number) for number in range(6)), ask(6, 150))
-
-    asyncio.run(serve())
+    ledgers: dict = {}
+    workers = [ToyWorker("p", Role.PREFILL, ledgers), ToyWorker("d", Role.DECODE, ledgers)]
+    async with serving(gateway) as endpoint, working(*workers, at=endpoint):
+        await until(lambda: gateway.ready)
+        await asyncio.gather(*(ask(number, 8 + number) for number in range(6)), ask(6, 150))
     run = open_journal(tmp_path)
     records = list(run.records())
     submitted = [e for turn in records for e in turn.events if isinstance(e, Submitted)]

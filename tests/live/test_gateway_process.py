@@ -17,22 +17,16 @@ import pytest
 
 from tandem.config.cluster.workers import HealthConfig
 from tandem.config.options import ServeOptions
-from tandem.config.processes import CurveKeys, GatewayListening, GatewaySetup, write_setup
+from tandem.config.processes import GatewayListening, GatewaySetup
 from tandem.facts.sampling import SamplingParameters
 from tandem.live.gateway.operators import OperatorClient
 from tests.cluster.ledger_engine import answer
 from tests.config.clusters import cluster_of_one
-from tests.live.ends import GATEWAY_PAIR, NODE_KEYS, PATIENCE_S, WORKER_PAIR
+from tests.live.ends import KEYS, NODE_KEYS, PATIENCE_S
+from tests.live.gateway_side import Processes
 from tests.live.toy_cluster import CONTEXT_TOKENS, EXPORT, ToyWorker, until
 
 HEALTH = HealthConfig(report_interval_s=0.02, heartbeat_timeout_s=5.0)
-KEYS = CurveKeys(
-    gateway_public=GATEWAY_PAIR.public,
-    gateway_secret=GATEWAY_PAIR.secret,
-    worker_public=WORKER_PAIR.public,
-    worker_secret=WORKER_PAIR.secret,
-    operator_public=WORKER_PAIR.public,
-)
 START = """
 import sys
 from pathlib import Path
@@ -57,23 +51,16 @@ def setup_in(folder: Path, name: str = "g0", **changes) -> GatewaySetup:
         "cluster": replace(cluster_of_one(health=HEALTH), block_size=16),
         "state_directory": str(folder),
     }
-    return GatewaySetup(**(values | changes))
+    return GatewaySetup(**values | changes)
 
 
 @contextmanager
 def process(setup: GatewaySetup):
-    folder = Path(setup.state_directory)
-    file, log = folder / f"{setup.gateway}.setup.json", folder / f"{setup.gateway}.log"
-    write_setup(setup, file)
-    with log.open("wb") as output:
-        gateway = subprocess.Popen(
-            [sys.executable, "-c", START, str(file)], stdout=output, stderr=output
-        )
+    processes = Processes(Path(setup.state_directory))
     try:
-        yield gateway
+        yield processes.launch(setup.gateway, (sys.executable, "-c", START), setup)
     finally:
-        gateway.kill()
-        gateway.wait(PATIENCE_S)
+        processes.kill_all()
 
 
 async def listening(setup: GatewaySetup, gateway: subprocess.Popen) -> GatewayListening:
@@ -104,54 +91,48 @@ def probe(address: tuple[str, int], path: str) -> bytes:
         return client.recv(100)
 
 
-def test_gateways_share_a_port_serve_and_end_orderly(tmp_path):
+async def test_gateways_share_a_port_serve_and_end_orderly(tmp_path):
     worker = ToyWorker("w0", export=OF_MINI)
+    first = setup_in(tmp_path)
+    with process(first) as one:
+        here = await listening(first, one)
+        port = int(here.url.rpartition(":")[2])
+        second = setup_in(tmp_path, "g1", options=ServeOptions(port=port))
+        with process(second) as two:
+            there = await listening(second, two)
+            assert there.url == here.url
+            assert there.endpoint != here.endpoint
+            assert (here.pid, there.pid) == (one.pid, two.pid)
+            await serve_both(worker, here, there)
+            # An answer under way goes on after the first signal, to its end.
+            worker.engine.gate.clear()
+            under_way = asyncio.create_task(asyncio.to_thread(complete, here.url, max_tokens=5))
+            await until(lambda: not worker.machine.idle)
+            for each in (one, two):
+                each.send_signal(signal.SIGTERM)
+            worker.engine.gate.set()
+            assert len(json.loads(await under_way)["choices"][0]["token_ids"]) == 5
+            for each in (one, two):
+                assert await asyncio.to_thread(each.wait, PATIENCE_S) == 0
+            await until(lambda: worker.drained)
+            await worker.stop()
 
-    async def main() -> None:
-        first = setup_in(tmp_path)
-        with process(first) as one:
-            told = await listening(first, one)
-            port = int(told.url.rpartition(":")[2])
-            second = setup_in(tmp_path, "g1", options=ServeOptions(port=port))
-            with process(second) as two:
-                other = await listening(second, two)
-                assert other.url == told.url
-                assert other.endpoint != told.endpoint
-                assert (told.pid, other.pid) == (one.pid, two.pid)
-                await serve_both(told, other)
-                await end_both(told, one, two)
 
-    async def serve_both(told, other) -> None:
-        for each in (told, other):
-            with OperatorClient(each.endpoint, NODE_KEYS, PATIENCE_S) as client:
-                assert (await asyncio.to_thread(client.status)).workers == ()
-        worker.start(told.endpoint, other.endpoint)
-        for each in (told, other):
-            with OperatorClient(each.endpoint, NODE_KEYS, PATIENCE_S) as client:
-                while not (await asyncio.to_thread(client.status)).workers:
-                    pass
-        for number in range(8):
-            seed = number % 4
-            reply = await asyncio.to_thread(complete, told.url, seed=seed, max_tokens=9)
-            got = json.loads(reply)["choices"][0]["token_ids"]
-            sampling = SamplingParameters(temperature=0, seed=seed, max_tokens=9)
-            assert got == answer((1, 2, 3), sampling, CONTEXT_TOKENS)
-
-    async def end_both(told, one, two) -> None:
-        # An answer under way goes on after the first signal, to its end.
-        worker.engine.gate.clear()
-        under_way = asyncio.create_task(asyncio.to_thread(complete, told.url, max_tokens=5))
-        await until(lambda: not worker.machine.idle)
-        for each in (one, two):
-            each.send_signal(signal.SIGTERM)
-        worker.engine.gate.set()
-        assert len(json.loads(await under_way)["choices"][0]["token_ids"]) == 5
-        assert await asyncio.to_thread(one.wait, PATIENCE_S) == 0
-        assert await asyncio.to_thread(two.wait, PATIENCE_S) == 0
-        await until(lambda: worker.drained)
-        await worker.stop()
-
-    asyncio.run(main())
+async def serve_both(worker: ToyWorker, *gateways: GatewayListening) -> None:
+    for each in gateways:
+        with OperatorClient(each.endpoint, NODE_KEYS, PATIENCE_S) as client:
+            assert (await asyncio.to_thread(client.status)).workers == ()
+    worker.start(*(each.endpoint for each in gateways))
+    for each in gateways:
+        with OperatorClient(each.endpoint, NODE_KEYS, PATIENCE_S) as client:
+            while not (await asyncio.to_thread(client.status)).workers:
+                pass
+    for number in range(8):
+        seed = number % 4
+        reply = await asyncio.to_thread(complete, gateways[0].url, seed=seed, max_tokens=9)
+        got = json.loads(reply)["choices"][0]["token_ids"]
+        sampling = SamplingParameters(temperature=0, seed=seed, max_tokens=9)
+        assert got == answer((1, 2, 3), sampling, CONTEXT_TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +142,7 @@ def test_gateways_share_a_port_serve_and_end_orderly(tmp_path):
         ({"listen": "tcp://256.0.0.1:1"}, "cannot listen for workers"),
     ],
 )
-def test_a_gateway_that_cannot_start_says_why(tmp_path, changes, problem):
+def test_a_gateway_that_cannot_start_logs_why(tmp_path, changes, problem):
     with process(setup_in(tmp_path, **changes)) as gateway:
         assert gateway.wait(PATIENCE_S) == 2
     log = (tmp_path / "g0.log").read_text()
@@ -170,19 +151,16 @@ def test_a_gateway_that_cannot_start_says_why(tmp_path, changes, problem):
     assert KEYS.gateway_secret not in log
 
 
-def test_idle_clients_leave_files_to_workers_and_operators(tmp_path):
-    async def main() -> None:
-        setup = setup_in(tmp_path)
-        with process(setup) as gateway, ExitStack() as clients:
-            told = await listening(setup, gateway)
-            resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE, (120, 120))
-            address = ("127.0.0.1", int(told.url.rpartition(":")[2]))
-            for _ in range(150):
-                clients.enter_context(socket.create_connection(address, PATIENCE_S))
-            assert probe(address, "/v1/models").startswith(b"HTTP/1.1 503")
-            assert probe(address, "/health").startswith(b"HTTP/1.1 200")
-            with OperatorClient(told.endpoint, NODE_KEYS, PATIENCE_S) as operator:
-                assert (await asyncio.to_thread(operator.status)).gateway == "g0"
-            assert gateway.poll() is None
-
-    asyncio.run(main())
+async def test_idle_clients_leave_files_to_workers_and_operators(tmp_path):
+    setup = setup_in(tmp_path)
+    with process(setup) as gateway, ExitStack() as clients:
+        here = await listening(setup, gateway)
+        resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE, (120, 120))
+        address = ("127.0.0.1", int(here.url.rpartition(":")[2]))
+        for _ in range(150):
+            clients.enter_context(socket.create_connection(address, PATIENCE_S))
+        assert probe(address, "/v1/models").startswith(b"HTTP/1.1 503")
+        assert probe(address, "/health").startswith(b"HTTP/1.1 200")
+        with OperatorClient(here.endpoint, NODE_KEYS, PATIENCE_S) as operator:
+            assert (await asyncio.to_thread(operator.status)).gateway == "g0"
+        assert gateway.poll() is None

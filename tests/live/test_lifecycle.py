@@ -57,7 +57,7 @@ def ended(end: str) -> tuple[int, str, str]:
 @pytest.mark.parametrize(
     ("end", "status"), [("return", 0), ("sys.exit()", 0), ("sys.exit(75)", 75)]
 )
-def test_it_ends_with_its_status_when_all_is_said(end, status):
+def test_it_ends_with_its_status_when_all_is_written(end, status):
     assert ended(end) == (status, "written registered", "")
 
 
@@ -66,9 +66,9 @@ def test_threads_finish_first():
     assert (status, out.split()[:3]) == (3, ["written", "thread", "registered"])
 
 
-def test_what_goes_wrong_is_told_as_ever():
+def test_what_goes_wrong_is_printed_as_ever():
     assert ended("sys.exit('no such file')")[::2] == (1, "no such file\n")
-    status, out, told = ended("raise ValueError('broken')")
+    status, out, stderr = ended("raise ValueError('broken')")
     assert status == 1
     assert "registered" in out
-    assert told.endswith("ValueError: broken\n")
+    assert stderr.endswith("ValueError: broken\n")

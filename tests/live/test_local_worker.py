@@ -1,13 +1,12 @@
 """The live shell: streams, cancellation, refusals and failures of one worker in this process."""
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import pytest
 
 from tandem.facts.errors import EngineFailed, InvalidRequest, Overloaded, PromptTooLong
 from tandem.facts.request import FinishReason
-from tandem.facts.serving import ModelCard
-from tandem.live.local_worker import LocalWorker
 from tandem.live.mailbox import Mailbox
 from tandem.messages.worker import EmitTokens
 from tests.cluster.ledger_engine import VOCABULARY, answer
@@ -15,40 +14,30 @@ from tests.live.toy_cluster import (
     CONTEXT_TOKENS,
     SEQUENCES,
     GatedLedger,
+    drained,
+    make_worker,
     read,
     request,
     until,
-    worker_machine,
 )
 
 
-def make_worker(engine: GatedLedger, max_waiting: int = 64) -> LocalWorker:
-    card = ModelCard(("toy",), CONTEXT_TOKENS, VOCABULARY, (), 0)
-    return LocalWorker(card, worker_machine(max_waiting=max_waiting), engine)
-
-
-def drained(worker: LocalWorker) -> bool:
-    pool = worker.machine.sequences.pool
-    return worker.machine.idle and pool.free_blocks == pool.block_count
-
-
-def run(scenario, engine: GatedLedger | None = None, **options) -> None:
-    async def main() -> None:
-        gated = engine or GatedLedger()
-        worker = make_worker(gated, **options)
-        await worker.start()
-        try:
-            await asyncio.wait_for(scenario(worker, gated), 30)
-        finally:
-            gated.gate.set()
-            await worker.stop()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def serving(engine: GatedLedger | None = None, **options):
+    """A worker that was started, and its engine, whose gate is closed."""
+    engine = engine or GatedLedger()
+    worker = make_worker(engine, **options)
+    await worker.start()
+    try:
+        yield worker, engine
+    finally:
+        engine.gate.set()
+        await worker.stop()
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_streams_get_their_own_answers(asynchronous):
-    async def scenario(worker, engine):
+async def test_streams_get_their_own_answers(asynchronous):
+    async with serving(GatedLedger(asynchronous=asynchronous)) as (worker, engine):
         engine.gate.set()
         wanted = [request(str(i), (1, 2, 3, 4, 5, i), seed=i, max_tokens=30) for i in range(9)]
         answers = await asyncio.gather(*(read(worker, one) for one in wanted))
@@ -56,11 +45,9 @@ def test_streams_get_their_own_answers(asynchronous):
             assert got == answer(one.prompt_tokens, one.sampling, CONTEXT_TOKENS)
         await until(lambda: drained(worker))
 
-    run(scenario, GatedLedger(asynchronous=asynchronous))
 
-
-def test_a_reader_who_leaves_frees_everything():
-    async def scenario(worker, engine):
+async def test_a_reader_who_leaves_frees_everything():
+    async with serving() as (worker, engine):
         stream = worker.generate(request("gone", max_tokens=150))
         engine.gate.set()
         await anext(stream)
@@ -70,11 +57,9 @@ def test_a_reader_who_leaves_frees_everything():
         assert 'request_success_total{finished_reason="abort",model_name="toy"} 1.0' in text
         assert not worker.metrics.requests.open_requests
 
-    run(scenario)
 
-
-def test_a_reader_who_leaves_before_the_first_step_never_runs():
-    async def scenario(worker, engine):
+async def test_a_reader_who_leaves_before_the_first_step_never_runs():
+    async with serving() as (worker, engine):
         task = asyncio.create_task(read(worker, request("early")))
         await asyncio.sleep(0)
         task.cancel()
@@ -85,11 +70,9 @@ def test_a_reader_who_leaves_before_the_first_step_never_runs():
         # Only the eight tokens of the one who stayed were ever drawn.
         assert 'generation_tokens_total{model_name="toy"} 8.0' in worker.metrics_text().decode()
 
-    run(scenario)
 
-
-def test_what_cannot_run_is_refused_and_disturbs_nobody():
-    async def scenario(worker, engine):
+async def test_what_cannot_run_is_refused_and_disturbs_nobody():
+    async with serving() as (worker, engine):
         engine.gate.set()
         good = asyncio.create_task(read(worker, request("good", max_tokens=60)))
         with pytest.raises(PromptTooLong):
@@ -100,11 +83,9 @@ def test_what_cannot_run_is_refused_and_disturbs_nobody():
             await read(worker, request("empty", ()))
         assert len(await good) == 60
 
-    run(scenario)
 
-
-def test_a_full_queue_refuses_with_a_time_to_come_back():
-    async def scenario(worker, engine):
+async def test_a_full_queue_refuses_with_a_time_to_come_back():
+    async with serving(max_waiting=SEQUENCES) as (worker, engine):
         running = [asyncio.create_task(read(worker, request(str(i)))) for i in range(SEQUENCES)]
         # Both flights are out, so nobody else is admitted before the gate opens.
         await until(lambda: len(worker.machine.sequences.running) == SEQUENCES)
@@ -116,11 +97,9 @@ def test_a_full_queue_refuses_with_a_time_to_come_back():
         engine.gate.set()
         await asyncio.gather(*running, *waiting)
 
-    run(scenario, max_waiting=SEQUENCES)
 
-
-def test_two_running_requests_cannot_share_an_id():
-    async def scenario(worker, engine):
+async def test_two_running_requests_cannot_share_an_id():
+    async with serving() as (worker, engine):
         first = asyncio.create_task(read(worker, request("twin")))
         await asyncio.sleep(0)
         with pytest.raises(InvalidRequest, match="already running"):
@@ -128,11 +107,9 @@ def test_two_running_requests_cannot_share_an_id():
         engine.gate.set()
         await first
 
-    run(scenario)
 
-
-def test_a_dead_engine_fails_its_requests_and_the_readiness():
-    async def scenario(worker, engine):
+async def test_a_dead_engine_fails_its_requests_and_the_readiness():
+    async with serving() as (worker, engine):
         engine.broken = True
         task = asyncio.create_task(read(worker, request("victim")))
         engine.gate.set()
@@ -143,21 +120,17 @@ def test_a_dead_engine_fails_its_requests_and_the_readiness():
         with pytest.raises(EngineFailed):
             await read(worker, request("later"))
 
-    run(scenario)
 
-
-def test_a_stopped_worker_has_not_failed():
-    async def scenario(worker, engine):
+async def test_a_stopped_worker_has_not_failed():
+    async with serving() as (worker, engine):
         engine.gate.set()
         await worker.stop()
         assert not worker.ready
         assert not worker.failed
 
-    run(scenario)
 
-
-def test_metrics_count_what_happened():
-    async def scenario(worker, engine):
+async def test_metrics_count_what_happened():
+    async with serving() as (worker, engine):
         engine.gate.set()
         await read(worker, request("a", (1, 2, 3, 4, 5, 6, 7, 8, 9), max_tokens=5))
         await read(worker, request("b", (1, 2, 3, 4, 5, 6, 7, 8, 9), max_tokens=5))
@@ -174,11 +147,9 @@ def test_metrics_count_what_happened():
         ):
             assert line in text
 
-    run(scenario)
 
-
-def test_a_reader_who_found_its_stop_string_counts_as_stopped():
-    async def scenario(worker, engine):
+async def test_a_reader_who_found_its_stop_string_counts_as_stopped():
+    async with serving() as (worker, engine):
         engine.gate.set()
         stream = worker.generate(request("done", max_tokens=150))
         await anext(stream)
@@ -190,11 +161,9 @@ def test_a_reader_who_found_its_stop_string_counts_as_stopped():
         assert 'request_success_total{finished_reason="abort",model_name="toy"} 0.0' in text
         assert 'e2e_request_latency_seconds_count{model_name="toy"} 1.0' in text
 
-    run(scenario)
 
-
-def test_closing_ends_running_requests_but_not_finished_ones():
-    async def scenario(worker, engine):
+async def test_closing_ends_running_requests_but_not_finished_ones():
+    async with serving() as (worker, _):
         finished = Mailbox()
         done = EmitTokens(("a",), (5,), (FinishReason.LENGTH,), (False,), (0,))
         finished.add_output(done, 0)
@@ -207,5 +176,3 @@ def test_closing_ends_running_requests_but_not_finished_ones():
             await running
         assert not worker.ready
         assert not worker.failed
-
-    run(scenario)

@@ -6,20 +6,14 @@ import threading
 import pytest
 
 from tandem.cluster.node.machine import NodeConfig, NodeMachine
-from tandem.cluster.worker.machine import WorkerConfig, WorkerMachine
-from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import EngineFailed
-from tandem.facts.fleet import Role
-from tandem.facts.kv import KvExport, KvGeometry
 from tandem.facts.request import Request
-from tandem.facts.sampling import SamplingParameters
 from tandem.live.driver import Inbox
 from tandem.live.engine_thread import EngineThread
 from tandem.live.node import Node
 from tandem.live.processes.worker_group import failing
 from tandem.live.ranks.transfers import NullTransfer
 from tandem.messages.cluster import (
-    PROTOCOL,
     Deregister,
     NotNeeded,
     Register,
@@ -30,38 +24,34 @@ from tandem.messages.cluster import (
 from tandem.messages.node import GatewayConnected, LeaveRequested, MessageFromGateway
 from tandem.messages.router import TokensReported
 from tandem.messages.worker import RequestsArrived
-from tandem.policy.batching import TokenBudgetBatching
-from tests.cluster.ledger_engine import VOCABULARY, answer
-from tests.live.toy_cluster import GatedLedger
+from tests.cluster.ledger_engine import answer
+from tests.live.toy_cluster import (
+    CONTEXT_TOKENS,
+    GatedLedger,
+    registration,
+    request,
+    worker_machine,
+)
 
 GATEWAY = "tcp://gateway"
-WELCOME = Registered("g", 10_000_000, 60_000_000_000, 60_000_000_000)
-CONFIG = WorkerConfig(
-    block_size=4,
-    block_count=64,
-    context_tokens=200,
-    vocabulary_tokens=VOCABULARY,
-    max_sequences=4,
-    batching=TokenBudgetBatching(32),
-    root=CacheRoot("m", "r", b""),
-)
+TERMS = Registered("g", 10_000_000, 60_000_000_000, 60_000_000_000)
 
 
 class Gateway:
-    """A channel whose other end welcomes the worker, asks one thing, and lets it go."""
+    """A channel whose other end registers the worker, asks one thing, and lets it go."""
 
     def __init__(self, inbox: Inbox, request: Request | None = None) -> None:
         self.inbox = inbox
         self.request = request
-        self.heard: list[ToGateway] = []
+        self.received: list[ToGateway] = []
 
     def open(self) -> None:
         self.inbox.enqueue(GatewayConnected(GATEWAY))
 
     def send(self, message: ToGateway) -> None:
-        self.heard.append(message)
+        self.received.append(message)
         if isinstance(message, Register):
-            self.inbox.enqueue(MessageFromGateway(GATEWAY, WELCOME))
+            self.inbox.enqueue(MessageFromGateway(GATEWAY, TERMS))
             if self.request:
                 self.inbox.enqueue(MessageFromGateway(GATEWAY, RequestsArrived((self.request,))))
         if isinstance(message, TokensReported) and message.emission.finish_reasons[-1]:
@@ -73,15 +63,10 @@ class Gateway:
         """Nothing is open."""
 
 
-def make_machine() -> NodeMachine:
-    export = KvExport("m", "r", KvGeometry(1, 1, 1, 4, "float32"), 64, ())
-    register = Register(PROTOCOL, "0", "w", "1", "p", Role.BOTH, True, CONFIG.root, export, 4, 200)
-    return NodeMachine(NodeConfig(register), WorkerMachine(CONFIG))
-
-
 async def serve(engine: GatedLedger, inbox: Inbox, channels: dict[str, Gateway]) -> str:
-    transfers = NullTransfer("no memory", lambda *_: None, lambda _: None)
-    node = Node(make_machine(), inbox, transfers)
+    transfers = NullTransfer("no memory", lambda _: None)
+    machine = NodeMachine(NodeConfig(registration("w")), worker_machine())
+    node = Node(machine, inbox, transfers)
     steps = EngineThread(engine, node.take_result, failing(inbox))
     try:
         async with asyncio.timeout(30):
@@ -96,15 +81,15 @@ def open_engine() -> GatedLedger:
     return engine
 
 
-def test_it_serves_then_says_goodbye_and_leaves():
+def test_it_serves_then_deregisters_and_leaves():
     inbox = Inbox()
-    request = Request("a", (1, 2, 3), SamplingParameters(max_tokens=9, seed=4))
-    gateway = Gateway(inbox, request)
+    asked = request("a", max_tokens=9, seed=4)
+    gateway = Gateway(inbox, asked)
     assert asyncio.run(serve(open_engine(), inbox, {GATEWAY: gateway})) == ""
-    said = [m for m in gateway.heard if isinstance(m, TokensReported)]
-    tokens = [token for report in said for token in report.emission.tokens]
-    assert tokens == answer(request.prompt_tokens, request.sampling, CONFIG.context_tokens)
-    assert isinstance(gateway.heard[-1], Deregister)
+    reports = [m for m in gateway.received if isinstance(m, TokensReported)]
+    tokens = [token for report in reports for token in report.emission.tokens]
+    assert tokens == answer(asked.prompt_tokens, asked.sampling, CONTEXT_TOKENS)
+    assert isinstance(gateway.received[-1], Deregister)
 
 
 def test_without_a_gateway_it_leaves_at_once():
@@ -116,7 +101,7 @@ def test_without_a_gateway_it_leaves_at_once():
 def test_a_dead_engine_ends_it():
     inbox, engine = Inbox(), open_engine()
     engine.broken = True
-    gateway = Gateway(inbox, Request("a", (1, 2, 3), SamplingParameters(max_tokens=9)))
+    gateway = Gateway(inbox, request("a", max_tokens=9))
     with pytest.raises(EngineFailed, match="out of memory"):
         asyncio.run(serve(engine, inbox, {GATEWAY: gateway}))
 
@@ -133,12 +118,12 @@ def test_events_from_threads_keep_their_order_and_none_is_lost():
     inbox = Inbox()
     total = 2000
 
-    def tell(thread: int) -> None:
+    def enqueue(thread: int) -> None:
         for number in range(total):
             inbox.enqueue_threadsafe(GatewayConnected(f"{thread} {number}"))
 
     async def read() -> list[str]:
-        threads = [threading.Thread(target=tell, args=(index,)) for index in range(3)]
+        threads = [threading.Thread(target=enqueue, args=(index,)) for index in range(3)]
         threads[0].start()
         inbox.open(asyncio.get_running_loop())
         for thread in threads[1:]:

@@ -17,17 +17,16 @@ from tandem.config.cluster.file import Cluster as FileCluster
 from tandem.facts.fleet import Role
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
-from tandem.live.channels.keys import make_keys
+from tandem.live.channels.keys import make_pair
 from tandem.live.clock import now_ns
 from tandem.live.processes.model import plan_model
 from tandem.live.processes.server import assemble, running
 from tandem.policy.dispatch.contract import Transfer
 from tests.config.clusters import cluster_of_one
+from tests.live.ends import KEYS, PATIENCE_S
 from tests.live.gateway_side import (
     HEALTH,
-    KEYS,
     OPTIONS,
-    PATIENCE_S,
     Alive,
     GatewaySide,
     LoopThread,
@@ -35,6 +34,7 @@ from tests.live.gateway_side import (
     gateway_config,
     ranks_of,
 )
+from tests.live.toy_cluster import until
 
 
 def a_request(name: str, tokens: int, length: int = 24, **sampling) -> Request:
@@ -51,7 +51,7 @@ QUESTIONS = GREEDY + SAMPLED
 
 @pytest.fixture(scope="module")
 def answers() -> dict[str, list[int]]:
-    """What one process says."""
+    """What one process answers."""
 
     async def ask_all() -> dict[str, list[int]]:
         server = assemble(None, OPTIONS)
@@ -82,13 +82,13 @@ class Cluster:
         self.workers = Workers(folder, self.endpoint)
 
     def restart_gateway(self) -> None:
-        self.loop.run(self.side.close())
+        self.loop.run(self.side.stop())
         self.side, _ = self.loop.run(self._open(self.endpoint))
 
     async def _open(self, listen: str) -> tuple[GatewaySide, str]:
         root = plan_model(None, OPTIONS).plan.worker.root
         side = GatewaySide(gateway_config(root, Transfer.PUSH))
-        return side, side.open(listen)
+        return side, await side.open(listen)
 
 
 def over(connector: str) -> FileCluster:
@@ -104,7 +104,7 @@ def cluster(loop, tmp_path_factory, request):
     loop.run(cluster.side.members("p0", "d0", "d1"))
     yield cluster
     cluster.workers.kill_all()
-    loop.run(cluster.side.close())
+    loop.run(cluster.side.stop())
     if request.session.testsfailed:
         cluster.workers.print_logs()
 
@@ -112,11 +112,11 @@ def cluster(loop, tmp_path_factory, request):
 async def ask_all(side: GatewaySide, attempt: str = "") -> dict[str, list[int]]:
     """All questions at once; an answer may be asked for again under another `attempt`."""
     asked = [replace(request, request_id=request.request_id + attempt) for request in QUESTIONS]
-    got = await asyncio.gather(*(side.generate(request) for request in asked))
+    got = await asyncio.gather(*(side.ask(request) for request in asked))
     return {r.request_id: tokens for r, tokens in zip(QUESTIONS, got, strict=True)}
 
 
-def test_prefill_here_and_decode_there_says_the_same(cluster, loop, answers):
+def test_prefill_here_and_decode_there_gives_the_same(cluster, loop, answers):
     side = cluster.side
     assert loop.run(ask_all(side)) == answers
     by_name = {worker.worker: worker for worker in side.status().workers}
@@ -132,10 +132,10 @@ async def only(side: GatewaySide, *names: str) -> None:
     """No others take requests."""
     for worker in side.status().workers:
         if worker.accepting and worker.worker not in names:
-            assert await side.drain(worker.worker) == ""
+            await side.drain(worker.worker)
 
 
-def test_several_ranks_say_the_same_in_both_roles(cluster, loop, answers):
+def test_several_ranks_give_the_same_in_both_roles(cluster, loop, answers):
     """One worker is cut by heads, one by layers, so that KV moves from two shards that lie side by
     side into two that lie one after the other; then the two change their roles."""
     side, workers = cluster.side, cluster.workers
@@ -153,8 +153,8 @@ def test_several_ranks_say_the_same_in_both_roles(cluster, loop, answers):
     assert by_name["heads"].prompts == len(QUESTIONS)
     for name in ("p0", "d0"):
         loop.run(side.undrain(name))
-    assert loop.run(side.drain("heads", then_role=Role.DECODE)) == ""
-    assert loop.run(side.drain("layers", then_role=Role.PREFILL)) == ""
+    loop.run(side.drain("heads", then_role=Role.DECODE))
+    loop.run(side.drain("layers", then_role=Role.PREFILL))
     loop.run(only(side, "heads", "layers"))
     assert loop.run(ask_all(side, "/flipped")) == answers
     by_name = {worker.worker: worker for worker in side.status().workers}
@@ -175,9 +175,9 @@ def test_workers_come_back_to_a_gateway_that_starts_anew(cluster, loop, answers)
     cluster.restart_gateway()
     side = cluster.side
     loop.run(side.members("p0", "d0", "d1", "heads", "layers"))
-    standing = {w.worker: (w.role, w.accepting) for w in side.status().workers}
-    assert standing["heads"] == (Role.DECODE, True)
-    assert standing["p0"] == (Role.PREFILL, False)
+    roles = {w.worker: (w.role, w.accepting) for w in side.status().workers}
+    assert roles["heads"] == (Role.DECODE, True)
+    assert roles["p0"] == (Role.PREFILL, False)
     assert loop.run(ask_all(side, "/anew")) == answers
 
 
@@ -189,7 +189,7 @@ def test_one_dead_rank_ends_its_worker_and_others_take_over(cluster, loop, answe
 
     async def kill_meanwhile() -> dict[str, list[int]]:
         asking = asyncio.ensure_future(ask_all(side, "/rank"))
-        await side.until(lambda: side.status().running_requests)
+        await until(lambda: side.status().running_requests)
         os.kill(rank, signal.SIGKILL)
         return await asking
 
@@ -213,7 +213,7 @@ def test_a_killed_worker_costs_no_request(cluster, loop, answers):
 
     async def kill_meanwhile() -> dict[str, list[int]]:
         asking = asyncio.ensure_future(ask_all(side, "/killed"))
-        await side.until(lambda: side.status().running_requests)
+        await until(lambda: side.status().running_requests)
         process.kill()
         return await asking
 
@@ -226,7 +226,7 @@ def test_a_worker_that_is_to_end_finishes_its_work_first(cluster, loop, answers)
 
     async def end_meanwhile() -> dict[str, list[int]]:
         asking = asyncio.ensure_future(ask_all(side, "/ending"))
-        await side.until(lambda: side.status().running_requests)
+        await until(lambda: side.status().running_requests)
         process.send_signal(signal.SIGTERM)
         return await asking
 
@@ -236,7 +236,7 @@ def test_a_worker_that_is_to_end_finishes_its_work_first(cluster, loop, answers)
 
 
 def test_a_stranger_is_not_let_in_and_ends(cluster, loop):
-    strangers, _ = make_keys()
+    strangers = make_pair()
     keys = msgspec.structs.replace(
         KEYS, worker_public=strangers.public, worker_secret=strangers.secret
     )

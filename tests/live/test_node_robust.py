@@ -33,11 +33,12 @@ from tandem.messages.worker import (
     RequestsArrived,
     TransferPinsReleased,
 )
-from tests.live.gateway_side import GATEWAY_PAIR, PATIENCE_S, WORKER_PAIR, Workers
+from tests.live.ends import GATEWAY_PAIR, PATIENCE_S, WORKER_PAIR
+from tests.live.gateway_side import Workers
 from tests.live.raw_gateway import RawGateway
 from tests.messages.instances import TYPES, of_type
 
-WELCOME = Registered("hostile", 20_000_000, 1 << 39, 1 << 39)
+TERMS = Registered("hostile", 20_000_000, 1 << 39, 1 << 39)
 # A gateway may well send these home, and decide how long it may be silent.
 OBEYED = (Drain, RegisterAgain, RegistrationRefused, Registered)
 HARMLESS = [kind for kind in TYPES["to_worker"] if kind not in OBEYED]
@@ -49,7 +50,7 @@ def worker(tmp_path_factory):
     gateway = RawGateway(GATEWAY_PAIR, WORKER_PAIR.public)
     workers = Workers(tmp_path_factory.mktemp("robust"), gateway.endpoint)
     process = workers.start("w", "both")
-    gateway.terms(WELCOME)
+    gateway.register(TERMS)
     yield gateway, process, workers
     workers.kill_all()
     gateway.close()
@@ -57,8 +58,8 @@ def worker(tmp_path_factory):
 
 def at_rest(gateway: RawGateway) -> None:
     """Everything that was asked for can be called off, and then nothing is left."""
-    gateway.say(TO_WORKER.encode(RegisterAgain()))
-    gateway.terms(WELCOME)
+    gateway.send(TO_WORKER.encode(RegisterAgain()))
+    gateway.register(TERMS)
     while True:
         audited = gateway.audit()
         assert audited.problem == ""
@@ -75,7 +76,7 @@ def at_rest(gateway: RawGateway) -> None:
 def test_messages_without_sense_change_nothing(worker, data):
     gateway, process, _ = worker
     for kind in data.draw(st.lists(st.sampled_from(HARMLESS), max_size=6)):
-        gateway.say(TO_WORKER.encode(data.draw(of_type(kind))))
+        gateway.send(TO_WORKER.encode(data.draw(of_type(kind))))
     assert gateway.audit().problem == ""
     assert process.poll() is None
 
@@ -93,7 +94,7 @@ def test_bytes_without_sense_are_passed_over(worker, data):
     flipped[data.draw(st.integers(0, len(whole) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     for corrupt in (frames, [whole[:cut]], [bytes(flipped)]):
         if not obeyed(b"".join(corrupt)):
-            gateway.say(*corrupt)
+            gateway.send(*corrupt)
     assert gateway.audit().problem == ""
     assert process.poll() is None
 
@@ -106,7 +107,7 @@ def obeyed(data: bytes) -> bool:
 
 
 def an_order(chance: Random):
-    """Something that a gateway might say to a worker, of requests that may or may not be there."""
+    """Something that a gateway might send to a worker, of requests that may or may not be there."""
     name, other = chance.choice(NAMES), chance.choice(NAMES)
     sampling = SamplingParameters(max_tokens=chance.randint(1, 40), temperature=0.0)
     request = Request(name, tuple(range(5, 5 + chance.randint(1, 120))), sampling)
@@ -134,7 +135,7 @@ def test_orders_out_of_order_leave_nothing_behind(worker, seed):
     chance = Random(seed)
     for _ in range(30):
         for _ in range(chance.randint(1, 10)):
-            gateway.say(TO_WORKER.encode(an_order(chance)))
+            gateway.send(TO_WORKER.encode(an_order(chance)))
         assert gateway.audit().problem == ""
     at_rest(gateway)
     assert process.poll() is None
@@ -144,28 +145,28 @@ def test_it_still_works_then_drains_and_leaves_when_it_is_unwelcome(worker):
     gateway, process, _ = worker
     at_rest(gateway)
     request = Request("last", (5, 6, 7), SamplingParameters(max_tokens=3, temperature=0.0))
-    gateway.say(TO_WORKER.encode(RequestsArrived((request,))))
+    gateway.send(TO_WORKER.encode(RequestsArrived((request,))))
     reasons: list[FinishReason | None] = [None]
     while reasons[-1] is None:
-        reasons += gateway.hear(TokensReported).emission.finish_reasons
+        reasons += gateway.receive(TokensReported).emission.finish_reasons
     assert len(reasons) == 4
-    gateway.say(TO_WORKER.encode(Drain(then_role=Role.DECODE)))
-    assert gateway.hear(RoleStateReported) == RoleStateReported("w", Role.BOTH, False)
-    gateway.say(TO_WORKER.encode(Undrain()))
-    assert gateway.hear(RoleStateReported) == RoleStateReported("w", Role.BOTH, True)
-    gateway.say(TO_WORKER.encode(RegistrationRefused("of another model")))
+    gateway.send(TO_WORKER.encode(Drain(then_role=Role.DECODE)))
+    assert gateway.receive(RoleStateReported) == RoleStateReported("w", Role.BOTH, False)
+    gateway.send(TO_WORKER.encode(Undrain()))
+    assert gateway.receive(RoleStateReported) == RoleStateReported("w", Role.BOTH, True)
+    gateway.send(TO_WORKER.encode(RegistrationRefused("of another model")))
     assert process.wait(PATIENCE_S) == 3
 
 
-def test_who_is_told_twice_ends_at_once(worker):
+def test_a_second_signal_ends_it_at_once(worker):
     gateway, _, workers = worker
     process = workers.start("hasty", "both")
-    gateway.terms(WELCOME)
-    # A worker that no gateway has welcomed yet leaves at the first word: be sure that it heard.
+    gateway.register(TERMS)
+    # A worker that no gateway has registered yet leaves at the first signal: be sure that it is.
     gateway.audit()
     process.send_signal(signal.SIGTERM)
-    # This gateway never says that it needs the worker no more.
-    assert gateway.hear(RoleStateReported) == RoleStateReported("hasty", Role.BOTH, False)
+    # This gateway never lets the worker go.
+    assert gateway.receive(RoleStateReported) == RoleStateReported("hasty", Role.BOTH, False)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM

@@ -1,9 +1,9 @@
 """What the planner wants is started once, whatever happens to gateways and answers; and what cannot
-be started is told to it until it hears."""
+be started is reported to it until a gateway answers."""
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tandem.config.cluster.live import checked
@@ -38,7 +38,7 @@ D1 = PlannedStart("d-1", Role.PREFILL)
 
 
 class Launches:
-    """A launcher without processes: the test says what ends."""
+    """A launcher without processes: the test decides what ends."""
 
     def __init__(self) -> None:
         self.started: list[str] = []
@@ -71,11 +71,11 @@ class Line:
 
     def __init__(self) -> None:
         self.deaf = False
-        self.heard: list[tuple[str, str]] = []
+        self.reported: list[tuple[str, str]] = []
 
     async def report_start_failed(self, worker: str, reason: str) -> int:
         if not self.deaf:
-            self.heard.append((worker, reason))
+            self.reported.append((worker, reason))
         return not self.deaf
 
 
@@ -115,20 +115,18 @@ class Bed:
             await asyncio.sleep(0)
 
 
-def run(folder: Path, test: Callable[[Bed], Awaitable[None]]) -> None:
-    async def within() -> None:
-        made = Bed(folder)
-        try:
-            await test(made)
-        finally:
-            await made.planned.stop()
-            await made.supervisor.close()
-
-    asyncio.run(within())
+@asynccontextmanager
+async def planned(folder: Path):
+    bed = Bed(folder)
+    try:
+        yield bed
+    finally:
+        await bed.planned.stop()
+        await bed.supervisor.close()
 
 
-def test_a_wanted_worker_is_started_once_in_its_role_with_a_key_of_its_own(tmp_path):
-    async def test(bed: Bed) -> None:
+async def test_a_wanted_worker_is_started_once_in_its_role_with_a_key_of_its_own(tmp_path):
+    async with planned(tmp_path) as bed:
         for _ in range(3):
             await bed.look(D1)
         assert bed.launcher.started == ["d-1"]
@@ -142,11 +140,9 @@ def test_a_wanted_worker_is_started_once_in_its_role_with_a_key_of_its_own(tmp_p
         await bed.look(D1, up=("d-1",))
         assert bed.launcher.started == ["d-1"]
 
-    run(tmp_path, test)
 
-
-def test_what_was_sent_away_is_no_death_and_may_be_wanted_again(tmp_path):
-    async def test(bed: Bed) -> None:
+async def test_what_was_sent_away_is_no_death_and_may_be_wanted_again(tmp_path):
+    async with planned(tmp_path) as bed:
         await bed.look(D1)
         await bed.look(up=("d-1",))
         await bed.end("d-1", 0)
@@ -154,13 +150,11 @@ def test_what_was_sent_away_is_no_death_and_may_be_wanted_again(tmp_path):
         assert bed.launcher.started == ["d-1"]
         await bed.look(D1)
         assert bed.launcher.started == ["d-1", "d-1"]
-        assert not bed.line.heard
-
-    run(tmp_path, test)
+        assert not bed.line.reported
 
 
-def test_one_that_worked_and_died_comes_back_by_itself(tmp_path):
-    async def test(bed: Bed) -> None:
+async def test_one_that_worked_and_died_comes_back_by_itself(tmp_path):
+    async with planned(tmp_path) as bed:
         await bed.look(D1)
         await bed.look(up=("d-1",))
         await bed.end("d-1", 1)
@@ -169,11 +163,9 @@ def test_one_that_worked_and_died_comes_back_by_itself(tmp_path):
         assert bed.launcher.started == ["d-1"]
         assert bed.supervisor.keeps("d-1")
 
-    run(tmp_path, test)
 
-
-def test_what_cannot_work_is_reported_until_somebody_hears(tmp_path):
-    async def test(bed: Bed) -> None:
+async def test_what_cannot_work_is_reported_until_somebody_answers(tmp_path):
+    async with planned(tmp_path) as bed:
         await bed.look(D1)
         await bed.end("d-1", 2)
         bed.planned.worker_failed(await bed.supervisor.failed())
@@ -181,23 +173,21 @@ def test_what_cannot_work_is_reported_until_somebody_hears(tmp_path):
         await bed.look(D1)
         await bed.look(D1)
         bed.line.deaf = False
-        # This status was told before the report was heard.
+        # This status was made before the report arrived.
         await bed.look(D1)
-        assert bed.line.heard == [("d-1", "ended with status 2")]
+        assert bed.line.reported == [("d-1", "ended with status 2")]
         assert bed.launcher.started == ["d-1"]
         await bed.look(D1)
         assert bed.launcher.started == ["d-1", "d-1"]
 
-    run(tmp_path, test)
 
-
-def test_a_machine_that_starts_nothing_is_reported(tmp_path):
-    async def test(bed: Bed) -> None:
+async def test_a_machine_that_starts_nothing_is_reported(tmp_path):
+    async with planned(tmp_path) as bed:
         bed.launcher.fails = True
         await bed.look(D1)
         bed.launcher.fails = False
         await bed.look(D1)
-        assert bed.line.heard == [("d-1", "no memory")]
+        assert bed.line.reported == [("d-1", "no memory")]
         assert not bed.launcher.started
         assert [(each.name, each.text) for each in bed.notices] == [
             ("d-1", "cannot be started: no memory")
@@ -205,25 +195,21 @@ def test_a_machine_that_starts_nothing_is_reported(tmp_path):
         await bed.look(D1)
         assert bed.launcher.started == ["d-1"]
 
-    run(tmp_path, test)
 
-
-def test_a_name_of_no_pool_is_never_started(tmp_path):
-    async def test(bed: Bed) -> None:
+async def test_a_name_of_no_pool_is_never_started(tmp_path):
+    async with planned(tmp_path) as bed:
         await bed.look(PlannedStart("d-3", Role.DECODE), PlannedStart("../x", Role.DECODE))
         assert not bed.launcher.started
 
-    run(tmp_path, test)
 
-
-def test_each_decision_is_shown_once(tmp_path):
+async def test_each_decision_is_shown_once(tmp_path):
     def decision(serial: int, instant_ns: int) -> PlanDecision:
         action = PlannedAction(ActionKind.FLIP, "d-0", Role.PREFILL)
         return PlanDecision(
             serial, instant_ns, PlanningMode.AUTOMATIC, 2, 1, f"for {serial}", (), (action,)
         )
 
-    async def test(bed: Bed) -> None:
+    async with planned(tmp_path) as bed:
         first, second = decision(1, 10), decision(2, 20)
         await bed.look(decisions=[first])
         await bed.look(decisions=[first, second])
@@ -234,5 +220,3 @@ def test_each_decision_is_shown_once(tmp_path):
             ("planner", "for 2: d-0 becomes prefill"),
             ("planner", "for 1: d-0 becomes prefill"),
         ]
-
-    run(tmp_path, test)

@@ -11,17 +11,9 @@ from tandem.facts.fleet import Tier
 from tandem.facts.kv import placement
 from tandem.kv.tiers.pool.client import PoolClient
 from tandem.messages.cluster import Drain, PinBlocks
-from tests.kv.tier_blocks import (
-    FORMAT,
-    contents,
-    digests,
-    name,
-    names,
-    redis_server,
-    rows,
-    whole,
-)
-from tests.live.pool_nodes import PATIENCE_S, PoolNodes, pool_nodes
+from tests.kv.tier_blocks import FORMAT, contents, digests, name, names, redis_server, rows, whole
+from tests.live.ends import PATIENCE_S
+from tests.live.pool_nodes import PoolNodes, pool_nodes
 
 BLOCK = FORMAT.block_bytes
 
@@ -70,7 +62,7 @@ def test_two_nodes_one_of_which_is_killed_hangs_and_comes_back(nodes):
         for node in both:
             assert side.audit(node).problem == ""
         nodes.end("pool-0", signal.SIGKILL)
-        side.until(lambda: "pool-0" not in side.hellos)
+        side.until(lambda: "pool-0" not in side.registered)
         read_all(client, firsts[0])
         assert client.get_blocks(firsts[1], rows(6)).blocks == 0
         # New blocks go to who is there, and back when it is there again.
@@ -135,7 +127,7 @@ def survive(nodes: PoolNodes, place: dict) -> None:
             read_all(client, chain)
         assert side.audit("pool-0").problem == ""
         nodes.end("pool-0", signal.SIGKILL)
-        side.until(lambda: "pool-0" not in side.hellos)
+        side.until(lambda: "pool-0" not in side.registered)
         nodes.start("pool-0", **changes)
         nodes.join(client, "pool-0")
         again = set(side.held["pool-0"])
@@ -150,14 +142,14 @@ def survive(nodes: PoolNodes, place: dict) -> None:
         side.until(lambda: side.held["pool-0"] >= set(digests(chains[-1])))
 
 
-def test_pins_and_quotas_say_what_goes_first(nodes):
+def test_pins_and_quotas_decide_what_goes_first(nodes):
     side = nodes.side
     nodes.start("pool-0", capacity_bytes=100 * BLOCK, quotas={"greedy": 0.2})
     with nodes.client("pool-0") as client:
         pinned = names(30, chain=1)
         put_all(client, pinned)
-        side.say("pool-0", PinBlocks(digests(pinned), 60_000_000_000))
-        # What was said before is known once this is answered.
+        side.send("pool-0", PinBlocks(digests(pinned), 60_000_000_000))
+        # What was sent before is known once this is answered.
         side.audit("pool-0")
         greedy = names(40, chain=2, tenant="greedy")
         client.put_blocks(greedy, contents(greedy))
@@ -169,11 +161,11 @@ def test_pins_and_quotas_say_what_goes_first(nodes):
         assert len(set(digests(greedy)) & held) <= 20
         assert len(held) == 100
         read_all(client, pinned)
-    side.say("pool-0", Drain(leave=True))
+    side.send("pool-0", Drain(leave=True))
     assert nodes.processes["pool-0"].wait(PATIENCE_S) == 0
 
 
-def test_a_disk_block_that_was_spoilt_is_given_up(nodes, tmp_path):
+def test_a_disk_block_that_is_corrupt_is_given_up(nodes, tmp_path):
     folder = tmp_path / "disk"
     folder.mkdir()
     nodes.start("pool-0", capacity_bytes=512 * BLOCK, disk=str(folder), disk_bytes=999 * BLOCK)
@@ -188,9 +180,9 @@ def test_a_disk_block_that_was_spoilt_is_given_up(nodes, tmp_path):
         text = bytearray(file.read_bytes())
         some = contents(names(20, 0))[7].tobytes()
         at = text.index(some)
-        with file.open("r+b") as spoiling:
-            spoiling.seek(at + 1000)
-            spoiling.write(bytes([text[at + 1000] ^ 1]))
+        with file.open("r+b") as corrupting:
+            corrupting.seek(at + 1000)
+            corrupting.write(bytes([text[at + 1000] ^ 1]))
         into = rows(20)
         found = client.get_blocks(names(20, 0), into)
         assert found.blocks == 7

@@ -1,4 +1,4 @@
-"""Ranks as real processes: what they are told and say, and that none outlives its worker."""
+"""Ranks as real processes: what they receive and send, and that none outlives its worker."""
 
 import signal
 import subprocess
@@ -45,19 +45,19 @@ def an_order(transfer_id: int = 1) -> MoveKv:
 
 
 class Group:
-    """Two followers, and what they said to their leader."""
+    """Two followers, and what they sent to their leader."""
 
     def __init__(self, silence_s: float = 20.0, setup: bytes = b"") -> None:
         self.followers = {rank: start_follower(COMMAND, 5.0) for rank in (1, 2)}
         self.ranks = Ranks(self.followers, silence_s)
-        self.heard: SimpleQueue = SimpleQueue()
+        self.received: SimpleQueue = SimpleQueue()
         self.failed: SimpleQueue = SimpleQueue()
-        self.ranks.listen(lambda rank, message: self.heard.put((rank, message)), self.failed.put)
+        self.ranks.listen(lambda rank, message: self.received.put((rank, message)), self.failed.put)
         for follower in self.followers.values():
             follower.begin(setup)
 
     def ready(self) -> None:
-        assert {self.heard.get(timeout=WAIT_S) for _ in (1, 2)} == {
+        assert {self.received.get(timeout=WAIT_S) for _ in (1, 2)} == {
             (1, RankReady(())),
             (2, RankReady(())),
         }
@@ -98,10 +98,10 @@ def test_half_a_plan_is_refused():
 
 def test_every_rank_gets_a_plan_and_chosen_ones_the_rest(group):
     group.ranks.send_to_ranks(a_plan(8))
-    answers = {group.heard.get(timeout=WAIT_S) for _ in (1, 2)}
+    answers = {group.received.get(timeout=WAIT_S) for _ in (1, 2)}
     assert answers == {(1, StepResult(8, (0, 1))), (2, StepResult(8, (0, 1)))}
     group.ranks.send_to_ranks(a_plan(9), ranks={2})
-    assert group.heard.get(timeout=WAIT_S) == (2, StepResult(9, (0, 1)))
+    assert group.received.get(timeout=WAIT_S) == (2, StepResult(9, (0, 1)))
 
 
 class OwnTransferEngine:
@@ -111,57 +111,52 @@ class OwnTransferEngine:
         self.tally = tally
 
     def start_transfer(self, move_id: int, order: MoveKv) -> None:
-        self.tally.move_ended(move_id, MoveReport(True, "tcp", 1, 1, 0.75))
+        self.tally.rank_ended(MoveFinished(move_id, MoveReport(True, "tcp", 1, 1, 0.75)))
 
     def export_blocks(self, export_id: int, blocks, versions) -> None:
-        self.tally.blocks_published(export_id)
+        self.tally.rank_ended(BlocksExported(export_id))
 
 
 def test_a_move_is_over_when_it_is_on_all_ranks(group):
     ended: list = []
-    tally = RankTally(3, lambda *move: ended.append(move), ended.append)
+    tally = RankTally(3, ended.append)
     transfers = RankedTransferEngine(OwnTransferEngine(tally), group.ranks)
 
-    def hear_one() -> None:
-        match group.heard.get(timeout=WAIT_S)[1]:
-            case MoveFinished(move_id, report):
-                tally.move_ended(move_id, report)
-            case BlocksExported(export_id):
-                tally.blocks_published(export_id)
+    def receive_one() -> None:
+        tally.rank_ended(group.received.get(timeout=WAIT_S)[1])
 
     transfers.start_transfer(5, an_order())
-    hear_one()
+    receive_one()
     assert not ended
-    hear_one()
-    assert ended.pop() == (5, MoveReport(True, "shm+tcp", 21, 5, 0.75))
+    receive_one()
+    assert ended.pop() == MoveFinished(5, MoveReport(True, "shm+tcp", 21, 5, 0.75))
     transfers.start_transfer(6, an_order(transfer_id=-1))
-    hear_one()
-    hear_one()
-    assert not ended.pop()[1].arrived
+    receive_one()
+    receive_one()
+    assert not ended.pop().report.arrived
     transfers.export_blocks(2, (1,), (1,))
-    hear_one()
+    receive_one()
     assert not ended
-    hear_one()
-    assert ended == [2]
+    receive_one()
+    assert ended == [BlocksExported(2)]
 
 
 def test_a_move_that_fails_on_one_rank_has_not_arrived():
     ended: list = []
-    tally = RankTally(2, lambda *move: ended.append(move), ended.append)
-    tally.move_ended(1, MoveReport(False, "tcp", problem="the peer is gone"))
-    tally.move_ended(1, MoveReport(True, "tcp", 8, 1, 0.1))
-    assert ended == [(1, MoveReport(False, "tcp", 8, 1, 0.1, "the peer is gone"))]
+    tally = RankTally(2, ended.append)
+    tally.rank_ended(MoveFinished(1, MoveReport(False, "tcp", problem="the peer is gone")))
+    tally.rank_ended(MoveFinished(1, MoveReport(True, "tcp", 8, 1, 0.1)))
+    assert ended == [MoveFinished(1, MoveReport(False, "tcp", 8, 1, 0.1, "the peer is gone"))]
 
 
 def test_where_nothing_moves_every_move_ends_at_once_and_says_why():
     ended: list = []
-    transfers = NullTransfer("it lies on a GPU", lambda *move: ended.append(move), ended.append)
+    transfers = NullTransfer("it lies on a GPU", ended.append)
     transfers.start_transfer(3, an_order())
-    move_id, report = ended.pop()
-    assert (move_id, report.arrived) == (3, False)
-    assert report.problem == "it lies on a GPU: nothing of w can be read"
+    problem = "it lies on a GPU: nothing of w can be read"
+    assert ended.pop() == MoveFinished(3, MoveReport(arrived=False, problem=problem))
     transfers.export_blocks(4, (1, 2), (1, 1))
-    assert ended == [4]
+    assert ended == [BlocksExported(4)]
     assert transfers.endpoints() == ()
 
 

@@ -1,4 +1,4 @@
-"""Whoever waits for a cluster to be ready reads what it told until then: all of it."""
+"""Whoever waits for a cluster to be ready reads what it printed until then: all of it."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from tandem.config.cluster.live import read_live_cluster
 from tandem.live.processes.cluster import ClusterRun, View
 
 CLUSTER = """\
-name: told
+name: ready
 model: tandem-mini
 pools: [{name: w, role: both, device: cpu}]
 """
@@ -26,7 +26,7 @@ class Started(ClusterRun):
 def test_it_is_recorded_as_ready_when_the_greeting_is_out(tmp_path):
     file = tmp_path / "cluster.yaml"
     file.write_text(CLUSTER)
-    directory = state_directory("told", tmp_path / "state")
+    directory = state_directory("ready", tmp_path / "state")
     directory.prepare()
     directory.claim()
     greeted = []

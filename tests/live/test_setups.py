@@ -1,4 +1,4 @@
-"""From a cluster file, or the flags of `tandem serve`, to what each process is told."""
+"""From a cluster file, or the flags of `tandem serve`, to the set-up of each process."""
 
 import io
 import stat
@@ -27,7 +27,7 @@ from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import PlanningMode, Role, Tier
 from tandem.facts.kv import KvExport, KvGeometry, TierFigures
 from tandem.live.launching.state_directory import StateDirectory
-from tandem.live.processes.setups import Setups, gateway_program, worker_program, write_cluster
+from tandem.live.processes.setups import Setups, program_of, write_cluster
 from tandem.messages.cluster import PROTOCOL, Register
 from tandem.messages.gateway import ClusterStatus, PoolNodeStatus
 from tandem.messages.planning import (
@@ -65,26 +65,26 @@ def setups(text=TEXT, cores=8, free_bytes=8 << 30) -> Setups:
 def test_workers_share_the_machine():
     made = setups()
     prefill, decode = made.cluster.pools
-    told = made.worker(prefill, "p-0", ("tcp://127.0.0.1:1",))
+    setup = made.worker(prefill, "p-0", ("tcp://127.0.0.1:1",))
     # Eight cores for four ranks; four tenths of the memory for three workers.
-    assert told.options.threads == 2
-    assert 0 < int(told.options.kv_cache_memory) < 0.4 * (8 << 30) / 3
-    assert told.pool_config == prefill
-    assert told.cluster.transport == made.cluster.transport
-    assert told.cluster.transport.wire_dtype == "bfloat16"
-    assert (told.model, told.role, told.keys.gateway_secret) == (None, "prefill", "")
-    assert told.cluster.health.live_report_interval_s == 0.1
+    assert setup.options.threads == 2
+    assert 0 < int(setup.options.kv_cache_memory) < 0.4 * (8 << 30) / 3
+    assert setup.pool_config == prefill
+    assert setup.cluster.transport == made.cluster.transport
+    assert setup.cluster.transport.wire_dtype == "bfloat16"
+    assert (setup.model, setup.role, setup.keys.gateway_secret) == (None, "prefill", "")
+    assert setup.cluster.health.live_report_interval_s == 0.1
     assert made.worker(decode, "d-0", ()).options.threads == 3
     assert setups(cores=1).worker(prefill, "p-0", ()).options.threads == 1
 
 
-def test_no_memory_is_told_before_anything_starts():
+def test_no_memory_is_reported_before_anything_starts():
     made = setups(free_bytes=0)
     with pytest.raises(InvalidConfiguration, match="the model does not fit into memory"):
         made.worker(made.cluster.pools[0], "p-0", ())
 
 
-def test_a_gpu_that_is_not_here_is_told():
+def test_a_gpu_that_is_not_here_is_refused():
     with pytest.raises(InvalidConfiguration, match="device h200 is a GPU, and this machine has"):
         Setups(read(TEXT.replace("device: cpu, count: 2", "device: h200, count: 2")).cluster)
 
@@ -97,7 +97,7 @@ def test_set_ups_are_read_as_they_were_written_and_by_nobody_else(tmp_path):
     gateway = made.gateway(1, directory.path, "tcp://127.0.0.1:0")
     assert gateway.options.api_key == ("key-of-the-environment",)
     worker = made.worker(made.cluster.pools[1], "d-0", ("tcp://127.0.0.1:1",))
-    programs = [gateway_program(gateway, directory), worker_program(worker, directory, {})]
+    programs = [program_of(gateway, directory), program_of(worker, directory, {})]
     assert [program.command[3] for program in programs] == ["gateway-process", "worker-process"]
     assert read_setup(GatewaySetup, directory.path / "gateway-1.setup.json") == gateway
     assert read_setup(WorkerSetup, directory.path / "d-0.setup.json") == worker
@@ -112,7 +112,7 @@ def register(pool: str, block_size=32, dtype="float32") -> Register:
     return Register(PROTOCOL, "1", "w", "i", pool, Role.BOTH, True, root, export, 5, 100)
 
 
-def test_a_worker_is_priced_by_its_pool_and_counted_by_its_own_word():
+def test_a_worker_is_priced_by_its_pool_and_counted_as_it_registers():
     made = setups()
     cluster = replace(made.cluster, model=str(made.checkpoint))
     price = capacity_of(cluster)
@@ -144,8 +144,8 @@ def test_the_flags_of_serve_are_a_cluster_file():
     assert (cluster.serve["port"], cluster.serve["api-key"]) == (9000, ("k",))
     assert (cluster.block_size, cluster.transport.connectors) == (32, ("tcp",))
     # Workers have the very options that one process would have.
-    told = worker_options(cluster, cluster.pools[0])
-    assert msgspec.structs.replace(told, port=9000, api_key=("k",)) == options
+    options_of_worker = worker_options(cluster, cluster.pools[0])
+    assert msgspec.structs.replace(options_of_worker, port=9000, api_key=("k",)) == options
 
 
 def test_workers_that_do_both_move_no_kv_without_need():
@@ -160,17 +160,17 @@ def test_workers_that_do_both_move_no_kv_without_need():
 
 def test_a_journal_takes_a_gateway(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shape = Shape(journal=Path("told"))
+    shape = Shape(journal=Path("turns"))
     assert shape.wanted
     cluster = cluster_file(None, ServeOptions(device="cpu"), shape).cluster
-    assert cluster.journal == JournalConfig(str(tmp_path / "told"))
+    assert cluster.journal == JournalConfig(str(tmp_path / "turns"))
     assert cluster_file(None, ServeOptions(device="cpu"), Shape(workers=1)).cluster.journal is None
     setup = Setups(cluster).gateway(0, tmp_path, "tcp://127.0.0.1:0")
-    assert setup.cluster.journal == JournalConfig(str(tmp_path / "told"))
+    assert setup.cluster.journal == JournalConfig(str(tmp_path / "turns"))
 
 
 @pytest.mark.parametrize(
-    ("shape", "told"),
+    ("shape", "problem"),
     [
         (Shape(prefill=2), "--prefill alone cannot serve; give --decode"),
         (Shape(decode=1), "--decode alone cannot serve; give --prefill"),
@@ -183,8 +183,8 @@ def test_a_journal_takes_a_gateway(tmp_path, monkeypatch):
         (Shape(workers=1, connectors=["pigeon"]), "^tandem serve: unknown connector pigeon"),
     ],
 )
-def test_flags_that_cannot_serve_are_refused(shape, told):
-    with pytest.raises(InvalidConfiguration, match=told):
+def test_flags_that_cannot_serve_are_refused(shape, problem):
+    with pytest.raises(InvalidConfiguration, match=problem):
         cluster_file(None, ServeOptions(device="cpu"), shape)
 
 
@@ -259,8 +259,8 @@ def test_workers_that_a_planner_may_start_have_their_share_from_the_start():
 
 def test_one_gateway_of_a_planned_cluster_plans():
     made = setups(PLANNED)
-    told = [made.gateway(index, Path("/state"), "tcp://h:1").plans for index in range(2)]
-    assert told == [True, False]
+    plans = [made.gateway(index, Path("/state"), "tcp://h:1").plans for index in range(2)]
+    assert plans == [True, False]
     assert not setups().gateway(0, Path("/state"), "tcp://h:1").plans
     # Who has keys from elsewhere has nobody who would start workers.
     alone = Setups(made.cluster, made.keys, alone=True)

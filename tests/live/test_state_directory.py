@@ -54,10 +54,10 @@ def other(tmp_path):
 def test_what_is_written_is_read_and_nobody_else_can(tmp_path):
     directory = StateDirectory(tmp_path / "deep" / "state")
     directory.claim()
-    told = record(ready=True, gateways={"g": "tcp://127.0.0.1:1"}, processes={})
-    directory.write(told)
+    written = record(ready=True, gateways={"g": "tcp://127.0.0.1:1"}, processes={})
+    directory.write(written)
     directory.write_private("keys.json", b"secret")
-    assert directory.read() == told
+    assert directory.read() == written
     assert directory.claimed
     assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
     for file in directory.path.iterdir():

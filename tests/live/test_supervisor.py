@@ -10,20 +10,13 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.live.launching.launcher import LocalLauncher, Program, tail
+from tandem.live.launching.launcher import ExitCode, LocalLauncher, Program, tail
 from tandem.live.launching.state_directory import alive, started_ticks
-from tandem.live.launching.supervisor import (
-    AGAIN,
-    LOOKS,
-    RestartConfig,
-    Restarts,
-    Supervisor,
-    Vanished,
-)
+from tandem.live.launching.supervisor import LOOKS, RestartConfig, Restarts, Supervisor, Vanished
 from tandem.messages.gateway import ClusterStatus
 from tests.live.statuses import worker_status
 
-# Says that it runs, then waits for a signal.
+# Prints that it runs, then waits for a signal.
 WAITS = """
 import pathlib, signal, sys, time
 runs = pathlib.Path(sys.argv[1])
@@ -39,7 +32,7 @@ LIMIT_S = 20
 
 
 class Bed:
-    """A supervisor with what it told, and programs whose starts can be counted."""
+    """A supervisor with its notices, and programs whose starts can be counted."""
 
     def __init__(self, folder, config=QUICK):
         self.folder = folder
@@ -55,6 +48,12 @@ class Bed:
     def starts(self, name):
         runs = self.folder / f"{name}.runs"
         return len(runs.read_text()) if runs.exists() else 0
+
+    async def work(self, name, **script):
+        """Start one, which is seen at work."""
+        await self.supervisor.start(self.program(name, **script))
+        await self.until_started(name)
+        self.supervisor.confirm(name)
 
     async def until_started(self, name, times=1):
         async with asyncio.timeout(LIMIT_S):
@@ -73,133 +72,96 @@ async def bed(folder, config=QUICK):
         assert not made.launcher.pids
 
 
-def run(test):
-    asyncio.run(asyncio.wait_for(test, LIMIT_S))
+async def test_what_leaves_to_be_started_anew_starts_at_once_and_is_no_failure(tmp_path):
+    # Only so many deaths in a row are forgiven: leaving like this is none of them.
+    async with bed(tmp_path, replace(QUICK, most_in_a_row=1)) as made:
+        leaves = f"signal.signal(signal.SIGTERM, lambda *_: sys.exit({ExitCode.AGAIN:d}))"
+        await made.supervisor.start(made.program("w", prepare=leaves))
+        for times in range(1, 5):
+            await made.until_started("w", times)
+            made.supervisor.confirm("w")
+            made.launcher.send("w", signal.SIGTERM)
+        await made.until_started("w", 5)
+        assert {notice.text for notice in made.notices} == {"has left and starts again in 0 s"}
 
 
-def test_what_leaves_to_be_started_anew_starts_at_once_and_is_no_failure(tmp_path):
-    async def scenario(tmp_path):
-        # Only so many deaths in a row are forgiven: leaving like this is none of them.
-        async with bed(tmp_path, replace(QUICK, most_in_a_row=1)) as at:
-            leaves = f"signal.signal(signal.SIGTERM, lambda *_: sys.exit({AGAIN}))"
-            await at.supervisor.start(at.program("w", prepare=leaves))
-            for times in range(1, 5):
-                await at.until_started("w", times)
-                at.supervisor.confirm("w")
-                at.launcher.send("w", signal.SIGTERM)
-            await at.until_started("w", 5)
-            assert {notice.text for notice in at.notices} == {"has left and starts again in 0 s"}
-
-    run(scenario(tmp_path))
+async def test_what_died_starts_again_and_the_rest_is_left_alone(tmp_path):
+    async with bed(tmp_path) as made:
+        for name in ("a", "b"):
+            await made.work(name)
+        before = dict(made.supervisor.pids)
+        os.kill(before["a"], signal.SIGKILL)
+        await made.until_started("a", 2)
+        assert made.supervisor.pids["a"] != before["a"]
+        assert made.supervisor.pids["b"] == before["b"]
+        assert "was killed by SIGKILL" in made.notices[0].text
 
 
-def test_what_died_starts_again_and_the_rest_is_left_alone(tmp_path):
-    async def test():
-        async with bed(tmp_path) as made:
-            for name in ("a", "b"):
-                await made.supervisor.start(made.program(name))
-                await made.until_started(name)
-                made.supervisor.confirm(name)
-            before = dict(made.supervisor.pids)
-            os.kill(before["a"], signal.SIGKILL)
-            await made.until_started("a", 2)
-            assert made.supervisor.pids["a"] != before["a"]
-            assert made.supervisor.pids["b"] == before["b"]
-            assert "was killed by SIGKILL" in made.notices[0].text
-
-    run(test())
-
-
-def test_what_cannot_be_started_for_now_is_tried_again(tmp_path):
-    async def test():
-        async with bed(tmp_path) as made:
-            python = tmp_path / "python"
-            python.symlink_to(sys.executable)
-            program = made.program("a")
-            await made.supervisor.start(
-                replace(program, command=(str(python), *program.command[1:]))
-            )
-            await made.until_started("a")
-            made.supervisor.confirm("a")
-            python.unlink()
-            made.launcher.send("a", signal.SIGKILL)
-            async with asyncio.timeout(LIMIT_S):
-                while not any("cannot be started" in notice.text for notice in made.notices):
-                    await asyncio.sleep(0)
-            python.symlink_to(sys.executable)
-            await made.until_started("a", 2)
-
-    run(test())
+async def test_what_cannot_be_started_for_now_is_tried_again(tmp_path):
+    async with bed(tmp_path) as made:
+        python = tmp_path / "python"
+        python.symlink_to(sys.executable)
+        program = made.program("a")
+        await made.supervisor.start(replace(program, command=(str(python), *program.command[1:])))
+        await made.until_started("a")
+        made.supervisor.confirm("a")
+        python.unlink()
+        made.launcher.send("a", signal.SIGKILL)
+        async with asyncio.timeout(LIMIT_S):
+            while not any("cannot be started" in notice.text for notice in made.notices):
+                await asyncio.sleep(0)
+        python.symlink_to(sys.executable)
+        await made.until_started("a", 2)
 
 
-def test_what_dies_before_it_worked_is_given_up_with_its_last_words(tmp_path):
-    async def test():
-        async with bed(tmp_path) as made:
-            then = "print('no such model'); sys.exit(2)"
-            await made.supervisor.start(made.program("a", then=then))
-            failure = await made.supervisor.failed()
-            assert (failure.name, failure.how) == ("a", "ended with status 2")
-            assert failure.log_tail.endswith("no such model")
-            assert made.starts("a") == 1
-
-    run(test())
+async def test_what_dies_before_it_worked_is_given_up_with_the_end_of_its_log(tmp_path):
+    async with bed(tmp_path) as made:
+        then = "print('no such model'); sys.exit(2)"
+        await made.supervisor.start(made.program("a", then=then))
+        failure = await made.supervisor.failed()
+        assert (failure.name, failure.how) == ("a", "ended with status 2")
+        assert failure.log_tail.endswith("no such model")
+        assert made.starts("a") == 1
 
 
-def test_what_keeps_dying_is_given_up_after_a_bounded_number_of_starts(tmp_path):
-    async def test():
-        async with bed(tmp_path) as made:
-            await made.supervisor.start(made.program("a", then="sys.exit(1)"))
-            made.supervisor.confirm("a")
-            await made.supervisor.failed()
-            assert made.starts("a") == 1 + QUICK.most_in_a_row
-
-    run(test())
+async def test_what_keeps_dying_is_given_up_after_a_bounded_number_of_starts(tmp_path):
+    async with bed(tmp_path) as made:
+        await made.supervisor.start(made.program("a", then="sys.exit(1)"))
+        made.supervisor.confirm("a")
+        await made.supervisor.failed()
+        assert made.starts("a") == 1 + QUICK.most_in_a_row
 
 
 @pytest.mark.parametrize(("status", "starts"), [(0, 1), (3, 1)])
-def test_what_left_or_is_not_wanted_does_not_start_again(tmp_path, status, starts):
-    async def test():
-        async with bed(tmp_path) as made:
-            await made.supervisor.start(made.program("a", then=f"sys.exit({status})"))
-            made.supervisor.confirm("a")
-            if status:
-                assert (await made.supervisor.failed()).how == f"ended with status {status}"
-            while made.supervisor.pids:
-                await made.supervisor.changed()
-            assert made.starts("a") == starts
-
-    run(test())
+async def test_what_left_or_is_not_wanted_does_not_start_again(tmp_path, status, starts):
+    async with bed(tmp_path) as made:
+        await made.supervisor.start(made.program("a", then=f"sys.exit({status})"))
+        made.supervisor.confirm("a")
+        if status:
+            assert (await made.supervisor.failed()).how == f"ended with status {status}"
+        while made.supervisor.pids:
+            await made.supervisor.changed()
+        assert made.starts("a") == starts
 
 
-def test_what_hangs_is_killed_and_starts_again(tmp_path):
-    async def test():
-        async with bed(tmp_path) as made:
-            ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
-            await made.supervisor.start(made.program("a", prepare=ignore))
-            await made.until_started("a")
-            made.supervisor.confirm("a")
-            os.kill(made.supervisor.pids["a"], signal.SIGSTOP)
-            made.supervisor.kill("a", "it says nothing")
-            await made.until_started("a", 2)
-
-    run(test())
+async def test_what_hangs_is_killed_and_starts_again(tmp_path):
+    async with bed(tmp_path) as made:
+        ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+        await made.work("a", prepare=ignore)
+        os.kill(made.supervisor.pids["a"], signal.SIGSTOP)
+        made.supervisor.kill("a", "it is silent")
+        await made.until_started("a", 2)
 
 
-def test_stopping_asks_twice_and_then_kills(tmp_path):
+async def test_stopping_asks_twice_and_then_kills(tmp_path):
     asked = "signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True))"
-
-    async def test():
-        async with bed(tmp_path) as made:
-            for name, prepare in (("polite", ""), ("deaf", asked)):
-                await made.supervisor.start(made.program(name, prepare=prepare))
-                await made.until_started(name)
-                made.supervisor.confirm(name)
-            await made.supervisor.stop(["polite", "deaf"], 0.3, 0.3)
-            assert not made.supervisor.pids
-            assert made.starts("polite") == made.starts("deaf") == 1
-            assert tail(tmp_path / "deaf.log").count("asked") == 2
-
-    run(test())
+    async with bed(tmp_path) as made:
+        for name, prepare in (("polite", ""), ("deaf", asked)):
+            await made.work(name, prepare=prepare)
+        await made.supervisor.stop(["polite", "deaf"], 0.3, 0.3)
+        assert not made.supervisor.pids
+        assert made.starts("polite") == made.starts("deaf") == 1
+        assert tail(tmp_path / "deaf.log").count("asked") == 2
 
 
 def test_delays_grow_and_a_steady_run_begins_anew():
@@ -211,7 +173,7 @@ def test_delays_grow_and_a_steady_run_begins_anew():
     assert book.delay_s("b", 2, 100) is None
 
 
-def test_restarts_of_many_are_spread_and_never_later_than_said():
+def test_restarts_of_many_are_spread_and_never_later_than_configured():
     book = Restarts(RestartConfig(1.0, 8.0))
     delays_s = [book.delay_s(str(chance), 1, 0.1, chance=chance) for chance in (1.0, 0.5, 0.0)]
     assert delays_s == pytest.approx([1, 0.75, 0.5])
@@ -226,7 +188,7 @@ def test_a_process_is_known_by_its_number_and_its_start():
     assert not alive(1 << 22, 0)
 
 
-def test_a_log_that_is_not_there_has_no_last_words(tmp_path):
+def test_a_log_that_is_not_there_has_no_end(tmp_path):
     assert tail(tmp_path / "none") == ""
 
 
@@ -241,11 +203,11 @@ BOTH = status("w-0", "w-1")
 WITHOUT = status("w-1", lost=[("w-0", "silent for 10 s")])
 
 
-def test_who_is_lost_though_the_process_runs_is_told_once():
+def test_who_is_lost_though_the_process_runs_is_found_once():
     vanished = Vanished()
     assert vanished.look(PIDS, [BOTH]) == []
-    told = [vanished.look(PIDS, [WITHOUT]) for _ in range(LOOKS + 2)]
-    assert told == [[]] * (LOOKS - 1) + [[("w-0", "silent for 10 s")]] + [[]] * 2
+    found = [vanished.look(PIDS, [WITHOUT]) for _ in range(LOOKS + 2)]
+    assert found == [[]] * (LOOKS - 1) + [[("w-0", "silent for 10 s")]] + [[]] * 2
 
 
 def test_who_still_loads_or_is_not_in_anybodys_list_is_left_alone():

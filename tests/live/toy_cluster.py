@@ -28,6 +28,7 @@ from tandem.live.channels.sockets import ChannelLimits
 from tandem.live.driver import Inbox
 from tandem.live.engine_thread import EngineThread
 from tandem.live.gateway.gateway import Gateway, GatewayTerms
+from tandem.live.local_worker import LocalWorker
 from tandem.live.node import Node
 from tandem.messages.cluster import PROTOCOL, Register, Registered
 from tandem.messages.node import BlocksExported, Leave, MoveFinished
@@ -50,7 +51,7 @@ EXPORT = KvExport(
     (),
     identity=ROOT.identity,
 )
-WELCOME = Registered("g0", 20_000_000, 2_000_000_000, 4_000_000_000)
+TERMS = Registered("g0", 20_000_000, 2_000_000_000, 4_000_000_000)
 COST = WorkerCost(
     FittedStepTime(fixed_s=0.01, token_s=1e-3),
     kv_bytes_per_token=1.0,
@@ -61,7 +62,7 @@ COST = WorkerCost(
 
 def gateway_config(
     root: CacheRoot = ROOT,
-    terms: Registered = WELCOME,
+    terms: Registered = TERMS,
     *,
     block_size: int = BLOCK_SIZE,
     transfer: Transfer = Transfer.PUSH,
@@ -176,6 +177,29 @@ def worker_machine(context_tokens: int = CONTEXT_TOKENS, max_waiting: int = 64) 
     )
 
 
+def make_worker(engine: GatedLedger, max_waiting: int = 64) -> LocalWorker:
+    """One in this process, without a cluster."""
+    card = ModelCard(("toy",), CONTEXT_TOKENS, VOCABULARY, (), 0)
+    return LocalWorker(card, worker_machine(max_waiting=max_waiting), engine)
+
+
+def drained(worker: "LocalWorker | ToyWorker") -> bool:
+    """Whether it has nothing to do and holds no block."""
+    pool = worker.machine.sequences.pool
+    return worker.machine.idle and pool.free_blocks == pool.block_count
+
+
+def registration(
+    name: str,
+    role: Role = Role.BOTH,
+    context_tokens: int = CONTEXT_TOKENS,
+    export: KvExport = EXPORT,
+) -> Register:
+    return Register(
+        PROTOCOL, "0", name, "a", "p", role, True, ROOT, export, SEQUENCES, context_tokens
+    )
+
+
 class ToyWorker:
     """Runs on the loop from `start` to `stop`; `die` ends it without a word."""
 
@@ -192,9 +216,7 @@ class ToyWorker:
         self.inbox = Inbox()
         ledgers = ledgers if ledgers is not None else {}
         ledgers[name] = self.engine.ledger
-        self.registration = Register(
-            PROTOCOL, "0", name, "a", "p", role, True, ROOT, export, SEQUENCES, context_tokens
-        )
+        self.registration = registration(name, role, context_tokens, export)
         self.machine = worker_machine(context_tokens)
         transfers = LedgerTransferEngine(self.inbox, self.engine.ledger, ledgers)
         self.node = Node(
@@ -233,8 +255,7 @@ class ToyWorker:
 
     @property
     def drained(self) -> bool:
-        pool = self.machine.sequences.pool
-        return self.machine.idle and pool.free_blocks == pool.block_count
+        return drained(self)
 
 
 @asynccontextmanager

@@ -120,7 +120,7 @@ def test_a_window_forgets(checkpoints, kernels):
     run(decoder, store, Chunk(tokens, blocks, 0, PROMPT_TOKENS - 1))
     first_kept = (PROMPT_TOKENS - 11) // BLOCK_SIZE
     for block in blocks[:first_kept]:
-        store.block(block).fill_(float("nan"))
+        store.pool_BL2KSD[block].fill_(float("nan"))
     last = run(decoder, store, Chunk(tokens, blocks, PROMPT_TOKENS - 1, PROMPT_TOKENS))
     assert_equal(last[0], expected_logits(checkpoints("mistral_window").oracle, tokens)[-1])
 
@@ -133,7 +133,7 @@ def test_a_negative_slot_keeps_nothing(checkpoints, kernels):
     decoder.forward(replace(batch, slots=torch.tensor([-1, 13, -1])), store)
     written_BS = store.pool_BL2KSD.ne(0).any(dim=5).any(dim=3).all(dim=2).all(dim=1)
     assert written_BS.nonzero().tolist() == [[3, 1]]
-    assert store.pool_BL2KSD.ne(0).sum() <= store.block(3)[..., 1, :].numel()
+    assert store.pool_BL2KSD.ne(0).sum() <= store.pool_BL2KSD[3][..., 1, :].numel()
 
 
 @pytest.mark.parametrize("storage", ["bfloat16", "float16"])

@@ -1,10 +1,11 @@
-"""The HTTP client of an OpenAI-compatible server: asks, streams, and says in one line what failed.
+"""The HTTP client of an OpenAI-compatible server: asks, streams, and names in one line what failed.
 
 Owns the connections. It knows nothing of workloads or metrics; callers read the clock themselves.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
@@ -12,14 +13,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from tandem.bench.responses import (
-    Chunk,
-    EventParser,
-    ModelList,
-    ServedModel,
-    Tokenized,
-    error_text,
-)
+from tandem.bench.responses import Chunk, EventParser, ModelList, ServedModel, Tokenized, error_text
 from tandem.facts.errors import InvalidConfiguration, TandemError
 
 _DONE = b"[DONE]"
@@ -122,32 +116,35 @@ class Client:
         Closing the iterator closes the connection, which tells the server to stop.
         Raises `RequestFailed`, also when the stream ends early or carries an error.
         """
-        assert self._session is not None, "open the client with `async with`"
         body = {**body, "stream": True, "stream_options": {"include_usage": True}}
         parser = EventParser()
-        try:
-            url = self.endpoint.root_url + path
-            async with self._session.post(url, data=msgspec.json.encode(body)) as response:
-                await _check_status(response)
-                async for data in response.content.iter_any():
-                    for payload in parser.feed(data):
-                        if payload == _DONE:
-                            return
-                        yield _event(payload)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise self._failure(error) from error
+        async with self._response("POST", path, body) as response:
+            async for data in response.content.iter_any():
+                for payload in parser.feed(data):
+                    if payload == _DONE:
+                        return
+                    yield _event(payload)
         raise RequestFailed("the stream ended before its [DONE]")
 
     async def _request(
         self, method: str, path: str, body: Mapping[str, Any] | None = None
     ) -> bytes:
+        async with self._response(method, path, body) as response:
+            return await response.read()
+
+    @asynccontextmanager
+    async def _response(
+        self, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """One without an error status. What goes wrong with it while the block runs is raised as
+        `RequestFailed`."""
         assert self._session is not None, "open the client with `async with`"
+        url = self.endpoint.root_url + path
         data = None if body is None else msgspec.json.encode(body)
         try:
-            url = self.endpoint.root_url + path
             async with self._session.request(method, url, data=data) as response:
                 await _check_status(response)
-                return await response.read()
+                yield response
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._failure(error) from error
 

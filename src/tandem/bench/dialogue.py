@@ -90,7 +90,7 @@ class Dialogue:
 async def stream_answer(client: Client, asked: Asked, answer: Answer, show: Show) -> None:
     """Streams an answer into `answer` and through `show`. Raises `RequestFailed`.
 
-    Whoever cancels it finds in `answer` what was said until then.
+    Whoever cancels it finds in `answer` what came until then.
     """
     answer.sent_s = answer.clock()
     async with contextlib.aclosing(client.stream(asked.path, asked.body)) as chunks:

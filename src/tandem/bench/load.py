@@ -36,9 +36,9 @@ Send = Callable[[PlannedRequest, MeasuredRequest, Clock], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Pacing:
-    """`open_loop` sends when the workload says, whatever the server does; otherwise the next
-    conversation starts when one of `concurrency` ends. In the open loop `concurrency` bounds what
-    is in flight; None is no bound."""
+    """`open_loop` sends at the instants of the workload, whatever the server does; otherwise the
+    next conversation starts when one of `concurrency` ends. In the open loop `concurrency` bounds
+    what is in flight; None is no bound."""
 
     open_loop: bool
     concurrency: int | None = None

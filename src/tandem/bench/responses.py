@@ -62,7 +62,7 @@ class Usage(msgspec.Struct):
 
     @property
     def cached_tokens(self) -> int | None:
-        """None where the server does not say."""
+        """None where the server does not count them."""
         return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
 
 

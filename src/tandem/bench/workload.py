@@ -102,7 +102,7 @@ class Replay:
 
 
 def plan_synthetic(settings: Synthetic) -> list[Conversation]:
-    """The conversations, all arriving at 0: `arrive` says when."""
+    """The conversations, all arriving at 0: `arrive` spreads them."""
     count = settings.num_prompts
     if settings.length_pairs is None:
         inputs = settings.input_law.draw(count, _rng(settings.seed, _Stream.INPUT_LENGTHS))
@@ -128,7 +128,7 @@ def plan_synthetic(settings: Synthetic) -> list[Conversation]:
 
 
 def plan_replay(settings: Replay) -> list[Conversation]:
-    """One conversation a row, in the order of arrival, arriving when the trace says."""
+    """One conversation a row, in the order of arrival, arriving as in the trace."""
     extra_s = _rng(settings.seed, _Stream.SPREAD).uniform(
         0.0, settings.spread_s, size=len(settings.rows)
     )

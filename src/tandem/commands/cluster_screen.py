@@ -22,8 +22,9 @@ from tandem.live.launching.launcher import Launcher, LocalLauncher
 from tandem.live.launching.ray_places import RayTerms
 from tandem.live.launching.state_directory import StateDirectory
 from tandem.live.launching.supervisor import Notice
-from tandem.live.processes.before_start import check_launcher, listen_host
+from tandem.live.processes.before_start import check_launcher
 from tandem.live.processes.cluster import ClusterRun, RunLimits, View
+from tandem.live.processes.setups import listen_address
 from tandem.messages.gateway import ClusterStatus
 
 CTRL_C = "Ctrl-C stops the cluster."
@@ -143,7 +144,7 @@ def _make_launcher(cluster: Cluster, notify: Callable[[Notice], None]) -> Launch
         placement=cluster.ray.placement,
         patience_s=cluster.ray.timeout_s,
         bundles=bundles(cluster),
-        listen_host=listen_host(cluster),
+        listen_host=listen_address(cluster)[0],
         ambient=child_environment(),
     )
     # An extra that takes a second to import.

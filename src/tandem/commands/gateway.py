@@ -23,7 +23,7 @@ from tandem.live.launching.state_directory import ClusterRecord, ProcessRecord, 
 from tandem.live.processes.before_start import exposure_of
 from tandem.live.processes.cluster import ProcessesFailed
 from tandem.live.processes.key_files import admitted_beside, read_gateway_keys
-from tandem.live.processes.setups import Setups, gateway_program, write_cluster
+from tandem.live.processes.setups import Setups, program_of, write_cluster
 
 POLL_S = 0.05
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
@@ -98,7 +98,7 @@ async def _run(
 ) -> None:
     """Until the gateway has ended. Raises `ProcessesFailed`."""
     launcher, loop = LocalLauncher(), asyncio.get_running_loop()
-    pid = await launcher.start(replace(gateway_program(setup, directory), log=None))
+    pid = await launcher.start(replace(program_of(setup, directory), log=None))
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, launcher.send, setup.gateway, signal.SIGTERM)
     announcing = asyncio.create_task(_announce(file, setup, directory, pid, console))

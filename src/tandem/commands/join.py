@@ -25,16 +25,11 @@ from tandem.config.cluster.workers import PoolConfig
 from tandem.facts.errors import InvalidConfiguration, nearest
 from tandem.facts.fleet import Role
 from tandem.live.gateway.operators import Operators
-from tandem.live.launching.launcher import Ended, LocalLauncher, Program
+from tandem.live.launching.launcher import Ended, ExitCode, LocalLauncher, Program
 from tandem.live.launching.state_directory import ProcessRecord
-from tandem.live.launching.supervisor import AGAIN
 from tandem.live.processes.cluster import ProcessesFailed
 from tandem.live.processes.member_health import MemberHealth, serve_health, watch
-from tandem.live.processes.setups import (
-    pool_node_program,
-    process_environment,
-    worker_program,
-)
+from tandem.live.processes.setups import program_of
 
 POLL_S = 0.2
 
@@ -105,7 +100,7 @@ async def _run(launcher: LocalLauncher, program: Program, health: MemberHealth) 
     while True:
         health.pid = await launcher.start(program)
         ended = await launcher.ended()
-        if ended.code != AGAIN:
+        if ended.code != ExitCode.AGAIN:
             return ended
 
 
@@ -160,13 +155,13 @@ def _program(invited: Invitation, options: JoinOptions, taken: set[str]) -> Prog
         pool = _pool(cluster, options)
         name = _name(invited, options, pool.name, taken)
         worker = setups.worker(pool, name, endpoints)
-        return worker_program(worker, invited.directory, process_environment())
+        return program_of(worker, invited.directory)
     if cluster.tiers.remote is None:
         raise InvalidConfiguration("--shared-pool: the cluster file names no tiers.remote")
     if options.pool is not None or options.role is not None:
         raise InvalidConfiguration("--shared-pool: leave out --pool and --role, which workers have")
     name = _name(invited, options, "pool", taken)
-    return pool_node_program(setups.pool_node(name, endpoints), invited.directory)
+    return program_of(setups.pool_node(name, endpoints), invited.directory)
 
 
 def _pool(cluster: Cluster, options: JoinOptions) -> PoolConfig:

@@ -9,6 +9,13 @@ def spread(wait_s: float, chance: float) -> float:
     return wait_s * (0.5 + 0.5 * chance)
 
 
+def backoff_s(first_s: float, most_s: float, failures: int, chance: float) -> float:
+    """How long to wait after one more failure than `failures`: twice as long each time, up to
+    `most_s`, and `spread`."""
+    # No float grows beyond its bounds in a year of failures.
+    return spread(min(most_s, first_s * 2.0 ** min(failures, 32)), chance)
+
+
 def longest() -> float:
     """The chance of those who have none: they wait as long as may be."""
     return 1.0

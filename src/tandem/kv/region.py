@@ -53,8 +53,7 @@ class SharedRegion:
     def __init__(self, region: Region, view: NDArray[np.uint8]) -> None:
         self.region = region
         self.view = view
-        self._closing = Event()
-        self._warming: SupervisedThread | None = None
+        self._warming: Warming | None = None
 
     @classmethod
     def create(cls, bytes: int, name: str) -> "SharedRegion":
@@ -75,14 +74,12 @@ class SharedRegion:
         """Have pages made for all of it, from the begin on, in the background: a page made at the
         first touch costs the toucher ten times a copy. At most once."""
         assert self._warming is None
-        address, size_bytes = self.view.ctypes.data, len(self.view)
-        self._warming = warming_thread(address, size_bytes, self._closing)
+        self._warming = Warming(self.view.ctypes.data, len(self.view))
 
     def release_region(self) -> None:
         """No new peer can map it; the memory goes with its last view, here and at peers."""
-        self._closing.set()
         if self._warming:
-            self._warming.join(CLOSE_S)
+            self._warming.stop_warming()
         if self.region.descriptor >= 0:
             os.close(self.region.descriptor)
         self.region = Region(0, 0)
@@ -113,19 +110,26 @@ def _seal(descriptor: int) -> None:
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
 
 
-def warming_thread(address: int, size_bytes: int, closing: Event) -> SupervisedThread:
+class Warming:
     """Has pages made for memory that begins at a page, at the lowest priority, until all is done or
-    `closing` is set; the memory must stay mapped until then."""
-    # Whoever touches a page first has it made, if nobody did before.
-    warming = SupervisedThread("kv warm", lambda: _warm(address, size_bytes, closing), no_harm)
-    warming.start()
-    return warming
+    `stop_warming`; the memory must stay mapped until then."""
 
+    def __init__(self, address: int, size_bytes: int) -> None:
+        self._address, self._size_bytes = address, size_bytes
+        self._stopping = Event()
+        # Whoever touches a page first has it made, if nobody did before.
+        self._thread = SupervisedThread("kv warm", self._warm, no_harm)
+        self._thread.start()
 
-def _warm(address: int, size_bytes: int, closing: Event) -> None:
-    # On Linux a thread has a priority of its own.
-    os.setpriority(os.PRIO_PROCESS, get_native_id(), LOWEST_PRIORITY)
-    for offset in range(0, size_bytes, WARM_BYTES):
-        size = min(WARM_BYTES, size_bytes - offset)
-        if closing.is_set() or not populate(address + offset, size):
-            return
+    def stop_warming(self) -> None:
+        """Returns when it has ended."""
+        self._stopping.set()
+        self._thread.join(CLOSE_S)
+
+    def _warm(self) -> None:
+        # On Linux a thread has a priority of its own.
+        os.setpriority(os.PRIO_PROCESS, get_native_id(), LOWEST_PRIORITY)
+        for offset in range(0, self._size_bytes, WARM_BYTES):
+            size = min(WARM_BYTES, self._size_bytes - offset)
+            if self._stopping.is_set() or not populate(self._address + offset, size):
+                return

@@ -26,8 +26,8 @@ TORCH_DTYPES: dict[KvDtype, torch.dtype] = {
 
 @dataclass(frozen=True, slots=True)
 class ExportedPool:
-    """The pool part of a region that others read, and of each block's metadata the word that says
-    which version may be read there: `versions[block]`."""
+    """The pool part of a region that others read, and of each block's metadata the word with the
+    version that may be read there: `versions[block]`."""
 
     memory: Tensor
     versions: NDArray[np.uint64]
@@ -83,10 +83,6 @@ class KvStore:
     def layer(self, index: int) -> Tensor:
         """kv_B2KSD of one layer: a strided view of the pool, to be read and written."""
         return self._layers[index]
-
-    def block(self, index: int) -> Tensor:
-        """kv_L2KSD of one block: contiguous, `layout.block_bytes` long."""
-        return self.pool_BL2KSD[index]
 
     def invalidate_blocks(self, blocks: NDArray[np.int32]) -> None:
         """These are about to be written anew: from now on nobody takes what they hold for what was

@@ -1,5 +1,6 @@
 """Threads of the KV room: `SupervisedThread`, under which nothing dies in silence,
-`WorkerThread`, such a thread with a queue of tasks, and `StepThread`, whose tasks do themselves.
+`WorkerThread`, such a thread with a queue of tasks, and `StepThread`, whose tasks do themselves;
+and what engines made of them call (`EngineCalls`).
 
 Whatever is raised in a thread is logged with its traceback, ends the thread, and is handed at once
 to the owner, who fails all that depended on it.
@@ -10,14 +11,27 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 logger = logging.getLogger(__name__)
 
 Task = TypeVar("Task")
-# Does a little, and says whether that was all.
+Event = TypeVar("Event")
+NS_PER_S: Final = 1_000_000_000
+# Does a little, and gives whether that was all.
 Step = Callable[[], bool]
+
+
+@dataclass(frozen=True)
+class EngineCalls(Generic[Event]):
+    """What an engine calls from its threads: `answered` with the end of an order, which must return
+    at once; `failed` when a thread broke, and nothing more may end; `now_ns`, a monotonic clock."""
+
+    answered: Callable[[Event], None]
+    failed: Callable[[], None]
+    now_ns: Callable[[], int]
 
 
 class SupervisedThread:
@@ -39,7 +53,7 @@ class SupervisedThread:
         self._thread.start()
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait for its end, at most so long if it is said."""
+        """Wait for its end, at most `timeout_s`."""
         self._thread.join(timeout_s)
 
     @property
@@ -63,7 +77,7 @@ class WorkerThread(Generic[Task]):
     """A supervised thread that works off a queue of tasks. Used wherever bytes of KV are moved:
     for every connector, every tier, every TCP peer, and for the coordinator of transfers.
 
-    `work` does a little of a task and says whether that was all of it; until then the task stays
+    `work` does a little of a task and gives whether that was all of it; until then the task stays
     at the head of the queue. Before every call the thread looks for urgent tasks: so what somebody
     waits for is held up by one step of what nobody waits for, and is over before any task posted
     after it.
@@ -105,8 +119,8 @@ class WorkerThread(Generic[Task]):
         self._thread.start()
 
     def post(self, task: Task, *, urgent: bool = False) -> bool:
-        """Whether the task will be worked on: not where the thread has failed (then `failure` says
-        how), or as many tasks as it may have wait already."""
+        """Whether the task will be worked on: not where the thread has failed (then `failure` is
+        set), or as many tasks as it may have wait already."""
         with self._lock:
             waiting = len(self._urgent) + len(self._others)
             if self.failure or (self._capacity is not None and waiting >= self._capacity):

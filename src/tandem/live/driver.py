@@ -27,14 +27,14 @@ class Machine(Protocol[E_in, F_out]):
         ...
 
     def next_wakeup(self) -> int | None:
-        """The instant at which it wants to be told the time, if nothing happens before."""
+        """The instant at which it wants the time, if nothing happens before."""
         ...
 
 
 class EventInbox(Generic[E]):
     """Events from any thread, until the driver takes them: many writers, one reader. Events of one
     writer keep their order; those that come within one turn of the loop are taken together, or as
-    many of the first as `together` says."""
+    many of the first as `together` counts."""
 
     def __init__(self, together: Callable[[Sequence[E]], int] | None = None) -> None:
         self._together = together
@@ -95,7 +95,7 @@ class EventInbox(Generic[E]):
 class Driver(Generic[E, F, R]):
     """Drives one machine on one event loop. `perform` does what the machine wants done, at the
     instant at which it was decided; it gives None to go on, and anything else to end with.
-    `time_passed` is what a machine is told that wants to be woken."""
+    `time_passed` is the event that wakes a machine."""
 
     def __init__(
         self,
@@ -112,8 +112,8 @@ class Driver(Generic[E, F, R]):
         self._due_ns: int | None = None
 
     async def run(self) -> R:
-        """Until `perform` gives an end. What the machine raises, or the inbox was told of a part
-        that failed, is raised. The machine is asked once before anything has happened."""
+        """Until `perform` gives an end. What the machine raises, or the inbox was failed with, is
+        raised. The machine is asked once before anything has happened."""
         loop = asyncio.get_running_loop()
         self._inbox.open(loop)
         try:
@@ -130,12 +130,12 @@ class Driver(Generic[E, F, R]):
                 self._timer.cancel()
 
     def turn(self, events: Sequence[E]) -> R | None:
-        """Tell the machine these, and do what it wants done."""
+        """Hand the machine these, and have its effects performed."""
         instant_ns = now_ns()
         return self._perform(self._machine.handle_together(events, instant_ns), instant_ns)
 
     def settle(self) -> None:
-        """After the end of `run`: tell the machine all that is left in the inbox."""
+        """After the end of `run`: hand the machine all that is left in the inbox."""
         self.turn(self._inbox.waiting_events())
         while self._inbox:
             self.turn(self._inbox.waiting_events())
@@ -154,7 +154,7 @@ class Driver(Generic[E, F, R]):
 
     def _wake(self) -> None:
         self._timer = self._due_ns = None
-        assert self._time_passed is not None, "a machine that is never told the time wants it"
+        assert self._time_passed is not None, "a machine without `time_passed` wants to be woken"
         self._inbox.enqueue(self._time_passed)
 
 

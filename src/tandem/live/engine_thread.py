@@ -53,7 +53,7 @@ class WorkQueueThread(Generic[W]):
         self._queue.put(None)
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait for the end, at most so long if it is said."""
+        """Wait for the end, at most `timeout_s`."""
         self._thread.join(timeout_s)
 
     def work(self) -> Iterator[W]:
@@ -90,7 +90,7 @@ class EngineThread:
         self._thread.submit(plan)
 
     def stop(self, timeout_s: float | None = None) -> None:
-        """Finish what was submitted, then end; wait for that, at most so long if it is said."""
+        """Finish what was submitted, then end; wait for that, at most `timeout_s`."""
         self._thread.finish()
         self._thread.join(timeout_s)
 

@@ -61,7 +61,7 @@ def http_server_over(app: ASGIApp, limits: ConnectionLimits, log_level: str) -> 
 
 
 def bounded_server(app: ASGIApp, limits: ConnectionLimits, log_level: str) -> HttpServer:
-    """Any application behind connections with these limits. It speaks no WebSocket."""
+    """Any application behind connections with these limits, without WebSockets."""
     return HttpServer(
         uvicorn.Config(
             cast(Any, app),

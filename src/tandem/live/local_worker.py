@@ -167,12 +167,12 @@ class LocalWorker:
             self._died("the scheduler failed", failure)
 
     def _died(self, what: str, failure: BaseException) -> None:
-        # The log has the cause; what is said here reaches clients.
+        # The log has the cause; this text reaches clients.
         del failure
         self._close(what, failed=True)
 
     def _close(self, reason: str, *, failed: bool) -> None:
-        """From now on nothing is served; whoever waits is told."""
+        """From now on nothing is served; whoever waits gets an error."""
         if self._closed_because is None:
             self._closed_because, self._failed = reason, failed
         self._mailboxes.fail_all(EngineFailed(self._closed_because))

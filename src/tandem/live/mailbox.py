@@ -41,7 +41,7 @@ class Mailbox:
 
     @property
     def closed(self) -> bool:
-        """Whether the worker has said its last word on this request."""
+        """Whether the request has ended at the worker."""
         return self._reason is not None or (self._error is not None and not self._given_up)
 
     def add_output(self, effect: EmitTokens, index: int) -> None:
@@ -138,7 +138,7 @@ class Mailboxes:
         return mailbox
 
     def close(self, request_id: str) -> bool:
-        """Whether the last word on the request was said."""
+        """Whether the request had ended before."""
         mailbox = self._open.pop(request_id)
         mailbox.reader_left()
         return mailbox.closed

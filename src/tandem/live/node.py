@@ -4,7 +4,7 @@ Performs the machine's effects and nothing more; all deciding is in the machine.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -21,7 +21,7 @@ from tandem.facts.steps import StepResult
 from tandem.live.driver import Driver, Inbox
 from tandem.messages.cluster import ToGateway
 from tandem.messages.gateway import TimePassed
-from tandem.messages.node import Leave, NodeEffect
+from tandem.messages.node import Leave
 from tandem.messages.worker import StepDone
 
 
@@ -84,19 +84,18 @@ class Node:
         self._tiers = tiers
 
     async def run(self, steps: Steps, channels: Mapping[str, Channel]) -> Leave:
-        """Until the machine says so, with a channel for each gateway by its name; gives how. What
-        the machine raises, or the inbox was told of a part that failed, is raised."""
+        """Until the machine leaves, with a channel for each gateway by its name; gives how. What
+        the machine raises, or the inbox was failed with, is raised."""
         steps.start(asyncio.get_running_loop())
         for channel in channels.values():
             channel.open()
         ports = NodePorts(steps, Channels(channels), self._transfers)
         if self._tiers is not None:
             ports = replace(ports, tiers=self._tiers.engine, pool=self._tiers.pool)
-
-        def performed(effects: Sequence[NodeEffect], _instant_ns: int) -> Leave | None:
-            return perform(effects, ports)
-
-        return await Driver(self.machine, self._inbox, performed, TimePassed()).run()
+        driver = Driver(
+            self.machine, self._inbox, lambda effects, _: perform(effects, ports), TimePassed()
+        )
+        return await driver.run()
 
     def take_result(self, result: StepResult) -> None:
         """A step has run; on the event loop."""

@@ -1,9 +1,9 @@
 """A process of the shared pool around its machine: channels, stores, clients and clock.
 
 The machine runs on the event loop alone. A client's thread asks by putting an event into the inbox,
-and waits for the effect that answers it; bytes never pass through the loop. What the machine says
-is read goes to the stores from the loop, so a block is still there though the next effect forgets
-it.
+and waits for the effect that answers it; bytes never pass through the loop. What the machine orders
+to be read goes to the stores from the loop, so a block is still there though the next effect
+forgets it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,17 +27,13 @@ from tandem.kv.tiers.rows import allocated_rows
 from tandem.live.driver import Driver, EventInbox
 from tandem.live.node import Channel, Channels
 from tandem.messages.gateway import TimePassed
-from tandem.messages.node import (
-    BlocksFetched,
-    Leave,
-)
+from tandem.messages.node import BlocksFetched, Leave
 from tandem.messages.pool_node import (
     AnswerOffer,
     BlocksAsked,
     BlocksOffered,
     BlocksReceived,
     FetchHeld,
-    PoolNodeEffect,
     PoolNodeEvent,
     ReplicaEnded,
     SendReplica,
@@ -212,19 +208,18 @@ class PoolNode:
         self._replicas = replicas
 
     async def run(self, channels: Mapping[str, Channel]) -> Leave:
-        """Until the machine says so, with a channel for each gateway by its name. What the machine
-        raises, or the inbox was told of a part that failed, is raised."""
+        """Until the machine leaves, with a channel for each gateway by its name. What the machine
+        raises, or the inbox was failed with, is raised."""
         for channel in channels.values():
             channel.open()
         ports = PoolNodePorts(Channels(channels), self.coordinator, self._stores, self._replicas)
-        left: Leave | None = None
-
-        def performed(effects: Sequence[PoolNodeEffect], _instant_ns: int) -> Leave | None:
-            nonlocal left
-            left = perform(effects, ports)
-            return left
-
+        driver = Driver(
+            self.machine, self._inbox, lambda effects, _: perform(effects, ports), TimePassed()
+        )
+        failed = True
         try:
-            return await Driver(self.machine, self._inbox, performed, TimePassed()).run()
+            left = await driver.run()
+            failed = False
         finally:
-            self.coordinator.close(failed=left is None)
+            self.coordinator.close(failed=failed)
+        return left

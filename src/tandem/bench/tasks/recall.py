@@ -85,9 +85,9 @@ def question(rng: Random, name: str) -> str:
     return rng.choice(QUESTIONS).format(name=name)
 
 
-def draw_fact(rng: Random, names: list[str], *, held_out: bool = False) -> Fact:
+def draw_fact(rng: Random, names: list[str]) -> Fact:
     """A fact with a name not yet in `names`, which gains it."""
-    return Fact(draw_name(rng, names, held_out=held_out), draw_value(rng))
+    return Fact(draw_name(rng, names, held_out=False), draw_value(rng))
 
 
 def draw_name(rng: Random, names: list[str], *, held_out: bool) -> str:

@@ -1,6 +1,6 @@
 """A trace played otherwise than recorded: spread, faster, in part, or several at once.
 
-Every change has a note beside it, one line that says for a report what was done.
+Every change has a note beside it, one line for a report on what was done.
 """
 
 from collections.abc import Sequence

@@ -123,16 +123,8 @@ def perform(effects: Iterable[NodeEffect], ports: NodePorts) -> Leave | None:
                 ports.engine.submit(plan)
             case SendToGateway(gateway, message):
                 ports.gateways.send_to_gateway(gateway, message)
-            case StartMove(move_id, order):
-                ports.transfers.start_transfer(move_id, order)
-            case EndMove(move_id):
-                ports.transfers.stop_transfer(move_id)
-            case ExportBlocks(export_id, blocks, versions):
-                ports.transfers.export_blocks(export_id, blocks, versions)
-            case ConnectPeer(worker, incarnation, export):
-                ports.transfers.add_source(worker, incarnation, export)
-            case ForgetPeer(worker, incarnation):
-                ports.transfers.forget_source(worker, incarnation)
+            case StartMove() | EndMove() | ExportBlocks() | ConnectPeer() | ForgetPeer():
+                perform_transfer(effect, ports.transfers)
             case ConnectPoolNode(node, incarnation, address):
                 assert ports.pool is not None
                 ports.pool.connect_pool_node(node, incarnation, address)
@@ -146,6 +138,23 @@ def perform(effects: Iterable[NodeEffect], ports: NodePorts) -> Leave | None:
                 assert ports.tiers is not None
                 perform_on_tiers(effect, ports.tiers)
     return None
+
+
+def perform_transfer(
+    effect: StartMove | EndMove | ExportBlocks | ConnectPeer | ForgetPeer, transfers: KvTransferPort
+) -> None:
+    """Have one effect on KV transfers done."""
+    match effect:
+        case StartMove(move_id, order):
+            transfers.start_transfer(move_id, order)
+        case EndMove(move_id):
+            transfers.stop_transfer(move_id)
+        case ExportBlocks(export_id, blocks, versions):
+            transfers.export_blocks(export_id, blocks, versions)
+        case ConnectPeer(worker, incarnation, export):
+            transfers.add_source(worker, incarnation, export)
+        case ForgetPeer(worker, incarnation):
+            transfers.forget_source(worker, incarnation)
 
 
 def perform_on_tiers(

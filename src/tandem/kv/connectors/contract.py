@@ -46,7 +46,7 @@ class Completion:
 
 class Connector(Protocol):
     """Use from one thread, but `close_connector`. Reads run in the background, each known by a
-    transfer handle; `poll_completions` tells their ends, each exactly once. Memory of registered
+    transfer handle; `poll_completions` gives their ends, each exactly once. Memory of registered
     regions outlives the connector. There are no writes: only its owner writes to memory."""
 
     @property

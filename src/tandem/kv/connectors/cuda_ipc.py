@@ -9,7 +9,7 @@ import os
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -60,6 +60,8 @@ class CudaIpcConnector:
     torch's allocator must not use expandable segments: the driver cannot export those this way.
     """
 
+    name: Final = "cuda-ipc"
+
     def __init__(self, device: int = 0, library: str = LIBRARY) -> None:
         self._driver = CudaDriver(device, library)
         self._device = device
@@ -71,10 +73,6 @@ class CudaIpcConnector:
         self._closed = False
         # `close_connector` may come from another thread.
         self._lock = threading.Lock()
-
-    @property
-    def name(self) -> str:
-        return "cuda-ipc"
 
     def register_region(self, region: Region, *, exported: bool) -> int:
         if exported:
@@ -152,7 +150,7 @@ class CudaIpcConnector:
                 self._driver.release_context()
 
     def _look(self) -> bool:
-        """End what is over; says whether anything goes on."""
+        """End what is over; gives whether anything goes on."""
         with self._lock:
             for event, handle in list(self._copying.items()):
                 try:

@@ -8,7 +8,7 @@ A peer over plain TCP that hangs while it is read from dies in UCX when it wakes
 
 import threading
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -72,6 +72,8 @@ class NixlConnector:
     included. Making one raises `ConnectorError` where NIXL is not installed. A peer whose copy
     failed must be connected again, as if it had been disconnected."""
 
+    name: Final = "nixl"
+
     def __init__(self, agent_name: str) -> None:
         self._agent_name = agent_name
         self._served = NixlAgent(agent_name)
@@ -82,16 +84,12 @@ class NixlConnector:
         # `close_connector` may come from another thread, and NIXL's agents know no locks.
         self._lock = threading.Lock()
 
-    @property
-    def name(self) -> str:
-        return "nixl"
-
     def register_region(self, region: Region, *, exported: bool) -> int:
         if exported:
             assert self._exported is None
             self._exported = region
         # Own memory is made known to a peer's agent when first needed. That of a GPU here too:
-        # where UCX cannot reach it, now is the time to say so.
+        # where UCX cannot reach it, it fails now.
         if exported or region.device != "cpu":
             self._served.register(region)
         self._regions.append(region)
@@ -168,7 +166,7 @@ class NixlConnector:
             self._served.close_agent()
 
     def _look(self) -> bool:
-        """End what is over; says whether anything goes on."""
+        """End what is over; gives whether anything goes on."""
         with self._lock:
             for name, peer in list(self._peers.items()):
                 try:

@@ -18,13 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.kernels.transfer import Transfer, choose_transfer
-from tandem.kv.connectors.contract import (
-    Completion,
-    ConnectorError,
-    Spans,
-    batches,
-    join_spans,
-)
+from tandem.kv.connectors.contract import Completion, ConnectorError, Spans, batches, join_spans
 from tandem.kv.connectors.transfer_handles import (
     TransferHandle,
     TransferHandles,
@@ -71,6 +65,8 @@ class _Copy:
 class ShmConnector:
     """A thread copies in the background, one read after the other."""
 
+    name: Final = "shm"
+
     def __init__(self, transfer: Transfer | None = None) -> None:
         self._transfer = transfer or choose_transfer()
         self._regions: list[Region] = []
@@ -81,10 +77,6 @@ class ShmConnector:
             "kv-shm", self._serve_copy, failed=self._failed, capacity=MOST_WAITING
         )
         self._thread.start_worker()
-
-    @property
-    def name(self) -> str:
-        return "shm"
 
     def register_region(self, region: Region, *, exported: bool) -> int:
         if region.device != "cpu":

@@ -1,5 +1,5 @@
 """Transfer handles: reads under way in the background of a connector, who may stop them, and how
-their ends are told.
+their ends are reported.
 
 Every handle ends exactly once, whoever is first: the thread that serves it, a cancellation before
 that thread has begun, or nobody serving it at all.
@@ -17,14 +17,14 @@ import msgspec
 from tandem.kv.connectors.contract import Completion, ConnectorError, Spans, problem_of
 
 Description = TypeVar("Description", bound=msgspec.Struct)
-# Between two looks at what the device or library says, ever less often.
+# Between two looks at the state of the device or library, ever less often.
 FIRST_PAUSE_S: Final = 50e-6
 LONGEST_PAUSE_S: Final = 1e-3
 
 
 @dataclass(slots=True, eq=False)
 class TransferHandle:
-    """One read. `stop` says why to end early, and is empty until somebody wants that."""
+    """One read. `stop` is why to end early, and empty until somebody wants that."""
 
     number: int
     peer: str
@@ -136,7 +136,7 @@ def poll_until_ended(
     handles: TransferHandles, look: Callable[[], bool], timeout_s: float
 ) -> list[Completion]:
     """For ends that nobody announces: what has ended; waits for the first. `look` ends handles that
-    are over, and says whether others go on: while none do, only another thread can end one."""
+    are over, and gives whether others go on: while none do, only another thread can end one."""
     waited_s, pause_s = 0.0, FIRST_PAUSE_S
     while True:
         going_on = look()

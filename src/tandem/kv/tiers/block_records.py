@@ -1,4 +1,4 @@
-"""What is stored beside the bytes of a block off the device: a header that tells whose they are and
+"""What is stored beside the bytes of a block off the device: a header that names them and shows
 that they are whole, and a message authentication code that binds them to their name and format.
 
 The header is bound to the format of the block and to the place where it lies by a keyed hash, so
@@ -137,7 +137,7 @@ class BlockTags:
     def misfits(
         self, names: Sequence[BlockName], rows: Sequence[Row], tags: Sequence[bytes | memoryview]
     ) -> list[int]:
-        """Which rows are not what their names and tags say."""
+        """Which rows are not what their names and tags claim."""
         found = zip(self.of(names, rows), tags, strict=True)
         return [i for i, (own, tag) in enumerate(found) if not hmac.compare_digest(own, tag)]
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.facts.kv import BlockName
+from tandem.kv.threads import EngineCalls
 from tandem.messages.node import BlocksFetched, BlocksKept, BlocksStaged
 
 # The bytes of one block: uint8, contiguous, `BlockFormat.block_bytes` long.
@@ -22,8 +23,8 @@ Row = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a store holds of what it was given; `problem` says why not all, and is empty when it
-    did not want the others."""
+    """What a store holds of what it was given; `problem` is why not all, and empty when it did not
+    want the others."""
 
     digests: tuple[bytes, ...]
     problem: str = ""
@@ -32,7 +33,7 @@ class Kept:
 @dataclass(frozen=True, slots=True)
 class Found:
     """What a store gave back: the first `blocks` of what was asked for are whole. `corrupt` failed
-    their check, `missing` are not there; `problem` says what went wrong beside that."""
+    their check, `missing` are not there; `problem` is what went wrong beside that."""
 
     blocks: int
     corrupt: tuple[bytes, ...] = ()
@@ -91,6 +92,7 @@ class BlockStore(Protocol):
 
 
 TierEvent = BlocksStaged | BlocksKept | BlocksFetched
+TierCalls = EngineCalls[TierEvent]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +113,8 @@ class TierEngineConfig:
         return max(1, size_bytes // block_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class TierCalls:
-    """Called from the engine's threads: an order is over (`answered`, which must return at
-    once); a thread broke, and nothing more may be over (`failed`); what time it is (`now_ns`, a
-    monotonic clock)."""
-
-    answered: Callable[[TierEvent], None]
-    failed: Callable[[], None]
-    now_ns: Callable[[], int]
-
-
 class Answers:
-    """Every expected answer is told once, and none after `finish_answers`."""
+    """Every expected answer is given once, and none after `finish_answers`."""
 
     def __init__(self, answered: Callable[[TierEvent], None]) -> None:
         self._answered = answered
@@ -146,7 +137,7 @@ class Answers:
             return True
 
     def give_answer(self, event: TierEvent) -> None:
-        # Told under the lock: when `finish_answers` returns nobody is being told anything.
+        # Under the lock: when `finish_answers` returns nobody is being called.
         with self._changed:
             if self._silent:
                 return

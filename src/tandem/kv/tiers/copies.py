@@ -46,7 +46,7 @@ class Staging:
             return copy
 
     def find_staged(self, copy_id: int) -> StagedCopy | None:
-        """With one reader more, who is to say `reader_done`; None when nothing is to be read
+        """With one reader more, who is to call `reader_done`; None when nothing is to be read
         there."""
         with self._lock:
             copy = self._copies.get(copy_id)
@@ -102,37 +102,6 @@ class TierStore:
 
     store: BlockStore
     worker: StepThread
-
-
-class KeepStaged:
-    """Rows of a staged copy: a step of the target's worker thread keeps a chunk."""
-
-    def __init__(
-        self, copy: Copy, staged: StagedCopy, rows: Sequence[int], chunk_blocks: int
-    ) -> None:
-        assert len(rows) == len(copy.names)
-        self.copy = copy
-        self.staged = staged
-        self._rows = rows
-        self._chunk_blocks = chunk_blocks
-
-    def keep_chunk(self, store: BlockStore, staging: Staging, answers: Answers) -> bool:
-        """Whether that was all; then it is answered."""
-        copy = self.copy
-        if answers.closing:
-            copy.problem = LEAVING
-        end = min(copy.done + self._chunk_blocks, len(copy.names))
-        if not copy.over and not self.staged.dropped:
-            rows = staging.staged_rows(self.staged, self._rows[copy.done : end])
-            kept = store.put_blocks(copy.names[copy.done : end], rows)
-            copy.kept += kept.digests
-            copy.problem = kept.problem
-            copy.done = end
-            if not copy.over:
-                return False
-        staging.reader_done(self.staged)
-        answers.give_answer(copy.report())
-        return True
 
 
 class Transits:

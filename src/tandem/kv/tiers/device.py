@@ -42,7 +42,8 @@ class CpuBlocks:
 
 class GpuBlocks:
     """Blocks of a GPU. Copies go by streams of their own, beside the steps: whoever asks for one
-    knows that the step which wrote the blocks is over, and tells the next step after the answer."""
+    knows that the step which wrote the blocks is over, and begins the next step after the
+    answer."""
 
     def __init__(self, store: KvStore) -> None:
         assert store.device.type == "cuda"

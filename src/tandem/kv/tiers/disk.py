@@ -19,14 +19,12 @@ from tandem.kv.tiers.rows import RowCopies, leading_slots
 @dataclass(frozen=True, slots=True)
 class DiskConfig:
     """The file `path` has room for `capacity_blocks` and `spare_blocks` more: a block that was
-    evicted keeps its place until it is forgotten. `flush` waits for the disk after every write;
-    without it a loss of power may corrupt what was written shortly before, which is then found by
-    its checksum."""
+    evicted keeps its place until it is forgotten. A write does not wait for the disk: a loss of
+    power may corrupt what was written shortly before, which is then found by its checksum."""
 
     path: Path
     capacity_blocks: int
     spare_blocks: int = 0
-    flush: bool = False
 
 
 class DiskStore:
@@ -114,7 +112,7 @@ class DiskStore:
         return tuple(header.name for _, header in held)
 
     def _clear(self, slots: Sequence[int]) -> None:
-        # A header that stays names bytes that will be others: their checksum will tell.
+        # A header that stays names bytes that will be others: their checksum will differ.
         with suppress(OSError):
             for begin, end in _runs(slots):
                 self._file.write_headers(slots[begin], [None] * (end - begin))
@@ -127,15 +125,11 @@ class DiskStore:
     ) -> None:
         """Into neighbouring slots; known from then on."""
         self._file.write_slots(slots[0], [row.data for _, row in blocks])
-        if self._config.flush:
-            self._file.flush()
         headers = []
         for (name, _), checksum in zip(blocks, checksums.tolist(), strict=True):
             self._sequence += 1
             headers.append(BlockHeader(name, checksum, self._sequence))
         self._file.write_headers(slots[0], headers)
-        if self._config.flush:
-            self._file.flush()
         self._checksums[slots] = checksums
         self._slots.update(
             (name.digest, slot) for (name, _), slot in zip(blocks, slots, strict=True)

@@ -19,13 +19,7 @@ from typing import Final, NoReturn
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.kv import BlockFormat
-from tandem.kv.tiers.block_records import (
-    EMPTY,
-    HASH_BYTES,
-    HEADER_BYTES,
-    BlockHeader,
-    HeaderCodec,
-)
+from tandem.kv.tiers.block_records import EMPTY, HASH_BYTES, HEADER_BYTES, BlockHeader, HeaderCodec
 
 MAGIC: Final = b"tandemkv"
 VERSION: Final = 1
@@ -268,7 +262,7 @@ def _found(
 def _settle(
     file: DiskFile, descriptor: int, headers: dict[int, BlockHeader], superblock: bytes
 ) -> None:
-    """Write headers where they belong from now on, then the superblock that says so."""
+    """Write headers where they belong from now on, then the superblock that names the place."""
     slots = file.layout.slots
     if headers:
         for first in range(0, slots, _CHUNK_HEADERS):
@@ -297,7 +291,7 @@ def _layout_of(raw: bytes, format: BlockFormat, codec: HeaderCodec) -> DiskLayou
 
 
 def _write(descriptor: int, buffers: Sequence[Buffer], offset: int) -> None:
-    """All of them, one after the other. A full disk may take a part before it says so."""
+    """All of them, one after the other. A full disk may take a part before it fails."""
     parts = [memoryview(buffer) for buffer in buffers if len(buffer)]
     while parts:
         written = os.pwritev(descriptor, parts[:MOST_BUFFERS], offset)

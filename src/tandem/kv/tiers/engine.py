@@ -8,7 +8,6 @@ to compute goes first.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from threading import Lock
 
 from tandem.facts.fleet import Tier
@@ -23,15 +22,7 @@ from tandem.kv.tiers.contract import (
     TierEngineConfig,
     TierEvent,
 )
-from tandem.kv.tiers.copies import (
-    LEAVING,
-    Copy,
-    KeepStaged,
-    StagedCopy,
-    Staging,
-    TierStore,
-    Transits,
-)
+from tandem.kv.tiers.copies import LEAVING, Copy, StagedCopy, Staging, TierStore, Transits
 from tandem.kv.tiers.device import bounce_rows
 from tandem.kv.tiers.fetches import Fetch, FetchRoute, TierFetch
 from tandem.kv.tiers.rows import allocated_rows
@@ -39,14 +30,6 @@ from tandem.messages.node import BlocksStaged
 
 # Fastest first: what goes to a faster one is wanted soon.
 _ORDER = (Tier.HOST, Tier.DISK, Tier.REMOTE)
-
-
-@dataclass(frozen=True, slots=True)
-class _Tier:
-    """One tier: where its blocks are kept, and how they come into the device."""
-
-    kept: TierStore
-    route: FetchRoute
 
 
 class TierEngine:
@@ -75,7 +58,11 @@ class TierEngine:
         transit = allocated_rows(transit_blocks, size)
         self._transits = Transits(transit, self._chunk_blocks, self._answers)
         self._stager = StepThread("kv staging", calls.failed, nice=LOWEST_PRIORITY)
-        self._tiers = {tier: self._made(tier, store) for tier, store in stores.items()}
+        self._tiers = {
+            tier: TierStore(store, StepThread(f"kv tier {tier}", calls.failed))
+            for tier, store in stores.items()
+        }
+        self._routes = {tier: self._route(store) for tier, store in stores.items()}
         self._fetches: dict[int, Fetch] = {}
         self._fetches_lock = Lock()
         for worker in self._workers():
@@ -118,9 +105,26 @@ class TierEngine:
             copy.problem = "no such tier" if target is None else "nothing is staged"
             self._answer_soon(copy.report())
             return
-        keeping = KeepStaged(copy, staged, rows, self._chunk_blocks)
-        store = target.kept.store
-        target.kept.worker.post(lambda: keeping.keep_chunk(store, self._staging, self._answers))
+        assert len(rows) == len(names)
+        store = target.store
+
+        def step() -> bool:
+            if self._answers.closing:
+                copy.problem = LEAVING
+            begin, end = copy.done, min(copy.done + self._chunk_blocks, len(names))
+            if not (copy.over or staged.dropped):
+                some = self._staging.staged_rows(staged, rows[begin:end])
+                kept = store.put_blocks(names[begin:end], some)
+                copy.kept += kept.digests
+                copy.problem = kept.problem
+                copy.done = end
+                if not copy.over:
+                    return False
+            self._staging.reader_done(staged)
+            self._answers.give_answer(copy.report())
+            return True
+
+        target.worker.post(step)
 
     def drop_staged(self, copy_id: int) -> None:
         """Nothing more is kept of a staged copy; unknown ones are dropped already."""
@@ -140,14 +144,13 @@ class TierEngine:
             self._answer_soon(copy.report())
             return
         urgent = _ORDER.index(target) < _ORDER.index(source)
-        self._transits.begin_copy(copy, from_tier.kept, to_tier.kept, urgent=urgent)
+        self._transits.begin_copy(copy, from_tier, to_tier, urgent=urgent)
 
     def forget_in_tier(self, tier: Tier, digests: Sequence[bytes]) -> None:
         """A tier holds these no more, after whatever was asked of it before."""
-        if tier not in self._tiers:
-            return
-        kept = self._tiers[tier].kept
-        kept.worker.call(lambda: kept.store.forget_blocks(digests))
+        if (kept := self._tiers.get(tier)) is not None:
+            store = kept.store
+            kept.worker.call(lambda: store.forget_blocks(digests))
 
     def fetch_blocks(
         self,
@@ -175,8 +178,8 @@ class TierEngine:
         # Others may still have orders for what these blocks held before.
         self._device.invalidate_blocks(target_blocks)
         for tier, some in indices.items():
-            part = TierFetch(fetch, some, self._tiers[tier].route)
-            self._tiers[tier].kept.worker.post(part, urgent=True)
+            part = TierFetch(fetch, some, self._routes[tier])
+            self._tiers[tier].worker.post(part, urgent=True)
         if not indices:
             self._stager.call(lambda: self._fetched(fetch), urgent=True)
 
@@ -199,24 +202,24 @@ class TierEngine:
         for worker in self._workers():
             worker.stop_worker()
         for tier in self._tiers.values():
-            if tier.kept.worker.join_worker(self._config.close_s):
-                tier.kept.store.close_store()
+            if tier.worker.join_worker(self._config.close_s):
+                tier.store.close_store()
         self._stager.join_worker(self._config.close_s)
 
-    def _made(self, tier: Tier, store: BlockStore) -> _Tier:
+    def _route(self, store: BlockStore) -> FetchRoute:
+        """How its blocks come into the device."""
         device, config = self._device, self._config
         chunk = config.blocks_of(config.fetch_chunk_bytes, device.block_bytes)
         rows, write_blocks = device.rows, None
         if rows is None:
             rows = bounce_rows(chunk, device.block_bytes, pinned=config.pinned)
             write_blocks = device.write_blocks
-        route = FetchRoute(
+        return FetchRoute(
             store, rows, chunk, self._calls.now_ns, self._fetched, write_blocks=write_blocks
         )
-        return _Tier(TierStore(store, StepThread(f"kv tier {tier}", self._calls.failed)), route)
 
     def _workers(self) -> list[StepThread]:
-        return [self._stager, *(tier.kept.worker for tier in self._tiers.values())]
+        return [self._stager, *(tier.worker for tier in self._tiers.values())]
 
     def _staged(self, copy_id: int, staged: StagedCopy) -> bool:
         whole = not (staged.dropped or self._answers.closing)

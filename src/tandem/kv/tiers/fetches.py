@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from tandem.facts.kv import BlockName
+from tandem.kv.threads import NS_PER_S
 from tandem.kv.tiers.contract import BlockStore, Found, Row
 from tandem.kv.tiers.rows import Rows
 from tandem.messages.node import BlocksFetched
-
-NS_PER_S = 1_000_000_000
 
 
 @dataclass(slots=True)

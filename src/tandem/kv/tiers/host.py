@@ -1,15 +1,13 @@
 """The host memory tier: blocks in the memory of the host, with their checksums."""
 
 from collections.abc import Sequence
-from threading import Event
 
 import numpy as np
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.kv import BlockFormat, BlockName
 from tandem.kernels.transfer import Transfer
-from tandem.kv.region import CLOSE_S, warming_thread
-from tandem.kv.threads import SupervisedThread
+from tandem.kv.region import Warming
 from tandem.kv.tiers.contract import Found, Kept, Row
 from tandem.kv.tiers.rows import Addresses, RowCopies, allocated_rows, leading_slots
 
@@ -32,16 +30,14 @@ class HostStore:
         self._copies = RowCopies(transfer, format.block_bytes)
         self._checksums = np.zeros(blocks, dtype=np.uint64)
         self._slots: dict[bytes, int] = {}
-        self._closing = Event()
-        self._warming: SupervisedThread | None = None
+        self._warming: Warming | None = None
         self._free = list(range(blocks - 1, -1, -1))
 
     def warm(self) -> None:
         """Have pages made for all of it in the background: one made at the first touch costs the
         first write ten times a copy. At most once."""
         assert self._warming is None
-        size_bytes = len(self._rows) * self._rows.strides[0]
-        self._warming = warming_thread(self._rows.ctypes.data, size_bytes, self._closing)
+        self._warming = Warming(self._rows.ctypes.data, len(self._rows) * self._rows.strides[0])
 
     def put_blocks(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Kept:
         new = {
@@ -80,9 +76,8 @@ class HostStore:
 
     def close_store(self) -> None:
         """The memory goes with the store."""
-        self._closing.set()
         if self._warming:
-            self._warming.join(CLOSE_S)
+            self._warming.stop_warming()
         self._slots.clear()
         self._free.clear()
 

@@ -1,8 +1,8 @@
 """The Redis tier: blocks on a Redis or Valkey server, found again after a restart.
 
 A block is one value: its header, then its bytes. The server may drop what it likes; that is then
-missing. Whoever else can write to it is not believed: headers, and what they say of the bytes, can
-only be made with the secret of the cluster, and name the block.
+missing. Whoever else can write to it is not trusted: headers, and the checks of the bytes in them,
+can only be made with the secret of the cluster, and name the block.
 """
 
 import re
@@ -90,7 +90,7 @@ class RedisStore:
         return Found(len(names))
 
     def forget_blocks(self, digests: Sequence[bytes]) -> None:
-        """Where the server does not answer now it is told later."""
+        """Where the server does not answer now it gets this later."""
         self._owe(digests)
         self._pay()
 
@@ -127,7 +127,7 @@ class RedisStore:
         self._owed.update(dict.fromkeys(digests[: _MOST_OWED - len(self._owed)]))
 
     def _pay(self) -> None:
-        """Tell the server what it is to forget."""
+        """Have the server forget what is owed."""
         deadline_ns = self._link.deadline_ns(self._config.call_s)
         while self._owed and not self._link.objection(deadline_ns):
             some = list(islice(self._owed, SCAN_KEYS))

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
-from tandem.facts.backoff import longest, spread
+from tandem.facts.backoff import backoff_s, longest
 from tandem.facts.errors import InvalidConfiguration
+from tandem.kv.threads import NS_PER_S
 
 SCAN_KEYS: Final = 1000
 _SCHEMES: Final = ("redis", "rediss", "unix")
@@ -51,7 +52,7 @@ class RedisConfig:
 
 class RedisLink:
     """Every verb is one round trip, and gives None where the server did not answer: then `problem`
-    says why, and nobody asks it before `objection` has gone."""
+    is why, and nobody asks it before `objection` has gone."""
 
     def __init__(self, config: RedisConfig, now_ns: Callable[[], int]) -> None:
         """Does not look whether the server is there. Raises `InvalidConfiguration` without the
@@ -88,29 +89,18 @@ class RedisLink:
 
     def values(self, keys: Sequence[bytes]) -> list[bytes | None] | None:
         """What lies under the keys; None for each that is missing."""
-
         # One answer for each is read twice as fast as one for all, which the client collects.
-        def ask() -> list[bytes | None]:
-            pipeline = self._client.pipeline(transaction=False)
-            for key in keys:
-                pipeline.get(key)
-            return self._known(pipeline.execute(raise_on_error=False))
-
-        return self._ask(ask)
+        return self._ask(lambda: self._each(keys, lambda pipeline, key: pipeline.get(key)))
 
     def beginnings(self, keys: Sequence[bytes], size_bytes: int) -> list[bytes | None] | None:
         """The first bytes of what lies under the keys."""
-
-        def ask() -> list[bytes | None]:
-            pipeline = self._client.pipeline(transaction=False)
-            for key in keys:
-                pipeline.getrange(key, 0, size_bytes - 1)
-            return self._known(pipeline.execute(raise_on_error=False))
-
-        return self._ask(ask)
+        end = size_bytes - 1
+        return self._ask(
+            lambda: self._each(keys, lambda pipeline, key: pipeline.getrange(key, 0, end))
+        )
 
     def scan(self, cursor: int, pattern: bytes) -> tuple[int, list[bytes]] | None:
-        """Some of the keys like that, and where to go on; at 0 all were told."""
+        """Some of the keys like that, and where to go on; 0 after the last."""
 
         def ask() -> tuple[int, list[bytes]]:
             following, keys = self._client.scan(cursor, match=pattern, count=SCAN_KEYS)
@@ -140,7 +130,14 @@ class RedisLink:
         self._breaker.worked()
         return answer
 
-    def _known(self, answers: Sequence[object]) -> list[bytes | None]:
+    def _each(
+        self, keys: Sequence[bytes], command: Callable[[Any, bytes], object]
+    ) -> list[bytes | None]:
+        """The answers to one command for each key, in one round trip."""
+        pipeline = self._client.pipeline(transaction=False)
+        for key in keys:
+            command(pipeline, key)
+        answers = pipeline.execute(raise_on_error=False)
         for answer in answers:
             # Something that is no text was put there by somebody else: nothing of ours is there.
             if isinstance(answer, Exception) and not str(answer).startswith("WRONGTYPE"):
@@ -208,9 +205,6 @@ def _line(error: object) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-NS_PER_S = 1_000_000_000
-
-
 class Breaker:
     """After a failure nothing is asked for `retry_s`, twice as long after each further one, up to
     `most_s`; then one try decides."""
@@ -228,14 +222,13 @@ class Breaker:
         self.problem = ""
 
     def open(self, now_ns: int) -> bool:
-        """Whether it is to be left alone by now; `problem` says why."""
+        """Whether it is to be left alone by now; `problem` is why."""
         return self._failures > 0 and now_ns < self._again_ns
 
     def failed(self, problem: str, now_ns: int) -> None:
-        # Doubled at most 32 times: no float grows beyond its bounds in a year of failures.
-        wait_s = min(self._most_s, self._retry_s * 2 ** min(self._failures, 32))
+        wait_s = backoff_s(self._retry_s, self._most_s, self._failures, self._chance())
         self._failures += 1
-        self._again_ns = now_ns + round(spread(wait_s, self._chance()) * NS_PER_S)
+        self._again_ns = now_ns + round(wait_s * NS_PER_S)
         self.problem = problem
 
     def worked(self) -> None:

@@ -1,16 +1,20 @@
-"""Configuration of the KV transfer engine: its limits, the memory it serves, its callbacks."""
+"""Configuration of the KV transfer engine: its limits, the memory it serves, what it answers."""
 
 import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.facts.kv import KvExport, KvShard, MoveReport
+from tandem.facts.kv import KvExport, KvShard
 from tandem.kernels.transfer import Transfer
 from tandem.kv.layout import RegionLayout, pool_layout
 from tandem.kv.region import Region
+from tandem.kv.threads import EngineCalls
+from tandem.messages.node import BlocksExported, MoveFinished
+
+TransferEvent = MoveFinished | BlocksExported
+TransferCalls = EngineCalls[TransferEvent]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,7 @@ class TransferConfig:
     connector, and needs as much scratch memory (`scratch_bytes` for each connector). A transfer
     that takes longer than `timeout_s`, and those beyond `max_transfers` at once, end with a
     problem. A peer that could not be reached is not tried again for `retry_s`. Reads that do not
-    end within `cancel_s` after they were told to are cut off with their peer."""
+    end within `cancel_s` after they should are cut off with their peer."""
 
     checksums: bool = True
     wire_dtype: str | None = None
@@ -67,15 +71,3 @@ class TransferMemory:
         """All bytes of the region; does not keep them mapped."""
         array = (ctypes.c_uint8 * self.region.bytes).from_address(self.region.address)
         return np.ctypeslib.as_array(array)
-
-
-@dataclass(frozen=True, slots=True)
-class TransferCalls:
-    """Callbacks, always from the engine's coordinator thread: a transfer ended
-    (`transfer_ended`), the metadata of exported blocks is written (`blocks_exported`), or the
-    engine broke and ends nothing any more (`failed`). `now_ns` is a monotonic clock."""
-
-    transfer_ended: Callable[[int, MoveReport], None]
-    blocks_exported: Callable[[int], None]
-    failed: Callable[[], None]
-    now_ns: Callable[[], int]

@@ -12,21 +12,20 @@ from dataclasses import dataclass, field
 from tandem.facts.kv import Endpoint, KvExport, MoveKv, MoveReport
 from tandem.kv.connectors.contract import Connector
 from tandem.kv.layout import copies_layout, pool_layout
-from tandem.kv.threads import StepThread
+from tandem.kv.threads import NS_PER_S, StepThread
 from tandem.kv.transfer.chunk import ChunkBuffers
 from tandem.kv.transfer.config import TransferCalls, TransferConfig, TransferMemory
 from tandem.kv.transfer.export import BlockMetadata
 from tandem.kv.transfer.read_plan import ChunkRange, ChunkTooSmall, ReadPlan
-from tandem.kv.transfer.reader import ReadStatistics, ShardRead, ShardReader
+from tandem.kv.transfer.reader import ShardRead, ShardReader
 from tandem.kv.transfer.sources import objection, order_objection, shared_runs
-
-NS_PER_S = 1_000_000_000
+from tandem.messages.node import MoveFinished
 
 
 @dataclass(slots=True)
 class ShardPlan:
     """What is read from one rank of a source: `chunk_ranges`, of `read_plan` or of encoded copies.
-    `endpoints` are those not tried yet, the preferred first; `refusals` say why the others would
+    `endpoints` are those not tried yet, the preferred first; `refusals` are why the others would
     not do."""
 
     read_plan: ReadPlan
@@ -60,7 +59,7 @@ class TransferState:
             connector="+".join(dict.fromkeys(self.used)),
             moved_bytes=self.moved_bytes,
             spans=self.spans,
-            seconds=(now_ns - self.begun_ns) / 1e9,
+            seconds=(now_ns - self.begun_ns) / NS_PER_S,
             problem=self.problem,
         )
 
@@ -89,10 +88,6 @@ class ConnectorWorker:
         # Whether the step that goes on reading is in the queue.
         self._reading = False
         self._thread = StepThread(f"kv {self.name}", self._failed)
-
-    @property
-    def statistics(self) -> ReadStatistics:
-        return self._reader.statistics
 
     def start_worker(self) -> None:
         self._thread.start_worker()
@@ -149,20 +144,20 @@ class ConnectorWorker:
 
 
 class Coordinator:
-    """`transfer_ended` gets every transfer that was started, once."""
+    """`answered` gets the end of every transfer that was started, once."""
 
     def __init__(
         self,
         memory: TransferMemory,
         workers: Sequence[ConnectorWorker],
         config: TransferConfig,
-        transfer_ended: Callable[[int, MoveReport], None],
+        answered: Callable[[MoveFinished], None],
     ) -> None:
         self._memory = memory
         self._metadata = BlockMetadata(memory.view, memory.layout, memory.transfer)
         self._workers = {worker.name: worker for worker in workers}
         self._config = config
-        self._transfer_ended = transfer_ended
+        self._answered = answered
         self._sources: dict[tuple[str, str], KvExport] = {}
         self._objections: dict[tuple[str, str], str | None] = {}
         self._transfers: dict[int, TransferState] = {}
@@ -192,7 +187,7 @@ class Coordinator:
         transfer = TransferState(order, now_ns)
         transfer.problem = self._objection(order) or self._plan(transfer)
         if transfer.problem:
-            self._transfer_ended(move_id, transfer.report(now_ns))
+            self._answered(MoveFinished(move_id, transfer.report(now_ns)))
             return
         self._transfers[move_id] = transfer
         # Others may still have orders for what these blocks held before.
@@ -282,7 +277,7 @@ class Coordinator:
         transfer = self._transfers[move_id]
         if not transfer.shards:
             del self._transfers[move_id]
-            self._transfer_ended(move_id, transfer.report(now_ns))
+            self._answered(MoveFinished(move_id, transfer.report(now_ns)))
 
 
 def _peer(source: tuple[str, str], rank: int) -> str:

@@ -2,12 +2,11 @@
 own blocks for others to read.
 
 One thread coordinates, exports and calls back; a worker thread for each connector reads. Own blocks
-are written by those threads alone, and on behalf of a transfer by nobody after its end was told.
-Knows no request and no gateway.
+are written by those threads alone, and on behalf of a transfer by nobody after its end was
+reported. Knows no request and no gateway.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from tandem.facts.kv import Endpoint, KvExport, MoveKv
 from tandem.kv.connectors.contract import Connector
@@ -16,12 +15,13 @@ from tandem.kv.transfer.chunk import ChunkBuffers
 from tandem.kv.transfer.config import TransferCalls, TransferConfig, TransferMemory
 from tandem.kv.transfer.coordinator import ConnectorWorker, Coordinator
 from tandem.kv.transfer.export import BlockExport
-from tandem.kv.transfer.reader import ReadStatistics, ShardRead
+from tandem.kv.transfer.reader import ShardRead
+from tandem.messages.node import BlocksExported
 
 
 class KvTransferEngine:
     """Methods are thread-safe and return at once, but `stop_transfers`. Every `start_transfer` is
-    answered by one `transfer_ended` and every `export_blocks` by one `blocks_exported`, in the
+    answered by one `MoveFinished` and every `export_blocks` by one `BlocksExported`, in the
     engine's coordinator thread, until `stop_transfers`."""
 
     def __init__(
@@ -45,7 +45,7 @@ class KvTransferEngine:
             )
             for connector in connectors
         ]
-        self._coordinator = Coordinator(memory, self._workers, config, calls.transfer_ended)
+        self._coordinator = Coordinator(memory, self._workers, config, calls.answered)
         self._export = BlockExport(memory, config)
         self._thread = StepThread("kv transfers", calls.failed)
         for worker in self._workers:
@@ -55,10 +55,6 @@ class KvTransferEngine:
     def endpoints(self) -> tuple[Endpoint, ...]:
         """The ways to this rank's memory, the preferred first."""
         return tuple(worker.endpoint for worker in self._workers)
-
-    def statistics(self) -> dict[str, ReadStatistics]:
-        """What came through each connector."""
-        return {worker.name: replace(worker.statistics) for worker in self._workers}
 
     def add_source(self, worker: str, incarnation: str, export: KvExport) -> None:
         """Transfers from that start of that worker may be ordered from now on."""
@@ -90,7 +86,7 @@ class KvTransferEngine:
             exported = end
             if end < len(blocks):
                 return False
-            self._calls.blocks_exported(export_id)
+            self._calls.answered(BlocksExported(export_id))
             return True
 
         self._thread.post(step)

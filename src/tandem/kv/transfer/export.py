@@ -1,12 +1,12 @@
 """Block export: what a worker writes beside its KV blocks before it announces them, so that a
-reader knows that a block is the one it was told of, and came whole.
+reader knows that a block is the one that was announced, and came whole.
 
 The metadata of a block are its version (how often the pool has handed it out) and a checksum for
 each run; the source alone writes them, in its own memory. Behind the pool of the exported region
 may lie encoded copies: the blocks exported last in a narrower precision, kept for readers behind a
 slow link. They are laid out as blocks of their own, metadata, then slots. A block has one slot it
-may lie in, which it shares with others: the last one exported stays. A slot's metadata tell which
-block of which version it holds; whoever finds another reads the block itself.
+may lie in, which it shares with others: the last one exported stays. A slot's metadata name the
+block and version it holds; whoever finds another reads the block itself.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,7 @@ from numpy.typing import NDArray
 from tandem.facts.kv import KvExport, KvShard
 from tandem.kernels.transfer import Transfer
 from tandem.kv.codec import convert
-from tandem.kv.layout import (
-    WORD_BYTES,
-    RegionLayout,
-    copies_layout,
-    pool_layout,
-    slots_of,
-    tags_of,
-)
+from tandem.kv.layout import WORD_BYTES, RegionLayout, copies_layout, pool_layout, slots_of, tags_of
 from tandem.kv.transfer.config import TransferConfig, TransferMemory
 
 # In place of a checksum: the source computes none.
@@ -45,8 +38,8 @@ class BlockMetadata:
     def write_metadata(
         self, blocks: Sequence[int], versions: Sequence[int], *, checksums: bool = True
     ) -> None:
-        """Write the metadata of blocks whose bytes are final, computing their checksums unless
-        told otherwise. `versions[i]` is how often the pool has handed out `blocks[i]`."""
+        """Write the metadata of blocks whose bytes are final, computing their checksums where they
+        are wanted. `versions[i]` is how often the pool has handed out `blocks[i]`."""
         assert len(blocks) == len(versions)
         rows = np.asarray(blocks, dtype=np.int64)
         assert len(rows) == 0 or (rows.min() >= 0 and rows.max() < self._layout.blocks)

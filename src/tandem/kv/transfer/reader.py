@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tandem.kv.connectors.contract import Connector, ConnectorError, InPlace, Spans
+from tandem.kv.threads import NS_PER_S
 from tandem.kv.transfer.chunk import Chunk, ChunkBuffers, ChunkStage
 from tandem.kv.transfer.config import TransferConfig
 from tandem.kv.transfer.read_plan import ChunkRange, ReadPlan
 
-NS_PER_S = 1_000_000_000
 # One is checked while the next is read.
 CHUNKS_PER_SHARD = 2
 
@@ -64,16 +64,6 @@ class ShardRead:
         self.spans += len(spans.lengths)
 
 
-@dataclass(slots=True)
-class ReadStatistics:
-    """Of one connector since the start; a read is what one transfer reads from one rank."""
-
-    reads: int = 0
-    failed_reads: int = 0
-    moved_bytes: int = 0
-    spans: int = 0
-
-
 class PeerConnections:
     """The peers of one connector, connected when first needed. One that could not be reached is not
     tried again for a while: trying may take long."""
@@ -120,7 +110,6 @@ class ShardReader:
         read_ended: Callable[[ShardRead], None],
     ) -> None:
         self._connector = connector
-        self.statistics = ReadStatistics()
         self._buffers = buffers
         self._config = config
         self._read_ended = read_ended
@@ -136,7 +125,7 @@ class ShardReader:
         return bool(self._reads)
 
     def begin_shard(self, read: ShardRead, description: bytes, now_ns: int) -> None:
-        """Read it from now on, turn by turn; `description` says how its peer is reached."""
+        """Read it from now on, turn by turn; `description` is how its peer is reached."""
         if problem := self._peers.connect_once(read.peer, description, now_ns):
             read.problem, read.unreachable = problem, True
         self._reads.append(read)
@@ -239,7 +228,7 @@ class ShardReader:
         return ""
 
     def _give_up(self, read: ShardRead, problem: str, now_ns: int) -> None:
-        """Its first problem is the one that is told; none is none."""
+        """Its first problem is the one that is reported; none is none."""
         if read.problem or not problem:
             return
         read.problem = problem
@@ -249,11 +238,6 @@ class ShardReader:
 
     def _end_read(self, read: ShardRead) -> None:
         self._reads.remove(read)
-        statistics = self.statistics
-        statistics.reads += 1
-        statistics.failed_reads += bool(read.problem)
-        statistics.moved_bytes += read.moved_bytes
-        statistics.spans += read.spans
         shared = any(other.peer == read.peer and other.handles for other in self._reads)
         if read.suspects_peer and not shared:
             # The next transfer finds a fresh connection.

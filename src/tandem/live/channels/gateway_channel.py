@@ -31,15 +31,15 @@ from tandem.messages.codec import OPERATOR, TO_GATEWAY, TO_WORKER
 from tandem.messages.gateway import MessageFromWorker, PeerGone
 from tandem.messages.operator import Answer, Done, OperatorMessage
 
-# A full pipe is tried again after so long: libzmq does not say when one of many has room.
+# A full pipe is tried again after so long: libzmq does not report when one of many has room.
 RETRY_S = 0.001
 # So much is sent to one peer at a time, before others get their turn.
 TURN_BYTES = 4 << 20
 # No step of waiting counts for more than this part of the time that is too long: a gateway that was
 # itself held up takes nobody for gone.
 LONGEST_STEP = 0.25
-# After a connection broke, whose it was is tried out so much later: libzmq says that one broke, and
-# forgets its peer a little after.
+# After a connection broke, whose it was is tried out so much later: libzmq reports that one broke,
+# and forgets its peer a little after.
 PROBES_S = (0.01, 0.2)
 REVOKED = "its key was revoked"
 UNREAD = "it does not read"
@@ -97,11 +97,11 @@ class GatewayChannel:
         return endpoint.decode()
 
     def send(self, peer: str, message: ToWorker) -> None:
-        """Never waits. A peer that has gone, or that takes nothing for too long, is told as
-        `PeerGone`."""
+        """Never waits. A peer that has gone, or that takes nothing for too long, is
+        reported as `PeerGone`."""
         outbox = self._peers.get(peer)
         if outbox is None:
-            return  # it has gone, and that was told
+            return  # it has gone, and that was reported
         outbox.add_later(partial(TO_WORKER.encode, message))
         if len(outbox) == 1:
             self._empty(peer, outbox)
@@ -116,7 +116,7 @@ class GatewayChannel:
         self._senders.forget(peer)
 
     async def close(self, linger_s: float) -> None:
-        """Tell no news from now on; what was sent may still leave for so long."""
+        """Report no news from now on; what was sent may still leave for so long."""
         if self._context.closed:
             return
         loop = asyncio.get_running_loop()
@@ -140,7 +140,7 @@ class GatewayChannel:
     def _put(self, peer: str, data: bytes) -> None:
         outbox = self._peers.get(peer)
         if outbox is None:
-            return  # it has gone, and that was told
+            return  # it has gone, and that was reported
         if not outbox.add(data):
             self._lose(peer, UNREAD)
         elif len(outbox) == 1:
@@ -176,10 +176,10 @@ class GatewayChannel:
 
     def _lose(self, peer: str, reason: str) -> None:
         if reason == REVOKED and not peer.startswith(OPERATOR_PREFIX):
-            # An honest one ends, hearing why; of another nothing is heard any more.
+            # An honest one ends, knowing why; of another nothing is taken any more.
             self._put(peer, TO_WORKER.encode(RegistrationRefused(f"{peer}: {reason}")))
             if peer not in self._peers:
-                return  # it was not there any more, and that was told
+                return  # it was not there any more, and that was reported
         self.drop(peer)
         if not peer.startswith(OPERATOR_PREFIX):
             self._on_news(PeerGone(peer, reason, died=reason != REVOKED))
@@ -233,7 +233,7 @@ class GatewayChannel:
             self._probes.broke()
 
     def _probe(self) -> None:
-        """An empty message tells whose connection has gone."""
+        """An empty message finds whose connection has gone."""
         if not self._socket.closed:
             for peer, outbox in list(self._peers.items()):
                 if not len(outbox):

@@ -34,11 +34,6 @@ class KeyPair(NamedTuple):
         return f"KeyPair({self.public})"
 
 
-def make_keys() -> tuple[KeyPair, KeyPair]:
-    """Two fresh pairs: the gateways' of a cluster, and one of those who come to them."""
-    return make_pair(), make_pair()
-
-
 def is_public(key: str) -> bool:
     """Whether this text can be a public key."""
     try:
@@ -82,7 +77,7 @@ class Admitted(NamedTuple):
 
 
 class AdmittedKeys:
-    """`fixed` come in whatever the file says; `version` grows with each reading of it. A file that
+    """`fixed` come in whatever the file holds; `version` grows with each reading of it. A file that
     names nobody lets nobody else in. Raises `InvalidConfiguration` for a file that cannot be read,
     or that everybody may write to."""
 
@@ -114,7 +109,7 @@ class AdmittedKeys:
         try:
             self._known = self._fixed | _read(self._file)
         except InvalidConfiguration as problem:
-            # It may go without a change of the file, and is said once.
+            # It may go without a change of the file, and is logged once.
             if str(problem) != self._problem:
                 logger.error("%s; the keys that it held stay valid", problem)
             self._seen, self._problem = None, str(problem)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from tandem.facts.backoff import longest, spread
+from tandem.facts.backoff import backoff_s, longest
 from tandem.live.channels.sockets import (
     ChannelLimits,
     Malformed,
@@ -75,7 +75,7 @@ class NodeChannel:
         self._connect()
 
     def send(self, message: ToGateway) -> None:
-        """Never waits. Without a connection nobody is there to hear it; with a full outbox the
+        """Never waits. Without a connection it is dropped; with a full outbox the
         gateway does not read, and counts as gone."""
         connection = self._connection
         if (
@@ -86,7 +86,7 @@ class NodeChannel:
             self._break("it does not read")
 
     async def close(self, linger_s: float) -> None:
-        """Say no news from now on; what was sent may still leave for so long."""
+        """Report no news from now on; what was sent may still leave for so long."""
         if self._context.closed:
             return
         if self._timer:
@@ -148,10 +148,12 @@ class NodeChannel:
             self._suspected = True
             logger.error("who listens at %s does not prove to be the gateway", self.gateway)
         limits = self._limits
-        delay_s = min(limits.reconnect_s * 2.0 ** min(self._failures, 16), limits.reconnect_most_s)
-        self._failures += 1
         # All workers lose a gateway at the same instant.
-        self._after(spread(delay_s, self._chance()), self._connect)
+        delay_s = backoff_s(
+            limits.reconnect_s, limits.reconnect_most_s, self._failures, self._chance()
+        )
+        self._failures += 1
+        self._after(delay_s, self._connect)
 
     def _after(self, delay_s: float, then: Callable[[], None]) -> None:
         if self._timer:

@@ -31,7 +31,7 @@ NO_OPERATOR = "this key is a worker's: it may ask for the status, and change not
 
 
 class Senders:
-    """From `watch` to `close` `leave` is told, on the event loop, of peers whose key is revoked."""
+    """From `watch` to `close` `leave` gets, on the event loop, peers whose key is revoked."""
 
     def __init__(self, admitted: AdmittedKeys, leave: Callable[[str], None]) -> None:
         self._admitted = admitted
@@ -56,8 +56,8 @@ class Senders:
         return [self._sender.bytes, *rest]
 
     def refused(self, peer: str, body: bytes) -> Done | bool:
-        """Whether `peer`, which sent what was received last, must not say this; for an operator the
-        answer that it gets instead. Raises `BadMessage`."""
+        """Whether `peer`, which sent what was received last, must not send this; for an operator
+        the answer that it gets instead. Raises `BadMessage`."""
         operates = peer.startswith(OPERATOR_PREFIX)
         if self._may(peer, PeerRole.OPERATOR if operates else PeerRole.WORKER):
             return False
@@ -107,7 +107,6 @@ class KeyGuard:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(ZAP_ENDPOINT)
         self._pump = SocketPump(self._socket, self._answer)
-        self.refused = 0
 
     def close(self) -> None:
         self._pump.close()
@@ -125,7 +124,6 @@ class KeyGuard:
         user = z85.encode(frames[6]) if admitted else b""
         status, text = (b"200", b"OK") if admitted else (b"400", b"not a key of this cluster")
         if not admitted:
-            self.refused += 1
             address = frames[3].decode(errors="replace") if len(frames) > 3 else "?"
             logger.warning("refused a connection from %s: not a key of this cluster", address)
         number = frames[1] if len(frames) > 1 else b""

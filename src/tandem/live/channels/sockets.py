@@ -1,7 +1,7 @@
 """ZeroMQ sockets as the cluster uses them: encrypted, bounded (`ChannelLimits`, `Outbox`), known by
 key, and driven by an event loop (`SocketPump`), message by message and without waiting.
 
-The descriptor of libzmq speaks only once for each change, and any call on the socket may swallow
+The descriptor of libzmq is readable only once for each change, and any call on the socket may take
 the news: so the pump looks again after everything it does.
 """
 
@@ -28,11 +28,11 @@ MOST_SENDERS = 1024
 @dataclass(frozen=True, slots=True)
 class ChannelLimits:
     """For one peer: so many messages and bytes wait to be sent at most, beside `high_water`
-    messages each way within the transport. What a gateway tells its workers waits without such a
+    messages each way within the transport. What a gateway sends its workers waits without such a
     bound, for room; a worker that takes nothing of it for `unread_s` does not read. A broken
     connection is tried again after `reconnect_s`, and ever more slowly up to `reconnect_most_s`. A
     peer whose machine acknowledges nothing for `dead_after_s` is cut off. A connection of which
-    nothing at all is heard for `unresolved_s` is given up: libzmq does not say that a host's name
+    nothing at all comes for `unresolved_s` is given up: libzmq does not report that a host's name
     is unknown."""
 
     outbox_messages: int = 16384

@@ -45,7 +45,7 @@ class Clients:
 
     def left(self, request_id: str, *, finished: bool) -> bool:
         """The reader reads no more, having got all of its answer or not. Gives whether the workers
-        should be told."""
+        should drop it."""
         # Whoever left before taking the last word was served all the same.
         cut_short = not self._mailboxes.close(request_id)
         self._places.leave(request_id)

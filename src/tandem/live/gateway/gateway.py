@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GatewayTerms:
-    """`incarnation` tells this start of the process from all others: with the gateway's name it
-    makes request ids unique among all gateways. `max_waiting` requests may wait for their first
-    token; `slo` is what every request gets promised. What a session's request leaves in slower
-    tiers is kept for `pin_sessions_s`, and what a client asks to be kept for up to `longest_pin_s`,
-    unless its tenant (`longest_pins_s`) or its class has a bound of its own, which holds for its
-    sessions as well. What was sent may take `linger_s` to leave."""
+    """`incarnation` differs for each start of the process: with the gateway's name it makes request
+    ids unique among all gateways. `max_waiting` requests may wait for their first token; `slo` is
+    what every request gets promised. What a session's request leaves in slower tiers is kept for
+    `pin_sessions_s`, and what a client asks to be kept for up to `longest_pin_s`, unless its tenant
+    (`longest_pins_s`) or its class has a bound of its own, which holds for its sessions as well.
+    What was sent may take `linger_s` to leave."""
 
     incarnation: str
     max_waiting: int = 4096
@@ -43,7 +43,7 @@ class GatewayTerms:
 
     def pin_s(self, caller: Caller, of_class_s: float | None = None) -> float:
         """How long to keep what a request of this caller leaves, where its class may ask for up to
-        `of_class_s` (None: the class says nothing)."""
+        `of_class_s` (None: the class has no bound)."""
         session_s = self.pin_sessions_s if caller.session else 0.0
         bound_s = self.longest_pins_s.get(caller.tenant, of_class_s)
         if bound_s is None:
@@ -91,7 +91,7 @@ class Availability:
         return True
 
     def members_changed(self) -> None:
-        """Perhaps: whoever waits hears of it if it is complete now."""
+        """Perhaps: whoever waits goes on if it is complete now."""
         if self._waiters and self.complete:
             self._changed.set()
             self._changed = asyncio.Event()
@@ -107,7 +107,7 @@ class Availability:
 
 
 class Gateway:
-    """Use it from one event loop, between `start` and `stop`. What its machine is told stands in
+    """Use it from one event loop, between `start` and `stop`. Every turn of its machine stands in
     the `journal`, if there is one, whose hashes the machine must use."""
 
     def __init__(
@@ -162,7 +162,8 @@ class Gateway:
         self._channel = channel
         if self._journal is not None:
             self._journal.start()
-        self._task = asyncio.create_task(self._loop.run(channel), name="gateway machine")
+        self._loop.open(channel)
+        self._task = asyncio.create_task(self._loop.run(), name="gateway machine")
         self._task.add_done_callback(self._task_ended)
 
     def close(self) -> None:
@@ -170,14 +171,14 @@ class Gateway:
         self._close("the server is shutting down", failed=False)
 
     async def stop(self) -> None:
-        """Close, and tell the workers that nobody waits any more."""
+        """Close, and have the workers drop what runs."""
         self.close()
         if self._task is None or self._channel is None:
             return
         self._task.cancel()
         await asyncio.wait([self._task])
         if not self._failed:
-            self._loop.settle_all(self._channel)
+            self._loop.settle_all()
         await self._channel.close(self._terms.linger_s)
         if self._journal is not None:
             await asyncio.to_thread(self._journal.stop_recording)
@@ -239,7 +240,7 @@ class Gateway:
         """A phase has no worker. The request is counted among those who wait, and comes before the
         machine together with them. Raises `TandemError`."""
         comes_back = asyncio.ensure_future(self._availability.comes_back())
-        # Nobody answers it yet: what it hears of is that it has to give way, or that all ends.
+        # Nobody answers it yet: it can only end because it has to give way, or all ends.
         refused = asyncio.ensure_future(mailbox.next_output())
         try:
             await asyncio.wait({comes_back, refused}, return_when=asyncio.FIRST_COMPLETED)
@@ -262,7 +263,7 @@ class Gateway:
             self._close("the gateway failed", failed=True)
 
     def _close(self, reason: str, *, failed: bool) -> None:
-        """From now on nothing is served; whoever waits is told."""
+        """From now on nothing is served; whoever waits gets an error."""
         if self._closed_because is None:
             self._closed_because, self._failed = reason, failed
             for request_id in self._clients.demand.open_ids:

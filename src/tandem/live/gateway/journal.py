@@ -43,14 +43,9 @@ class Journal:
         self._wanted = Event()
         self._ending = self._failed = False
         self._thread = SupervisedThread("journal", self._write_on, self._writing_failed)
-        # Of the thread: what no record has told yet.
-        self._untold_turns = 0
+        # Of the thread: what no record counts yet.
+        self._uncounted_turns = 0
         self.lost_turns = 0
-
-    @property
-    def recording(self) -> bool:
-        """Whether what is told is written, or would be if the disk took it."""
-        return not self._failed
 
     def start(self) -> None:
         """Begin to write."""
@@ -59,7 +54,7 @@ class Journal:
     def record(
         self, at_ns: int, events: Sequence[GatewayEvent], effects: Sequence[GatewayEffect]
     ) -> None:
-        """What the machine was told at this instant, and what it wants done. Never waits."""
+        """One turn of the machine: events and effects at this instant. Never waits."""
         if self._failed:
             self.lost_turns += 1
             # Nobody else empties it.
@@ -97,26 +92,26 @@ class Journal:
             refused, self._refused_turns = self._refused_turns, 0
         if not turns and not refused:
             return
-        before = [encode(Lost(self._untold_turns))] if self._untold_turns else []
+        before = [encode(Lost(self._uncounted_turns))] if self._uncounted_turns else []
         # What was refused came after what waited.
         after = [encode(Lost(refused))] if refused else []
         try:
             self._files.append([*before, *turns, *after], len(turns), self._recorder.members)
         except OSError as error:
-            if not self._untold_turns:
+            if not self._uncounted_turns:
                 logger.warning("the journal cannot be written, and misses turns: %s", error)
             refused += len(turns)
-            self._untold_turns += refused
+            self._uncounted_turns += refused
         else:
-            if self._untold_turns or refused:
+            if self._uncounted_turns or refused:
                 logger.warning(
                     "the journal is written again; it misses %d turns in all",
                     self.lost_turns + refused,
                 )
-            self._untold_turns = 0
+            self._uncounted_turns = 0
         self.lost_turns += refused
 
     def _writing_failed(self, failure: Exception) -> None:
         """The gateway goes on without."""
-        logger.error("the journal ends here: %s", failure)
         self._failed = True
+        logger.error("the journal ends here: %s", failure)

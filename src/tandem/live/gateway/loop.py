@@ -1,9 +1,8 @@
-"""Drives a gateway machine: hands it what its channel and its clients say, performs its effects on
-the channel and for the clients, and answers operators."""
+"""The loop of a gateway machine: hands it the events of its channel and its clients, performs its
+effects on the channel and for the clients, and answers operators."""
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Protocol
 
 from tandem.cluster.gateway.driver import GatewayPorts, perform
@@ -57,7 +56,7 @@ SUBMITTED_TOGETHER = 16
 
 
 class OperatorRequests:
-    """Requests of operators in progress: turns questions into what a gateway machine is told, and
+    """Requests of operators in progress: turns questions into events of the gateway machine, and
     its ends into answers."""
 
     def __init__(self) -> None:
@@ -65,7 +64,7 @@ class OperatorRequests:
         self._serial = 0
 
     def ask(self, peer: str, message: OperatorMessage) -> Asked | None:
-        """What the machine is to be told; None for what is no operation."""
+        """The event for the machine; None for what is no operation."""
         match message:
             case AskDrain(question, worker, then_role, leave, again):
                 return DrainAsked(self._number(peer, question), worker, then_role, leave, again)
@@ -76,7 +75,7 @@ class OperatorRequests:
         return None
 
     def ended(self, effect: OperationEnded | AuditEnded) -> tuple[str, Answer] | None:
-        """Whom to answer, and what."""
+        """The peer that asked, and its answer."""
         asker = self._asked.pop(effect.operation_id, None)
         if asker is None:
             return None
@@ -106,8 +105,9 @@ class Channel(Protocol):
 
 
 class GatewayLoop:
-    """`enqueue` events on the event loop that `run` runs on. `settled` is called after each turn of
-    the machine; the `journal`, if there is one, records what the machine was told."""
+    """Drives the machine, and is all of its ports. `enqueue` events on the event loop that `run`
+    runs on. `settled` is called after each turn of the machine; the `journal`, if there is one,
+    records every turn."""
 
     def __init__(
         self,
@@ -124,20 +124,31 @@ class GatewayLoop:
         # Who is to be answered at the end of this turn.
         self._asked: list[tuple[str, AskStatus | ReportStartFailed]] = []
         self._inbox = EventInbox[Input](_together)
+        self._driver = Driver[Input, GatewayEffect, None](
+            self, self._inbox, self._perform_all, TimePassed()
+        )
+        self._ports = GatewayPorts(self, self, self, self)
+        self._instant_ns = 0
+        # From `open` on.
+        self._channel: Channel
 
     def enqueue(self, event: Input) -> None:
         self._inbox.enqueue(event)
 
-    async def run(self, channel: Channel) -> None:
-        """Until it is cancelled. What the machine raises is raised."""
-        await self._driver(channel).run()
+    def open(self, channel: Channel) -> None:
+        """Before the first turn: the way to workers and operators."""
+        self._channel = channel
 
-    def settle_all(self, channel: Channel) -> None:
-        """After the end of `run`: tell the machine all that was told."""
-        self._driver(channel).settle()
+    async def run(self) -> None:
+        """Until it is cancelled. What the machine raises is raised."""
+        await self._driver.run()
+
+    def settle_all(self) -> None:
+        """After the end of `run`: hand the machine all that is left."""
+        self._driver.settle()
 
     def handle_together(self, inputs: Sequence[Input], instant_ns: int) -> Sequence[GatewayEffect]:
-        """The machine is told all but the questions of operators that it need not decide."""
+        """The machine gets all but the questions of operators that it need not decide."""
         events: list[GatewayEvent] = []
         for event in inputs:
             if not isinstance(event, MessageFromOperator):
@@ -154,60 +165,6 @@ class GatewayLoop:
 
     def next_wakeup(self) -> int | None:
         return self.machine.next_wakeup()
-
-    def _driver(self, channel: Channel) -> Driver[Input, GatewayEffect, None]:
-        return Driver(self, self._inbox, partial(self._perform_all, channel), TimePassed())
-
-    def _perform_all(
-        self, channel: Channel, effects: Sequence[GatewayEffect], instant_ns: int
-    ) -> None:
-        turn = Turn(self.machine, self._clients, self._requests, channel, instant_ns)
-        perform(effects, GatewayPorts(turn, turn, turn, turn))
-        self._settled()
-        asked, self._asked = self._asked, []
-        for peer, question in asked:
-            if isinstance(question, AskStatus):
-                status = self.machine.status(instant_ns)
-                channel.answer(peer, StatusReported(question.question, status))
-            else:
-                channel.answer(peer, Done(question.question))
-
-    def _decide(self, events: list[GatewayEvent], instant_ns: int) -> list[GatewayEffect]:
-        effects: list[GatewayEffect] = []
-        try:
-            effects = self.machine.handle_together(events, instant_ns)
-        finally:
-            # What a machine failed of stands in the journal too.
-            if self._journal is not None:
-                self._journal.record(instant_ns, events, effects)
-        return effects
-
-    def _note(self, event: GatewayEvent) -> None:
-        if isinstance(event, PeerGone) and self.machine.members.of_peer(event.peer):
-            logger.warning("worker %s is gone: %s", event.peer, event.reason)
-            self._clients.metrics.worker_lost()
-        elif isinstance(event, PeerGone) and self.machine.pool.nodes.of_peer(event.peer):
-            logger.warning("%s of the shared pool is gone: %s", event.peer, event.reason)
-        elif isinstance(event, MessageFromWorker) and isinstance(event.message, Register):
-            logger.info("worker %s presents itself", event.peer)
-
-
-class Turn:
-    """All ports of the gateway machine, for the effects of one turn of the event loop."""
-
-    def __init__(
-        self,
-        machine: GatewayMachine,
-        clients: Clients,
-        requests: OperatorRequests,
-        channel: Channel,
-        instant_ns: int,
-    ) -> None:
-        self._machine = machine
-        self._clients = clients
-        self._requests = requests
-        self._channel = channel
-        self._instant_ns = instant_ns
 
     def send_to_peer(self, peer: str, message: ToWorker) -> None:
         self._channel.send(peer, message)
@@ -246,9 +203,40 @@ class Turn:
         if effect.decision.actions:
             logger.info("planned: %s", effect.decision.text)
 
+    def _perform_all(self, effects: Sequence[GatewayEffect], instant_ns: int) -> None:
+        self._instant_ns = instant_ns
+        perform(effects, self._ports)
+        self._settled()
+        asked, self._asked = self._asked, []
+        for peer, question in asked:
+            if isinstance(question, AskStatus):
+                status = self.machine.status(instant_ns)
+                self._channel.answer(peer, StatusReported(question.question, status))
+            else:
+                self._channel.answer(peer, Done(question.question))
+
+    def _decide(self, events: list[GatewayEvent], instant_ns: int) -> list[GatewayEffect]:
+        effects: list[GatewayEffect] = []
+        try:
+            effects = self.machine.handle_together(events, instant_ns)
+        finally:
+            # What a machine failed at stands in the journal too.
+            if self._journal is not None:
+                self._journal.record(instant_ns, events, effects)
+        return effects
+
+    def _note(self, event: GatewayEvent) -> None:
+        if isinstance(event, PeerGone) and self.machine.members.of_peer(event.peer):
+            logger.warning("worker %s is gone: %s", event.peer, event.reason)
+            self._clients.metrics.worker_lost()
+        elif isinstance(event, PeerGone) and self.machine.pool.nodes.of_peer(event.peer):
+            logger.warning("%s of the shared pool is gone: %s", event.peer, event.reason)
+        elif isinstance(event, MessageFromWorker) and isinstance(event.message, Register):
+            logger.info("worker %s presents itself", event.peer)
+
     def _greeted(self, peer: str) -> None:
-        member = self._machine.members.of_peer(peer)
-        router = self._machine.router
+        member = self.machine.members.of_peer(peer)
+        router = self.machine.router
         if member and not member.indexed(router.admission.root, router.config.block_size):
             logger.warning(
                 "worker %s keeps KV in another form than most: prompts are not routed to it by "

@@ -39,7 +39,7 @@ A = TypeVar("A", StatusReported, AuditReported, Done)
 
 
 class OperatorFailed(TandemError):
-    """The gateway did not answer, or says that what was asked for cannot be."""
+    """The gateway did not answer, or refused what was asked for."""
 
 
 class OperatorClient:
@@ -67,7 +67,7 @@ class OperatorClient:
 
     def status(self) -> ClusterStatus:
         """All that the gateway knows. Raises `OperatorFailed`, as everything here does."""
-        return self._ask(AskStatus(self._next()), StatusReported, self._timeout_s).status
+        return self._ask(AskStatus(self._next()), StatusReported).status
 
     def drain(
         self,
@@ -76,40 +76,38 @@ class OperatorClient:
         then_role: Role | None = None,
         leave: bool = False,
         again: bool = False,
-        timeout_s: float | None = None,
     ) -> None:
         """Returns when the worker is empty and has taken `then_role` or left, to be started anew
         with `again`. After the time-out it goes on draining all the same."""
         question = AskDrain(self._next(), worker, then_role, leave, again)
-        self._done(self._ask(question, Done, timeout_s or self._timeout_s))
+        self._done(question)
 
     def undrain(self, worker: str) -> None:
         """Returns when the worker takes requests again."""
-        self._done(self._ask(AskUndrain(self._next(), worker), Done, self._timeout_s))
+        self._done(AskUndrain(self._next(), worker))
 
     def report_start_failed(self, worker: str, reason: str) -> None:
         """A worker that the planner wants cannot be started, or is given up."""
-        question = ReportStartFailed(self._next(), worker, reason)
-        self._done(self._ask(question, Done, self._timeout_s))
+        self._done(ReportStartFailed(self._next(), worker, reason))
 
     def audit(self) -> AuditReported:
         """What every worker holds."""
-        return self._ask(AskAudit(self._next()), AuditReported, self._timeout_s)
+        return self._ask(AskAudit(self._next()), AuditReported)
 
-    def _done(self, answer: Done) -> None:
-        if answer.problem:
-            raise OperatorFailed(answer.problem)
+    def _done(self, question: Question) -> None:
+        if problem := self._ask(question, Done).problem:
+            raise OperatorFailed(problem)
 
     def _next(self) -> int:
         self._serial += 1
         return self._serial
 
-    def _ask(self, question: Question, kind: type[A], timeout_s: float) -> A:
+    def _ask(self, question: Question, kind: type[A]) -> A:
         identity = f"{OPERATOR_PREFIX}{os.getpid():x}-{now_ns():x}".encode()
         socket = node_socket(self._context, self._keys, ChannelLimits(), identity)
         # A gateway that is just starting is waited for.
         socket.reconnect_ivl = 100
-        deadline_ns = now_ns() + int(timeout_s * NS_PER_S)
+        deadline_ns = now_ns() + int(self._timeout_s * NS_PER_S)
         try:
             socket.connect(self._endpoint)
             socket.send(OPERATOR.encode(question))
@@ -126,7 +124,7 @@ class OperatorClient:
         finally:
             socket.close(0)
         raise OperatorFailed(
-            f"the gateway at {self._endpoint} has not answered within {timeout_s:g} s"
+            f"the gateway at {self._endpoint} has not answered within {self._timeout_s:g} s"
         )
 
 
@@ -142,8 +140,8 @@ class NobodyAnswers(TandemError):
 
 
 class Operators:
-    """A terminal's, or a supervisor's, lines to all gateways of a cluster, in their order. Answers
-    may take `timeout_s`."""
+    """An operator client of all gateways of a cluster, in their order. Answers may take
+    `timeout_s`."""
 
     def __init__(
         self, endpoints: Sequence[str], keys: CurveKeys, timeout_s: float = PATIENCE_S
@@ -165,7 +163,7 @@ class Operators:
         return await self._of_all(lambda client: client.status())
 
     async def audits(self) -> list[AuditReported]:
-        """What the workers hold, as each gateway that answers is told."""
+        """What the workers hold, as each gateway that answers knows it."""
         return await self._of_all(lambda client: client.audit())
 
     async def drain(self, worker: str, then_role: Role | None, leave: bool) -> None:
@@ -184,7 +182,7 @@ class Operators:
         await _asked(line, lambda client: client.undrain(worker))
 
     async def report_start_failed(self, worker: str, reason: str) -> int:
-        """To all gateways, for one of them plans: how many have heard it."""
+        """To all gateways, for one of them plans: how many answered."""
 
         def report(client: OperatorClient) -> bool:
             client.report_start_failed(worker, reason)
@@ -206,7 +204,7 @@ class Operators:
         return reached
 
     async def _line_to(self, worker: str) -> tuple[str, NodeKeys, float]:
-        """To a gateway that knows the worker; what it asks of it, every gateway hears."""
+        """To a gateway that knows the worker; every gateway learns what it asks of it."""
         known: set[str] = set()
         for endpoint, keys, timeout_s in self._lines:
             try:

@@ -9,11 +9,23 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
 from typing import Protocol
 
+
+class ExitCode(IntEnum):
+    """The status of a process of a cluster that ends otherwise than wanted (0). A new start may
+    mend FAILED alone; AGAIN asks for one."""
+
+    FAILED = 1
+    MISCONFIGURED = 2
+    UNWELCOME = 3
+    AGAIN = 75
+
+
 # How much of a log explains an end.
-TAIL_BYTES = 4096
+TAIL_BYTES, TAIL_LINES = 4096, 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +66,8 @@ class Launcher(Protocol):
     """Processes by name, one at a time under each."""
 
     async def open(self, phase: Callable[[str], None]) -> None:
-        """Have all that processes need before the first one starts; `phase` is told what takes
-        time. Raises `TandemError`."""
+        """Have all that processes need before the first one starts; `phase` gets what takes time.
+        Raises `TandemError`."""
         ...
 
     async def close(self) -> None:
@@ -81,7 +93,7 @@ class Launcher(Protocol):
         ...
 
     async def ended(self) -> Ended:
-        """The next end of a process that was not told of yet."""
+        """The next end of a process, each given once."""
         ...
 
 
@@ -146,7 +158,7 @@ class LocalLauncher:
         self._ended.put_nowait(Ended(name, process.pid, code))
 
 
-def tail(log: Path, lines: int = 15) -> str:
+def tail(log: Path) -> str:
     """The last lines of a log, for a person."""
     try:
         with log.open("rb") as file:
@@ -154,4 +166,4 @@ def tail(log: Path, lines: int = 15) -> str:
             text = file.read().decode(errors="replace")
     except FileNotFoundError:
         return ""
-    return "\n".join(text.splitlines()[-lines:])
+    return "\n".join(text.splitlines()[-TAIL_LINES:])

@@ -1,6 +1,5 @@
-"""Files that belong to one user: nothing is read or written in a directory unless the system says
-that nobody else can have put it there; and a secret that outlives clusters (`secret_of`), made
-once.
+"""Files that belong to one user: nothing is read or written in a directory unless nobody else can
+have put it there; and a secret that outlives clusters (`secret_of`), made once.
 
 Directories under a shared one, such as `/tmp/tandem-1000`, may have been made by anybody. All goes
 through a descriptor of the directory that was looked at, so that none can take its place later.
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from tandem.facts.errors import InvalidConfiguration
-from tandem.live.channels.keys import make_keys
+from tandem.live.channels.keys import make_pair
 
 # How the numbers of users here are those of the system.
 UID_MAP = Path("/proc/self/uid_map")
@@ -145,7 +144,7 @@ _MOST_BYTES: Final = 256
 
 
 def secret_of(file: Path) -> str:
-    """What the file says; where there is none, it is made. Raises `InvalidConfiguration` where the
+    """What the file holds; where there is none, it is made. Raises `InvalidConfiguration` where the
     file is another user's, or readable by others, or no file at all."""
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -161,7 +160,7 @@ def secret_of(file: Path) -> str:
             secret = opened.read(_MOST_BYTES).decode("ascii", "replace").strip()
     except OSError as error:
         raise InvalidConfiguration(f"{file}: {error.strerror}") from error
-    if len(secret) < len(make_keys()[0].secret):
+    if len(secret) < len(make_pair().secret):
         raise InvalidConfiguration(
             f"{file} holds no whole secret; remove it, and a new one is made"
         )
@@ -175,7 +174,7 @@ def _make(file: Path) -> None:
     half = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as made:
-            made.write(make_keys()[0].secret.encode())
+            made.write(make_pair().secret.encode())
         with suppress(FileExistsError):
             file.hardlink_to(half)
     finally:

@@ -18,10 +18,10 @@ from tandem.kv.threads import SupervisedThread, no_harm
 KEPT_BYTES = 1 << 20
 PIECE_BYTES = 1 << 16
 # After its end a process's output is waited for so long: its children may hold the other end.
-LAST_WORDS_S = 1.0
+OUTPUT_LINGER_S = 1.0
 # Told as the status of a process that cannot be watched any more.
 UNWATCHED = 1
-# Ray sets it for its own workers; a process of ours says how many threads it wants.
+# Ray sets it for its own workers; a process of ours sets its threads itself.
 UNSET = ("-u", "OMP_NUM_THREADS")
 
 
@@ -135,7 +135,7 @@ def _with_parent(setup: bytes) -> bytes:
 def _watching(
     process: "subprocess.Popen[bytes]", output: Output, loop: asyncio.AbstractEventLoop
 ) -> SupervisedThread:
-    """One that fails tells the end of a process that nobody would hear of otherwise."""
+    """Also one that fails ends the output: nobody would notice the process otherwise."""
 
     def failed(failure: Exception) -> None:
         del failure
@@ -156,7 +156,7 @@ def _watch(
     reading = SupervisedThread("output", lambda: _read(process, output, loop), no_harm)
     reading.start()
     code = process.wait()
-    reading.join(LAST_WORDS_S)
+    reading.join(OUTPUT_LINGER_S)
     loop.call_soon_threadsafe(output.end, code)
 
 

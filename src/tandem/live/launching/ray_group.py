@@ -26,7 +26,7 @@ class NoPlace(TandemError):
 
 
 class RayProcess(NodeProcess):
-    """The same, of which Ray says where it is."""
+    """The same, with the address that Ray has for it."""
 
     async def host(self) -> str:
         """The address of its machine."""
@@ -133,7 +133,7 @@ async def _within(patience_s: float, address: str) -> None:
 def _connect(address: str) -> str:
     """Why it cannot be; empty if it could."""
     host, colon, port = address.rpartition(":")
-    # It would say that it leaves the signals alone, which is as it should be.
+    # It would log that it leaves the signals alone, which is as it should be.
     logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         if colon:

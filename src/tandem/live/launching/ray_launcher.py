@@ -71,8 +71,8 @@ class RayLauncher:
         _take_signals_back()
 
     async def start(self, program: Program) -> int:
-        """Waits for a machine, however long. A process that cannot be begun ends at once: its log
-        says why."""
+        """Waits for a machine, however long. A process that cannot be begun ends at once, with the
+        reason in its log."""
         assert program.name not in self.pids, f"{program.name} runs already"
         if program.name not in self._terms.bundles:
             return await self._local.start(program)

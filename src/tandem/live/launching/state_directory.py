@@ -1,7 +1,7 @@
 """Where a running cluster keeps its files: who runs it, keys, set-ups, logs.
 
-Owns the directory from `claim` to `clear`: one supervisor at a time, told by a lock that ends with
-its process. Knows nothing of what the files of others mean.
+Owns the directory from `claim` to `clear`: one supervisor at a time, by a lock that ends with its
+process. Knows nothing of what the files of others mean.
 """
 
 import errno
@@ -109,7 +109,7 @@ def _answers(pid: int) -> bool:
 
 LOCK = "supervisor.lock"
 RECORD = "cluster.json"
-# What a supervisor in the background says; whoever starts it opens it first.
+# What a supervisor in the background prints; whoever starts it opens it first.
 SUPERVISOR_LOG = "supervisor.log"
 
 
@@ -118,8 +118,8 @@ class ClusterRunning(TandemError):
 
 
 class ProcessRecord(msgspec.Struct, frozen=True):
-    """One process: its number, and when the kernel says it began. Of one on another `host` nobody
-    here knows whether it lives."""
+    """One process: its number, and when the kernel began it. Whether one on another `host` lives is
+    not known here."""
 
     pid: int
     started_ticks: int
@@ -226,13 +226,13 @@ class StateDirectory:
         return record is not None and record.supervisor.alive
 
     def write(self, record: ClusterRecord) -> None:
-        """Tell everybody; readers see the old or the new record, never half of one."""
+        """Publish it; readers see the old or the new record, never half of one."""
         self.write_private("cluster.json.new", msgspec.json.encode(record))
         (self.path / "cluster.json.new").replace(self.path / RECORD)
 
     def read(self) -> ClusterRecord | None:
-        """What the last supervisor told, None where there is nothing or nothing readable. Raises
-        `InvalidConfiguration` when somebody else may have told it."""
+        """The record of the last supervisor, None where there is none that can be read. Raises
+        `InvalidConfiguration` when somebody else may have written it."""
         try:
             return msgspec.json.decode(read_private(self.path / RECORD), type=ClusterRecord)
         except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):

@@ -1,5 +1,5 @@
-"""The supervisor of processes: starts them, starts again what died (`Restarts` says when, and when
-to give up), ends them in order. `Vanished` finds those that hang.
+"""The supervisor of processes: starts them, starts again what died (`Restarts` decides when, and
+when to give up), ends them in order. `Vanished` finds those that hang.
 
 Knows a process by its name and its program, not what it is for.
 """
@@ -9,27 +9,25 @@ import signal
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tandem.facts.backoff import longest, spread
+from tandem.facts.backoff import backoff_s, longest, spread
 from tandem.live.clock import NS_PER_S, now_ns
-from tandem.live.launching.launcher import Ended, Launcher, Program, tail
+from tandem.live.launching.launcher import Ended, ExitCode, Launcher, Program, tail
 from tandem.messages.gateway import ClusterStatus
 
-# With this exit status a process says that it was told to leave in order to be started anew.
-AGAIN = 75
+# A new start mends nothing after these.
+HOPELESS = (ExitCode.MISCONFIGURED, ExitCode.UNWELCOME)
 
 
 @dataclass(frozen=True, slots=True)
 class RestartConfig:
     """The first restart comes after `first_delay_s`, every next one after twice as long, but never
     more than `longest_delay_s`; all are spread, so that many do not start together. After
-    `most_in_a_row` it is given up; who ran for `steady_s` begins anew. With one of
-    the exit statuses `hopeless` a process says that a new start mends nothing."""
+    `most_in_a_row` it is given up; who ran for `steady_s` begins anew."""
 
     first_delay_s: float = 0.5
     longest_delay_s: float = 30.0
     most_in_a_row: int = 8
     steady_s: float = 60.0
-    hopeless: tuple[int, ...] = (2, 3)
 
 
 class Restarts:
@@ -42,14 +40,14 @@ class Restarts:
     def delay_s(self, name: str, status: int, ran_s: float, *, chance: float = 1.0) -> float | None:
         """How long to wait before the process starts again that ended with this status after
         `ran_s`, spread by `chance`; None to give it up."""
-        if status in self.config.hopeless:
+        if status in HOPELESS:
             return None
         count = 0 if ran_s >= self.config.steady_s else self._in_a_row.get(name, 0)
         if count >= self.config.most_in_a_row:
             return None
         self._in_a_row[name] = count + 1
-        delay_s = min(self.config.longest_delay_s, self.config.first_delay_s * 2.0**count)
-        return spread(delay_s, chance)
+        config = self.config
+        return backoff_s(config.first_delay_s, config.longest_delay_s, count, chance)
 
     def last_resort_s(self, *, chance: float = 1.0) -> float:
         """How long to wait with one that would be given up if anybody else did its work."""
@@ -58,9 +56,10 @@ class Restarts:
 
 @dataclass(frozen=True, slots=True)
 class ProcessFailed:
-    """A process cannot be kept running; `log_tail` are its last words."""
+    """A process cannot be kept running; `log_tail` is the end of its log."""
 
     name: str
+    code: int
     how: str
     log_tail: str
 
@@ -200,11 +199,11 @@ class Supervisor:
         if kept.ends:
             return
         if not ended.code and kept.confirmed:
-            # Somebody told it to leave.
+            # It was asked to leave.
             kept.ends = True
             self._notify(Notice(ended.name, "has left"))
             return
-        again = ended.code == AGAIN and kept.confirmed
+        again = ended.code == ExitCode.AGAIN and kept.confirmed
         ran_s = (now_ns() - kept.started_ns) / NS_PER_S
         delay_s = 0.0 if again else None
         # What was lost with its machine has no reason of its own.
@@ -220,7 +219,7 @@ class Supervisor:
             kept.ends = True
             log = kept.program.log
             words = "" if log is None else tail(log)
-            self._failures.put_nowait(ProcessFailed(ended.name, ended.how, words))
+            self._failures.put_nowait(ProcessFailed(ended.name, ended.code, ended.how, words))
             return
         how = "has left" if again else ended.how
         self._notify(Notice(ended.name, f"{how} and starts again in {delay_s:.2g} s{why}"))
@@ -264,7 +263,7 @@ class Vanished:
         self, pids: Mapping[str, int], statuses: Sequence[ClusterStatus]
     ) -> list[tuple[str, str]]:
         """Workers to be killed, each with why the gateways gave it up. `pids` are the processes
-        that run, `statuses` what all gateways say at this moment."""
+        that run, `statuses` those of all gateways at this moment."""
         known = {name for status in statuses for name in status.members}
         hung = []
         for worker, pid in pids.items():

@@ -17,7 +17,7 @@ from tandem.config.policies import planning_config, router_policies
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.http_server import listen
 from tandem.live.launching.state_directory import ClusterRunning, StateDirectory
-from tandem.live.processes.setups import Setups
+from tandem.live.processes.setups import Setups, listen_address
 from tandem.models.configuration import read_model_spec
 from tandem.models.parallel import refused_division
 
@@ -75,29 +75,23 @@ def check_launcher(cluster: Cluster) -> None:
         )
 
 
-def listen_host(cluster: Cluster) -> str:
-    """Where workers reach the gateways, without the port."""
-    host, _, port = cluster.listen.rpartition(":")
-    return host or port
-
-
 def _try_addresses(cluster: Cluster) -> None:
     """Nobody else may have them, not even who shares the port of HTTP: it would be other gateways,
     and clients would come to either."""
     options = gateway_options(cluster, ())
     listen(options.host, options.port).close()
-    host, _, port = cluster.listen.rpartition(":")
-    if not host or not int(port) or not _is_address(host):
+    host, port = listen_address(cluster)
+    if not port or not _is_address(host):
         return
     for index in range(cluster.gateways):
         try:
-            listen(host, int(port) + index).close()
+            listen(host, port + index).close()
         except InvalidConfiguration as error:
             raise InvalidConfiguration(f"listen: {error}") from error
 
 
 def _is_address(host: str) -> bool:
-    """ZeroMQ takes names of network interfaces, too; whether one is free only it can tell."""
+    """ZeroMQ takes names of network interfaces, too; whether one is free only it knows."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

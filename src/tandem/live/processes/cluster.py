@@ -18,22 +18,20 @@ from tandem.facts.errors import InvalidConfiguration, TandemError
 from tandem.facts.fleet import Role
 from tandem.live.clock import NS_PER_S, now_ns
 from tandem.live.gateway.operators import Operators
-from tandem.live.launching.launcher import Launcher, LocalLauncher, Program
+from tandem.live.launching.launcher import ExitCode, Launcher, LocalLauncher, Program
 from tandem.live.launching.state_directory import ClusterRecord, ProcessRecord, StateDirectory
 from tandem.live.launching.supervisor import Notice, ProcessFailed, Supervisor, Vanished
 from tandem.live.processes.planned_workers import PlannedWorkers
 from tandem.live.processes.setups import (
     Setups,
-    gateway_program,
-    pool_node_program,
-    worker_program,
+    listen_address,
+    program_of,
     write_admitted,
     write_cluster,
 )
 from tandem.messages.gateway import ClusterStatus
 
 T = TypeVar("T")
-MISCONFIGURED = "ended with status 2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +56,8 @@ class ProcessesFailed(TandemError):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Whoever is told how a cluster fares: phases of its start, notices, and when it is ready with
-    its URL and what the first gateway knows."""
+    """Callbacks of a cluster that runs: phases of its start, notices, and when it is ready, with
+    the status of the first gateway."""
 
     phase: Callable[[str], None]
     notice: Callable[[Notice], None]
@@ -110,7 +108,7 @@ class ClusterRun:
             status = await self._unless(stop, self._bring_up())
             if status is not None:
                 self._ready = True
-                # Told first: whoever waits for the record passes on what was told until then.
+                # First: whoever waits for the record passes on what was printed until then.
                 self._view.ready(self, status)
                 self._record()
                 await self._unless(stop, self._look_after())
@@ -156,7 +154,7 @@ class ClusterRun:
         self._operators = Operators(endpoints, self.setups.supervisor_keys)
         # Whatever comes first finds the shared pool there.
         programs: list[Program] = [
-            pool_node_program(self.setups.pool_node(name, tuple(endpoints)), self.directory)
+            program_of(self.setups.pool_node(name, tuple(endpoints)), self.directory)
             for name in pool_nodes(self.file.cluster)
         ]
         workers = 0
@@ -166,7 +164,7 @@ class ClusterRun:
                 self._roles[f"{pool.name}-{index}"] = pool.role
                 environment = self.setups.environment(pool, workers)
                 workers += 1
-                programs.append(worker_program(setup, self.directory, environment))
+                programs.append(program_of(setup, self.directory, environment))
         write_admitted(self.setups, self.directory)
         # On other machines a start takes a second or two.
         await asyncio.gather(*(self._supervisor.start(program) for program in programs))
@@ -177,22 +175,20 @@ class ClusterRun:
     async def _start_gateway(self, index: int) -> None:
         """The first gateway chooses the HTTP port where the file leaves it open; all of them share
         it. Once it listens its addresses are fixed, so that it is found again after a restart."""
-        host, _, port = self.file.cluster.listen.rpartition(":")
-        if not host:
-            host, port = port, "0"
-        wanted = int(port) + index if int(port) else 0
+        host, port = listen_address(self.file.cluster)
+        wanted = port + index if port else 0
         setup = self.setups.gateway(index, self.directory.path, f"tcp://{host}:{wanted}")
         if self.gateways:
             setup = _at_port(setup, self.gateways[0].options.port)
         self._view.phase(f"starting {setup.gateway}")
         report = self.directory.path / f"{setup.gateway}.json"
-        await self._supervisor.start(gateway_program(setup, self.directory))
+        await self._supervisor.start(program_of(setup, self.directory))
         listening = await self._until_listening(report)
         self._supervisor.confirm(setup.gateway)
         self.url = self.url or listening.url
         http_port = int(listening.url.rpartition(":")[2])
         fixed = _at_port(msgspec.structs.replace(setup, listen=listening.endpoint), http_port)
-        gateway_program(fixed, self.directory)
+        program_of(fixed, self.directory)
         self.gateways.append(fixed)
 
     async def _until_listening(self, report: Path) -> GatewayListening:
@@ -240,7 +236,7 @@ class ClusterRun:
         return self._ready and indispensable(name, others, gateways, self._roles)
 
     async def _watch(self) -> None:
-        """Tell everybody who runs, and have killed who hangs."""
+        """Keep the record of what runs, and have killed what hangs."""
         vanished = Vanished()
         last_seen_ns = dict.fromkeys((setup.gateway for setup in self.gateways), now_ns())
         while True:
@@ -328,6 +324,6 @@ def _at_port(setup: GatewaySetup, http_port: int) -> GatewaySetup:
 def _failure(failure: ProcessFailed) -> TandemError:
     words = f":\n{failure.log_tail}" if failure.log_tail else ""
     text = f"{failure.name} {failure.how}{words}"
-    if failure.how == MISCONFIGURED or failure.how.startswith(f"{MISCONFIGURED} on "):
+    if failure.code == ExitCode.MISCONFIGURED:
         return InvalidConfiguration(text)
     return ProcessesFailed(text)

@@ -1,4 +1,5 @@
-"""The connectors that a worker was told to use, by their names in the cluster file."""
+"""The connectors of a worker, by their names in the cluster file; secrets and addresses for
+them."""
 
 import socket
 from collections.abc import Callable, Sequence

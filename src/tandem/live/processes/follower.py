@@ -1,5 +1,5 @@
 """The process of one rank of a worker that does not lead: it computes and moves what its leader
-says, over the socket between them, from the set-up (`FollowerSetup`) on. It ends when that link
+orders, over the socket between them, from the set-up (`FollowerSetup`) on. It ends when that link
 does."""
 
 import gc
@@ -12,14 +12,12 @@ if __name__ == "__main__":
 import logging
 import os
 import sys
-from dataclasses import dataclass
 
 import msgspec
 
-from tandem.cluster.node.driver import KvTransferPort
+from tandem.cluster.node.driver import KvTransferPort, perform_transfer
 from tandem.config.processes import WorkerSetup
 from tandem.facts.errors import InvalidConfiguration, TandemError
-from tandem.facts.kv import MoveReport
 from tandem.facts.steps import StepPlan
 from tandem.kernels.collectives.distributed import connect, disconnect
 from tandem.kv.transfer.config import TransferCalls
@@ -35,15 +33,6 @@ from tandem.live.processes.lifecycle import (
 from tandem.live.processes.worker_rank import load_rank, plan_worker, world_of
 from tandem.live.ranks.engine import StageEngine
 from tandem.live.ranks.ranks import RankLink, RankLost, link_to_leader
-from tandem.messages.node import (
-    BlocksExported,
-    ConnectPeer,
-    EndMove,
-    ExportBlocks,
-    ForgetPeer,
-    MoveFinished,
-    StartMove,
-)
 from tandem.messages.ranks import (
     Ping,
     Pong,
@@ -81,7 +70,7 @@ class FollowerSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_follower(descriptor: int) -> None:
-    """Until the leader ends, or this rank cannot go on: then the leader is told."""
+    """Until the leader ends, or this rank cannot go on, which it reports."""
     link = link_to_leader(descriptor, PATIENCE_S)
     begin = link.receive()
     assert isinstance(begin, RankBegins)
@@ -110,8 +99,8 @@ def _follow(setup: FollowerSetup, link: FollowerLink) -> str:
     place = planned.places[setup.rank]
     with startup.phase("meeting the other ranks"):
         groups = connect(world_of(planned, place.rank, setup.meeting_place))
-    moves = MovesToLeader(link)
-    calls = TransferCalls(moves.move_ended, moves.blocks_published, moves.failed, now_ns)
+    failure = RankFailed("the KV transfers failed")
+    calls = TransferCalls(link.send, lambda: link.send(failure), now_ns)
     rank = load_rank(planned, place, groups, calls, agent=agent)
     follower = Follower(
         link, rank.engine, rank.transfers, draws=place.is_last and place.tensor_rank == 0
@@ -126,24 +115,8 @@ def _follow(setup: FollowerSetup, link: FollowerLink) -> str:
         disconnect()
 
 
-@dataclass(frozen=True, slots=True)
-class MovesToLeader:
-    """What the own KV transfer engine reports, sent to the leader; from its coordinator thread."""
-
-    link: FollowerLink
-
-    def move_ended(self, move_id: int, report: MoveReport) -> None:
-        self.link.send(MoveFinished(move_id, report))
-
-    def blocks_published(self, export_id: int) -> None:
-        self.link.send(BlocksExported(export_id))
-
-    def failed(self) -> None:
-        self.link.send(RankFailed("the KV transfers failed"))
-
-
 class Follower:
-    """`draws`: this rank tells the leader what the steps drew."""
+    """`draws`: this rank sends the leader what the steps drew."""
 
     def __init__(
         self, link: FollowerLink, engine: StageEngine, transfers: KvTransferPort, *, draws: bool
@@ -169,20 +142,12 @@ class Follower:
         match message:
             case StepPlan() | TokensLanded():
                 self._thread.submit(message)
-            case StartMove(move_id, order):
-                self._transfers.start_transfer(move_id, order)
-            case EndMove(move_id):
-                self._transfers.stop_transfer(move_id)
-            case ExportBlocks(export_id, blocks, versions):
-                self._transfers.export_blocks(export_id, blocks, versions)
-            case ConnectPeer(worker, incarnation, export):
-                self._transfers.add_source(worker, incarnation, export)
-            case ForgetPeer(worker, incarnation):
-                self._transfers.forget_source(worker, incarnation)
             case Ping():
                 self._link.send(Pong())
             case RankBegins():
                 raise RankLost("the leader began twice")
+            case _:
+                perform_transfer(message, self._transfers)
 
     def _compute(self) -> None:
         self._engine.adopt_thread()
@@ -198,7 +163,7 @@ class Follower:
         try:
             self._link.send(RankFailed(f"{type(failure).__name__}: {failure}"))
         except RankLost as lost:
-            logger.warning("the leader does not hear of it: %s", lost)
+            logger.warning("the leader cannot be reached: %s", lost)
         self._link.close()
 
 

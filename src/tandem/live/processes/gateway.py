@@ -22,7 +22,7 @@ from tandem.config.hardware.pools import capacity_of
 from tandem.config.kv_format import kv_format
 from tandem.config.policies import planning_config, router_config
 from tandem.config.processes import CLUSTER_FILE, GatewayListening, GatewaySetup, read_setup
-from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.errors import EngineFailed, InvalidConfiguration
 from tandem.facts.serving import ModelCard
 from tandem.live.channels.gateway_channel import GatewayChannel
 from tandem.live.channels.keys import Admitted, AdmittedKeys, KeyPair, PeerRole
@@ -33,21 +33,20 @@ from tandem.live.gateway.journal import Journal
 from tandem.live.http_server import http_server_over, listen, url_of
 from tandem.live.processes.journal import with_journal
 from tandem.live.processes.lifecycle import (
+    end_as,
     end_with_parent,
     log_of_process,
     loop_runner,
     run_to_the_end,
 )
 from tandem.messages.cluster import Registered
+from tandem.messages.node import Leave
 from tandem.models.configuration import read_model_spec
 from tandem.text.model import TextModel
 
 # Under its own name, which is another one while this is what was started.
 logger = logging.getLogger("tandem.live.processes.gateway")
 
-# Exit codes beside 0, which is what was wanted. A new start may cure the first only.
-FAILED = 1
-MISCONFIGURED = 2
 # A gateway that was started again waits so long for its workers before it takes requests.
 SETTLE_S = 5.0
 SETTLE_POLL_S = 0.02
@@ -66,22 +65,20 @@ class Assembled:
 
 
 def run_gateway(setup: GatewaySetup) -> None:
-    """Until a signal comes. Raises `SystemExit` with one of the codes above when it ends
-    otherwise."""
+    """Until a signal comes. Raises `SystemExit` as `end_as`."""
     end_with_parent(setup.parent)
     log_of_process(setup.options.log_level)
-    try:
-        # The address is taken first: a taken port is said at once.
-        with listen(setup.options.host, setup.options.port, shared=True) as listener:
-            assembled = assemble_gateway(setup)
-            with loop_runner() as runner:
-                failed = runner.run(_serve(setup, assembled, listener))
-    except InvalidConfiguration as error:
-        logger.error("%s cannot start: %s", setup.gateway, error)
-        raise SystemExit(MISCONFIGURED) from error
-    if failed:
-        raise SystemExit(FAILED)
-    logger.info("%s has ended", setup.gateway)
+    end_as(setup.gateway, lambda: _run(setup))
+
+
+def _run(setup: GatewaySetup) -> Leave:
+    # The address is taken first: a taken port is reported at once.
+    with listen(setup.options.host, setup.options.port, shared=True) as listener:
+        assembled = assemble_gateway(setup)
+        with loop_runner() as runner:
+            if runner.run(_serve(setup, assembled, listener)):
+                raise EngineFailed("its machine failed")
+    return Leave()
 
 
 def assemble_gateway(setup: GatewaySetup) -> Assembled:
@@ -89,9 +86,9 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
     options = setup.options
     cluster = as_served(setup.cluster)
     directory = Path(cluster.model) if Path(cluster.model).is_dir() else BUNDLED_MODEL
-    # A dummy model may be a config.json alone; then it speaks in the bundled model's tokens.
-    speaks = options.load_format != "dummy" or (directory / "tokenizer.json").exists()
-    text = TextModel.load(directory if speaks else BUNDLED_MODEL)
+    # A dummy model may be a config.json alone; then it has the bundled model's tokens.
+    has_tokens = options.load_format != "dummy" or (directory / "tokenizer.json").exists()
+    text = TextModel.load(directory if has_tokens else BUNDLED_MODEL)
     spec = read_model_spec(directory)
     name = setup.model or BUNDLED_MODEL.name
     card = ModelCard(
@@ -104,7 +101,7 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
     stored = kv_format(cluster, setup.model, directory)
     config = GatewayConfig(
         gateway=setup.gateway,
-        # Under this root there is no block: the workers will say by which theirs are named.
+        # Under this root there is no block: the workers register with the one that names theirs.
         router=router_config(cluster, stored.root, stored.layout.block_size, {}),
         capacity_of=capacity_of(cluster),
         terms=_terms(setup),
@@ -182,7 +179,7 @@ def _admitted(setup: GatewaySetup) -> AdmittedKeys:
 
 async def _until_ready(gateway: Gateway) -> None:
     """The workers that its predecessor had come back in a moment: clients wait that long in the
-    socket's queue, rather than being told that there is nobody."""
+    socket's queue, rather than being refused."""
     clock = asyncio.get_running_loop().time
     end_s = clock() + SETTLE_S
     while not gateway.ready and clock() < end_s:
@@ -194,7 +191,7 @@ def _announcement(setup: GatewaySetup) -> Path:
 
 
 def _announce(setup: GatewaySetup, endpoint: str, url: str) -> None:
-    """Tell the launcher. The file appears whole or not at all."""
+    """Write where it listens, for the launcher. The file appears whole or not at all."""
     listening = GatewayListening(gateway=setup.gateway, endpoint=endpoint, url=url, pid=os.getpid())
     file = _announcement(setup)
     half = file.with_suffix(".json.new")

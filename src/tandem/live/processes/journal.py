@@ -25,9 +25,12 @@ from tandem.observe.journal.replay import ReplayedHashes
 def with_journal(
     config: GatewayConfig, wanted: JournalConfig, cluster_file: Path, incarnation: str
 ) -> tuple[GatewayConfig, Journal]:
-    """The configuration of a machine whose hashes are recorded, and the journal that records what
-    the machine is told. Raises `InvalidConfiguration`."""
-    tenants = TenantNames(_tenants(read_cluster(str(cluster_file))), plain=wanted.plain_names)
+    """The configuration of a machine whose hashes are recorded, and the journal that records its
+    turns. Raises `InvalidConfiguration`."""
+    tenants = TenantNames(
+        [tenant.name for tenant in read_cluster(str(cluster_file)).tenants],
+        plain=wanted.plain_names,
+    )
     text, files = recorded_text(cluster_file, tenants.label)
     router = config.router
     head = Head(
@@ -75,14 +78,10 @@ def recorded_machine(head: Head, cluster: Cluster) -> tuple[GatewayMachine, Repl
 
 
 def _make_folder(directory: Path) -> None:
-    """What cannot be written is told before anybody waits for the gateway."""
+    """What cannot be written fails before anybody waits for the gateway."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidConfiguration(
             f"journal.directory: cannot make {directory}: {error.strerror}; choose another folder"
         ) from error
-
-
-def _tenants(cluster: Cluster) -> list[str]:
-    return [tenant.name for tenant in cluster.tenants]

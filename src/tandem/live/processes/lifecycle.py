@@ -18,7 +18,10 @@ from pathlib import Path
 
 import uvloop
 
+from tandem.facts.errors import InvalidConfiguration, TandemError
 from tandem.live.clock import NS_PER_S, now_ns
+from tandem.live.launching.launcher import ExitCode
+from tandem.messages.node import Leave
 
 logger = logging.getLogger(__name__)
 
@@ -45,12 +48,36 @@ def run_to_the_end(work: Callable[[], object]) -> None:
         code = end.code or 0
     if not _threads_work():
         atexit._run_exitfuncs()
-        # A reader who has gone is the interpreter's to tell.
+        # That a reader has gone is the interpreter's to report.
         with suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
     sys.exit(code)
+
+
+def end_as(name: str, work: Callable[[], Leave]) -> None:
+    """Do the `work` of a process of a cluster, and log how it ended. Raises `SystemExit` with an
+    `ExitCode` unless it left as it should."""
+    try:
+        left = work()
+    except InvalidConfiguration as error:
+        logger.error("%s cannot start: %s", name, error)
+        raise SystemExit(ExitCode.MISCONFIGURED) from error
+    except TandemError as error:
+        logger.error("%s failed: %s", name, error)
+        raise SystemExit(ExitCode.FAILED) from error
+    if left.reason:
+        logger.error("%s ends: %s", name, left.reason)
+    else:
+        logger.info("%s has left", name)
+    if code := exit_code(left):
+        raise SystemExit(code)
+
+
+def exit_code(left: Leave) -> int:
+    """The status of a process that leaves like this."""
+    return ExitCode.UNWELCOME if left.reason else ExitCode.AGAIN if left.again else 0
 
 
 def _threads_work() -> bool:
@@ -111,9 +138,9 @@ def process_age_s() -> float:
 
 
 def loop_runner() -> asyncio.Runner:
-    """Runs coroutines on uvloop, where they are heard soon though other threads compute. To be made
-    when the process has what it lives with: the collector, which holds the loop, leaves that alone
-    (the books of a large KV pool would take it tens of milliseconds, time and again)."""
+    """Runs coroutines on uvloop, where their turn comes soon though other threads compute. To be
+    made when the process has what it lives with: the collector, which holds the loop, leaves that
+    alone (the books of a large KV pool would take it tens of milliseconds, time and again)."""
     gc.freeze()
     sys.setswitchinterval(SWITCH_S)
     return asyncio.Runner(loop_factory=uvloop.new_event_loop)
@@ -127,7 +154,7 @@ def end_with_parent(parent: int) -> bool:
     if not hasattr(library, "prctl") or library.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL)):
         return False
     if os.getppid() != parent:
-        # It ended while this process was starting; nobody will be told any more.
+        # It ended while this process was starting; no signal will come any more.
         os.kill(os.getpid(), signal.SIGKILL)
     return True
 

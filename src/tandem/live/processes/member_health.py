@@ -1,7 +1,7 @@
 """Health of one process of a cluster over HTTP, for whoever would start it again (Kubernetes).
 
-It is judged by what the gateways say of it, not by itself: one that hangs would say nothing, and
-one that nobody hears is of no use. Gateways that do not answer prove nothing against it.
+It is judged by the statuses of the gateways, not by itself: one that hangs would not answer, and
+one that nobody reaches is of no use. Gateways that do not answer prove nothing against it.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class MemberHealth:
         self._vanished = Vanished()
 
     def look(self, statuses: Sequence[ClusterStatus]) -> None:
-        """What all gateways that answer say at this moment."""
+        """Take the statuses of all gateways that answer at this moment."""
         known = any(self._member in status.members for status in statuses)
         if statuses:
             self.joined = known

@@ -11,6 +11,7 @@ from tandem.config.options import ServeOptions
 from tandem.config.resolve import ModelFacts, ServerPlan, machine_facts, resolve
 from tandem.facts.model import ModelSpec
 from tandem.kernels.arithmetic import arithmetic_of
+from tandem.kernels.collectives.contract import ALONE, Collectives
 from tandem.kernels.faces import Kernels, choose_kernels
 from tandem.kernels.native import return_freed_memory
 from tandem.models.configuration import read_model_spec
@@ -69,28 +70,30 @@ def plan_model(
     return PlannedModel(str(name), directory, spec, plan, machine, weights, kernels, reason)
 
 
-def pick_kernels(planned: PlannedModel) -> tuple[Kernels, str]:
-    """The kernels for the plan's device, and why these. Threads of this process are set to the
-    plan's: loading packs the weights in the thread that calls it, not in the engine's."""
-    torch.set_num_threads(planned.plan.threads)
-    return planned.kernels, planned.reason
-
-
-def load_model(planned: PlannedModel, options: ServeOptions, kernels: Kernels) -> Decoder:
-    """Read the weights, or make dummy ones."""
-    decoder = load_decoder(planned.spec, load_plan(planned, options), kernels)
-    return_freed_memory()
-    return decoder
-
-
-def load_plan(planned: PlannedModel, options: ServeOptions) -> LoadPlan:
-    return LoadPlan(
+def load_model(
+    planned: PlannedModel,
+    options: ServeOptions,
+    threads: int,
+    *,
+    place: Place = WHOLE,
+    collectives: Collectives = ALONE,
+) -> Decoder:
+    """Read the weights, or make dummy ones; `place` and `collectives` as of `load_decoder`. Torch
+    has so many threads from now on: loading packs the weights in the thread that calls it, not in
+    the engine's."""
+    torch.set_num_threads(threads)
+    load = LoadPlan(
         planned.directory,
         WeightForm(planned.plan.storage, planned.compute, planned.plan.device),
         "dummy" if options.load_format == "dummy" else "safetensors",
         options.seed,
         planned.weights,
     )
+    decoder = load_decoder(
+        planned.spec, load, planned.kernels, place=place, collectives=collectives
+    )
+    return_freed_memory()
+    return decoder
 
 
 def _weights(directory: Path, options: ServeOptions, threads: int) -> Weights:

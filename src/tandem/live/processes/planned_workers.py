@@ -1,6 +1,6 @@
-"""Starts the workers that the planner of a cluster wants, and tells it which could not be started.
+"""Starts the workers that the planner of a cluster wants, and reports which could not be started.
 
-A planner says in its gateway's status what is to be started, for as long as it is not up: nothing
+The status of a planner's gateway names what is to be started, for as long as it is not up: nothing
 is lost with a gateway or with an answer, and nothing is started twice, for a name that lives is
 never started. What the planner sends away leaves by itself, and is not started again.
 """
@@ -17,7 +17,7 @@ from tandem.live.gateway.operators import Operators
 from tandem.live.launching.launcher import Program
 from tandem.live.launching.state_directory import StateDirectory
 from tandem.live.launching.supervisor import Notice, ProcessFailed, Supervisor
-from tandem.live.processes.setups import Setups, worker_program, write_admitted
+from tandem.live.processes.setups import Setups, program_of, write_admitted
 from tandem.messages.gateway import ClusterStatus
 from tandem.messages.planning import PlannedStart
 
@@ -39,7 +39,7 @@ class PlannedWorkers:
         self._started, self._notice = started, notice
         self._places = _places(setups)
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        # What the planner has not been told yet.
+        # Not reported to the planner yet.
         self._failed: dict[str, str] = {}
         self._shown_ns = 0
 
@@ -98,7 +98,7 @@ class PlannedWorkers:
         setup = self._setups.worker(pool, start.worker, gateways)
         setup = msgspec.structs.replace(setup, role=Role(start.role).value)
         write_admitted(self._setups, self._directory)
-        return worker_program(setup, self._directory, self._setups.environment(pool, number))
+        return program_of(setup, self._directory, self._setups.environment(pool, number))
 
 
 def _places(setups: Setups) -> dict[str, tuple[PoolConfig, int]]:

@@ -21,13 +21,13 @@ from tandem.kv.store import KvStore
 from tandem.live.clock import wall_clock_s
 from tandem.live.http_server import HttpServer, http_server_over, listen
 from tandem.live.local_worker import LocalWorker
-from tandem.live.processes.model import load_model, pick_kernels, plan_model
+from tandem.live.processes.model import load_model, plan_model
 from tandem.text.model import TextModel
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Everything loaded; nothing runs yet. `notes` say in a few words what was chosen."""
+    """Everything loaded; nothing runs yet. `notes` are a few words on what was chosen."""
 
     worker: LocalWorker
     text: TextModel
@@ -40,12 +40,11 @@ def assemble(model: str | None, options: ServeOptions) -> Server:
     """Load a model and build a server around it. Raises `InvalidConfiguration`."""
     planned = plan_model(model, options)
     plan = planned.plan
-    # A dummy model may be a config.json alone; then it speaks in the bundled model's tokens.
+    # A dummy model may be a config.json alone; then it has the bundled model's tokens.
     dummy = options.load_format == "dummy"
-    speaks = not dummy or (planned.directory / "tokenizer.json").exists()
-    text = TextModel.load(planned.directory if speaks else BUNDLED_MODEL)
-    kernels, reason = pick_kernels(planned)
-    decoder = load_model(planned, options, kernels)
+    has_tokens = not dummy or (planned.directory / "tokenizer.json").exists()
+    text = TextModel.load(planned.directory if has_tokens else BUNDLED_MODEL)
+    decoder = load_model(planned, options, plan.threads)
     kv = KvStore(plan.layout, plan.worker.block_count, plan.device)
     engine = Engine(decoder, kv, plan.slots, threads=plan.threads)
     card = ModelCard(
@@ -60,7 +59,7 @@ def assemble(model: str | None, options: ServeOptions) -> Server:
         f"{plan.threads} threads"
         if plan.device.type == "cpu"
         else f"{plan.storage} on GPU",
-        f"kernels: {reason}",
+        f"kernels: {planned.reason}",
         f"KV cache: {plan.kv_bytes / (1 << 20):.0f} MiB, {plan.worker.block_count} blocks of "
         f"{plan.worker.block_size} tokens in {plan.layout.dtype}; context {card.context_tokens}",
         *plan.cuts,

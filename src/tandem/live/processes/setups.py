@@ -11,9 +11,7 @@ import msgspec
 from tandem.config.cluster.file import Cluster
 from tandem.config.cluster.keys import GATEWAY, SHARED_POOL, WORKER
 from tandem.config.cluster.live import LiveFile, gateway_options, handed_to, live_model
-from tandem.config.cluster.tiers import (
-    disk_folder,
-)
+from tandem.config.cluster.tiers import disk_folder
 from tandem.config.cluster.workers import PoolConfig
 from tandem.config.environment import BUNDLED_MODEL, child_environment, secret_line
 from tandem.config.kv_format import kv_format, kv_precisions
@@ -165,30 +163,21 @@ def write_admitted(setups: Setups, directory: StateDirectory) -> None:
         half.replace(directory.path / ADMITTED_FILE)
 
 
-def gateway_program(setup: GatewaySetup, directory: StateDirectory) -> Program:
-    """The process of a gateway, after its set-up is written."""
-    return _program(setup.gateway, GATEWAY_PROCESS, setup, directory, process_environment())
-
-
-def worker_program(
-    setup: WorkerSetup, directory: StateDirectory, environment: Mapping[str, str]
-) -> Program:
-    """The process of a worker, after its set-up is written."""
-    return _program(setup.worker, WORKER_PROCESS, setup, directory, environment)
-
-
-def pool_node_program(setup: PoolNodeSetup, directory: StateDirectory) -> Program:
-    """A process of the shared pool, after its set-up is written."""
-    return _program(setup.node, POOL_PROCESS, setup, directory, process_environment())
-
-
-def _program(
-    name: str,
-    command: tuple[str, ...],
+def program_of(
     setup: GatewaySetup | WorkerSetup | PoolNodeSetup,
     directory: StateDirectory,
-    environment: Mapping[str, str],
+    environment: Mapping[str, str] | None = None,
 ) -> Program:
+    """The process of this set-up, after that is written; in `process_environment` unless given."""
+    match setup:
+        case GatewaySetup():
+            name, command = setup.gateway, GATEWAY_PROCESS
+        case WorkerSetup():
+            name, command = setup.worker, WORKER_PROCESS
+        case PoolNodeSetup():
+            name, command = setup.node, POOL_PROCESS
+    if environment is None:
+        environment = process_environment()
     file = directory.path / f"{name}.setup.json"
     write_setup(setup, file)
     return Program(name, (*command, str(file)), environment, directory.log_file(name), file)
@@ -197,6 +186,13 @@ def _program(
 def process_environment(**changed: str) -> Mapping[str, str]:
     """Of any process: an unexpected error goes to the log as it is, without typer's frames."""
     return child_environment(TYPER_STANDARD_TRACEBACK="1", **changed)
+
+
+def listen_address(cluster: Cluster) -> tuple[str, int]:
+    """Where workers reach the first gateway, and the next ones at the ports behind it; port 0 is
+    any free one."""
+    host, _, port = cluster.listen.rpartition(":")
+    return (host, int(port)) if host else (port, 0)
 
 
 def find_checkpoint(model: str | None, cluster: Cluster) -> Path:

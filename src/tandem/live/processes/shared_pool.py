@@ -1,12 +1,5 @@
-"""A process of the shared pool of a cluster: keeps KV blocks for all workers until it is told to
-leave."""
-
-import gc
-
-if __name__ == "__main__":
-    # torch makes a million objects that live as long as the process: a fifth of the time that its
-    # import takes would go into looking for garbage among them.
-    gc.disable()
+"""A process of the shared pool of a cluster: keeps KV blocks for all workers until it has to leave.
+It has no tensors, so nothing it imports may import torch."""
 
 import logging
 import os
@@ -25,11 +18,10 @@ from tandem.cluster.shared_pool.contents import HotBlocksConfig
 from tandem.cluster.shared_pool.machine import PoolNodeConfig, PoolNodeMachine
 from tandem.cluster.tiers.config import TierLimits, TiersConfig
 from tandem.config.cluster.live import gateway_options
-from tandem.config.cluster.tiers import pool_node_bytes, tenant_pin_shares, tenant_shares
+from tandem.config.cluster.tiers import pool_node_bytes
 from tandem.config.cluster.workers import RemoteTierConfig
 from tandem.config.environment import host_facts
 from tandem.config.memory import refused_blocks
-from tandem.config.policies import eviction_order
 from tandem.config.processes import PoolNodeSetup, read_setup
 from tandem.facts.errors import EngineFailed, InvalidConfiguration
 from tandem.facts.fleet import Tier
@@ -40,9 +32,6 @@ from tandem.kv.connectors.tcp.protocol import Credentials
 from tandem.kv.connectors.tcp.stream import listening_socket
 from tandem.kv.tiers.block_records import BlockTags
 from tandem.kv.tiers.contract import BlockStore, TierCalls, TierEvent
-from tandem.kv.tiers.disk import DiskConfig, DiskStore
-from tandem.kv.tiers.host import HostStore
-from tandem.kv.tiers.pool.client import PoolClient, PoolClientTerms
 from tandem.kv.tiers.pool.protocol import batch_blocks, incarnation_proof
 from tandem.kv.tiers.pool.server import BUFFERS, PoolServer, PoolTerms
 from tandem.kv.tiers.pool.stores import CHUNK_BYTES, CHUNKS, PoolStores
@@ -58,12 +47,14 @@ from tandem.live.processes.connectors import (
 )
 from tandem.live.processes.lifecycle import (
     StartUp,
+    end_as,
     end_with_parent,
     log_of_process,
     loop_runner,
     run_to_the_end,
 )
-from tandem.live.processes.member import LAST_WORD_S, end_as, run_member
+from tandem.live.processes.member import LINGER_S, run_member
+from tandem.live.processes.stores import local_stores, pool_client, tiers_config
 from tandem.messages.cluster import PROTOCOL, RegisterPoolNode
 from tandem.messages.node import BlocksKept, Leave
 
@@ -80,7 +71,7 @@ SMALL_COPY_BLOCKS: Final = 16
 
 
 def run_pool_node(setup: PoolNodeSetup) -> None:
-    """Until it is told to leave. Raises `SystemExit` as `end_as`."""
+    """Until it has to leave. Raises `SystemExit` as `end_as`."""
     end_with_parent(setup.parent)
     log_of_process(gateway_options(setup.cluster, ()).log_level)
     end_as(setup.node, lambda: _run(setup))
@@ -100,10 +91,10 @@ def _run(setup: PoolNodeSetup) -> Leave:
         with startup.phase("what was kept"):
             tiers = _with_found(tiers, by_tier)
         stores = PoolStores(by_tier, tags.stored, _calls(inbox))
-        undo.callback(stores.stop_stores, LAST_WORD_S)
-        client = _client(setup, block_format, transfer)
+        undo.callback(stores.stop_stores, LINGER_S)
+        client = pool_client(setup, block_format, transfer, tagged=True)
         replicas = Replicas(stores, client, tags.stored, inbox)
-        undo.callback(replicas.close, LAST_WORD_S)
+        undo.callback(replicas.close, LINGER_S)
         listening = _listening(setup)
         undo.callback(listening.close)
         register = RegisterPoolNode(
@@ -123,7 +114,7 @@ def _run(setup: PoolNodeSetup) -> Leave:
         terms = PoolTerms(tags, credentials, random_bytes)
         failure = EngineFailed("the port of the shared pool failed")
         server = PoolServer(listening, terms, node.coordinator, lambda: inbox.fail(failure))
-        undo.callback(server.stop_serving, LAST_WORD_S)
+        undo.callback(server.stop_serving, LINGER_S)
         startup.ready()
         with loop_runner() as runner:
             return runner.run(run_member(setup, register, inbox, node.run))
@@ -138,7 +129,7 @@ def remote_of(setup: PoolNodeSetup) -> RemoteTierConfig:
 
 def tiers_of(setup: PoolNodeSetup) -> TiersConfig:
     """How much it keeps, and how. Raises `InvalidConfiguration`."""
-    cluster, remote, block_bytes = setup.cluster, remote_of(setup), setup.shared_format.block_bytes
+    remote, block_bytes = remote_of(setup), setup.shared_format.block_bytes
     if remote.disk is not None and remote.redis is not None:
         raise InvalidConfiguration("tiers.remote: disk and redis exclude each other; name one")
     capacities = {tier: size // block_bytes for tier, size in pool_node_bytes(remote).items()}
@@ -151,14 +142,7 @@ def tiers_of(setup: PoolNodeSetup) -> TiersConfig:
     together = min(together, capacities[Tier.HOST] // LEAST_SHARE)
     # Of what clients bring at once, each buffer may be about to be written.
     limits = TierLimits(stagings=BUFFERS, copies=COPIES, copy_blocks=max(1, together))
-    return TiersConfig(
-        capacities,
-        eviction_order(cluster),
-        quotas=tenant_shares(cluster),
-        pin_share=cluster.tiers.pin_share,
-        pin_shares=tenant_pin_shares(cluster),
-        limits=limits,
-    )
+    return tiers_config(setup.cluster, capacities, limits)
 
 
 def check_memory(
@@ -183,20 +167,8 @@ def _stores(
     setup: PoolNodeSetup, tiers: TiersConfig, block_format: BlockFormat, transfer: Transfer
 ) -> dict[Tier, BlockStore]:
     """Raises `InvalidConfiguration`."""
-    spare = tiers.limits.slack_blocks
-    # Memory first: where there is not enough of it nothing else is touched.
-    memory = HostStore(block_format, tiers.capacities[Tier.HOST] + spare, transfer)
-    memory.warm()
-    stores: dict[Tier, BlockStore] = {Tier.HOST: memory}
     remote = remote_of(setup)
-    if remote.disk is not None:
-        assert remote.disk.path is not None
-        file = Path(remote.disk.path) / f"{setup.node}.kv"
-        config = DiskConfig(file, tiers.capacities[Tier.DISK], spare)
-        disk = DiskStore(config, block_format, transfer)
-        for note in disk.notes:
-            logger.warning("%s: %s", setup.node, note)
-        stores[Tier.DISK] = disk
+    stores = local_stores(setup.node, tiers, remote.disk, block_format, transfer)
     if remote.redis is not None:
         redis = RedisConfig(
             remote.redis,
@@ -242,14 +214,6 @@ def _calls(inbox: PoolInbox) -> TierCalls:
     return TierCalls(answered, lambda: inbox.fail(failure), now_ns)
 
 
-def _client(setup: PoolNodeSetup, block_format: BlockFormat, transfer: Transfer) -> PoolClient:
-    secrets = transfer_secret(setup), block_secret(setup)
-    terms = PoolClientTerms(
-        block_format, *secrets, transfer, random_bytes, now_ns, tagged=True, chance=fresh_chance
-    )
-    return PoolClient(terms)
-
-
 def _listening(setup: PoolNodeSetup) -> socket.socket:
     """Raises `InvalidConfiguration`."""
     try:
@@ -281,6 +245,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    gc.freeze()
-    gc.enable()
     run_to_the_end(main)

@@ -1,4 +1,4 @@
-"""A worker process of a cluster: loads, finds its gateways, works until it is told to leave."""
+"""A worker process of a cluster: loads, finds its gateways, works until it has to leave."""
 
 import gc
 
@@ -7,7 +7,6 @@ if __name__ == "__main__":
     # import takes would go into looking for garbage among them.
     gc.disable()
 
-import logging
 import os
 import sys
 from pathlib import Path
@@ -22,22 +21,20 @@ from tandem.live.driver import Inbox
 from tandem.live.node import Node
 from tandem.live.processes.lifecycle import (
     StartUp,
+    end_as,
     end_with_parent,
     log_of_process,
     loop_runner,
     run_to_the_end,
 )
-from tandem.live.processes.member import LAST_WORD_S, end_as, run_member
+from tandem.live.processes.member import LINGER_S, run_member
 from tandem.live.processes.worker_group import Worker, start_worker
 from tandem.messages.cluster import PROTOCOL, Register
 from tandem.messages.node import Leave
 
-# Under its own name, which is another one while this is what was started.
-logger = logging.getLogger("tandem.live.processes.worker")
-
 
 def run_worker(setup: WorkerSetup) -> None:
-    """Until the worker was told to leave and has nothing left to do. Raises `SystemExit` as
+    """Until the worker has to leave and has nothing left to do. Raises `SystemExit` as
     `end_as`."""
     end_with_parent(setup.parent)
     log_of_process(setup.options.log_level)
@@ -68,7 +65,7 @@ async def _work(setup: WorkerSetup, node: Node, worker: Worker, inbox: Inbox) ->
         )
     finally:
         # The steps in flight may end.
-        steps.stop(LAST_WORD_S)
+        steps.stop(LINGER_S)
 
 
 def _machine(setup: WorkerSetup, worker: Worker, incarnation: str) -> NodeMachine:

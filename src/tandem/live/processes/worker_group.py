@@ -12,11 +12,11 @@ from tandem.cluster.node.driver import KvTransferPort
 from tandem.cluster.worker.machine import WorkerConfig
 from tandem.config.processes import WorkerSetup
 from tandem.facts.errors import EngineFailed
-from tandem.facts.kv import Endpoint, KvExport, MoveReport
+from tandem.facts.kv import Endpoint, KvExport
 from tandem.facts.steps import StepResult
 from tandem.kernels.collectives.contract import ALONE
 from tandem.kernels.collectives.distributed import Groups, connect, disconnect
-from tandem.kv.transfer.config import TransferCalls
+from tandem.kv.transfer.config import TransferCalls, TransferEvent
 from tandem.live.clock import now_ns
 from tandem.live.driver import Inbox
 from tandem.live.engine_thread import EngineThread
@@ -51,12 +51,12 @@ START_SHUTDOWN_S = 2.0
 
 class RankMessages:
     """Brings what the other ranks of a worker of `ranks` report to where it belongs in the leader.
-    `tally` also counts what the leader's own transfer engine reports; `pipeline` gets the tokens,
+    `tally` also counts what the leader's own transfer engine answers; `pipeline` gets the tokens,
     where it is the last stage that draws them."""
 
     def __init__(self, ranks: int, inbox: Inbox) -> None:
         self.pipeline: PipelineThread | None = None
-        self.tally = RankTally(ranks, self._move_ended, self._blocks_published)
+        self.tally = RankTally(ranks, inbox.enqueue_threadsafe)
         self._followers = ranks - 1
         self._all_ready = False
         self._inbox = inbox
@@ -70,10 +70,8 @@ class RankMessages:
             case StepResult():
                 assert self.pipeline is not None
                 self.pipeline.land(message)
-            case MoveFinished(move_id, report):
-                self.tally.move_ended(move_id, report)
-            case BlocksExported(export_id):
-                self.tally.blocks_published(export_id)
+            case MoveFinished() | BlocksExported():
+                self.tally.rank_ended(message)
 
     def lost(self, failure: Exception) -> None:
         """The worker cannot go on; from any thread."""
@@ -99,16 +97,10 @@ class RankMessages:
         self._all_ready = True
         return found
 
-    def _move_ended(self, move_id: int, report: MoveReport) -> None:
-        self._inbox.enqueue_threadsafe(MoveFinished(move_id, report))
-
-    def _blocks_published(self, export_id: int) -> None:
-        self._inbox.enqueue_threadsafe(BlocksExported(export_id))
-
 
 @dataclass(frozen=True, slots=True)
 class SoleWorker:
-    """A loaded worker, all in this process. `export` says how its KV can be read."""
+    """A loaded worker, all in this process. `export` describes how its KV can be read."""
 
     config: WorkerConfig
     export: KvExport
@@ -121,7 +113,7 @@ class SoleWorker:
         return self.rank.transfers
 
     def steps(self, on_result: OnResult) -> Steps:
-        """The thread that runs plans; what fails in it is told to the inbox. Call it once."""
+        """The thread that runs plans; what fails in it fails the inbox. Call it once."""
         return EngineThread(self.rank.engine, on_result, failing(self.inbox))
 
     def close(self) -> None:
@@ -177,12 +169,7 @@ def start_worker(setup: WorkerSetup, inbox: Inbox, agent: str) -> Worker:
         logger.warning("worker %s: %s", setup.worker, cut)
     if len(planned.places) > 1:
         return _lead(planned, inbox, agent)
-    calls = TransferCalls(
-        lambda move_id, report: inbox.enqueue_threadsafe(MoveFinished(move_id, report)),
-        lambda export_id: inbox.enqueue_threadsafe(BlocksExported(export_id)),
-        lambda: inbox.fail(EngineFailed("the KV transfers failed")),
-        now_ns,
-    )
+    calls = _transfer_calls(inbox, inbox.enqueue_threadsafe)
     rank = load_rank(planned, planned.places[0], Groups(ALONE, ALONE), calls, agent=agent)
     export = _with_endpoints(planned.export, {0: rank.transfers.endpoints()})
     tiers = make_tiers(planned, rank.store, inbox)
@@ -197,15 +184,15 @@ def failing(inbox: Inbox) -> Callable[[Exception], None]:
     )
 
 
+def _transfer_calls(inbox: Inbox, answered: Callable[[TransferEvent], None]) -> TransferCalls:
+    failure = EngineFailed("the KV transfers failed")
+    return TransferCalls(answered, lambda: inbox.fail(failure), now_ns)
+
+
 def _lead(planned: PlannedWorker, inbox: Inbox, agent: str) -> LeadingWorker:
     meeting = meeting_place()
     messages = RankMessages(len(planned.places), inbox)
-    calls = TransferCalls(
-        messages.tally.move_ended,
-        messages.tally.blocks_published,
-        lambda: inbox.fail(EngineFailed("the KV transfers failed")),
-        now_ns,
-    )
+    calls = _transfer_calls(inbox, messages.tally.rank_ended)
     with ExitStack() as undo:
         ranks = Ranks(
             _start_followers(planned, agent, meeting),

@@ -16,7 +16,6 @@ from tandem.facts.fleet import Tier
 from tandem.facts.kv import Endpoint, KvExport, KvGeometry, KvShard
 from tandem.kernels.collectives.contract import AllReduceWay
 from tandem.kernels.collectives.distributed import Groups, World
-from tandem.kernels.native import return_freed_memory
 from tandem.kernels.transfer import choose_transfer
 from tandem.kv.layout import (
     encoded_copies,
@@ -31,15 +30,9 @@ from tandem.kv.transfer.config import TransferCalls, TransferConfig, TransferMem
 from tandem.kv.transfer.engine import KvTransferEngine
 from tandem.live.processes.connectors import make_connectors
 from tandem.live.processes.lifecycle import StartUp
-from tandem.live.processes.model import (
-    PlannedModel,
-    load_plan,
-    pick_kernels,
-    plan_model,
-)
+from tandem.live.processes.model import PlannedModel, load_model, plan_model
 from tandem.live.ranks.engine import MeetingEngine, StageEngine
 from tandem.live.ranks.transfers import NullTransfer
-from tandem.models.load import load_decoder
 from tandem.models.parallel import Place, kv_share, places
 
 logger = logging.getLogger(__name__)
@@ -166,25 +159,18 @@ def load_rank(
     """Everything of one rank. `agent` is a name that no other process has. Raises
     `InvalidConfiguration`."""
     setup, model, plan = planned.setup, planned.model, planned.model.plan
-    startup = StartUp(f"{setup.worker} rank {place.rank}")
-    with startup.phase("kernels"):
-        kernels, reason = pick_kernels(model)
-        torch.set_num_threads(threads_of_rank(planned))
+    startup, threads = StartUp(f"{setup.worker} rank {place.rank}"), threads_of_rank(planned)
     with startup.phase("weights"):
-        load = load_plan(model, setup.options)
-        decoder = load_decoder(model.spec, load, kernels, place=place, collectives=groups.tensor)
-        return_freed_memory()
+        decoder = load_model(model, setup.options, threads, place=place, collectives=groups.tensor)
     with startup.phase("memory"):
         kv, memory = _take_memory(planned, place)
     with startup.phase("KV transfer"):
         transfers = _make_transfer_engine(planned, place, memory, calls, agent=agent)
-    engine: StageEngine = Engine(
-        decoder, kv, plan.slots, threads=threads_of_rank(planned), stages=groups.stages
-    )
+    engine: StageEngine = Engine(decoder, kv, plan.slots, threads=threads, stages=groups.stages)
     if place.tensor_ranks > 1:
         nothing = torch.zeros(1, device=plan.device)
         engine = MeetingEngine(engine, lambda: groups.tensor.all_gather(nothing, 0))
-    startup.note(f"kernels: {reason}; KV pool: {kv.bytes / (1 << 20):.0f} MiB")
+    startup.note(f"kernels: {model.reason}; KV pool: {kv.bytes / (1 << 20):.0f} MiB")
     return Rank(place, engine, transfers, kv, memory)
 
 
@@ -215,9 +201,7 @@ def _make_transfer_engine(
             "worker has computed is computed again here",
             setup.worker,
         )
-        return NullTransfer(
-            "the KV of this worker lies on a GPU", calls.transfer_ended, calls.blocks_exported
-        )
+        return NullTransfer("the KV of this worker lies on a GPU", calls.answered)
     transport = setup.cluster.transport
     config = TransferConfig(
         checksums=transport.checksums,

@@ -3,38 +3,24 @@ that its setup names."""
 
 import logging
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
-from tandem.api.clock_and_entropy import fresh_chance
 from tandem.cluster.tiers.config import TierLimits, TiersConfig
-from tandem.config.cluster.tiers import (
-    has_tiers,
-    tenant_pin_shares,
-    tenant_shares,
-    worker_tier_bytes,
-)
+from tandem.config.cluster.tiers import has_tiers, worker_tier_bytes
 from tandem.config.kv_format import block_format
-from tandem.config.policies import eviction_order
 from tandem.config.processes import WorkerSetup
 from tandem.facts.errors import EngineFailed, InvalidConfiguration
 from tandem.facts.fleet import Tier
 from tandem.facts.kv import BlockFormat
-from tandem.kernels.transfer import Transfer, choose_transfer
+from tandem.kernels.transfer import choose_transfer
 from tandem.kv.store import KvStore
-from tandem.kv.tiers.contract import BlockStore, TierCalls, TierEngineConfig
+from tandem.kv.tiers.contract import TierCalls, TierEngineConfig
 from tandem.kv.tiers.device import device_blocks
-from tandem.kv.tiers.disk import DiskConfig, DiskStore
 from tandem.kv.tiers.engine import TierEngine
-from tandem.kv.tiers.host import HostStore
-from tandem.kv.tiers.pool.client import PoolClient, PoolClientTerms
+from tandem.kv.tiers.pool.client import PoolClient
 from tandem.live.clock import now_ns
 from tandem.live.driver import Inbox
-from tandem.live.processes.connectors import (
-    block_secret,
-    random_bytes,
-    transfer_secret,
-)
+from tandem.live.processes.stores import local_stores, pool_client, tiers_config
 from tandem.live.processes.worker_rank import PlannedWorker
 
 logger = logging.getLogger(__name__)
@@ -45,9 +31,9 @@ STAGING_BYTES: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class WorkerTiers:
-    """`config` is what the node machine knows of them. `engine` moves the blocks, and tells the
-    inbox how each order of the machine ended. `pool` is the way to the shared pool, None where
-    there is none; it belongs to the engine, as all stores do."""
+    """`config` is what the node machine knows of them. `engine` moves the blocks, and the inbox
+    gets the end of each order. `pool` is the way to the shared pool, None where there is none; it
+    belongs to the engine, as all stores do."""
 
     config: TiersConfig
     engine: TierEngine
@@ -64,12 +50,13 @@ def make_tiers(planned: PlannedWorker, store: KvStore, inbox: Inbox) -> WorkerTi
     own = block_format(plan.worker.root, plan.layout)
     config = _config(setup, own)
     transfer = choose_transfer(setup.options.native_kernels)
-    stores = _stores(planned, config, own, transfer)
+    stores = local_stores(setup.worker, config, setup.cluster.tiers.disk, own, transfer)
     if Tier.DISK in stores:
         config = replace(config, found=stores[Tier.DISK].stored_blocks())
-    pool = _pool_client(setup, setup.shared_format, transfer) if config.remote else None
-    if pool is not None:
-        stores[Tier.REMOTE] = pool
+    pool: PoolClient | None = None
+    if config.remote:
+        assert setup.shared_format is not None
+        pool = stores[Tier.REMOTE] = pool_client(setup, setup.shared_format, transfer)
     engine = TierEngine(
         device_blocks(store, transfer),
         stores,
@@ -106,41 +93,4 @@ def _config(setup: WorkerSetup, own: BlockFormat) -> TiersConfig:
         )
         remote = False
     limits = TierLimits.within(capacities.values(), STAGING_BYTES // own.block_bytes)
-    return TiersConfig(
-        capacities,
-        eviction_order(cluster),
-        remote=remote,
-        quotas=tenant_shares(cluster),
-        pin_share=cluster.tiers.pin_share,
-        pin_shares=tenant_pin_shares(cluster),
-        limits=limits,
-    )
-
-
-def _stores(
-    planned: PlannedWorker, config: TiersConfig, own: BlockFormat, transfer: Transfer
-) -> dict[Tier, BlockStore]:
-    """Those of the worker itself. Raises `InvalidConfiguration`."""
-    tiers, spare = planned.setup.cluster.tiers, config.limits.slack_blocks
-    stores: dict[Tier, BlockStore] = {}
-    if Tier.HOST in config.capacities:
-        blocks = config.capacities[Tier.HOST] + spare
-        memory = HostStore(own, blocks, transfer)
-        memory.warm()
-        stores[Tier.HOST] = memory
-    if Tier.DISK in config.capacities:
-        assert tiers.disk is not None
-        assert tiers.disk.path is not None
-        file = Path(tiers.disk.path) / f"{planned.setup.worker}.kv"
-        disk = DiskStore(DiskConfig(file, config.capacities[Tier.DISK], spare), own, transfer)
-        for note in disk.notes:
-            logger.warning("worker %s: %s", planned.setup.worker, note)
-        stores[Tier.DISK] = disk
-    return stores
-
-
-def _pool_client(setup: WorkerSetup, pooled: BlockFormat | None, transfer: Transfer) -> PoolClient:
-    assert pooled is not None
-    secrets = transfer_secret(setup), block_secret(setup)
-    terms = PoolClientTerms(pooled, *secrets, transfer, random_bytes, now_ns, chance=fresh_chance)
-    return PoolClient(terms)
+    return tiers_config(cluster, capacities, limits, remote=remote)

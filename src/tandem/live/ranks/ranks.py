@@ -1,5 +1,5 @@
 """The other ranks of a worker as their leader sees them: how they are started and where they meet,
-whether they live, and what they say over the socket to each of them (`RankLink`).
+whether they live, and the messages over the socket to each of them (`RankLink`).
 
 A rank that ends, fails or falls silent ends the whole worker: the others could only wait for it.
 """
@@ -67,7 +67,7 @@ class RankLink(Generic[Out, In]):
             raise RankLost(f"a rank takes no messages: {error}") from error
 
     def receive(self, timeout_s: float | None = None) -> In:
-        """The next message; waits for its begin, at most so long if it is said. Raises `RankLost`
+        """The next message; waits for its begin, at most `timeout_s`. Raises `RankLost`
         when there will be none."""
         # Not `select`, which knows descriptors below 1024 only.
         waiting = select.poll()
@@ -131,11 +131,6 @@ class Ranks:
         self._closing = threading.Event()
         self._failed: Callable[[Exception], None] | None = None
 
-    @property
-    def size(self) -> int:
-        """Ranks in all, the leader included."""
-        return len(self._followers) + 1
-
     def listen(
         self, received: Callable[[int, ToLeader], None], failed: Callable[[Exception], None]
     ) -> None:
@@ -195,7 +190,7 @@ class Ranks:
 
 
 def end_processes(processes: Sequence["subprocess.Popen[bytes]"], timeout_s: float) -> None:
-    """Wait for processes that were told to end; kill those that have not after `timeout_s`."""
+    """Wait for processes that are to end; kill those that have not after `timeout_s`."""
     deadline_ns = now_ns() + int(timeout_s * NS_PER_S)
     for process in processes:
         try:
@@ -225,7 +220,7 @@ def link_to_leader(descriptor: int, patience_s: float) -> RankLink[ToLeader, ToF
 def meeting_place() -> str:
     """For `kernels.collectives`: a file in memory, which nothing is left of however the process
     ends. It stays open until then, as ranks come back to it when they part. Only this user can
-    find it, and what the ranks then say to each other stays on this host."""
+    find it, and what the ranks then exchange stays on this host."""
     # The library would otherwise listen on whatever address the host's name has. It reads the
     # variable itself, here and in the processes started from here.
     os.putenv("GLOO_SOCKET_IFNAME", "lo")

@@ -4,54 +4,48 @@ memory that no connector reaches (`NullTransfer`).
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tandem.cluster.node.driver import KvTransferPort
 from tandem.facts.kv import Endpoint, KvExport, MoveKv, MoveReport
+from tandem.kv.transfer.config import TransferEvent
 from tandem.live.ranks.ranks import Ranks
-from tandem.messages.node import ConnectPeer, EndMove, ExportBlocks, ForgetPeer, StartMove
+from tandem.messages.node import (
+    BlocksExported,
+    ConnectPeer,
+    EndMove,
+    ExportBlocks,
+    ForgetPeer,
+    MoveFinished,
+    StartMove,
+)
 
 
 class RankTally:
-    """Counts ranks that are done. Methods are thread-safe; `transfer_ended` and `blocks_exported`
-    are called from the thread of the last one."""
+    """Counts the ranks on which an order is over. `rank_ended` is thread-safe; `answered` is called
+    in the thread of the last one."""
 
-    def __init__(
-        self,
-        ranks: int,
-        transfer_ended: Callable[[int, MoveReport], None],
-        blocks_exported: Callable[[int], None],
-    ) -> None:
+    def __init__(self, ranks: int, answered: Callable[[TransferEvent], None]) -> None:
         self._ranks = ranks
-        self._transfer_ended = transfer_ended
-        self._blocks_exported = blocks_exported
+        self._answered = answered
         self._lock = threading.Lock()
-        self._reports: dict[int, list[MoveReport]] = {}
-        self._publications: dict[int, int] = {}
+        self._ended: dict[tuple[type[TransferEvent], int], list[TransferEvent]] = {}
 
-    def move_ended(self, move_id: int, report: MoveReport) -> None:
-        """On one more rank."""
+    def rank_ended(self, event: TransferEvent) -> None:
+        """It is over on one more rank."""
+        number = event.move_id if isinstance(event, MoveFinished) else event.export_id
         with self._lock:
-            reports = self._reports.setdefault(move_id, [])
-            reports.append(report)
-            if len(reports) < self._ranks:
+            ended = self._ended.setdefault((type(event), number), [])
+            ended.append(event)
+            if len(ended) < self._ranks:
                 return
-            del self._reports[move_id]
-        self._transfer_ended(move_id, summed(reports))
-
-    def blocks_published(self, export_id: int) -> None:
-        """By one more rank."""
-        with self._lock:
-            done = self._publications.get(export_id, 0) + 1
-            if done < self._ranks:
-                self._publications[export_id] = done
-                return
-            self._publications.pop(export_id, None)
-        self._blocks_exported(export_id)
+            del self._ended[type(event), number]
+        moves = [each.report for each in ended if isinstance(each, MoveFinished)]
+        self._answered(MoveFinished(number, _summed(moves)) if moves else event)
 
 
-def summed(reports: list[MoveReport]) -> MoveReport:
+def _summed(reports: Sequence[MoveReport]) -> MoveReport:
     """One move of all ranks: they work at the same time, and it has arrived when all have."""
     return MoveReport(
         arrived=all(report.arrived for report in reports),
@@ -95,11 +89,10 @@ class RankedTransferEngine:
 
 @dataclass(frozen=True, slots=True)
 class NullTransfer:
-    """A `live.node.TransferEngine` that has nothing to do. `why` is told of every transfer."""
+    """A transfer engine that can move nothing: every transfer ends at once, with `why`."""
 
     why: str
-    transfer_ended: Callable[[int, MoveReport], None]
-    blocks_exported: Callable[[int], None]
+    answered: Callable[[TransferEvent], None]
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         return ()
@@ -112,7 +105,7 @@ class NullTransfer:
 
     def start_transfer(self, move_id: int, order: MoveKv) -> None:
         problem = f"{self.why}: nothing of {order.source} can be read"
-        self.transfer_ended(move_id, MoveReport(arrived=False, problem=problem))
+        self.answered(MoveFinished(move_id, MoveReport(arrived=False, problem=problem)))
 
     def stop_transfer(self, move_id: int) -> None:
         """It has ended already."""
@@ -122,7 +115,7 @@ class NullTransfer:
     ) -> None:
         """Nobody can read them, and so nobody needs their metadata."""
         assert len(blocks) == len(versions)
-        self.blocks_exported(export_id)
+        self.answered(BlocksExported(export_id))
 
     def stop_transfers(self) -> None:
         """Nothing is open."""

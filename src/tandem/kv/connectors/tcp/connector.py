@@ -80,12 +80,14 @@ class MemoryServer:
 
 
 class TcpConnector:
-    """`host` is the address to listen at, at any port, and the one that peers are told: a number,
+    """`host` is the address to listen at, at any port, and the one that peers get: a number,
     because nobody knows how long a name takes. `entropy(n)` gives n bytes that nobody can guess.
 
     What is asked of one peer is carried out one after the other, of several side by side. A read
     never writes after its end.
     """
+
+    name: Final = "tcp"
 
     def __init__(
         self,
@@ -112,10 +114,6 @@ class TcpConnector:
         self._links: dict[str, tuple[TcpLink, int]] = {}
         self._ending: list[TcpLink] = []
         self._handles = TransferHandles()
-
-    @property
-    def name(self) -> str:
-        return "tcp"
 
     def register_region(self, region: Region, *, exported: bool) -> int:
         """An exported region is served from now on. Raises `ConnectorError` when the address is

@@ -3,18 +3,21 @@
 A connection that broke is made anew for the next request.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.kv.connectors.contract import ConnectorError, Spans, batches
 from tandem.kv.connectors.tcp import protocol as frames
-from tandem.kv.connectors.tcp.stream import PeerAddress, PeerConnection, Stream, pieces_of
+from tandem.kv.connectors.tcp.stream import (
+    PeerAddress,
+    PeerConnection,
+    Stream,
+    pieces_of,
+    pipelined,
+)
 from tandem.kv.connectors.transfer_handles import TransferHandle, TransferHandles
 from tandem.kv.threads import WorkerThread
 
-# Requests under way: while the bytes of one are on the way, the next is already known.
-_FRAMES_IN_FLIGHT = 2
 # Far more than a reader has under way; what goes beyond it fails.
 _MOST_WAITING = 1 << 16
 
@@ -100,21 +103,16 @@ class TcpLink:
                 self._handles.end_handle(request.handle, problem)
 
     def _exchange(self, stream: Stream, request: LinkRequest) -> None:
-        under_way: deque[Spans] = deque()
-        for frame in batches(request.spans, frames.FRAME_BYTES, frames.FRAME_SPANS):
-            head = frames.request(frame.remote, frame.lengths)
-            stream.send_bytes([memoryview(head)], self._address.limits.silence_s)
-            under_way.append(frame)
-            if len(under_way) == _FRAMES_IN_FLIGHT:
-                self._take_answer(stream, request, under_way.popleft())
-        while under_way:
-            self._take_answer(stream, request, under_way.popleft())
-
-    def _take_answer(self, stream: Stream, request: LinkRequest, frame: Spans) -> None:
-        """Take the answer to one request."""
         silence_s = self._address.limits.silence_s
-        frames.check_reply(stream.receive_message(frames.REPLY_BYTES, silence_s), frame.bytes)
-        stream.receive_bytes(pieces_of(request.memory, frame.local, frame.lengths), silence_s)
+
+        def send(frame: Spans) -> None:
+            stream.send_bytes([memoryview(frames.request(frame.remote, frame.lengths))], silence_s)
+
+        def receive(frame: Spans) -> None:
+            frames.check_reply(stream.receive_message(frames.REPLY_BYTES, silence_s), frame.bytes)
+            stream.receive_bytes(pieces_of(request.memory, frame.local, frame.lengths), silence_s)
+
+        pipelined(batches(request.spans, frames.FRAME_BYTES, frames.FRAME_SPANS), send, receive)
 
     def _stop(self) -> str:
         """Why to end early, if so."""

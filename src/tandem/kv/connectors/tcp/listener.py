@@ -1,7 +1,7 @@
 """The listener of KV connections over TCP: lets in those who know the secret, a thread for each
 connection.
 
-What is said over a connection once both sides have proved themselves is not known here. Whatever
+What goes over a connection once both sides have proved themselves is not known here. Whatever
 comes over the port, nobody waits for ever.
 """
 
@@ -35,7 +35,7 @@ class TcpListener:
         limits: TcpLimits,
         failed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`failed` is told when nobody is let in any more for a reason that nobody foresaw."""
+        """`failed` is called when nobody is let in any more for a reason that nobody foresaw."""
         self.port = int(listening.getsockname()[1])
         self._listening = listening
         self._credentials = credentials

@@ -1,4 +1,4 @@
-"""What a client and a server of KV bytes say to each other, byte by byte.
+"""The protocol between a client and a server of KV bytes, byte by byte.
 
 First each proves to the other that it knows the secret of the cluster, and the client that it means
 this very start of the server's process. Then the client asks for pieces of the server's memory;
@@ -105,14 +105,14 @@ def parse_head(data: bytes) -> int:
 def parse_table(
     head: bytes, table: bytes, region_bytes: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Offsets and lengths, all within the region and together what the head said."""
+    """Offsets and lengths, all within the region and together as many bytes as in the head."""
     pairs = np.frombuffer(table, dtype="<i8").reshape(-1, 2)
     offsets, lengths = pairs[:, 0], pairs[:, 1]
     if outside(offsets, lengths, region_bytes):
         raise BadFrame("a span outside the region")
     # Each is at most the region, and there are few: the sum cannot overflow.
     if int(lengths.sum()) != _HEAD.unpack(head)[2]:
-        raise BadFrame("spans that are not as long as was said")
+        raise BadFrame("spans that are not as long as their head has it")
     return offsets, lengths
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +19,12 @@ from numpy.typing import NDArray
 from tandem.kv.connectors.contract import ConnectorError
 from tandem.kv.connectors.tcp import protocol as frames
 
+Frame = TypeVar("Frame")
 # Pieces handed to the system at once; it takes at most 1,024.
 _PIECES = 256
 # The few bytes of a proof come in few calls from whoever means well.
 _HANDSHAKE_CALLS = 8
+_FRAMES_IN_FLIGHT = 2
 # How often whoever waits for a peer looks for a reason to give up.
 _SLICE_S = 0.05
 
@@ -136,6 +139,21 @@ def _drop(left: "deque[memoryview]", count: int) -> None:
             left.appendleft(first[count:])
             return
         count -= len(first)
+
+
+def pipelined(
+    frames: Iterable[Frame], send: Callable[[Frame], None], receive: Callable[[Frame], None]
+) -> None:
+    """Send each frame, and receive its answer in its turn: while the bytes of one are on the way,
+    the next is already known to the other side."""
+    under_way: deque[Frame] = deque()
+    for frame in frames:
+        send(frame)
+        under_way.append(frame)
+        if len(under_way) == _FRAMES_IN_FLIGHT:
+            receive(under_way.popleft())
+    for frame in under_way:
+        receive(frame)
 
 
 def pieces_of(

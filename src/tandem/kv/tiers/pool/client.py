@@ -20,6 +20,7 @@ from tandem.kv.connectors.contract import ConnectorError
 from tandem.kv.connectors.tcp.connector import address_problem
 from tandem.kv.connectors.tcp.protocol import Credentials
 from tandem.kv.connectors.tcp.stream import PeerAddress, TcpLimits
+from tandem.kv.threads import NS_PER_S
 from tandem.kv.tiers.block_records import BlockTags
 from tandem.kv.tiers.contract import Found, Kept, Row
 from tandem.kv.tiers.pool import protocol as frames
@@ -27,7 +28,6 @@ from tandem.kv.tiers.pool.link import PoolLink
 
 logger = logging.getLogger(__name__)
 
-NS_PER_S: Final = 1_000_000_000
 CLIENT_LIMITS: Final = TcpLimits(connect_s=1.0, silence_s=2.0)
 
 
@@ -84,12 +84,6 @@ class PoolClient:
         self._tags = BlockTags(terms.block_secret, terms.format, terms.transfer)
         self._lock = threading.Lock()
         self._nodes: dict[str, _Node] = {}
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """Those that are connected."""
-        with self._lock:
-            return tuple(self._nodes)
 
     def connect_pool_node(self, node: str, incarnation: str, address: str) -> None:
         """A process of the pool listens at `address` (host:port, the host in numbers). An older
@@ -173,13 +167,13 @@ class PoolClient:
         """What lies in the pool is everybody's: only its own processes forget."""
 
     def stored_blocks(self) -> tuple[BlockName, ...]:
-        """Its processes tell by themselves what they hold."""
+        """Its processes report by themselves what they hold."""
         return ()
 
     def put_blocks_to(
         self, node_name: str, names: Sequence[BlockName], rows: Sequence[Row]
     ) -> Kept:
-        """As `put_blocks`, to this process whatever the names say."""
+        """As `put_blocks`, to this process whatever the names are."""
         node = self._node(node_name)
         if node is None:
             return Kept((), f"{node_name} is not connected")

@@ -1,23 +1,18 @@
 """One connection to a process of the shared pool: made when it is needed, and again when it
 broke."""
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final
 
 from tandem.facts.kv import BlockName
 from tandem.kv.connectors.tcp.protocol import BadFrame
-from tandem.kv.connectors.tcp.stream import PeerAddress, PeerConnection, Stream
+from tandem.kv.connectors.tcp.stream import PeerAddress, PeerConnection, Stream, pipelined
+from tandem.kv.threads import NS_PER_S
 from tandem.kv.tiers.block_records import TAG_BYTES, BlockTags
 from tandem.kv.tiers.contract import Row
 from tandem.kv.tiers.pool import protocol as frames
 from tandem.kv.tiers.pool.protocol import Verb, Verdict
-
-# Frames under way: while the bytes of one travel, those of another are read or checked.
-_FRAMES_IN_FLIGHT: Final = 2
-NS_PER_S: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,25 +76,29 @@ class PoolLink:
 
     def fetch_blocks(self, names: Sequence[BlockName], rows: Sequence[Row]) -> Came:
         """Fill the rows with the leading blocks that it has; those after them may be written to."""
-        waiting = self._frames(BlockBatch(names, rows))
-        under_way: deque[BlockBatch] = deque()
         blocks, whole = 0, True
         corrupt: tuple[bytes, ...] = ()
+
+        def wanted() -> Iterator[BlockBatch]:
+            # Nothing is asked for behind a gap, but what was is taken.
+            for frame in self._frames(BlockBatch(names, rows)):
+                if not whole:
+                    return
+                yield frame
+
+        def send(frame: BlockBatch) -> None:
+            self._send(stream, frames.request(Verb.GET, self._format, frame.names))
+
+        def receive(frame: BlockBatch) -> None:
+            nonlocal blocks, whole, corrupt
+            came = self._receive(stream, frame)
+            if whole:
+                blocks, corrupt = blocks + came.blocks, came.corrupt
+                whole = came.blocks == len(frame.names)
+
         with self._talking() as stream:
-            while True:
-                # Nothing is asked for behind a gap, but what was is taken.
-                while (
-                    whole and len(under_way) < _FRAMES_IN_FLIGHT and (frame := next(waiting, None))
-                ):
-                    self._send(stream, frames.request(Verb.GET, self._format, frame.names))
-                    under_way.append(frame)
-                if not under_way:
-                    return Came(blocks, corrupt)
-                frame = under_way.popleft()
-                came = self._receive(stream, frame)
-                if whole:
-                    blocks, corrupt = blocks + came.blocks, came.corrupt
-                    whole = came.blocks == len(frame.names)
+            pipelined(wanted(), send, receive)
+        return Came(blocks, corrupt)
 
     @property
     def _batch(self) -> int:
@@ -121,21 +120,17 @@ class PoolLink:
             elif verdict is Verdict.WANTED:
                 names.append(name)
                 rows.append(row)
-        under_way: deque[BlockBatch] = deque()
-        for frame in self._frames(BlockBatch(names, rows)):
+
+        def send(frame: BlockBatch) -> None:
             head = frames.data_frame(self._format, len(frame.names))
             self._send(stream, head, *_pieces(frame, self._tags, tagged=self._tagged))
-            under_way.append(frame)
-            if len(under_way) == _FRAMES_IN_FLIGHT:
-                held += self._kept(stream, under_way.popleft())
-        for frame in under_way:
-            held += self._kept(stream, frame)
-        return held
 
-    def _kept(self, stream: Stream, frame: BlockBatch) -> list[bytes]:
-        verdicts = self._verdicts(stream, len(frame.names))
-        pairs = zip(frame.names, verdicts, strict=True)
-        return [name.digest for name, verdict in pairs if verdict is Verdict.HELD]
+        def receive(frame: BlockBatch) -> None:
+            pairs = zip(frame.names, self._verdicts(stream, len(frame.names)), strict=True)
+            held.extend(name.digest for name, verdict in pairs if verdict is Verdict.HELD)
+
+        pipelined(self._frames(BlockBatch(names, rows)), send, receive)
+        return held
 
     def _receive(self, stream: Stream, frame: BlockBatch) -> Came:
         """The answer to one GET, checked."""

@@ -1,10 +1,10 @@
-"""What a client and a process of the shared pool say to each other, byte by byte, once both have
+"""The protocol between a client and a process of the shared pool, byte by byte, once both have
 proved themselves.
 
-OFFER names, and hear which of them are wanted; send those as DATA, several frames if they are many;
-GET names, and get those of them that are there, from the first on. A block never travels without
-the tag that binds it to its name, and that only the cluster can make (`block_tags`). Pure: no
-socket, no chance.
+OFFER names, and learn which of them are wanted; send those as DATA, several frames if they are
+many; GET names, and get those of them that are there, from the first on. A block never travels
+without the tag that binds it to its name, and that only the cluster can make (`BlockTags`). Pure:
+no socket, no chance.
 """
 
 import struct
@@ -33,8 +33,8 @@ REPLY_BYTES: Final = _REPLY.size
 
 
 class Verb(IntEnum):
-    """DATA carries what an OFFER before it on the same connection was told to be wanted, in that
-    order."""
+    """DATA carries what an OFFER before it on the same connection was answered to be wanted, in
+    that order."""
 
     OFFER = 1
     DATA = 2
@@ -190,7 +190,7 @@ def _parse_tenants(words: bytes, count: int) -> list[str]:
         except UnicodeDecodeError as error:
             raise BadFrame("a tenant that is no text") from error
     if at != len(words):
-        raise BadFrame("more than was said")
+        raise BadFrame("more than the head has it")
     return tenants
 
 

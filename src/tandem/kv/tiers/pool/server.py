@@ -1,7 +1,7 @@
 """The server of the shared pool, for those who write to it and read from it: a thread for each
 connection, and a few buffers for the bytes of all.
 
-Which blocks are wanted and where they lie is for the coordinator to say (`PoolCoordinator`).
+Which blocks are wanted and where they lie the coordinator decides (`PoolCoordinator`).
 Whatever comes over the port, and whoever goes away in the middle, no block is kept that did not
 come whole.
 """
@@ -73,7 +73,7 @@ class PoolServer:
         coordinator: PoolCoordinator,
         failed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`failed` is told when nobody can be served any more."""
+        """`failed` is called when nobody can be served any more."""
         self._terms = terms
         self._coordinator = coordinator
         self._buffers: queue.LifoQueue[Rows] = queue.LifoQueue()

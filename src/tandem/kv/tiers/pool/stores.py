@@ -24,7 +24,7 @@ CHUNKS: Final = 2
 class PoolStores:
     """Methods are thread-safe and return at once, but `stop_stores`; what they are given is called
     from their threads. What is asked of a tier happens in that order, but that reads go first.
-    `calls` hear the end of every `copy_between_tiers`. The stores belong to it from now on."""
+    `calls` get the end of every `copy_between_tiers`. The stores belong to it from now on."""
 
     def __init__(
         self, stores: Mapping[Tier, BlockStore], block_format: BlockFormat, calls: TierCalls
@@ -86,7 +86,7 @@ class PoolStores:
         self._tier_stores[tier].worker.call(lambda: store.forget_blocks(digests))
 
     def stop_stores(self, patience_s: float) -> None:
-        """End what is under way, in bounded time; no end of a copy is told afterwards."""
+        """End what is under way, in bounded time; no end of a copy is reported afterwards."""
         self._answers.finish_answers(patience_s)
         for tier_store in self._tier_stores.values():
             tier_store.worker.stop_worker()
