@@ -17,8 +17,9 @@ from tempfile import TemporaryDirectory
 from tandem.cluster.worker.machine import WorkerConfig
 from tandem.config.environment import BUNDLED_MODEL
 from tandem.config.hardware.worker import WorkerHardware, worker_cost
+from tandem.config.memory import ModelFacts
 from tandem.config.options import ServeOptions
-from tandem.config.resolve import ModelFacts, machine_facts, resolve
+from tandem.config.resolve import machine_facts, resolve
 from tandem.facts.fleet import Role
 from tandem.models.configuration import read_model_spec
 from tandem.twin.scenario import Pool, WorkerKind

@@ -123,7 +123,9 @@ GATEWAYS = {
     "a request under another name": lambda g: g.machine.router._by_wire.popitem(),
     "a request that nobody counts": lambda g: g.machine.router.requests.popitem(),
     "a member that the fleet lost": lambda g: g.machine.router.admission.fleet.workers.clear(),
-    "a transfer of nobody": lambda g: g.machine.router.kv_transfers._transfers.__setitem__(7, ()),
+    "a transfer of nobody": lambda g: g.machine.router.kv_transfers._transfers.__setitem__(
+        7, (None, "", "w")
+    ),
     "KV remembered of nobody": lambda g: g.machine.routing.transfers._computed.__setitem__(
         ("w", "x"), 1
     ),

@@ -12,9 +12,10 @@ from tandem.config.cluster.live import checked, worker_options
 from tandem.config.cluster.tree import parse
 from tandem.config.environment import BUNDLED_MODEL, MachineFacts, control_groups, spare_bytes
 from tandem.config.machine_share import need_beside_kv
+from tandem.config.memory import ModelFacts
 from tandem.config.options import read_options
 from tandem.config.processes import PoolNodeSetup, WorkerSetup
-from tandem.config.resolve import ModelFacts, resolve
+from tandem.config.resolve import resolve
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.kv import BlockFormat
 from tandem.facts.model import AttentionSpec, ModelSpec, NormSpec, RopeSpec
@@ -158,7 +159,7 @@ def test_workers_of_one_machine_are_counted_together():
     alone = setups("16MiB", 1, 3 * GIB)
     assert not alone.share.checked_memory()
     need = need_beside_kv(
-        alone.share.model_files,
+        alone.share.model,
         alone.cluster.pools[0],
         worker_options(alone.cluster, alone.cluster.pools[0]),
     )

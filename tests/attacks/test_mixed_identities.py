@@ -4,6 +4,7 @@ new weights: no KV goes from one to the other, and each is found by what it hold
 from dataclasses import replace
 from io import StringIO
 
+from msgspec import structs
 from rich.console import Console
 
 from tandem.commands.cluster_view import print_status
@@ -21,7 +22,7 @@ OLD, NEW = ROOT, CacheRoot("new weights", "arithmetic", b"layout")
 
 def of_root(name: str, root: CacheRoot, role: Role = Role.BOTH, **changes):
     presented = register(name, role, root=root, **changes)
-    return replace(presented, export=replace(presented.export, identity=root.identity))
+    return structs.replace(presented, export=replace(presented.export, identity=root.identity))
 
 
 def chain_under(root: CacheRoot, tokens: int) -> tuple[bytes, ...]:
@@ -46,7 +47,7 @@ def prefill_pinned(theirs: CacheRoot | None) -> list:
     """What a decode worker is told while a prompt that a prefill worker computes comes to it."""
     decode = of_root("d", theirs, Role.DECODE) if theirs else register("d", Role.DECODE)
     if theirs is None:
-        decode = replace(decode, export=replace(decode.export, identity=""))
+        decode = structs.replace(decode, export=replace(decode.export, identity=""))
     gateway = GatewayUnderTest(of_root("p", OLD, Role.PREFILL), decode)
     gateway.submit("r", 9)
     news = KvComputed(("r",), (9,), ((10, 11, 12),), (True,), ((1, 1, 1),))

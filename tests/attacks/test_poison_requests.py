@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 import pytest
+from msgspec import structs
 
 from tandem.cluster.router.deaths import CLEARING_TOKENS, COINCIDENCE_NS, MOST_DEATHS
 from tandem.cluster.router.machine import RouterMachine
@@ -374,7 +375,7 @@ class Undertaker:
             worker.engine.ledger = self.ledgers[name] = mortal
             worker.node._transfers._own = mortal
             self.starts += 1
-            worker.registration = replace(worker.registration, incarnation=str(self.starts))
+            worker.registration = structs.replace(worker.registration, incarnation=str(self.starts))
             worker.node.machine.registration = worker.registration
             worker.start(endpoint)
             assert worker.task is not None

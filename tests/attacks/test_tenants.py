@@ -30,7 +30,7 @@ from tandem.facts.serving import Caller
 from tandem.facts.slo import AS_THEY_WISH
 from tandem.live.gateway.gateway import Gateway, GatewayTerms
 from tandem.live.local_worker import LocalWorker
-from tandem.policy.eviction.pinned import Pin
+from tandem.policy.eviction.pins_and_quotas import Pin
 from tandem.policy.qos.classes import Classes, ServiceClass
 from tandem.policy.qos.fair_queue import Turns
 from tandem.text.model import TextModel

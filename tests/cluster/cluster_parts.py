@@ -1,10 +1,11 @@
 """Small pieces of a cluster, for tests of one rule at a time."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from tandem.cluster.gateway.autoscaling import PlanningConfig
+from msgspec.structs import replace
+
 from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
+from tandem.cluster.gateway.planner import PlanningConfig
 from tandem.cluster.node.machine import NodeConfig, NodeMachine
 from tandem.cluster.router.admission import RouterConfig
 from tandem.cluster.router.fleet import Capacity

@@ -4,8 +4,8 @@ of who is started, drained and flipped."""
 from collections import deque
 from dataclasses import dataclass, field
 
-from tandem.cluster.gateway.autoscaling import PlanningConfig
 from tandem.cluster.gateway.plan_actions import ScaledPool
+from tandem.cluster.gateway.planner import PlanningConfig
 from tandem.facts.fleet import PlanningMode, Role
 from tandem.facts.slo import Slo
 from tandem.messages.cluster import Deregister, Drain, Registered, RoleStateReported, Undrain
@@ -25,8 +25,8 @@ from tests.cluster.cluster_parts import COST, MS, GatewayUnderTest, register
 SECOND = 1000 * MS
 # Nobody's silence counts here.
 PATIENT = Registered("g", report_interval_ns=MS, silence_ns=10**14, lease_ns=10**14)
-PREFILL = ScaledPool("p", Role.PREFILL, ("p-0", "p-1", "p-2"), 1, 1, COST, startup_s=5.0)
-DECODE = ScaledPool("d", Role.DECODE, ("d-0", "d-1", "d-2", "d-3"), 2, 1, COST, startup_s=5.0)
+PREFILL = ScaledPool(Role.PREFILL, ("p-0", "p-1", "p-2"), 1, 1, COST, startup_s=5.0)
+DECODE = ScaledPool(Role.DECODE, ("d-0", "d-1", "d-2", "d-3"), 2, 1, COST, startup_s=5.0)
 
 
 @dataclass

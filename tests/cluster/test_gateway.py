@@ -4,6 +4,7 @@ from array import array
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tandem.cluster.router.queue import RequestQueueConfig
 from tandem.facts.blocks import BlockChanges, CacheRoot
@@ -111,7 +112,7 @@ def test_whoever_joins_is_registered():
 )
 def test_a_worker_that_does_not_fit_is_refused_with_a_reason(changes, words):
     gateway = GatewayUnderTest(P)
-    (answer,) = sent_to(gateway.receive(replace(D, **changes)), "d")
+    (answer,) = sent_to(gateway.receive(structs.replace(D, **changes)), "d")
     assert isinstance(answer, RegistrationRefused)
     assert words in answer.reason
     assert [member.name for member in gateway.machine.members] == ["p"]
@@ -400,7 +401,7 @@ def test_a_withdrawn_requests_moves_are_stopped_and_its_books_closed():
     gateway = moving()
     effects = gateway.handle(RequestWithdrawn("r"))
     assert sent_to(effects, "d")[0] == StopMove(0)
-    assert not len(gateway.machine.routing.transfers)
+    assert not gateway.machine.router.kv_transfers.moving
     assert gateway.receive(arrived(0)) == []
     # What is announced and reserved for it from now on is nobody's.
     assert sent_to(gateway.receive(computed(11, 3, held=True)), "p") == [
@@ -415,7 +416,7 @@ def test_the_death_of_either_end_stops_the_move_and_starts_the_request_anew():
         effects = gateway.handle(PeerGone(f"{dead}/1", "died"))
         assert (StopMove(0) in sent_to(effects, left)) == (left == "d")
         assert RequestsAborted(("r",)) in sent_to(effects, left)
-        assert not len(gateway.machine.routing.transfers)
+        assert not gateway.machine.router.kv_transfers.moving
         assert gateway.machine.router.requests["r"].names.attempt == 1
 
 

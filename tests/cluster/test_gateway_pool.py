@@ -50,7 +50,7 @@ ON = TierFigures(Tier.REMOTE, True, 0, 0)
 
 def node(name: str = "pool-0", **changes) -> RegisterPoolNode:
     presented = RegisterPoolNode(PROTOCOL, "1", name, "1", f"10.0.0.1:7{name[-1]}", FORMAT, 50)
-    return replace(presented, **changes)
+    return structs.replace(presented, **changes)
 
 
 def gateway(*workers, **config) -> GatewayUnderTest:
@@ -280,7 +280,7 @@ def test_an_audit_asks_the_pool_too():
     assert sent_to(effects, "pool-0") == sent_to(effects, "a") == [Audit()]
     quiet = Audited("a", 0, 0, 0, 0, 0, 0, 0, 0, "")
     assert not of_kind(under_test.receive(quiet), AuditEnded)
-    (ended,) = of_kind(under_test.receive(replace(quiet, worker="pool-0")), AuditEnded)
+    (ended,) = of_kind(under_test.receive(structs.replace(quiet, worker="pool-0")), AuditEnded)
     assert [each.worker for each in ended.workers] == ["a", "pool-0"]
     under_test.handle(AuditAsked(2))
     under_test.receive(quiet)

@@ -157,8 +157,8 @@ def test_whatever_goes_wrong_while_it_is_read_it_goes_on_where_it_is(trouble):
     moving.until_copying()
     effects = moving.receive(trouble)
     ended = isinstance(trouble, TransferEnded)
-    assert ended or CancelTransfer(0) in effects
-    stays(moving, [effect for effect in effects if effect != CancelTransfer(0)])
+    assert ended or CancelTransfer(0, "w1") in effects
+    stays(moving, [effect for effect in effects if effect != CancelTransfer(0, "w1")])
 
 
 def test_a_target_that_found_room_too_late_begins_anew():
@@ -196,7 +196,7 @@ def test_an_answer_that_ends_while_it_is_read_is_wanted_by_nobody_else():
     moving.until_copying()
     effects = moving.receive(drew("w0", "r", FinishReason.STOP))
     assert SendEvent("w1", RequestsAborted((COPY,))) in effects
-    assert CancelTransfer(0) in effects
+    assert CancelTransfer(0, "w1") in effects
     assert not moving.machine.requests
 
 

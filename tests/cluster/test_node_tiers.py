@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from tandem.cluster.node.machine import NodeConfig, NodeMachine
 from tandem.cluster.tiers.config import TierLimits, TiersConfig
 from tandem.cluster.worker.machine import WorkerMachine
@@ -333,7 +335,7 @@ def test_a_pool_process_is_there_as_long_as_a_gateway_reports_it():
     assert of_kind(node.receive("g", POOL), ConnectPoolNode)
     assert not of_kind(node.receive("h", POOL), ConnectPoolNode)
     assert not of_kind(node.receive("g", PoolNodeGone("pool-0", "1")), ForgetPoolNode)
-    effects = node.receive("h", replace(POOL, incarnation="2", address="h:2"))
+    effects = node.receive("h", structs.replace(POOL, incarnation="2", address="h:2"))
     assert of_kind(effects, ForgetPoolNode) == [ForgetPoolNode("pool-0", "1")]
     assert of_kind(effects, ConnectPoolNode) == [ConnectPoolNode("pool-0", "2", "h:2")]
     assert not of_kind(node.receive("h", PoolNodeGone("pool-0", "1")), ForgetPoolNode)
@@ -343,7 +345,7 @@ def test_a_pool_process_is_there_as_long_as_a_gateway_reports_it():
 
 def test_an_outdated_gateway_reports_the_old_start_only_until_it_learns():
     node = worker_with("g", "h")
-    new = replace(POOL, incarnation="2")
+    new = structs.replace(POOL, incarnation="2")
     node.receive("h", POOL)
     node.receive("g", new)
     effects = node.receive("g", PoolNodeGone("pool-0", "2"))

@@ -82,7 +82,7 @@ def test_a_drain_ends_when_the_worker_is_empty():
 
 def test_a_flip_ends_when_the_role_is_taken():
     gateway = GatewayUnderTest(P, register("q", Role.PREFILL), D)
-    gateway.handle(DrainAsked(1, "q", then_role=Role.DECODE))
+    gateway.handle(DrainAsked(1, "q", Drain(then_role=Role.DECODE)))
     gateway.receive(drained("q", Role.PREFILL))
     assert sent_to(gateway.receive(idle_load("q")), "q") == [NotNeeded()]
     assert gateway.receive(idle_load("q")) == []
@@ -92,7 +92,7 @@ def test_a_flip_ends_when_the_role_is_taken():
 
 def test_leaving_ends_with_deregistration():
     gateway = two_workers()
-    assert sent_to(gateway.handle(DrainAsked(1, "w0", leave=True)), "w0") == [
+    assert sent_to(gateway.handle(DrainAsked(1, "w0", Drain(leave=True))), "w0") == [
         Drain(None, leave=True)
     ]
     gateway.receive(drained("w0"))
@@ -105,9 +105,12 @@ def test_leaving_ends_with_deregistration():
         (DrainAsked(1, "x"), "no worker is called x; there are d, p, q"),
         (UndrainAsked(1, "x"), "no worker is called x"),
         (DrainAsked(1, "d"), "without d no worker would take decode"),
-        (DrainAsked(1, "d", leave=True), "without d no worker would take decode"),
-        (DrainAsked(1, "d", then_role=Role.PREFILL), "without d no worker would take decode"),
-        (DrainAsked(1, "p", then_role=Role.PREFILL), "p is a prefill worker already"),
+        (DrainAsked(1, "d", Drain(leave=True)), "without d no worker would take decode"),
+        (
+            DrainAsked(1, "d", Drain(then_role=Role.PREFILL)),
+            "without d no worker would take decode",
+        ),
+        (DrainAsked(1, "p", Drain(then_role=Role.PREFILL)), "p is a prefill worker already"),
         (UndrainAsked(1, "p"), "p takes requests already"),
     ],
 )
@@ -120,7 +123,7 @@ def test_what_would_break_the_cluster_or_means_nothing_is_refused(event, words):
 def test_a_worker_is_drained_once_at_a_time():
     gateway = GatewayUnderTest(P, register("q", Role.PREFILL), D)
     gateway.handle(DrainAsked(1, "q"))
-    (ended,) = gateway.handle(DrainAsked(2, "q", leave=True))
+    (ended,) = gateway.handle(DrainAsked(2, "q", Drain(leave=True)))
     assert (ended.operation_id, "being drained already" in ended.problem) == (2, True)
     # The last one that prefills must stay meanwhile.
     gateway.receive(drained("q", Role.PREFILL))
@@ -147,7 +150,7 @@ def test_a_drain_that_another_gateway_calls_off_ends_with_a_problem():
 
 def test_a_worker_leaves_and_comes_back():
     gateway = two_workers()
-    effects = gateway.handle(DrainAsked(1, "w0", leave=True, again=True))
+    effects = gateway.handle(DrainAsked(1, "w0", Drain(leave=True, again=True)))
     assert sent_to(effects, "w0") == [Drain(None, leave=True, again=True)]
     gateway.receive(drained("w0"))
     assert of_kind(gateway.receive(Deregister("w0")), OperationEnded) == [OperationEnded(1)]
@@ -155,7 +158,7 @@ def test_a_worker_leaves_and_comes_back():
 
 def test_a_drain_that_was_not_received_is_sent_again():
     gateway = two_workers()
-    gateway.handle(DrainAsked(1, "w0", leave=True))
+    gateway.handle(DrainAsked(1, "w0", Drain(leave=True)))
     assert sent_to(gateway.receive(register("w0")), "w0")[-1] == Drain(None, leave=True)
     gateway.receive(drained("w0"))
     assert sent_to(gateway.receive(idle_load("w0")), "w0") == [NotNeeded()]
@@ -191,7 +194,7 @@ def test_a_flip_and_an_undrain_that_were_both_lost_both_end():
     gateway.handle(DrainAsked(1, "w0"))
     effects = gateway.receive(drained("w0"), idle_load("w0"))
     assert of_kind(effects, OperationEnded) == [OperationEnded(1)]
-    gateway.handle(DrainAsked(2, "w0", then_role=Role.PREFILL))
+    gateway.handle(DrainAsked(2, "w0", Drain(then_role=Role.PREFILL)))
     gateway.handle(UndrainAsked(3, "w0"))
     effects = gateway.receive(register("w0", accepting=False))
     assert sent_to(effects, "w0", Undrain)

@@ -1,21 +1,30 @@
 """Windows and ticks of the planner machine, whenever it begins and however much there is to see."""
 
-from dataclasses import replace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.cluster.gateway.planner import KEPT_REQUESTS, PlannerConfig, PlannerMachine, Thinned
+from tandem.cluster.gateway.plan_actions import ScaledPool
+from tandem.cluster.gateway.planner import KEPT_REQUESTS, PlannerMachine, PlanningConfig, Thinned
+from tandem.facts.fleet import Role
 from tandem.facts.slo import Slo
+from tandem.policy.planning.contract import Planning
 from tests.cluster.cluster_parts import COST
 from tests.cluster.scaled_cluster import SECOND, ScriptedPlanner
 
-CONFIG = PlannerConfig(COST, Slo(), 2, 8, startup_s=60.0, window_s=30.0)
+POOLS = tuple(
+    ScaledPool(role, tuple(map(str, range(4))), 1, 1, COST) for role in (Role.PREFILL, Role.DECODE)
+)
+
+
+def planner(policy: Planning, begin_ns: int = 0, **config: Any) -> PlannerMachine:
+    return PlannerMachine(PlanningConfig("scripted", policy, POOLS, Slo(), **config), begin_ns)
 
 
 def run(begin_ns: int) -> list:
     policy = ScriptedPlanner(interval_s=10.0)
-    machine = PlannerMachine(policy, CONFIG, begin_ns)
+    machine = planner(policy, begin_ns)
     ticks = []
     for second in range(1, 100):
         now_ns = begin_ns + second * SECOND
@@ -41,7 +50,7 @@ def test_it_does_not_matter_when_the_clock_began():
 
 def test_one_gateway_among_several_takes_the_others_demand_for_as_large():
     policy = ScriptedPlanner()
-    machine = PlannerMachine(policy, replace(CONFIG, arrivals_each=3))
+    machine = planner(policy, gateways=3)
     for second in range(10):
         machine.request_arrived(second * SECOND)
     machine.decide(machine.view([], {}, 31 * SECOND), 31 * SECOND)
@@ -49,7 +58,7 @@ def test_one_gateway_among_several_takes_the_others_demand_for_as_large():
 
 
 def test_workers_that_joined_by_hand_come_on_top_of_the_bounds():
-    machine = PlannerMachine(ScriptedPlanner(), CONFIG)
+    machine = planner(ScriptedPlanner())
     fleet = machine.view([], {}, SECOND, held=frozenset({"a"}), joined_by_hand=3)
     assert (fleet.min_workers, fleet.max_workers, fleet.held) == (5, 11, {"a"})
 

@@ -13,7 +13,7 @@ from tandem.cluster.tiers.tier_caches import TierChanged
 from tandem.facts.fleet import Tier
 from tandem.facts.kv import BlockName
 from tandem.messages.node import BlocksKept, CopyBlocks, ForgetBlocks
-from tandem.policy.eviction.pinned import Pin
+from tandem.policy.eviction.pins_and_quotas import Pin
 
 HOST, DISK, REMOTE = Tier.HOST, Tier.DISK, Tier.REMOTE
 

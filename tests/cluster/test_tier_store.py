@@ -12,7 +12,7 @@ from hypothesis.stateful import (
 )
 
 from tandem.cluster.tiers.store import TierStore
-from tandem.policy.eviction.pinned import Pin, Pinned
+from tandem.policy.eviction.pins_and_quotas import Pin, Pinned
 from tandem.policy.eviction.policies import EVICTIONS, Lru, make_eviction
 
 

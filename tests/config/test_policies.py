@@ -16,6 +16,7 @@ from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import InvalidConfiguration
 from tandem.policy.admission.policies import Threshold
 from tandem.policy.dispatch.contract import Transfer
+from tandem.policy.dispatch.policies import DISPATCHES
 
 
 def make(
@@ -118,3 +119,11 @@ def test_the_simulator_and_a_gateway_have_the_same_policies():
     assert (live.queue, live.classes.default) == (twin.queue, twin.classes.default)
     assert planning_policy(cluster) is None
     assert twin.planning is None
+
+
+def test_a_dispatch_policy_takes_another_one_by_its_name():
+    made = DISPATCHES["long-prompts"]
+    written = {"workers": ["cpu-0"], "inner": "seconds", "long_tokens": "16k"}
+    values = parameters("dispatch", Choice("long-prompts", written), made)
+    assert values == {"workers": ["cpu-0"], "inner": "seconds", "long_tokens": 16_000}
+    assert made(**values).long_tokens == 16_000

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from tandem.config.environment import MachineFacts
+from tandem.config.memory import ModelFacts
 from tandem.config.options import read_options
-from tandem.config.resolve import ModelFacts, machine_facts, resolve
+from tandem.config.resolve import machine_facts, resolve
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import AttentionSpec, ModelSpec, NormSpec, RopeSpec
 from tandem.facts.units import GIB

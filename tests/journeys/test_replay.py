@@ -9,8 +9,9 @@ from contextlib import suppress
 
 import openai
 
+from tandem.messages.gateway import DrainAsked, PeerGone
 from tandem.observe.journal.files import open_journal
-from tandem.observe.journal.records import AskedToDrain, PeerLeft, Submitted, Turn, Withdrawn
+from tandem.observe.journal.records import Submitted, Turn, Withdrawn
 from tests.journeys.clusters import cluster
 from tests.journeys.questions import complete
 from tests.journeys.serving import run_tandem, succeeded
@@ -79,7 +80,7 @@ def test_a_live_run_is_decided_again_as_it_was(tmp_path):
     events = [event for turn in turns for event in turn.events]
     assert len(turns) == len(list(run.records()))
     assert sum(isinstance(event, Submitted) for event in events) == REQUESTS
-    for kind in (Withdrawn, PeerLeft, AskedToDrain):
+    for kind in (Withdrawn, PeerGone, DrainAsked):
         assert any(isinstance(event, kind) for event in events), kind
     # Some were taken up again, with the hashes of what they had drawn by then.
     taken_up = [each for turn in turns for each in turn.decisions if "~1" in str(each)]

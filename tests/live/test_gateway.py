@@ -5,10 +5,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import pytest
+from msgspec import structs
 
-from tandem.cluster.gateway.autoscaling import PlanningConfig
 from tandem.cluster.gateway.demand import Demand
 from tandem.cluster.gateway.plan_actions import ScaledPool
+from tandem.cluster.gateway.planner import PlanningConfig
 from tandem.facts.errors import EngineFailed, InvalidRequest, Overloaded, PromptTooLong
 from tandem.facts.fleet import Role
 from tandem.facts.serving import Caller
@@ -256,7 +257,7 @@ class Wanting:
 
 async def test_a_planner_flips_and_its_status_names_who_is_to_be_started():
     pools = tuple(
-        ScaledPool(role.value, role, names, 0, 1, COST, startup_s=1.0)
+        ScaledPool(role, names, 0, 1, COST, startup_s=1.0)
         for role, names in ((Role.PREFILL, ("w-2",)), (Role.DECODE, ("w-0", "w-1", "d-2")))
     )
     planning = PlanningConfig("wanting", Wanting(), pools, Slo())
@@ -304,7 +305,7 @@ async def test_only_a_worker_whose_kv_is_unlike_that_of_most_is_warned_of(caplog
         assert "another form" not in caplog.text
         newer = ToyWorker("newer")
         node = newer.node.machine
-        node.registration = replace(node.registration, root=replace(ROOT, model="newer"))
+        node.registration = structs.replace(node.registration, root=replace(ROOT, model="newer"))
         async with working(newer, at=endpoint):
             await until(lambda: "worker newer/a/1 keeps KV in another form" in caplog.text)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import structs
 from rich.console import Console
 
 from tandem.commands.cluster_view import print_status, together
@@ -191,7 +192,7 @@ def test_flags_that_cannot_serve_are_refused(shape, problem):
 def test_figures_of_several_gateways_are_added_up():
     one = ClusterStatus("g-0", 50.0, (worker_status("w-0", moved_bytes=1000),), 1, 2, 3, 4, ())
     lost = (("w-0", "silent"), ("w-1", "the connection broke"))
-    over_tcp = replace(worker_status("w-0", moved_bytes=24), connectors=("tcp", "shm"))
+    over_tcp = structs.replace(worker_status("w-0", moved_bytes=24), connectors=("tcp", "shm"))
     two = ClusterStatus("g-1", 7300.0, (over_tcp,), 0, 0, 1, 0, lost)
     (worker,) = together([one, two])
     assert (worker.moved_bytes, worker.prompts, worker.load.free_blocks) == (1024, 10, 60)
@@ -224,7 +225,7 @@ def test_tiers_are_shown_with_what_they_did_and_why_they_are_off():
     disk = TierFigures(Tier.DISK, False, 0, 100, failures=4, reason="fetching takes 9 us a token")
     memory = TierFigures(Tier.HOST, True, 11, 12)
     node = PoolNodeStatus("pool-0", "i", "10.0.0.1:7", 0.1, 12, 256, (memory,))
-    worker = replace(worker_status("w-0"), tiers=(host, disk))
+    worker = structs.replace(worker_status("w-0"), tiers=(host, disk))
     lost = (("pool-0", "silent"), ("pool-1", "the connection broke"))
     status = ClusterStatus("g-0", 5.0, (worker,), 0, 0, 0, 2, lost, 40, (node,))
     console = Console(record=True, width=140, file=io.StringIO())
@@ -271,11 +272,10 @@ def test_a_planner_is_made_from_the_file():
     config = planning_config(read(PLANNED).cluster)
     assert config is not None
     assert (config.mode, config.hold_s, config.gateways) == (PlanningMode.ADVISORY, 300.0, 2)
-    assert [(pool.name, pool.workers, pool.count, pool.min_count) for pool in config.pools] == [
-        ("p", ("p-0",), 1, 1),
-        ("d", ("d-0", "d-1", "d-2"), 2, 1),
+    assert [(pool.role, pool.workers, pool.count, pool.min_count) for pool in config.pools] == [
+        (Role.PREFILL, ("p-0",), 1, 1),
+        (Role.DECODE, ("d-0", "d-1", "d-2"), 2, 1),
     ]
-    assert (config.planner.min_workers, config.planner.max_workers) == (2, 4)
     assert planning_config(read().cluster) is None
     both = "pools: [{name: w, device: cpu}]\npolicies: {planning: {name: static, decode: 1}}\n"
     assert planning_config(read(f"model: tandem-mini\n{both}").cluster) is None

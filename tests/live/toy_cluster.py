@@ -7,8 +7,8 @@ from collections.abc import Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-from tandem.cluster.gateway.autoscaling import PlanningConfig
 from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
+from tandem.cluster.gateway.planner import PlanningConfig
 from tandem.cluster.node.machine import NodeConfig, NodeMachine
 from tandem.cluster.router.admission import RouterConfig
 from tandem.cluster.router.fleet import Capacity

@@ -1,33 +1,25 @@
 """Messages of every type, as hypothesis draws them: whatever the types allow and `check` takes."""
 
-from dataclasses import is_dataclass
-from typing import Any, get_args, get_type_hints
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from tandem.facts.blocks import HASH_BYTES, BlockChanges
 from tandem.facts.fleet import Tier
-from tandem.facts.kv import BlockFormat, KvGeometry, MoveKv, MoveReport, TierFigures
+from tandem.facts.kv import MoveKv, TierFigures
 from tandem.facts.request import FinishReason, Request, TokenLogprobs
 from tandem.facts.sampling import SamplingParameters
 from tandem.messages.cluster import (
     FetchKv,
-    PinBlocks,
-    PoolNodeJoined,
-    Register,
-    Registered,
-    RegisterPoolNode,
-    TiersReported,
     ToGateway,
     ToWorker,
 )
 from tandem.messages.operator import OperatorMessage
-from tandem.messages.router import TokensReported
 from tandem.messages.worker import (
     EmitTokens,
     ImportBlocks,
-    ImportDone,
     ImportsArrived,
     KvComputed,
     PrefillsArrived,
@@ -135,14 +127,10 @@ def fetches(draw: st.DrawFn) -> FetchKv:
 
 
 def figures(tier: Tier) -> st.SearchStrategy[TierFigures]:
-    seven = [counts] * 7
-    return st.builds(
-        TierFigures, st.just(tier), st.booleans(), *seven, seconds, seconds, reason=names
-    )
+    drawn = {name: _field(TierFigures, name) for name in TierFigures.__struct_fields__}
+    return st.builds(TierFigures, **(drawn | {"tier": st.just(tier)}))
 
 
-sizes = st.integers(1, 1 << 20)
-seconds = st.floats(0, 1e6)
 slower_tiers = st.sampled_from([tier for tier in Tier if tier is not Tier.DEVICE])
 unlike_tiers = st.lists(slower_tiers, unique=True).flatmap(
     lambda tiers: st.tuples(*(figures(tier) for tier in tiers))
@@ -158,30 +146,7 @@ SPECIAL: dict[Any, st.SearchStrategy[Any]] = {
     PrefillsArrived: arrivals(PrefillsArrived),
     ImportsArrived: arrivals(ImportsArrived),
     FetchKv: fetches(),
-    PinBlocks: st.builds(
-        PinBlocks, many(hashes), st.integers(0, 1 << 50), st.integers(-(1 << 31), 1 << 31)
-    ),
-    TiersReported: st.builds(TiersReported, names, unlike_tiers),
-    BlockFormat: st.builds(BlockFormat, hashes, sizes),
-    MoveReport: st.builds(MoveReport, st.booleans(), names, counts, counts, seconds, names, counts),
-    KvGeometry: st.builds(KvGeometry, sizes, sizes, sizes, sizes, names),
-}
-# Fields whose range is narrower than their type.
-FIELDS: dict[tuple[type, str], st.SearchStrategy[Any]] = {
-    (TokensReported, "repeats"): st.integers(1, 1000),
-    (ImportDone, "output_tokens"): many(tokens),
-    (Register, "worker"): st.text(min_size=1, max_size=8),
-    (Register, "incarnation"): st.text(min_size=1, max_size=8),
-    (Register, "max_sequences"): sizes,
-    **{
-        (kind, name): st.text(min_size=1, max_size=8)
-        for kind, own in ((RegisterPoolNode, "worker"), (PoolNodeJoined, "node"))
-        for name in (own, "incarnation", "address")
-    },
-    **{
-        (Registered, name): st.integers(1, 1 << 40)
-        for name in ("report_interval_ns", "silence_ns", "lease_ns")
-    },
+    tuple[TierFigures, ...]: unlike_tiers,
 }
 PLAIN = {int: counts, str: names, float: finite, bool: st.booleans(), bytes: st.binary(max_size=9)}
 
@@ -194,14 +159,14 @@ def of_type(kind: Any) -> st.SearchStrategy[Any]:
         return PLAIN[kind]
     if kind is type(None):
         return st.none()
-    if is_dataclass(kind) or (isinstance(kind, type) and issubclass(kind, Struct)):
-        hints = get_type_hints(kind)
-        return st.builds(
-            kind,
-            **{name: _field(kind, name, hints) for name in kind.__match_args__},
-        )
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        return st.builds(kind, **{name: _field(kind, name) for name in kind.__struct_fields__})
+    if is_dataclass(kind):
+        return st.builds(kind, **{each.name: _field(kind, each.name) for each in fields(kind)})
+    if get_origin(kind) is Annotated:
+        return _bounded(*get_args(kind))
     arguments = get_args(kind)
-    if getattr(kind, "__origin__", None) is tuple:
+    if get_origin(kind) is tuple:
         if arguments[1:] == (Ellipsis,):
             return many(of_type(arguments[0]))
         return st.tuples(*(of_type(each) for each in arguments))
@@ -210,13 +175,19 @@ def of_type(kind: Any) -> st.SearchStrategy[Any]:
     return st.sampled_from(kind)
 
 
-def _field(kind: type, name: str, hints: dict[str, Any]) -> st.SearchStrategy[Any]:
-    if (kind, name) in FIELDS:
-        return FIELDS[kind, name]
-    if name == "block_count":
-        return sizes
-    # Hashes are the only tuples of bytes.
-    return many(hashes) if hints[name] == tuple[bytes, ...] else of_type(hints[name])
+def _field(kind: type, name: str) -> st.SearchStrategy[Any]:
+    return of_type(get_type_hints(kind, include_extras=True)[name])
+
+
+def _bounded(kind: type, bounds: Meta) -> st.SearchStrategy[Any]:
+    """As the type of a field says."""
+    if kind is float:
+        return st.floats(bounds.ge, bounds.lt, exclude_max=True)
+    if kind is int:
+        least = bounds.ge if bounds.gt is None else bounds.gt + 1
+        return st.integers(least, bounds.le if bounds.lt is None else bounds.lt - 1)
+    draw = st.text if kind is str else st.binary
+    return draw(min_size=bounds.min_length or 0, max_size=bounds.max_length or 8)
 
 
 TYPES = {

@@ -51,7 +51,7 @@ every_type = pytest.mark.parametrize(("way", "kind"), EVERY, ids=lambda each: st
 def comparable(message):
     """Prompts come back as arrays; they are compared by their content."""
     if isinstance(message, (RequestsArrived, PrefillsArrived, ImportsArrived)):
-        return replace(
+        return structs.replace(
             message,
             requests=tuple(
                 replace(each, prompt_tokens=tuple(each.prompt_tokens)) for each in message.requests

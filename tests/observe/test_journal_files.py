@@ -11,8 +11,9 @@ import pytest
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import InvalidConfiguration
 from tandem.messages.cluster import Registered
+from tandem.messages.gateway import PeerGone, TimePassed
 from tandem.observe.journal.files import FileLimits, JournalFiles, is_journal, open_journal
-from tandem.observe.journal.records import Head, Lost, PeerLeft, PeerMessage, Turn, Woken, encode
+from tandem.observe.journal.records import Head, Lost, PeerMessage, Turn, encode
 
 HEAD = Head(
     version="0",
@@ -37,7 +38,7 @@ UNLIMITED = resource.RLIM_INFINITY
 def turn(number: int) -> Turn:
     # Nothing that compresses well.
     reason = Random(number).randbytes(200).hex()
-    return Turn(number, (Woken(), PeerLeft("w", reason, True)), (), ("w: NotNeeded", 3))
+    return Turn(number, (TimePassed(), PeerGone("w", reason, True)), (), ("w: NotNeeded", 3))
 
 
 def written(folder: Path, count: int, limits: FileLimits, at_once: int = 1) -> list[Turn]:

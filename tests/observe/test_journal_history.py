@@ -7,10 +7,10 @@ from tandem.facts.kv import KvExport, KvGeometry
 from tandem.facts.slo import Slo
 from tandem.messages.cluster import PROTOCOL, Deregister, Register
 from tandem.messages.codec import TO_GATEWAY
+from tandem.messages.gateway import PeerGone
 from tandem.observe.journal.history import History, Outcome, pools_of, trace_rows
 from tandem.observe.journal.records import (
     Hashed,
-    PeerLeft,
     PeerMessage,
     Submitted,
     TokensDrawn,
@@ -127,7 +127,7 @@ def test_workers_that_were_there_before_stand_in_the_head():
     )
     turns = [
         Turn(10 * S, (submitted(5),), (), ()),
-        Turn(12 * S, (PeerLeft("w1/a", "it broke", True), drew("w0", 4, 5)), (), ()),
+        Turn(12 * S, (PeerGone("w1/a", "it broke", True), drew("w0", 4, 5)), (), ()),
         Turn(14 * S, (drew("w0", 5, ends=True),), (), ()),
     ]
     past = History(head, turns)
@@ -141,7 +141,7 @@ def test_workers_are_those_that_were_there():
         (0, [said(register("p-0", "p", Role.PREFILL)), said(register("d-0", "d", Role.DECODE))]),
         (0, [said(register("d-1", "d", Role.DECODE, blocks=60))]),
         (10, [submitted(0)]),
-        (12, [PeerLeft("d-1/a", "it broke", True)]),
+        (12, [PeerGone("d-1/a", "it broke", True)]),
         (14, [said(register("d-1", "d", Role.DECODE, blocks=70))]),
         (15, [drew("d-0", 0), said(Deregister("p-0"))]),
         (20, [drew("d-0", 0, ends=True)]),

@@ -1,6 +1,6 @@
 """What slower tiers and a planner did, as Prometheus reads it."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from tandem.facts.fleet import PlanningMode, Tier
 from tandem.facts.kv import TierFigures

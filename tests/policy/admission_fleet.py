@@ -1,8 +1,7 @@
 """Workers, requests and routes for the tests of admission and dispatch, with easy arithmetic."""
 
-from dataclasses import dataclass
-
-from tandem.cost.worker import LinkCost, StepShape, WorkerCost
+from tandem.cost.fitted import FittedStepTime
+from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.slo import Slo
 from tandem.policy.routing.policies import CostSeconds
@@ -10,22 +9,8 @@ from tandem.policy.views import RequestView, WorkerView
 
 # 10 ms a step, 0.1 ms a token of it, 1 us a context token of the decodes: 1,000 tokens in chunks of
 # 1,000 take 110 ms, a lone decode about 10 ms.
-STEP_S, TOKEN_S, CONTEXT_S = 0.010, 1e-4, 1e-6
-
-
-@dataclass(frozen=True)
-class LinearTime:
-    stages: int = 1
-
-    def seconds(self, shape: StepShape) -> float:
-        return STEP_S + TOKEN_S * shape.tokens + CONTEXT_S * shape.decode_context_tokens
-
-    def decode_seconds(self, sequences: int, context_tokens: int) -> float:
-        return STEP_S + TOKEN_S * sequences + CONTEXT_S * context_tokens
-
-
 COST = WorkerCost(
-    step_time=LinearTime(),
+    step_time=FittedStepTime(fixed_s=0.010, token_s=1e-4, context_token_s=1e-6),
     kv_bytes_per_token=1000.0,
     chunk_tokens=1000,
     tiers={Tier.HOST: LinkCost(bytes_per_s=1e9)},

@@ -8,7 +8,8 @@ from itertools import cycle, islice
 from math import sqrt
 from statistics import NormalDist
 
-from tandem.cost.worker import StepShape, WorkerCost
+from tandem.cost.fitted import FittedStepTime
+from tandem.cost.worker import WorkerCost
 from tandem.facts.fleet import Role
 from tandem.facts.slo import Slo
 from tandem.policy.planning.contract import FleetView, Plan, Planning, Window
@@ -17,31 +18,11 @@ from tandem.policy.views import WorkerView
 BLOCK_SIZE = 16
 
 
-@dataclass(frozen=True)
-class AffineStep:
-    """About a 70B model on four H100: 20k prompt tokens a second, 20 ms for a small batch."""
-
-    fixed_s: float = 0.02
-    token_s: float = 5e-5
-    pair_s: float = 5e-10
-    sequence_s: float = 1e-4
-    context_s: float = 2e-8
-    stages: int = 1
-
-    def seconds(self, shape: StepShape) -> float:
-        pairs = sum(count * (before + count / 2) for before, count in shape.chunks)
-        tokens = sum(count for _, count in shape.chunks)
-        return (
-            self.decode_seconds(shape.decode_sequences, shape.decode_context_tokens)
-            + self.token_s * tokens
-            + self.pair_s * pairs
-        )
-
-    def decode_seconds(self, sequences: int, context_tokens: int) -> float:
-        return self.fixed_s + self.sequence_s * sequences + self.context_s * context_tokens
-
-
-COST = WorkerCost(AffineStep(), kv_bytes_per_token=320e3, chunk_tokens=2048)
+# About a 70B model on four H100: 20k prompt tokens a second, 20 ms for a small batch.
+STEP_TIME = FittedStepTime(
+    fixed_s=0.02, token_s=5e-5, pair_s=5e-10, decode_s=5e-5, context_token_s=2e-8
+)
+COST = WorkerCost(STEP_TIME, kv_bytes_per_token=320e3, chunk_tokens=2048)
 PROMISE = Slo(ttft_s=2.0, tpot_s=0.05)
 LENGTHS = ((200, 50), (800, 400), (1500, 150), (4000, 250), (12000, 300))
 

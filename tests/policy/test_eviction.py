@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.facts.errors import InvalidConfiguration
-from tandem.policy.eviction.pinned import Pinned
+from tandem.policy.eviction.pins_and_quotas import Pinned
 from tandem.policy.eviction.policies import EVICTIONS, CostAware, Fifo, Lfu, Lru, make_eviction
 
 CAPACITY = 5

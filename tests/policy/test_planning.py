@@ -10,11 +10,10 @@ from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Role
 from tandem.policy.planning.contract import Flip, Move, Plan
 from tandem.policy.planning.dynamo import Dynamo, DynamoLoad, DynamoThroughput
+from tandem.policy.planning.policies import PLANNINGS, Static, UtilisationThreshold, planning
 from tandem.policy.planning.pools import Sizes, ttft_s, within_bounds
-from tandem.policy.planning.registry import PLANNINGS, Static, planning
 from tandem.policy.planning.role_flips import Arrow, TetriInfer
 from tandem.policy.planning.tandem import Tandem
-from tandem.policy.planning.utilisation import UtilisationThreshold
 from tests.policy.planning_bed import COST, fleet, window, worker, workers
 
 SECOND = 1_000_000_000

@@ -1,11 +1,13 @@
 """Laws of the demand model: queueing theory's exact cases, and what must grow with what."""
 
+from dataclasses import replace
 from math import exp
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.cost.fitted import FittedStepTime
 from tandem.cost.worker import WorkerCost
 from tandem.facts.slo import Slo
 from tandem.policy.planning.demand import (
@@ -16,7 +18,7 @@ from tandem.policy.planning.demand import (
     erlang_c,
     sampled,
 )
-from tests.policy.planning_bed import COST, LENGTHS, PROMISE, AffineStep, window
+from tests.policy.planning_bed import COST, LENGTHS, PROMISE, STEP_TIME, window
 
 ROOM = DecodeRoom(kv_tokens=400_000, sequences=512)
 
@@ -37,7 +39,7 @@ def test_erlang_c_is_the_textbook_sum(servers, share):
 
 
 def test_one_server_waits_as_pollaczek_and_khinchine_say():
-    cost = WorkerCost(AffineStep(fixed_s=0, pair_s=0, sequence_s=0, token_s=1e-3), 1.0, 10_000)
+    cost = WorkerCost(FittedStepTime(token_s=1e-3), 1.0, 10_000)
     lengths, rate_per_s = [(100, 1)] * 9 + [(600, 1)], 2.0
     seconds = [prompt * 1e-3 for prompt, _ in lengths]
     load = rate_per_s * sum(seconds) / 10
@@ -81,7 +83,7 @@ def test_more_load_or_burstier_load_never_needs_fewer(lengths, rate_per_s, more)
 def test_a_heavier_tail_of_equal_mean_never_needs_fewer(prompt, heavier, rate_per_s):
     """One request of ten is `heavier` times as long, the others are shorter for it. Without a fixed
     cost a chunk, which makes a prompt of 2049 tokens dearer than it is long."""
-    cost = WorkerCost(AffineStep(fixed_s=0.0), 1.0, 2048)
+    cost = WorkerCost(replace(STEP_TIME, fixed_s=0.0), 1.0, 2048)
     even = [(10 * prompt, 10 * prompt)] * 10
     rest = (100 * prompt - 10 * prompt * heavier) // 9
     tail = [(rest, rest)] * 9 + [(100 * prompt - 9 * rest,) * 2]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from tandem.cluster.gateway.autoscaling import PlanningConfig
 from tandem.cluster.gateway.machine import GatewayConfig
+from tandem.cluster.gateway.planner import PlanningConfig
 from tandem.facts.fleet import PlanningMode, Role, Tier
 from tandem.facts.request import Request
 from tandem.messages.cluster import Drain

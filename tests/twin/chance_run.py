@@ -7,12 +7,14 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 
+from msgspec import structs
+
 from tandem.cluster.router.fleet import SentLoad
 from tandem.cluster.router.request_state import Stage
 from tandem.facts.fleet import PlanningMode, Role, Tier
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
-from tandem.messages.cluster import Audited
+from tandem.messages.cluster import Audited, Drain
 from tandem.messages.gateway import (
     AuditAsked,
     AuditEnded,
@@ -194,9 +196,9 @@ class ChanceRun:
             self.chance.choice(
                 [
                     lambda number: DrainAsked(number, worker),
-                    lambda number: DrainAsked(number, worker, then_role=role),
-                    lambda number: DrainAsked(number, worker, then_role=role),
-                    lambda number: DrainAsked(number, worker, leave=True),
+                    lambda number: DrainAsked(number, worker, Drain(then_role=role)),
+                    lambda number: DrainAsked(number, worker, Drain(then_role=role)),
+                    lambda number: DrainAsked(number, worker, Drain(leave=True)),
                     lambda number: UndrainAsked(number, worker),
                     AuditAsked,
                 ]
@@ -343,14 +345,14 @@ class ChanceRun:
             mine = [each for each in ended.workers if each.worker in workers]
             assert len(mine) == len(workers)
             for audited in mine:
-                nothing = replace(audited, worker="", cached_blocks=0)
+                nothing = structs.replace(audited, worker="", cached_blocks=0)
                 assert nothing == Audited("", 0, 0, 0, 0, 0, 0, 0, 0, ""), audited
 
     def _check_books(self) -> None:
         """Gateways know exactly what workers have received, and count nothing as under way."""
         for gateway in self.cluster.gateways.values():
             gateway.machine.audit()
-            assert not len(gateway.machine.routing.transfers)
+            assert not gateway.machine.router.kv_transfers.moving
             for name, worker in self.cluster.workers.items():
                 tracked = gateway.machine.router.admission.fleet.workers[name]
                 connection = worker.machine.gateways.of(gateway.name)

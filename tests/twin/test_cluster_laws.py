@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from tandem.cluster.gateway.autoscaling import PlanningConfig
+from tandem.cluster.gateway.planner import PlanningConfig
 from tandem.facts.fleet import PlanningMode, Tier
 from tandem.messages.planning import ActionKind
 from tandem.messages.worker import RequestsAborted, TransferPinsReleased

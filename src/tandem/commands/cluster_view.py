@@ -2,8 +2,8 @@
 what its planner did."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
 
+from msgspec import structs
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
@@ -150,7 +150,7 @@ def _unlike(workers: Sequence[WorkerStatus]) -> list[RenderableType]:
 
 def print_audit(console: Console, workers: Sequence[Audited], problems: Sequence[str]) -> None:
     """What every worker holds at this moment, and which law is broken, if any."""
-    counted = [each.name for each in fields(Audited) if each.name not in ("worker", "problem")]
+    counted = [name for name in Audited.__struct_fields__ if name not in ("worker", "problem")]
     titles = [name.replace("_", " ") for name in counted]
     table = plain_table("worker", *titles, right=titles, header_style="dim")
     for audited in workers:
@@ -176,7 +176,7 @@ def _sum(views: Sequence[WorkerStatus]) -> WorkerStatus:
     """One worker as several gateways see it."""
     sums = {name: sum(getattr(view, name) for view in views) for name in _SUMMED}
     connectors = dict.fromkeys(name for view in views for name in view.connectors)
-    return replace(views[0], connectors=tuple(connectors), **sums)
+    return structs.replace(views[0], connectors=tuple(connectors), **sums)
 
 
 _NUMBERS = ("blocks", "of", "stored", "fetched", "missed", "corrupt", "us a token")

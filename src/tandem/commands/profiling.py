@@ -16,8 +16,9 @@ import tandem
 from tandem.bench.load import start_clock
 from tandem.commands.terminal import plain_table
 from tandem.config.environment import BUNDLED_MODEL
+from tandem.config.memory import ModelFacts
 from tandem.config.options import ServeOptions
-from tandem.config.resolve import ModelFacts, ServerPlan, machine_facts, resolve
+from tandem.config.resolve import ServerPlan, machine_facts, resolve
 from tandem.cost.fitted import COEFFICIENTS, FittedStepTime, TimedStep, fit, to_fields
 from tandem.cost.worker import StepShape
 from tandem.engine.engine import Engine

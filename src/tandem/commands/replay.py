@@ -17,7 +17,7 @@ from tandem.observe.journal.files import JournalRun, open_journal
 from tandem.observe.journal.history import History, trace_rows
 from tandem.observe.journal.replay import Comparison, Difference, compare, turns_of
 from tandem.policy.admission.policies import ADMISSIONS
-from tandem.policy.planning.registry import PLANNINGS
+from tandem.policy.planning.policies import PLANNINGS
 from tandem.policy.routing.policies import ROUTINGS
 
 DIFFERENT = 1

@@ -22,7 +22,7 @@ from tandem.facts.errors import InvalidConfiguration, nearest
 from tandem.facts.slo import Slo
 from tandem.facts.trace import TraceRow
 from tandem.policy.admission.policies import ADMISSIONS
-from tandem.policy.planning.registry import PLANNINGS
+from tandem.policy.planning.policies import PLANNINGS
 from tandem.policy.routing.policies import ROUTINGS
 from tandem.report.comparison import Point, comparison_table, finding
 from tandem.report.documents import (

@@ -4,13 +4,13 @@ machines of a Ray cluster."""
 
 import importlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 import msgspec
 
-from tandem.config.cluster.file import Cluster
+from tandem.config.cluster.file import Cluster, worker_names
 from tandem.config.cluster.live import gateway_options, on_cpu, pool_place, worker_options
 from tandem.config.cluster.tiers import memory_bytes, pool_nodes
 from tandem.config.cluster.workers import PoolConfig
@@ -21,17 +21,17 @@ from tandem.config.memory import (
     WORKER_PROCESS_BYTES,
     KvSizes,
     MemoryNeed,
+    ModelFacts,
     cpu_pool_bytes,
     gpu_pool_bytes,
     kv_sizes,
+    model_facts,
     refused_memory,
     working_bytes,
 )
 from tandem.config.options import ServeOptions, parse_bytes
 from tandem.facts.errors import InvalidConfiguration
-from tandem.facts.model import ModelSpec
-from tandem.models.configuration import read_model_spec
-from tandem.models.footprint import header_shapes, weight_bytes
+from tandem.models.footprint import weight_bytes
 from tandem.models.parallel import places
 
 FEWER = ", or fewer workers on this machine"
@@ -74,9 +74,9 @@ def refused_placement(cluster: Cluster) -> Iterator[tuple[str, str]]:
 def bundles(cluster: Cluster) -> dict[str, dict[str, float]]:
     """The resources, in Ray's names, of every process that Ray is to place."""
     placed = {
-        f"{pool.name}-{index}": _worker_bundle(cluster, pool)
+        name: _worker_bundle(cluster, pool)
         for pool in cluster.pools
-        for index in range(cluster.most_workers(pool))
+        for name in worker_names(pool)[: cluster.most_workers(pool)]
     }
     return placed | {name: {"CPU": POOL_NODE_CPUS} for name in pool_nodes(cluster)}
 
@@ -104,14 +104,6 @@ def bundle(resources: Mapping[str, float]) -> dict[str, float]:
     return {RAY_NAMES.get(name, name): amount for name, amount in resources.items() if amount}
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFiles:
-    """What the files of a model say of its sizes; `shapes` are those of its tensors, by name."""
-
-    spec: ModelSpec
-    shapes: Mapping[str, tuple[int, ...]]
-
-
 class MachineShare:
     """Of a cluster whose model lies in the folder `checkpoint`. Where each process is `alone` on
     its machine, none shares its cores, memory or GPUs with another; one that `joins` finds the
@@ -126,9 +118,9 @@ class MachineShare:
         self._joins = joins
 
     @cached_property
-    def model_files(self) -> ModelFiles:
+    def model(self) -> ModelFacts:
         """Raises `InvalidConfiguration`."""
-        return read_model_files(self.cluster, self._checkpoint)
+        return model_facts(self._checkpoint, gateway_options(self.cluster, ()).load_format)
 
     def worker_options(self, pool: PoolConfig) -> ServeOptions:
         """The options of a worker of the pool, with its part of what all of them share: threads and
@@ -165,7 +157,7 @@ class MachineShare:
         for pool in self.cluster.pools:
             options = self.worker_options(pool)
             if options.kv_cache_memory != "auto":
-                sizes, kv_bytes = worker_kv(self.model_files, pool, options)
+                sizes, kv_bytes = worker_kv(self.model, pool, options)
                 cuts += [f"each worker of pool {pool.name}: {cut}" for cut in sizes.cuts]
                 kv[pool.name] = kv_bytes if on_cpu(pool) else 0
         self._refuse_together(kv)
@@ -199,12 +191,12 @@ class MachineShare:
         free_bytes = self.host.free_memory_bytes
         workers = sum(self.cluster.most_workers(each) for each in alike)
         if self._joins:
-            own = need_beside_kv(self.model_files, pool, options).without_kv
+            own = need_beside_kv(self.model, pool, options).without_kv
             host = self.cluster.tiers.host
             own += int(host.capacity_bytes) if host else 0
             return cpu_pool_bytes(free_bytes, own, workers)
         self._refuse_together({})
-        beside = need_beside_all_kv(self.cluster, self.model_files).without_kv
+        beside = need_beside_all_kv(self.cluster, self.model).without_kv
         for each in alike:
             memory = worker_options(self.cluster, each).kv_cache_memory
             if memory != "auto":
@@ -218,24 +210,18 @@ class MachineShare:
         return sum(self.cluster.most_workers(each) * each.devices for each in pools)
 
     def _gpu_weight_bytes(self, options: ServeOptions, pool: PoolConfig) -> int:
-        storage = storage_of(options, self.model_files.spec, is_cpu=False)
+        storage = storage_of(options, self.model.spec, is_cpu=False)
         ranks = places(pool.tensor_parallel, pool.pipeline_parallel)
-        spec, shapes = self.model_files.spec, self.model_files.shapes
+        spec, shapes = self.model.spec, self.model.shapes
         return weight_bytes(spec, shapes, ranks, storage=storage, compute_bytes=2).held
 
     def _refuse_together(self, kv: Mapping[str, int]) -> None:
         free_bytes = self.host.free_memory_bytes
-        if problem := refused_together(self.cluster, self.model_files, kv, free_bytes):
+        if problem := refused_together(self.cluster, self.model, kv, free_bytes):
             raise InvalidConfiguration(problem)
 
 
-def read_model_files(cluster: Cluster, checkpoint: Path) -> ModelFiles:
-    """Raises `InvalidConfiguration`."""
-    dummy = gateway_options(cluster, ()).load_format == "dummy"
-    return ModelFiles(read_model_spec(checkpoint), {} if dummy else header_shapes(checkpoint))
-
-
-def need_beside_kv(model: ModelFiles, pool: PoolConfig, options: ServeOptions) -> MemoryNeed:
+def need_beside_kv(model: ModelFacts, pool: PoolConfig, options: ServeOptions) -> MemoryNeed:
     """Of one worker of the pool, over all its ranks. What lies on a GPU is not counted. Raises
     `InvalidConfiguration`."""
     ranks = places(pool.tensor_parallel, pool.pipeline_parallel)
@@ -250,7 +236,7 @@ def need_beside_kv(model: ModelFiles, pool: PoolConfig, options: ServeOptions) -
     )
 
 
-def need_beside_all_kv(cluster: Cluster, model: ModelFiles) -> MemoryNeed:
+def need_beside_all_kv(cluster: Cluster, model: ModelFacts) -> MemoryNeed:
     """Of everything that the cluster has on one machine. Raises `InvalidConfiguration`."""
     others = cluster.gateways + len(pool_nodes(cluster))
     together = MemoryNeed(other=memory_bytes(cluster) + others * GATEWAY_PROCESS_BYTES)
@@ -260,7 +246,7 @@ def need_beside_all_kv(cluster: Cluster, model: ModelFiles) -> MemoryNeed:
     return together
 
 
-def worker_kv(model: ModelFiles, pool: PoolConfig, options: ServeOptions) -> tuple[KvSizes, int]:
+def worker_kv(model: ModelFacts, pool: PoolConfig, options: ServeOptions) -> tuple[KvSizes, int]:
     """The sizes of a worker whose options name its `kv_cache_memory`, and the bytes that the KV
     takes. Raises `InvalidConfiguration`."""
     layout = layout_of(model.spec, options, is_cpu=on_cpu(pool))
@@ -270,7 +256,7 @@ def worker_kv(model: ModelFiles, pool: PoolConfig, options: ServeOptions) -> tup
 
 
 def refused_together(
-    cluster: Cluster, model: ModelFiles, kv: Mapping[str, int], free_bytes: int
+    cluster: Cluster, model: ModelFacts, kv: Mapping[str, int], free_bytes: int
 ) -> str | None:
     """Why the whole cluster does not fit into `free_bytes`; None if it does. `kv` are the bytes of
     one worker's KV, by pool."""

@@ -4,13 +4,16 @@ left for the KV cache, how many blocks and how long a context that makes, and wh
 Needs no torch: launchers ask, too.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from tandem.config.options import ServeOptions
+from tandem.config.options import LoadFormat, ServeOptions
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import ModelSpec
 from tandem.facts.units import GIB, MIB, size_text
-from tandem.models.footprint import WeightBytes
+from tandem.models.configuration import read_model_spec
+from tandem.models.footprint import WeightBytes, header_shapes
 
 # Python, torch and the libraries of a process that runs a model, and of one that only serves it:
 # what is not shared with other processes, measured and rounded up.
@@ -21,6 +24,21 @@ CPU_POOL_SHARE = 0.4
 CPU_POOL_LIMIT_BYTES = 4 * GIB
 # Beside weights and KV, on a GPU that several workers share: context, kernels, activations.
 GPU_WORKING_BYTES = 2 * GIB
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """The model to be served: what config.json says, and the `shapes` of the tensors in its files,
+    by name; empty where weights are made up."""
+
+    spec: ModelSpec
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+def model_facts(directory: Path, load_format: LoadFormat) -> ModelFacts:
+    """Of the checkpoint that lies there. Raises `InvalidConfiguration`."""
+    shapes = {} if load_format == "dummy" else header_shapes(directory)
+    return ModelFacts(read_model_spec(directory), shapes)
 
 
 @dataclass(frozen=True, slots=True)

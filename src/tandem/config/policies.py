@@ -16,8 +16,8 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 
-from tandem.cluster.gateway.autoscaling import PlanningConfig
 from tandem.cluster.gateway.plan_actions import ScaledPool
+from tandem.cluster.gateway.planner import PlanningConfig
 from tandem.cluster.router.admission import RouterConfig
 from tandem.cluster.router.fleet import Capacity
 from tandem.cluster.router.queue import RequestQueueConfig
@@ -36,7 +36,7 @@ from tandem.policy.dispatch.contract import Dispatching
 from tandem.policy.dispatch.policies import DISPATCHES
 from tandem.policy.eviction.policies import Eviction, make_eviction
 from tandem.policy.planning.contract import Planning
-from tandem.policy.planning.registry import PLANNINGS, planning
+from tandem.policy.planning.policies import PLANNINGS, planning
 from tandem.policy.qos.classes import UNNAMED, Classes, ServiceClass
 from tandem.policy.routing.contract import Routing
 from tandem.policy.routing.policies import ROUTINGS
@@ -123,7 +123,6 @@ def planning_config(cluster: Cluster) -> PlanningConfig | None:
         planning=policy,
         pools=tuple(
             ScaledPool(
-                name=pool.name,
                 role=pool.role,
                 workers=tuple(worker_names(pool)),
                 count=pool.count,

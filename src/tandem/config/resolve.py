@@ -1,7 +1,7 @@
 """Sizes of a server (KV blocks, context, slots, threads), from its options, model and machine."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -11,6 +11,7 @@ from tandem.config.environment import MachineFacts, host_facts
 from tandem.config.kv_format import layout_of, storage_of
 from tandem.config.memory import (
     MemoryNeed,
+    ModelFacts,
     cpu_pool_bytes,
     kv_sizes,
     refused_blocks,
@@ -21,7 +22,6 @@ from tandem.config.options import ServeOptions, parse_bytes
 from tandem.engine.slots import SlotShape
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import InvalidConfiguration
-from tandem.facts.model import ModelSpec
 from tandem.kernels.linear import Storage
 from tandem.kv.layout import KvLayout
 from tandem.models.footprint import STORAGE_BYTES, weight_bytes
@@ -63,15 +63,6 @@ class ServerPlan:
     @property
     def kv_bytes(self) -> int:
         return self.layout.block_bytes * self.worker.block_count
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """The model to be served: what config.json says, and the `shapes` of the tensors in its files,
-    by name; empty where weights are made up."""
-
-    spec: ModelSpec
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def resolve(

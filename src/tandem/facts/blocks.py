@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from typing import NewType
+from typing import Annotated, NewType
 
-from msgspec import Struct
+from msgspec import Meta, Struct
+
+from tandem.facts.bounds import Count
 
 HASH_BYTES = 16
+BlockHash = Annotated[bytes, Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
 
 # Whose blocks these are, as a chain's root takes it: made by `salt_of` and by nothing else.
 Salt = NewType("Salt", str)
@@ -115,26 +118,29 @@ class PromptChains:
     def __init__(self, block_size: int, prompts: int = 1) -> None:
         self._block_size = block_size
         self._prompts = prompts
-        self._root = b""
-        self._tokens: Sequence[int] = ()
-        self._chain: tuple[bytes, ...] = ()
         # By root and identity of the tokens, which are kept so that no others take their place.
         self._kept: dict[tuple[bytes, int], tuple[Sequence[int], tuple[bytes, ...]]] = {}
 
     def chain(self, root: bytes, tokens: Sequence[int]) -> Chain:
         """Of all full blocks of `tokens`, which never change."""
-        kept = self._kept.get((root, id(tokens)))
-        if kept is not None:
-            return kept[1]
-        known = self._tokens
-        if root != self._root or len(known) != len(tokens) or known != tokens:
-            chain: list[bytes] = []
-            extend_chain(chain, root, tokens, self._block_size)
-            self._root, self._tokens, self._chain = root, tokens, tuple(chain)
-        self._kept[root, id(tokens)] = tokens, self._chain
-        if len(self._kept) > self._prompts:
-            del self._kept[next(iter(self._kept))]
-        return self._chain
+        key = root, id(tokens)
+        kept = self._kept.get(key)
+        if kept is None:
+            kept = self._kept[key] = tokens, self._chain_of(root, tokens)
+            if len(self._kept) > self._prompts:
+                del self._kept[next(iter(self._kept))]
+        return kept[1]
+
+    def _chain_of(self, root: bytes, tokens: Sequence[int]) -> tuple[bytes, ...]:
+        """That of the newest prompt, where this is an equal one, or a new one."""
+        newest = next(reversed(self._kept), None)
+        if newest is not None and newest[0] == root:
+            known, same = self._kept[newest]
+            if len(known) == len(tokens) and known == tokens:
+                return same
+        chain: list[bytes] = []
+        extend_chain(chain, root, tokens, self._block_size)
+        return tuple(chain)
 
 
 class BlockChanges(Struct, frozen=True):
@@ -144,7 +150,7 @@ class BlockChanges(Struct, frozen=True):
     come first.
     """
 
-    sequence_number: int
-    removed: tuple[bytes, ...]
-    stored: tuple[bytes, ...]
-    stored_parents: tuple[bytes, ...]
+    sequence_number: Count
+    removed: tuple[BlockHash, ...]
+    stored: tuple[BlockHash, ...]
+    stored_parents: tuple[BlockHash, ...]

@@ -7,9 +7,12 @@ A worker has one shard a rank: some layers of some KV heads of every block.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+from tandem.facts.blocks import BlockHash
+from tandem.facts.bounds import Count, Seconds, Size
 from tandem.facts.fleet import Tier
 
 
@@ -18,10 +21,10 @@ class KvGeometry:
     """The KV of a whole model, over all ranks. `dtype` is that of the stored values, as
     `kv.layout` names them."""
 
-    layers: int
-    kv_heads: int
-    head_dim: int
-    block_size: int
+    layers: Size
+    kv_heads: Size
+    head_dim: Size
+    block_size: Size
     dtype: str
 
 
@@ -39,11 +42,11 @@ class KvShard:
     """What one rank holds of every block: `layers` from `first_layer`, `heads` KV heads from
     `first_head`, in memory that `endpoints` lead to, the preferred first."""
 
-    rank: int
-    first_layer: int
-    layers: int
-    first_head: int
-    heads: int
+    rank: Count
+    first_layer: Count
+    layers: Count
+    first_head: Count
+    heads: Count
     endpoints: tuple[Endpoint, ...]
 
 
@@ -65,10 +68,10 @@ class KvExport:
     model: str
     revision: str
     geometry: KvGeometry
-    block_count: int
+    block_count: Size
     shards: tuple[KvShard, ...]
     encoded: EncodedCopies | None = None
-    identity: str = ""
+    identity: Annotated[str, Meta(max_length=64)] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +89,11 @@ class MoveKv:
     request_id: str
     source: str
     incarnation: str
-    first_token: int
-    end_token: int
-    source_blocks: tuple[int, ...]
-    source_versions: tuple[int, ...]
-    target_blocks: tuple[int, ...]
+    first_token: Count
+    end_token: Count
+    source_blocks: tuple[Count, ...]
+    source_versions: tuple[Count, ...]
+    target_blocks: tuple[Count, ...]
 
 
 class MoveReport(Struct, frozen=True):
@@ -100,11 +103,11 @@ class MoveReport(Struct, frozen=True):
 
     arrived: bool
     connector: str = ""
-    moved_bytes: int = 0
-    spans: int = 0
-    seconds: float = 0.0
+    moved_bytes: Count = 0
+    spans: Count = 0
+    seconds: Seconds = 0.0
     problem: str = ""
-    tokens: int = 0
+    tokens: Count = 0
 
 
 class BlockName(Struct, frozen=True):
@@ -124,8 +127,8 @@ class BlockFormat:
     of the cache root without a salt, `block_bytes` the size of a block over all layers and
     heads."""
 
-    root: bytes
-    block_bytes: int
+    root: BlockHash
+    block_bytes: Size
 
 
 class TierFigures(Struct, frozen=True):
@@ -135,15 +138,15 @@ class TierFigures(Struct, frozen=True):
 
     tier: Tier
     on: bool
-    blocks: int
-    capacity_blocks: int
-    stored_blocks: int = 0
-    fetched_blocks: int = 0
-    missed_blocks: int = 0
-    corrupt_blocks: int = 0
-    failures: int = 0
-    fetch_s_per_token: float = 0.0
-    compute_s_per_token: float = 0.0
+    blocks: Count
+    capacity_blocks: Count
+    stored_blocks: Count = 0
+    fetched_blocks: Count = 0
+    missed_blocks: Count = 0
+    corrupt_blocks: Count = 0
+    failures: Count = 0
+    fetch_s_per_token: Seconds = 0.0
+    compute_s_per_token: Seconds = 0.0
     reason: str = ""
 
 

@@ -4,11 +4,10 @@ A gateway may have forgotten a worker or be new to it; a worker serves several g
 known by its name, and each start of its process by an incarnation.
 """
 
-from dataclasses import dataclass
-
 from msgspec import Struct
 
-from tandem.facts.blocks import CacheRoot
+from tandem.facts.blocks import BlockHash, CacheRoot
+from tandem.facts.bounds import Count, Interval, Name, Nanoseconds, Size
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.kv import BlockFormat, KvExport, MoveKv, MoveReport, TierFigures
 from tandem.messages.router import (
@@ -37,26 +36,24 @@ from tandem.messages.worker import (
 PROTOCOL = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Register:
+class Register(Struct, frozen=True):
     """A worker registers, empty of the gateway's requests. `root` names the KV it computes;
     `accepting` is False while it drains."""
 
     protocol: int
     version: str
-    worker: str
-    incarnation: str
+    worker: Name
+    incarnation: Name
     pool: str
     role: Role
     accepting: bool
     root: CacheRoot
     export: KvExport
-    max_sequences: int
-    context_tokens: int
+    max_sequences: Size
+    context_tokens: Count
 
 
-@dataclass(frozen=True, slots=True)
-class RoleStateReported:
+class RoleStateReported(Struct, frozen=True):
     """A worker's role, and whether it takes new requests, have changed."""
 
     worker: str
@@ -72,8 +69,7 @@ class MoveEnded(Struct, frozen=True):
     report: MoveReport
 
 
-@dataclass(frozen=True, slots=True)
-class Audited:
+class Audited(Struct, frozen=True):
     """What a worker holds at one instant, for the auditor. Everything is 0 on a worker at rest, but
     `cached_blocks`. `problem` is the first broken law, or empty."""
 
@@ -89,17 +85,16 @@ class Audited:
     problem: str
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterPoolNode:
+class RegisterPoolNode(Struct, frozen=True):
     """A process of the shared pool registers. Workers reach it at `address` (host:port)."""
 
     protocol: int
     version: str
-    worker: str
-    incarnation: str
-    address: str
+    worker: Name
+    incarnation: Name
+    address: Name
     format: BlockFormat
-    capacity_blocks: int
+    capacity_blocks: Count
 
 
 class TiersReported(Struct, frozen=True):
@@ -109,8 +104,7 @@ class TiersReported(Struct, frozen=True):
     tiers: tuple[TierFigures, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Deregister:
+class Deregister(Struct, frozen=True):
     """The worker leaves, with nothing left to do."""
 
     worker: str
@@ -136,33 +130,29 @@ ToGateway = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Registered:
+class Registered(Struct, frozen=True):
     """The gateway has registered the worker. Intervals in nanoseconds: the worker reports at least
     every `report_interval_ns`, and takes a gateway silent for `silence_ns` for dead; requests whose
     lease is not renewed for `lease_ns` are given up."""
 
     gateway: str
-    report_interval_ns: int
-    silence_ns: int
-    lease_ns: int
+    report_interval_ns: Interval
+    silence_ns: Interval
+    lease_ns: Interval
 
 
-@dataclass(frozen=True, slots=True)
-class RegistrationRefused:
+class RegistrationRefused(Struct, frozen=True):
     """The gateway will never accept this worker, which ends with this reason."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterAgain:
+class RegisterAgain(Struct, frozen=True):
     """The worker is not registered (any more): it drops what the gateway asked for, and
     registers."""
 
 
-@dataclass(frozen=True, slots=True)
-class PeerJoined:
+class PeerJoined(Struct, frozen=True):
     """Another worker whose KV may be read from now on."""
 
     worker: str
@@ -170,33 +160,29 @@ class PeerJoined:
     export: KvExport
 
 
-@dataclass(frozen=True, slots=True)
-class PeerLost:
+class PeerLost(Struct, frozen=True):
     """That start of that worker is gone: nothing can be read from it any more."""
 
     worker: str
     incarnation: str
 
 
-@dataclass(frozen=True, slots=True)
-class PoolNodeJoined:
+class PoolNodeJoined(Struct, frozen=True):
     """A process of the shared pool that KV blocks may be written to and read from."""
 
-    node: str
-    incarnation: str
-    address: str
+    node: Name
+    incarnation: Name
+    address: Name
 
 
-@dataclass(frozen=True, slots=True)
-class PoolNodeGone:
+class PoolNodeGone(Struct, frozen=True):
     """That start of that process of the shared pool is gone."""
 
     node: str
     incarnation: str
 
 
-@dataclass(frozen=True, slots=True)
-class FetchKv:
+class FetchKv(Struct, frozen=True):
     """Read the KV of tokens `first_token .. end_token` of a request into the blocks reserved for
     it: from your own host memory or disk, or from the shared pool; from a faster tier than `tier`
     where that has it too. Ends with `MoveEnded`."""
@@ -204,36 +190,32 @@ class FetchKv:
     transfer_id: int
     request_id: str
     tier: Tier
-    first_token: int
-    end_token: int
+    first_token: Count
+    end_token: Count
 
 
-@dataclass(frozen=True, slots=True)
-class PinBlocks:
+class PinBlocks(Struct, frozen=True):
     """Keep what your slower tiers hold of this chain for so long; smaller `priority` is more
     urgent."""
 
-    digests: tuple[bytes, ...]
-    ttl_ns: int
+    digests: tuple[BlockHash, ...]
+    ttl_ns: Nanoseconds
     priority: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class LeasesRenewed:
+class LeasesRenewed(Struct, frozen=True):
     """The leases of all these requests, in whatever stage; also the gateway's heartbeat."""
 
     request_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StopMove:
+class StopMove(Struct, frozen=True):
     """Cancel this move."""
 
     transfer_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
+class Drain(Struct, frozen=True):
     """Take no new requests, from any gateway. `then_role`: take this role once nothing is left;
     None with `leave`: end the process then (with `again`, to be started anew); None without: stay
     so until `Undrain`."""
@@ -243,25 +225,21 @@ class Drain:
     again: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Undrain:
+class Undrain(Struct, frozen=True):
     """Take requests again, in the role you have."""
 
 
-@dataclass(frozen=True, slots=True)
-class NotNeeded:
+class NotNeeded(Struct, frozen=True):
     """No request of this gateway needs the draining worker any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class ListBlocks:
+class ListBlocks(Struct, frozen=True):
     """List all blocks of this tier: answered by `BlocksListed`."""
 
     tier: Tier
 
 
-@dataclass(frozen=True, slots=True)
-class Audit:
+class Audit(Struct, frozen=True):
     """Check all invariants: answered by `Audited`."""
 
 

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar, get_args
 
 import msgspec
 
+from tandem.facts.bounds import Count
 from tandem.facts.errors import TandemError
 from tandem.facts.request import Request
 from tandem.messages.checks import BadMessage, OtherProtocol, check
@@ -63,7 +64,7 @@ class EncodedRequests(msgspec.Struct, array_like=True, forbid_unknown_fields=Tru
 
     prompts: tuple[bytes, ...]
     requests: tuple[EncodedRequest, ...]
-    import_tokens: tuple[int, ...] = ()
+    import_tokens: tuple[Count, ...] = ()
 
 
 def _encode_requests(

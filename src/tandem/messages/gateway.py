@@ -1,12 +1,10 @@
-"""Events and effects of the gateway machine."""
-
-from dataclasses import dataclass
+"""Events and effects of the gateway machine. Events with a tag stand in a journal as they are."""
 
 from msgspec import Struct
 
 from tandem.facts.fleet import Role
 from tandem.facts.kv import KvExport, TierFigures
-from tandem.messages.cluster import Audited, ToGateway, ToWorker
+from tandem.messages.cluster import Audited, Drain, ToGateway, ToWorker
 from tandem.messages.planning import PlanDecision, PlanningStatus
 from tandem.messages.router import (
     Explain,
@@ -25,8 +23,7 @@ class MessageFromWorker(Struct, frozen=True):
     message: ToGateway
 
 
-@dataclass(frozen=True, slots=True)
-class PeerGone:
+class PeerGone(Struct, frozen=True, array_like=True, tag="g"):
     """That process has ended, or its queue is full because it does not read; or, where it has not
     `died`, it is well but may not stay."""
 
@@ -35,45 +32,36 @@ class PeerGone:
     died: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class DrainAsked:
-    """An operator wants a worker to take no more requests and, when nothing is left, to take
-    `then_role` or (with `leave`) to end; with `again` whoever started its process starts it anew.
-    Ends with one `OperationEnded`: at once when it cannot be, else when the worker has done it
-    (without `then_role` and `leave`: when it is empty)."""
+class DrainAsked(Struct, frozen=True, array_like=True, tag="d"):
+    """An operator wants a worker drained. Ends with one `OperationEnded`: at once when it cannot
+    be, else when the worker has done as the `order` has it (to stay: when it is empty)."""
 
     operation_id: int
     worker: str
-    then_role: Role | None = None
-    leave: bool = False
-    again: bool = False
+    order: Drain = Drain()
 
 
-@dataclass(frozen=True, slots=True)
-class UndrainAsked:
+class UndrainAsked(Struct, frozen=True, array_like=True, tag="u"):
     """An operator wants a drained worker to take requests again."""
 
     operation_id: int
     worker: str
 
 
-@dataclass(frozen=True, slots=True)
-class AuditAsked:
+class AuditAsked(Struct, frozen=True, array_like=True, tag="a"):
     """An operator wants every worker's `Audited`; ends with one `AuditEnded`."""
 
     operation_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class StartFailed:
+class StartFailed(Struct, frozen=True, array_like=True, tag="f"):
     """Whoever launches processes could not start this worker, or has given it up."""
 
     worker: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class TimePassed:
+class TimePassed(Struct, frozen=True, array_like=True, tag="n"):
     """The instant that `next_wakeup` gave is here."""
 
 
@@ -106,24 +94,21 @@ class Deliver(Struct, frozen=True):
     repeats: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Fence:
+class Fence(Struct, frozen=True):
     """The process `peer` counts as dead: close its channel, and end it where possible."""
 
     peer: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class OperationEnded:
+class OperationEnded(Struct, frozen=True):
     """What an operator asked for is done, or (`problem`) cannot be."""
 
     operation_id: int
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class AuditEnded:
+class AuditEnded(Struct, frozen=True):
     """The reports of all processes, and the first broken law of the gateway itself, if any."""
 
     operation_id: int
@@ -131,8 +116,7 @@ class AuditEnded:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StartWorker:
+class StartWorker(Struct, frozen=True):
     """Start the process of this worker with this role, unless it runs or is being started: a name
     is never started twice. It appears by its `Register`; where it cannot start, `StartFailed`."""
 
@@ -140,8 +124,7 @@ class StartWorker:
     role: Role
 
 
-@dataclass(frozen=True, slots=True)
-class PlanDecided:
+class PlanDecided(Struct, frozen=True):
     """What the planner decided at this tick, for the records. Its actions are effects of their
     own."""
 
@@ -162,11 +145,30 @@ GatewayEffect = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerStatus:
-    """One worker as a gateway sees it, with what it did since it joined. `seconds` are those spent
-    reading KV from others, `moved_bytes` what it read, `sent_bytes` what others read from it.
-    `fetches` from slower tiers brought `fetched_tokens`; the worker reports the figures of its
+class WorkerCounters(Struct):
+    """What a worker has done since it joined. `seconds` are those spent reading KV from others,
+    `moved_bytes` what it read, `sent_bytes` what others read from it. `fetches` from slower tiers
+    brought `fetched_tokens`."""
+
+    prompts: int = 0
+    output_tokens: int = 0
+    transfers: int = 0
+    failed_transfers: int = 0
+    moved_bytes: int = 0
+    sent_bytes: int = 0
+    spans: int = 0
+    seconds: float = 0.0
+    connectors: tuple[str, ...] = ()
+    fetches: int = 0
+    failed_fetches: int = 0
+    fetched_tokens: int = 0
+    fetched_bytes: int = 0
+    fetch_seconds: float = 0.0
+
+
+# A snapshot of the counters; msgspec, unlike dataclasses, may freeze it.
+class WorkerStatus(WorkerCounters, frozen=True, kw_only=True):  # type: ignore[misc]
+    """One worker as a gateway sees it, with what it did. The worker reports the figures of its
     `tiers` itself, for all gateways together."""
 
     worker: str
@@ -177,26 +179,11 @@ class WorkerStatus:
     last_seen_s: float
     load: LoadReported
     total_blocks: int
-    prompts: int
-    output_tokens: int
-    transfers: int
-    failed_transfers: int
-    moved_bytes: int
-    sent_bytes: int
-    spans: int
-    seconds: float
-    connectors: tuple[str, ...]
     export: KvExport
-    fetches: int = 0
-    failed_fetches: int = 0
-    fetched_tokens: int = 0
-    fetched_bytes: int = 0
-    fetch_seconds: float = 0.0
     tiers: tuple[TierFigures, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PoolNodeStatus:
+class PoolNodeStatus(Struct, frozen=True):
     """One process of the shared pool, as last reported."""
 
     node: str
@@ -208,8 +195,7 @@ class PoolNodeStatus:
     tiers: tuple[TierFigures, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterStatus:
+class ClusterStatus(Struct, frozen=True):
     """All that one gateway knows. `lost` are processes that died, latest last, with why.
     `recomputed_tokens` is what takeovers cost: tokens that had to be computed once more. `planning`
     is the planner's, if this gateway has it."""

@@ -1,7 +1,5 @@
 """Events and effects of the node machine of a worker process."""
 
-from dataclasses import dataclass
-
 from msgspec import Struct
 
 from tandem.facts.fleet import Tier
@@ -11,8 +9,7 @@ from tandem.messages.gateway import TimePassed
 from tandem.messages.worker import RunStep, StepDone
 
 
-@dataclass(frozen=True, slots=True)
-class GatewayConnected:
+class GatewayConnected(Struct, frozen=True):
     """The channel to this gateway works (again)."""
 
     gateway: str
@@ -25,8 +22,7 @@ class MessageFromGateway(Struct, frozen=True):
     message: ToWorker
 
 
-@dataclass(frozen=True, slots=True)
-class GatewayGone:
+class GatewayGone(Struct, frozen=True):
     """The channel is broken, or its queue is full."""
 
     gateway: str
@@ -76,8 +72,7 @@ class BlocksFetched(Struct, frozen=True):
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class LeaveRequested:
+class LeaveRequested(Struct, frozen=True):
     """The process is to end, orderly: drain, transfer, deregister."""
 
 
@@ -110,8 +105,7 @@ class StartMove(Struct, frozen=True):
     order: MoveKv
 
 
-@dataclass(frozen=True, slots=True)
-class EndMove:
+class EndMove(Struct, frozen=True):
     """Stop this move soon; `MoveFinished` still comes."""
 
     move_id: int
@@ -126,8 +120,7 @@ class ExportBlocks(Struct, frozen=True):
     versions: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectPeer:
+class ConnectPeer(Struct, frozen=True):
     """KV may be read from this worker from now on."""
 
     worker: str
@@ -135,8 +128,7 @@ class ConnectPeer:
     export: KvExport
 
 
-@dataclass(frozen=True, slots=True)
-class ForgetPeer:
+class ForgetPeer(Struct, frozen=True):
     """Nothing will be read from it any more."""
 
     worker: str
@@ -192,15 +184,13 @@ class FetchBlocks(Struct, frozen=True):
     target_blocks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class EndFetch:
+class EndFetch(Struct, frozen=True):
     """Stop this fetch soon; `BlocksFetched` still comes."""
 
     fetch_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectPoolNode:
+class ConnectPoolNode(Struct, frozen=True):
     """Blocks may be written to and read from this process of the shared pool from now on."""
 
     node: str
@@ -208,16 +198,14 @@ class ConnectPoolNode:
     address: str
 
 
-@dataclass(frozen=True, slots=True)
-class ForgetPoolNode:
+class ForgetPoolNode(Struct, frozen=True):
     """It is gone."""
 
     node: str
     incarnation: str
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(Struct, frozen=True):
     """End the process; `reason` is empty when that was wanted. `again`: it is to be started
     anew."""
 

@@ -3,48 +3,40 @@
 Every question has a number of the asker's own choice, which its answer repeats.
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
-from tandem.facts.fleet import Role
-from tandem.messages.cluster import Audited
+from tandem.messages.cluster import Audited, Drain
 from tandem.messages.gateway import ClusterStatus
 
 
-@dataclass(frozen=True, slots=True)
-class AskStatus:
+class AskStatus(Struct, frozen=True):
     """A request for the gateway's status. Answered by `StatusReported`."""
 
     question: int
 
 
-@dataclass(frozen=True, slots=True)
-class AskDrain:
+class AskDrain(Struct, frozen=True):
     """See `DrainAsked`. Answered by `Done` when it is over."""
 
     question: int
     worker: str
-    then_role: Role | None = None
-    leave: bool = False
-    again: bool = False
+    order: Drain
 
 
-@dataclass(frozen=True, slots=True)
-class AskUndrain:
+class AskUndrain(Struct, frozen=True):
     """See `UndrainAsked`. Answered by `Done`."""
 
     question: int
     worker: str
 
 
-@dataclass(frozen=True, slots=True)
-class AskAudit:
+class AskAudit(Struct, frozen=True):
     """An audit of all workers. Answered by `AuditReported`."""
 
     question: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReportStartFailed:
+class ReportStartFailed(Struct, frozen=True):
     """A worker that the planner wants (`PlanningStatus.starting`) could not be started, or is given
     up. Answered by `Done`."""
 
@@ -53,16 +45,14 @@ class ReportStartFailed:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class StatusReported:
+class StatusReported(Struct, frozen=True):
     """The gateway's view at one instant."""
 
     question: int
     status: ClusterStatus
 
 
-@dataclass(frozen=True, slots=True)
-class AuditReported:
+class AuditReported(Struct, frozen=True):
     """Everybody's books; `problem` is the first broken law of the gateway's own, or empty."""
 
     question: int
@@ -70,8 +60,7 @@ class AuditReported:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(Struct, frozen=True):
     """What was asked for is done, or (`problem`) cannot be."""
 
     question: int

@@ -1,8 +1,9 @@
 """What a planner decided, with what it was based on, and how that is going: for operators, metrics
 and records."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from tandem.facts.fleet import PlanningMode, Role
 
@@ -16,8 +17,7 @@ class ActionKind(StrEnum):
     MIGRATE = "migrate"
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedAction:
+class PlannedAction(Struct, frozen=True):
     """One change of the fleet. `role` is the one that the worker starts with or flips to; running
     decodes of about `tokens` KV tokens migrate from the worker to `target`."""
 
@@ -40,8 +40,7 @@ class PlannedAction:
         return f"{self.tokens} tokens move from {self.worker} to {self.target}"
 
 
-@dataclass(frozen=True, slots=True)
-class PlanDecision:
+class PlanDecision(Struct, frozen=True):
     """One tick of a planner: the numbers of workers that it wants (None: as many as there are), the
     reason, the figures that it saw, and the `actions` that were begun or, in the mode `advisory`,
     would have been. Decisions of one gateway process are numbered by `serial`, from 1."""
@@ -64,16 +63,14 @@ class PlanDecision:
         return f"{self.reason}: {changes}" if self.reason else changes
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedStart:
+class PlannedStart(Struct, frozen=True):
     """A worker that is to be started with this role, and is not up yet."""
 
     worker: str
     role: Role
 
 
-@dataclass(frozen=True, slots=True)
-class HeldWorker:
+class HeldWorker(Struct, frozen=True):
     """A worker that the planner leaves alone, because an operator changed it by hand: for `left_s`
     more seconds, or (None) until it is undrained."""
 
@@ -82,8 +79,7 @@ class HeldWorker:
     left_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PlanningStatus:
+class PlanningStatus(Struct, frozen=True):
     """How a gateway's planner fares. Whoever launches processes starts those that are `starting`
     and do not run. `decisions` are the last ones that changed something or would have, oldest
     first, the last of them `decided_ago_s` ago; the counts are of actions begun."""

@@ -1,7 +1,7 @@
 """Events and effects of a shared pool process: offers and reads of clients, and its stores.
 Gateways treat it like a worker."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from tandem.facts.fleet import Tier
 from tandem.facts.kv import BlockName
@@ -22,16 +22,14 @@ from tandem.messages.node import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class BlocksOffered:
+class BlocksOffered(Struct, frozen=True):
     """A client has these; answered by `AnswerOffer`."""
 
     offer_id: int
     names: tuple[BlockName, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class BlocksReceived:
+class BlocksReceived(Struct, frozen=True):
     """Of blocks that were wanted, these have come or will not: the store of the fastest tier has
     `kept` of them now."""
 
@@ -39,16 +37,14 @@ class BlocksReceived:
     kept: tuple[bytes, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class BlocksAsked:
+class BlocksAsked(Struct, frozen=True):
     """A client wants to read these; answered by `FetchHeld`."""
 
     fetch_id: int
     names: tuple[BlockName, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaEnded:
+class ReplicaEnded(Struct, frozen=True):
     """A `SendReplica` is over."""
 
     node: str
@@ -69,8 +65,7 @@ PoolNodeEvent = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerOffer:
+class AnswerOffer(Struct, frozen=True):
     """`wanted` are on their way from now on, until `BlocksReceived`; `held` are here."""
 
     offer_id: int
@@ -78,8 +73,7 @@ class AnswerOffer:
     held: tuple[bytes, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FetchHeld:
+class FetchHeld(Struct, frozen=True):
     """Read `names[i]`, the first of what was asked for, from `tiers[i]`, checked. Ends with
     `BlocksFetched`. There may be none."""
 
@@ -88,8 +82,7 @@ class FetchHeld:
     names: tuple[BlockName, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SendReplica:
+class SendReplica(Struct, frozen=True):
     """Read `names[i]` from `tiers[i]` and offer them to another process of the pool. Ends with
     `ReplicaEnded`."""
 

@@ -4,11 +4,10 @@ Plans travel with their arrays as bytes; everything else is facts as they are.
 """
 
 from array import array
-from dataclasses import dataclass
 from typing import get_args
 
-import msgspec
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from tandem.facts.kv import Endpoint
@@ -29,42 +28,36 @@ from tandem.messages.node import (
 RANK_PROTOCOL = 2
 
 
-@dataclass(frozen=True, slots=True)
-class RankBegins:
+class RankBegins(Struct, frozen=True):
     """The first message to a follower: its setup, as the commands wrote it."""
 
     setup: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class TokensLanded:
+class TokensLanded(Struct, frozen=True):
     """Step `step_id` drew these tokens, on other ranks."""
 
     step_id: int
     tokens: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Ping:
+class Ping(Struct, frozen=True):
     """Answered by `Pong`."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankReady:
+class RankReady(Struct, frozen=True):
     """The rank can run plans, and its KV be read by these ways."""
 
     endpoints: tuple[Endpoint, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RankFailed:
+class RankFailed(Struct, frozen=True):
     """The rank ends, and with it the whole worker."""
 
     problem: str
 
 
-@dataclass(frozen=True, slots=True)
-class Pong:
+class Pong(Struct, frozen=True):
     """The rank lives."""
 
 
@@ -83,7 +76,7 @@ ToFollower = (
 ToLeader = RankReady | RankFailed | StepResult | MoveFinished | BlocksExported | Pong
 
 
-class EncodedPlacement(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+class EncodedPlacement(Struct, array_like=True, forbid_unknown_fields=True):
     """A `Placement`; its tokens as unsigned 32-bit numbers, little-endian."""
 
     slot: int
@@ -93,7 +86,7 @@ class EncodedPlacement(msgspec.Struct, array_like=True, forbid_unknown_fields=Tr
     sampling: SamplingParameters
 
 
-class EncodedStep(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+class EncodedStep(Struct, array_like=True, forbid_unknown_fields=True):
     """A `StepPlan`. `numbers` are its six int32 arrays in their order, little-endian."""
 
     step_id: int

@@ -1,10 +1,11 @@
 """Events (past tense) and effects (imperative) of the router machine."""
 
-from dataclasses import dataclass, field
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct, field
 
-from tandem.facts.blocks import BlockChanges
+from tandem.facts.blocks import BlockChanges, BlockHash
+from tandem.facts.bounds import Count
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.request import Request
 from tandem.facts.slo import Slo
@@ -17,8 +18,7 @@ from tandem.messages.worker import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RequestSubmitted:
+class RequestSubmitted(Struct, frozen=True):
     """A request of a client. `expected_output_tokens` is a prediction; the rest is tenant, QoS and
     SLO. What it leaves in slower tiers is pinned for `pin_ns` after its answer."""
 
@@ -32,23 +32,20 @@ class RequestSubmitted:
     pin_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RequestWithdrawn:
+class RequestWithdrawn(Struct, frozen=True):
     """A client has cancelled this request."""
 
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerJoined:
+class WorkerJoined(Struct, frozen=True):
     """A worker is up, empty, and takes requests in this role."""
 
     worker: str
     role: Role
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLost:
+class WorkerLost(Struct, frozen=True):
     """A worker is gone, with all KV it had; its requests go on elsewhere. `died`: it was not to
     leave, so that one of them may be what it died of."""
 
@@ -56,30 +53,26 @@ class WorkerLost:
     died: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class PoolNodeLost:
+class PoolNodeLost(Struct, frozen=True):
     """A process of the shared pool is gone, with what it held."""
 
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerDrained:
+class WorkerDrained(Struct, frozen=True):
     """From now on the worker gets no new requests; what it has it finishes."""
 
     worker: str
 
 
-@dataclass(frozen=True, slots=True)
-class RoleTaken:
+class RoleTaken(Struct, frozen=True):
     """A drained worker is empty and takes requests again, in this role."""
 
     worker: str
     role: Role
 
 
-@dataclass(frozen=True, slots=True)
-class MigrationsRequested:
+class MigrationsRequested(Struct, frozen=True):
     """Decoding requests with about `tokens` tokens of KV should go on at `target`."""
 
     source: str
@@ -95,12 +88,12 @@ class LoadReported(Struct, frozen=True):
     the first `received_events` had been received by then; None: all."""
 
     worker: str
-    running_sequences: int
-    waiting_requests: int
-    queued_prefill_tokens: int
-    context_tokens: int
-    free_blocks: int
-    received_events: int | None = None
+    running_sequences: Count
+    waiting_requests: Count
+    queued_prefill_tokens: Count
+    context_tokens: Count
+    free_blocks: Count
+    received_events: Count | None = None
 
 
 class BlocksReported(Struct, frozen=True):
@@ -112,14 +105,16 @@ class BlocksReported(Struct, frozen=True):
     changes: BlockChanges
 
 
-@dataclass(frozen=True, slots=True)
-class BlocksListed:
+class BlocksListed(Struct, frozen=True):
     """All blocks that a tier of a worker holds, true before its report `next_sequence_number`."""
 
     worker: str
     tier: Tier
-    hashes: tuple[bytes, ...]
-    next_sequence_number: int
+    hashes: tuple[BlockHash, ...]
+    next_sequence_number: Count
+
+
+Repeats = Annotated[int, Meta(ge=1, le=1 << 20)]
 
 
 class TokensReported(Struct, frozen=True):
@@ -127,27 +122,24 @@ class TokensReported(Struct, frozen=True):
 
     worker: str
     emission: EmitTokens
-    repeats: int = 1
+    repeats: Repeats = 1
 
 
-@dataclass(frozen=True, slots=True)
-class KvReported:
+class KvReported(Struct, frozen=True):
     """A worker has KV that another will read."""
 
     worker: str
     computed: KvComputed
 
 
-@dataclass(frozen=True, slots=True)
-class ImportReported:
+class ImportReported(Struct, frozen=True):
     """A worker has blocks ready to be filled."""
 
     worker: str
     wanted: ImportBlocks
 
 
-@dataclass(frozen=True, slots=True)
-class TransferEnded:
+class TransferEnded(Struct, frozen=True):
     """A transfer is over; when not `arrived` its content is lost but for its first `tokens`."""
 
     transfer_id: int
@@ -155,8 +147,7 @@ class TransferEnded:
     tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRefused:
+class RequestRefused(Struct, frozen=True):
     """A worker would not take the request: its queue is full, or the prompt does not fit, which no
     waiting helps (`retry_after_s` 0)."""
 
@@ -166,8 +157,7 @@ class RequestRefused:
     retry_after_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class RequestBroken:
+class RequestBroken(Struct, frozen=True):
     """A worker cannot go on with this request, and no other could; `reason` is for its client."""
 
     worker: str
@@ -175,8 +165,7 @@ class RequestBroken:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class RequestsLost:
+class RequestsLost(Struct, frozen=True):
     """A worker had to give these requests up, though it lives: they go on elsewhere."""
 
     worker: str
@@ -212,8 +201,7 @@ class SendEvent(Struct, frozen=True):
     event: WorkerEvent
 
 
-@dataclass(frozen=True, slots=True)
-class StartTransfer:
+class StartTransfer(Struct, frozen=True):
     """Copy the KV of tokens `first_token .. end_token` of a request to `target`: from the device of
     the worker `source`, or, when that is empty, from `tier` (the target's own host memory or disk,
     or the shared pool). Ends with `TransferEnded`."""
@@ -227,15 +215,14 @@ class StartTransfer:
     end_token: int
 
 
-@dataclass(frozen=True, slots=True)
-class CancelTransfer:
-    """Stop this transfer; its end is not awaited."""
+class CancelTransfer(Struct, frozen=True):
+    """Have `target` stop this transfer; its end is not awaited."""
 
     transfer_id: int
+    target: str
 
 
-@dataclass(frozen=True, slots=True)
-class Reject:
+class Reject(Struct, frozen=True):
     """The request never ran and is refused; the client may retry after `retry_after_s`."""
 
     request_id: str
@@ -243,8 +230,7 @@ class Reject:
     retry_after_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Explain:
+class Explain(Struct, frozen=True):
     """One decision with what it was based on, for the records."""
 
     request_id: str
@@ -253,8 +239,7 @@ class Explain:
     figures: tuple[tuple[str, float | str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class AskForBlocks:
+class AskForBlocks(Struct, frozen=True):
     """A report of this tier was missed: request a new `BlocksListed`."""
 
     worker: str

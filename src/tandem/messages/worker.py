@@ -1,44 +1,40 @@
 """Events (past tense) and effects (imperative) of the worker machine.
 
-What is made for every step or block, here and in the other modules, is a `Struct`: made in a tenth
-of the time that a frozen dataclass takes, and the same to whoever reads it.
+All messages, events and effects are a `Struct`: made in a tenth of the time that a frozen dataclass
+takes, and the same to whoever reads it.
 """
-
-from dataclasses import dataclass
 
 from msgspec import Struct
 
 from tandem.facts.blocks import BlockChanges
+from tandem.facts.bounds import Count, Token
 from tandem.facts.errors import TandemError
 from tandem.facts.kv import BlockName
 from tandem.facts.request import FinishReason, Request, TokenLogprobs
 from tandem.facts.steps import StepPlan, StepResult
 
 
-@dataclass(frozen=True, slots=True)
-class RequestsArrived:
+class RequestsArrived(Struct, frozen=True):
     """These requests want to run; ids are unique among the unfinished."""
 
     requests: tuple[Request, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillsArrived:
+class PrefillsArrived(Struct, frozen=True):
     """Another worker will continue these: compute what is known, draw one token, and keep the
     blocks until `TransferPinsReleased`. A request that ends with that token holds nothing. The KV
     of the first `import_tokens[i]` known tokens can be had elsewhere."""
 
     requests: tuple[Request, ...]
-    import_tokens: tuple[int, ...]
+    import_tokens: tuple[Count, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ImportsArrived:
+class ImportsArrived(Struct, frozen=True):
     """These want to run, and the KV of the first `import_tokens[i]` of their known tokens can be
     had elsewhere: from the worker that computed the prompt, or from a slower tier."""
 
     requests: tuple[Request, ...]
-    import_tokens: tuple[int, ...]
+    import_tokens: tuple[Count, ...]
 
 
 class ImportDone(Struct, frozen=True):
@@ -47,12 +43,11 @@ class ImportDone(Struct, frozen=True):
     were drawn elsewhere in the meantime and continue what was known."""
 
     request_id: str
-    tokens: int
-    output_tokens: tuple[int, ...] = ()
+    tokens: Count
+    output_tokens: tuple[Token, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CopiesRequested:
+class CopiesRequested(Struct, frozen=True):
     """Another worker may soon go on with these running requests: report how far their KV can be
     read by now (`KvComputed`), and go on. 0 tokens are reported of one with nothing to read, and of
     one that must give its blocks away later; `TransferPinsReleased` ends the interest. Unknown ids
@@ -61,8 +56,7 @@ class CopiesRequested:
     request_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class KvTransfersRequested:
+class KvTransfersRequested(Struct, frozen=True):
     """Another worker will go on with these running requests: draw what is under way, then hold the
     blocks. 0 tokens are reported (`KvComputed`) of one that does not run; unknown ids are
     ignored."""
@@ -76,8 +70,7 @@ class TransferPinsReleased(Struct, frozen=True):
     request_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RequestsAborted:
+class RequestsAborted(Struct, frozen=True):
     """These are cancelled. Unknown ids are ignored: they may just have finished."""
 
     request_ids: tuple[str, ...]
@@ -115,23 +108,21 @@ class EmitTokens(Struct, frozen=True):
     """
 
     request_ids: tuple[str, ...]
-    tokens: tuple[int, ...]
+    tokens: tuple[Token, ...]
     finish_reasons: tuple[FinishReason | None, ...]
     stopped_by_token: tuple[bool, ...]
-    cached_tokens: tuple[int, ...]
+    cached_tokens: tuple[Count, ...]
     logprobs: tuple[TokenLogprobs | None, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(Struct, frozen=True):
     """This request never ran and never will."""
 
     request_id: str
     error: TandemError
 
 
-@dataclass(frozen=True, slots=True)
-class FailRequest:
+class FailRequest(Struct, frozen=True):
     """This request was accepted and cannot be answered; `reason` is one clear line for its
     client. All others go on."""
 
@@ -159,13 +150,12 @@ class ImportBlocks(Struct, frozen=True):
     Ends with `ImportDone`. The request's earlier tokens were in the cache."""
 
     request_id: str
-    first_token: int
-    end_token: int
-    blocks: tuple[int, ...]
+    first_token: Count
+    end_token: Count
+    blocks: tuple[Count, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CancelImport:
+class CancelImport(Struct, frozen=True):
     """This import is not wanted any more; it still ends with `ImportDone` once the blocks are
     quiet."""
 
@@ -179,10 +169,10 @@ class KvComputed(Struct, frozen=True):
     runs parallel to `blocks`: a block is handed out anew under another one."""
 
     request_ids: tuple[str, ...]
-    tokens: tuple[int, ...]
-    blocks: tuple[tuple[int, ...], ...]
+    tokens: tuple[Count, ...]
+    blocks: tuple[tuple[Count, ...], ...]
     held: tuple[bool, ...]
-    versions: tuple[tuple[int, ...], ...] = ()
+    versions: tuple[tuple[Count, ...], ...] = ()
 
 
 WorkerEffect = (

@@ -1,6 +1,6 @@
 """What policies see: snapshots of requests and workers as numbers, true at one instant."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, field
 
@@ -92,3 +92,8 @@ class WorkerView(Struct, frozen=True):
     @property
     def total_tokens(self) -> int:
         return self.total_blocks * self.block_size
+
+
+def view_of(workers: Sequence[WorkerView], worker: str) -> WorkerView:
+    """Of the worker of that name, which must be among them."""
+    return next(view for view in workers if view.worker == worker)

@@ -74,12 +74,7 @@ def comparison_table(points: Sequence[Point], width: int) -> Table:
     speeds = speeds_of(points)
     if _FIRST_WIDTH + _GROUP_WIDTH * len(speeds) <= width or len(speeds) == 1:
         return _side_by_side(points, speeds)
-    table = Table(
-        box=None, padding=(0, 1, 0, 0), caption="* best of its load", caption_justify="left"
-    )
-    table.add_column("", style="bold")
-    for column in _COLUMNS:
-        table.add_column(column.title, justify="right", no_wrap=True)
+    table = _starred_table([column.title for column in _COLUMNS], "load")
     for speed in speeds:
         table.add_row(f"speed {speed:g}", style="dim")
         group = [point for point in points if point.speed == speed]
@@ -90,21 +85,29 @@ def comparison_table(points: Sequence[Point], width: int) -> Table:
 
 
 def _side_by_side(points: Sequence[Point], speeds: Sequence[float]) -> Table:
-    table = Table(
-        box=None, padding=(0, 1, 0, 0), caption="* best of its column", caption_justify="left"
-    )
-    table.add_column("", style="bold")
+    titles = [
+        f"speed {speed:g}\n{column.title}" if not place and len(speeds) > 1 else column.title
+        for speed in speeds
+        for place, column in enumerate(_COLUMNS)
+    ]
+    table = _starred_table(titles, "column")
     groups = {speed: [point for point in points if point.speed == speed] for speed in speeds}
-    for speed in speeds:
-        for place, column in enumerate(_COLUMNS):
-            above = "" if place or len(speeds) == 1 else f"speed {speed:g}"
-            table.add_column(f"{above}\n{column.title}".strip("\n"), justify="right", no_wrap=True)
     for policy in policies_of(points):
         cells: list[str] = []
         for group in groups.values():
             own = next((point for point in group if point.policy == policy), None)
             cells += _cells(own, group) if own else ["-"] * len(_COLUMNS)
         table.add_row(policy, *cells)
+    return table
+
+
+def _starred_table(titles: Sequence[str], within: str) -> Table:
+    """Names of runs, then figures, the best of each load or column with a star."""
+    caption = f"* best of its {within}"
+    table = Table(box=None, padding=(0, 1, 0, 0), caption=caption, caption_justify="left")
+    table.add_column("", style="bold")
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=True)
     return table
 
 

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import fsum
 
 from tandem.facts.fleet import Tier
@@ -166,14 +166,7 @@ def summarise(record: RunRecord, terms: Terms) -> Summary:
         reuse=_reuse(record),
         pools=_pools(record.workers),
         transfers=tuple(
-            TransferSummary(
-                kind=entry.kind,
-                transfers=entry.transfers,
-                lost=entry.lost,
-                moved_bytes=entry.moved_bytes,
-                seconds=entry.seconds,
-                bytes_per_s=_ratio(entry.moved_bytes, entry.seconds),
-            )
+            TransferSummary(**asdict(entry), bytes_per_s=_ratio(entry.moved_bytes, entry.seconds))
             for entry in record.transfers
         ),
         bill=_bill(record.workers, terms, delivered),

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from tandem.cluster.gateway.autoscaling import PlanningConfig
 from tandem.cluster.gateway.machine import GatewayConfig
 from tandem.cluster.gateway.plan_actions import ScaledPool
+from tandem.cluster.gateway.planner import PlanningConfig
 from tandem.cluster.router.admission import RouterConfig
 from tandem.cluster.router.fleet import Capacity
 from tandem.cluster.router.prefix_cache.index import PromptHashes
@@ -74,7 +74,6 @@ def _planning(scenario: Scenario) -> PlanningConfig | None:
         planning=planning,
         pools=tuple(
             ScaledPool(
-                name=pool.name,
                 role=pool.role,
                 workers=tuple(pool.workers()),
                 count=pool.count,

@@ -1,31 +1,16 @@
 """Small fleets for the tests of routing: a step time with easy numbers, and drawn views."""
 
-from dataclasses import dataclass
-
 from hypothesis import strategies as st
 
-from tandem.cost.worker import LinkCost, StepShape, WorkerCost
+from tandem.cost.fitted import FittedStepTime
+from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.fleet import Role, Tier
 from tandem.policy.views import RequestView, TierHits, WorkerView
 
-
-@dataclass(frozen=True)
-class PlainStepTime:
-    """10 ms, 100 us a token, and 1 us a thousand tokens of context that anything attends to."""
-
-    stages: int = 1
-
-    def seconds(self, shape: StepShape) -> float:
-        attended = sum(count * before for before, count in shape.chunks)
-        attended += shape.decode_context_tokens
-        return 0.010 + 1e-4 * shape.tokens + 1e-9 * attended
-
-    def decode_seconds(self, sequences: int, context_tokens: int) -> float:
-        return 0.010 + 1e-4 * sequences + 1e-9 * context_tokens
-
-
+# 10 ms, 100 us a token, and 1 us a thousand tokens that anything attends to.
+STEP_TIME = FittedStepTime(fixed_s=0.010, token_s=1e-4, pair_s=1e-9, context_token_s=1e-9)
 COST = WorkerCost(
-    PlainStepTime(),
+    STEP_TIME,
     kv_bytes_per_token=1e5,
     chunk_tokens=1000,
     tiers={
@@ -35,7 +20,7 @@ COST = WorkerCost(
     },
     network=LinkCost(1e10, 1e-5),
 )
-SLOW_LINK = WorkerCost(PlainStepTime(), 1e5, 1000, network=LinkCost(1e8, 1e-3))
+SLOW_LINK = WorkerCost(STEP_TIME, 1e5, 1000, network=LinkCost(1e8, 1e-3))
 
 
 def worker(name: str, role: Role = Role.BOTH, **numbers: object) -> WorkerView:

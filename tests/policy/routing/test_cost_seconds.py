@@ -15,7 +15,7 @@ from tandem.policy.views import TierHits
 from tests.policy.routing.fleets import (
     COST,
     SLOW_LINK,
-    PlainStepTime,
+    STEP_TIME,
     fleets,
     hits,
     request,
@@ -24,8 +24,8 @@ from tests.policy.routing.fleets import (
     worker,
 )
 
-STEP_S = PlainStepTime().decode_seconds(1, 1)
-CHUNK_S = 0.010 + 0.1
+STEP_S = STEP_TIME.decode_seconds(1, 1)
+CHUNK_S = COST.prefill_seconds(1000)
 
 
 def candidate(asked, view):
@@ -75,7 +75,7 @@ def test_a_neighbour_is_harmed_by_chunks_and_by_decoding():
 
 def stretch(decodes):
     """How much longer a chunk takes with so many decodes, which hold no context."""
-    added_s = PlainStepTime().decode_seconds(decodes, 0) - STEP_S
+    added_s = STEP_TIME.decode_seconds(decodes, 0) - STEP_S
     return 1 + added_s * 1000 / (1000 - decodes) / CHUNK_S
 
 
@@ -112,7 +112,7 @@ def test_the_last_prompt_token_is_always_computed():
 def test_missing_blocks_and_slots_cost_their_share_of_a_turnover():
     asked = request(1584, hits={})
     busy = {"running_sequences": 10, "context_tokens": 10_000}
-    gap_s = PlainStepTime().decode_seconds(10, 10_000)
+    gap_s = STEP_TIME.decode_seconds(10, 10_000)
     roomy_s = ttft_s(asked, **busy, total_blocks=1000, free_blocks=200)
     # 1,684 tokens take 106.25 blocks with the rounding; of 990 others 96.25 must go.
     tight_s = ttft_s(asked, **busy, total_blocks=1000, free_blocks=10)

@@ -7,22 +7,20 @@ the launcher starts the workers that are wanted, and reports what failed.
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from tandem.cluster.audit import invariant
 from tandem.cluster.gateway.members import Members
 from tandem.cluster.gateway.operations import Drains
-from tandem.cluster.gateway.plan_actions import ScaledPool
 from tandem.cluster.gateway.planned_fleet import PlannedFleet
 from tandem.cluster.gateway.planner import (
     ClientExperience,
-    PlannerConfig,
     PlannerMachine,
+    PlanningConfig,
     figures_of,
 )
 from tandem.cluster.gateway.routing import Routing
 from tandem.facts.fleet import PlanningMode, Role
-from tandem.facts.slo import Slo
+from tandem.messages.cluster import Drain
 from tandem.messages.gateway import (
     Deliver,
     DrainAsked,
@@ -41,41 +39,10 @@ from tandem.messages.router import (
     RequestWithdrawn,
 )
 from tandem.messages.worker import FailRequest
-from tandem.policy.planning.contract import Planning
 
 Effects = list[GatewayEffect]
 
 KEPT_DECISIONS = 20
-
-
-@dataclass(frozen=True, slots=True)
-class PlanningConfig:
-    """`planning` decides how many workers of each role there are, under the `name` that is shown;
-    it remembers, so it serves one gateway. `slo` is what clients are to get. What operators
-    change by hand is left alone for `hold_s`. This gateway sees the arrivals of one among
-    `gateways`."""
-
-    name: str
-    planning: Planning
-    pools: tuple[ScaledPool, ...]
-    slo: Slo
-    mode: PlanningMode = PlanningMode.AUTOMATIC
-    window_s: float = 30.0
-    hold_s: float = 600.0
-    gateways: int = 1
-
-    @property
-    def planner(self) -> PlannerConfig:
-        """Of all pools together: a start takes as long as in the slowest of them."""
-        return PlannerConfig(
-            cost=self.pools[0].cost,
-            slo=self.slo,
-            min_workers=sum(pool.min_count for pool in self.pools),
-            max_workers=sum(pool.max_count for pool in self.pools),
-            startup_s=max(pool.startup_s for pool in self.pools),
-            window_s=self.window_s,
-            arrivals_each=self.gateways,
-        )
 
 
 class Autoscaling:
@@ -95,7 +62,7 @@ class Autoscaling:
         self.config = config
         self.fleet = PlannedFleet(config.pools, config.hold_s, members, drains, now_ns=now_ns)
         self._members, self._drains, self._routing = members, drains, routing
-        self._planner = PlannerMachine(config.planning, config.planner, now_ns)
+        self._planner = PlannerMachine(config, now_ns)
         self._experience = ClientExperience(self._planner)
         self._begun: Counter[ActionKind] = Counter()
         self._decisions: deque[PlanDecision] = deque(maxlen=KEPT_DECISIONS)
@@ -223,5 +190,6 @@ class Autoscaling:
         self._operations += 1
         self.fleet.drain_ordered(worker, role)
         # Operators' operations have positive numbers.
-        asked = DrainAsked(-self._operations, worker, then_role=role, leave=role is None)
+        order = Drain(then_role=role, leave=role is None)
+        asked = DrainAsked(-self._operations, worker, order)
         return SendToWorker(member.peer, self._drains.begin(asked))

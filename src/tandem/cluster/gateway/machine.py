@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tandem.cluster.audit import first_broken_law, invariant
-from tandem.cluster.gateway.autoscaling import Autoscaling, PlanningConfig
+from tandem.cluster.gateway.autoscaling import Autoscaling
 from tandem.cluster.gateway.housekeeping import Heartbeats, check_drains, renewals
 from tandem.cluster.gateway.measured_costs import MeasuredCosts
 from tandem.cluster.gateway.members import (
@@ -20,6 +20,7 @@ from tandem.cluster.gateway.members import (
     worker_status,
 )
 from tandem.cluster.gateway.operations import Audits, Drains, OpenAudit
+from tandem.cluster.gateway.planner import PlanningConfig
 from tandem.cluster.gateway.routing import Routing
 from tandem.cluster.gateway.shared_pool import SharedPool
 from tandem.cluster.router.admission import RouterConfig

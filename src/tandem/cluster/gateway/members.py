@@ -4,8 +4,10 @@ why it refuses others."""
 from bisect import insort
 from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
+
+from msgspec import structs
 
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.fleet import Role
@@ -18,7 +20,7 @@ from tandem.messages.cluster import (
     RegisterPoolNode,
     RoleStateReported,
 )
-from tandem.messages.gateway import PoolNodeStatus, WorkerStatus
+from tandem.messages.gateway import PoolNodeStatus, WorkerCounters, WorkerStatus
 from tandem.messages.router import LoadReported, RoleTaken, WorkerDrained
 
 # An unknown process is asked to register once in so long.
@@ -94,24 +96,8 @@ class Registry(Generic[P]):
         return ""
 
 
-@dataclass(slots=True)
-class WorkerCounters:
-    """What a worker has done since it joined."""
-
-    prompts: int = 0
-    output_tokens: int = 0
-    transfers: int = 0
-    failed_transfers: int = 0
-    moved_bytes: int = 0
-    sent_bytes: int = 0
-    spans: int = 0
-    seconds: float = 0.0
-    connectors: tuple[str, ...] = ()
-    fetches: int = 0
-    failed_fetches: int = 0
-    fetched_tokens: int = 0
-    fetched_bytes: int = 0
-    fetch_seconds: float = 0.0
+class Counters(WorkerCounters):
+    """What a worker has done, as its moves and fetches end."""
 
     def read(self, report: MoveReport) -> None:
         """A move that it carried out."""
@@ -145,7 +131,7 @@ class Member:
     reported: bool = False
     let_go: bool = False
     migrations: int = 0
-    counters: WorkerCounters = field(default_factory=WorkerCounters)
+    counters: Counters = field(default_factory=Counters)
     tiers: tuple[TierFigures, ...] = ()
     # The peers that it was introduced to: each before it reads from it for the first time. With
     # everybody introduced at the start, a fleet would get as many messages as it has pairs.
@@ -358,7 +344,7 @@ def worker_status(member: Member, last_seen_s: float) -> WorkerStatus:
         total_blocks=register.export.block_count,
         export=register.export,
         tiers=member.tiers,
-        **asdict(member.counters),
+        **structs.asdict(member.counters),
     )
 
 

@@ -27,10 +27,6 @@ class OpenDrain:
     asked: DrainAsked
     begun: bool = False
 
-    @property
-    def order(self) -> Drain:
-        return Drain(self.asked.then_role, self.asked.leave, self.asked.again)
-
 
 class Drains:
     """At most one a worker. Every operation ends once, with what has become of it."""
@@ -63,15 +59,16 @@ class Drains:
             return f"no worker is called {asked.worker}; {there}"
         if isinstance(asked, UndrainAsked):
             return f"{asked.worker} takes requests already" if member.accepting else ""
-        plain = asked.then_role is None and not asked.leave
+        then_role = asked.order.then_role
+        plain = then_role is None and not asked.order.leave
         if not replaces and (asked.worker in self._drains or (plain and not member.accepting)):
             return f"{asked.worker} is being drained already"
-        if asked.then_role is member.role:
+        if then_role is member.role:
             return f"{asked.worker} is a {member.role} worker already"
         before = {phase for each in self._members for phase in _phases(each)}
         after = {phase for each in self._members.others(member) for phase in _phases(each)}
-        if asked.then_role is not None:
-            after |= _phases_of(asked.then_role)
+        if then_role is not None:
+            after |= _phases_of(then_role)
         if missing := sorted(before - after):
             return f"without {asked.worker} no worker would take {' or '.join(missing)}"
         return ""
@@ -82,7 +79,7 @@ class Drains:
             self._undrains.setdefault(asked.worker, []).append(asked)
             return Undrain()
         self._drains[asked.worker] = OpenDrain(asked)
-        return self._drains[asked.worker].order
+        return asked.order
 
     def role_state_reported(self, member: Member) -> Effects:
         """The worker has reported its role state."""
@@ -97,7 +94,7 @@ class Drains:
             drain.begun = True
         elif drain.begun:
             asked = self._drains.pop(member.name).asked
-            done = asked.then_role is member.role
+            done = asked.order.then_role is member.role
             problem = "" if done else f"{member.name} was undrained"
             effects.append(OperationEnded(asked.operation_id, problem))
         return effects
@@ -112,13 +109,13 @@ class Drains:
                 drain.begun = True
             return [SendToWorker(member.peer, Undrain())]
         if drain is not None and not drain.begun:
-            return [SendToWorker(member.peer, drain.order)]
+            return [SendToWorker(member.peer, drain.asked.order)]
         return self.role_state_reported(member)
 
     def emptied(self, member: Member) -> Effects:
         """The draining worker holds nothing any more."""
         drain = self._drains.get(member.name)
-        if drain is None or drain.asked.then_role is not None or drain.asked.leave:
+        if drain is None or drain.asked.order.then_role is not None or drain.asked.order.leave:
             return []
         del self._drains[member.name]
         return [OperationEnded(drain.asked.operation_id)]
@@ -130,7 +127,7 @@ class Drains:
             effects.append(OperationEnded(undrain.operation_id, f"{worker} is gone: {why}"))
         drain = self._drains.pop(worker, None)
         if drain is not None:
-            left = drain.asked.leave and not why
+            left = drain.asked.order.leave and not why
             problem = "" if left else f"{worker} is gone: {why or 'it left'}"
             effects.append(OperationEnded(drain.asked.operation_id, problem))
         return effects

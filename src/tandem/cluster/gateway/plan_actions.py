@@ -15,7 +15,6 @@ class ScaledPool:
     the order in which they are started, the first `count` of them with the cluster; at least
     `min_count` of them stay. A new one takes requests `startup_s` after it was asked for."""
 
-    name: str
     role: Role
     workers: tuple[str, ...]
     count: int

@@ -168,7 +168,7 @@ class PlannedFleet:
         elif not ordered or wanted is not None:
             self.holds.hold(worker, "sent away", seen.role, now_ns)
             asked = self._drains.under_way(worker)
-            if asked is not None and asked.again:
+            if asked is not None and asked.order.again:
                 self._expect(worker, seen.role, self._back_ns(now_ns), asked=False)
 
     def start_failed(self, event: StartFailed, now_ns: int) -> None:
@@ -229,8 +229,9 @@ class PlannedFleet:
                 continue
             by_hand[member.name] = asked
             # What an operator flips or restarts will be back.
-            if not member.accepting and (asked.then_role is not None or asked.again):
-                returning[member.name] = asked.then_role or member.role
+            then_role = asked.order.then_role
+            if not member.accepting and (then_role is not None or asked.order.again):
+                returning[member.name] = then_role or member.role
         return FleetState(
             pools=self.pools,
             serving=serving,

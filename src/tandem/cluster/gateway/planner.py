@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from tandem.cost.worker import WorkerCost
-from tandem.facts.fleet import Role
+from tandem.cluster.gateway.plan_actions import ScaledPool
+from tandem.facts.fleet import PlanningMode, Role
 from tandem.facts.request import Request
 from tandem.facts.slo import Slo
 from tandem.messages.worker import EmitTokens
@@ -22,21 +22,25 @@ from tandem.policy.views import WorkerView
 
 
 @dataclass(frozen=True, slots=True)
-class PlannerConfig:
-    """`window_s` is the length of an observation window, of which the last `windows` are kept; the
-    rest are the bounds and costs of the fleet (see `FleetView`). Every arrival that is seen stands
-    for `arrivals_each`: other gateways have those that this one does not see."""
+class PlanningConfig:
+    """`planning` decides how many workers of each role there are, under the `name` that is shown;
+    it remembers, so it serves one gateway. `slo` is what clients are to get. Demand is counted in
+    windows of `window_s`. What operators change by hand is left alone for `hold_s`. This gateway
+    sees the arrivals of one among `gateways`."""
 
-    cost: WorkerCost
+    name: str
+    planning: Planning
+    pools: tuple[ScaledPool, ...]
     slo: Slo
-    min_workers: int
-    max_workers: int
-    startup_s: float
-    drain_s: float = 10.0
+    mode: PlanningMode = PlanningMode.AUTOMATIC
     window_s: float = 30.0
-    windows: int = 240
-    arrivals_each: int = 1
+    hold_s: float = 600.0
+    gateways: int = 1
 
+
+KEPT_WINDOWS = 240
+# How long a worker that drains is taken to have work.
+DRAIN_S = 10.0
 
 Value = TypeVar("Value")
 
@@ -66,13 +70,12 @@ class Thinned(Generic[Value]):
 class PlannerMachine:
     """Gathers windows from `now_ns` on; `decide` at `next_wakeup()` gives the wanted fleet."""
 
-    def __init__(self, planning: Planning, config: PlannerConfig, now_ns: int = 0) -> None:
-        self.planning = planning
-        self.config = config
-        self._windows: deque[Window] = deque(maxlen=config.windows)
+    def __init__(self, config: PlanningConfig, now_ns: int = 0) -> None:
+        self._config = config
+        self._windows: deque[Window] = deque(maxlen=KEPT_WINDOWS)
         self._window_ns = round(config.window_s * 1e9)
         self._window_end_ns = now_ns + self._window_ns
-        self._tick_ns = round(planning.interval_s * 1e9)
+        self._tick_ns = round(config.planning.interval_s * 1e9)
         self._next_tick_ns = now_ns + self._tick_ns
         self._open_window()
 
@@ -81,7 +84,8 @@ class PlannerMachine:
 
     def request_arrived(self, now_ns: int) -> None:
         self._close_windows(now_ns)
-        self._arrived += self.config.arrivals_each
+        # The other gateways have as many, which this one does not see.
+        self._arrived += self._config.gateways
 
     def request_finished(
         self, lengths: tuple[int, int], ttft_s: float | None, tpot_s: float | None, now_ns: int
@@ -107,24 +111,25 @@ class PlannerMachine:
         role. Workers that were `joined_by_hand` come on top of the numbers that the fleet may
         have."""
         self._close_windows(now_ns)
-        config = self.config
+        pools = self._config.pools
         return FleetView(
             workers=workers,
             windows=tuple(self._windows),
             starting=starting,
-            cost=config.cost,
-            slo=config.slo,
-            min_workers=config.min_workers + joined_by_hand,
-            max_workers=config.max_workers + joined_by_hand,
-            startup_s=config.startup_s,
-            drain_s=config.drain_s,
+            cost=pools[0].cost,
+            slo=self._config.slo,
+            min_workers=sum(each.min_count for each in pools) + joined_by_hand,
+            max_workers=sum(each.max_count for each in pools) + joined_by_hand,
+            # Wherever a worker starts.
+            startup_s=max(each.startup_s for each in pools),
+            drain_s=DRAIN_S,
             held=held,
         )
 
     def decide(self, fleet: FleetView, now_ns: int) -> Plan:
         """What the policy wants; the next tick comes one interval later."""
         self.skip_tick(now_ns)
-        return self.planning.plan(fleet, now_ns)
+        return self._config.planning.plan(fleet, now_ns)
 
     def skip_tick(self, now_ns: int) -> None:
         """Nothing is asked now; the next tick comes one interval later."""
@@ -136,7 +141,7 @@ class PlannerMachine:
             self._windows.append(
                 Window(
                     end_ns=self._window_end_ns,
-                    seconds=self.config.window_s,
+                    seconds=self._config.window_s,
                     requests=self._arrived,
                     lengths=tuple(self._lengths.kept),
                     ttft_s=tuple(self._ttft_s.kept),

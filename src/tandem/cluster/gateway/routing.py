@@ -106,8 +106,10 @@ class Routing:
 
     def move_ended(self, member: Member, message: MoveEnded) -> None:
         """A worker has read what it was to read, or could not."""
-        source, report = self.transfers.order_ended(message), message.report
+        source = self.router.kv_transfers.source_of(message.transfer_id, message.worker)
+        report = message.report
         if source is None:
+            # Nobody waits for it any more.
             return
         if source:
             member.counters.read(report)
@@ -172,10 +174,8 @@ class Routing:
                     self._send(worker, event, effects)
                 case StartTransfer():
                     self._start(effect, effects)
-                case CancelTransfer(transfer_id):
-                    target = self.transfers.cancel(transfer_id)
-                    if target is not None:
-                        self._send(target, StopMove(transfer_id), effects)
+                case CancelTransfer(transfer_id, target):
+                    self._send(target, StopMove(transfer_id), effects)
                 case AskForBlocks(worker, tier):
                     self._send(worker, ListBlocks(tier), effects)
                 case _:

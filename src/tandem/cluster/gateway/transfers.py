@@ -1,5 +1,4 @@
-"""KV transfer orders: in which blocks of which worker a request's KV lies, and which transfers are
-under way."""
+"""KV transfer orders: in which blocks of which worker a request's KV lies."""
 
 from dataclasses import dataclass
 
@@ -8,7 +7,7 @@ from tandem.cluster.gateway.members import Member
 from tandem.cluster.router.machine import RouterMachine
 from tandem.facts.fleet import Tier
 from tandem.facts.kv import MoveKv
-from tandem.messages.cluster import FetchKv, MoveEnded
+from tandem.messages.cluster import FetchKv
 from tandem.messages.router import ImportReported, KvReported, StartTransfer
 from tandem.messages.worker import (
     ImportBlocks,
@@ -29,17 +28,13 @@ class Computed:
 
 
 class Transfers:
-    """Requests go by their wire ids. What a worker was sent to give up is forgotten here."""
+    """What workers have reported of KV that may be read and of blocks that wait for it, by the wire
+    ids of requests, and the orders that follow. What a worker was sent to give up is forgotten."""
 
     def __init__(self, router: RouterMachine) -> None:
         self._router = router
         self._computed: dict[tuple[str, str], Computed] = {}
         self._wanted: dict[tuple[str, str], ImportBlocks] = {}
-        # Source (empty: a slower tier) and target of each order under way.
-        self._moving: dict[int, tuple[str, str]] = {}
-
-    def __len__(self) -> int:
-        return len(self._moving)
 
     def kv_reported(self, report: KvReported) -> None:
         """KV that others may read now, where somebody is to go on with it."""
@@ -83,7 +78,6 @@ class Transfers:
         reserved_from = wanted.first_token // target.block_size
         first_block = first // target.block_size - reserved_from
         end_block = -(-end // target.block_size) - reserved_from
-        self._moving[start.transfer_id] = source.name, target.name
         return MoveKv(
             transfer_id=start.transfer_id,
             request_id=start.request_id,
@@ -102,24 +96,9 @@ class Transfers:
         wanted = self._wanted.get((target.name, start.request_id))
         if wanted is None or start.tier is Tier.DEVICE:
             return None
-        self._moving[start.transfer_id] = "", target.name
         return FetchKv(
             start.transfer_id, start.request_id, start.tier, start.first_token, start.end_token
         )
-
-    def cancel(self, transfer_id: int) -> str | None:
-        """Nobody waits for it any more. Gives who is to stop, if it was ordered."""
-        ends = self._moving.pop(transfer_id, None)
-        return None if ends is None else ends[1]
-
-    def order_ended(self, message: MoveEnded) -> str | None:
-        """An order is over. Gives who was read from (empty: a slower tier); None when nobody waits
-        for that any more."""
-        source, target = self._moving.get(message.transfer_id, ("", ""))
-        if not target or target != message.worker:
-            return None
-        del self._moving[message.transfer_id]
-        return source
 
     def event_sent(self, worker: str, event: WorkerEvent) -> None:
         """An event goes to a worker: what it gives up by it is forgotten."""
@@ -139,8 +118,6 @@ class Transfers:
 
     def audit(self) -> None:
         """Assert that only what is under way is remembered."""
-        moving = self._router.kv_transfers.moving
-        invariant(len(self._moving) == moving, "transfers under way are those of the router")
         for book in (self._computed, self._wanted):
             for worker, request_id in book:
                 state = self._router.state_of(request_id)

@@ -5,7 +5,9 @@ No sockets, engine or memory: events in, effects out. Every request belongs to o
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from tandem.cluster.audit import first_broken_law
 from tandem.cluster.node.gateways import GatewayConnection, GatewayConnections, RoleState
@@ -282,7 +284,7 @@ class NodeMachine:
         assert connection is not None
         role, accepting = self.role_state.role, self.role_state.accepting
         connection.registered_ns, connection.reported_state = now_ns, (role, accepting)
-        register = replace(self.registration, role=role, accepting=accepting)
+        register = structs.replace(self.registration, role=role, accepting=accepting)
         return [SendToGateway(gateway, register)]
 
     def _registered(self, gateway: str, terms: Registered, now_ns: int) -> Effects:

@@ -44,7 +44,7 @@ from tandem.messages.worker import (
     WorkerEffect,
     WorkerEvent,
 )
-from tandem.policy.eviction.pinned import Pin
+from tandem.policy.eviction.pins_and_quotas import Pin
 
 Effects = list[NodeEffect]
 TierEvent = BlocksStaged | BlocksKept | BlocksFetched

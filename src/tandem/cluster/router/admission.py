@@ -26,7 +26,7 @@ from tandem.policy.dispatch.contract import Dispatch, Dispatching, FirstToken
 from tandem.policy.qos.classes import Classes
 from tandem.policy.routing.contract import Route, Routing
 from tandem.policy.routing.prediction import Predictor, worthwhile_pulls
-from tandem.policy.views import RequestView, WorkerView
+from tandem.policy.views import RequestView, WorkerView, view_of
 
 ASK_AGAIN_NS = 1_000_000_000
 
@@ -57,9 +57,6 @@ class Choice:
     route: Route
     dispatch: Dispatch
     workers: list[WorkerView]
-
-    def view(self, worker: str) -> WorkerView:
-        return next(view for view in self.workers if view.worker == worker)
 
 
 class AdmissionFront:
@@ -149,11 +146,11 @@ class AdmissionFront:
         dispatch, view = choice.dispatch, state.view
         prefill = dispatch.prefill or choice.route.prefill
         state.go(prefill, dispatch.decode, dispatch.transfer)
-        pulling = view
-        if choice.view(prefill).cost.tiers:
+        worker, pulling = view_of(choice.workers, prefill), view
+        if worker.cost.tiers:
             # What is only expected on the device may be gone from there: the worker looks itself.
             pulling = replace(view, hits={prefill: self.index.held(prefill, state.chain)})
-        state.tier_ends = worthwhile_pulls(pulling, choice.view(prefill), self._predictor)
+        state.tier_ends = worthwhile_pulls(pulling, worker, self._predictor)
         pulled_tokens = state.tier_ends[-1][1] if state.tier_ends else 0
         kept_tokens = max(view.hit(prefill).device_tokens, pulled_tokens)
         known_tokens = view.prompt_tokens

@@ -68,10 +68,6 @@ class RouterMachine:
         self._serial = 0
         self.takeovers = 0
 
-    def next_wakeup(self) -> int | None:
-        """A router acts on events only."""
-        return None
-
     def handle(self, event: RouterEvent, now_ns: int) -> Effects:
         return self.handle_together((event,), now_ns)
 

@@ -3,6 +3,7 @@
 
 from collections.abc import Iterable
 from itertools import count
+from typing import NamedTuple
 
 from tandem.cluster.audit import invariant
 from tandem.cluster.router.admission import AdmissionFront
@@ -19,18 +20,32 @@ from tandem.messages.router import (
 from tandem.messages.worker import ImportDone, RequestsAborted, TransferPinsReleased
 
 
+class KvTransfer(NamedTuple):
+    """KV of a request on its way from a worker (empty: a slower tier) to another."""
+
+    state: RequestState
+    source: str
+    target: str
+
+
 class KvTransfers:
-    """Owns the transfers under way. Each belongs to a request and the importing worker."""
+    """Owns the transfers under way."""
 
     def __init__(self) -> None:
         self._ids = count()
-        self._transfers: dict[int, tuple[RequestState, str]] = {}
+        self._transfers: dict[int, KvTransfer] = {}
         self._finished: list[RequestState] = []
         self._copied: list[RequestState] = []
 
     @property
     def moving(self) -> int:
         return len(self._transfers)
+
+    def source_of(self, transfer_id: int, target: str) -> str | None:
+        """Whom this worker reads from by that transfer (empty: a slower tier); None where no such
+        one is under way."""
+        transfer = self._transfers.get(transfer_id)
+        return None if transfer is None or transfer.target != target else transfer.source
 
     def take_finished(self) -> list[RequestState]:
         """Whose decode worker goes on, since the last call."""
@@ -69,10 +84,10 @@ class KvTransfers:
 
     def transfer_ended(self, event: TransferEnded) -> list[RouterEffect]:
         """A transfer is over. Unknown ones were cancelled."""
-        entry = self._transfers.pop(event.transfer_id, None)
-        if entry is None:
+        transfer = self._transfers.pop(event.transfer_id, None)
+        if transfer is None:
             return []
-        state, worker = entry
+        state, _, worker = transfer
         inbound = state.imports[worker]
         first_token, end_token = inbound.moving.pop(event.transfer_id)
         if not event.arrived:
@@ -86,7 +101,7 @@ class KvTransfers:
             return []
         for transfer_id in inbound.moving:
             del self._transfers[transfer_id]
-        return [CancelTransfer(transfer_id) for transfer_id in inbound.moving]
+        return [CancelTransfer(transfer_id, worker) for transfer_id in inbound.moving]
 
     def audit(self, on_their_way: Iterable[RequestState]) -> None:
         """Assert that the transfers under way are those that these requests wait for."""
@@ -96,7 +111,11 @@ class KvTransfers:
             for worker, inbound in state.imports.items()
             for transfer_id in inbound.moving
         }
-        invariant(moving == self._transfers, "transfers under way are those that requests wait for")
+        known = {
+            transfer_id: (state, worker)
+            for transfer_id, (state, _, worker) in self._transfers.items()
+        }
+        invariant(moving == known, "transfers under way are those that requests wait for")
         invariant(not self._finished, "requests whose KV has come have gone on")
         invariant(not self._copied, "requests whose copies have come have gone on")
 
@@ -110,8 +129,8 @@ class KvTransfers:
         transfer_id = next(self._ids)
         inbound.sent_tokens = end_token
         inbound.moving[transfer_id] = (first_token, end_token)
-        self._transfers[transfer_id] = (state, worker)
         source = state.prefill if tier is Tier.DEVICE else ""
+        self._transfers[transfer_id] = KvTransfer(state, source, worker)
         name = state.name_at(worker)
         return [StartTransfer(transfer_id, name, source, tier, worker, first_token, end_token)]
 

@@ -54,7 +54,7 @@ from tandem.messages.pool_node import (
     SendReplica,
 )
 from tandem.messages.router import BlocksListed, BlocksReported
-from tandem.policy.eviction.pinned import Pin
+from tandem.policy.eviction.pins_and_quotas import Pin
 
 Effects = list[PoolNodeEffect]
 

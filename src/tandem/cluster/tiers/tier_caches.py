@@ -14,8 +14,7 @@ from tandem.facts.fair_shares import FairShares
 from tandem.facts.fleet import Tier
 from tandem.facts.kv import BlockName, TierFigures
 from tandem.messages.node import CopyBlocks, ForgetBlocks
-from tandem.policy.eviction.pinned import Pin, PinBounds, Pinned
-from tandem.policy.eviction.quota import Quota
+from tandem.policy.eviction.pins_and_quotas import Pin, PinBounds, Pinned, Quota
 
 # Pins of blocks that are still on their way: so many; the oldest of the tenant that has most is
 # forgotten first.

@@ -15,7 +15,7 @@ from tandem.policy.admission.policies import ADMISSIONS
 from tandem.policy.dispatch.contract import FirstToken, Transfer
 from tandem.policy.dispatch.policies import DISPATCHES
 from tandem.policy.eviction.policies import EVICTIONS
-from tandem.policy.planning.registry import PLANNINGS
+from tandem.policy.planning.policies import PLANNINGS
 from tandem.policy.routing.policies import ROUTINGS
 
 Share = Annotated[float, Meta(ge=0, le=1)]

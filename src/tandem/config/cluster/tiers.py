@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tandem.config.cluster.file import Cluster
+from tandem.config.cluster.file import Cluster, worker_names
 from tandem.config.cluster.workers import RemoteTierConfig, TierConfigs
 from tandem.config.environment import cache_directory
 from tandem.facts.fleet import Tier
@@ -113,7 +113,7 @@ def pool_nodes(cluster: Cluster) -> tuple[str, ...]:
 def process_names(cluster: Cluster) -> Iterator[str]:
     """Of everybody whom a supervisor may start, beside gateways."""
     for pool in cluster.pools:
-        yield from (f"{pool.name}-{index}" for index in range(cluster.most_workers(pool)))
+        yield from worker_names(pool)[: cluster.most_workers(pool)]
     yield from pool_nodes(cluster)
 
 

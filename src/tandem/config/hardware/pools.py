@@ -3,13 +3,19 @@ what a live worker of it can hold."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, cast
+from typing import cast
 
 from tandem.cluster.router.fleet import Capacity
 from tandem.config.cluster.file import Cluster
 from tandem.config.cluster.live import on_cpu
 from tandem.config.cluster.workers import PoolConfig, TierConfig
-from tandem.config.hardware.worker import WorkerHardware, kv_blocks, load_device, worker_cost
+from tandem.config.hardware.worker import (
+    TimeModel,
+    WorkerHardware,
+    kv_blocks,
+    load_device,
+    worker_cost,
+)
 from tandem.cost.device import DeviceSpec
 from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.errors import InvalidConfiguration
@@ -43,7 +49,7 @@ def worker_hardware(cluster: Cluster, pool: PoolConfig) -> WorkerHardware:
         kv_precision=_PRECISIONS.get(pool.kv_dtype, pool.kv_dtype),
         chunk_tokens=pool.max_num_batched_tokens,
         block_size=cluster.block_size,
-        time_model=cast(Literal["roofline", "tables", "profile"], chosen.name),
+        time_model=cast(TimeModel, chosen.name),
         tables=source if chosen.name == "tables" else "",
         profile=source if chosen.name == "profile" else "",
         memory_utilisation=pool.memory_utilization,

@@ -66,8 +66,8 @@ class OperatorRequests:
     def ask(self, peer: str, message: OperatorMessage) -> Asked | None:
         """The event for the machine; None for what is no operation."""
         match message:
-            case AskDrain(question, worker, then_role, leave, again):
-                return DrainAsked(self._number(peer, question), worker, then_role, leave, again)
+            case AskDrain(question, worker, order):
+                return DrainAsked(self._number(peer, question), worker, order)
             case AskUndrain(question, worker):
                 return UndrainAsked(self._number(peer, question), worker)
             case AskAudit(question):

@@ -16,6 +16,7 @@ from tandem.live.channels.keys import KeyPair
 from tandem.live.channels.sockets import OPERATOR_PREFIX, ChannelLimits, NodeKeys, node_socket
 from tandem.live.clock import NS_PER_S, now_ns
 from tandem.messages.checks import BadMessage
+from tandem.messages.cluster import Drain
 from tandem.messages.codec import OPERATOR
 from tandem.messages.gateway import ClusterStatus
 from tandem.messages.operator import (
@@ -79,7 +80,7 @@ class OperatorClient:
     ) -> None:
         """Returns when the worker is empty and has taken `then_role` or left, to be started anew
         with `again`. After the time-out it goes on draining all the same."""
-        question = AskDrain(self._next(), worker, then_role, leave, again)
+        question = AskDrain(self._next(), worker, Drain(then_role, leave, again))
         self._done(question)
 
     def undrain(self, worker: str) -> None:

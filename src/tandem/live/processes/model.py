@@ -7,18 +7,17 @@ from pathlib import Path
 import torch
 
 from tandem.config.environment import BUNDLED_MODEL, MachineFacts, cache_directory
+from tandem.config.memory import model_facts
 from tandem.config.options import ServeOptions
-from tandem.config.resolve import ModelFacts, ServerPlan, machine_facts, resolve
+from tandem.config.resolve import ServerPlan, machine_facts, resolve
 from tandem.facts.model import ModelSpec
 from tandem.kernels.arithmetic import arithmetic_of
 from tandem.kernels.collectives.contract import ALONE, Collectives
 from tandem.kernels.faces import Kernels, choose_kernels
 from tandem.kernels.native import return_freed_memory
-from tandem.models.configuration import read_model_spec
 from tandem.models.content import Weights, checkpoint_weights, content_of, dummy_weights
 from tandem.models.decoder import Decoder
 from tandem.models.directory import find_model
-from tandem.models.footprint import header_shapes
 from tandem.models.load import LoadPlan, load_decoder
 from tandem.models.parallel import WHOLE, Place
 from tandem.models.weights import WeightForm
@@ -56,9 +55,8 @@ def plan_model(
     machine = machine_facts()
     directory = BUNDLED_MODEL if model is None else find_model(model, options.revision)
     name = BUNDLED_MODEL.name if model is None else model
-    spec = read_model_spec(directory)
-    shapes = {} if options.load_format == "dummy" else header_shapes(directory)
-    facts = ModelFacts(spec, shapes)
+    facts = model_facts(directory, options.load_format)
+    spec = facts.spec
     plan = resolve(options, facts, machine, ranks, host_tier_bytes=host_tier_bytes)
     weights = _weights(directory, options, plan.threads)
     kernels, reason = choose_kernels(plan.device, _compute(plan), options.native_kernels)

@@ -11,12 +11,12 @@ from tandem.facts.request import FinishReason
 from tandem.facts.trace import TraceRow
 from tandem.messages.cluster import Deregister, Register, ToGateway
 from tandem.messages.codec import TO_GATEWAY
+from tandem.messages.gateway import PeerGone
 from tandem.observe.journal.records import (
     EventRecord,
     Hashed,
     Head,
     Name,
-    PeerLeft,
     PeerMessage,
     Submitted,
     TokensDrawn,
@@ -113,7 +113,7 @@ class History:
                 self._drew(record, at_ns)
             case PeerMessage(peer, message):
                 self._greeted(peer, TO_GATEWAY.decode(message), at_ns)
-            case PeerLeft(peer):
+            case PeerGone(peer):
                 self._left(self._peers.get(peer, ""), at_ns)
             case _:
                 pass

@@ -5,7 +5,6 @@ writes.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from msgspec import structs
 
@@ -44,7 +43,6 @@ from tandem.observe.journal.records import (
     Withdrawn,
     decisions_of,
     encode,
-    record_of,
 )
 
 
@@ -113,9 +111,9 @@ class Recorder:
                 return Withdrawn(self._numbers.name(request_id))
             case PeerGone(peer):
                 self._greet(peer, None)
-                return record_of(event)
+                return event
             case _:
-                return record_of(event)
+                return event
 
     def _drew(self, peer: str, message: TokensReported) -> TokensDrawn:
         emission, name = message.emission, self._numbers.name
@@ -133,15 +131,17 @@ class Recorder:
         match message:
             case KvReported(_, computed):
                 names = self._renamed(computed.request_ids)
-                message = replace(message, computed=structs.replace(computed, request_ids=names))
+                message = structs.replace(
+                    message, computed=structs.replace(computed, request_ids=names)
+                )
             case ImportReported(_, wanted):
                 (name,) = self._renamed((wanted.request_id,))
-                message = replace(message, wanted=structs.replace(wanted, request_id=name))
+                message = structs.replace(message, wanted=structs.replace(wanted, request_id=name))
             case RequestRefused(_, request_id) | RequestBroken(_, request_id):
                 (name,) = self._renamed((request_id,))
-                message = replace(message, request_id=name)
+                message = structs.replace(message, request_id=name)
             case RequestsLost(_, request_ids):
-                message = replace(message, request_ids=self._renamed(request_ids))
+                message = structs.replace(message, request_ids=self._renamed(request_ids))
             case _:
                 pass
         record = PeerMessage(peer, TO_GATEWAY.encode(message))

@@ -5,7 +5,7 @@ request goes by its number in the journal: 12 at its first worker, "12~1" once a
 it up. Records are msgpack arrays, tagged with their kind.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from enum import Enum
 from functools import cache
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from tandem.facts.blocks import CacheRoot
-from tandem.facts.fleet import Role
 from tandem.facts.kv import BlockFormat
 from tandem.facts.slo import Slo
 from tandem.messages.cluster import PROTOCOL, LeasesRenewed, Registered, ToWorker
@@ -23,7 +22,6 @@ from tandem.messages.gateway import (
     Deliver,
     DrainAsked,
     GatewayEffect,
-    GatewayEvent,
     PeerGone,
     SendToWorker,
     StartFailed,
@@ -115,63 +113,9 @@ class Withdrawn(msgspec.Struct, array_like=True, tag="w", frozen=True):
     name: Name
 
 
-class PeerLeft(msgspec.Struct, array_like=True, tag="g", frozen=True):
-    """`PeerGone`."""
-
-    peer: str
-    reason: str
-    died: bool
-
-
-class AskedToDrain(msgspec.Struct, array_like=True, tag="d", frozen=True):
-    """`DrainAsked`."""
-
-    operation_id: int
-    worker: str
-    then_role: Role | None
-    leave: bool
-    again: bool
-
-
-class AskedToUndrain(msgspec.Struct, array_like=True, tag="u", frozen=True):
-    """`UndrainAsked`."""
-
-    operation_id: int
-    worker: str
-
-
-class AskedForAudit(msgspec.Struct, array_like=True, tag="a", frozen=True):
-    """`AuditAsked`."""
-
-    operation_id: int
-
-
-class StartRefused(msgspec.Struct, array_like=True, tag="f", frozen=True):
-    """`StartFailed`."""
-
-    worker: str
-    reason: str
-
-
-class Woken(msgspec.Struct, array_like=True, tag="n", frozen=True):
-    """`TimePassed`."""
-
-
-Copied = PeerLeft | AskedToDrain | AskedToUndrain | AskedForAudit | StartRefused | Woken
-EventRecord = PeerMessage | TokensDrawn | Submitted | Withdrawn | Copied
-# Events that are recorded with the very fields that they have; of all others, something is left
-# out or has another name (`recorder`, `replay`).
-COPIED: Mapping[type, type[Copied]] = {
-    PeerGone: PeerLeft,
-    DrainAsked: AskedToDrain,
-    UndrainAsked: AskedToUndrain,
-    AuditAsked: AskedForAudit,
-    StartFailed: StartRefused,
-    TimePassed: Woken,
-}
-_COPIED_FROM: Mapping[type, Callable[..., GatewayEvent]] = {
-    record: event for event, record in COPIED.items()
-}
+# Of all other events something is left out, or has another name (`recorder`, `replay`).
+AsItIs = PeerGone | DrainAsked | UndrainAsked | AuditAsked | StartFailed | TimePassed
+EventRecord = PeerMessage | TokensDrawn | Submitted | Withdrawn | AsItIs
 
 
 class Hashed(msgspec.Struct, array_like=True, frozen=True):
@@ -205,18 +149,6 @@ Record = Turn | Lost
 encode = msgspec.msgpack.Encoder().encode
 decode_record = msgspec.msgpack.Decoder(Record).decode
 decode_head = msgspec.msgpack.Decoder(Head).decode
-
-
-def record_of(event: GatewayEvent) -> Copied:
-    """The record of an event that is one of `COPIED`."""
-    kind: type = type(event)
-    return COPIED[kind](*(getattr(event, name) for name in _field_names(kind)))
-
-
-def event_of(record: Copied) -> GatewayEvent:
-    """The event of a record that `record_of` made."""
-    values: tuple[Any, ...] = msgspec.structs.astuple(record)
-    return _COPIED_FROM[type(record)](*values)
 
 
 def decisions_of(effects: Iterable[GatewayEffect], naming: Naming) -> tuple[str | int, ...]:

@@ -40,7 +40,6 @@ from tandem.observe.journal.records import (
     Turn,
     Withdrawn,
     decisions_of,
-    event_of,
 )
 
 # Whatever it was: no decision depends on which token was drawn.
@@ -110,7 +109,7 @@ class ReplayedEvents:
             case Withdrawn(name):
                 return RequestWithdrawn(str(name))
             case _:
-                return event_of(record)
+                return record
 
     def _submitted(self, record: Submitted) -> RequestSubmitted:
         prompt = self._prompts.get(record.prompt)

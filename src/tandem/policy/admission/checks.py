@@ -16,9 +16,9 @@ from tandem.policy.admission.decode_forecast import (
     load_with,
 )
 from tandem.policy.routing.contract import Route
-from tandem.policy.routing.pairing import sides
+from tandem.policy.routing.pairing import quotes_by_link, sides
 from tandem.policy.routing.prediction import Predictor
-from tandem.policy.views import RequestView, WorkerView
+from tandem.policy.views import RequestView, WorkerView, view_of
 
 
 def first_token_bound_s(request: RequestView) -> float:
@@ -51,7 +51,7 @@ def first_token_refusal(
             f"{request.prompt_tokens:,} prompt tokens take {in_words(idle_s)}",
             inf,
         )
-    queued = next(view.queued_prefill_tokens for view in workers if view.worker == route.prefill)
+    queued = view_of(workers, route.prefill).queued_prefill_tokens
     cause = f"{queued:,} prompt tokens wait at worker {route.prefill}"
     if not queued:
         cause = f"the best way now is over workers {route.prefill} and {route.decode}"
@@ -71,11 +71,8 @@ def idle_first_token_s(request: RequestView, workers: Sequence[WorkerView]) -> f
     firsts = predictor.prefill_quotes(request, found.prefill, found.phase)
     if not found.decode:
         return min(quote.ttft_s for quote in firsts)
-    links = dict.fromkeys(view.cost.network for view in found.prefill)
-    seconds_s = {
-        link: min(q.ttft_s for q in predictor.decode_quotes(request, found.decode, link))
-        for link in links
-    }
+    by_link = quotes_by_link(predictor, request, found)
+    seconds_s = {link: min(quote.ttft_s for quote in by_link[link]) for link in by_link}
     return min(
         quote.ttft_s + seconds_s[view.cost.network]
         for quote, view in zip(firsts, found.prefill, strict=True)

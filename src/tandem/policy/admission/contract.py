@@ -28,11 +28,7 @@ class Admission(Protocol):
     go, with its predicted seconds; None when no worker can take it."""
 
     def judge(
-        self,
-        request: RequestView,
-        route: Route | None,
-        workers: Sequence[WorkerView],
-        now_ns: int,
+        self, request: RequestView, route: Route | None, workers: Sequence[WorkerView], now_ns: int
     ) -> Verdict: ...
 
 
@@ -47,8 +43,13 @@ class Refusal:
     reason: str
     wait_s: float
 
-    def verdict(self, max_retry_s: float) -> Verdict:
-        return Verdict(False, self.reason, min(max(self.wait_s, MIN_RETRY_S), max_retry_s))
+
+def verdict_of(refusals: Sequence[Refusal], max_retry_s: float) -> Verdict:
+    """The refusal that lasts longest; admitted where there is none."""
+    if not refusals:
+        return ADMITTED
+    longest = max(refusals, key=lambda refusal: refusal.wait_s)
+    return Verdict(False, longest.reason, min(max(longest.wait_s, MIN_RETRY_S), max_retry_s))
 
 
 def check_max_retry(max_retry_s: float) -> None:
@@ -61,7 +62,7 @@ def check_max_retry(max_retry_s: float) -> None:
 
 
 def no_worker(workers: Sequence[WorkerView], max_retry_s: float) -> Verdict:
-    """Nobody can say when a worker comes, so the longest retry is told."""
+    """When a worker comes is not known: the longest retry."""
     phases = []
     if not any(view.accepting and view.role.prefills for view in workers):
         phases.append("prefill")

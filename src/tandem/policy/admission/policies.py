@@ -1,6 +1,6 @@
 """Admission policies by name: everybody, thresholds of load, early rejection."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -19,10 +19,11 @@ from tandem.policy.admission.contract import (
     Verdict,
     check_max_retry,
     no_worker,
+    verdict_of,
 )
 from tandem.policy.admission.decode_forecast import forecast
 from tandem.policy.routing.contract import Route
-from tandem.policy.views import RequestView, WorkerView
+from tandem.policy.views import RequestView, WorkerView, view_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,7 @@ class AdmitAll:
         check_max_retry(self.max_retry_s)
 
     def judge(
-        self,
-        request: RequestView,  # noqa: ARG002
-        route: Route | None,
-        workers: Sequence[WorkerView],
-        now_ns: int,  # noqa: ARG002
+        self, request: RequestView, route: Route | None, workers: Sequence[WorkerView], now_ns: int
     ) -> Verdict:
         return ADMITTED if route else no_worker(workers, self.max_retry_s)
 
@@ -68,11 +65,7 @@ class Threshold:
                 raise InvalidConfiguration(f"{name} is {value}; choose 0 or more")
 
     def judge(
-        self,
-        request: RequestView,
-        route: Route | None,
-        workers: Sequence[WorkerView],
-        now_ns: int,  # noqa: ARG002
+        self, request: RequestView, route: Route | None, workers: Sequence[WorkerView], now_ns: int
     ) -> Verdict:
         if route is None:
             return no_worker(workers, self.max_retry_s)
@@ -87,45 +80,39 @@ class Threshold:
                 refusals.append(
                     Refusal(f"all {len(pool)} {phase} workers are busy: {reason}", wait_s)
                 )
-        if not refusals:
-            return ADMITTED
-        return max(refusals, key=lambda refusal: refusal.wait_s).verdict(self.max_retry_s)
+        return verdict_of(refusals, self.max_retry_s)
 
     def _busy(self, view: WorkerView, request: RequestView) -> Refusal | None:
         """The limit that this worker passes longest; None when it passes none."""
-        found = []
+        return max(self._passed(view, request), key=lambda each: each.wait_s, default=None)
+
+    def _passed(self, view: WorkerView, request: RequestView) -> Iterator[Refusal]:
+        """Every limit that this worker passes."""
         # Sequences end one by one over the time of one answer.
         gap_s = view.cost.decode_seconds(max(1, view.running_sequences), view.context_tokens)
         answer_s = request.expected_output_tokens * gap_s
         queued, waiting = view.queued_prefill_tokens, view.waiting_requests
         if view.role.prefills and queued > self.max_queued_tokens:
-            found.append(
-                Refusal(
-                    f"{queued:,} prompt tokens wait at worker {view.worker}, "
-                    f"above {self.max_queued_tokens:,}",
-                    view.cost.queue_seconds(queued - self.max_queued_tokens),
-                )
+            yield Refusal(
+                f"{queued:,} prompt tokens wait at worker {view.worker}, "
+                f"above {self.max_queued_tokens:,}",
+                view.cost.queue_seconds(queued - self.max_queued_tokens),
             )
         if self.max_waiting_requests is not None and waiting > self.max_waiting_requests:
             over = waiting - self.max_waiting_requests
             prefill_s = view.cost.queue_seconds(-(-queued * over // waiting))
             slots_s = over * answer_s / max(1, view.running_sequences)
-            found.append(
-                Refusal(
-                    f"{waiting:,} requests wait at worker {view.worker}, "
-                    f"above {self.max_waiting_requests:,}",
-                    prefill_s if queued else slots_s,
-                )
+            yield Refusal(
+                f"{waiting:,} requests wait at worker {view.worker}, "
+                f"above {self.max_waiting_requests:,}",
+                prefill_s if queued else slots_s,
             )
         if view.role.decodes and view.kv_used > self.max_kv_share:
-            found.append(
-                Refusal(
-                    f"worker {view.worker} uses {view.kv_used:.1%} of its KV blocks, "
-                    f"above {self.max_kv_share:.1%}",
-                    answer_s * (1.0 - self.max_kv_share / view.kv_used),
-                )
+            yield Refusal(
+                f"worker {view.worker} uses {view.kv_used:.1%} of its KV blocks, "
+                f"above {self.max_kv_share:.1%}",
+                answer_s * (1.0 - self.max_kv_share / view.kv_used),
             )
-        return max(found, key=lambda refusal: refusal.wait_s, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +144,7 @@ class EarlyRejection:
             )
 
     def judge(
-        self,
-        request: RequestView,
-        route: Route | None,
-        workers: Sequence[WorkerView],
-        now_ns: int,
+        self, request: RequestView, route: Route | None, workers: Sequence[WorkerView], now_ns: int
     ) -> Verdict:
         if route is None:
             return no_worker(workers, self.max_retry_s)
@@ -170,15 +153,13 @@ class EarlyRejection:
             first = None
         if self.admit_infeasible:
             request = without_infeasible(request, workers)
-        decode = next(view for view in workers if view.worker == route.decode)
+        decode = view_of(workers, route.decode)
         answer_tokens = self.answer_tokens or request.expected_output_tokens
         expected = forecast(decode, answer_tokens, route.ttft_s)
         ahead_s = expected.arriving_s if self.predictive else 0.0
         later = later_tokens_refusal(request, expected, workers, ahead_s)
         refusals = [refusal for refusal in (first, later) if refusal]
-        if not refusals:
-            return ADMITTED
-        return max(refusals, key=lambda refusal: refusal.wait_s).verdict(self.max_retry_s)
+        return verdict_of(refusals, self.max_retry_s)
 
 
 ADMISSIONS: dict[str, Callable[..., Admission]] = {

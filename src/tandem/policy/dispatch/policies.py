@@ -10,7 +10,7 @@ from tandem.facts.fleet import Role
 from tandem.policy.dispatch.contract import Dispatch, Dispatching, Placement, Transfer
 from tandem.policy.routing.contract import Route
 from tandem.policy.routing.prediction import Predictor
-from tandem.policy.views import RequestView, WorkerView
+from tandem.policy.views import RequestView, WorkerView, view_of
 
 
 def here(route: Route, transfer: Transfer, reason: str) -> Dispatch:
@@ -25,10 +25,6 @@ def one_worker(route: Route, transfer: Transfer) -> Dispatch:
     return here(route, transfer, f"{route.decode} takes both phases")
 
 
-def worker_view(workers: Sequence[WorkerView], worker: str) -> WorkerView:
-    return next(view for view in workers if view.worker == worker)
-
-
 @dataclass(frozen=True, slots=True)
 class AlwaysLocal:
     """The decode worker prefills everything: what disaggregation has to beat."""
@@ -36,11 +32,7 @@ class AlwaysLocal:
     transfer: Transfer = Transfer.PUSH
 
     def decide(
-        self,
-        request: RequestView,  # noqa: ARG002
-        route: Route,
-        workers: Sequence[WorkerView],  # noqa: ARG002
-        now_ns: int,  # noqa: ARG002
+        self, request: RequestView, route: Route, workers: Sequence[WorkerView], now_ns: int
     ) -> Dispatch:
         return here(route, self.transfer, "prefill is always local")
 
@@ -52,11 +44,7 @@ class AlwaysRemote:
     transfer: Transfer = Transfer.PUSH
 
     def decide(
-        self,
-        request: RequestView,  # noqa: ARG002
-        route: Route,
-        workers: Sequence[WorkerView],  # noqa: ARG002
-        now_ns: int,  # noqa: ARG002
+        self, request: RequestView, route: Route, workers: Sequence[WorkerView], now_ns: int
     ) -> Dispatch:
         if route.local:
             return one_worker(route, self.transfer)
@@ -87,11 +75,7 @@ class Conditional:
                 raise InvalidConfiguration(f"{name} is {value}; choose 0 or more")
 
     def decide(
-        self,
-        request: RequestView,
-        route: Route,
-        workers: Sequence[WorkerView],
-        now_ns: int,  # noqa: ARG002
+        self, request: RequestView, route: Route, workers: Sequence[WorkerView], now_ns: int
     ) -> Dispatch:
         if route.local:
             return one_worker(route, self.transfer)
@@ -99,7 +83,7 @@ class Conditional:
         text = f"{uncached:,} of {request.prompt_tokens:,} prompt tokens are not at {route.decode}"
         if uncached >= self.local_tokens or uncached / request.prompt_tokens >= self.local_share:
             return there(route, self.transfer, text)
-        view = worker_view(workers, route.decode)
+        view = view_of(workers, route.decode)
         if view.kv_used > self.busy_kv_share:
             text = f"{view.worker} is busy: {view.kv_used:.1%} of its KV blocks are in use"
             return there(route, self.transfer, text)
@@ -109,40 +93,42 @@ class Conditional:
         return here(route, self.transfer, f"only {text}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GlobalQueue:
-    """What `inner` would send to a prefill worker waits in one queue for all of them, after
-    Dynamo's first design: a late choice needs no forecast of the wait. The decode worker pulls,
-    because nobody knows yet who would push to it."""
+    """What the policy `inner` would send to a prefill worker waits in one queue for all of them,
+    after Dynamo's first design: a late choice needs no forecast of the wait. The decode worker
+    pulls, because nobody knows yet who would push to it."""
 
+    inner: str = "remote"
     transfer: Transfer = Transfer.PULL
-    inner: Dispatching = field(default_factory=AlwaysRemote)
+    _inner: Dispatching = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._inner = _plain(self.inner, self.transfer)
 
     def decide(
         self, request: RequestView, route: Route, workers: Sequence[WorkerView], now_ns: int
     ) -> Dispatch:
-        decided = self.inner.decide(request, route, workers, now_ns)
+        decided = self._inner.decide(request, route, workers, now_ns)
         if decided.placement is not Placement.DIRECT:
-            return replace(decided, transfer=self.transfer)
-        return replace(decided, placement=Placement.QUEUED, transfer=self.transfer, prefill="")
+            return decided
+        return replace(decided, placement=Placement.QUEUED, prefill="")
 
 
-LONG_TOKENS = 32_768
-LEAST_PRIORITY = 1
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LongPrompts:
     """A prompt of more than `long_tokens` (not cached at the routed prefill worker) whose priority
     number is at least `least_priority` is prefilled by one of `workers`, the one that is done
-    first. Everything else, and everything while none of them accepts, is `inner`'s."""
+    first. Everything else, and everything while none of them accepts, the policy `inner` decides.
+    """
 
-    workers: tuple[str, ...]
-    long_tokens: int = LONG_TOKENS
-    least_priority: int = LEAST_PRIORITY
+    workers: Sequence[str]
+    inner: str = "remote"
     transfer: Transfer = Transfer.PUSH
-    inner: Dispatching = field(default_factory=AlwaysRemote)
-    predictor: Predictor = field(default_factory=Predictor, repr=False, compare=False)
+    long_tokens: int = field(default=32_768, kw_only=True)
+    least_priority: int = field(default=1, kw_only=True)
+    _inner: Dispatching = field(init=False)
+    _predictor: Predictor = field(default_factory=Predictor, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.workers:
@@ -151,6 +137,7 @@ class LongPrompts:
             )
         if self.long_tokens < 1:
             raise InvalidConfiguration(f"long_tokens is {self.long_tokens}; choose 1 or more")
+        self._inner = _plain(self.inner, self.transfer)
 
     def decide(
         self, request: RequestView, route: Route, workers: Sequence[WorkerView], now_ns: int
@@ -165,7 +152,7 @@ class LongPrompts:
                 )
                 placement = Placement.LOCAL if chosen == route.decode else Placement.DIRECT
                 return Dispatch(placement, self.transfer, chosen, route.decode, reason)
-        return self.inner.decide(request, route, workers, now_ns)
+        return self._inner.decide(request, route, workers, now_ns)
 
     def _first_done(self, request: RequestView, workers: Sequence[WorkerView]) -> str:
         """The accepting worker of the set with the earliest first token; empty if none."""
@@ -174,7 +161,7 @@ class LongPrompts:
             for view in workers
             if view.worker in self.workers and view.accepting and view.role.prefills
         ]
-        quotes = self.predictor.prefill_quotes(request, views, Role.PREFILL)
+        quotes = self._predictor.prefill_quotes(request, views, Role.PREFILL)
         priced = [(quote.ttft_s, view.worker) for quote, view in zip(quotes, views, strict=True)]
         return min(priced, default=(0.0, ""))[1]
 
@@ -192,15 +179,11 @@ class SecondsDispatch:
     predictor: Predictor = field(default_factory=Predictor, repr=False, compare=False)
 
     def decide(
-        self,
-        request: RequestView,
-        route: Route,
-        workers: Sequence[WorkerView],
-        now_ns: int,  # noqa: ARG002
+        self, request: RequestView, route: Route, workers: Sequence[WorkerView], now_ns: int
     ) -> Dispatch:
         if route.local:
             return one_worker(route, self.transfer)
-        prefill, decode = worker_view(workers, route.prefill), worker_view(workers, route.decode)
+        prefill, decode = view_of(workers, route.prefill), view_of(workers, route.decode)
         local_s = self.predictor.prefill_quotes(request, [decode], Role.BOTH)[0].lost_s
         remote_s = self.remote_seconds(request, prefill, decode)
         reason = (
@@ -240,30 +223,15 @@ _PLAIN: dict[str, Callable[..., Dispatching]] = {
 }
 
 
-def _inner(name: str, transfer: Transfer) -> Dispatching:
+def _plain(name: str, transfer: Transfer) -> Dispatching:
+    """Of a policy within a policy."""
     if name not in _PLAIN:
         raise InvalidConfiguration(f"inner dispatch is {name}; choose one of {', '.join(_PLAIN)}")
     return _PLAIN[name](transfer=transfer)
 
 
-def _queue(inner: str = "remote", transfer: Transfer = Transfer.PULL) -> Dispatching:
-    return GlobalQueue(transfer=transfer, inner=_inner(inner, transfer))
-
-
-def _long_prompts(
-    workers: Sequence[str],
-    inner: str = "remote",
-    transfer: Transfer = Transfer.PUSH,
-    *,
-    long_tokens: int = LONG_TOKENS,
-    least_priority: int = LEAST_PRIORITY,
-) -> Dispatching:
-    wrapped = _inner(inner, transfer)
-    return LongPrompts(tuple(workers), long_tokens, least_priority, transfer, wrapped)
-
-
 DISPATCHES: dict[str, Callable[..., Dispatching]] = {
     **_PLAIN,
-    "queue": _queue,
-    "long-prompts": _long_prompts,
+    "queue": GlobalQueue,
+    "long-prompts": LongPrompts,
 }

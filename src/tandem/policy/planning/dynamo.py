@@ -11,6 +11,7 @@ from tandem.policy.forecasting import ExponentialSmoothing, Forecaster
 from tandem.policy.planning.contract import FleetView, Plan, Window
 from tandem.policy.planning.pools import (
     Sizes,
+    bounded_plan,
     in_change,
     last_seconds,
     lengths_of,
@@ -19,7 +20,6 @@ from tandem.policy.planning.pools import (
     present,
     token_interval_s,
     ttft_s,
-    within_bounds,
 )
 
 LONGEST_STEP = 8
@@ -38,12 +38,10 @@ class DynamoThroughput:
     def interval_s(self) -> float:
         return self.period_s
 
-    def plan(self, fleet: FleetView, now_ns: int) -> Plan:  # noqa: ARG002
+    def plan(self, fleet: FleetView, now_ns: int) -> Plan:
         sizes, wanted = present(fleet), self.wanted(fleet)
-        bounded = within_bounds(
-            Sizes(_step(sizes.prefill, wanted.prefill), _step(sizes.decode, wanted.decode)), fleet
-        )
-        return Plan(bounded.prefill, bounded.decode, reason=f"throughput asks for {wanted}")
+        stepped = Sizes(_step(sizes.prefill, wanted.prefill), _step(sizes.decode, wanted.decode))
+        return bounded_plan(stepped, fleet, f"throughput asks for {wanted}")
 
     def wanted(self, fleet: FleetView) -> Sizes:
         pairs = lengths_of(last_seconds(fleet.windows, self.period_s))
@@ -66,12 +64,11 @@ class DynamoLoad:
 
     interval_s: float = 5.0
 
-    def plan(self, fleet: FleetView, now_ns: int) -> Plan:  # noqa: ARG002
+    def plan(self, fleet: FleetView, now_ns: int) -> Plan:
         if in_change(fleet):
             return Plan(reason="a change is still under way")
         wanted = self.wanted(fleet)
-        bounded = within_bounds(wanted, fleet)
-        return Plan(bounded.prefill, bounded.decode, reason=f"load asks for {wanted}")
+        return bounded_plan(wanted, fleet, f"load asks for {wanted}")
 
     def wanted(self, fleet: FleetView) -> Sizes:
         prompt_tokens = mean([prompt for prompt, _ in lengths_of(fleet.windows[-1:])])
@@ -114,9 +111,7 @@ class Dynamo:
             _step(sizes.prefill, max(asked.prefill, self._floor.prefill)),
             _step(sizes.decode, max(asked.decode, self._floor.decode)),
         )
-        bounded = within_bounds(wanted, fleet)
-        reason = f"floor {self._floor}, load asks for {asked}"
-        return Plan(bounded.prefill, bounded.decode, reason=reason)
+        return bounded_plan(wanted, fleet, f"floor {self._floor}, load asks for {asked}")
 
 
 def _step(now: int, wanted: int) -> int:

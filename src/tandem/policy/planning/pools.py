@@ -7,7 +7,7 @@ from math import ceil, fsum
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Role
-from tandem.policy.planning.contract import FleetView, Window
+from tandem.policy.planning.contract import FleetView, Plan, Window
 from tandem.policy.views import WorkerView
 
 
@@ -69,6 +69,12 @@ def within_bounds(wanted: Sizes, fleet: FleetView) -> Sizes:
     return Sizes(share, total - share)
 
 
+def bounded_plan(wanted: Sizes, fleet: FleetView, reason: str) -> Plan:
+    """A plan for these sizes, or the nearest that the fleet may have."""
+    bounded = within_bounds(wanted, fleet)
+    return Plan(bounded.prefill, bounded.decode, reason=reason)
+
+
 def quietest(workers: Sequence[WorkerView]) -> list[WorkerView]:
     """Those with the least work left to drain first; ties by id."""
     return sorted(
@@ -105,6 +111,11 @@ def lengths_of(windows: Sequence[Window]) -> list[tuple[int, int]]:
 def mean(values: Sequence[float]) -> float:
     """Zero of nothing."""
     return fsum(values) / len(values) if values else 0.0
+
+
+def decode_load(view: WorkerView) -> float:
+    """The fuller of KV memory and sequence slots, 0 to 1."""
+    return max(view.kv_used, view.running_sequences / view.max_sequences)
 
 
 def ttft_s(view: WorkerView, prompt_tokens: float, spread: float = 1.0) -> float:

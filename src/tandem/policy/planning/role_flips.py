@@ -7,6 +7,7 @@ from statistics import median
 from tandem.facts.fleet import Role
 from tandem.policy.planning.contract import FleetView, Flip, Move, Plan
 from tandem.policy.planning.pools import (
+    decode_load,
     interval_kept,
     last_seconds,
     lengths_of,
@@ -34,7 +35,7 @@ class Arrow:
     recent_s: float = 60.0
     interval_s: float = 1.0
 
-    def plan(self, fleet: FleetView, now_ns: int) -> Plan:  # noqa: ARG002
+    def plan(self, fleet: FleetView, now_ns: int) -> Plan:
         pairs = lengths_of(last_seconds(fleet.windows, self.recent_s))
         prompt_tokens = median([prompt for prompt, _ in pairs]) if pairs else 0
         prefilling, decoding = pool(fleet, Role.PREFILL), pool(fleet, Role.DECODE)
@@ -112,13 +113,13 @@ class TetriInfer:
         return since_ns is not None and now_ns - since_ns >= self.idle_s * 1e9
 
     def _moves(self, decoding: list[WorkerView]) -> tuple[Move, ...]:
-        ranked = sorted(decoding, key=lambda view: (_decode_load(view), view.worker))
+        ranked = sorted(decoding, key=lambda view: (decode_load(view), view.worker))
         moves = []
         # The hottest is paired with the coolest, the next with the next: each takes part once.
         for cool, hot in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
-            lead = _decode_load(hot) - _decode_load(cool)
-            if _decode_load(hot) > self.hot_load and lead >= self.hot_lead:
-                tokens = min(int(hot.context_tokens * lead / (2 * _decode_load(hot))), _room(cool))
+            lead = decode_load(hot) - decode_load(cool)
+            if decode_load(hot) > self.hot_load and lead >= self.hot_lead:
+                tokens = min(int(hot.context_tokens * lead / (2 * decode_load(hot))), _room(cool))
                 if tokens > 0:
                     moves.append(Move(hot.worker, cool.worker, tokens))
         return tuple(moves)
@@ -134,9 +135,5 @@ def _room(view: WorkerView) -> int:
 
 def _load(view: WorkerView, fleet: FleetView) -> float:
     if view.role is Role.DECODE:
-        return _decode_load(view)
+        return decode_load(view)
     return view.cost.queue_seconds(view.queued_prefill_tokens) / (fleet.slo.ttft_s or 1.0)
-
-
-def _decode_load(view: WorkerView) -> float:
-    return max(view.kv_used, view.running_sequences / view.max_sequences)

@@ -5,14 +5,68 @@ the client's own priority, the earliest deadline and the order of arrival. Who w
 for its tenant's turn alone. Nothing that a client chooses goes before another tenant.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.policy.keyed_heap import KeyedHeap
 from tandem.policy.qos.classes import Classes
-from tandem.policy.qos.counters import TokenCounters
 from tandem.policy.views import RequestView
+
+# A prompt token is computed beside thousands of others, an output token in a step of its own:
+# the weights of the paper's evaluation.
+INPUT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
+
+
+class TokenCounters:
+    """Counters of tenants at each priority, in weighted tokens; they only grow. Priorities are
+    those of classes, never what a client chose: there are no more counters than tenants times
+    classes.
+
+    Service counts at every priority alike, lifts only where the tenant came back: a lift among
+    urgent requests is no reason to wait longer among the others.
+    """
+
+    __slots__ = ("_last_left", "_lifts", "_service", "_weights")
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        """`weights` are shares of tenants against each other, 1 where none is given. Raises
+        `InvalidConfiguration`."""
+        for tenant, weight in sorted(weights.items()):
+            if not weight > 0:
+                raise InvalidConfiguration(
+                    f"weight of tenant {tenant} is {weight:g}; choose more than 0"
+                )
+        self._weights = dict(weights)
+        self._service: dict[str, float] = {}
+        self._lifts: dict[tuple[int, str], float] = {}
+        self._last_left: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._service) + len(self._lifts) + len(self._last_left)
+
+    def of(self, tenant: str, priority: int) -> float:
+        return self._service.get(tenant, 0.0) + self._lifts.get((priority, tenant), 0.0)
+
+    def charge(self, tenant: str, input_tokens: int, output_tokens: int) -> None:
+        tokens = INPUT_WEIGHT * input_tokens + OUTPUT_WEIGHT * output_tokens
+        weight = self._weights.get(tenant, 1.0)
+        self._service[tenant] = self._service.get(tenant, 0.0) + tokens / weight
+
+    def left(self, tenant: str, priority: int) -> None:
+        """The tenant has nothing waiting at this priority any more."""
+        self._last_left[priority] = tenant
+
+    def lift(self, tenant: str, priority: int, waiting: Iterable[float]) -> None:
+        """The tenant comes back (the paper's algorithm 2): it starts no lower than the least
+        counter that waits at this priority, or than the last that left when none waits. So nobody
+        saves up credit while idle."""
+        level = min(waiting, default=None)
+        if level is None:
+            level = self.of(self._last_left.get(priority, tenant), priority)
+        lacking = level - self.of(tenant, priority)
+        if lacking > 0:
+            self._lifts[priority, tenant] = self._lifts.get((priority, tenant), 0.0) + lacking
 
 
 class Turns:
@@ -130,11 +184,6 @@ class FairQueue:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
-    @property
-    def remembered(self) -> int:
-        """Figures kept of tenants beside the requests that wait."""
-        return len(self._counters)
-
     def waiting(self) -> dict[str, int]:
         """Requests that wait, by class."""
         return {name: queue.waiting for name, queue in self._queues.items()}
@@ -177,11 +226,6 @@ class FairQueue:
         if not self._waits(request.tenant, queue.priority):
             self._counters.left(request.tenant, queue.priority)
         return request
-
-    def next(self, in_use: Mapping[str, int], capacity: int, now_ns: int) -> RequestView | None:
-        """Take out the request that goes next; see `first`."""
-        chosen = self.first(in_use, capacity, now_ns)
-        return None if chosen is None else self.remove(chosen.request_id)
 
     def first(self, in_use: Mapping[str, int], capacity: int, now_ns: int) -> RequestView | None:
         """The request that goes next; None when nobody waits or no slot is free. `in_use` counts

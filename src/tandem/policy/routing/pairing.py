@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
+from tandem.cost.worker import LinkCost
 from tandem.facts.fleet import Role
 from tandem.policy.routing.contract import Candidate, Route
 from tandem.policy.routing.prediction import Predictor, Quote
@@ -77,6 +78,16 @@ def pair(prefill: tuple[Candidate, ...], decode: tuple[Candidate, ...]) -> Route
     return Route(first.worker, second.worker, ttft_s, second.tpot_s, prefill, decode)
 
 
+def quotes_by_link(
+    predictor: Predictor, request: RequestView, found: Sides
+) -> dict[LinkCost, list[Quote]]:
+    """Quotes of the decode workers for each kind of link on the prefill side. All that a decode
+    worker's price takes from the prefill worker is its link, and a fleet has few kinds: this is the
+    whole search over pairs."""
+    links = dict.fromkeys(view.cost.network for view in found.prefill)
+    return {link: predictor.decode_quotes(request, found.decode, link) for link in links}
+
+
 @dataclass(frozen=True, slots=True)
 class ScoredRouting:
     """A routing policy that scores each phase on its own."""
@@ -87,7 +98,6 @@ class ScoredRouting:
     def choose(
         self, request: RequestView, workers: Sequence[WorkerView], now_ns: int
     ) -> Route | None:
-        del now_ns  # Views are already true at this instant.
         found = sides_for(request, workers)
         if found is None:
             return None

@@ -5,19 +5,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from tandem.cost.worker import LinkCost
 from tandem.facts.fleet import Role
 from tandem.policy.chance import draw
 from tandem.policy.routing.contract import Route, Routing
 from tandem.policy.routing.pairing import (
     ScoredRouting,
-    Sides,
     candidates,
     pair,
+    quotes_by_link,
     sides_for,
     smallest,
 )
-from tandem.policy.routing.prediction import Predictor, Quote
+from tandem.policy.routing.prediction import Predictor
 from tandem.policy.views import RequestView, WorkerView
 
 
@@ -37,7 +36,6 @@ class RoundRobin:
     """One after the other, in order of their ids."""
 
     def scores(self, request: RequestView, views: Sequence[WorkerView], phase: Role) -> list[float]:
-        del phase
         return _turns(request.serial, len(views))
 
 
@@ -46,7 +44,6 @@ class LeastLoad:
     """The fewest requests: running, waiting and on their way. Unit: requests."""
 
     def scores(self, request: RequestView, views: Sequence[WorkerView], phase: Role) -> list[float]:
-        del request, phase
         return [float(view.requests) for view in views]
 
 
@@ -89,7 +86,6 @@ class PrefixFirst:
     match_rate: float = 0.3
 
     def scores(self, request: RequestView, views: Sequence[WorkerView], phase: Role) -> list[float]:
-        del phase
         loads = [float(view.requests) for view in views]
         least, most = min(loads), max(loads)
         unbalanced = most - least > self.imbalance_requests and most > self.imbalance_ratio * least
@@ -148,7 +144,6 @@ class WeightedScore:
     prefix_weight: float = 3.0
 
     def scores(self, request: RequestView, views: Sequence[WorkerView], phase: Role) -> list[float]:
-        del phase
         queues = [view.waiting_requests for view in views]
         longest = max(queues)
         # All equal: all get the full mark.
@@ -187,7 +182,6 @@ class CostSeconds:
     def choose(
         self, request: RequestView, workers: Sequence[WorkerView], now_ns: int
     ) -> Route | None:
-        del now_ns  # Views are already true at this instant.
         found = sides_for(request, workers)
         if found is None:
             return None
@@ -195,7 +189,7 @@ class CostSeconds:
         lost_s = [quote.lost_s for quote in quotes]
         if not found.decode:
             return pair(candidates(found.prefill, lost_s, quotes), ())
-        by_link = self._decode_quotes(request, found)
+        by_link = quotes_by_link(self.predictor, request, found)
         least_s = {link: min(quote.lost_s for quote in by_link[link]) for link in by_link}
         links = [view.cost.network for view in found.prefill]
         scores = [own_s + least_s[link] for own_s, link in zip(lost_s, links, strict=True)]
@@ -206,13 +200,6 @@ class CostSeconds:
             candidates(found.prefill, scores, quotes),
             candidates(found.decode, decode_scores, decode),
         )
-
-    def _decode_quotes(self, request: RequestView, found: Sides) -> dict[LinkCost, list[Quote]]:
-        """Quotes of the decode workers for each kind of link on the prefill side. All that a decode
-        worker's price takes from the prefill worker is its link, and a fleet has few kinds: this is
-        the whole search over pairs."""
-        links = dict.fromkeys(view.cost.network for view in found.prefill)
-        return {link: self.predictor.decode_quotes(request, found.decode, link) for link in links}
 
 
 ROUTINGS: dict[str, Callable[[int], Routing]] = {

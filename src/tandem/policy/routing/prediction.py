@@ -101,7 +101,7 @@ class Predictor:
 
     def __init__(self) -> None:
         self._curves: dict[int, PrefillCurve] = {}
-        self._standings: dict[str, WorkerEstimate] = {}
+        self._estimates: dict[str, WorkerEstimate] = {}
 
     def prefill_quotes(
         self, request: RequestView, views: Sequence[WorkerView], phase: Role
@@ -118,7 +118,7 @@ class Predictor:
         cold: dict[int, float] = {}
         quotes = []
         for view in views:
-            estimate = self._standing(view)
+            estimate = self._estimate(view)
             curve, neighbours = estimate.curve, estimate.neighbours
             hits = hits_of(view.worker, NO_HITS)
             pull_s = 0.0
@@ -152,7 +152,7 @@ class Predictor:
         self._forget_old(len(views))
         quotes = []
         for view in views:
-            estimate = self._standing(view)
+            estimate = self._estimate(view)
             hits = request.hits.get(view.worker, NO_HITS)
             moved_bytes = view.cost.kv_bytes(max(0, request.prompt_tokens - hits.device_tokens))
             network = view.cost.network
@@ -167,12 +167,12 @@ class Predictor:
 
     def fetch(self, request: RequestView, view: WorkerView) -> Fetch:
         """Which cached prefix the worker should use, if the request goes there."""
-        return cheapest_fetch(request, request.hit(view.worker), self._standing(view))
+        return cheapest_fetch(request, request.hit(view.worker), self._estimate(view))
 
-    def _standing(self, view: WorkerView) -> WorkerEstimate:
-        estimate = self._standings.get(view.worker)
+    def _estimate(self, view: WorkerView) -> WorkerEstimate:
+        estimate = self._estimates.get(view.worker)
         if estimate is None or estimate.view is not view:
-            estimate = self._standings[view.worker] = _standing(view, self._curve(view.cost))
+            estimate = self._estimates[view.worker] = _estimated(view, self._curve(view.cost))
         return estimate
 
     def _curve(self, cost: WorkerCost) -> PrefillCurve:
@@ -184,8 +184,8 @@ class Predictor:
 
     def _forget_old(self, workers: int) -> None:
         """Workers come and go; what is kept of those that went must not grow for ever."""
-        if max(len(self._standings), len(self._curves)) > 1_000 + 4 * workers:
-            self._standings.clear()
+        if max(len(self._estimates), len(self._curves)) > 1_000 + 4 * workers:
+            self._estimates.clear()
             self._curves.clear()
 
 
@@ -249,7 +249,7 @@ def room_seconds(
     return share * request.expected_output_tokens * estimate.gap_s
 
 
-def _standing(view: WorkerView, curve: PrefillCurve) -> WorkerEstimate:
+def _estimated(view: WorkerView, curve: PrefillCurve) -> WorkerEstimate:
     neighbours = view.running_sequences + view.expected_decodes
     context_tokens = view.context_tokens + view.expected_context_tokens
     step_s = view.cost.decode_stage_seconds(neighbours, context_tokens)

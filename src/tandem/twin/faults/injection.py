@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from tandem.facts.fleet import Tier
+from tandem.messages.cluster import Drain
 from tandem.messages.gateway import DrainAsked, UndrainAsked
 from tandem.policy.chance import draw
 from tandem.report.record import Decision
@@ -77,7 +78,7 @@ class FaultInjection:
             case GatewayCrash(name) if name in cluster.gateways:
                 cluster.lose_gateway(name)
             case Drained(name, then_role):
-                self._ask(DrainAsked(self._next_operation(), name, then_role))
+                self._ask(DrainAsked(self._next_operation(), name, Drain(then_role)))
             case ClientsLeave(share):
                 self._leave(share, now_ns)
 
