@@ -1,7 +1,7 @@
 """The `tandem` command, also as `python -m tandem`."""
 
-from tandem.commands.hidden_words import hide_secrets
 from tandem.commands.late_imports import part
+from tandem.commands.secret_arguments import hide_secrets
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import httpx2
 import uvicorn
 from starlette.types import ASGIApp
 
@@ -22,6 +23,16 @@ class _AnnouncedServer(uvicorn.Server):
     async def startup(self, sockets=None) -> None:
         await super().startup(sockets)
         self.listening.set()
+
+
+@contextmanager
+def client_of(app: ASGIApp) -> Iterator[httpx2.Client]:
+    """A client of the application on a real socket."""
+    with (
+        serving(app) as port,
+        httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
+    ):
+        yield client
 
 
 @contextmanager

@@ -1,12 +1,11 @@
 """Keys, request ids, origins, and the probes that an operator's tools read."""
 
-import httpx2
 import pytest
 
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
 from tandem.facts.errors import EngineFailed, InvalidConfiguration
-from tests.api.server import serving
+from tests.api.server import client_of
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
 
@@ -14,10 +13,7 @@ CHAT = {"messages": [{"role": "user", "content": "hello"}]}
 @pytest.fixture
 def guarded(generator, text):
     config = ApiConfig(api_keys=("key-one", "key-two"), allowed_origins=("https://page.example",))
-    with (
-        serving(build_app(generator, text, config)) as port,
-        httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client,
-    ):
+    with client_of(build_app(generator, text, config)) as client:
         yield client
 
 
@@ -125,33 +121,23 @@ def test_bad_configurations_are_refused(fields):
 
 def test_a_key_says_whose_request_it_is_and_tenants_share_no_cache(generator, text):
     config = ApiConfig(api_keys=("spare",), tenants={"red-key": "red", "blue-key": "blue"})
-    with (
-        serving(build_app(generator, text, config)) as port,
-        httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client,
-    ):
+    with client_of(build_app(generator, text, config)) as client:
         for key in ("red-key", "blue-key", "spare"):
             headers = bearer(key) | {"x-tier": "gold"}
             for salt in ({}, {"cache_salt": "mine"}):
                 body = CHAT | salt
                 assert client.post("/v1/chat/completions", json=body, headers=headers).is_success
         assert client.post("/v1/chat/completions", json=CHAT).status_code == 401
+    requests, callers = generator.requests[-6:], generator.callers[-6:]
     # Its KV counts to the tenant's quota.
-    assert [each.tenant for each in generator.requests[-6:]] == [
-        caller.tenant for caller in generator.callers[-6:]
-    ]
-    assert [caller.tenant for caller in generator.callers[-6:]] == [
-        "red",
-        "red",
-        "blue",
-        "blue",
-        "",
-        "",
-    ]
-    assert all(caller.headers["x-tier"] == "gold" for caller in generator.callers[-6:])
-    assert len({request.salt for request in generator.requests[-6:]}) == 6
-    assert [each.cache_salt for each in generator.requests[-6:]] == ["", "mine"] * 3
+    tenants = ["red", "red", "blue", "blue", "", ""]
+    assert [each.tenant for each in requests] == tenants
+    assert [each.tenant for each in callers] == tenants
+    assert all(caller.headers["x-tier"] == "gold" for caller in callers)
+    assert len({request.salt for request in requests}) == 6
+    assert [each.cache_salt for each in requests] == ["", "mine"] * 3
     # Whose share of the waiting places it is: the tenant's, or the key's where it has none.
-    accounts = [caller.account for caller in generator.callers[-6:]]
+    accounts = [caller.account for caller in callers]
     assert accounts[:4] == ["red", "red", "blue", "blue"]
     assert accounts[4] == accounts[5] and "spare" not in accounts[4]
 

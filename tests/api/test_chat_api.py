@@ -299,12 +299,16 @@ def test_a_closed_stream_frees_its_sequences(client, generator):
     generator.wait_until_running(0)
 
 
+def async_client(port) -> openai.AsyncOpenAI:
+    url = f"http://127.0.0.1:{port}/v1"
+    return openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
+
+
 def test_cancelled_calls_free_their_sequences(port, generator):
     generator.script.hold_after = 1
 
     async def cancel_both() -> None:
-        url = f"http://127.0.0.1:{port}/v1"
-        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        async with async_client(port) as client:
             calls = [asyncio.ensure_future(chat(client, n=2)), asyncio.ensure_future(chat(client))]
             await asyncio.to_thread(generator.wait_until_running, 3)
             for call in calls:
@@ -317,8 +321,7 @@ def test_cancelled_calls_free_their_sequences(port, generator):
 
 def test_many_clients_at_once(port, generator):
     async def ask_all() -> list[str]:
-        url = f"http://127.0.0.1:{port}/v1"
-        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        async with async_client(port) as client:
 
             async def ask() -> str:
                 stream = await chat(client, stream=True)

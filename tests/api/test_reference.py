@@ -5,7 +5,6 @@ import re
 from html import unescape
 from html.parser import HTMLParser
 
-import httpx2
 import msgspec
 import pytest
 
@@ -16,7 +15,7 @@ from tandem.api.docs_page.page import reference_page
 from tandem.facts.client_fields import client_fields
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
-from tests.api.server import serving
+from tests.api.server import client_of
 
 VOID = {"meta", "br"}
 BODIES = (
@@ -97,14 +96,11 @@ def test_whatever_the_document_and_the_host_say_stays_text(http):
 
 
 def test_examples_name_the_server_and_its_key_where_one_is_needed(generator, text):
-    with (
-        serving(build_app(generator, text, ApiConfig(api_keys=("key",)))) as port,
-        httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client,
-    ):
-        page = unescape(client.get("/docs").text)
+    with client_of(build_app(generator, text, ApiConfig(api_keys=("key",)))) as client:
+        page, url = unescape(client.get("/docs").text), str(client.base_url).rstrip("/")
     examples = re.findall(r"<pre>(curl .*?)</pre>", page, re.DOTALL)
-    assert all(f"http://127.0.0.1:{port}/" in example for example in examples)
-    keyed = {e.split()[1].rpartition(str(port))[2] for e in examples if "Bearer" in e}
+    assert all(f"{url}/" in example for example in examples)
+    keyed = {e.split()[1].removeprefix(url) for e in examples if "Bearer" in e}
     assert keyed == {
         "/v1/chat/completions",
         "/v1/completions",

@@ -15,7 +15,8 @@ from tandem.api.app import build_app
 from tandem.api.choice import ChoiceReader, Presentation
 from tandem.api.config import ApiConfig
 from tandem.api.errors import Refused
-from tandem.api.logprobs import TokenJson, chat_items, chat_logprobs
+from tandem.api.logprobs import TokenJson, chat_items, token_text
+from tandem.api.responses import TokenLogprob, TopLogprob
 from tandem.api.whole_response import (
     CHUNK_BYTES,
     JsonText,
@@ -110,6 +111,26 @@ def test_what_was_kept_is_let_go():
     asyncio.run(scenario())
 
 
+def test_who_is_refused_makes_room_before_it_has_ended():
+    """Else all of several calls that keep as much as each other would be refused."""
+    budget = ResponseBudget(8 * MIB)
+
+    async def scenario() -> None:
+        with (
+            budget.holding_response() as one,
+            budget.holding_response() as two,
+            budget.holding_response() as three,
+        ):
+            for held, count in ((one, 3), (two, 3), (three, 2)):
+                held.grow(count * MIB)
+            with pytest.raises(Refused):
+                one.grow(MIB)
+            two.grow(MIB)
+            assert budget.held_bytes == 6 * MIB
+
+    asyncio.run(scenario())
+
+
 def test_text_is_counted_however_large_its_parts_are():
     text = JsonText()
     assert text.append("x" * (CHUNK_BYTES + 1)) == CHUNK_BYTES + 1
@@ -119,7 +140,7 @@ def test_text_is_counted_however_large_its_parts_are():
 def test_a_tool_call_that_never_closes_is_counted(text):
     presentation = Presentation(tool_format=text.tool_format)
     reader = ChoiceReader(0, text, presentation)
-    transcript = Transcript(0, logprobs_lists=0, keeps_tokens=False)
+    transcript = Transcript(0, logprobs_lists=(), keeps_tokens=False)
     said = '<tool_call>{"name": "' + "word " * 16384
     spoken = text.tokenizer.encode(said, add_special_tokens=False)
     kept_bytes = sum(
@@ -134,13 +155,32 @@ def test_a_tool_call_that_never_closes_is_counted(text):
     assert len(said) < kept_bytes < len(said) + 64
 
 
+def slow_json(shown, token_bytes) -> bytes:
+    """What `chat_items` writes, made of the types that the schema shows."""
+
+    def of(kind, token: int, logprob: float, **more):
+        text, spelling = token_text(token, token_bytes), token_bytes.bytes_of(token)
+        return kind(token=text, logprob=max(logprob, -9999.0), bytes=list(spelling), **more)
+
+    content = [
+        of(
+            TokenLogprob,
+            token,
+            chosen.logprob,
+            top_logprobs=[of(TopLogprob, *t) for t in chosen.top],
+        )
+        for token, chosen in shown
+    ]
+    return msgspec.json.encode(content)
+
+
 def test_no_token_is_taken_for_the_number_beside_it():
     class Odd:
         def bytes_of(self, token: int) -> bytes:
             return b"x:0.0,y"
 
     shown = [(1, TokenLogprobs(-0.5, 1, ((2, -1.5),)))]
-    slow = msgspec.json.encode(chat_logprobs(shown, Odd()).content)
+    slow = slow_json(shown, Odd())
     assert b"[%b]" % chat_items(shown, TokenJson(Odd()))[0] == slow
 
 
@@ -226,8 +266,7 @@ def test_the_quick_form_of_log_probabilities_is_the_slow_one(text):
             token, value = some()
             top = tuple(some() for _ in range(count % 21))
             shown.append((token, TokenLogprobs(value, 1, top)))
-        slow = msgspec.json.encode(chat_logprobs(shown, text.token_bytes).content)
-        assert b"[%b]" % chat_items(shown, tokens)[0] == slow
+        assert b"[%b]" % chat_items(shown, tokens)[0] == slow_json(shown, text.token_bytes)
 
 
 def emission(*ids: str, end: FinishReason | None = None) -> EmitTokens:

@@ -197,12 +197,12 @@ def nested(levels: int) -> str:
 @pytest.mark.parametrize("levels", [9, 400, 900, 3000, 20_000])
 def test_deep_arguments_are_refused(text, levels):
     with pytest.raises(InvalidRequest, match="messages have tool call arguments"):
-        chat_prompt(body_of(nested(levels)), [], text, 100_000, max_nesting=8)
+        chat_prompt(body_of(nested(levels)), [], text, 100_000, ApiConfig(max_nesting=8))
 
 
 def test_arguments_within_the_bound_are_taken(text):
-    assert chat_prompt(body_of(nested(8)), [], text, 100_000, max_nesting=8)
-    assert chat_prompt(body_of(nested(64)), [], text, 100_000)
+    assert chat_prompt(body_of(nested(8)), [], text, 100_000, ApiConfig(max_nesting=8))
+    assert chat_prompt(body_of(nested(64)), [], text, 100_000, ApiConfig())
 
 
 @pytest.mark.parametrize("levels", [300, *range(960, 1000, 2), 5000])

@@ -16,8 +16,8 @@ from tandem.api import key_ring
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig, KeyFile
 from tandem.api.key_ring import KeyRing, read_key_file
-from tandem.commands.hidden_words import without_secrets
 from tandem.commands.main import app
+from tandem.commands.secret_arguments import masked
 from tandem.config.api_options import api_config, check_client_keys, tenant_key_files, tenant_keys
 from tandem.config.cluster.live import checked, gateway_options
 from tandem.config.cluster.tree import parse
@@ -315,7 +315,7 @@ def test_the_words_of_a_command_show_no_key(tmp_path):
     ],
 )
 def test_what_is_hidden(words, shown):
-    assert without_secrets(words) == shown
+    assert masked(words) == shown
 
 
 def test_the_password_of_a_real_redis_is_changed_without_a_restart(tmp_path):

@@ -90,7 +90,7 @@ def body_of(messages: list[dict], **fields: object) -> ChatBody:
 
 def prompt_of(text: TextModel, messages: list[dict], **fields: object) -> list[int]:
     body = body_of(messages, **fields)
-    return list(chat_prompt(body, body.tools or [], text, PLENTY))
+    return list(chat_prompt(body, body.tools or [], text, PLENTY, ApiConfig()))
 
 
 def special_ids(text: TextModel, tokens: list[int]) -> list[int]:
@@ -117,7 +117,7 @@ def test_content_spells_no_special_token(text):
 
 def test_an_option_brings_the_old_way_back(text):
     body = body_of(conversation("a" + text.tokenizer.special_tokens["eos_token"]))
-    tokens = chat_prompt(body, [], text, PLENTY, parse_special_tokens=True)
+    tokens = chat_prompt(body, [], text, PLENTY, ApiConfig(parse_special_tokens=True))
     innocent = prompt_of(text, conversation("a"))
     assert len(special_ids(text, list(tokens))) == len(special_ids(text, innocent)) + 3
 
@@ -139,7 +139,9 @@ def test_other_fields_spell_none_either(tmp_path):
     }
 
     def specials_of(body: ChatBody) -> list[int]:
-        return special_ids(text, list(chat_prompt(body, body.tools or [], text, PLENTY)))
+        return special_ids(
+            text, list(chat_prompt(body, body.tools or [], text, PLENTY, ApiConfig()))
+        )
 
     tame = json.loads(json.dumps(fields).replace("<|im_end|>", "-"))
     assert specials_of(body_of(**fields)) == specials_of(body_of(**tame))
@@ -332,7 +334,7 @@ def test_no_special_token_is_joined_from_parts(tmp_path, case):
     text = shaped(tmp_path, source, SHAPES["qwen3"][1])
     messages = [{"role": "user", **message} for message in messages]
     assert special_ids(text, prompt_of(text, messages)) == []
-    parsed = chat_prompt(body_of(messages), [], text, PLENTY, parse_special_tokens=True)
+    parsed = chat_prompt(body_of(messages), [], text, PLENTY, ApiConfig(parse_special_tokens=True))
     # Such is the template that without a shield one would stand there.
     assert special_ids(text, list(parsed))
 

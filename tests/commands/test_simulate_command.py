@@ -85,6 +85,7 @@ def test_a_plot_is_drawn(trace, tmp_path):
         (["moncake-16"], "did you mean mooncake-16?"),
         (["mixed", "--routing", "cst"], "--routing: unknown cst; did you mean cost?"),
         (["mixed", "--speed", "0"], "--speed must be a number greater than 0"),
+        (["mixed", "--speed", "1,inf"], "--speed must be finite, got '1,inf'"),
         (["mixed", "--slo", "ttft"], "--slo must look like"),
         (["mixed", "--set", "pools.x.count=1"], "no entry x"),
         (["mixed", "--faults", "crash"], "--faults must look like"),

@@ -65,7 +65,7 @@ def metaspace() -> Tokenizer:
 
 
 BYTE_LEVEL = wrap(byte_level_tokenizer())
-BYTE_SPELLING = TokenBytes(BYTE_LEVEL)
+TOKEN_BYTES = TokenBytes(BYTE_LEVEL)
 SENTENCE_PIECE, WORD_PIECE, METASPACE = sentence_piece(), word_piece(), metaspace()
 
 
@@ -83,7 +83,7 @@ CUTS = st.lists(st.integers(0, 1000), max_size=60)
 def test_byte_level_deltas_are_the_decoding_even_of_garbage(tokens, cuts):
     skipped = BYTE_LEVEL.special_token_ids
     for hidden, skips in ((skipped, True), (NOTHING_SKIPPED, False)):
-        deltas = stream(ByteDetokenizer(BYTE_SPELLING, hidden), tuple(tokens), cuts)
+        deltas = stream(ByteDetokenizer(TOKEN_BYTES, hidden), tuple(tokens), cuts)
         assert "".join(deltas) == BYTE_LEVEL.decode(tokens, skip_special_tokens=skips)
 
 
@@ -91,7 +91,7 @@ def test_byte_level_deltas_are_the_decoding_even_of_garbage(tokens, cuts):
 @given(text=TEXTS, cuts=CUTS)
 def test_byte_level_text_comes_back_unbroken(text, cuts):
     tokens = BYTE_LEVEL.encode(text, add_special_tokens=False)
-    deltas = stream(ByteDetokenizer(BYTE_SPELLING, NOTHING_SKIPPED), tokens, cuts)
+    deltas = stream(ByteDetokenizer(TOKEN_BYTES, NOTHING_SKIPPED), tokens, cuts)
     assert "".join(deltas) == text
     if BROKEN not in text:
         assert not any(BROKEN in delta for delta in deltas)
@@ -127,7 +127,7 @@ def test_skipped_tokens_leave_the_spaces_around_them(words, cuts):
 def test_a_character_waits_for_its_last_byte():
     tokens = BYTE_LEVEL.encode("\U0001f9e0", add_special_tokens=False)
     assert len(tokens) > 1
-    detok = ByteDetokenizer(BYTE_SPELLING, NOTHING_SKIPPED)
+    detok = ByteDetokenizer(TOKEN_BYTES, NOTHING_SKIPPED)
     deltas = [detok.add_tokens([token]) for token in tokens]
     assert deltas == [""] * (len(tokens) - 1) + ["\U0001f9e0"]
 
@@ -135,7 +135,7 @@ def test_a_character_waits_for_its_last_byte():
 def test_an_unfinished_character_ends_as_a_replacement():
     tokens = BYTE_LEVEL.encode("a\U0001f9e0", add_special_tokens=False)
     for detok in (
-        ByteDetokenizer(BYTE_SPELLING, NOTHING_SKIPPED),
+        ByteDetokenizer(TOKEN_BYTES, NOTHING_SKIPPED),
         WindowDetokenizer(BYTE_LEVEL, NOTHING_SKIPPED),
     ):
         assert detok.add_tokens(tokens[:-1]) in ("a", "")

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tandem.api.app_context import VERSION, AppContext
-from tandem.api.auth import REQUEST_ID_HEADER, ApiKeys, OwnPages, RequestIds
+from tandem.api.auth import REQUEST_ID_HEADER, ApiKeys, OriginCheck, RequestIds
 from tandem.api.chat import chat_endpoints
 from tandem.api.completions import completion_endpoints
 from tandem.api.config import ApiConfig
@@ -76,7 +76,7 @@ def _middleware(config: ApiConfig) -> list[Middleware]:
         )
     layers.append(
         Middleware(
-            OwnPages, allowed_origins=config.allowed_origins, allowed_hosts=config.allowed_hosts
+            OriginCheck, allowed_origins=config.allowed_origins, allowed_hosts=config.allowed_hosts
         )
     )
     if config.has_keys:

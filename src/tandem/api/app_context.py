@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from starlette.requests import Request
 
-from tandem.api.auth import KEY, TENANT, account_of
+from tandem.api.auth import KEY, TENANT, account_of, is_printable
 from tandem.api.config import ApiConfig
 from tandem.api.errors import Refusal, Refused, retry_header
 from tandem.api.intake import HeldBytes, Intake
@@ -40,7 +40,7 @@ class AppContext:
         header that means nothing."""
         headers = request.headers
         session = headers.get(SESSION_HEADER, "")
-        if not _is_name(session):
+        if not is_printable(session, SESSION_CHARS):
             problem = f"{SESSION_HEADER} must be at most {SESSION_CHARS} printable ASCII characters"
             raise Refused(Refusal(400, problem, "invalid_value", SESSION_HEADER))
         pin_s = _seconds(headers.get(PIN_HEADER, "0"))
@@ -70,10 +70,6 @@ class AppContext:
         if not self.generator.ready:
             refusal = Refusal(503, "the model is not ready", "not_ready", headers=retry_header())
             raise Refused(refusal)
-
-
-def _is_name(text: str) -> bool:
-    return len(text) <= SESSION_CHARS and text.isascii() and (not text or text.isprintable())
 
 
 def _seconds(text: str) -> float | None:

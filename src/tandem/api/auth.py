@@ -40,7 +40,8 @@ class RequestIds:
             await self._app(scope, receive, send)
             return
         sent_id = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
-        request_id = sent_id if _is_valid_id(sent_id) else fresh_id("req-")
+        is_valid = sent_id and is_printable(sent_id, _REQUEST_ID_CHARS)
+        request_id = sent_id if is_valid else fresh_id("req-")
         scope["tandem.request_id"] = request_id
 
         async def send_with_id(message: Message) -> None:
@@ -51,8 +52,8 @@ class RequestIds:
         await self._app(scope, receive, send_with_id)
 
 
-class OwnPages:
-    """Keeps web pages of others from using a browser on this machine as their client.
+class OriginCheck:
+    """Refuses foreign web pages that use a browser on this machine as their client.
 
     A call that changes something (POST) and names an `Origin` comes from a page: it must be one of
     `allowed_origins`, or a page of this server. Where `allowed_hosts` are given, the Host header
@@ -77,7 +78,8 @@ class OwnPages:
             await refusal.response()(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Refusal | None:
-        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        headers = Headers(scope=scope)
+        hosts = headers.getlist("host")
         foreign = [host for host in hosts if not self._is_own(host)] if self._hosts else None
         if foreign:
             message = (
@@ -87,8 +89,7 @@ class OwnPages:
             return Refusal(421, message, "host_not_allowed")
         if scope["method"] in _SAFE_METHODS or "*" in self._origins:
             return None
-        origins = [value.decode("latin-1") for name, value in scope["headers"] if name == b"origin"]
-        for origin in origins:
+        for origin in headers.getlist("origin"):
             # Without the scheme, which a proxy in front may have changed.
             page_host = origin.partition("://")[2].lower()
             if origin not in self._origins and [page_host] != [host.lower() for host in hosts]:
@@ -148,9 +149,6 @@ def _without_port(host: str) -> str:
     return host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]
 
 
-def _is_valid_id(request_id: str) -> bool:
-    return (
-        0 < len(request_id) <= _REQUEST_ID_CHARS
-        and request_id.isascii()
-        and request_id.isprintable()
-    )
+def is_printable(text: str, most_chars: int) -> bool:
+    """Whether a header is plain ASCII of at most so many characters; an empty one is."""
+    return len(text) <= most_chars and text.isascii() and text.isprintable()

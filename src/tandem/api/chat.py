@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Sequence
 
-import msgspec
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tandem.api.app_context import SYSTEM_FINGERPRINT, AppContext
+from tandem.api.app_context import AppContext
 from tandem.api.choice import ChoiceDelta
 from tandem.api.clock_and_entropy import fresh_id
-from tandem.api.generation import AskedAnswer, Call, StreamUsage, create_answer
+from tandem.api.generation import Call, GenerationSpec, StreamUsage, create_answer
 from tandem.api.logprobs import CHAT_LISTS, Shown, TokenJson, chat_items, chat_logprobs
 from tandem.api.openapi import ApiEndpoint
 from tandem.api.prompts import Tokens, chat_prompt
@@ -30,9 +29,8 @@ from tandem.api.responses import (
 )
 from tandem.api.sampling_request import check_choices
 from tandem.api.streaming import encoded_event
-from tandem.api.whole_response import ID_BYTES, Transcript, framed, parted
+from tandem.api.whole_response import ID_BYTES, Transcript, filled_choice, split_at_choices
 from tandem.facts.errors import InvalidRequest
-from tandem.text.detokenize import TokenBytes
 from tandem.text.tools import ToolCall
 
 
@@ -40,28 +38,21 @@ def chat_endpoints(context: AppContext) -> list[ApiEndpoint]:
     """The chat endpoint over `context`."""
     token_json = TokenJson(context.text.token_bytes)
 
-    def asked_of(body: ChatBody) -> AskedAnswer:
+    def spec_of(body: ChatBody) -> GenerationSpec:
         check_choices(body, 1, context)
         tools = _tools(body)
         longest_tokens, top_logprobs = _limits(body)
         context_tokens = context.generator.card.context_tokens
 
         def read() -> tuple[list[Tokens], Callable[[Call], ChatWriter]]:
-            prompt = chat_prompt(
-                body,
-                tools,
-                context.text,
-                context_tokens,
-                parse_special_tokens=context.config.parse_special_tokens,
-                max_nesting=context.config.max_nesting,
-            )
+            prompt = chat_prompt(body, tools, context.text, context_tokens, context.config)
             # What was read is not kept beside the prompt while the answer is written.
             body.messages, body.tools, body.chat_template_kwargs, body.stop = [], None, None, None
             return [prompt], lambda call: ChatWriter(
-                call, context.text.token_bytes, token_json, with_logprobs=bool(body.logprobs)
+                call, token_json, with_logprobs=bool(body.logprobs)
             )
 
-        return AskedAnswer(
+        return GenerationSpec(
             "chatcmpl-",
             read,
             max_tokens=longest_tokens or context_tokens,
@@ -73,7 +64,7 @@ def chat_endpoints(context: AppContext) -> list[ApiEndpoint]:
 
     async def create_chat_completion(request: Request) -> Response:
         """Continues a conversation: messages in, the assistant's message or tool calls out."""
-        return await create_answer(request, context, ChatBody, asked_of)
+        return await create_answer(request, context, ChatBody, spec_of)
 
     return [
         ApiEndpoint(
@@ -91,11 +82,9 @@ def chat_endpoints(context: AppContext) -> list[ApiEndpoint]:
 class ChatWriter:
     """Writes deltas and answers in the chat form."""
 
-    def __init__(
-        self, call: Call, token_bytes: TokenBytes, token_json: TokenJson, *, with_logprobs: bool
-    ) -> None:
+    def __init__(self, call: Call, token_json: TokenJson, *, with_logprobs: bool) -> None:
         self._call = call
-        self._token_bytes = token_bytes
+        self._head = call.head_fields
         self._token_json = token_json
         self._with_logprobs = with_logprobs
         self._begun: set[int] = set()
@@ -103,29 +92,29 @@ class ChatWriter:
 
     def delta_event(self, delta: ChoiceDelta, usage: StreamUsage) -> bytes | None:
         call = self._call
-        sends_ids = call.returns_token_ids and bool(delta.tokens)
-        if not (delta.text or delta.tool_calls or delta.shown or delta.finish_reason or sends_ids):
+        if call.is_silent(delta):
             return None
         is_first = delta.choice not in self._begun
         self._begun.add(delta.choice)
         choice = ChatChunkChoice(
             index=delta.choice,
             delta=self._delta(delta, is_first),
-            logprobs=self._logprobs(delta.shown) if delta.shown else None,
+            logprobs=self._logprobs(delta.shown),
             finish_reason=delta.finish_reason,
             stop_reason=UNSET if delta.stop_reason is None else delta.stop_reason,
-            token_ids=list(delta.tokens) if call.returns_token_ids else UNSET,
+            token_ids=call.token_ids(delta.tokens),
         )
-        return encoded_event(
-            self._chunk([choice], usage, sends_prompt=is_first and delta.choice == 0)
-        )
+        chunk = ChatChunk(**self._head, choices=[choice], usage=usage)
+        if is_first and delta.choice == 0:
+            chunk.prompt_token_ids = call.token_ids(call.prompts[0])
+        return encoded_event(chunk)
 
     def usage_event(self, usage: Usage) -> bytes:
-        return encoded_event(self._chunk([], usage, sends_prompt=False))
+        return encoded_event(ChatChunk(**self._head, choices=[], usage=usage))
 
     @property
-    def logprobs_lists(self) -> int:
-        return len(CHAT_LISTS)
+    def logprobs_lists(self) -> Sequence[str]:
+        return CHAT_LISTS
 
     @property
     def shared_bytes(self) -> int:
@@ -141,46 +130,20 @@ class ChatWriter:
             logprobs=None,
             finish_reason=transcript.finish_reason,
             stop_reason=transcript.stop_reason,
-            token_ids=list(transcript.tokens) if self._call.returns_token_ids else UNSET,
+            token_ids=self._call.token_ids(transcript.tokens),
         )
-        rest = msgspec.json.encode(choice)
-        pieces: list[bytes] = []
-        if text := transcript.text.pieces():
-            before, rest = parted(rest, b"content", b'"')
-            pieces += [before, b'"', *text]
-        if self._with_logprobs:
-            before, rest = parted(rest, b"logprobs", b"null")
-            (content,) = transcript.logprobs
-            pieces += [before, b'{"content":', *content.pieces(), b"}"]
-        return [*pieces, rest]
+        logprobs = transcript.logprobs if self._with_logprobs else None
+        return filled_choice(choice, b"content", transcript.text.pieces(), logprobs)
 
     def answer_frame(self, usage: Usage) -> tuple[bytes, bytes]:
         call = self._call
         answer = ChatAnswer(
-            id=call.answer_id,
-            created=call.created_s,
-            model=call.model,
+            **self._head,
             choices=[],
             usage=usage,
-            system_fingerprint=SYSTEM_FINGERPRINT,
-            prompt_token_ids=list(call.prompts[0]) if call.returns_token_ids else UNSET,
+            prompt_token_ids=call.token_ids(call.prompts[0]),
         )
-        return framed(answer)
-
-    def _chunk(
-        self, choices: list[ChatChunkChoice], usage: StreamUsage, *, sends_prompt: bool
-    ) -> ChatChunk:
-        call = self._call
-        sends_prompt = sends_prompt and call.returns_token_ids
-        return ChatChunk(
-            id=call.answer_id,
-            created=call.created_s,
-            model=call.model,
-            choices=choices,
-            system_fingerprint=SYSTEM_FINGERPRINT,
-            usage=usage,
-            prompt_token_ids=list(call.prompts[0]) if sends_prompt else UNSET,
-        )
+        return split_at_choices(answer)
 
     def _delta(self, delta: ChoiceDelta, is_first: bool) -> ChatDelta:
         result = ChatDelta()
@@ -198,7 +161,8 @@ class ChatWriter:
         return result
 
     def _logprobs(self, shown: Shown) -> ChatLogprobs | None:
-        return chat_logprobs(shown, self._token_bytes) if self._with_logprobs else None
+        wanted = self._with_logprobs and bool(shown)
+        return chat_logprobs(shown, self._token_json) if wanted else None
 
 
 def _message(transcript: Transcript) -> AnswerMessage:

@@ -1,15 +1,15 @@
 """POST /v1/completions: text or token ids in, their continuation out."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
-import msgspec
-from msgspec import UNSET
+from msgspec.json import encode
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tandem.api.app_context import SYSTEM_FINGERPRINT, AppContext
+from tandem.api.app_context import AppContext
 from tandem.api.choice import ChoiceDelta
-from tandem.api.generation import AskedAnswer, Call, StreamUsage, create_answer
+from tandem.api.generation import Call, GenerationSpec, StreamUsage, create_answer
 from tandem.api.logprobs import (
     COMPLETION_LISTS,
     Shown,
@@ -23,7 +23,13 @@ from tandem.api.requests import CompletionBody
 from tandem.api.responses import CompletionAnswer, CompletionChoice, CompletionLogprobs, Usage
 from tandem.api.sampling_request import check_choices
 from tandem.api.streaming import encoded_event
-from tandem.api.whole_response import CHAR_BYTES, ID_BYTES, Transcript, framed, parted
+from tandem.api.whole_response import (
+    CHAR_BYTES,
+    ID_BYTES,
+    Transcript,
+    filled_choice,
+    split_at_choices,
+)
 from tandem.facts.errors import InvalidRequest
 from tandem.text.detokenize import TokenBytes
 
@@ -33,7 +39,7 @@ _DEFAULT_MAX_TOKENS = 16
 def completion_endpoints(context: AppContext) -> list[ApiEndpoint]:
     """The completions endpoint over `context`."""
 
-    def asked_of(body: CompletionBody) -> AskedAnswer:
+    def spec_of(body: CompletionBody) -> GenerationSpec:
         _check(body)
         prompt_number = prompt_count(body.prompt)
         check_choices(body, prompt_number, context)
@@ -46,7 +52,7 @@ def completion_endpoints(context: AppContext) -> list[ApiEndpoint]:
             body.prompt, body.stop = "", None
             return prompts, lambda call: CompletionWriter(call, context.text.token_bytes, echoes)
 
-        return AskedAnswer(
+        return GenerationSpec(
             "cmpl-",
             read,
             max_tokens=max_tokens,
@@ -57,7 +63,7 @@ def completion_endpoints(context: AppContext) -> list[ApiEndpoint]:
 
     async def create_completion(request: Request) -> Response:
         """Continues plain text or token ids, without a chat template."""
-        return await create_answer(request, context, CompletionBody, asked_of)
+        return await create_answer(request, context, CompletionBody, spec_of)
 
     return [
         ApiEndpoint(
@@ -78,19 +84,20 @@ class CompletionWriter:
 
     def __init__(self, call: Call, token_bytes: TokenBytes, echoes: Sequence[str]) -> None:
         self._call = call
+        self._head = call.head_fields
         self._token_bytes = token_bytes
-        self._echoes = [echoes[c // call.choices_per_prompt] for c in range(len(call.requests))]
+        self._echoes = echoes
         self._begun: set[int] = set()
-        self._offset_chars = [len(echo) for echo in self._echoes]
-        self._prompt_jsons: dict[int, bytes] = {}
-        self._echo_jsons: dict[int, bytes] = {}
+        self._offset_chars = [len(self._echo_of(choice)) for choice in range(len(call.requests))]
+        # As JSON, once for all choices of a prompt; of the echoes without quotes.
+        self._prompt_json = cache(lambda prompt: encode(list(call.prompts[prompt])))
+        self._echo_json = cache(lambda prompt: encode(echoes[prompt])[1:-1])
 
     def delta_event(self, delta: ChoiceDelta, usage: StreamUsage) -> bytes | None:
         call, index = self._call, delta.choice
         is_first = index not in self._begun
-        text = self._echoes[index] + delta.text if is_first else delta.text
-        sends_ids = call.returns_token_ids and bool(delta.tokens)
-        if not (text or delta.shown or delta.finish_reason or sends_ids):
+        text = self._echo_of(index) + delta.text if is_first else delta.text
+        if not text and call.is_silent(delta):
             return None
         self._begun.add(index)
         choice = CompletionChoice(
@@ -99,66 +106,52 @@ class CompletionWriter:
             logprobs=self._logprobs(index, delta.shown),
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason,
+            token_ids=call.token_ids(delta.tokens),
         )
-        if call.returns_token_ids:
-            choice.token_ids = list(delta.tokens)
-            choice.prompt_token_ids = list(call.prompt_of(index)) if is_first else UNSET
-        return encoded_event(self._answer([choice], usage))
+        if is_first:
+            choice.prompt_token_ids = call.token_ids(call.prompts[call.prompt_number(index)])
+        return encoded_event(CompletionAnswer(**self._head, choices=[choice], usage=usage))
 
     def usage_event(self, usage: Usage) -> bytes:
-        return encoded_event(self._answer([], usage))
+        return encoded_event(CompletionAnswer(**self._head, choices=[], usage=usage))
 
     @property
-    def logprobs_lists(self) -> int:
-        return len(COMPLETION_LISTS)
+    def logprobs_lists(self) -> Sequence[str]:
+        return COMPLETION_LISTS
 
     @property
     def shared_bytes(self) -> int:
         ids = sum(map(len, self._call.prompts)) if self._call.returns_token_ids else 0
-        echoes = sum(map(len, self._echoes[:: self._call.choices_per_prompt]))
-        return ID_BYTES * ids + CHAR_BYTES * echoes
+        return ID_BYTES * ids + CHAR_BYTES * sum(map(len, self._echoes))
 
     def logprobs_items(self, delta: ChoiceDelta) -> Sequence[bytes]:
         begin_chars = self._offset_of(delta.choice, delta.shown)
         return completion_items(delta.shown, self._token_bytes, begin_chars)
 
     def choice_pieces(self, transcript: Transcript) -> list[bytes]:
-        returns_ids, index = self._call.returns_token_ids, transcript.choice
+        call, prompt = self._call, self._call.prompt_number(transcript.choice)
         choice = CompletionChoice(
-            index=index,
+            index=transcript.choice,
             text="",
             logprobs=None,
             finish_reason=transcript.finish_reason,
             stop_reason=transcript.stop_reason,
-            token_ids=list(transcript.tokens) if returns_ids else UNSET,
+            token_ids=call.token_ids(transcript.tokens),
         )
-        before, rest = parted(msgspec.json.encode(choice), b"text", b'"')
-        pieces = [before, b'"', self._echo(index), *transcript.text.pieces()]
-        if transcript.has_logprobs:
-            before, rest = parted(rest, b"logprobs", b"null")
-            pieces.append(before)
-            for opening, name, entries in zip(
-                b"{,,,", COMPLETION_LISTS, transcript.logprobs, strict=True
-            ):
-                pieces += [b'%c"%s":' % (opening, name.encode()), *entries.pieces()]
-            pieces.append(b"}")
-        if returns_ids:
+        text = [self._echo_json(prompt), *transcript.text.pieces()]
+        logprobs = transcript.logprobs if transcript.has_logprobs else None
+        pieces = filled_choice(choice, b"text", text, logprobs)
+        if call.returns_token_ids:
             # The last field of a choice.
-            return [*pieces, rest[:-1], b',"prompt_token_ids":', self._prompt_ids(index), b"}"]
-        return [*pieces, rest]
+            pieces[-1] = pieces[-1][:-1]
+            pieces += [b',"prompt_token_ids":', self._prompt_json(prompt), b"}"]
+        return pieces
 
     def answer_frame(self, usage: Usage) -> tuple[bytes, bytes]:
-        return framed(self._answer([], usage))
+        return split_at_choices(CompletionAnswer(**self._head, choices=[], usage=usage))
 
-    def _answer(self, choices: list[CompletionChoice], usage: StreamUsage) -> CompletionAnswer:
-        return CompletionAnswer(
-            id=self._call.answer_id,
-            created=self._call.created_s,
-            model=self._call.model,
-            choices=choices,
-            system_fingerprint=SYSTEM_FINGERPRINT,
-            usage=usage,
-        )
+    def _echo_of(self, index: int) -> str:
+        return self._echoes[self._call.prompt_number(index)]
 
     def _logprobs(self, index: int, shown: Shown) -> CompletionLogprobs | None:
         if not shown:
@@ -171,21 +164,6 @@ class CompletionWriter:
         for token, _ in shown:
             self._offset_chars[index] += len(token_text(token, self._token_bytes))
         return begin_chars
-
-    def _prompt_ids(self, index: int) -> bytes:
-        """As JSON, once for all choices of a prompt."""
-        prompt = index // self._call.choices_per_prompt
-        if prompt not in self._prompt_jsons:
-            ids = list(self._call.prompt_of(index))
-            self._prompt_jsons[prompt] = msgspec.json.encode(ids)
-        return self._prompt_jsons[prompt]
-
-    def _echo(self, index: int) -> bytes:
-        """As JSON without quotes, once for all choices of a prompt."""
-        prompt = index // self._call.choices_per_prompt
-        if prompt not in self._echo_jsons:
-            self._echo_jsons[prompt] = msgspec.json.encode(self._echoes[index])[1:-1]
-        return self._echo_jsons[prompt]
 
 
 def _check(body: CompletionBody) -> None:

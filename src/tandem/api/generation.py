@@ -8,13 +8,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from tandem.api.app_context import AppContext
+from tandem.api.app_context import SYSTEM_FINGERPRINT, AppContext
 from tandem.api.choice import ChoiceDelta, ChoiceReader, Presentation, UsageMeter
 from tandem.api.clock_and_entropy import fresh_id, unix_time_s
 from tandem.api.prompts import Tokens
@@ -26,7 +26,7 @@ from tandem.api.streaming import DONE, EventStream
 from tandem.api.whole_response import TURN_BYTES, HeldResponse, Transcript, WholeResponse
 from tandem.facts.errors import EngineFailed, InvalidRequest
 from tandem.facts.request import Request
-from tandem.facts.serving import ANYBODY, Caller, Generator
+from tandem.facts.serving import Caller, Generator
 from tandem.text.aho_corasick import AhoCorasick
 from tandem.text.tools import ToolFormat
 
@@ -58,8 +58,32 @@ class Call:
     def returns_token_ids(self) -> bool:
         return bool(self.body.return_token_ids)
 
-    def prompt_of(self, choice: int) -> Tokens:
-        return self.prompts[choice // self.choices_per_prompt]
+    @property
+    def head_fields(self) -> dict[str, Any]:
+        """What each of its answers and events opens with."""
+        return {
+            "id": self.answer_id,
+            "created": self.created_s,
+            "model": self.model,
+            "system_fingerprint": SYSTEM_FINGERPRINT,
+        }
+
+    def prompt_number(self, choice: int) -> int:
+        return choice // self.choices_per_prompt
+
+    def token_ids(self, tokens: Tokens) -> list[int] | UnsetType:
+        """The ids where the client wants them."""
+        return list(tokens) if self.returns_token_ids else UNSET
+
+    def is_silent(self, delta: ChoiceDelta) -> bool:
+        """Whether the delta holds nothing that a client would see."""
+        return not (
+            delta.text
+            or delta.tool_calls
+            or delta.shown
+            or delta.finish_reason
+            or (delta.tokens and self.returns_token_ids)
+        )
 
 
 class ResponseWriter(Protocol):
@@ -72,8 +96,8 @@ class ResponseWriter(Protocol):
     def usage_event(self, usage: Usage) -> bytes: ...
 
     @property
-    def logprobs_lists(self) -> int:
-        """How many parallel lists log-probabilities are."""
+    def logprobs_lists(self) -> Sequence[str]:
+        """The parallel lists that log-probabilities are, by name."""
         ...
 
     @property
@@ -82,7 +106,7 @@ class ResponseWriter(Protocol):
         ...
 
     def logprobs_items(self, delta: ChoiceDelta) -> Sequence[bytes]:
-        """What the delta adds to each of the lists, as JSON without brackets."""
+        """What the delta adds to each of `logprobs_lists`, as JSON without brackets."""
         ...
 
     def choice_pieces(self, transcript: Transcript) -> list[bytes]:
@@ -95,8 +119,8 @@ class ResponseWriter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class AskedAnswer:
-    """What chat and completions take from their bodies in ways of their own.
+class GenerationSpec:
+    """What chat and completions each read in their own way from the body of a call.
 
     `read` gives the prompts as token ids, and makes the writer of the call. An answer has at most
     `max_tokens`; its client named `named_tokens` of them, or no limit. `top_logprobs` are the
@@ -116,7 +140,7 @@ async def create_answer(
     request: HttpRequest,
     context: AppContext,
     body_type: type[Body],
-    asked_of: Callable[[Body], AskedAnswer],
+    spec_of: Callable[[Body], GenerationSpec],
 ) -> Response:
     """Reads and checks a call, and answers it as a stream or at once. Raises `Refused` and
     `TandemError` for what cannot run."""
@@ -124,20 +148,20 @@ async def create_answer(
     with context.holding_body(request) as held:
         body = await read_body(request, body_type, context.config, held)
         context.check_ready(body.model)
-        asked = asked_of(body)
+        spec = spec_of(body)
         sampling = sampling_parameters(
-            body, asked.max_tokens, asked.top_logprobs, context.text.defaults, card
+            body, spec.max_tokens, spec.top_logprobs, context.text.defaults, card
         )
         if not body.stream:
-            context.response_budget.check_request(asked.named_tokens, sampling, asked.choices)
+            context.response_budget.check_request(spec.named_tokens, sampling, spec.choices)
         strings = stop_strings(body)
-        (prompts, writer_of), stops = await context.intake.run_off_loop(
-            request, held.count, lambda: (asked.read(), AhoCorasick(strings)), held.account
+        (prompts, writer_of), stops = await held.run_off_loop(
+            request, lambda: (spec.read(), AhoCorasick(strings))
         )
     caller = context.caller_of(request)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options", "needs stream to be true")
-    answer_id = fresh_id(asked.id_prefix)
+    answer_id = fresh_id(spec.id_prefix)
     call = Call(
         body=body,
         answer_id=answer_id,
@@ -150,7 +174,7 @@ async def create_answer(
             stops=stops,
             include_stop=bool(body.include_stop_str_in_output),
             skip_special_tokens=body.skip_special_tokens is not False,
-            tool_format=asked.tool_format,
+            tool_format=spec.tool_format,
             min_tokens=sampling.min_tokens,
             end_token_ids=frozenset(card.end_token_ids),
         ),
@@ -248,7 +272,7 @@ async def _call_deltas(call: Call, context: AppContext) -> AsyncGenerator[Choice
 
 
 async def choice_deltas(
-    generator: Generator, request: Request, reader: ChoiceReader, caller: Caller = ANYBODY
+    generator: Generator, request: Request, reader: ChoiceReader, caller: Caller
 ) -> AsyncGenerator[ChoiceDelta, None]:
     """Generates one choice: the request goes to the engine here, and its tokens come back. The last
     delta has a finish reason. Raises `TandemError`."""

@@ -20,7 +20,7 @@ from starlette.requests import Request
 
 from tandem.api.config import ApiConfig
 from tandem.api.errors import Refusal, Refused, retry_header
-from tandem.api.streaming import while_connected
+from tandem.api.streaming import EvictableCall, while_connected
 from tandem.facts.fair_shares import FairBudget
 
 Result = TypeVar("Result")
@@ -38,12 +38,12 @@ _SMALL_BODIES_BYTES = 2 << 20
 class HeldBytes:
     """What the body of one call holds of the budget that all calls share. Grows as it arrives."""
 
-    def __init__(self, intake: "Intake", account: str, task: "asyncio.Task[Any] | None") -> None:
+    def __init__(self, intake: "Intake", account: str, *, gives_way: bool) -> None:
         self.intake = intake
         self.account = account
         self.count = 0
-        self.is_cut = False
-        self._task = task
+        self.call = EvictableCall()
+        self._gives_way = gives_way
         self._budget: FairBudget[HeldBytes] | None = None
 
     def hold_bytes(self, count: int) -> None:
@@ -52,7 +52,7 @@ class HeldBytes:
         budget = self.intake.budget_for(self.count + count, self.account)
         more = count if budget is self._budget else self.count + count
         try:
-            victims = budget.reserve(self, self.account, more, keeps=self._task is None)
+            victims = budget.reserve(self, self.account, more, keeps=not self._gives_way)
         except OverflowError as error:
             raise _full() from error
         if budget is not self._budget:
@@ -60,12 +60,11 @@ class HeldBytes:
         self._budget = budget
         self.count += count
         for victim in victims:
-            victim.cut_call()
+            victim.call.evict()
 
-    def cut_call(self) -> None:
-        """It has given way to another account: its call ends with a 503."""
-        if self._task is not None:
-            self.is_cut = self._task.cancel()
+    async def run_off_loop(self, request: Request, work: Callable[[], Result]) -> Result:
+        """`Intake.run_off_loop` for what is done with the whole body."""
+        return await self.intake.run_off_loop(request, self.count, work, self.account)
 
     def release_bytes(self) -> None:
         if self._budget is not None:
@@ -105,15 +104,10 @@ class Intake:
     def holding_body(self, account: str = "", *, gives_way: bool = False) -> Iterator[HeldBytes]:
         """What is held within the block is released at its end. One that `gives_way` may be ended
         within it, with `Refused` and 503, for the sake of an account that holds less."""
-        held = HeldBytes(self, account, asyncio.current_task() if gives_way else None)
+        held = HeldBytes(self, account, gives_way=gives_way)
         try:
-            yield held
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            # Whoever else ends the task at the same time means it.
-            if not held.is_cut or task is None or task.uncancel():
-                raise
-            raise _full() from None
+            with held.call.refused_if_evicted(_full):
+                yield held
         finally:
             held.release_bytes()
 

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from tandem.api import requests, responses
 from tandem.api.auth import OPEN_PATHS
-from tandem.api.foreign_fields import foreign_fields
+from tandem.api.unsupported_fields import unsupported_fields
 
 _OPENAPI_VERSION = "3.1.0"
 _REF = "#/components/schemas/{name}"
@@ -147,7 +147,7 @@ def _schemas(endpoints: Sequence[ApiEndpoint]) -> Document:
     named = dict.fromkeys((*read, *written, responses.ErrorAnswer))
     _, types = msgspec.json.schema_components(named, ref_template=_REF)
     for body in (requests.ChatBody, requests.CompletionBody):
-        types[body.__name__]["properties"] |= foreign_fields()
+        types[body.__name__]["properties"] |= unsupported_fields()
     prompt = types["CompletionBody"]["properties"]["prompt"]
     types["CompletionBody"]["properties"]["prompt"] = {
         **deepcopy(requests.PROMPT_SCHEMA),

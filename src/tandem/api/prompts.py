@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from tandem.api.config import ApiConfig
 from tandem.api.request_body import decode_json, nested_deeper
 from tandem.api.requests import (
     ChatBody,
@@ -35,7 +36,7 @@ def completion_prompts(body: CompletionBody, text: TextModel, card: ModelCard) -
 
     def read(prompt: str | list[int]) -> Tokens:
         if isinstance(prompt, str):
-            return _kept(
+            return _compact(
                 text.tokenizer.encode_within(
                     prompt, card.context_tokens, add_special_tokens=specials
                 )
@@ -43,7 +44,7 @@ def completion_prompts(body: CompletionBody, text: TextModel, card: ModelCard) -
         if len(prompt) >= card.context_tokens:
             raise PromptTooLong(len(prompt), card.context_tokens)
         check_tokens("prompt", prompt, card)
-        return _kept(prompt)
+        return _compact(prompt)
 
     return [read(prompt) for prompt in _prompt_list(body.prompt)]
 
@@ -60,9 +61,7 @@ def chat_prompt(
     tools: Sequence[Tool],
     text: TextModel,
     limit_tokens: int,
-    *,
-    parse_special_tokens: bool = False,
-    max_nesting: int = 64,
+    config: ApiConfig,
 ) -> Tokens:
     """The prompt of a conversation. Raises `InvalidRequest`, and `PromptTooLong` for what has
     certainly more than `limit_tokens`."""
@@ -74,12 +73,14 @@ def chat_prompt(
     # Each message costs a token at least, whatever the template makes of it.
     if len(body.messages or ()) > limit_tokens:
         raise PromptTooLong(len(body.messages or ()), limit_tokens, exact=False)
-    messages: Any = [_message(message, max_nesting) for message in body.messages or ()]
+    messages: Any = [_message(message, config.max_nesting) for message in body.messages or ()]
     offered: Any = [msgspec.to_builtins(tool) for tool in tools]
     arguments: Any = body.chat_template_kwargs or {}
-    if parse_special_tokens or not client_text.touches(messages, offered, arguments):
+    if config.parse_special_tokens or not client_text.touches(messages, offered, arguments):
         prompt = template.render(messages, offered, _options(body, arguments))
-        return _kept(text.tokenizer.encode_within(prompt, limit_tokens, add_special_tokens=False))
+        return _compact(
+            text.tokenizer.encode_within(prompt, limit_tokens, add_special_tokens=False)
+        )
     mark = unused_mark(messages, offered, arguments)
     shield, messages = client_text.other, client_text.marked_messages(messages, mark)
     options = _options(body, shield.marked(arguments, mark))
@@ -89,13 +90,7 @@ def chat_prompt(
         tokens += text.tokenizer.encode_within(piece, limit_tokens, add_special_tokens=False)
         if len(tokens) > 2 * limit_tokens:
             raise PromptTooLong(len(tokens), limit_tokens, exact=False)
-    return _kept(tokens)
-
-
-def encode(prompt: str, text: TextModel, limit_tokens: int, *, add_special_tokens: bool) -> Tokens:
-    """Tokenises plain text. Raises `PromptTooLong` for what certainly has more than
-    `limit_tokens`."""
-    return text.tokenizer.encode_within(prompt, limit_tokens, add_special_tokens=add_special_tokens)
+    return _compact(tokens)
 
 
 def check_tokens(field: str, tokens: Sequence[int], card: ModelCard) -> None:
@@ -105,7 +100,7 @@ def check_tokens(field: str, tokens: Sequence[int], card: ModelCard) -> None:
         raise InvalidRequest(field, problem)
 
 
-def _kept(tokens: Sequence[int]) -> Tokens:
+def _compact(tokens: Sequence[int]) -> Tokens:
     return array("I", tokens) if len(tokens) > _MANY_TOKENS else tuple(tokens)
 
 

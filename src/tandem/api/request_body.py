@@ -15,8 +15,8 @@ from starlette.requests import ClientDisconnect, Request
 
 from tandem.api.config import ApiConfig
 from tandem.api.errors import Refusal, Refused
-from tandem.api.foreign_fields import own_fields
 from tandem.api.intake import LARGE_BYTES, HeldBytes
+from tandem.api.unsupported_fields import own_fields
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -60,12 +60,7 @@ async def read_body(
         raise Refused(Refusal(408, "the body did not arrive in time", "body_timeout")) from error
     except ClientDisconnect as error:
         raise Refused(Refusal(400, "the body broke off", "incomplete_body")) from error
-    return await held.intake.run_off_loop(
-        request,
-        len(data),
-        lambda: parse_body(data, body_type, config.max_nesting),
-        held.account,
-    )
+    return await held.run_off_loop(request, lambda: parse_body(data, body_type, config.max_nesting))
 
 
 def _check_media_type(request: Request) -> None:

@@ -1,17 +1,16 @@
-"""Server-sent events over ASGI, and what happens when the client leaves.
-
-Owns the rule that work stops when nobody listens any more, for streams and plain answers alike.
-"""
+"""Server-sent events over ASGI, and how the work of a call ends early: when its client leaves, for
+streams and plain answers alike, or when other calls need the room that it takes."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tandem.api.errors import refusal_of
+from tandem.api.errors import Refused, refusal_of
 from tandem.facts.errors import TandemError
 
 Result = TypeVar("Result")
@@ -41,6 +40,29 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -
         working.cancel()
         leaving.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+class EvictableCall:
+    """The current task as a call that may be ended so that others have room."""
+
+    def __init__(self) -> None:
+        self._task = asyncio.current_task()
+        self._is_evicted = False
+
+    def evict(self) -> None:
+        if self._task is not None:
+            self._is_evicted = self._task.cancel()
+
+    @contextmanager
+    def refused_if_evicted(self, refused: Callable[[], Refused]) -> Iterator[None]:
+        """Raises what `refused` gives, wherever in the block the task is, once it is evicted."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            # Whoever else ends the task at the same time means it: the client may have left, too.
+            if not self._is_evicted or self._task is None or self._task.uncancel():
+                raise
+            raise refused() from None
 
 
 class EventStream(Response):

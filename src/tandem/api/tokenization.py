@@ -1,6 +1,7 @@
 """POST /tokenize and POST /detokenize: a text or a chat as token ids, and back."""
 
-from functools import partial
+from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -8,13 +9,14 @@ from starlette.responses import Response
 
 from tandem.api.app_context import AppContext
 from tandem.api.openapi import ApiEndpoint
-from tandem.api.prompts import chat_prompt, check_tokens, encode
+from tandem.api.prompts import Tokens, chat_prompt, check_tokens
 from tandem.api.request_body import read_body
 from tandem.api.requests import DetokenizeBody, TokenizeBody
 from tandem.api.responses import DetokenizeAnswer, TokenizeAnswer
 from tandem.api.whole_response import CHUNK_BYTES, HeldResponse, WholeResponse
 from tandem.facts.errors import InvalidRequest
 
+Body = TypeVar("Body", TokenizeBody, DetokenizeBody)
 _COUNTED_TOKENS = 64 << 10
 
 
@@ -23,23 +25,11 @@ def token_endpoints(context: AppContext) -> list[ApiEndpoint]:
 
     async def tokenize(request: Request) -> Response:
         """The token ids of a text, or of a conversation under the chat template."""
-        with context.holding_body(request) as held:
-            body = await read_body(request, TokenizeBody, context.config, held)
-            context.check_model(body.model)
-            if (body.prompt is None) == (body.messages is None):
-                raise InvalidRequest("prompt", "or messages must be given, and not both")
-            work = partial(_tokenized, body, context)
-            content = await context.intake.run_off_loop(request, held.count, work, held.account)
-        return _whole(content, context)
+        return await _answer(request, context, TokenizeBody, _tokenized)
 
     async def detokenize(request: Request) -> Response:
         """The text of token ids, special tokens included."""
-        with context.holding_body(request) as held:
-            body = await read_body(request, DetokenizeBody, context.config, held)
-            context.check_model(body.model)
-            work = partial(_detokenized, body, context)
-            content = await context.intake.run_off_loop(request, held.count, work, held.account)
-        return _whole(content, context)
+        return await _answer(request, context, DetokenizeBody, _detokenized)
 
     return [
         ApiEndpoint(
@@ -56,8 +46,19 @@ def token_endpoints(context: AppContext) -> list[ApiEndpoint]:
     ]
 
 
-def _whole(content: bytes, context: AppContext) -> Response:
-    """`content` as it is, counted until the client has it."""
+async def _answer(
+    request: Request,
+    context: AppContext,
+    body_type: type[Body],
+    answer_of: Callable[[Body, AppContext], msgspec.Struct],
+) -> Response:
+    """Reads the body and answers it, counted until the client has it."""
+    with context.holding_body(request) as body_held:
+        body = await read_body(request, body_type, context.config, body_held)
+        context.check_model(body.model)
+        content = await body_held.run_off_loop(
+            request, lambda: msgspec.json.encode(answer_of(body, context))
+        )
 
     async def make(held: HeldResponse) -> list[bytes]:
         held.grow(len(content))
@@ -66,29 +67,25 @@ def _whole(content: bytes, context: AppContext) -> Response:
     return WholeResponse(context.response_budget, make)
 
 
-def _tokenized(body: TokenizeBody, context: AppContext) -> bytes:
+def _tokenized(body: TokenizeBody, context: AppContext) -> TokenizeAnswer:
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("prompt", "or messages must be given, and not both")
     text, context_tokens = context.text, context.generator.card.context_tokens
     # Texts longer than the context may be counted too, to a degree.
     limit_tokens = max(_COUNTED_TOKENS, 2 * context_tokens)
     if body.prompt is not None:
         specials = body.add_special_tokens is not False
-        tokens = encode(body.prompt, text, limit_tokens, add_special_tokens=specials)
+        encode = text.tokenizer.encode_within
+        tokens: Tokens = encode(body.prompt, limit_tokens, add_special_tokens=specials)
     else:
-        tokens = chat_prompt(
-            body,
-            body.tools or [],
-            text,
-            limit_tokens,
-            parse_special_tokens=context.config.parse_special_tokens,
-            max_nesting=context.config.max_nesting,
-        )
+        tokens = chat_prompt(body, body.tools or [], text, limit_tokens, context.config)
     answer = TokenizeAnswer(tokens=list(tokens), count=len(tokens), max_model_len=context_tokens)
     if body.return_token_strs:
         answer.token_strs = [text.tokenizer.token_name(token) for token in tokens]
-    return msgspec.json.encode(answer)
+    return answer
 
 
-def _detokenized(body: DetokenizeBody, context: AppContext) -> bytes:
+def _detokenized(body: DetokenizeBody, context: AppContext) -> DetokenizeAnswer:
     check_tokens("tokens", body.tokens, context.generator.card)
     text = context.text.tokenizer.decode(body.tokens, skip_special_tokens=False)
-    return msgspec.json.encode(DetokenizeAnswer(prompt=text))
+    return DetokenizeAnswer(prompt=text)

@@ -9,8 +9,9 @@ alone keeps half of the budget ends, too.
 
 import asyncio
 from array import array
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 
 import msgspec
 from starlette.responses import Response
@@ -19,8 +20,9 @@ from starlette.types import Receive, Scope, Send
 from tandem.api.choice import ChoiceDelta
 from tandem.api.errors import Refusal, Refused, retry_header
 from tandem.api.responses import Finish
-from tandem.api.streaming import ClientGone, while_connected
+from tandem.api.streaming import ClientGone, EvictableCall, while_connected
 from tandem.facts.errors import InvalidRequest
+from tandem.facts.fair_shares import FairBudget
 from tandem.facts.sampling import SamplingParameters
 from tandem.text.tools import ToolCall
 
@@ -31,19 +33,19 @@ _ALTERNATIVE_BYTES = 32
 
 
 class HeldResponse:
-    """What one call keeps. `evicted`: others needed the room."""
+    """What one call keeps; `taken_bytes` of it are counted by the budget."""
 
-    def __init__(self, budget: "ResponseBudget", task: "asyncio.Task[object]") -> None:
-        self.task = task
+    def __init__(self, budget: "ResponseBudget", account: str) -> None:
+        self.account = account
+        self.call = EvictableCall()
         self.taken_bytes = 0
-        self.evicted = False
         self._budget = budget
         self._held_bytes = 0
 
-    def grow(self, count: int) -> None:
+    def grow(self, more_bytes: int) -> None:
         """Raises `InvalidRequest` for what is too much for one call, `Refused` with 503 where all
         calls together keep too much, and this one most of all."""
-        self._held_bytes += count
+        self._held_bytes += more_bytes
         if self._held_bytes - self.taken_bytes > _STEP_BYTES:
             self._budget.charge(self, self._held_bytes - self.taken_bytes)
 
@@ -54,43 +56,39 @@ class ResponseBudget:
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         self.most_bytes_of_one = most_bytes // 2
-        self.held_bytes = 0
-        # In the order of their arrival.
-        self._open: dict[HeldResponse, None] = {}
+        # Each call has an account of its own: who keeps most gives way.
+        self._shares: FairBudget[HeldResponse] = FairBudget(most_bytes)
+        self._serials = count()
+
+    @property
+    def held_bytes(self) -> int:
+        return self._shares.held
 
     @contextmanager
     def holding_response(self) -> Iterator[HeldResponse]:
         """For the current task, whose answer is let go at the end of the block. Raises `Refused`
         with 503, wherever the task is within the block, if others need the room."""
-        task = asyncio.current_task()
-        assert task is not None
-        held = HeldResponse(self, task)
-        self._open[held] = None
+        held = HeldResponse(self, f"call {next(self._serials)}")
         try:
-            yield held
-        except asyncio.CancelledError:
-            # Where the client has left as well, nobody needs to be told.
-            if not held.evicted or task.uncancel():
-                raise
-            raise _overloaded() from None
+            with held.call.refused_if_evicted(_overloaded):
+                yield held
         finally:
-            del self._open[held]
-            self.held_bytes -= held.taken_bytes
+            self._shares.give_back(held)
 
-    def charge(self, held: HeldResponse, count: int) -> None:
+    def charge(self, held: HeldResponse, more_bytes: int) -> None:
         """See `HeldResponse.grow`."""
-        held.taken_bytes += count
-        self.held_bytes += count
+        held.taken_bytes += more_bytes
         if held.taken_bytes > self.most_bytes_of_one:
+            self._shares.give_back(held)
             raise _too_large(self.most_bytes_of_one)
-        while self.held_bytes > self.most_bytes:
-            largest = max(self._open, key=lambda each: each.taken_bytes)
-            if largest is held:
-                raise _overloaded()
-            self.held_bytes -= largest.taken_bytes
-            largest.taken_bytes = 0
-            largest.evicted = True
-            largest.task.cancel()
+        try:
+            victims = self._shares.reserve(held, held.account, more_bytes)
+        except OverflowError as error:
+            # At once: the next call would be refused, too, while this one only ends.
+            self._shares.give_back(held)
+            raise _overloaded() from error
+        for victim in victims:
+            victim.call.evict()
 
     def check_request(
         self, asked_tokens: int | None, sampling: SamplingParameters, choices: int
@@ -189,7 +187,30 @@ class JsonText:
         return len(self._chunks[-1])
 
 
-def parted(encoded: bytes, field: bytes, value: bytes) -> tuple[bytes, bytes]:
+def filled_choice(
+    choice: msgspec.Struct,
+    text_field: bytes,
+    text: Sequence[bytes],
+    logprobs: Mapping[str, JsonList] | None,
+) -> list[bytes]:
+    """A choice as JSON in pieces. Its text, which is empty in `choice`, comes from `text`, and its
+    log-probabilities, which are none there, from these lists."""
+    pieces: list[bytes] = []
+    rest = _encoder.encode(choice)
+    if text:
+        before, rest = split_at_field(rest, text_field, b'"')
+        pieces += [before, b'"', *text]
+    if logprobs is not None:
+        before, rest = split_at_field(rest, b"logprobs", b"null")
+        opening = before + b"{"
+        for name, entries in logprobs.items():
+            pieces += [b'%b"%b":' % (opening, name.encode()), *entries.pieces()]
+            opening = b","
+        pieces.append(b"}")
+    return [*pieces, rest]
+
+
+def split_at_field(encoded: bytes, field: bytes, value: bytes) -> tuple[bytes, bytes]:
     """What stands up to the first `field` and includes its name, and what follows its `value`.
     Within JSON texts every quote has a backslash, so no text is taken for the field."""
     name = b'"' + field + b'":'
@@ -197,22 +218,23 @@ def parted(encoded: bytes, field: bytes, value: bytes) -> tuple[bytes, bytes]:
     return before + name, after
 
 
-def framed(answer: msgspec.Struct) -> tuple[bytes, bytes]:
+def split_at_choices(answer: msgspec.Struct) -> tuple[bytes, bytes]:
     """An answer without choices as JSON: what stands before them, and what after."""
-    before, after = parted(_encoder.encode(answer), b"choices", b"[]")
+    before, after = split_at_field(_encoder.encode(answer), b"choices", b"[]")
     return before + b"[", b"]" + after
 
 
 class Transcript:
     """Grows by deltas; complete once `finish_reason` is set. Text and log-probabilities are kept as
-    JSON, the latter in `logprobs_lists` parallel lists; token ids where the client wants them."""
+    JSON, the latter in parallel lists with the names `logprobs_lists`; token ids where the client
+    wants them."""
 
-    def __init__(self, choice: int, *, logprobs_lists: int, keeps_tokens: bool) -> None:
+    def __init__(self, choice: int, *, logprobs_lists: Sequence[str], keeps_tokens: bool) -> None:
         self.choice = choice
         self.text = JsonText()
         self.tool_calls: list[ToolCall] = []
         self.tokens = array("I")
-        self.logprobs = [JsonList() for _ in range(logprobs_lists)]
+        self.logprobs = {name: JsonList() for name in logprobs_lists}
         self.has_logprobs = False
         self.finish_reason: Finish | None = None
         self.stop_reason: str | int | None = None
@@ -238,7 +260,7 @@ class Transcript:
             more_bytes += _TOKEN_BYTES * len(delta.tokens)
         if logprobs:
             self.has_logprobs = True
-            for entries, items in zip(self.logprobs, logprobs, strict=True):
+            for entries, items in zip(self.logprobs.values(), logprobs, strict=True):
                 entries.append(items)
                 more_bytes += _ENTRY_BYTES + len(items)
         return more_bytes

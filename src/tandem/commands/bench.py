@@ -1,6 +1,7 @@
 """`tandem bench`: drives any OpenAI-compatible server with a workload and reports how it did."""
 
 import asyncio
+from collections import Counter
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -15,7 +16,7 @@ from tandem.bench.responses import ServedModel
 from tandem.bench.workload import Content, ContentSource, Conversation, Segment, plan_warmup
 from tandem.commands.bench_options import BenchOptions, ReportOptions
 from tandem.commands.options import ServerOptions, with_options
-from tandem.commands.terminal import progress_bars
+from tandem.commands.terminal import print_title, progress_bars
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.slo import Slo
 from tandem.report.documents import (
@@ -61,7 +62,8 @@ def bench(
     Works with any OpenAI-compatible URL. Requests come at a rate, in a closed loop, or as recorded
     in a trace; a list of rates sweeps and shows where the server stops keeping up.
     """
-    draw = None if report.plot is None else load_plotter(report.plot)
+    if report.plot is not None:
+        load_plotter(report.plot)
     require_folder(report.output, "--output")
     require_folder(report.records, "--records")
     resolved = Bench(
@@ -74,14 +76,15 @@ def bench(
     )
     started_utc = datetime.now(UTC).isoformat(timespec="seconds")
     model, runs = asyncio.run(_measure(resolved, server.model))
-    print_results(Console(), resolved, model, runs)
+    _print_results(Console(), resolved, model, runs)
     if report.output is not None:
-        server_facts = server_of(resolved, model)
-        MeasuredResults(settings_of(resolved), server_facts, started_utc, runs).write(report.output)
+        settings = asdict(options) | {"slo": asdict(resolved.slo)}
+        server_facts = _server_facts(resolved, model)
+        MeasuredResults(settings, server_facts, started_utc, runs).write(report.output)
     if report.records is not None:
         write_measured_records(report.records, runs)
-    if draw is not None and report.plot is not None:
-        save_chart(draw, chart_of(resolved, model, runs), report.plot)
+    if report.plot is not None:
+        save_chart(_chart(resolved, model, runs), report.plot)
     if not any(run.summary.succeeded for run in runs):
         raise typer.Exit(1)
 
@@ -138,12 +141,10 @@ async def _ask_vocabulary(client: Client, model: ServedModel) -> int:
     return max(ids, default=1) + 1
 
 
-def print_results(
+def _print_results(
     console: Console, bench: Bench, model: ServedModel, runs: list[SweepPoint]
 ) -> None:
-    # A model's name or an IPv6 address may hold brackets: nothing of theirs is markup.
-    console.print(_title(bench, model), style="bold", markup=False, highlight=False)
-    console.print(_subtitle(bench) + "\n", style="dim", markup=False, highlight=False)
+    print_title(console, _title(bench, model), _subtitle(bench))
     if len(runs) == 1:
         for table in measured_tables(runs[0].summary, bench.slo):
             console.print(table)
@@ -151,7 +152,8 @@ def print_results(
     else:
         console.print(sweep_table(runs, knee(runs)))
         console.print(knee_sentence(runs, bench.slo), highlight=False)
-        for reason, count in _all_failures(runs).items():
+        failures = sum((Counter(run.summary.failures) for run in runs), Counter())
+        for reason, count in failures.items():
             console.print(f"{count} failed: {reason}", style="red", markup=False)
     for note in _notes(bench, runs):
         console.print(f"[yellow]note[/yellow] {note}", highlight=False)
@@ -177,14 +179,6 @@ def _notes(bench: Bench, runs: list[SweepPoint]) -> list[str]:
     if late_s > _WORRYING_LATE_S:
         notes.append(f"this client ran up to {late_s * 1e3:.0f} ms (p99) behind its plan.")
     return notes
-
-
-def _all_failures(runs: list[SweepPoint]) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for run in runs:
-        for reason, count in run.summary.failures.items():
-            total[reason] = total.get(reason, 0) + count
-    return total
 
 
 def _title(bench: Bench, model: ServedModel) -> str:
@@ -214,18 +208,14 @@ def _subtitle(bench: Bench) -> str:
     return ", ".join([*parts, f"seed {options.load.seed}"])
 
 
-def chart_of(bench: Bench, model: ServedModel, runs: list[SweepPoint]) -> Chart:
+def _chart(bench: Bench, model: ServedModel, runs: list[SweepPoint]) -> Chart:
     title, subtitle = _title(bench, model), _subtitle(bench)
     if len(runs) == 1:
         return measured_chart(title, subtitle, runs[0].requests, bench.slo)
     return sweep_chart(title, subtitle, runs, bench.slo)
 
 
-def settings_of(bench: Bench) -> dict[str, Any]:
-    return asdict(bench.options) | {"slo": asdict(bench.slo)}
-
-
-def server_of(bench: Bench, model: ServedModel) -> dict[str, Any]:
+def _server_facts(bench: Bench, model: ServedModel) -> dict[str, Any]:
     return {
         "url": bench.endpoint.root_url,
         "model": model.id,

@@ -1,4 +1,4 @@
-"""The flags of `tandem bench`, and what they say about the load, the workload and the report."""
+"""The flags of `tandem bench`, and the load and the workload that they mean."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from tandem.bench.workload import (
     plan_replay,
     plan_synthetic,
 )
-from tandem.commands.options import flag, flags
+from tandem.commands.options import flag, flags, positive_numbers
 from tandem.commands.workloads import TraceOptions, read_workload
 from tandem.facts.errors import InvalidConfiguration
 from tandem.report.measured import LoadPoint
@@ -192,17 +192,7 @@ class BenchOptions:
 
 
 def _numbers(text: str | None, flag: str) -> list[float]:
-    if text is None:
-        return []
-    try:
-        numbers = [float(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or not all(number > 0 for number in numbers):
-        raise InvalidConfiguration(
-            f"{flag} must be a number greater than 0 or a list as 1,2,4, got {text!r}"
-        )
-    return numbers
+    return [] if text is None else positive_numbers(text, flag, "1,2,4")
 
 
 def _whole(number: float) -> int:

@@ -11,7 +11,7 @@ from rich.console import Console
 from tandem.bench.client import Client, Endpoint, RequestFailed
 from tandem.bench.dialogue import Answer, Dialogue, stream_answer
 from tandem.commands.options import SamplingOptions, ServerOptions, with_options
-from tandem.commands.terminal import write_now
+from tandem.commands.terminal import plain, write_now
 from tandem.facts.errors import InvalidRequest
 
 _HELP = """/reset          forget the conversation
@@ -38,7 +38,7 @@ def chat(
             model = runner.run(client.choose_model(server.model))
             dialogue = Dialogue(model.id, sampling.fields(), system)
             if sys.stdin.isatty():
-                _Terminal(runner, client, dialogue, Console()).hold()
+                _Terminal(runner, client, dialogue, Console()).run()
             else:
                 _answer_pipe(runner, client, dialogue)
         finally:
@@ -59,18 +59,18 @@ def _answer_pipe(runner: asyncio.Runner, client: Client, dialogue: Dialogue) -> 
 
 @dataclass
 class _Terminal:
-    """The conversation with a person: reads lines, obeys commands, prints answers as they come."""
+    """The conversation with a person: reads lines, runs commands, prints answers as they come."""
 
     runner: asyncio.Runner
     client: Client
     dialogue: Dialogue
     console: Console
 
-    def hold(self) -> None:
+    def run(self) -> None:
         """Until /quit or the end of the input."""
         console = self.console
-        console.print(self.dialogue.model, style="bold", end="  ", markup=False, highlight=False)
-        console.print("/help shows the commands", style="dim", markup=False, highlight=False)
+        plain(console, self.dialogue.model, "bold", end="  ")
+        plain(console, "/help shows the commands", "dim")
         while True:
             try:
                 line = console.input("\n[bold cyan]you >[/bold cyan] ").strip()
@@ -83,11 +83,11 @@ class _Terminal:
             if line == "/quit":
                 return
             if line.startswith("/"):
-                self.obey(line)
+                self.run_command(line)
             elif line:
                 self.answer(line)
 
-    def obey(self, line: str) -> None:
+    def run_command(self, line: str) -> None:
         """A line that starts with a slash."""
         command, _, rest = line.partition(" ")
         if command == "/reset":
@@ -98,7 +98,7 @@ class _Terminal:
             self.dialogue.turns.clear()
             self.console.print("[dim]system prompt set, conversation forgotten[/dim]")
         else:
-            self.console.print(_HELP, style="dim", markup=False, highlight=False)
+            plain(self.console, _HELP, "dim")
 
     def answer(self, question: str) -> None:
         """One answer. A failed one leaves the conversation as it was."""
@@ -110,10 +110,10 @@ class _Terminal:
             # The runner turned Ctrl-C into a cancelled stream: what was said so far stays.
             pass
         except RequestFailed as failure:
-            self.console.print(f"\n{failure}", style="red", markup=False, highlight=False)
+            plain(self.console, f"\n{failure}", "red")
             return
         self.dialogue.keep(question, answer)
-        self.console.print(f"\n{answer.pace}", style="dim", highlight=False)
+        plain(self.console, f"\n{answer.pace}", "dim")
 
     def _show(self, text: str) -> None:
         self.console.print(text, end="", markup=False, highlight=False, soft_wrap=True)

@@ -1,11 +1,10 @@
-"""A cluster that runs in the foreground of a terminal: says how it starts, greets, tells what
-happens, ends it."""
+"""A cluster in the foreground of a terminal: runs it from its start to a signal, and shows the
+phases of its start, how to use it, and notices of its supervisor."""
 
 import asyncio
 import logging
 import signal
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -13,10 +12,11 @@ from rich.console import Console
 from tandem.commands.cluster_view import members_table
 from tandem.commands.late_imports import part
 from tandem.commands.options import DEFAULT_URL
+from tandem.commands.terminal import print_detail, print_warning
 from tandem.config.api_options import check_exposure, has_client_keys
 from tandem.config.cluster.file import Cluster
 from tandem.config.cluster.live import LiveFile, gateway_options
-from tandem.config.environment import child_environment
+from tandem.config.environment import BUNDLED_MODEL, child_environment
 from tandem.config.machine_share import bundles, on_ray
 from tandem.live.launching.launcher import Launcher, LocalLauncher
 from tandem.live.launching.ray_places import RayTerms
@@ -39,6 +39,12 @@ class Screen:
         self._status = console.status("starting")
         self._last = ""
 
+    def starting(self, what: str, cuts: Sequence[str]) -> None:
+        """`cuts` are what is less than wished for."""
+        self._console.print(f"[bold]Tandem[/bold] is starting {what} …")
+        for cut in cuts:
+            print_detail(self._console, cut)
+
     def phase(self, text: str) -> None:
         if text == self._last:
             return
@@ -47,7 +53,7 @@ class Screen:
             self._status.update(text)
             self._status.start()
         else:
-            self._console.print(f"  [dim]{text}[/dim]", soft_wrap=True)
+            print_detail(self._console, text)
 
     def notice(self, notice: Notice) -> None:
         self._console.print(f"[yellow]{notice.name}[/yellow] {notice.text}", soft_wrap=True)
@@ -57,13 +63,11 @@ class Screen:
         self._console.print()
         self._console.print(members_table(status.workers))
         options = run.gateways[0].options
-        name = Path(run.setups.model).name if run.setups.model else "tandem-mini"
+        name = Path(run.setups.model).name if run.setups.model else BUNDLED_MODEL.name
         name = next(iter(options.served_model_name), name)
         closed = has_client_keys(run.file.cluster, options)
-        greeting = Greeting(name, run.url, closed, self._stops)
-        if warning := check_exposure(options, has_keys=closed):
-            self._console.print(f"[yellow]{warning}[/yellow]", soft_wrap=True)
-        self._console.print(str(greeting), soft_wrap=True)
+        print_warning(self._console, check_exposure(options, has_keys=closed))
+        print_ready(self._console, name, run.url, needs_key=closed, stops=self._stops)
 
     def left_behind(self, folder: Path) -> None:
         self._console.print(f"Logs are left in {folder}", soft_wrap=True)
@@ -108,29 +112,22 @@ async def _run(
         screen.stop()
 
 
-@dataclass(frozen=True, slots=True)
-class Greeting:
-    """`name` is the model's as clients call it; `stops` says how to stop it."""
-
-    name: str
-    url: str
-    needs_key: bool
-    stops: str = "Ctrl-C stops the server."
-
-    def __str__(self) -> str:
-        url = self.url
-        header = ' -H "Authorization: Bearer $TANDEM_API_KEY"' if self.needs_key else ""
-        body = f'{{"model": "{self.name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
-        keys = " --api-key $TANDEM_API_KEY" if self.needs_key else ""
-        local = keys + ("" if url == DEFAULT_URL else f" --url {url}")
-        return (
-            f"\n[bold green]Ready.[/bold green] {self.name} is served on [bold]{url}/v1[/bold] "
-            f"(docs: {url}/docs, metrics: {url}/metrics)\n\n"
-            f"  .venv/bin/tandem chat{local}\n"
-            f"  curl {url}/v1/chat/completions{header} -H 'Content-Type: application/json' \\\n"
-            f"    -d '{body}'\n\n"
-            f"{self.stops}\n"
-        )
+def print_ready(console: Console, name: str, url: str, *, needs_key: bool, stops: str) -> None:
+    """How to use a server that is ready: `name` is the model's as clients call it, `stops` says how
+    to stop it."""
+    header = ' -H "Authorization: Bearer $TANDEM_API_KEY"' if needs_key else ""
+    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    keys = " --api-key $TANDEM_API_KEY" if needs_key else ""
+    local = keys + ("" if url == DEFAULT_URL else f" --url {url}")
+    console.print(
+        f"\n[bold green]Ready.[/bold green] {name} is served on [bold]{url}/v1[/bold] "
+        f"(docs: {url}/docs, metrics: {url}/metrics)\n\n"
+        f"  .venv/bin/tandem chat{local}\n"
+        f"  curl {url}/v1/chat/completions{header} -H 'Content-Type: application/json' \\\n"
+        f"    -d '{body}'\n\n"
+        f"{stops}\n",
+        soft_wrap=True,
+    )
 
 
 def _make_launcher(cluster: Cluster, notify: Callable[[Notice], None]) -> Launcher:

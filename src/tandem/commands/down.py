@@ -35,17 +35,17 @@ def down_command(which: WhichCluster, options: DownOptions) -> None:
     """Stop a running cluster: answers under way end first, within some seconds."""
     cluster = find_running(which)
     record, console = cluster.record, terminal()
-    everybody = [record.supervisor, *record.processes.values()]
+    processes = [record.supervisor, *record.processes.values()]
     number = signal.SIGKILL if options.kill else signal.SIGTERM
     # The kernel ends what a supervisor started together with it.
-    asked = everybody if options.kill else [record.supervisor]
+    asked = processes if options.kill else [record.supervisor]
     unasked = [process for process in asked if not process.send(number)]
     if living := [str(process.pid) for process in unasked if process.alive]:
         raise StillRunning(
             f"cluster {record.name} still runs: no signal may be sent to {', '.join(living)}, of "
             "another user or beyond a sandbox; end it as who started it"
         )
-    if not asyncio.run(_ended(everybody, options.timeout_s)):
+    if not asyncio.run(_ended(processes, options.timeout_s)):
         raise StillRunning(
             f"cluster {record.name} still runs after {options.timeout_s:g} s; look again with "
             "`tandem status`, or end it with --kill"

@@ -10,7 +10,6 @@ from tandem.commands.options import flag, flags, with_options
 from tandem.commands.terminal import terminal
 from tandem.commands.which_cluster import WhichCluster, find_running
 from tandem.facts.fleet import Role
-from tandem.live.gateway.operators import Operators
 
 WorkerArgument = Annotated[str, typer.Argument(help="Its name, as `tandem status` shows it.")]
 
@@ -38,7 +37,8 @@ def drain_command(
     worker: WorkerArgument, leaving: LeaveOptions, options: DrainOptions, which: WhichCluster
 ) -> None:
     """Give a worker no new requests, and wait until it has none left."""
-    asyncio.run(_operators(which, options).drain(worker, None, leaving.leave))
+    operators = find_running(which).operators(options.timeout_s)
+    asyncio.run(operators.drain(worker, None, leaving.leave))
     outcome = "has left" if leaving.leave else "is empty; `tandem undrain` puts it back to work"
     terminal().print(f"{worker} {outcome}")
 
@@ -51,17 +51,13 @@ def flip_command(
     which: WhichCluster,
 ) -> None:
     """Give a worker another role: it finishes or hands over what it has, and keeps its cache."""
-    asyncio.run(_operators(which, options).drain(worker, role, leave=False))
+    operators = find_running(which).operators(options.timeout_s)
+    asyncio.run(operators.drain(worker, role, leave=False))
     terminal().print(f"{worker} now takes {role.value}")
 
 
 @with_options
 def undrain_command(worker: WorkerArgument, options: DrainOptions, which: WhichCluster) -> None:
     """Put a drained worker back to work."""
-    asyncio.run(_operators(which, options).undrain(worker))
+    asyncio.run(find_running(which).operators(options.timeout_s).undrain(worker))
     terminal().print(f"{worker} takes requests again")
-
-
-def _operators(which: WhichCluster, options: DrainOptions) -> Operators:
-    cluster = find_running(which)
-    return Operators(cluster.endpoints, cluster.keys, options.timeout_s)

@@ -7,19 +7,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.console import Console
 from rich.progress import MofNCompleteColumn
 from rich.table import Table
 
 from tandem.bench.client import Client, Endpoint
-from tandem.bench.tasks.chat import ChatModel, HttpChat
+from tandem.bench.tasks.chat import HttpChat
 from tandem.bench.tasks.evaluation import EvaluationSettings, SuiteScore, choose_suites, evaluate
 from tandem.commands.late_imports import part
 from tandem.commands.options import ServerOptions, flag, flags, with_options
-from tandem.commands.terminal import plain_table, progress_bars
+from tandem.commands.terminal import plain_table, print_title, progress_bars
 from tandem.config.options import ServeOptions
-from tandem.report.documents import require_folder, write_file
+from tandem.report.documents import require_folder, write_json
 
 
 @flags
@@ -55,42 +54,28 @@ def evaluate_command(server: ServerOptions, options: EvaluationOptions) -> None:
     """
     options.settings()  # a wrong suite is said before anything is loaded
     require_folder(options.output, "--output")
-    if options.in_process or options.checkpoint is not None:
-        name, scores = asyncio.run(_evaluate_here(server, options))
-    else:
-        name, scores = asyncio.run(_evaluate_url(server.url, server, options))
-    show_scores(name, scores, options)
+    in_process = options.in_process or options.checkpoint is not None
+    measuring = _evaluate_here if in_process else _evaluate
+    name, scores = asyncio.run(measuring(server, options))
+    _show_scores(name, scores, options)
 
 
-def show_scores(name: str, scores: Sequence[SuiteScore], options: EvaluationOptions) -> None:
+def _show_scores(name: str, scores: Sequence[SuiteScore], options: EvaluationOptions) -> None:
     """The table, and the JSON file if one is wanted."""
     console = Console()
-    console.print(f"{name}, seed {options.seed}\n", style="bold", markup=False, highlight=False)
-    console.print(score_table(scores))
+    print_title(console, f"{name}, seed {options.seed}")
+    console.print(_score_table(scores))
     for score in scores:
         for reason, count in score.failures.items():
             console.print(
                 f"{score.suite.name}: {count} without a reply: {reason}", style="red", markup=False
             )
     if options.output is not None:
-        document = result_document(name, options.seed, scores)
-        encoded = msgspec.json.format(msgspec.json.encode(document), indent=1)
-        write_file(options.output, encoded, "--output")
+        document = _document(name, options.seed, scores)
+        write_json(options.output, document, "--output")
 
 
-async def evaluate_with_progress(
-    model: ChatModel, settings: EvaluationSettings, shown: bool
-) -> list[SuiteScore]:
-    """Any chat model, with a bar for each suite on the terminal."""
-    with progress_bars(shown, MofNCompleteColumn()) as progress:
-        bars = {
-            suite.name: progress.add_task(suite.name, total=settings.samples or suite.samples)
-            for suite in settings.suites
-        }
-        return await evaluate(model, settings, lambda suite: progress.advance(bars[suite.name]))
-
-
-def score_table(scores: Sequence[SuiteScore]) -> Table:
+def _score_table(scores: Sequence[SuiteScore]) -> Table:
     """One row a suite."""
     figures = ("n", "score", "95 % interval", "target")
     table = plain_table("task", *figures, "", right=figures)
@@ -111,7 +96,7 @@ def score_table(scores: Sequence[SuiteScore]) -> Table:
     return table
 
 
-def result_document(name: str, seed: int, scores: Sequence[SuiteScore]) -> dict[str, Any]:
+def _document(name: str, seed: int, scores: Sequence[SuiteScore]) -> dict[str, Any]:
     """What the JSON file holds: every task with its replies, so that a verdict can be checked."""
     return {
         "model": name,
@@ -151,17 +136,24 @@ async def _evaluate_here(
     assembly = part("server")
     checkpoint = str(options.checkpoint) if options.checkpoint else None
     here = assembly.assemble(checkpoint, ServeOptions())
-    # A key in the environment guards this server too.
-    server = replace(server, api_key=next(iter(here.api.api_keys), None))
     async with assembly.served_in_process(here) as url:
-        return await _evaluate_url(url, server, options)
+        # A key in the environment guards this server too.
+        key = next(iter(here.api.api_keys), None)
+        return await _evaluate(replace(server, url=url, api_key=key), options)
 
 
-async def _evaluate_url(
-    url: str, server: ServerOptions, options: EvaluationOptions
+async def _evaluate(
+    server: ServerOptions, options: EvaluationOptions
 ) -> tuple[str, list[SuiteScore]]:
-    async with Client(Endpoint(url, server.api_key, server.timeout_s)) as client:
+    """With a bar for each suite on the terminal."""
+    settings = options.settings()
+    async with Client(Endpoint(server.url, server.api_key, server.timeout_s)) as client:
         model = await client.choose_model(server.model)
-        chat = HttpChat(client, model.id)
-        settings = options.settings()
-        return model.id, await evaluate_with_progress(chat, settings, options.progress)
+        with progress_bars(options.progress, MofNCompleteColumn()) as progress:
+            bars = {
+                suite.name: progress.add_task(suite.name, total=settings.samples or suite.samples)
+                for suite in settings.suites
+            }
+            chat = HttpChat(client, model.id)
+            scores = await evaluate(chat, settings, lambda each: progress.advance(bars[each.name]))
+        return model.id, scores

@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 
 import tandem
-from tandem.commands.options import flag, flags, with_options
-from tandem.commands.terminal import terminal
+from tandem.commands.options import flag, flags, settings_flag, with_options
+from tandem.commands.terminal import print_warning, terminal
 from tandem.commands.which_cluster import listen_endpoint, process_name, state_directory
 from tandem.config.cluster.live import LiveFile, read_live_cluster
 from tandem.config.processes import GatewayListening, GatewaySetup
@@ -38,9 +38,7 @@ class GatewayOptions:
         "Where workers reach it, as 0.0.0.0:9000. (default: as in the file)", default=None
     )
     name: str | None = flag("Its name, another one each. (default: this host's)", default=None)
-    settings: list[str] | None = flag(
-        "Changes the cluster file, as serve.port=8080.", "--set", default=None
-    )
+    settings: list[str] | None = settings_flag("serve.port=8080")
     state_dir: Path | None = flag(
         "Where it keeps its files while it runs. "
         "(default: a directory of this user, by the cluster's name and its own)",
@@ -77,10 +75,10 @@ def gateway_command(
     name = process_name(options.name)
     endpoint = listen_endpoint(file.cluster.listen)
     setups = Setups(file.cluster, keys, alone=True)
-    if warning := exposure_of(file.cluster, setups.share.host.api_keys):
-        terminal().print(f"[yellow]{warning}[/yellow]", soft_wrap=True)
+    console = terminal()
+    print_warning(console, exposure_of(file.cluster, setups.share.host.api_keys))
     if file.cluster.plans:
-        terminal().print("nothing is planned: nobody here would start workers", soft_wrap=True)
+        console.print("nothing is planned: nobody here would start workers", soft_wrap=True)
     directory = state_directory(f"{file.cluster.name}-{name}", options.state_dir)
     directory.claim()
     try:
@@ -88,7 +86,7 @@ def gateway_command(
         setup = msgspec.structs.replace(
             setups.gateway(0, directory.path, endpoint), gateway=name, admitted=str(admitted)
         )
-        asyncio.run(_run(file, setup, directory, terminal()))
+        asyncio.run(_run(file, setup, directory, console))
     finally:
         directory.clear()
 

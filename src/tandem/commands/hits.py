@@ -5,18 +5,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 
 from tandem.commands.options import flag, flags, with_options
-from tandem.commands.terminal import plain_table
+from tandem.commands.terminal import plain_table, print_title
 from tandem.commands.workloads import read_workload
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.trace import TraceRow
 from tandem.facts.units import COUNT, SECONDS
 from tandem.policy.eviction.policies import EVICTIONS
-from tandem.report.documents import load_plotter, require_folder, save_chart, write_file
+from tandem.report.documents import load_plotter, require_folder, save_chart, write_json
 from tandem.report.plots.chart import COLOURS, Chart, Curve, Mark, Panel
 from tandem.twin.cache_replay import BoundedCache, CacheHits, ExpiringCache, replay_cache
 
@@ -81,7 +80,8 @@ def hits(
     Shows what share of the prompt tokens such a cache would have held, for each size and eviction
     policy. An upper bound for a fleet of workers, whose caches are apart.
     """
-    draw = None if options.plot is None else load_plotter(options.plot)
+    if options.plot is not None:
+        load_plotter(options.plot)
     require_folder(options.json, "--json")
     rows = read_workload(trace, flag="TRACE")
     if not any(row.block_ids for row in rows):
@@ -90,10 +90,9 @@ def hits(
     _print(Console(), trace, rows, results)
     if options.json is not None:
         document = {"trace": trace.name, "caches": [_figures_of(result) for result in results]}
-        encoded = msgspec.json.format(msgspec.json.encode(document), indent=1)
-        write_file(options.json, encoded, "--json")
-    if draw is not None and options.plot is not None:
-        save_chart(draw, _chart(trace, rows, results), options.plot)
+        write_json(options.json, document, "--json")
+    if options.plot is not None:
+        save_chart(_chart(trace, rows, results), options.plot)
 
 
 def _replay(rows: Sequence[TraceRow], options: HitsOptions) -> list[CacheResult]:
@@ -114,12 +113,11 @@ def _print(
     console: Console, trace: Path, rows: Sequence[TraceRow], results: Sequence[CacheResult]
 ) -> None:
     total, block_tokens = results[-1].hits, rows[0].block_tokens
-    console.print(trace.name, style="bold", markup=False, highlight=False)
-    console.print(
+    print_title(
+        console,
+        trace.name,
         f"{total.requests:,} requests, {total.prompt_tokens:,} prompt tokens, {total.blocks:,} "
-        f"blocks of {block_tokens} tokens, {total.unique_blocks:,} of them different\n",
-        style="dim",
-        highlight=False,
+        f"blocks of {block_tokens} tokens, {total.unique_blocks:,} of them different",
     )
     figures = ("blocks", "tokens", "hit tokens", "hit blocks", "mean of requests")
     table = plain_table("eviction", *figures, right=figures)

@@ -12,10 +12,10 @@ from rich.console import Console
 from tandem.commands.options import flag, flags, with_options
 from tandem.commands.terminal import terminal
 from tandem.commands.which_cluster import (
-    FromOutside,
-    Invitation,
+    ClusterElsewhere,
+    ClusterToJoin,
     WhichCluster,
-    invitation,
+    cluster_to_join,
     process_name,
     until_resolved,
 )
@@ -58,38 +58,38 @@ class JoinOptions:
 
 
 @with_options
-def join_command(which: WhichCluster, outside: FromOutside, options: JoinOptions) -> None:
+def join_command(which: WhichCluster, elsewhere: ClusterElsewhere, options: JoinOptions) -> None:
     """Start one more worker of a running cluster; Ctrl-C drains it and ends it.
 
     On another machine, give it --file, --keys and --gateway, or a copy of the cluster's state
     directory with --state-dir.
     """
-    with invitation(which, outside) as invited:
-        asyncio.run(_join(invited, options, terminal()))
+    with cluster_to_join(which, elsewhere) as target:
+        asyncio.run(_join(target, options, terminal()))
 
 
-async def _join(invited: Invitation, options: JoinOptions, console: Console) -> None:
-    await until_resolved(invited.endpoints, options.listen_s)
-    operators = Operators(invited.endpoints, invited.keys)
+async def _join(target: ClusterToJoin, options: JoinOptions, console: Console) -> None:
+    await until_resolved(target.endpoints, options.listen_s)
+    operators = Operators(target.endpoints, target.keys)
     taken = {member for status in await operators.statuses() for member in status.members}
-    program = replace(_program(invited, options, taken), log=None)
+    program = replace(_program(target, options, taken), log=None)
     name = program.name
-    console.print(f"[bold]{name}[/bold] starts with {invited.cluster.model} …", soft_wrap=True)
+    console.print(f"[bold]{name}[/bold] starts with {target.cluster.model} …", soft_wrap=True)
     launcher, health = LocalLauncher(), MemberHealth(name)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         # A second one reaches a worker that drains already, and ends it at once.
         loop.add_signal_handler(number, launcher.send, name, signal.SIGTERM)
-    beside = [_announce(invited, operators, name, options.listen_s, console)]
-    if invited.supervisor is not None:
-        beside.append(_leave_with(invited.supervisor, launcher, name))
+    beside = [_announce(target, operators, name, options.listen_s, console)]
+    if target.supervisor is not None:
+        beside.append(_leave_with(target.supervisor, launcher, name))
     if options.health_port is not None:
         beside += [watch(health, operators), serve_health(health, options.health_port)]
     try:
         ended = await _with_others(_run(launcher, program, health), beside)
     finally:
         launcher.send(name, signal.SIGTERM)
-        (invited.directory.path / f"{name}.setup.json").unlink(missing_ok=True)
+        (target.directory.path / f"{name}.setup.json").unlink(missing_ok=True)
     if ended.code:
         raise ProcessesFailed(f"{name} {ended.how}")
     console.print(f"{name} has left")
@@ -123,7 +123,7 @@ async def _with_others(
 
 
 async def _announce(
-    invited: Invitation, operators: Operators, name: str, limit_s: float, console: Console
+    target: ClusterToJoin, operators: Operators, name: str, limit_s: float, console: Console
 ) -> None:
     """Says when the worker is in. Raises `ProcessesFailed` when it takes longer than it may."""
     try:
@@ -136,7 +136,7 @@ async def _announce(
             "--start-timeout-s"
         ) from error
     console.print(
-        f"[bold green]{name}[/bold green] has joined cluster {invited.cluster.name}; Ctrl-C drains "
+        f"[bold green]{name}[/bold green] has joined cluster {target.cluster.name}; Ctrl-C drains "
         "it and ends it"
     )
 
@@ -148,20 +148,20 @@ async def _leave_with(supervisor: ProcessRecord, launcher: LocalLauncher, name: 
     launcher.send(name, signal.SIGTERM)
 
 
-def _program(invited: Invitation, options: JoinOptions, taken: set[str]) -> Program:
+def _program(target: ClusterToJoin, options: JoinOptions, taken: set[str]) -> Program:
     """Of what joins. Raises `InvalidConfiguration`."""
-    cluster, setups, endpoints = invited.cluster, invited.setups(), tuple(invited.endpoints)
+    cluster, setups, endpoints = target.cluster, target.setups(), tuple(target.endpoints)
     if not options.shared_pool:
         pool = _pool(cluster, options)
-        name = _name(invited, options, pool.name, taken)
+        name = _name(target, options, pool.name, taken)
         worker = setups.worker(pool, name, endpoints)
-        return program_of(worker, invited.directory)
+        return program_of(worker, target.directory)
     if cluster.tiers.remote is None:
         raise InvalidConfiguration("--shared-pool: the cluster file names no tiers.remote")
     if options.pool is not None or options.role is not None:
         raise InvalidConfiguration("--shared-pool: leave out --pool and --role, which workers have")
-    name = _name(invited, options, "pool", taken)
-    return program_of(setups.pool_node(name, endpoints), invited.directory)
+    name = _name(target, options, "pool", taken)
+    return program_of(setups.pool_node(name, endpoints), target.directory)
 
 
 def _pool(cluster: Cluster, options: JoinOptions) -> PoolConfig:
@@ -176,18 +176,18 @@ def _pool(cluster: Cluster, options: JoinOptions) -> PoolConfig:
     return pool if options.role is None else replace(pool, role=options.role)
 
 
-def _name(invited: Invitation, options: JoinOptions, kind: str, taken: set[str]) -> str:
+def _name(target: ClusterToJoin, options: JoinOptions, kind: str, taken: set[str]) -> str:
     """As given, or the first of its kind that nobody has, or on a machine of its own the host's."""
-    if options.worker is None and not invited.is_alone:
+    if options.worker is None and not target.is_alone:
         # One that died, and that its supervisor is about to start again, still has its name.
-        others = taken | invited.processes | set(process_names(invited.cluster))
+        others = taken | target.processes | set(process_names(target.cluster))
         names = (f"{kind}-{index}" for index in range(len(others) + 1))
         return next(name for name in names if name not in others)
     name = process_name(options.worker)
     if name in taken:
         raise InvalidConfiguration(f"there is a worker {name} already; choose another --worker")
-    planned = invited.cluster.plans and not invited.is_alone
-    if planned and name in process_names(invited.cluster):
+    planned = target.cluster.plans and not target.is_alone
+    if planned and name in process_names(target.cluster):
         raise InvalidConfiguration(
             f"{name} is for the cluster's planner to start; choose another --worker"
         )

@@ -37,13 +37,12 @@ VERBS: Final = {
 # What a verb needs only once it knows its options. All but the first take torch or Ray with them.
 PARTS: Final = {
     "command line": "tandem.commands.main",
-    "serving": "tandem.commands.serving",
     "server": "tandem.live.processes.server",
     "profiling": "tandem.commands.profiling",
     "GPUs": "tandem.config.resolve",
     "Ray launcher": "tandem.live.launching.ray_launcher",
 }
-Part = Literal["command line", "serving", "server", "profiling", "GPUs", "Ray launcher"]
+Part = Literal["command line", "server", "profiling", "GPUs", "Ray launcher"]
 
 
 def verb(name: str) -> Any:

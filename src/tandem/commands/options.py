@@ -54,6 +54,11 @@ def flag(text: str, *names: str, default: Any = MISSING, **rules: Any) -> Any:
     return field(default=default, metadata={"option": typer.Option(*names, help=text, **rules)})
 
 
+def settings_flag(example: str) -> Any:
+    """The flag `--set`: a key of a cluster file and its value."""
+    return flag(f"Changes the cluster file, as {example}.", "--set", default=None)
+
+
 @dataclass_transform(frozen_default=True, field_specifiers=(flag, field))
 def flags(group: type[T]) -> type[T]:
     """A group of flags: a frozen dataclass, whose docstring begins with its title in the help."""
@@ -86,6 +91,19 @@ class SamplingOptions:
     def fields(self) -> dict[str, Any]:
         """The body's fields."""
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def positive_numbers(text: str, flag: str, example: str) -> list[float]:
+    """A number greater than 0, or a list of them with commas. Raises `InvalidConfiguration`."""
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(number > 0 for number in numbers):
+        raise InvalidConfiguration(
+            f"{flag} must be a number greater than 0 or a list as {example}, got {text!r}"
+        )
+    return numbers
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

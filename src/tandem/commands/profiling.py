@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from rich.console import Console
@@ -174,13 +175,7 @@ def profile_record(fitted: FittedStepTime, samples: list[TimedStep]) -> dict[str
             "p90_percent": round(errors[int(PERCENTILE * (len(errors) - 1))], 3),
         },
         "samples": [
-            {
-                "chunks": sample.shape.chunks,
-                "decode_sequences": sample.shape.decode_sequences,
-                "decode_context_tokens": sample.shape.decode_context_tokens,
-                "sampled_rows": sample.shape.sampled_rows,
-                "seconds": sample.seconds,
-            }
+            {**msgspec.structs.asdict(sample.shape), "seconds": sample.seconds}
             for sample in samples
         ],
     }

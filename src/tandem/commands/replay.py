@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tandem.commands.options import flag, flags, with_options
+from tandem.commands.options import flag, flags, settings_flag, with_options
 from tandem.commands.recorded_runs import recorded_run, recorded_shape, trials_of
 from tandem.commands.simulated_runs import REGISTRIES, RunOutput, print_runs
 from tandem.config.journal import recorded_cluster
@@ -36,9 +36,7 @@ class OtherwiseOptions:
     planning: str | None = flag(
         f"Another planner: {', '.join(PLANNINGS)}; or a list.", default=None
     )
-    settings: list[str] | None = flag(
-        "Changes the cluster, as pools.decode.count=4.", "--set", default=None
-    )
+    settings: list[str] | None = settings_flag("pools.decode.count=4")
     slo: list[str] | None = flag(
         "The SLO, as ttft=2s,tpot=50ms. (default: the recorded)", default=None
     )
@@ -54,26 +52,6 @@ class OtherwiseOptions:
         return {kind: names for kind, names in named.items() if names is not None}
 
 
-@flags
-class ReplayOutput:
-    """What comes out."""
-
-    plot: Path | None = flag("Draws the comparison: .html or .png. It simulates.", default=None)
-    json: Path | None = flag("Writes every figure. It simulates.", default=None)
-    records: Path | None = flag(
-        "Writes every request, a JSON line each. It simulates.", default=None
-    )
-    processes: int | None = flag(
-        "Runs at the same time. (default: one a core)", default=None, min=1
-    )
-    progress: bool = flag("Show how far the runs are.", default=True)
-
-    @property
-    def wanted(self) -> bool:
-        """Whether there is something to show that only a simulation has."""
-        return any((self.plot, self.json, self.records))
-
-
 @with_options
 def replay_command(
     journal: Annotated[
@@ -83,19 +61,20 @@ def replay_command(
         ),
     ],
     otherwise: OtherwiseOptions,
-    output: ReplayOutput,
+    output: RunOutput,
 ) -> None:
     """Play what a gateway recorded.
 
     Without options its decisions are made again and compared with those that were recorded. With
-    other policies the recorded workload is simulated: what would have happened instead.
+    other policies the recorded workload is simulated: what would have happened instead. A plot and
+    the files of figures and records are of a simulation, too.
     """
     run = open_journal(journal)
     console = Console()
     for other in run.others:
         console.print(f"[dim]not played: {other}[/dim]", soft_wrap=True)
     with TemporaryDirectory(prefix="tandem-replay-") as folder:
-        if otherwise.wanted or output.wanted:
+        if otherwise.wanted or output.writes_files:
             _simulate(run, otherwise, output, Path(folder), console)
         else:
             _compare(run, Path(folder), console)
@@ -164,11 +143,10 @@ def _decision(decided: str | int | None) -> str:
 def _simulate(
     run: JournalRun,
     otherwise: OtherwiseOptions,
-    output: ReplayOutput,
+    output: RunOutput,
     folder: Path,
     console: Console,
 ) -> None:
-    files = RunOutput(output.plot, output.json, output.records, output.processes, output.progress)
     history = History(run.head, turns_of(run.records()))
     rows = trace_rows(history)
     if not rows:
@@ -179,12 +157,12 @@ def _simulate(
     shape = recorded_shape(configured, changed, history)
     trials = trials_of(shape, otherwise.policies, otherwise.slo or ())
     slo = trials[0].cluster.slo
-    simulated = files.perform(trials, rows)
+    simulated = output.perform(trials, rows)
     recorded = recorded_run(recorded_shape(configured, configured, history), slo, history)
     runs = [recorded, *simulated]
     notes = [run.name, *_notes(run, history)]
     print_runs(console, runs, notes, references=1)
-    files.write(runs, notes, notes)
+    output.write(runs, notes, notes)
 
 
 def _notes(run: JournalRun, history: History) -> list[str]:

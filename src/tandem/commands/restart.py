@@ -26,7 +26,7 @@ class NotBack(TandemError):
 class RestartOptions:
     """Whom, and how long it may take."""
 
-    everybody: bool = flag("Every worker, one after the other.", "--all", default=False)
+    all_workers: bool = flag("Every worker, one after the other.", "--all", default=False)
     timeout_s: float = flag(
         "Of one worker: stop waiting after this for it to be empty, and again for it to be back.",
         default=600.0,
@@ -56,16 +56,15 @@ def restart_command(
 async def _restart(
     cluster: RunningCluster, named: Sequence[str], options: RestartOptions, console: Console
 ) -> None:
-    quick = Operators(cluster.endpoints, cluster.keys)
-    patient = Operators(cluster.endpoints, cluster.keys, options.timeout_s)
+    quick, patient = cluster.operators(), cluster.operators(options.timeout_s)
     statuses = await quick.statuses()
     if not statuses:
         raise NobodyAnswers("no gateway answers")
     mine = [each for each in statuses[0].workers if each.worker in cluster.record.processes]
-    turns = _turns(mine, named, options)
-    _check_stand_ins(statuses[0].workers, turns)
-    for count, worker in enumerate(turns, start=1):
-        place = f"[dim]{count} of {len(turns)}[/dim]  " if len(turns) > 1 else ""
+    chosen = _chosen_workers(mine, named, options)
+    _check_others_suffice(statuses[0].workers, chosen)
+    for count, worker in enumerate(chosen, start=1):
+        place = f"[dim]{count} of {len(chosen)}[/dim]  " if len(chosen) > 1 else ""
         console.print(f"{place}{worker.worker} drains …", soft_wrap=True)
         await patient.restart(worker.worker)
         await _until_back(quick, worker, options.timeout_s)
@@ -74,19 +73,19 @@ async def _restart(
             await patient.drain(worker.worker, worker.role, leave=False)
         console.print(f"{place}[bold green]{worker.worker}[/bold green] is back", soft_wrap=True)
     elsewhere = [each.worker for each in statuses[0].workers if each not in mine]
-    if options.everybody and elsewhere:
+    if options.all_workers and elsewhere:
         console.print(
             f"{', '.join(elsewhere)}: not started by this cluster's supervisor; end it where it "
             "was started, and join it again"
         )
 
 
-def _turns(
+def _chosen_workers(
     mine: Sequence[WorkerStatus], named: Sequence[str], options: RestartOptions
 ) -> list[WorkerStatus]:
-    """Who is to be started anew, in order."""
+    """The workers to be started anew, in order. Raises `InvalidConfiguration`."""
     by_name = {each.worker: each for each in mine}
-    if bool(named) == options.everybody:
+    if bool(named) == options.all_workers:
         raise InvalidConfiguration("name the workers to be started anew, or say --all")
     for name in named:
         if name not in by_name:
@@ -96,10 +95,11 @@ def _turns(
     return [by_name[name] for name in dict.fromkeys(named or by_name)]
 
 
-def _check_stand_ins(everybody: Sequence[WorkerStatus], turns: Sequence[WorkerStatus]) -> None:
-    """Nobody may go whose work no other worker does: better to know before the first has gone."""
-    working = [each for each in everybody if each.accepting]
-    for worker in turns:
+def _check_others_suffice(workers: Sequence[WorkerStatus], chosen: Sequence[WorkerStatus]) -> None:
+    """Raises `InvalidConfiguration`, before the first worker drains, where no other would take what
+    one of the chosen does."""
+    working = [each for each in workers if each.accepting]
+    for worker in chosen:
         others = [each.role for each in working if each.worker != worker.worker]
         for phase, stays, wanted in (
             ("prefill", any(role.prefills for role in others), worker.role.prefills),

@@ -3,6 +3,7 @@ cluster file that its flags mean."""
 
 import logging
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import field, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import yaml
 from rich.console import Console
 
 from tandem.api.key_ring import read_key_file
-from tandem.commands.cluster_screen import CTRL_C, Screen, run_cluster
+from tandem.commands.cluster_screen import CTRL_C, Screen, print_ready, run_cluster
 from tandem.commands.late_imports import part
 from tandem.commands.options import (
     ConfigFile,
@@ -23,19 +24,21 @@ from tandem.commands.options import (
     flags,
     with_options,
 )
-from tandem.commands.terminal import terminal
+from tandem.commands.terminal import print_detail, print_warning, terminal
 from tandem.commands.which_cluster import state_directory
 from tandem.config.api_options import check_exposure
 from tandem.config.cluster.live import LiveFile, checked
 from tandem.config.cluster.tree import FLAGS, parse
 from tandem.config.cluster.workers import CONNECTORS
-from tandem.config.environment import cache_directory, host_facts, may_have_gpu
+from tandem.config.environment import BUNDLED_MODEL, cache_directory, host_facts, may_have_gpu
 from tandem.config.hardware.worker import bundled_devices
 from tandem.config.options import ServeOptions, read_options
 from tandem.facts.errors import InvalidConfiguration
+from tandem.live.http_server import listen, url_of
 from tandem.live.launching.state_directory import sweep
 from tandem.live.processes.before_start import check_before_start
 from tandem.live.processes.cluster import RunLimits
+from tandem.live.processes.lifecycle import loop_runner
 
 OWN_NAME = "serve-"
 # A GPU without a datasheet of its own is priced as this one.
@@ -149,11 +152,38 @@ def serve_command(
     if shape.wanted:
         serve_cluster(model, options, shape, console)
         return
-    if exposure:
-        console.print(f"[yellow]{exposure}[/yellow]", soft_wrap=True)
+    print_warning(console, exposure)
     console.print(f"[bold]Tandem[/bold] is loading {model or 'the bundled model'} …")
-    # torch takes seconds to import; the other commands should not wait for it.
-    part("serving").serve(model, options, console)
+    serve_here(model, options, console)
+
+
+def serve_here(model: str | None, options: ServeOptions, console: Console) -> None:
+    """Load, listen and serve until a signal ends it. Raises `InvalidConfiguration`."""
+    # torch takes seconds to import; the other ways to serve do without it.
+    assembly = part("server")
+    # The address is taken before the model is loaded: a taken port is said at once.
+    with listen(options.host, options.port) as listener:
+        server = assembly.assemble(model, options)
+        with loop_runner() as runner:
+            runner.run(_serve(assembly, server, listener, options.log_level, console))
+
+
+async def _serve(
+    assembly: Any, server: Any, listener: socket.socket, log_level: str, console: Console
+) -> None:
+    http = assembly.http_server(server, log_level)
+    http.end_on_signals(server.worker.close)
+    async with assembly.running(server):
+        for note in server.notes:
+            print_detail(console, note)
+        print_ready(
+            console,
+            server.worker.card.names[0],
+            url_of(listener),
+            needs_key=server.api.has_keys,
+            stops="Ctrl-C stops the server.",
+        )
+        await http.serve(sockets=[listener])
 
 
 def _exposure_of(options: ServeOptions) -> str:
@@ -170,11 +200,9 @@ def serve_cluster(model: str | None, options: ServeOptions, shape: Shape, consol
     file = cluster_file(model, options, shape)
     directory = state_directory(file.cluster.name, None)
     sweep(directory.path.parent, OWN_NAME)
-    cuts = check_before_start(file, directory)
-    console.print(f"[bold]Tandem[/bold] is starting {model or 'the bundled model'} …")
-    for cut in cuts:
-        console.print(f"  [dim]{cut}[/dim]", soft_wrap=True)
-    run_cluster(file, directory, Screen(console, CTRL_C), RunLimits())
+    screen = Screen(console, CTRL_C)
+    screen.starting(model or "the bundled model", check_before_start(file, directory))
+    run_cluster(file, directory, screen, RunLimits())
 
 
 def cluster_file(model: str | None, options: ServeOptions, shape: Shape) -> LiveFile:
@@ -190,7 +218,7 @@ def cluster_file(model: str | None, options: ServeOptions, shape: Shape) -> Live
         # Where every worker does both, a request that stays where it is moves no KV.
         "policies": {"dispatch": "local" if not shape.prefill else "remote"},
     }
-    content["model"] = content["model"] or "tandem-mini"
+    content["model"] = content["model"] or BUNDLED_MODEL.name
     if tiers := shape.caches.tiers():
         content["tiers"] = tiers
     if shape.journal is not None:

@@ -9,7 +9,7 @@ import typer
 import yaml
 from rich.console import Console
 
-from tandem.commands.options import flag, flags, with_options
+from tandem.commands.options import flag, flags, settings_flag, with_options
 from tandem.commands.scenario import scenario_of
 from tandem.commands.simulated_runs import Run, RunOutput, Trial, choices, print_runs
 from tandem.commands.workloads import WorkloadOptions, overlong_notes
@@ -35,9 +35,7 @@ class TrialOptions:
     slo: list[str] | None = flag(
         "The SLO, as ttft=2s,tpot=50ms. (default: the cluster's)", default=None
     )
-    settings: list[str] | None = flag(
-        "Changes the cluster, as policies.admission=prediction.", "--set", default=None
-    )
+    settings: list[str] | None = settings_flag("policies.admission=prediction")
     faults: list[str] | None = flag(
         "Adds a fault, as 'at: 30s, crash: decode-1, restart: 20s'.", default=None
     )
@@ -77,19 +75,10 @@ class TrialOptions:
 
 
 @flags
-class OutputOptions:
+class SimulationOutput(RunOutput):
     """What comes out."""
 
-    processes: int | None = flag(
-        "Runs at the same time. (default: one a core)", default=None, min=1
-    )
-    json: Path | None = flag("Writes every figure.", default=None)
-    records: Path | None = flag(
-        "Writes every request and decision, a JSON line each.", default=None
-    )
-    plot: Path | None = flag("Draws the run or the comparison: .html or .png.", default=None)
     explain: str | None = flag("Tells the life of one request, by its id or number.", default=None)
-    progress: bool = flag("Show how far the runs are.", default=True)
 
     @property
     def keeps_decisions(self) -> bool:
@@ -108,13 +97,12 @@ def simulate_command(
     ],
     workload: WorkloadOptions,
     tried: TrialOptions,
-    output: OutputOptions,
+    output: SimulationOutput,
 ) -> None:
     """Play a trace on a simulated cluster: the same policies as in production, in seconds.
 
     A list of speeds, routing policies or clusters compares them in one table.
     """
-    files = RunOutput(output.plot, output.json, output.records, output.processes, output.progress)
     trials = [
         Trial(label, cluster, speed, output.keeps_decisions)
         for label, cluster in tried.variants(clusters, workload.seed).items()
@@ -126,14 +114,14 @@ def simulate_command(
     contexts = [scenario_of(trial.cluster).context_tokens for trial in trials]
     rows, notes = workload.rows()
     notes += overlong_notes(rows, contexts)
-    runs = files.perform(trials, rows)
+    runs = output.perform(trials, rows)
     console = Console()
     shown = [*_run_notes(runs, clusters), *notes]
     if output.explain is not None:
         console.print(explanation(runs[0].record, output.explain))
     else:
         print_runs(console, runs, shown)
-    files.write(runs, notes, shown)
+    output.write(runs, notes, shown)
 
 
 def _run_notes(runs: Sequence[Run], clusters: Sequence[str]) -> list[str]:

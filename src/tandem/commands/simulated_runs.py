@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.progress import TaskProgressColumn
 
 from tandem.bench.traces.shape import speed
+from tandem.commands.options import flag, flags
 from tandem.commands.scenario import scenario_of, with_blocks, with_random_faults
-from tandem.commands.terminal import progress_bars
+from tandem.commands.terminal import print_title, progress_bars
 from tandem.config.cluster.file import Cluster
 from tandem.config.cluster.keys import Choice
 from tandem.config.environment import host_facts
@@ -145,23 +146,31 @@ def _perform(place: int) -> RunRecord:
     return _own_jobs[0].perform(place)
 
 
-@dataclass(frozen=True, slots=True)
+@flags
 class RunOutput:
-    """What a user wants of the runs of a verb beside the table: files, which are written if they
-    are named, and how the runs are performed. Raises `InvalidConfiguration` for a file that cannot
-    be made, before any run begins."""
+    """What comes out. Files beside the table, which are written if they are named, and how the runs
+    are performed. Raises `InvalidConfiguration` for a file that cannot be made, before any run
+    begins."""
 
-    plot: Path | None
-    json: Path | None
-    records: Path | None
-    processes: int | None
-    progress: bool
+    processes: int | None = flag(
+        "Runs at the same time. (default: one a core)", default=None, min=1
+    )
+    json: Path | None = flag("Writes every figure.", default=None)
+    records: Path | None = flag(
+        "Writes every request and decision, a JSON line each.", default=None
+    )
+    plot: Path | None = flag("Draws the run or the comparison: .html or .png.", default=None)
+    progress: bool = flag("Show how far the runs are.", default=True)
 
     def __post_init__(self) -> None:
         if self.plot is not None:
             load_plotter(self.plot)
         require_folder(self.json, "--json")
         require_folder(self.records, "--records")
+
+    @property
+    def writes_files(self) -> bool:
+        return any((self.plot, self.json, self.records))
 
     def perform(self, trials: Sequence[Trial], rows: Sequence[TraceRow]) -> list[Run]:
         """In order of the trials; a terminal shows how far they are."""
@@ -181,7 +190,7 @@ class RunOutput:
         if self.records is not None:
             write_file(self.records, b"".join(_record_lines(runs)), "--records")
         if self.plot is not None:
-            save_chart(load_plotter(self.plot), _chart(runs, "; ".join(subtitle)), self.plot)
+            save_chart(_chart(runs, "; ".join(subtitle)), self.plot)
 
 
 def terms_of(trial: Trial) -> Terms:
@@ -212,8 +221,7 @@ def print_runs(
         title, *notes = notes
     else:
         title = finding(points[references:])
-    console.print(title, style="bold", markup=False, highlight=False)
-    console.print("; ".join(notes) + "\n", style="dim", markup=False, highlight=False)
+    print_title(console, title, "; ".join(notes))
     if len(runs) > 1:
         console.print(comparison_table(points, console.width))
         return

@@ -21,9 +21,8 @@ from tandem.commands.cluster_view import (
 from tandem.commands.options import flag, flags, with_options
 from tandem.commands.terminal import plain_table, terminal
 from tandem.commands.which_cluster import NoCluster, RunningCluster, WhichCluster, find_running
-from tandem.config.environment import runtime_directory
+from tandem.config.environment import BUNDLED_MODEL, runtime_directory
 from tandem.facts.errors import InvalidConfiguration
-from tandem.live.gateway.operators import Operators
 from tandem.live.launching.state_directory import running_clusters
 from tandem.messages.gateway import ClusterStatus
 from tandem.messages.operator import AuditReported
@@ -53,7 +52,7 @@ def status_command(which: WhichCluster, options: StatusOptions) -> None:
         table = plain_table("cluster", "API", "model", header_style="dim")
         for directory in several:
             if record := directory.read():
-                table.add_row(record.name, f"{record.url}/v1", record.model or "tandem-mini")
+                table.add_row(record.name, f"{record.url}/v1", record.model or BUNDLED_MODEL.name)
         console.print(table)
         console.print("\n[dim]--cluster NAME shows one of them[/dim]")
         return
@@ -76,7 +75,7 @@ def status_command(which: WhichCluster, options: StatusOptions) -> None:
 async def _ask(
     cluster: RunningCluster, audit: bool
 ) -> tuple[list[ClusterStatus], list[AuditReported]]:
-    operators = Operators(cluster.endpoints, cluster.keys)
+    operators = cluster.operators()
     statuses = await operators.statuses()
     if not statuses:
         raise NoCluster(f"no gateway of cluster {cluster.record.name} answers")
@@ -116,7 +115,7 @@ def _figures(
     shown: dict[str, Any] = {
         "name": record.name,
         "url": record.url,
-        "model": record.model or "tandem-mini",
+        "model": cluster.model,
         "supervisor_pid": record.supervisor.pid,
         "gateways": gateways,
         "workers": workers,

@@ -17,6 +17,30 @@ def terminal() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=UNSQUEEZED)
 
 
+def print_title(console: Console, title: str, detail: str = "") -> None:
+    """Above results. Names of models and files, and IPv6 addresses, may hold brackets: nothing of
+    theirs is markup."""
+    plain(console, title if detail else title + "\n", "bold")
+    if detail:
+        plain(console, detail + "\n", "dim")
+
+
+def plain(console: Console, text: str, style: str, end: str = "\n") -> None:
+    """Text as it is, in one style."""
+    console.print(text, style=style, end=end, markup=False, highlight=False)
+
+
+def print_warning(console: Console, text: str) -> None:
+    """Nothing for an empty one."""
+    if text:
+        console.print(f"[yellow]{text}[/yellow]", soft_wrap=True)
+
+
+def print_detail(console: Console, text: str) -> None:
+    """One step or property of what starts."""
+    console.print(f"  [dim]{text}[/dim]", soft_wrap=True)
+
+
 def progress_bars(shown: bool, counted: ProgressColumn) -> Progress:
     """Bars on a terminal's error output while they are needed; `counted` says how far each is."""
     console = Console(stderr=True)

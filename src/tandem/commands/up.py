@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from tandem.commands.cluster_screen import CTRL_C, Screen, run_cluster
-from tandem.commands.options import flag, flags, with_options
+from tandem.commands.options import flag, flags, settings_flag, with_options
 from tandem.commands.terminal import terminal
 from tandem.commands.which_cluster import state_directory
 from tandem.config.cluster.file import bundled_clusters
@@ -29,9 +29,7 @@ POLL_S = 0.1
 class UpOptions:
     """How it is started."""
 
-    settings: list[str] | None = flag(
-        "Changes the cluster file, as pools.decode.count=4.", "--set", default=None
-    )
+    settings: list[str] | None = settings_flag("pools.decode.count=4")
     detach: bool = flag(
         "Return once it is ready; it goes on running.", "--detach", "-d", default=False
     )
@@ -60,18 +58,14 @@ def up_command(
     settings = json.load(sys.stdin) if options.in_background else options.settings or ()
     file = read_live_cluster(cluster, settings)
     directory = state_directory(file.cluster.name, options.state_dir)
-    console = terminal()
     cuts = check_before_start(file, directory)
     if options.detach:
-        _detach(cluster, options, directory, console)
+        _detach(cluster, options, directory, terminal())
         return
-    what = file.cluster.model
-    console.print(f"[bold]Tandem[/bold] is starting cluster {file.cluster.name} with {what} …")
-    for cut in cuts:
-        console.print(f"  [dim]{cut}[/dim]", soft_wrap=True)
     stops = "`tandem down` stops the cluster." if options.in_background else CTRL_C
-    limits = RunLimits(start_s=options.start_timeout_s)
-    run_cluster(file, directory, Screen(console, stops), limits)
+    screen = Screen(terminal(), stops)
+    screen.starting(f"cluster {file.cluster.name} with {file.cluster.model}", cuts)
+    run_cluster(file, directory, screen, RunLimits(start_s=options.start_timeout_s))
 
 
 def _detach(cluster: str, options: UpOptions, directory: StateDirectory, console: Console) -> None:

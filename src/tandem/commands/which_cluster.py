@@ -1,9 +1,8 @@
 """Which cluster a command means (the one that runs, or the one that is named), and what a process
-must know to join it: the cluster file, its keys, where its gateways are. Either the state directory
-of `tandem up` says it, or the flags."""
+needs to join it: the cluster file, its keys, its gateways' addresses. They come from the state
+directory of `tandem up` or from flags."""
 
 import asyncio
-import ipaddress
 import socket
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -17,9 +16,10 @@ import msgspec
 from tandem.commands.options import flag, flags
 from tandem.config.cluster.file import MOST_PORT, Cluster, name_problem
 from tandem.config.cluster.live import read_live_cluster
-from tandem.config.environment import runtime_directory
+from tandem.config.environment import BUNDLED_MODEL, runtime_directory
 from tandem.config.processes import CLUSTER_FILE, CurveKeys
 from tandem.facts.errors import InvalidConfiguration, TandemError
+from tandem.live.gateway.operators import PATIENCE_S, Operators
 from tandem.live.launching.private_directory import read_private
 from tandem.live.launching.state_directory import (
     ClusterRecord,
@@ -69,6 +69,14 @@ class RunningCluster:
                 f"the keys of the cluster cannot be read: {error.strerror or error}"
             ) from error
 
+    @property
+    def model(self) -> str:
+        return self.record.model or BUNDLED_MODEL.name
+
+    def operators(self, timeout_s: float = PATIENCE_S) -> Operators:
+        """Raises `NoCluster` as `endpoints` and `keys`."""
+        return Operators(self.endpoints, self.keys, timeout_s)
+
 
 def state_directory(name: str, given: Path | None) -> StateDirectory:
     """Of a cluster of this name."""
@@ -101,7 +109,7 @@ def find_running(which: WhichCluster, *, elsewhere: bool = False) -> RunningClus
 
 
 @flags
-class FromOutside:
+class ClusterElsewhere:
     """A cluster without a state directory here. All three go together."""
 
     file: Path | None = flag("The cluster file that its gateways have.", default=None)
@@ -112,9 +120,9 @@ class FromOutside:
 
 
 @dataclass(frozen=True, slots=True)
-class Invitation:
-    """`directory` takes the worker's set-up. `supervisor` is None for a cluster that has none, or
-    none here."""
+class ClusterToJoin:
+    """What a process that joins needs. `directory` takes its set-up; `supervisor` is None for a
+    cluster that has none, or none here."""
 
     cluster: Cluster
     keys: CurveKeys
@@ -133,27 +141,27 @@ class Invitation:
 
 
 @contextmanager
-def invitation(which: WhichCluster, outside: FromOutside) -> Iterator[Invitation]:
+def cluster_to_join(which: WhichCluster, elsewhere: ClusterElsewhere) -> Iterator[ClusterToJoin]:
     """It holds while the context does. Raises `InvalidConfiguration` or `NoCluster`."""
-    if outside == FromOutside():
+    if elsewhere == ClusterElsewhere():
         yield _of_running(which)
         return
-    if outside.file is None or outside.keys is None or not outside.gateway:
+    if elsewhere.file is None or elsewhere.keys is None or not elsewhere.gateway:
         raise InvalidConfiguration("--file, --keys and --gateway go together: give all three")
     if which != WhichCluster():
         raise InvalidConfiguration(
             "--file, --keys and --gateway name a cluster; leave out --cluster and --state-dir"
         )
     with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
-        yield Invitation(
-            read_live_cluster(str(outside.file)).cluster,
-            read_worker_keys(outside.keys),
-            gateway_endpoints(outside.gateway),
+        yield ClusterToJoin(
+            read_live_cluster(str(elsewhere.file)).cluster,
+            read_worker_keys(elsewhere.keys),
+            gateway_endpoints(elsewhere.gateway),
             StateDirectory(Path(folder)),
         )
 
 
-def _of_running(which: WhichCluster) -> Invitation:
+def _of_running(which: WhichCluster) -> ClusterToJoin:
     running = find_running(which, elsewhere=True)
     record = running.record
     described = read_live_cluster(str(running.directory.path / CLUSTER_FILE)).cluster
@@ -162,9 +170,9 @@ def _of_running(which: WhichCluster) -> Invitation:
             "the directory of a gateway alone has an operator's keys; give --file, --keys and "
             "--gateway"
         )
-    return Invitation(
+    return ClusterToJoin(
         # The model has the name that everybody in there knows it by.
-        replace(described, model=record.model or "tandem-mini"),
+        replace(described, model=running.model),
         running.keys,
         running.endpoints,
         running.directory,
@@ -226,11 +234,6 @@ async def until_resolved(endpoints: Sequence[str], limit_s: float) -> None:
 
 
 async def _is_known(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-        return True
-    except ValueError:
-        pass
     try:
         await asyncio.get_running_loop().getaddrinfo(name, None)
     except OSError:

@@ -8,7 +8,7 @@ from tandem.bench.laws import read_length_pairs
 from tandem.bench.traces.rates import WINDOW_S, RateDraw
 from tandem.bench.traces.reader import read_trace
 from tandem.bench.traces.shape import merge, merge_note, spread, spread_note, window, window_note
-from tandem.commands.options import flag, flags
+from tandem.commands.options import flag, flags, positive_numbers
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.trace import TraceRow
 from tandem.observe.journal.files import is_journal, open_journal
@@ -72,14 +72,9 @@ class WorkloadOptions:
 
     def speeds(self) -> list[float]:
         """Every speed once, slowest first."""
-        try:
-            speeds = sorted({float(part) for part in self.speed.split(",")})
-        except ValueError:
-            speeds = []
-        if not speeds or not all(0 < speed < float("inf") for speed in speeds):
-            raise InvalidConfiguration(
-                f"--speed must be a number greater than 0 or a list as 0.5,1,2, got {self.speed!r}"
-            )
+        speeds = sorted(set(positive_numbers(self.speed, "--speed", "0.5,1,2")))
+        if speeds[-1] == float("inf"):
+            raise InvalidConfiguration(f"--speed must be finite, got {self.speed!r}")
         return speeds
 
     def rows(self) -> tuple[list[TraceRow], list[str]]:

@@ -74,8 +74,7 @@ class MeasuredResults:
                 for run in self.runs
             ],
         }
-        encoded = msgspec.json.encode(document, enc_hook=str)
-        write_file(path, msgspec.json.format(encoded, indent=1), "--output")
+        write_json(path, document, "--output")
 
 
 def write_measured_records(path: Path, runs: Sequence[SweepPoint]) -> None:
@@ -111,6 +110,12 @@ def write_file(path: Path, content: bytes, flag: str) -> None:
         path.write_bytes(content)
     except OSError as error:
         raise InvalidConfiguration(f"{flag}: cannot write {path}: {error.strerror}") from error
+
+
+def write_json(path: Path, document: object, flag: str) -> None:
+    """Indented, for people too. Raises `InvalidConfiguration`."""
+    encoded = msgspec.json.encode(document, enc_hook=str)
+    write_file(path, msgspec.json.format(encoded, indent=1), flag)
 
 
 def require_folder(path: Path | None, flag: str) -> None:
@@ -156,8 +161,9 @@ def load_plotter(path: Path, flag: str = "--plot") -> Draw:
     return draw
 
 
-def save_chart(draw: Draw, chart: Chart, path: Path, flag: str = "--plot") -> None:
-    """Raises `InvalidConfiguration` where the file cannot be written."""
+def save_chart(chart: Chart, path: Path, flag: str = "--plot") -> None:
+    """Raises `InvalidConfiguration` as `load_plotter`, and where the file cannot be written."""
+    draw = load_plotter(path, flag)
     try:
         draw(chart, path)
     except OSError as error:

@@ -46,10 +46,12 @@ class TokenBytes:
         """Bytes of one token; empty for an id outside the vocabulary."""
         known = self._bytes.get(token_id)
         if known is None:
-            known = self._bytes[token_id] = self._spell(self._tokenizer.token_name(token_id))
+            known = self._bytes[token_id] = self._bytes_of_name(
+                self._tokenizer.token_name(token_id)
+            )
         return known
 
-    def _spell(self, name: str) -> bytes:
+    def _bytes_of_name(self, name: str) -> bytes:
         if self.is_byte_level:
             letters = [_ALPHABET.get(letter) for letter in name]
             if all(letter is not None for letter in letters):

@@ -1,4 +1,5 @@
-"""Reads the text files of a checkpoint directory, and says which one is wrong."""
+"""The text files of a checkpoint directory: tokenizer, chat templates, configurations. Errors name
+the file."""
 
 import json
 from dataclasses import dataclass

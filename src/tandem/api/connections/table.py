@@ -52,15 +52,17 @@ class ConnectionTable(Generic[Connection]):
     an honest burst of clients does not throw itself out."""
 
     def __init__(self, head_timeout_s: float, gives_way_s: float = 1.0) -> None:
-        self._head_timeout_s = head_timeout_s
         self._gives_way_s = gives_way_s
-        self._reserve_timeout_s = min(head_timeout_s, RESERVE_HEAD_S)
         self._addresses: dict[str, _Address[Connection]] = {}
         self._normal: dict[Connection, _Address[Connection]] = {}
         self._reserve: set[Connection] = set()
         # Both in the order of the instants, because everybody gets the same time.
         self._waiting: dict[Connection, float] = {}
         self._reserve_waiting: dict[Connection, float] = {}
+        self._limits_s = (
+            (self._waiting, head_timeout_s),
+            (self._reserve_waiting, min(head_timeout_s, RESERVE_HEAD_S)),
+        )
 
     def __len__(self) -> int:
         return len(self._normal) + len(self._reserve)
@@ -109,10 +111,7 @@ class ConnectionTable(Generic[Connection]):
     def overdue(self, now_s: float) -> list[Connection]:
         """Those whose time is over, which are to be closed; told once of each wait."""
         found = []
-        for waiting, limit_s in (
-            (self._waiting, self._head_timeout_s),
-            (self._reserve_waiting, self._reserve_timeout_s),
-        ):
+        for waiting, limit_s in self._limits_s:
             for connection, since_s in waiting.items():
                 if now_s - since_s < limit_s:
                     break
@@ -124,12 +123,7 @@ class ConnectionTable(Generic[Connection]):
     def next_wakeup_s(self) -> float | None:
         """When the next one is overdue, unless something happens before."""
         ends = [
-            next(iter(waiting.values())) + limit_s
-            for waiting, limit_s in (
-                (self._waiting, self._head_timeout_s),
-                (self._reserve_waiting, self._reserve_timeout_s),
-            )
-            if waiting
+            next(iter(waiting.values())) + limit_s for waiting, limit_s in self._limits_s if waiting
         ]
         return min(ends, default=None)
 

@@ -1,4 +1,4 @@
-"""Secrets on the command line: every user of a machine can read the words of every process (`ps`).
+"""Secrets among the arguments of a command, which every user of a machine can read (`ps`).
 
 A command that was given some starts itself anew without them, in the same process, and finds them
 in its environment, which only this user can read. For the moment until then they could be seen, and
@@ -12,48 +12,48 @@ from collections.abc import Sequence
 
 from tandem.config.environment import replace_process, taken_variable
 
-HIDDEN = "***"
+MASK = "***"
 _OPTIONS = ("--api-key", "--set")
 # Of what `--set` changes, that which is kept to oneself: it may also stand within a value.
 _SECRET_KEYS = re.compile(r"api.?key|password|redis", re.IGNORECASE)
 
 
 def hide_secrets() -> None:
-    """Does not return, but begins again, where one of the words is a secret that can be seen."""
-    if words := taken_variable("TANDEM_WORDS"):
-        sys.argv[1:] = json.loads(words)
+    """Does not return, but begins again, where one of the arguments is a secret."""
+    if arguments := taken_variable("TANDEM_ARGUMENTS"):
+        sys.argv[1:] = json.loads(arguments)
         return
     given = sys.argv[1:]
-    shown = without_secrets(given)
+    shown = masked(given)
     if shown != given and sys.orig_argv[-len(given) :] == given:
-        # The number of the process stays, and tells the words from what a parent left behind.
+        # The number of the process stays, and tells the arguments from those that a parent left.
         command = [*sys.orig_argv[: -len(given)], *shown]
-        replace_process(command, TANDEM_WORDS=json.dumps(given))
+        replace_process(command, TANDEM_ARGUMENTS=json.dumps(given))
 
 
-def without_secrets(words: Sequence[str]) -> list[str]:
-    """The words as everybody may see them."""
+def masked(arguments: Sequence[str]) -> list[str]:
+    """The arguments with `***` in place of every secret."""
     shown: list[str] = []
     option = ""
-    for word in words:
-        name, equals, value = word.partition("=")
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
         if option:
-            shown.append(_hidden(option, word))
+            shown.append(_masked_value(option, argument))
             option = ""
-        elif word in _OPTIONS:
-            shown.append(word)
-            option = word
+        elif argument in _OPTIONS:
+            shown.append(argument)
+            option = argument
         elif name in _OPTIONS:
-            shown.append(f"{name}{equals}{_hidden(name, value)}")
+            shown.append(f"{name}{equals}{_masked_value(name, value)}")
         else:
-            shown.append(word)
+            shown.append(argument)
     return shown
 
 
-def _hidden(option: str, value: str) -> str:
+def _masked_value(option: str, value: str) -> str:
     if option == "--api-key":
-        return HIDDEN
+        return MASK
     if not _SECRET_KEYS.search(value):
         return value
     key, equals, _ = value.partition("=")
-    return f"{key}{equals}{HIDDEN}" if equals else HIDDEN
+    return f"{key}{equals}{MASK}" if equals else MASK

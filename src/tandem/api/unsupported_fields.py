@@ -1,7 +1,5 @@
-"""Fields of a body that are none of ours: harmless ones are dropped, others refused by name.
-
-A field that would change the answer is never ignored in silence.
-"""
+"""Fields that other servers' bodies have and ours do not: those that cannot change an answer are
+ignored, others are refused by name, never ignored in silence."""
 
 import difflib
 from collections.abc import Mapping
@@ -10,11 +8,11 @@ from msgspec import Struct
 
 from tandem.api.errors import Refusal, Refused
 
-# In the API schema, marks a field that is none of ours: "ignored" or "refused".
+# In the API schema, marks such a field: "ignored" or "refused".
 SUPPORT = "x-support"
 
 # Fields of OpenAI's that say nothing about the tokens of the answer.
-HARMLESS = frozenset(
+_IGNORED = frozenset(
     {
         "user",
         "metadata",
@@ -28,7 +26,7 @@ HARMLESS = frozenset(
     }
 )
 
-_UNSUPPORTED = frozenset(
+_REFUSED = frozenset(
     {
         "response_format",
         "guided_json",
@@ -81,23 +79,23 @@ def own_fields(document: Mapping[str, object], body_type: type[Struct]) -> dict[
     for name, value in document.items():
         if name in known:
             own[name] = value
-        elif name not in HARMLESS:
-            _check_foreign(name, value, known)
+        elif name not in _IGNORED:
+            _check_unsupported(name, value, known)
     return own
 
 
-def foreign_fields() -> dict[str, object]:
-    """JSON schemas of the fields that are accepted without effect, by name."""
-    anything: dict[str, object] = {name: {SUPPORT: "ignored"} for name in sorted(HARMLESS)}
-    neutral = {
+def unsupported_fields() -> dict[str, object]:
+    """JSON schemas of all these fields, by name. The values of a refused one ask for nothing."""
+    ignored: dict[str, object] = {name: {SUPPORT: "ignored"} for name in sorted(_IGNORED)}
+    refused = {
         name: {SUPPORT: "refused", "enum": [None, *_NEUTRAL.get(name, ())]}
-        for name in sorted(_UNSUPPORTED)
+        for name in sorted(_REFUSED)
     }
-    return anything | neutral
+    return ignored | refused
 
 
-def _check_foreign(name: str, value: object, known: tuple[str, ...]) -> None:
-    if name in _UNSUPPORTED:
+def _check_unsupported(name: str, value: object, known: tuple[str, ...]) -> None:
+    if name in _REFUSED:
         if value is None or value in _NEUTRAL.get(name, ()):
             return
         message = f"{name} is not supported by this server"
