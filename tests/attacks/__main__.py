@@ -1,8 +1,8 @@
 """Measures what attacks cost a real server: python -m tests.attacks --against PATH_OF_A_CHECKOUT
 
-Each version of the source serves in processes of its own, a gateway and workers. Told is for how
-long an event loop was held at most, the peak of the gateway's memory, and what others had to wait.
-Ends with status 1 where ours is beyond a limit. The machine should have nothing else to do.
+Each version of the source serves in processes of its own, a gateway and workers. It prints for how
+long an event loop was held at most, the peak of the gateway's memory, and how long others had to
+wait. Ends with status 1 where ours is beyond a limit. The machine should have nothing else to do.
 """
 
 import argparse

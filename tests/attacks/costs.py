@@ -1,6 +1,5 @@
 """What each attack costs a server, measured from its outside and by the meters in its processes."""
 
-import http.client
 import json
 import random
 import socket
@@ -9,7 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.attacks.heavy_bodies import CHAT, Body, heavy_bodies
-from tests.attacks.long_answers import long_answers
+from tests.attacks.clients import call
+from tests.attacks.heavy_calls import CHAT, USER, Body, heavy_bodies, huge_bodies, long_answers
 from tests.attacks.metered_server import MIB, PATIENCE_S, MeteredServer, metered_server, tiny_model
 
 GATEWAY, WORKER = "gateway-process", "worker-process"
@@ -30,11 +29,7 @@ ANSWER_TOKENS = 8192
 # Of each body, of which the median counts: a machine has other things to do now and then. An answer
 # is thousands of steps as it is.
 TRIES = 3
-HELLO: dict[str, Any] = {
-    "messages": [{"role": "user", "content": "hi"}],
-    "max_tokens": 8,
-    "temperature": 0,
-}
+HELLO: dict[str, Any] = {"messages": [USER], "max_tokens": 8, "temperature": 0}
 AT_ONCE = 12
 OFTEN = 3
 SOCKETS, FILES = 5000, 1024
@@ -64,34 +59,13 @@ class Cost:
         return self.limit is not None and self.value > self.limit
 
 
-def told(text: str) -> None:
+def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def post(
-    port: int, path: str, body: bytes, key: str = "", patience_s: float = PATIENCE_S
-) -> int | None:
-    """The answer's status; None where the connection broke or nothing came in time."""
-    headers = {"Content-Type": "application/json"}
-    headers |= {"Authorization": f"Bearer {key}"} if key else {}
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=patience_s)
-    try:
-        connection.request("POST", path, body, headers)
-        response = connection.getresponse()
-        response.read()
-        return response.status
-    except OSError:
-        return None
-    finally:
-        connection.close()
-
-
-def answers_of_real_length(bodies: dict[str, Body]) -> dict[str, Body]:
-    """The model ends none of them early."""
-    return {
-        kind: (path, json.dumps(json.loads(body) | {"ignore_eos": True}).encode())
-        for kind, (path, body) in bodies.items()
-    }
+def post(port: int, path: str, body: bytes, key: str = "", patience_s: float = PATIENCE_S) -> int:
+    """The answer's status; 0 where the connection broke or nothing came in time."""
+    return call(port, path, body, key=key, patience_s=patience_s).status
 
 
 def stalls(checkout: Path) -> list[Cost]:
@@ -108,7 +82,8 @@ def _stalls(checkout: Path, context_tokens: int, answer_tokens: int) -> list[Cos
         model = tiny_model(Path(folder) / "tiny", context_tokens)
         command = ("serve", str(model), "--load-format", "dummy", *SPLIT, *KV)
         with metered_server(checkout, *command) as server:
-            answers = answers_of_real_length(long_answers(answer_tokens))
+            # The model ends none of them early.
+            answers = long_answers(answer_tokens, ignore_eos=True)
             for name, bodies, tries in (
                 (f"bodies, context of {context_tokens:,}", heavy_bodies(context_tokens), TRIES),
                 (f"answers of {answer_tokens:,} tokens", answers, 1),
@@ -135,7 +110,7 @@ def _stalls_ms(server: MeteredServer, kind: str, body: Body, tries: int) -> dict
         for role, values in measured.items():
             values.append(server.stall_s(role) * 1e3)
     medians = {role: statistics.median(values) for role, values in measured.items()}
-    told(
+    note(
         f"{kind:32} {len(body[1]):>10,} B  {status}  {took_s:6.2f} s  "
         + "  ".join(f"{role} {[round(v, 1) for v in values]}" for role, values in measured.items())
     )
@@ -145,17 +120,15 @@ def _stalls_ms(server: MeteredServer, kind: str, body: Body, tries: int) -> dict
 def memory(checkout: Path) -> list[Cost]:
     """Everything at once, several times, at a gateway of the bundled model."""
     heavy = [*heavy_bodies(SHORT_TOKENS).values()]
-    heavy += answers_of_real_length(long_answers(SHORT_TOKENS)).values()
+    heavy += long_answers(SHORT_TOKENS, ignore_eos=True).values()
     attacks = heavy * OFTEN
     random.Random(0).shuffle(attacks)
-    attacks[:0] = [
-        (CHAT, json.dumps({"prompt": "a" * size}).encode()) for size in (8 << 20, 31 << 20)
-    ]
+    attacks[:0] = huge_bodies(CHAT)
     with metered_server(checkout, "serve", *SPLIT, *KV) as server:
         before_mib = server.peak_mib(GATEWAY)
         with ThreadPoolExecutor(AT_ONCE) as clients:
             statuses = list(clients.map(lambda attack: post(server.port, *attack), attacks))
-        told(f"memory: {counted(statuses)}")
+        note(f"memory: {Counter(statuses)}")
         alive = post(server.port, CHAT, json.dumps(HELLO).encode())
         peak_mib = server.peak_mib(GATEWAY)
     return [
@@ -181,7 +154,7 @@ def heads(checkout: Path) -> list[Cost]:
             before_mib = server.peak_mib(GATEWAY)
             server.forget_stalls()
             sent_mib = _send_head(server.port, start, part, parts)
-            told(f"heads: {attack}, {sent_mib} MiB of it sent")
+            note(f"heads: {attack}, {sent_mib} MiB of it sent")
             more_mib = server.peak_mib(GATEWAY) - before_mib
             stall_ms = server.stall_s(GATEWAY) * 1e3
         costs += [
@@ -203,7 +176,7 @@ def _send_head(port: int, start: bytes, part: bytes, parts: int) -> int:
             client.sendall(b"\r\n\r\n")
             client.recv(1 << 16)
         except OSError as error:
-            told(f"heads: {error}")
+            note(f"heads: {error}")
     return sent
 
 
@@ -221,22 +194,15 @@ def connections(checkout: Path) -> list[Cost]:
         finally:
             for client in idle:
                 client.close()
-    told(f"connections: {counted(statuses)}")
+    note(f"connections: {Counter(statuses)}")
     missed = sum(status != 200 for status in statuses)
     attack = f"{SOCKETS:,} idle sockets on {FILES:,} files: probes of {PROBES} without a 200"
     return [Cost(attack, missed, "", 0.0)]
 
 
-def _probed(port: int) -> int | None:
+def _probed(port: int) -> int:
     time.sleep(PROBE_S)
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status
-    except (OSError, http.client.HTTPException):
-        return None
-    finally:
-        connection.close()
+    return call(port, "/health", patience_s=1.0).status
 
 
 def tenants(checkout: Path) -> list[Cost]:
@@ -249,7 +215,7 @@ def tenants(checkout: Path) -> list[Cost]:
         alone_s = [_answer_s(server.port, quiet) for _ in range(QUIET_ASKS)]
         with _flooded(server.port, loud):
             beside_s = [_answer_s(server.port, quiet) for _ in range(QUIET_ASKS)]
-    told(
+    note(
         f"tenants: alone {[round(s, 3) for s in alone_s]} beside {[round(s, 3) for s in beside_s]}"
     )
     return [
@@ -268,7 +234,7 @@ def _flooded(port: int, key: str) -> Iterator[None]:
     asked = HELLO | {"n": 64, "max_tokens": 64, "priority": -(1 << 31), "ignore_eos": True}
     body = json.dumps(asked | {"temperature": 1}).encode()
     over = threading.Event()
-    statuses: list[int | None] = []
+    statuses: list[int] = []
 
     def flood() -> None:
         while not over.is_set():
@@ -287,18 +253,13 @@ def _flooded(port: int, key: str) -> Iterator[None]:
         over.set()
         for client in clients:
             client.join()
-        told(f"flood: {counted(statuses)}")
+        note(f"flood: {Counter(statuses)}")
 
 
 def _running(port: int) -> float:
     """Requests that the worker answers just now."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as told:
-        lines = told.read().decode().splitlines()
+    lines = call(port, "/metrics", patience_s=5.0).body.decode().splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(RUNNING))
-
-
-def counted(statuses: list[int | None]) -> dict[int | None, int]:
-    return {status: statuses.count(status) for status in set(statuses)}
 
 
 def _answer_s(port: int, key: str) -> float:

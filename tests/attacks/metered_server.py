@@ -9,17 +9,16 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tandem.config.environment import BUNDLED_MODEL
+from tests.attacks.clients import call
 from tests.attacks.metered.sitecustomize import HEAD
 
 OURS = Path(__file__).parents[2]
-BUNDLED = OURS / "src" / "tandem" / "bundled" / "tandem-mini"
 PATIENCE_S = 120.0
 MIB = 1 << 20
 # Tokens cost next to nothing, whatever the context.
@@ -71,21 +70,19 @@ class MeteredServer:
         return max(HEAD.unpack_from(file.read_bytes())[0] for file in files)
 
     def peak_mib(self, role: str = "") -> float:
-        """Of those alive; 0 where there is none."""
-        return max(map(_peak_mib, self.processes(role)))
+        return max(map(peak_mib, self.processes(role)))
 
     def wait_until_ready(self) -> None:
         until_s = time.monotonic() + PATIENCE_S
         while time.monotonic() < until_s:
-            try:
-                with urllib.request.urlopen(self.url + "/ready", timeout=5):
-                    return
-            except (urllib.error.URLError, OSError):
-                time.sleep(0.1)
+            if call(self.port, "/ready", patience_s=5.0).status == 200:
+                return
+            time.sleep(0.1)
         raise TimeoutError(f"{self.url} is not ready")
 
 
-def _peak_mib(pid: int) -> float:
+def peak_mib(pid: int) -> float:
+    """The most memory that this process ever had; 0 where it is no more."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except FileNotFoundError:
@@ -98,7 +95,7 @@ def tiny_model(folder: Path, context_tokens: int) -> Path:
     """Random weights next to nothing in size, with the words of the bundled model."""
     folder.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(BUNDLED / name, folder)
+        shutil.copy(BUNDLED_MODEL / name, folder)
     config = TINY | {"max_position_embeddings": context_tokens}
     (folder / "config.json").write_text(json.dumps(config))
     return folder

@@ -1,12 +1,10 @@
 """A client asks for answers of any size, or does not read them: what is kept for it is bounded."""
 
 import asyncio
-import http.client
 import json
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 
 import msgspec
 import pytest
@@ -30,8 +28,9 @@ from tandem.live.mailbox import MOST_TAKEN_VALUES, Mailboxes
 from tandem.messages.worker import EmitTokens
 from tandem.text.model import TextModel
 from tests.api.server import serving
-from tests.attacks.heavy_bodies import CHAT, COMPLETE, USER
-from tests.attacks.long_answers import LongWinded
+from tests.attacks.clients import Answer, Connection, call
+from tests.attacks.front_door import LongWinded
+from tests.attacks.heavy_calls import CHAT, COMPLETE, USER
 
 MIB = 1 << 20
 LOGPROBS = TokenLogprobs(-0.5, 1, tuple((i, -1.5) for i in range(20)))
@@ -39,24 +38,17 @@ LOGPROBS = TokenLogprobs(-0.5, 1, tuple((i, -1.5) for i in range(20)))
 
 @pytest.fixture(scope="module")
 def door(text: TextModel) -> Iterator[tuple[int, LongWinded]]:
-    generator = LongWinded(text)
-    generator._card = replace(generator.card, context_tokens=4096)
-    generator.tokens_per_output = 8
+    generator = LongWinded(text, tokens_per_output=8)
     with serving(build_app(generator, text, ApiConfig(answer_bytes=4 * MIB))) as port:
         yield port, generator
 
 
-def post(port: int, path: str, **fields: object) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    connection.request("POST", path, json.dumps(fields), {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    result = response.status, response.read()
-    connection.close()
-    return result
+def chat(port: int, **fields: object) -> Answer:
+    return call(port, CHAT, json.dumps({"messages": [USER], **fields}).encode())
 
 
-def chat(port: int, **fields: object) -> tuple[int, bytes]:
-    return post(port, CHAT, messages=[USER], **fields)
+def complete(port: int, **fields: object) -> Answer:
+    return call(port, COMPLETE, json.dumps(fields).encode())
 
 
 def test_an_answer_that_cannot_be_kept_is_refused_before_it_is_made(door):
@@ -66,49 +58,42 @@ def test_an_answer_that_cannot_be_kept_is_refused_before_it_is_made(door):
         {"n": 64, "max_tokens": 4000, "logprobs": True, "top_logprobs": 20},
         {"n": 64, "max_completion_tokens": 4000, "logprobs": True, "top_logprobs": 0},
     ):
-        status, body = chat(port, **wish)
-        error = json.loads(body)["error"]
-        assert (status, error["code"], error["param"]) == (400, "invalid_value", "max_tokens")
-        assert all(word in error["message"] for word in ("n ", "top_logprobs", "stream"))
-    status, _ = post(port, COMPLETE, prompt=["x"] * 64, max_tokens=4000, logprobs=20)
-    assert status == 400
+        answer = chat(port, **wish)
+        assert answer.refusal == (400, "invalid_value")
+        assert answer.error["param"] == "max_tokens"
+        assert all(word in answer.error["message"] for word in ("n ", "top_logprobs", "stream"))
+    assert complete(port, prompt=["x"] * 64, max_tokens=4000, logprobs=20).status == 400
     assert len(generator.requests) == before
 
 
 def test_an_answer_that_grows_too_large_ends(door):
     port, generator = door
     # How long it will be is known to nobody: the client names no limit.
-    status, body = chat(port, n=4, min_tokens=1, logprobs=True, top_logprobs=20)
-    assert status == 400, body[:200]
+    assert chat(port, n=4, min_tokens=1, logprobs=True, top_logprobs=20).status == 400
     assert not generator.running
     # As a stream it is allowed.
-    status, body = chat(port, max_tokens=512, min_tokens=1, logprobs=True, stream=True)
-    assert status == 200 and body.endswith(b"[DONE]\n\n")
+    answer = chat(port, max_tokens=512, min_tokens=1, logprobs=True, stream=True)
+    assert answer.status == 200 and answer.body.endswith(b"[DONE]\n\n")
 
 
 def test_repeated_prompts_are_kept_once(door):
     port, _ = door
     ids = [2000 + i % 500 for i in range(4000)]
-    fields = {"prompt": ids, "n": 64, "max_tokens": 8, "return_token_ids": True, "echo": True}
-    status, body = post(port, COMPLETE, **fields)
-    assert status == 200
-    choices = json.loads(body)["choices"]
+    answer = complete(port, prompt=ids, n=64, max_tokens=8, return_token_ids=True, echo=True)
+    assert answer.status == 200
+    choices = json.loads(answer.body)["choices"]
     assert len(choices) == 64 and all(choice["prompt_token_ids"] == ids for choice in choices)
 
 
-def test_what_was_kept_is_let_go():
+async def test_what_was_kept_is_let_go():
     budget = ResponseBudget(8 * MIB)
-
-    async def scenario() -> None:
-        with budget.holding_response() as held:
-            held.grow(3 * MIB)
-            assert budget.held_bytes == 3 * MIB
-        assert budget.held_bytes == 0
-        with pytest.raises(InvalidRequest, match="top_logprobs"), budget.holding_response() as held:
-            held.grow(5 * MIB)
-        assert budget.held_bytes == 0
-
-    asyncio.run(scenario())
+    with budget.holding_response() as held:
+        held.grow(3 * MIB)
+        assert budget.held_bytes == 3 * MIB
+    assert budget.held_bytes == 0
+    with pytest.raises(InvalidRequest, match="top_logprobs"), budget.holding_response() as held:
+        held.grow(5 * MIB)
+    assert budget.held_bytes == 0
 
 
 def test_who_is_refused_makes_room_before_it_has_ended():
@@ -184,7 +169,7 @@ def test_no_token_is_taken_for_the_number_beside_it():
     assert b"[%b]" % chat_items(shown, TokenJson(Odd()))[0] == slow
 
 
-def test_who_keeps_most_gives_way():
+async def test_who_keeps_most_gives_way():
     budget = ResponseBudget(8 * MIB)
     ends: list[str] = []
 
@@ -199,56 +184,44 @@ def test_who_keeps_most_gives_way():
             ends.append(name)
             return
 
-    async def scenario() -> None:
-        tasks = [
-            asyncio.create_task(keep(name, size * MIB))
-            for name, size in (("small", 1), ("large", 4), ("middle", 3), ("new", 2))
-        ]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        assert (ends, budget.held_bytes) == (["large"], 6 * MIB)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert ends == ["large"]
-        assert budget.held_bytes == 0
-
-    asyncio.run(scenario())
+    tasks = [
+        asyncio.create_task(keep(name, size * MIB))
+        for name, size in (("small", 1), ("large", 4), ("middle", 3), ("new", 2))
+    ]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    assert (ends, budget.held_bytes) == (["large"], 6 * MIB)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert ends == ["large"]
+    assert budget.held_bytes == 0
 
 
-def test_an_answer_counts_until_its_client_has_it():
+async def test_an_answer_counts_until_its_client_has_it():
     """The client reads a piece and then no more; others need the room."""
-    budget = ResponseBudget(8 * MIB)
-    sent: list[int] = []
+    budget, sent, sending = ResponseBudget(8 * MIB), [], asyncio.Event()
 
-    async def scenario() -> None:
-        sending, leaves = asyncio.Event(), asyncio.Event()
+    async def make(held) -> list[bytes]:
+        held.grow(4 * MIB)
+        return [bytes(CHUNK_BYTES)] * 64
 
-        async def make(held) -> list[bytes]:
-            held.grow(4 * MIB)
-            return [bytes(CHUNK_BYTES)] * 64
+    async def send(message) -> None:
+        sent.append(len(message.get("body", b"")))
+        if len(sent) == 3:
+            sending.set()
+            await asyncio.Event().wait()
 
-        async def receive() -> dict:
-            await leaves.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message) -> None:
-            sent.append(len(message.get("body", b"")))
-            if len(sent) == 3:
-                sending.set()
-                await asyncio.Event().wait()
-
-        answering = asyncio.create_task(WholeResponse(budget, make)({}, receive, send))
-        await sending.wait()
-        assert budget.held_bytes == 4 * MIB
-        with budget.holding_response() as one, budget.holding_response() as other:
-            one.grow(3 * MIB)
-            other.grow(3 * MIB)
-            # Nothing is left to say: the server closes the connection of an answer cut short.
-            await answering
-            assert budget.held_bytes == 6 * MIB
-        assert budget.held_bytes == 0
-
-    asyncio.run(scenario())
+    response = WholeResponse(budget, make)
+    answering = asyncio.create_task(response({}, Connection().receive, send))
+    await sending.wait()
+    assert budget.held_bytes == 4 * MIB
+    with budget.holding_response() as one, budget.holding_response() as other:
+        one.grow(3 * MIB)
+        other.grow(3 * MIB)
+        # Nothing is left to say: the server closes the connection of an answer cut short.
+        await answering
+        assert budget.held_bytes == 6 * MIB
+    assert budget.held_bytes == 0
     assert sent == [0, CHUNK_BYTES, CHUNK_BYTES]
 
 
@@ -276,40 +249,32 @@ def emission(*ids: str, end: FinishReason | None = None) -> EmitTokens:
     )
 
 
-def test_a_reader_who_falls_behind_is_given_up_not_kept():
+async def test_a_reader_who_falls_behind_is_given_up_not_kept():
     mailboxes = Mailboxes(most_waiting_values=10_000)
-
-    async def scenario() -> None:
-        slow, quick = mailboxes.open("slow"), mailboxes.open("quick")
-        for _ in range(1000):
-            mailboxes.deliver(emission("slow", "quick"))
-            assert mailboxes.waiting_values <= 10_000
-            await quick.next_output()
-        with pytest.raises(Overloaded, match="too slowly"):
-            await slow.next_output()
-        # The worker still works for it, and has to be told.
-        assert not mailboxes.close("slow")
-        mailboxes.deliver(emission("quick", end=FinishReason.LENGTH))
-        assert mailboxes.close("quick")
-        assert mailboxes.waiting_values == 0
-
-    asyncio.run(scenario())
+    slow, quick = mailboxes.open("slow"), mailboxes.open("quick")
+    for _ in range(1000):
+        mailboxes.deliver(emission("slow", "quick"))
+        assert mailboxes.waiting_values <= 10_000
+        await quick.next_output()
+    with pytest.raises(Overloaded, match="too slowly"):
+        await slow.next_output()
+    # The worker still works for it, and has to be told.
+    assert not mailboxes.close("slow")
+    mailboxes.deliver(emission("quick", end=FinishReason.LENGTH))
+    assert mailboxes.close("quick")
+    assert mailboxes.waiting_values == 0
 
 
-def test_a_backlog_is_read_in_small_parts():
+async def test_a_backlog_is_read_in_small_parts():
     mailboxes = Mailboxes()
-
-    async def scenario() -> None:
-        mailbox = mailboxes.open("late")
-        for _ in range(999):
-            mailboxes.deliver(emission("late"))
-        mailboxes.deliver(emission("late", end=FinishReason.LENGTH))
-        outputs = [await mailbox.next_output()]
-        while outputs[-1].finish_reason is None:
-            outputs.append(await mailbox.next_output())
-        assert sum(len(each.tokens) for each in outputs) == 1000
-        assert all(len(each.tokens) == len(each.logprobs) for each in outputs)
-        assert max(22 * len(each.tokens) for each in outputs) <= MOST_TAKEN_VALUES
-        assert mailboxes.waiting_values == 0
-
-    asyncio.run(scenario())
+    mailbox = mailboxes.open("late")
+    for _ in range(999):
+        mailboxes.deliver(emission("late"))
+    mailboxes.deliver(emission("late", end=FinishReason.LENGTH))
+    outputs = [await mailbox.next_output()]
+    while outputs[-1].finish_reason is None:
+        outputs.append(await mailbox.next_output())
+    assert sum(len(each.tokens) for each in outputs) == 1000
+    assert all(len(each.tokens) == len(each.logprobs) for each in outputs)
+    assert max(22 * len(each.tokens) for each in outputs) <= MOST_TAKEN_VALUES
+    assert mailboxes.waiting_values == 0

@@ -9,20 +9,12 @@ import pytest
 from tandem.api.app import build_app
 from tandem.config.api_options import api_config
 from tandem.config.options import read_options
-from tandem.text.model import TextModel
 from tests.api.scripted_generator import ScriptedGenerator
 from tests.api.server import serving
-from tests.attacks.raw_client import ask, head
-from tests.text.tiny_checkpoint import write_checkpoint
+from tests.attacks.clients import JSON, ask, head, posted
 
 CHAT = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
 PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
-JSON = "Content-Type: application/json"
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory) -> TextModel:
-    return TextModel.load(write_checkpoint(tmp_path_factory.mktemp("checkpoint")))
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +39,8 @@ def port(port_of):
 
 
 def post(port, *headers, path=PATHS[0], host=None):
-    length = f"Content-Length: {len(CHAT)}"
     host = f"127.0.0.1:{port}" if host is None else host
-    return ask(port, head(path, length, *headers, method="POST", host=host) + CHAT)
+    return ask(port, posted(path, CHAT, *headers, host=host))
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -67,8 +58,7 @@ def post(port, *headers, path=PATHS[0], host=None):
     ],
 )
 def test_what_a_page_may_send_unasked_is_no_call(port, generator, path, headers):
-    told = post(port, *headers, path=path)
-    assert (told.status, told.error["code"]) == (415, "unsupported_media_type")
+    assert post(port, *headers, path=path).refusal == (415, "unsupported_media_type")
     assert not generator.requests
 
 
@@ -83,8 +73,7 @@ def test_json_is_read_however_it_is_spelt(port, spelt):
 )
 def test_a_foreign_page_may_not_call(port, generator, origin):
     asked = len(generator.requests)
-    told = post(port, JSON, f"Origin: {origin}")
-    assert (told.status, told.error["code"]) == (403, "origin_not_allowed")
+    assert post(port, JSON, f"Origin: {origin}").refusal == (403, "origin_not_allowed")
     assert len(generator.requests) == asked
 
 
@@ -108,8 +97,8 @@ def test_own_pages_and_allowed_ones_may(port, port_of):
 )
 def test_a_name_bound_to_this_machine_by_others_is_none_of_ours(port, generator, host):
     asked = len(generator.requests)
-    told = post(port, JSON, f"Origin: http://{host}", host=host)
-    assert (told.status, told.error["code"]) == (421, "host_not_allowed")
+    refused = post(port, JSON, f"Origin: http://{host}", host=host)
+    assert refused.refusal == (421, "host_not_allowed")
     assert ask(port, head("/metrics", host=host)).status == 421
     two = head("/v1/models", f"Host: {host}", host="localhost")
     assert ask(port, two).status in (400, 421)

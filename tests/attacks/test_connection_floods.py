@@ -18,6 +18,11 @@ HEAD_S = 10.0
 GIVES_WAY_S = 1.0
 
 
+@pytest.fixture
+def table() -> ConnectionTable:
+    return ConnectionTable(HEAD_S, GIVES_WAY_S)
+
+
 def flood(table, count, address, now_s):
     """Who stays of so many new connections."""
     there = []
@@ -30,8 +35,7 @@ def flood(table, count, address, now_s):
     return there
 
 
-def test_5000_of_one_address_leave_room_for_others_and_for_probes():
-    table = ConnectionTable(HEAD_S, GIVES_WAY_S)
+def test_5000_of_one_address_leave_room_for_others_and_for_probes(table):
     there = flood(table, 5000, "bad", 0.0)
     assert len(there) == len(table) == ROOM.per_address + ROOM.reserve
     # At once a probe of the same address is heard, and others are served as ever.
@@ -42,8 +46,7 @@ def test_5000_of_one_address_leave_room_for_others_and_for_probes():
     assert (place, evicted) == (ConnectionPlace.NORMAL, there[0])
 
 
-def test_idle_ones_of_many_addresses_give_way_when_all_is_full():
-    table = ConnectionTable(HEAD_S, GIVES_WAY_S)
+def test_idle_ones_of_many_addresses_give_way_when_all_is_full(table):
     for number in range(8):
         flood(table, 50, f"bad-{number}", 0.0)
     assert table.connection_arrived("burst", "good", ROOM, 0.0)[0] is ConnectionPlace.RESERVE
@@ -53,8 +56,7 @@ def test_idle_ones_of_many_addresses_give_way_when_all_is_full():
     )
 
 
-def test_who_is_owed_an_answer_never_gives_way():
-    table = ConnectionTable(HEAD_S, GIVES_WAY_S)
+def test_who_is_owed_an_answer_never_gives_way(table):
     for connection in flood(table, 100, "busy", 0.0):
         table.head_completed(connection)
     assert table.connection_arrived("more", "busy", ROOM, 99.0)[0] is ConnectionPlace.RESERVE
@@ -66,8 +68,7 @@ def test_who_is_owed_an_answer_never_gives_way():
     )
 
 
-def test_the_reserve_gives_the_last_comer_its_chance_unless_all_are_at_work():
-    table = ConnectionTable(HEAD_S, GIVES_WAY_S)
+def test_the_reserve_gives_the_last_comer_its_chance_unless_all_are_at_work(table):
     there = flood(table, 116, "bad", 0.0)
     assert table.connection_arrived("probe", "bad", ROOM, 0.0) == (
         ConnectionPlace.RESERVE,
@@ -80,8 +81,7 @@ def test_the_reserve_gives_the_last_comer_its_chance_unless_all_are_at_work():
     assert table.connection_arrived("nowhere", "bad", ROOM, 0.6) == (ConnectionPlace.NONE, None)
 
 
-def test_everybody_s_time_is_over_once_and_in_the_reserve_sooner():
-    table = ConnectionTable(HEAD_S, GIVES_WAY_S)
+def test_everybody_s_time_is_over_once_and_in_the_reserve_sooner(table):
     there = flood(table, 116, "bad", 0.0)
     assert table.next_wakeup_s() == RESERVE_HEAD_S
     assert table.overdue(RESERVE_HEAD_S) == there[100:]
@@ -95,10 +95,10 @@ def test_everybody_s_time_is_over_once_and_in_the_reserve_sooner():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_bound_is_ever_exceeded(seed):
+def test_no_bound_is_ever_exceeded(table, seed):
     chance = random.Random(seed)
     capacity = ConnectionCapacity(chance.randint(1, 12), chance.randint(1, 6), chance.randint(0, 4))
-    table, now_s, live = ConnectionTable(HEAD_S, GIVES_WAY_S), 0.0, {}
+    now_s, live = 0.0, {}
     for number in range(600):
         now_s += chance.choice((0.0, 0.1, 3.0))
         match chance.randint(0, 5):

@@ -32,6 +32,11 @@ def folder(tmp_path) -> Path:
 
 
 @pytest.fixture
+def file(folder) -> Path:
+    return folder / "w-0.kv"
+
+
+@pytest.fixture
 def diary(tmp_path) -> Path:
     """Somewhere else, of the same user."""
     file = tmp_path / "diary"
@@ -52,9 +57,9 @@ def refused(path: Path, words: str) -> None:
     assert "name " in message
 
 
-def test_a_link_is_not_followed(folder, diary):
-    (folder / "w-0.kv").symlink_to(diary)
-    refused(folder / "w-0.kv", r"w-0\.kv is a symbolic link")
+def test_a_link_is_not_followed(folder, file, diary):
+    file.symlink_to(diary)
+    refused(file, r"w-0\.kv is a symbolic link")
     assert diary.read_bytes() == DIARY
     # Nor one that leads nowhere yet, where a file would be made.
     (folder / "w-1.kv").symlink_to(folder.parent / "planted")
@@ -78,8 +83,7 @@ def test_further_up_links_are_the_administrators(tmp_path):
 
 
 @pytest.mark.parametrize("content", [DIARY, b"\0" * 8192, b"tandem", b"t", b"tandemk" + bytes(9)])
-def test_a_file_that_it_does_not_know_is_not_emptied(folder, content):
-    file = folder / "w-0.kv"
+def test_a_file_that_it_does_not_know_is_not_emptied(file, content):
     file.write_bytes(content)
     if b"tandemkv".startswith(content):
         # Its own file, cut short.
@@ -90,8 +94,7 @@ def test_a_file_that_it_does_not_know_is_not_emptied(folder, content):
     assert file.read_bytes() == content
 
 
-def test_its_own_file_of_another_model_is_begun_anew(folder):
-    file = folder / "w-0.kv"
+def test_its_own_file_of_another_model_is_begun_anew(file):
     with opened(file) as store:
         store.put_blocks(names(3), contents(names(3)))
     with opened(file, BlockFormat(b"x" * 16, FORMAT.block_bytes)) as store:
@@ -100,14 +103,10 @@ def test_its_own_file_of_another_model_is_begun_anew(folder):
         assert store.get_blocks(names(1), rows(1)).blocks == 0
 
 
-def test_a_second_name_of_a_file_is_not_taken_for_it(folder, diary):
-    os.link(diary, folder / "w-0.kv")
-    refused(folder / "w-0.kv", "has 2 names")
+def test_a_second_name_of_a_file_is_not_taken_for_it(file, diary):
+    os.link(diary, file)
+    refused(file, "has 2 names")
     assert diary.read_bytes() == DIARY
-
-
-def pipe(path: Path) -> None:
-    os.mkfifo(path)
 
 
 def socket_file(path: Path) -> None:
@@ -122,17 +121,17 @@ def device(path: Path) -> None:
         pytest.skip("no device may be made here")
 
 
-@pytest.mark.parametrize("make", [pipe, socket_file, device])
-def test_what_is_no_file_is_refused_at_once(folder, make: Callable[[Path], None]):
-    make(folder / "w-0.kv")
-    refused(folder / "w-0.kv", "is no regular file")
+@pytest.mark.parametrize("make", [os.mkfifo, socket_file, device])
+def test_what_is_no_file_is_refused_at_once(file, make: Callable[[Path], None]):
+    make(file)
+    refused(file, "is no regular file")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_what_belongs_to_another_user_is_refused(folder, tmp_path):
-    (folder / "w-0.kv").touch(mode=0o666)
-    os.chown(folder / "w-0.kv", NOBODY, NOBODY)
-    refused(folder / "w-0.kv", r"w-0\.kv belongs to another user")
+def test_what_belongs_to_another_user_is_refused(file, tmp_path):
+    file.touch(mode=0o666)
+    os.chown(file, NOBODY, NOBODY)
+    refused(file, r"w-0\.kv belongs to another user")
     theirs = tmp_path / "theirs"
     theirs.mkdir(mode=0o777)
     os.chown(theirs, NOBODY, NOBODY)
@@ -140,13 +139,13 @@ def test_what_belongs_to_another_user_is_refused(folder, tmp_path):
     assert list(theirs.iterdir()) == []
 
 
-def test_a_file_that_others_could_read_is_closed_to_them(folder):
-    with opened(folder / "w-0.kv") as store:
+def test_a_file_that_others_could_read_is_closed_to_them(file):
+    with opened(file) as store:
         store.put_blocks(names(2), contents(names(2)))
-    (folder / "w-0.kv").chmod(0o664)
-    with opened(folder / "w-0.kv") as store:
+    file.chmod(0o664)
+    with opened(file) as store:
         assert len(store.stored_blocks()) == 2
-    assert (folder / "w-0.kv").stat().st_mode & 0o777 == 0o600
+    assert file.stat().st_mode & 0o777 == 0o600
 
 
 def test_an_open_file_mask_opens_nothing(folder, tmp_path):

@@ -5,6 +5,7 @@ import logging
 import threading
 import time
 from copy import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -31,7 +32,6 @@ from tests.kv.pool_coordinator import SECRET, entropy
 from tests.kv.tier_blocks import contents, names
 
 END_S = 20.0
-BYTES = 1 << 16
 LIMITS = TcpLimits(connect_s=0.1)
 
 
@@ -51,57 +51,48 @@ def said(caplog):
     assert [record.exc_info[0] for record in caplog.get_records("call")] == [Unforeseen]
 
 
-def spans(length: int = 100) -> Spans:
-    zero = np.zeros(1, np.int64)
-    return Spans(zero, zero, np.full(1, length, np.int64))
+@pytest.fixture
+def region():
+    with closing(SharedRegion.create(1 << 16, "attacked")) as shared:
+        yield shared
 
 
-def problems(connector, count: int) -> list[str]:
-    found = []
-    while len(found) < count:
+def problems(connector, handle: int, reads: int) -> list[str]:
+    """What becomes of so many reads of a hundred bytes from the peer."""
+    zero, found = np.zeros(1, np.int64), []
+    for _ in range(reads):
+        connector.begin_read("peer", Spans(zero, zero, zero + 100), handle)
+    while len(found) < reads:
         ended = connector.poll_completions(END_S)
         assert ended, "a handle did not end"
         found += [completion.problem for completion in ended]
     return found
 
 
-def test_copies_through_shared_memory_fail_all_and_stay_off():
+def test_copies_through_shared_memory_fail_all_and_stay_off(region):
     transfer = copy(choose_transfer())
     transfer.copy_spans = explode
-    with (
-        closing(SharedRegion.create(BYTES, "attacked")) as region,
-        closing(ShmConnector(transfer)) as connector,
-    ):
+    with closing(ShmConnector(transfer)) as connector:
         handle = connector.register_region(region.region, exported=True)
         connector.connect_peer("peer", connector.describe_endpoint())
-        for _ in range(3):
-            connector.begin_read("peer", spans(), handle)
-        assert all("failed" in problem for problem in problems(connector, 3))
-        connector.begin_read("peer", spans(), handle)
-        assert all("failed" in problem for problem in problems(connector, 1))
+        for reads in (3, 1):
+            assert all("failed" in problem for problem in problems(connector, handle, reads))
 
 
-def test_a_link_over_tcp_fails_what_waits_and_the_next_one_works(monkeypatch):
-    with (
-        closing(SharedRegion.create(BYTES, "attacked")) as region,
-        closing(TcpConnector("127.0.0.1", SECRET, entropy=entropy)) as connector,
-    ):
+def test_a_link_over_tcp_fails_what_waits_and_the_next_one_works(region, monkeypatch):
+    with closing(TcpConnector("127.0.0.1", SECRET, entropy=entropy)) as connector:
         region.view[:100] = 7
         handle = connector.register_region(region.region, exported=True)
         own = connector.register_region(region.region, exported=False)
         connector.connect_peer("peer", connector.describe_endpoint())
         with monkeypatch.context() as broken:
             broken.setattr(link.frames, "request", explode)
-            for _ in range(3):
-                connector.begin_read("peer", spans(), own)
-            assert all("failed" in problem for problem in problems(connector, 3))
-        connector.begin_read("peer", spans(), own)
-        assert "failed" in problems(connector, 1)[0]
+            assert all("failed" in problem for problem in problems(connector, own, 3))
+        assert "failed" in problems(connector, own, 1)[0]
         # A reader connects anew to a peer that failed.
         connector.disconnect_peer("peer")
         connector.connect_peer("peer", connector.describe_endpoint())
-        connector.begin_read("peer", spans(), handle)
-        assert problems(connector, 1) == [""]
+        assert problems(connector, handle, 1) == [""]
 
 
 def test_a_port_whose_thread_dies_refuses_and_tells(monkeypatch):
@@ -150,12 +141,11 @@ def test_the_worker_thread_of_a_tier_tells_its_owner():
 
 
 def test_the_worker_thread_of_a_connector_tells_its_owner():
-    told, own = threading.Event(), {"own": None, "scratch_region": None}
-    buffers = type("Buffers", (), own)()
+    told, buffers = threading.Event(), SimpleNamespace(own=None, scratch_region=None)
     calls = TransferCalls(explode, told.set, time.monotonic_ns)
     worker = ConnectorWorker(Exploding(), buffers, TransferConfig(), calls, explode)
     worker.start_worker()
-    worker.read_shard(type("Read", (), {"peer": "p"})(), b"")
+    worker.read_shard(SimpleNamespace(peer="p"), b"")
     assert told.wait(END_S)
 
 

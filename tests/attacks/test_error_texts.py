@@ -2,7 +2,6 @@
 
 import json
 
-import httpx2
 import pytest
 
 from tandem.api.app import build_app
@@ -11,10 +10,8 @@ from tandem.api.errors import Refusal, refusal_of
 from tandem.facts.errors import EngineFailed, InvalidConfiguration, InvalidRequest, TandemError
 from tandem.facts.sampling import SamplingParameters
 from tandem.text.chat import ChatOptions, ChatTemplate
-from tandem.text.model import TextModel
 from tests.api.scripted_generator import ScriptedGenerator
-from tests.api.server import serving
-from tests.text.tiny_checkpoint import write_checkpoint
+from tests.attacks.clients import browsing
 
 CHAT_PATH, PROMPT_PATH = "/v1/chat/completions", "/v1/completions"
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
@@ -23,12 +20,8 @@ MEGABYTE = "x" * (1 << 20)
 
 
 @pytest.fixture(scope="module")
-def http(tmp_path_factory):
-    text = TextModel.load(write_checkpoint(tmp_path_factory.mktemp("checkpoint")))
-    with (
-        serving(build_app(ScriptedGenerator(text), text, ApiConfig())) as port,
-        httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
-    ):
+def http(text):
+    with browsing(build_app(ScriptedGenerator(text), text, ApiConfig())) as client:
         yield client
 
 
@@ -76,7 +69,7 @@ def test_both_ends_of_a_long_message_are_kept():
 
 
 @pytest.mark.parametrize(
-    ("path", "fields"),
+    ("path", "field"),
     [
         *((CHAT_PATH, name) for name in ("top_k", "min_tokens", "top_logprobs", "seed", "n")),
         *((CHAT_PATH, name) for name in ("temperature", "top_p", "priority", "max_tokens")),
@@ -86,15 +79,14 @@ def test_both_ends_of_a_long_message_are_kept():
     ],
 )
 @pytest.mark.parametrize("digits", [309, 4299, 5000])
-def test_numbers_beyond_every_float_are_the_client_s_mistake(http, path, fields, digits):
-    body = (CHAT if path == CHAT_PATH else PROMPT) | {"logprobs": True}
-    body = body if path == CHAT_PATH else PROMPT
-    text = json.dumps(body | {fields: 0}).replace(f'"{fields}": 0', f'"{fields}": {"9" * digits}')
+def test_numbers_beyond_every_float_are_the_client_s_mistake(http, path, field, digits):
+    body = CHAT | {"logprobs": True} if path == CHAT_PATH else PROMPT
     for sign in ("", "-"):
-        sent = text.replace(f'"{fields}": 9', f'"{fields}": {sign}9')
+        number = sign + "9" * digits
+        sent = json.dumps(body | {field: 0}).replace(f'"{field}": 0', f'"{field}": {number}')
         response = http.post(path, content=sent, headers={"Content-Type": "application/json"})
         # A longest answer may be asked for in any size.
-        allowed = fields in ("max_tokens", "max_completion_tokens") and not sign and digits < 4300
+        allowed = field in ("max_tokens", "max_completion_tokens") and not sign and digits < 4300
         assert response.status_code == (200 if allowed else 400), response.text[:500]
         assert allowed or len(response.content) < 2048
 

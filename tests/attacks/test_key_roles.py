@@ -2,18 +2,18 @@
 
 import asyncio
 import resource
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
 
-from tandem.commands.main import app
 from tandem.config.cluster.live import checked
 from tandem.config.cluster.tree import parse
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.channels.gateway_channel import GatewayChannel, MessageFromOperator
-from tandem.live.channels.keys import Admitted, AdmittedKeys, PeerRole, make_pair
+from tandem.live.channels.keys import Admitted, AdmittedKeys, KeyPair, PeerRole, make_pair
+from tandem.live.channels.node_channel import NodeChannel
 from tandem.live.channels.sockets import GatewayKeys, NodeKeys
 from tandem.live.gateway.operators import OperatorClient, OperatorFailed
 from tandem.live.launching.state_directory import StateDirectory
@@ -25,7 +25,8 @@ from tandem.messages.gateway import MessageFromWorker, PeerGone
 from tandem.messages.node import GatewayConnected, MessageFromGateway
 from tandem.messages.operator import Done
 from tests.cluster.cluster_parts import GatewayUnderTest, register
-from tests.live.ends import PATIENCE_S, News, node_end
+from tests.commands.cli import tandem
+from tests.live.ends import PATIENCE_S, News, close_ends, node_end
 
 GATEWAY, OPERATOR, ONE, OTHER = (make_pair() for _ in range(4))
 
@@ -42,94 +43,100 @@ def file(tmp_path) -> Path:
     return tmp_path / "admitted"
 
 
-def keys_of(pair) -> NodeKeys:
-    return NodeKeys(pair, GATEWAY.public)
+class Gate:
+    """A gateway's end that admits those whom a file names, and workers' ends for it."""
+
+    def __init__(self, file: Path) -> None:
+        self.news = News()
+        keys = GatewayKeys(GATEWAY, AdmittedKeys((), file))
+        self.channel = GatewayChannel("tcp://127.0.0.1:0", keys, self.news)
+        self.endpoint = self.channel.open()
+
+    async def joined(
+        self, pair: KeyPair, name: str = "one/a", worker: str = "here"
+    ) -> tuple[NodeChannel, News]:
+        """A worker's end that is connected, and has sent its first message."""
+        news = News()
+        end = node_end(self.endpoint, news, name=name, keys=NodeKeys(pair, GATEWAY.public))
+        await news.first(GatewayConnected)
+        end.send(Deregister(worker))
+        return end, news
+
+    async def refuses(self, pair: KeyPair, name: str) -> bool:
+        news = News()
+        node_end(self.endpoint, news, name=name, keys=NodeKeys(pair, GATEWAY.public))
+        return "refuses this key" in await news.first(str)
+
+    def client(self, pair: KeyPair) -> OperatorClient:
+        return OperatorClient(self.endpoint, NodeKeys(pair, GATEWAY.public), timeout_s=PATIENCE_S)
+
+    def review(self) -> None:
+        """As a timer has it done every second."""
+        self.channel._senders.review()
+
+    @property
+    def workers(self) -> list[str]:
+        """Of whom a message came, in order."""
+        return [each.message.worker for each in self.news.of(MessageFromWorker)]
 
 
-def opened(file: Path, news: News) -> tuple[GatewayChannel, str]:
-    channel = GatewayChannel(
-        "tcp://127.0.0.1:0", GatewayKeys(GATEWAY, AdmittedKeys((), file)), news
-    )
-    return channel, channel.open()
+@asynccontextmanager
+async def gate_of(file: Path):
+    gate = Gate(file)
+    try:
+        yield gate
+    finally:
+        await close_ends()
+        await gate.channel.close(0.0)
 
 
-def test_a_revoked_key_cuts_the_worker_that_has_it_and_no_other(file):
-    async def scenario():
-        at_gateway, at_one, at_other, again = News(), News(), News(), News()
-        gateway, endpoint = opened(file, at_gateway)
-        one = node_end(endpoint, at_one, name="one/a", keys=keys_of(ONE))
-        other = node_end(endpoint, at_other, name="other/a", keys=keys_of(OTHER))
-        for end, news in ((one, at_one), (other, at_other)):
-            await news.first(GatewayConnected)
-            end.send(Deregister("here"))
-        await at_gateway.first(MessageFromWorker, 2)
+# It is well: its requests are to blame for nothing.
+GONE = PeerGone("one/a/1", "its key was revoked", died=False)
+
+
+async def test_a_revoked_key_cuts_the_worker_that_has_it_and_no_other(file):
+    async with gate_of(file) as gate:
+        one, at_one = await gate.joined(ONE)
+        other, _ = await gate.joined(OTHER, "other/a")
+        await gate.news.first(MessageFromWorker, 2)
         file.write_text(lines(OTHER))
-        # As a timer has it done every second.
-        gateway._senders.review()
-        # It is well: its requests are to blame for nothing.
-        gone = PeerGone("one/a/1", "its key was revoked", died=False)
-        assert await at_gateway.first(PeerGone) == gone
+        gate.review()
+        assert await gate.news.first(PeerGone) == GONE
         told = (await at_one.first(MessageFromGateway)).message
         assert isinstance(told, RegistrationRefused)
         assert "its key was revoked" in told.reason
         # One that does not care is not heard, and comes in no more.
         one.send(Deregister("still here"))
-        late = node_end(endpoint, again, name="one/b", keys=keys_of(ONE))
-        assert "refuses this key" in await again.first(str)
+        assert await gate.refuses(ONE, "one/b")
         other.send(Deregister("all is well"))
-        await at_gateway.first(MessageFromWorker, 3)
-        assert {said.message.worker for said in at_gateway.of(MessageFromWorker)} == {
-            "here",
-            "all is well",
-        }
-        assert len(at_gateway.of(PeerGone)) == 1
-        for channel in (one, other, late, gateway):
-            await channel.close(0.0)
-
-    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
+        await gate.news.first(MessageFromWorker, 3)
+        assert gate.workers == ["here", "here", "all is well"]
+        assert gate.news.of(PeerGone) == [GONE]
 
 
 @pytest.mark.parametrize("noticed", ["a stranger knocked", "it spoke"])
-def test_a_revoked_worker_is_gone_whoever_had_the_file_read(file, noticed):
-    async def scenario():
-        at_gateway, at_one, stranger = News(), News(), News()
-        gateway, endpoint = opened(file, at_gateway)
-        one = node_end(endpoint, at_one, name="one/a", keys=keys_of(ONE))
-        await at_one.first(GatewayConnected)
-        one.send(Deregister("here"))
-        await at_gateway.first(MessageFromWorker)
+async def test_a_revoked_worker_is_gone_whoever_had_the_file_read(file, noticed):
+    async with gate_of(file) as gate:
+        one, at_one = await gate.joined(ONE)
+        await gate.news.first(MessageFromWorker)
         file.write_text(lines(OTHER))
-        late = node_end(endpoint, stranger, name="x/a", keys=keys_of(make_pair()))
-        assert "refuses this key" in await stranger.first(str)
+        assert await gate.refuses(make_pair(), "x/a")
         if noticed == "it spoke":
             one.send(Deregister("still here"))
         else:
-            gateway._senders.review()
-        gone = PeerGone("one/a/1", "its key was revoked", died=False)
-        assert await at_gateway.first(PeerGone) == gone
+            gate.review()
+        assert await gate.news.first(PeerGone) == GONE
         assert "its key was revoked" in (await at_one.first(MessageFromGateway)).message.reason
-        assert len(at_gateway.of(MessageFromWorker)) == 1
-        for channel in (one, late, gateway):
-            await channel.close(0.0)
-
-    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
+        assert gate.workers == ["here"]
 
 
-def test_a_worker_whose_key_is_an_operators_now_is_gone(file):
-    async def scenario():
-        at_gateway, news = News(), News()
-        gateway, endpoint = opened(file, at_gateway)
-        one = node_end(endpoint, news, name="one/a", keys=keys_of(ONE))
-        await news.first(GatewayConnected)
-        one.send(Deregister("here"))
-        await at_gateway.first(MessageFromWorker)
+async def test_a_worker_whose_key_is_an_operators_now_is_gone(file):
+    async with gate_of(file) as gate:
+        await gate.joined(ONE)
+        await gate.news.first(MessageFromWorker)
         file.write_text(lines(OTHER, operators=(ONE,)))
-        gateway._senders.review()
-        assert (await at_gateway.first(PeerGone)).peer == "one/a/1"
-        for channel in (one, gateway):
-            await channel.close(0.0)
-
-    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
+        gate.review()
+        assert (await gate.news.first(PeerGone)).peer == "one/a/1"
 
 
 @pytest.mark.parametrize("died", [True, False])
@@ -143,57 +150,33 @@ def test_a_revoked_key_is_no_death_of_the_requests_that_were_there(died):
     assert state.deaths.total == died
 
 
-def test_a_new_key_comes_in_at_once(file):
-    async def scenario():
-        at_gateway, news = News(), News()
-        gateway, endpoint = opened(file, at_gateway)
+async def test_a_new_key_comes_in_at_once(file):
+    async with gate_of(file) as gate:
         newcomer = make_pair()
         file.write_text(lines(ONE, newcomer))
-        end = node_end(endpoint, news, keys=keys_of(newcomer))
-        await news.first(GatewayConnected)
-        for channel in (end, gateway):
-            await channel.close(0.0)
-
-    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
+        await gate.joined(newcomer)
 
 
-def test_a_workers_key_cannot_act_as_an_operators_nor_the_other_way_round(file):
-    async def scenario():
-        at_gateway, news = News(), News()
-        gateway, endpoint = opened(file, at_gateway)
+async def test_a_workers_key_cannot_act_as_an_operators_nor_the_other_way_round(file):
+    async with gate_of(file) as gate:
 
-        def drained(pair) -> None:
-            with OperatorClient(endpoint, keys_of(pair), timeout_s=PATIENCE_S) as client:
-                client.drain("w0")
+        def ask(pair: KeyPair, question: str, *words: str) -> None:
+            with gate.client(pair) as client:
+                getattr(client, question)(*words)
 
-        def asked(question: str) -> None:
-            with OperatorClient(endpoint, keys_of(ONE), timeout_s=PATIENCE_S) as client:
-                getattr(client, question)(*(["w0"] if question == "undrain" else []))
-
-        for attack in ("undrain", "audit"):
+        for question in (("undrain", "w0"), ("audit",), ("drain", "w0")):
             with pytest.raises(OperatorFailed, match="this key is a worker's"):
-                await asyncio.to_thread(asked, attack)
-        with pytest.raises(OperatorFailed, match="this key is a worker's"):
-            await asyncio.to_thread(drained, ONE)
-        assert not at_gateway.received
+                await asyncio.to_thread(ask, ONE, *question)
+        assert not gate.news.received
         # The same question with the right key is heard; what it is told is not this test's matter.
-        waiting = asyncio.ensure_future(asyncio.to_thread(drained, OPERATOR))
-        said = await at_gateway.first(MessageFromOperator)
-        posing = node_end(endpoint, news, name="w9/a", keys=keys_of(OPERATOR))
-        await news.first(GatewayConnected)
-        posing.send(Deregister("w9"))
-        gateway.answer(said.peer, Done(said.message.question))
+        waiting = asyncio.create_task(asyncio.to_thread(ask, OPERATOR, "drain", "w0"))
+        said = await gate.news.first(MessageFromOperator)
+        await gate.joined(OPERATOR, "w9/a", "w9")
+        gate.channel.answer(said.peer, Done(said.message.question))
         await waiting
-        honest = News()
-        last = node_end(endpoint, honest, name="w2/a", keys=keys_of(OTHER))
-        await honest.first(GatewayConnected)
-        last.send(Deregister("w2"))
-        await at_gateway.first(MessageFromWorker)
-        assert [said.message.worker for said in at_gateway.of(MessageFromWorker)] == ["w2"]
-        for channel in (posing, last, gateway):
-            await channel.close(0.0)
-
-    asyncio.run(asyncio.wait_for(scenario(), 3 * PATIENCE_S))
+        await gate.joined(OTHER, "w2/a", "w2")
+        await gate.news.first(MessageFromWorker)
+        assert gate.workers == ["w2"]
 
 
 @pytest.mark.parametrize("slip", ["worker short w\n", "admin x y\n", "open to all", None])
@@ -257,25 +240,34 @@ def test_a_key_is_revoked_though_no_file_could_be_opened_at_first(file, caplog):
     assert caplog.text.count("stay valid") == 1
 
 
+CLUSTER = """\
+model: tandem-mini
+block_size: 16
+serve: {kv-cache-memory: 16MiB}
+pools:
+  - {name: w, role: both, device: cpu, count: 2}
+"""
+
+
+def set_up(folder: Path):
+    """A cluster that has its directory and no process yet."""
+    live, directory = checked(parse(CLUSTER, "c.yaml"), folder), StateDirectory(folder / "state")
+    directory.claim()
+    return live, Setups(live.cluster), directory
+
+
 @pytest.mark.parametrize("line", ["joined", "operator"])
 def test_the_keys_of_the_state_directory_are_revoked_as_others_are(tmp_path, line):
     """Those that `tandem join` and `tandem status` find there."""
-    text = "model: tandem-mini\nblock_size: 16\nserve: {kv-cache-memory: 16MiB}\npools:\n"
-    text += "  - {name: w, role: both, device: cpu}\n"
-    live = checked(parse(text, "c.yaml"), tmp_path)
-    made, directory = Setups(live.cluster), StateDirectory(tmp_path / "state")
-    directory.claim()
+    live, made, directory = set_up(tmp_path)
     write_cluster(live, made, directory)
     known = admitted_of(made.gateway(0, directory.path, "tcp://127.0.0.1:0"))
     publics = {"joined": made.keys.worker_public, "operator": made.keys.operator_public}
     assert known.admits(publics[line])
     file = directory.path / "admitted"
     assert file.stat().st_mode & 0o777 == 0o600
-    file.write_text(
-        "".join(
-            f"{each}\n" for each in file.read_text().splitlines() if not each.endswith(f" {line}")
-        )
-    )
+    stays = [each for each in file.read_text().splitlines() if not each.endswith(f" {line}")]
+    file.write_text("\n".join(stays) + "\n")
     known.look()
     assert [name for name, public in publics.items() if not known.admits(public)] == [line]
     # Who looks after the cluster does not lose sight of it.
@@ -286,11 +278,7 @@ def test_the_keys_of_the_state_directory_are_revoked_as_others_are(tmp_path, lin
 
 
 def test_every_process_of_a_cluster_has_a_key_of_its_own(tmp_path):
-    text = "model: tandem-mini\nblock_size: 16\nserve: {kv-cache-memory: 16MiB}\npools:\n"
-    text += "  - {name: w, role: both, device: cpu, count: 2}\n"
-    live = checked(parse(text, "c.yaml"), tmp_path)
-    made, directory = Setups(live.cluster), StateDirectory(tmp_path / "state")
-    directory.claim()
+    live, made, directory = set_up(tmp_path)
     gateways = ("tcp://127.0.0.1:1",)
     one, other = (made.worker(live.cluster.pools[0], f"w-{i}", gateways).keys for i in (0, 1))
     again = made.worker(live.cluster.pools[0], "w-0", gateways).keys
@@ -312,14 +300,12 @@ def test_every_process_of_a_cluster_has_a_key_of_its_own(tmp_path):
 
 def test_one_more_workers_keys_are_made_beside_the_others(tmp_path):
     folder = tmp_path / "keys"
-    for words in (["keys", str(folder)], ["keys", str(folder), "--worker", "gpu-7"]):
-        assert CliRunner().invoke(app, words).exit_code == 0
+    for words in ([], ["--worker", "gpu-7"]):
+        assert tandem("keys", folder, *words).exit_code == 0
     first, more = read_worker_keys(folder / "worker.json"), folder / "worker-gpu-7.json"
     second = read_worker_keys(more)
-    assert (first.gateway_public, first.transfer_secret) == (
-        second.gateway_public,
-        second.transfer_secret,
-    )
+    assert first.gateway_public == second.gateway_public
+    assert first.transfer_secret == second.transfer_secret
     known = AdmittedKeys((), folder / "admitted")
     assert known.may(first.worker_public, PeerRole.WORKER)
     assert known.may(second.worker_public, PeerRole.WORKER)
@@ -328,16 +314,16 @@ def test_one_more_workers_keys_are_made_beside_the_others(tmp_path):
     assert known.look()
     assert not known.admits(second.worker_public)
     assert more.stat().st_mode & 0o077 == 0
-    assert CliRunner().invoke(app, ["keys", str(folder), "--worker", "gpu-7"]).exit_code != 0
+    assert tandem("keys", folder, "--worker", "gpu-7").exit_code != 0
 
 
 def test_a_line_is_added_to_what_stands_there_and_to_nothing_else(tmp_path):
     folder = tmp_path / "keys"
-    assert CliRunner().invoke(app, ["keys", str(folder)]).exit_code == 0
+    assert tandem("keys", folder).exit_code == 0
     admitted = folder / "admitted"
     # As an editor may leave it.
     admitted.write_text(f"{lines(ONE)}# the last line".rstrip("\n"))
-    assert CliRunner().invoke(app, ["keys", str(folder), "--worker", "one"]).exit_code == 0
+    assert tandem("keys", folder, "--worker", "one").exit_code == 0
     keys = read_worker_keys(folder / "worker-one.json")
     known = AdmittedKeys((), admitted)
     assert known.may(keys.worker_public, PeerRole.WORKER)
@@ -345,18 +331,15 @@ def test_a_line_is_added_to_what_stands_there_and_to_nothing_else(tmp_path):
     assert admitted.stat().st_mode & 0o777 == 0o600
     # While somebody else adds a line nothing is lost, nor begun.
     (folder / "admitted.new").touch()
-    assert CliRunner().invoke(app, ["keys", str(folder), "--worker", "two"]).exit_code != 0
+    assert tandem("keys", folder, "--worker", "two").exit_code != 0
     assert not (folder / "worker-two.json").exists()
     (folder / "admitted.new").unlink()
     # A list of this key alone would lock everybody else out.
     admitted.unlink()
-    told = CliRunner().invoke(app, ["keys", str(folder), "--worker", "two"])
+    told = tandem("keys", folder, "--worker", "two")
     assert told.exit_code != 0
     assert "there is no" in told.output
     assert not admitted.exists()
     assert not (folder / "worker-two.json").exists()
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "gateway.json",
-        "worker-one.json",
-        "worker.json",
-    ]
+    left = {path.name for path in folder.iterdir()}
+    assert left == {"gateway.json", "worker-one.json", "worker.json"}

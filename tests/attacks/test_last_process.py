@@ -51,33 +51,30 @@ async def times(launcher: FailingLauncher, name: str, starts: int) -> None:
 
 
 @pytest.mark.parametrize("code", [2, 1, -signal.SIGSEGV])
-def test_the_last_one_is_started_for_ever_and_others_are_given_up(code):
-    async def main() -> None:
-        launcher, notices = FailingLauncher(), []
-        gateways = {"gateway-0", "gateway-1"}
-        supervisor = Supervisor(
-            launcher,
-            notices.append,
-            IMPATIENT,
-            indispensable=lambda name, others: name in gateways and gateways.isdisjoint(others),
-        )
-        for name in sorted(gateways):
-            await supervisor.start(Program(name, ("-",)))
-            supervisor.confirm(name)
-        allowed = 1 if code == 2 else 1 + IMPATIENT.most_in_a_row
-        for start in range(allowed):
-            await times(launcher, "gateway-0", start + 1)
-            launcher.end("gateway-0", code)
-        assert (await supervisor.failed()).name == "gateway-0"
-        for start in range(50):
-            await times(launcher, "gateway-1", start + 1)
-            launcher.end("gateway-1", code)
-        await times(launcher, "gateway-1", 51)
-        assert launcher.starts.count("gateway-0") == allowed
-        assert "nobody else does its work" in notices[-1].text
-        await supervisor.close()
-
-    asyncio.run(asyncio.wait_for(main(), 20))
+async def test_the_last_one_is_started_for_ever_and_others_are_given_up(code):
+    launcher, notices = FailingLauncher(), []
+    gateways = {"gateway-0", "gateway-1"}
+    supervisor = Supervisor(
+        launcher,
+        notices.append,
+        IMPATIENT,
+        indispensable=lambda name, others: name in gateways and gateways.isdisjoint(others),
+    )
+    for name in sorted(gateways):
+        await supervisor.start(Program(name, ("-",)))
+        supervisor.confirm(name)
+    allowed = 1 if code == 2 else 1 + IMPATIENT.most_in_a_row
+    for start in range(allowed):
+        await times(launcher, "gateway-0", start + 1)
+        launcher.end("gateway-0", code)
+    assert (await supervisor.failed()).name == "gateway-0"
+    for start in range(50):
+        await times(launcher, "gateway-1", start + 1)
+        launcher.end("gateway-1", code)
+    await times(launcher, "gateway-1", 51)
+    assert launcher.starts.count("gateway-0") == allowed
+    assert "nobody else does its work" in notices[-1].text
+    await supervisor.close()
 
 
 @pytest.mark.parametrize(

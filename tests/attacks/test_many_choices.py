@@ -18,8 +18,8 @@ from tests.cluster.ledger_worker import LedgerWorker
 CHOICES = 64
 
 
-class Heard:
-    """In place of a machine: what it was told at one go."""
+class RecordingMachine:
+    """In place of a machine: what it gets at one go."""
 
     def __init__(self) -> None:
         self.events: list[list[object]] = []
@@ -32,7 +32,7 @@ class Heard:
         return None
 
 
-def told(machine: Heard) -> tuple[GatewayLoop, list[object]]:
+def enqueued(machine: RecordingMachine) -> tuple[GatewayLoop, list[object]]:
     loop = GatewayLoop(machine, None, lambda: None)
     choices = [Request(f"call-{index}", (1, 2), SamplingParameters()) for index in range(CHOICES)]
     events = [RequestSubmitted(each, 16.0) for each in choices]
@@ -42,30 +42,25 @@ def told(machine: Heard) -> tuple[GatewayLoop, list[object]]:
     return loop, events
 
 
-def test_choices_are_submitted_some_at_a_time_and_in_order():
-    machine = Heard()
-    loop, events = told(machine)
-
-    async def neighbours_turns() -> int:
-        running = asyncio.create_task(loop.run(None))
-        turns = 0
-        while sum(map(len, machine.events)) < len(events):
-            await asyncio.sleep(0)
-            turns += 1
-        running.cancel()
-        return turns
-
-    turns = asyncio.run(neighbours_turns())
+async def test_choices_are_submitted_some_at_a_time_and_in_order():
+    machine = RecordingMachine()
+    loop, events = enqueued(machine)
+    running = asyncio.create_task(loop.run())
+    neighbours_turns = 0
+    while sum(map(len, machine.events)) < len(events):
+        await asyncio.sleep(0)
+        neighbours_turns += 1
+    running.cancel()
     assert [event for some in machine.events for event in some] == events
     submitted = [sum(isinstance(e, RequestSubmitted) for e in some) for some in machine.events]
     assert max(submitted) == SUBMITTED_TOGETHER
-    assert turns >= CHOICES // SUBMITTED_TOGETHER
+    assert neighbours_turns >= CHOICES // SUBMITTED_TOGETHER
 
 
-def test_whatever_was_told_is_heard_before_the_end():
-    machine = Heard()
-    loop, events = told(machine)
-    loop.settle_all(None)
+def test_whatever_was_enqueued_is_handled_before_the_end():
+    machine = RecordingMachine()
+    loop, events = enqueued(machine)
+    loop.settle_all()
     assert [event for some in machine.events for event in some] == events
 
 

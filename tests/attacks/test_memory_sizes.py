@@ -3,6 +3,7 @@ anything is loaded, and a size that is cut says so."""
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -50,8 +51,8 @@ MODEL = ModelFacts(EIGHT_BILLION)
 SMALL = MachineFacts(8, 12 * GIB, 0, 0, ())
 
 
-def resolved(machine=SMALL, **flags):
-    return resolve(read_options(None, flags), MODEL, machine)
+def resolved(machine=SMALL, host_tier_bytes=0, **flags):
+    return resolve(read_options(None, flags), MODEL, machine, host_tier_bytes=host_tier_bytes)
 
 
 @pytest.mark.parametrize("flags", [{}, {"kv_cache_memory": "64MiB"}, {"max_model_len": 512}])
@@ -134,9 +135,8 @@ def test_the_headers_are_believed_not_the_configuration():
     small = replace(spec, hidden_features=8)
     shapes = header_shapes(BUNDLED_MODEL)
     wide = {"storage": "float32", "compute_bytes": 4}
-    assert weight_bytes(small, shapes, [WHOLE], **wide) == weight_bytes(
-        spec, shapes, [WHOLE], **wide
-    )
+    told, believed = (weight_bytes(each, shapes, [WHOLE], **wide) for each in (small, spec))
+    assert told == believed
 
 
 CLUSTER = """\
@@ -171,12 +171,7 @@ def test_workers_of_one_machine_are_counted_together():
 def test_a_tier_in_memory_counts_where_a_worker_starts_alone():
     """As `tandem join`, Kubernetes and Ray start it: nobody has counted before."""
     cpu = {"device": "cpu", "max_model_len": 512, "quantization": "int8"}
-    machine = replace(SMALL, free_memory_bytes=20 * GIB)
-
-    def planned(host_bytes: int, **flags: object):
-        options = read_options(None, {**cpu, **flags})
-        return resolve(options, MODEL, machine, host_tier_bytes=host_bytes)
-
+    planned = partial(resolved, replace(SMALL, free_memory_bytes=20 * GIB), **cpu)
     with pytest.raises(InvalidConfiguration, match=r"tiers\.host .* takes 15\.0 GiB beside"):
         planned(15 * GIB)
     # The automatic cache takes its share of what is left.
@@ -190,11 +185,10 @@ def test_a_tier_in_memory_counts_where_a_worker_starts_alone():
 
 def test_a_tier_lies_in_the_memory_of_the_host_whatever_the_gpu_has():
     gpu = MachineFacts(8, 4 * GIB, 80 * GIB, 79 * GIB, ())
-    options = read_options(None, {"device": "cuda"})
     with pytest.raises(InvalidConfiguration, match=r"tiers\.host .* 4\.0 GiB are free"):
-        resolve(options, MODEL, gpu, host_tier_bytes=5 * GIB)
-    with_tier = resolve(options, MODEL, gpu, host_tier_bytes=3 * GIB)
-    assert with_tier.kv_bytes == resolve(options, MODEL, gpu).kv_bytes
+        resolved(gpu, 5 * GIB, device="cuda")
+    with_tier, without = (resolved(gpu, size * GIB, device="cuda") for size in (3, 0))
+    assert with_tier.kv_bytes == without.kv_bytes
 
 
 def joining(host: str) -> WorkerSetup:
@@ -242,27 +236,23 @@ def test_a_process_of_the_pool_counts_what_it_is_about_to_take(monkeypatch):
 
 
 def test_sizes_that_are_cut_say_so():
+    def planned(**flags: str):
+        return plan_model(None, read_options(None, {"device": "cpu", **flags})).plan
+
     (cut,) = setups("500GiB", 1, 8 * GIB).share.checked_memory()
     assert cut.startswith("each worker of pool w: KV cache cut to ")
     assert "500.0 GiB" in cut
-    options = read_options(None, {"kv-cache-memory": "500GiB", "device": "cpu"})
-    assert "KV cache cut to" in plan_model(None, options).plan.cuts[0]
-    options = read_options(None, {"kv-cache-memory": "1MiB", "device": "cpu"})
-    plan = plan_model(None, options).plan
+    assert "KV cache cut to" in planned(kv_cache_memory="500GiB").cuts[0]
+    plan = planned(kv_cache_memory="1MiB")
     assert plan.cuts[0].startswith(f"context cut to {plan.worker.context_tokens} of ")
-    assert not plan_model(None, read_options(None, {"device": "cpu"})).plan.cuts
+    assert not planned().cuts
 
 
 @pytest.mark.parametrize(
     ("line", "folder", "limit", "used"),
     [
-        ("0::/box/inner", "box", "memory.max", "memory.current"),
-        (
-            "4:cpu,memory:/box/inner",
-            "memory/box",
-            "memory.limit_in_bytes",
-            "memory.usage_in_bytes",
-        ),
+        ("0::/box/inner", "box", "max", "current"),
+        ("4:cpu,memory:/box/inner", "memory/box", "limit_in_bytes", "usage_in_bytes"),
     ],
 )
 def test_a_limit_of_any_group_above_counts_less_the_pages_of_files(
@@ -271,8 +261,8 @@ def test_a_limit_of_any_group_above_counts_less_the_pages_of_files(
     (tmp_path / "cgroup").write_text(f"{line}\n")
     group = tmp_path / "sys" / folder
     (group / "inner").mkdir(parents=True)
-    (group / limit).write_text(f"{8 * GIB}\n")
-    (group / used).write_text(f"{6 * GIB}\n")
+    (group / f"memory.{limit}").write_text(f"{8 * GIB}\n")
+    (group / f"memory.{used}").write_text(f"{6 * GIB}\n")
     (group / "memory.stat").write_text(f"anon 1\ninactive_file {3 * GIB}\nactive_file {GIB}\n")
     groups = control_groups(tmp_path / "cgroup", tmp_path / "sys")
     assert group in groups

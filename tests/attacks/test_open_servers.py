@@ -2,12 +2,11 @@
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from tandem.commands.main import app
 from tandem.config.api_options import check_exposure
 from tandem.config.options import ServeOptions, read_options
 from tandem.facts.errors import InvalidConfiguration
+from tests.commands.cli import tandem
 from tests.deploy.manifests import KUBERAY, KUBERNETES, documents, pod_templates
 
 CLUSTER = """\
@@ -16,12 +15,6 @@ listen: 127.0.0.1
 serve: {host: 0.0.0.0, port: 0, kv-cache-memory: 16MiB}
 pools: [{name: all, role: both, device: cpu}]
 """
-
-
-def said_by(*arguments):
-    """What a command says that must not start; its environment has no key."""
-    told = CliRunner(env={"TANDEM_API_KEY": ""}).invoke(app, [str(each) for each in arguments])
-    return told.exit_code, told.stderr
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1", "myhost", "localhost.example"])
@@ -38,18 +31,20 @@ def test_on_this_machine_it_needs_none(host):
     assert not check_exposure(ServeOptions(host=host), has_keys=False)
 
 
-def test_no_command_starts_one(tmp_path):
+def test_no_command_starts_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("TANDEM_API_KEY", "")
     file, keys = tmp_path / "cluster.yaml", tmp_path / "keys"
     file.write_text(CLUSTER)
-    assert said_by("keys", keys)[0] == 0
+    assert tandem("keys", keys).exit_code == 0
     for command in (
         ("serve", "--host", "0.0.0.0", "--port", "0"),
         ("serve", "--host", "0.0.0.0", "--port", "0", "--workers", "1"),
         ("up", file, "--state-dir", tmp_path / "up"),
         ("gateway", file, "--keys", keys / "gateway.json", "--state-dir", tmp_path / "gateway"),
     ):
-        code, words = said_by(*command)
-        assert (code, "there is no API key" in " ".join(words.split())) == (2, True), words
+        refused = tandem(*command)
+        assert refused.exit_code == 2
+        assert "there is no API key" in " ".join(refused.stderr.split())
     assert sorted(each.name for each in tmp_path.iterdir()) == ["cluster.yaml", "keys"]
 
 

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
 
-from tandem.commands.main import app
 from tandem.facts.errors import InvalidConfiguration
 from tandem.kernels import native
 from tandem.kernels.native import BuildFailure, NativeLibrary, load_library
@@ -30,6 +28,7 @@ from tandem.live.launching.state_directory import (
     started_ticks,
     sweep,
 )
+from tests.commands.cli import tandem
 
 STRANGER = 12345
 as_root = pytest.mark.skipif(
@@ -66,9 +65,9 @@ def forged(parent: Path, victim: "subprocess.Popen[bytes]", owner: int) -> Path:
     return state
 
 
-def told(*words: str) -> str:
+def told(*words: object) -> str:
     """What the command says of its failure."""
-    result = CliRunner().invoke(app, list(words))
+    result = tandem(*words)
     assert result.exit_code != 0
     return " ".join(result.output.split())
 
@@ -77,7 +76,7 @@ def told(*words: str) -> str:
 @pytest.mark.parametrize("command", [["status"], ["down"], ["down", "--kill"], ["join"]])
 def test_a_directory_of_another_user_is_refused(tmp_path, victim, command):
     state = forged(tmp_path, victim, STRANGER)
-    assert "not this user's own directory" in told(*command, "--state-dir", str(state))
+    assert "not this user's own directory" in told(*command, "--state-dir", state)
     assert victim.poll() is None
 
 
@@ -86,10 +85,9 @@ def test_a_directory_of_another_user_is_refused(tmp_path, victim, command):
 def test_the_runtime_directory_that_another_user_made_is_refused(
     tmp_path, victim, command, monkeypatch
 ):
-    monkeypatch.setattr("tandem.commands.status.runtime_directory", lambda: tmp_path / "shared")
-    monkeypatch.setattr(
-        "tandem.commands.which_cluster.runtime_directory", lambda: tmp_path / "shared"
-    )
+    for verb in ("status", "which_cluster"):
+        place = f"tandem.commands.{verb}.runtime_directory"
+        monkeypatch.setattr(place, lambda: tmp_path / "shared")
     forged(tmp_path / "shared", victim, os.geteuid())
     os.chown(tmp_path / "shared", STRANGER, STRANGER)
     assert "not this user's own directory" in told(*command)
@@ -100,19 +98,19 @@ def test_the_runtime_directory_that_another_user_made_is_refused(
 def test_a_directory_that_others_may_write_to_is_refused(tmp_path, victim):
     state = forged(tmp_path, victim, os.geteuid())
     state.chmod(0o777)
-    assert "may be written to by others" in told("down", "--kill", "--state-dir", str(state))
+    assert "may be written to by others" in told("down", "--kill", "--state-dir", state)
     with pytest.raises(InvalidConfiguration, match="not this user's own directory"):
         StateDirectory(state).claim()
     state.chmod(0o755)
     (state / RECORD).chmod(0o666)
-    assert "may be written to by others" in told("down", "--kill", "--state-dir", str(state))
+    assert "may be written to by others" in told("down", "--kill", "--state-dir", state)
     assert victim.poll() is None
 
 
 def test_links_are_not_followed(tmp_path, victim):
     state = forged(tmp_path / "real", victim, os.geteuid())
     (tmp_path / "link").symlink_to(state)
-    assert "but a link" in told("down", "--kill", "--state-dir", str(tmp_path / "link"))
+    assert "but a link" in told("down", "--kill", "--state-dir", tmp_path / "link")
     (state / RECORD).rename(tmp_path / "record")
     (state / RECORD).symlink_to(tmp_path / "record")
     with pytest.raises(InvalidConfiguration, match="is a link"):
@@ -139,45 +137,38 @@ def test_nothing_is_made_or_removed_through_a_link_of_another_user(tmp_path, vic
     assert (state / RECORD).exists()
 
 
-def test_down_ends_what_a_record_names_only_if_it_is_that_process(victim):
-    ticks = started_ticks(victim.pid)
-    assert not send_signal(victim.pid, ticks + 1, signal.SIGKILL)
-    assert not send_signal(victim.pid, 0, signal.SIGKILL)
-    assert not ProcessRecord(victim.pid, ticks, host="10.0.0.2").send(signal.SIGKILL)
-    assert victim.poll() is None
-    assert send_signal(victim.pid, ticks, signal.SIGKILL)
-    assert victim.wait() == -signal.SIGKILL
-
-
-def forbid(monkeypatch, call: str, number: int) -> None:
+def forbid(monkeypatch, call: str, number: int = errno.EPERM) -> None:
     """As an old kernel, or a sandbox, answers this call."""
 
     def refused(*_: object) -> int:
         raise OSError(number, os.strerror(number))
 
-    if call == "none at all":
-        monkeypatch.delattr(os, "pidfd_open")
-    else:
-        module, name = (os, call) if call == "pidfd_open" else (signal, call)
-        monkeypatch.setattr(module, name, refused)
+    monkeypatch.setattr(signal if call == "pidfd_send_signal" else os, call, refused)
 
 
-FORBIDDEN = [
-    ("pidfd_open", errno.ENOSYS),
-    ("pidfd_open", errno.EPERM),
-    ("pidfd_send_signal", errno.ENOSYS),
-    ("pidfd_send_signal", errno.EPERM),
-    ("none at all", 0),
-]
-
-
-@pytest.mark.parametrize(("call", "number"), FORBIDDEN)
-def test_down_ends_it_though_the_system_has_no_descriptors_of_processes(
+@pytest.mark.parametrize(
+    ("call", "number"),
+    [
+        ("", 0),
+        ("no descriptors at all", 0),
+        ("pidfd_open", errno.ENOSYS),
+        ("pidfd_open", errno.EPERM),
+        ("pidfd_send_signal", errno.ENOSYS),
+        ("pidfd_send_signal", errno.EPERM),
+    ],
+)
+def test_down_ends_what_a_record_names_only_if_it_is_that_process(
     victim, monkeypatch, call, number
 ):
-    forbid(monkeypatch, call, number)
+    """Though the system may have no descriptors of processes."""
+    if call == "no descriptors at all":
+        monkeypatch.delattr(os, "pidfd_open")
+    elif call:
+        forbid(monkeypatch, call, number)
     ticks = started_ticks(victim.pid)
     assert not send_signal(victim.pid, ticks + 1, signal.SIGKILL)
+    assert not send_signal(victim.pid, 0, signal.SIGKILL)
+    assert not ProcessRecord(victim.pid, ticks, host="10.0.0.2").send(signal.SIGKILL)
     assert victim.poll() is None
     assert send_signal(victim.pid, ticks, signal.SIGKILL)
     assert victim.wait() == -signal.SIGKILL
@@ -187,22 +178,17 @@ def test_down_ends_it_though_the_system_has_no_descriptors_of_processes(
 @pytest.mark.parametrize("words", [["down"], ["down", "--kill"]])
 def test_down_says_at_once_when_it_may_send_nothing(tmp_path, victim, monkeypatch, words):
     state = forged(tmp_path, victim, os.geteuid())
-    forbid(monkeypatch, "pidfd_open", errno.EPERM)
-    forbid(monkeypatch, "pidfd_send_signal", errno.EPERM)
-
-    def refused(pid: int, number: int) -> None:
-        raise PermissionError(errno.EPERM, "forbidden")
-
-    monkeypatch.setattr(os, "kill", refused)
-    said = told(*words, "--state-dir", str(state), "--timeout-s", "0.1")
+    for call in ("pidfd_open", "pidfd_send_signal", "kill"):
+        forbid(monkeypatch, call)
+    said = told(*words, "--state-dir", state, "--timeout-s", "0.1")
     assert f"no signal may be sent to {victim.pid}" in said
 
 
 @as_root
-@pytest.mark.parametrize("call", ["pidfd_open", "none at all"])
-def test_a_process_of_another_user_is_not_signalled(monkeypatch, call):
-    if call != "pidfd_open":
-        forbid(monkeypatch, call, 0)
+@pytest.mark.parametrize("descriptors", [True, False])
+def test_a_process_of_another_user_is_not_signalled(monkeypatch, descriptors):
+    if not descriptors:
+        monkeypatch.delattr(os, "pidfd_open")
     with subprocess.Popen(["/bin/cat"], user=STRANGER, stdin=subprocess.PIPE) as other:
         assert not send_signal(other.pid, started_ticks(other.pid), signal.SIGKILL)
         assert other.poll() is None

@@ -10,7 +10,6 @@ from msgspec import structs
 from tandem.cluster.router.deaths import CLEARING_TOKENS, COINCIDENCE_NS, MOST_DEATHS
 from tandem.cluster.router.machine import RouterMachine
 from tandem.cluster.worker.machine import WorkerConfig
-from tandem.facts.errors import RequestFailed
 from tandem.facts.fleet import Role
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
@@ -26,21 +25,13 @@ from tandem.messages.router import (
 )
 from tandem.messages.worker import EmitTokens, FailRequest, KvComputed, PrefillsArrived
 from tandem.twin.block_contents import EngineDied
+from tests.attacks.toy_workers import OddLedger, read_to_failure, whole
 from tests.cluster.ledger_engine import LedgerEngine, answer
 from tests.cluster.test_router import drew, router, submit
 from tests.live.ends import PATIENCE_S
-from tests.live.toy_cluster import (
-    CONTEXT_TOKENS,
-    ToyWorker,
-    make_gateway,
-    read,
-    request,
-    serving,
-    until,
-)
+from tests.live.toy_cluster import ToyWorker, make_gateway, read, request, serving, until
 from tests.twin.chance_cluster import ChanceCluster, Client
-from tests.twin.chance_draws import CONTEXT_TOKENS as TEST_CONTEXT_TOKENS
-from tests.twin.chance_draws import World
+from tests.twin.chance_draws import CONTEXT_TOKENS, World
 from tests.twin.chance_run import SECOND_NS, ChanceRun
 from tests.twin.ledger import Ledger, LedgerContents
 
@@ -52,15 +43,12 @@ class WorkerDied(EngineDied):
     """What the engine made of it."""
 
 
-@dataclass
-class MortalLedger(LedgerEngine):
+class MortalLedger(OddLedger):
     """Dies of a step that computes more than `fatal[name]` tokens of such a request; the name is
     the client's, without the attempts."""
 
-    fatal: dict[str, int]
-
-    def __init__(self, engine: LedgerEngine, fatal: dict[str, int]) -> None:
-        super().__init__(engine.block_size, len(engine.kv), len(engine.tables))
+    def __init__(self, other: LedgerEngine, fatal: dict[str, int]) -> None:
+        super().__init__(other)
         self.fatal = fatal
         self._names: dict[int, str] = {}
 
@@ -120,7 +108,7 @@ class PoisonedRun(ChanceRun):
             one = replace(
                 self.request(f"poison{index}"), sampling=SamplingParameters(max_tokens=20)
             )
-            most = min(len(one.prompt_tokens) + 19, TEST_CONTEXT_TOKENS - 1)
+            most = min(len(one.prompt_tokens) + 19, CONTEXT_TOKENS - 1)
             self.ledger.fatal[one.request_id] = self.chance.randint(0, most - 1)
             wanted.append(one)
         return wanted
@@ -145,9 +133,8 @@ def failed(run: PoisonedRun) -> set[str]:
     """Who ended without an answer. Everybody else got their own, whole."""
     ended: set[str] = set()
     for name, client in run.clients.items():
-        expected = answer(
-            client.request.prompt_tokens, client.request.sampling, TEST_CONTEXT_TOKENS
-        )
+        wanted = client.request
+        expected = answer(wanted.prompt_tokens, wanted.sampling, CONTEXT_TOKENS)
         match client.endings:
             case ["failed"]:
                 ended.add(name)
@@ -223,9 +210,16 @@ def die(machine: RouterMachine, worker: str, role: Role = Role.BOTH) -> list:
     return machine.handle_together((WorkerLost(worker), WorkerJoined(worker, role)), 1)
 
 
-def test_a_worker_dies_of_a_lonely_request_twice():
+def with_one_worker(*requests: str) -> RouterMachine:
+    """That has them all."""
     machine = router(Role.BOTH)
-    submit(machine, "r")
+    for name in requests:
+        submit(machine, name)
+    return machine
+
+
+def test_a_worker_dies_of_a_lonely_request_twice():
+    machine = with_one_worker("r")
     assert starts(die(machine, "w0")) == [("w0", "r")]
     effects = die(machine, "w0")
     assert [type(effect) for effect in effects] == [FailRequest]
@@ -250,9 +244,7 @@ def test_workers_that_died_together_say_nothing_of_a_request():
 
 
 def test_suspects_of_one_worker_run_one_by_one_and_are_cleared():
-    machine = router(Role.BOTH)
-    for name in "abc":
-        submit(machine, name)
+    machine = with_one_worker(*"abc")
     assert len(starts(die(machine, "w0"))) == 3
     ((worker, first),) = starts(die(machine, "w0"))
     assert (worker, first) == ("w0", "a")
@@ -274,9 +266,7 @@ def test_suspects_of_one_worker_run_one_by_one_and_are_cleared():
 
 
 def test_whoever_comes_beside_a_suspect_cannot_have_it_ended():
-    machine = router(Role.BOTH)
-    submit(machine, "innocent")
-    submit(machine, "other")
+    machine = with_one_worker("innocent", "other")
     die(machine, "w0")
     die(machine, "w0")
     assert list(machine.admission.suspects.running) == ["innocent"]
@@ -300,9 +290,7 @@ def test_whoever_comes_beside_a_suspect_cannot_have_it_ended():
 
 
 def test_a_suspect_who_leaves_makes_way_for_the_next():
-    machine = router(Role.BOTH)
-    for name in "abc":
-        submit(machine, name)
+    machine = with_one_worker(*"abc")
     die(machine, "w0")
     die(machine, "w0")
     machine.handle(RequestWithdrawn("b"), 1)
@@ -345,8 +333,7 @@ def test_a_hand_over_counts_for_both_its_workers():
 
 
 def test_one_that_gets_on_a_little_each_time_ends_all_the_same():
-    machine = router(Role.BOTH)
-    submit(machine, "r")
+    machine = with_one_worker("r")
     for death in range(MOST_DEATHS):
         assert "r" in machine.requests
         wire_id = machine.requests["r"].wire_id
@@ -371,9 +358,7 @@ class Undertaker:
         """Until it is cancelled."""
         while True:
             worker = ToyWorker(name, role, self.ledgers)
-            mortal = MortalLedger(worker.engine.ledger, self.fatal)
-            worker.engine.ledger = self.ledgers[name] = mortal
-            worker.node._transfers._own = mortal
+            MortalLedger(worker.engine.ledger, self.fatal).take_place(worker, self.ledgers)
             self.starts += 1
             worker.registration = structs.replace(worker.registration, incarnation=str(self.starts))
             worker.node.machine.registration = worker.registration
@@ -391,33 +376,26 @@ class Undertaker:
 
 
 @pytest.mark.parametrize("roles", [(Role.BOTH,), (Role.PREFILL, Role.DECODE, Role.DECODE)])
-def test_answers_beside_one_that_kills_real_workers_are_whole(roles):
-    hierarchy = Undertaker({"poison": 12})
-
-    async def main() -> None:
-        gateway = make_gateway()
-        async with asyncio.timeout(PATIENCE_S), serving(gateway) as endpoint:
-            tasks = [
-                asyncio.create_task(hierarchy.keep(f"w{index}", role, endpoint))
-                for index, role in enumerate(roles)
-            ]
-            await until(lambda: gateway.ready)
-            wanted = [request(f"r{i}", (1, 2, 3, i), seed=i, max_tokens=60) for i in range(3)]
-            others = [asyncio.create_task(read(gateway, one)) for one in wanted]
-            tokens = []
-            with pytest.raises(RequestFailed, match="workers died"):
-                async for output in gateway.generate(request("poison", (1, 2, 3), max_tokens=60)):
-                    tokens += output.tokens
-            whole = answer((1, 2, 3), request("", max_tokens=60).sampling, CONTEXT_TOKENS)
-            assert tokens == whole[: len(tokens)]
-            for one, other in zip(wanted, others, strict=True):
-                assert await other == answer(one.prompt_tokens, one.sampling, CONTEXT_TOKENS)
-            assert 2 <= hierarchy.deaths <= MOST_OWN_DEATHS
-            after = request("after")
-            assert await read(gateway, after) == answer((1, 2, 3), after.sampling, CONTEXT_TOKENS)
-            assert not gateway.machine.router.requests
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    asyncio.run(main())
+async def test_answers_beside_one_that_kills_real_workers_are_whole(roles):
+    undertaker = Undertaker({"poison": 12})
+    gateway = make_gateway()
+    async with asyncio.timeout(PATIENCE_S), serving(gateway) as endpoint:
+        tasks = [
+            asyncio.create_task(undertaker.keep(f"w{index}", role, endpoint))
+            for index, role in enumerate(roles)
+        ]
+        await until(lambda: gateway.ready)
+        wanted = [request(f"r{i}", (1, 2, 3, i), seed=i, max_tokens=60) for i in range(3)]
+        others = [asyncio.create_task(read(gateway, one)) for one in wanted]
+        poison = request("poison", max_tokens=60)
+        tokens = await read_to_failure(gateway, poison, "workers died")
+        assert tokens == whole(poison)[: len(tokens)]
+        for one, other in zip(wanted, others, strict=True):
+            assert await other == whole(one)
+        assert 2 <= undertaker.deaths <= MOST_OWN_DEATHS
+        after = request("after")
+        assert await read(gateway, after) == whole(after)
+        assert not gateway.machine.router.requests
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

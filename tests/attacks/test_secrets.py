@@ -1,6 +1,6 @@
-"""Keys stand in files that are read again, and never among the words of a process."""
+"""Secrets of a cluster stand in files and variables, never among the words of a process, and no
+process keeps those that it does not need."""
 
-import os
 import socket
 import subprocess
 import sys
@@ -8,15 +8,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import httpx2
 import pytest
-from typer.testing import CliRunner
 
-from tandem.api import key_ring
-from tandem.api.app import build_app
-from tandem.api.config import ApiConfig, KeyFile
-from tandem.api.key_ring import KeyRing, read_key_file
-from tandem.commands.main import app
 from tandem.commands.secret_arguments import masked
 from tandem.config.api_options import api_config, check_client_keys, tenant_key_files, tenant_keys
 from tandem.config.cluster.live import checked, gateway_options
@@ -25,183 +18,14 @@ from tandem.facts.errors import InvalidConfiguration
 from tandem.kv.tiers.redis_client import RedisConfig, RedisLink
 from tandem.live.launching import private_directory
 from tandem.live.launching.state_directory import StateDirectory
-from tandem.live.processes.key_files import (
-    read_gateway_keys,
-    read_worker_keys,
-    write_fresh_keys,
-)
+from tandem.live.processes.key_files import read_gateway_keys, read_worker_keys, write_fresh_keys
 from tandem.live.processes.setups import Setups, program_of
 from tandem.live.processes.shared_pool import password_of
-from tests.api.conftest import *  # noqa: F403 (its fixtures: a scripted generator and a text model)
-from tests.api.server import serving
+from tests.commands.cli import tandem
 from tests.kv.tier_blocks import redis_server
 
 SECRET = "very-secret-key-0815"
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """Seconds that pass when they are told to."""
-    told = [0.0]
-    monkeypatch.setattr(key_ring, "monotonic_s", lambda: told[0])
-    return told
-
-
-def ring_of(*files: KeyFile, keys: tuple[str, ...] = ()) -> KeyRing:
-    return KeyRing(ApiConfig(api_keys=keys, key_files=files))
-
-
-def test_a_key_is_replaced_while_the_server_runs(tmp_path, generator, text, clock):
-    file = tmp_path / "keys"
-    file.write_text("# of the web site\nold-key\n\n")
-    app = build_app(generator, text, ApiConfig(key_files=(KeyFile(str(file)),)))
-    with serving(app) as port, httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client:
-
-        def asked(key: str) -> int:
-            headers = {"Authorization": f"Bearer {key}"}
-            return client.get("/v1/models", headers=headers).status_code
-
-        assert (asked("old-key"), asked("new-key"), asked("# of the web site")) == (200, 401, 401)
-        file.write_text("new-key\n")
-        clock[0] += 2
-        assert (asked("old-key"), asked("new-key")) == (401, 200)
-
-
-def test_a_secret_that_kubernetes_swaps_is_read_anew(tmp_path, clock):
-    for version in ("1", "2"):
-        (tmp_path / f"..{version}").mkdir()
-        (tmp_path / f"..{version}" / "keys").write_text(f"key-{version}\n")
-        # Alike in everything but where they lie.
-        os.utime(tmp_path / f"..{version}" / "keys", (1, 1))
-    (tmp_path / "..data").symlink_to("..1")
-    (tmp_path / "keys").symlink_to("..data/keys")
-    ring = ring_of(KeyFile(str(tmp_path / "keys"), "acme"))
-    assert ring.owner_of(b"key-1") == "acme"
-    (tmp_path / "..new").symlink_to("..2")
-    (tmp_path / "..new").rename(tmp_path / "..data")
-    assert ring.owner_of(b"key-1") == "acme"
-    clock[0] += 2
-    assert (ring.owner_of(b"key-1"), ring.owner_of(b"key-2")) == (None, "acme")
-
-
-@pytest.mark.parametrize("slip", ["gone", "no text", "open to all", "of another tenant"])
-def test_a_slip_neither_opens_the_door_nor_locks_everybody_out(tmp_path, clock, caplog, slip):
-    file = tmp_path / "keys"
-    file.write_text("good-key\n")
-    ring = ring_of(KeyFile(str(file), "acme"), keys=("master",))
-    file.unlink() if slip == "gone" else file.write_bytes(
-        {"no text": b"\xff\n"}.get(slip, b"good-key\nmaster\n")
-    )
-    if slip == "open to all":
-        file.write_text("intruder\n")
-        file.chmod(0o666)
-    for _ in range(3):
-        clock[0] += 2
-        assert ring.owner_of(b"good-key") == "acme"
-        assert ring.owner_of(b"master") == ""
-        assert ring.owner_of(b"intruder") is None
-        assert ring.owner_of(b"") is None
-    # Said once, and without a key.
-    assert caplog.text.count("stay valid") == 1
-    assert "good-key" not in caplog.text
-    file.unlink(missing_ok=True)
-    file.write_text("next-key\n")
-    clock[0] += 2
-    assert (ring.owner_of(b"good-key"), ring.owner_of(b"next-key")) == (None, "acme")
-
-
-def test_the_last_key_is_revoked_and_opens_no_door(tmp_path, generator, text, clock):
-    file = tmp_path / "keys"
-    file.write_text("last-key\n")
-    app = build_app(generator, text, ApiConfig(key_files=(KeyFile(str(file)),)))
-    with serving(app) as port, httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client:
-
-        def asked(**headers: str) -> int:
-            return client.get("/v1/models", headers=headers).status_code
-
-        assert asked(Authorization="Bearer last-key") == 200
-        file.write_text("# nobody for now\n")
-        clock[0] += 2
-        assert asked(Authorization="Bearer last-key") == 401
-        assert asked(Authorization="Bearer") == 401
-        assert asked() == 401
-        file.write_text("next-key\n")
-        clock[0] += 2
-        assert asked(Authorization="Bearer next-key") == 200
-
-
-@pytest.mark.parametrize("order", [("acme", "umbrella"), ("umbrella", "acme")])
-@pytest.mark.parametrize("seen", ["at once", "the new owner first"])
-def test_a_key_that_moves_to_another_tenant_is_not_locked_out(tmp_path, clock, order, seen):
-    for name in order:
-        (tmp_path / name).write_text(f"{name}-key\n" + "moving-key\n" * (name == "acme"))
-    ring = ring_of(*(KeyFile(str(tmp_path / name), name) for name in order))
-    assert ring.owner_of(b"moving-key") == "acme"
-    (tmp_path / "umbrella").write_text("umbrella-key\nmoving-key\n")
-    if seen == "the new owner first":
-        clock[0] += 2
-        assert ring.owner_of(b"moving-key") == "acme"
-    (tmp_path / "acme").write_text("acme-key\n")
-    clock[0] += 2
-    assert ring.owner_of(b"moving-key") == "umbrella"
-    assert (ring.owner_of(b"acme-key"), ring.owner_of(b"umbrella-key")) == ("acme", "umbrella")
-
-
-def test_a_key_is_revoked_though_another_file_is_wrong(tmp_path, clock, caplog):
-    for name in ("acme", "umbrella"):
-        (tmp_path / name).write_text(f"{name}-key\nleaked-{name}\n")
-    ring = ring_of(*(KeyFile(str(tmp_path / name), name) for name in ("acme", "umbrella")))
-    (tmp_path / "acme").write_text("acme-key\numbrella-key\n")
-    (tmp_path / "umbrella").write_text("umbrella-key\n")
-    for _ in range(3):
-        clock[0] += 2
-        assert ring.owner_of(b"leaked-umbrella") is None
-        assert ring.owner_of(b"umbrella-key") == "umbrella"
-        assert ring.owner_of(b"leaked-acme") == "acme"
-    assert caplog.text.count("stay valid") == 1
-
-
-def test_a_file_whose_rights_are_put_right_is_read(tmp_path, clock):
-    """Which changes neither its size nor the time of its last change."""
-    file = tmp_path / "keys"
-    file.write_text("old-key\n")
-    ring = ring_of(KeyFile(str(file)))
-    file.chmod(0o666)
-    file.write_text("newer-key\n")
-    clock[0] += 2
-    assert ring.owner_of(b"newer-key") is None
-    file.chmod(0o600)
-    clock[0] += 2
-    assert (ring.owner_of(b"newer-key"), ring.owner_of(b"old-key")) == ("", None)
-
-
-def test_a_key_is_revoked_by_a_copy_that_keeps_size_and_time(tmp_path, clock):
-    file = tmp_path / "keys"
-    file.write_text("leaked-key\n")
-    ring, times = ring_of(KeyFile(str(file))), file.stat()
-    file.write_text("better-key\n")
-    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
-    clock[0] += 2
-    assert (ring.owner_of(b"leaked-key"), ring.owner_of(b"better-key")) == (None, "")
-
-
-def test_files_are_not_looked_at_for_every_request(tmp_path, clock, monkeypatch):
-    file = tmp_path / "keys"
-    file.write_text("good-key\n")
-    ring = ring_of(KeyFile(str(file)))
-    looks = []
-    monkeypatch.setattr(key_ring, "_signature", lambda path: looks.append(path))
-    for _ in range(100):
-        ring.owner_of(b"guess")
-    assert not looks
-
-
-def test_a_start_without_keys_is_refused(tmp_path):
-    with pytest.raises(InvalidConfiguration, match="No such file"):
-        read_key_file(str(tmp_path / "none"))
-    (tmp_path / "empty").write_text("# later\n")
-    with pytest.raises(InvalidConfiguration, match="expected one key a line"):
-        ring_of(KeyFile(str(tmp_path / "empty")))
+GATEWAYS = ("tcp://127.0.0.1:1",)
 
 
 CLUSTER = """\
@@ -237,10 +61,8 @@ def test_a_cluster_file_names_files_and_variables_rather_than_keys(secrets, monk
     told = cluster(secrets, f"redis_password_file: {secrets}/redis")
     assert tenant_keys(told) == {f"{SECRET}-one": "umbrella", f"{SECRET}-two": "umbrella"}
     files = api_config(gateway_options(told, ()), (), {}, tenant_key_files(told)).key_files
-    assert [(Path(file.path).name, file.tenant) for file in files] == [
-        ("masters", ""),
-        ("acme", "acme"),
-    ]
+    found = [(Path(file.path).name, file.tenant) for file in files]
+    assert found == [("masters", ""), ("acme", "acme")]
     check_client_keys(told)
     (secrets / "acme").write_text(f"{SECRET}-one\n")
     with pytest.raises(InvalidConfiguration, match="already that of another tenant"):
@@ -251,14 +73,14 @@ def test_a_cluster_file_names_files_and_variables_rather_than_keys(secrets, monk
 
 
 def test_the_password_of_redis_is_read_at_every_connection(secrets):
-    told = cluster(secrets, f"redis_password_file: {secrets}/redis")
-    password = password_of(Setups(told).pool_node("pool-0", ("tcp://127.0.0.1:1",)))
-    assert password() == f"{SECRET}-redis"
+    def password(named: str):
+        return password_of(Setups(cluster(secrets, named)).pool_node("pool-0", GATEWAYS))
+
+    in_file = password(f"redis_password_file: {secrets}/redis")
+    assert in_file() == f"{SECRET}-redis"
     (secrets / "redis").write_text("another\n")
-    assert password() == "another"
-    told = cluster(secrets, "redis_password_env: REDIS_PASSWORD")
-    password = password_of(Setups(told).pool_node("pool-0", ("tcp://127.0.0.1:1",)))
-    assert password() == f"{SECRET}-redis"
+    assert in_file() == "another"
+    assert password("redis_password_env: REDIS_PASSWORD")() == f"{SECRET}-redis"
     with pytest.raises(InvalidConfiguration, match="a file or a variable"):
         cluster(secrets, "redis_password_env: A, redis_password_file: B")
 
@@ -271,7 +93,7 @@ def test_processes_of_a_cluster_get_no_secret_as_a_word(secrets):
     made.share.host = type(made.share.host)(2, 8 << 30, (f"{SECRET}-env",))
     programs = [
         program_of(made.gateway(0, directory.path, "tcp://127.0.0.1:0"), directory),
-        program_of(made.pool_node("pool-0", ("tcp://127.0.0.1:1",)), directory),
+        program_of(made.pool_node("pool-0", GATEWAYS), directory),
     ]
     for program in programs:
         assert not any(SECRET in word for word in program.command)
@@ -352,8 +174,8 @@ def test_a_gateway_alone_keeps_no_secret_of_the_workers(tmp_path, monkeypatch):
         kept.update({path.name: path.read_text() for path in directory.path.iterdir()})
 
     monkeypatch.setattr("tandem.commands.gateway._run", run)
-    words = ["gateway", str(file), "--keys", str(folder / "gateway.json"), "--name", "g"]
-    told = CliRunner().invoke(app, [*words, "--state-dir", str(state)])
+    words = ("gateway", file, "--keys", folder / "gateway.json", "--name", "g")
+    told = tandem(*words, "--state-dir", state)
     assert told.exit_code == 0, told.output
     keys = read_gateway_keys(folder / "gateway.json")
     worker = read_worker_keys(folder / "worker.json")

@@ -86,10 +86,9 @@ def test_a_process_of_the_pool_that_failed_is_tried_at_unlike_times():
     assert again[0] == 4.0
 
 
-def test_workers_that_lost_a_gateway_connect_again_at_unlike_times(monkeypatch):
+async def test_workers_that_lost_a_gateway_connect_again_at_unlike_times(monkeypatch):
     delays = []
-
-    async def lose(chance):
+    for chance in (0.0, 0.5, 1.0):
         gateways, workers = make_pair(), make_pair()
         channel = NodeChannel(
             "tcp://127.0.0.1:1",
@@ -97,11 +96,11 @@ def test_workers_that_lost_a_gateway_connect_again_at_unlike_times(monkeypatch):
             NodeKeys(workers, gateways.public),
             on_news=lambda _: None,
             refused=lambda reason: None,
-            chance=lambda: chance,
+            chance=lambda chance=chance: chance,
         )
         tried = asyncio.Event()
 
-        def after(delay_s, then):
+        def after(delay_s, then, channel=channel, tried=tried):
             if then == channel._connect:
                 delays.append(delay_s)
                 tried.set()
@@ -111,7 +110,4 @@ def test_workers_that_lost_a_gateway_connect_again_at_unlike_times(monkeypatch):
         async with asyncio.timeout(20):
             await tried.wait()
         await channel.close(0.0)
-
-    for chance in (0.0, 0.5, 1.0):
-        asyncio.run(lose(chance))
     assert delays == [spread(0.1, chance) for chance in (0.0, 0.5, 1.0)]

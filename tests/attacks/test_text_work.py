@@ -1,30 +1,20 @@
-"""Clients send prompts that can never fit, fill the server with bodies, and leave: what is read is
-bounded, in tokens, in bytes and in calls that wait."""
+"""What one prompt or one answer may cost in work: prompts that can never fit, stop strings and tool
+calls made to be slow, arguments nested beyond every stack, one prompt for many choices."""
 
-import asyncio
 import json
-import threading
 import time
 from array import array
 
 import msgspec
 import pytest
 
-from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
-from tandem.api.errors import Refused
-from tandem.api.intake import QUEUED_CALLS, THREADS, Intake
 from tandem.api.prompts import chat_prompt
 from tandem.api.requests import ChatBody
-from tandem.api.streaming import ClientGone
 from tandem.facts.blocks import PromptChains, grown_chain
 from tandem.facts.errors import InvalidRequest, PromptTooLong
 from tandem.text.aho_corasick import AhoCorasick
 from tandem.text.tools import HermesParser, Llama3Parser, ToolCall
-from tests.api.scripted_generator import ScriptedGenerator
-from tests.attacks.asgi_client import Connection, Upload
-
-LARGE = 1 << 20
 
 
 def test_a_prompt_that_cannot_fit_is_not_tokenised(text):
@@ -54,63 +44,6 @@ def test_the_bound_refuses_nothing_that_fits(text):
     tokens = text.tokenizer.encode(prompt, add_special_tokens=False)
     within = text.tokenizer.encode_within(prompt, len(tokens), add_special_tokens=False)
     assert within == tokens
-
-
-def test_who_leaves_the_queue_costs_nothing_and_too_many_are_refused():
-    async def attack() -> None:
-        intake, hold, done = Intake(ApiConfig(), 4096), threading.Event(), []
-        holding = [
-            asyncio.create_task(intake.run_off_loop(Connection(), LARGE, hold.wait))
-            for _ in range(THREADS)
-        ]
-        await asyncio.sleep(0)
-        clients = [Connection() for _ in range(QUEUED_CALLS)]
-        waiting = [
-            asyncio.create_task(intake.run_off_loop(client, LARGE, lambda: done.append(1)))
-            for client in clients
-        ]
-        while intake.queued_calls < QUEUED_CALLS:
-            await asyncio.sleep(0)
-        with pytest.raises(Refused) as refused:
-            await intake.run_off_loop(Connection(), LARGE, lambda: done.append(1))
-        assert refused.value.refusal.status == 429
-        assert "Retry-After" in refused.value.refusal.headers
-        for client in clients[1:]:
-            client.leave()
-        results = await asyncio.gather(*waiting[1:], return_exceptions=True)
-        assert all(isinstance(result, ClientGone) for result in results)
-        hold.set()
-        await asyncio.gather(*holding, waiting[0])
-        assert done == [1]
-        assert intake.queued_calls == 0
-
-    asyncio.run(attack())
-
-
-def test_bodies_of_all_connections_are_bounded_together(text):
-    size = 8 << 20
-
-    async def attack() -> None:
-        app = build_app(ScriptedGenerator(text), text, ApiConfig(max_body_bytes=size))
-        # What is declared alone takes no place from others.
-        boasts = [Upload(b"", declared=size) for _ in range(32)]
-        slow = [Upload(b" " * (size - 1), declared=size) for _ in range(8)]
-        uploading = [asyncio.create_task(each.call(app)) for each in (*boasts, *slow)]
-        while any(each.reads < 2 for each in (*boasts, *slow)):
-            await asyncio.sleep(0)
-        late = Upload(b" " * 10_000, declared=10_000)
-        await late.call(app)
-        assert late.status == 503
-        assert late.reads == 0, "nothing is read where it has no room"
-        for each in (*boasts, *slow):
-            each.leave()
-        await asyncio.gather(*uploading)
-        after = Upload(b" " * 1000, declared=1000)
-        after.leave()
-        await after.call(app)
-        assert after.status == 400
-
-    asyncio.run(attack())
 
 
 class CountingAutomaton(AhoCorasick):
