@@ -1,14 +1,16 @@
 """What of a cluster file stands in a journal: all that decisions depend on, and no key."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tandem.config.cluster.file import read_cluster
+from tandem.config.cluster.reference import reference
 from tandem.config.environment import BUNDLED_MODEL
 from tandem.config.hardware.pools import capacity_of
 from tandem.config.hardware.worker import DEVICES
-from tandem.config.journal import recorded_cluster, recorded_text
+from tandem.config.journal import KEPT_KEYS, recorded_cluster, recorded_text
 from tandem.config.policies import router_config
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import InvalidConfiguration
@@ -117,3 +119,20 @@ def test_a_bundled_model_goes_by_its_name(tmp_path):
     assert "model: tandem-mini" in text
     assert taken == {}
     assert MODEL not in taken
+
+
+# Faults are a simulation's alone; a recorded request names its class, not the headers that chose it.
+LEFT_OUT = {"faults", "faults_per_hour", "headers"}
+
+
+def test_no_key_by_which_decisions_are_made_is_left_out_of_a_journal():
+    lost = []
+    for table in reference().split("\n## ")[1:]:
+        title, _, rows = table.partition("\n")
+        place = title.strip("`").replace("[]", "")
+        kept = KEPT_KEYS.get("" if " " in place else place)
+        for key, meaning in re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", rows, re.MULTILINE):
+            live_only = meaning.endswith("*(live only)*")
+            if kept is not None and not live_only and key not in kept | LEFT_OUT:
+                lost.append(f"{place}.{key}")
+    assert not lost

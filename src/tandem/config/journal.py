@@ -15,7 +15,7 @@ from tandem.facts.errors import InvalidConfiguration
 MODEL = "model"
 _CONFIG = "config.json"
 # What decisions and costs depend on. All else stays where it is: keys, addresses, passwords.
-_KEPT = {
+KEPT_KEYS = {
     "": {
         "model", "pools", "block_size", "max_model_len", "network", "tiers", "policies", "planning",
         "health",        "queue", "classes", "tenants", "slo", "seed", "serve",
@@ -93,7 +93,7 @@ def _point_to(tree: yaml.MappingNode, name: str, place: str) -> None:
 
 def _drop(node: yaml.MappingNode, place: str) -> None:
     """Leave out whatever is not to be kept, here and below."""
-    kept, dropped = _KEPT.get(place), _NOT_KEPT.get(place, set())
+    kept, dropped = KEPT_KEYS.get(place), _NOT_KEPT.get(place, set())
     node.value = [
         (key, value)
         for key, value in node.value

@@ -122,16 +122,12 @@ class TenantConfig:
         default=None,
         only="live",
     )
-    kv_share: Share = key(
-        "Share of each slower tier that its KV may take.", default=1.0, only="live"
-    )
+    kv_share: Share = key("Share of each slower tier that its KV may take.", default=1.0)
     may_use: tuple[str, ...] = key("Classes that its headers may name beside its own.", default=())
     longest_pin_s: float | None = key(
         "So long its clients may pin KV; left out: as their class says.", default=None, only="live"
     )
-    pin_share: Share = key(
-        "Share of each slower tier that may be pinned for it.", default=1.0, only="live"
-    )
+    pin_share: Share = key("Share of each slower tier that may be pinned for it.", default=1.0)
 
     @property
     def has_keys(self) -> bool:

@@ -158,10 +158,8 @@ class RemoteTierConfig(TierConfig):
     """The shared pool. What does not fit into the memory of its processes goes to their disks, or
     to a Redis or Valkey server."""
 
-    nodes: Positive = key("Processes that share the capacity.", default=1, only="live")
-    replicas: Positive = key(
-        "Nodes at most that hold a block many ask for.", default=2, only="live"
-    )
+    nodes: Positive = key("Processes that share the capacity.", default=1)
+    replicas: Positive = key("Nodes at most that hold a block many ask for.", default=2)
     disk: DiskTierConfig | None = key(
         "Where blocks go that memory does not hold.", default=None, only="live"
     )
@@ -193,7 +191,7 @@ class TierConfigs:
         only="live",
     )
     pin_share: Annotated[float, Meta(ge=0, le=0.9)] = key(
-        "Share of a tier that all pins together may take.", default=0.5, only="live"
+        "Share of a tier that all pins together may take.", default=0.5
     )
 
 
@@ -214,7 +212,6 @@ class HealthConfig:
     lease_s: float = key(
         "A worker gives up requests that no gateway asked for in so long.",
         default=30.0,
-        only="live",
     )
 
     @property
