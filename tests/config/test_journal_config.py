@@ -121,7 +121,7 @@ def test_a_bundled_model_goes_by_its_name(tmp_path):
     assert MODEL not in taken
 
 
-# Faults are a simulation's alone; a recorded request names its class, not the headers that chose it.
+# Faults are a simulation's alone; a recorded request names its class, not the headers of it.
 LEFT_OUT = {"faults", "faults_per_hour", "headers"}
 
 
