@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from tandem.facts.model import NormSpec
 from tandem.kernels.attention import AttentionBatch
 from tandem.kernels.faces import Kernels, choose_kernels
 from tandem.kernels.linear import Storage
@@ -142,8 +143,8 @@ def bench_small(bench: Bench) -> None:
     kernels, tokens, features = bench.kernels, 1024, 4096
     x, residual = torch.randn(2, tokens, features)
     weight, matrix_bytes = torch.ones(features), tokens * features * 4
-    bench.bytes_line("rms_norm", 2 * matrix_bytes, partial(kernels.rms_norm, x, weight, 1e-6))
-    run: Callable[[], object] = partial(kernels.add_rms_norm, x, residual, weight, 1e-6)
+    bench.bytes_line("rms_norm", 2 * matrix_bytes, partial(kernels.rms_norm, x, weight, NormSpec()))
+    run: Callable[[], object] = partial(kernels.add_rms_norm, x, residual, weight, NormSpec())
     bench.bytes_line("add_rms_norm", 4 * matrix_bytes, run)
     bench.bytes_line(
         "gated_activation", 1.5 * matrix_bytes, partial(kernels.gated_activation, x, "silu")
@@ -190,7 +191,7 @@ def bench_overhead(bench: Bench) -> None:
     q = torch.ones(1, 1, 16)
     runs: dict[str, Callable[[], object]] = {
         "linear": partial(kernels.linear, x, packed),
-        "rms_norm": partial(kernels.rms_norm, x, weight, 1e-6),
+        "rms_norm": partial(kernels.rms_norm, x, weight, NormSpec()),
         "paged_attention": partial(kernels.paged_attention, q, kv, batch, scale=1.0),
     }
     for name, run in runs.items():

@@ -12,13 +12,13 @@ from tandem.config.cluster.live import LiveFile, read_live_cluster
 from tandem.config.cluster.requests import PolicyConfig, TenantConfig
 from tandem.config.cluster.workers import (
     DiskTierConfig,
-    HealthConfig,
     PoolConfig,
     RemoteTierConfig,
     TierConfigs,
     TransportConfig,
 )
 from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.health import Health
 from tandem.facts.kv import BlockFormat
 
 POOL = "p"
@@ -44,7 +44,7 @@ def mistake(reader: Callable[..., object], folder: Path, text: str, *overrides: 
 
 def cluster_of_one(
     *,
-    health: HealthConfig | None = None,
+    health: Health | None = None,
     connectors: tuple[str, ...] | None = None,
     wire_dtype: str | None = None,
     tiers: TierConfigs | None = None,
@@ -55,7 +55,7 @@ def cluster_of_one(
     return Cluster(
         model="tandem-mini",
         pools=(PoolConfig(POOL, "cpu", **pool),),
-        health=health or HealthConfig(),
+        health=health or Health(),
         transport=TransportConfig(connectors, wire_dtype),
         tiers=tiers or TierConfigs(),
         policies=PolicyConfig(),

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
-from tandem.config.cluster.workers import HealthConfig
 from tandem.config.options import ServeOptions
 from tandem.config.processes import GatewaySetup, PoolNodeSetup, WorkerSetup, write_setup
 from tandem.facts.blocks import CacheRoot
+from tandem.facts.health import Health
 from tandem.facts.kv import MoveReport
 from tandem.facts.request import Request
 from tandem.facts.serving import ModelCard
@@ -37,7 +37,7 @@ MODEL, REVISION = "tandem-mini", "main"
 OPTIONS = ServeOptions(
     threads=1, kv_cache_memory="64MiB", max_num_seqs=8, max_num_batched_tokens=64
 )
-HEALTH = HealthConfig(report_interval_s=0.05, heartbeat_timeout_s=10.0)
+HEALTH = Health(report_interval_s=0.05, heartbeat_timeout_s=10.0)
 TERMS = Registered("g0", 50_000_000, 10_000_000_000, 20_000_000_000)
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tandem.config.cluster.workers import HealthConfig
 from tandem.config.options import ServeOptions
 from tandem.config.processes import GatewayListening, GatewaySetup
+from tandem.facts.health import Health
 from tandem.facts.sampling import SamplingParameters
 from tandem.live.gateway.operators import OperatorClient
 from tests.cluster.ledger_engine import answer
@@ -26,7 +26,7 @@ from tests.live.ends import KEYS, NODE_KEYS, PATIENCE_S
 from tests.live.gateway_side import Processes
 from tests.live.toy_cluster import CONTEXT_TOKENS, EXPORT, ToyWorker, until
 
-HEALTH = HealthConfig(report_interval_s=0.02, heartbeat_timeout_s=5.0)
+HEALTH = Health(report_interval_s=0.02, heartbeat_timeout_s=5.0)
 START = """
 import sys
 from pathlib import Path

@@ -13,6 +13,7 @@ from tandem.cluster.tiers.config import TierLimits
 from tandem.cluster.worker.machine import WorkerConfig
 from tandem.cost.worker import LinkCost, StepShape, WorkerCost
 from tandem.facts.fleet import Role, Tier
+from tandem.facts.health import Health
 from tandem.policy.admission.policies import ADMISSIONS
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.chance import draw
@@ -151,10 +152,12 @@ class ScenarioDraws:
             message_latency_s=chance.choice([0.0, 1e-4, 1e-3]),
             message_jitter_s=chance.choice([0.0, 0.003, 0.03]),
             network_latency_s=chance.choice([0.0, 0.005]),
-            transfer_timeout_s=chance.choice([0.05, 1.0, 60.0]),
-            report_interval_s=REPORT_S,
-            heartbeat_timeout_s=SILENCE_S,
-            lease_s=LEASE_S,
+            health=Health(
+                transfer_timeout_s=chance.choice([0.05, 1.0, 60.0]),
+                report_interval_s=REPORT_S,
+                heartbeat_timeout_s=SILENCE_S,
+                lease_s=LEASE_S,
+            ),
             seed=seed,
             encodes=True,
             explains=chance.choice([False, True]),

@@ -8,6 +8,7 @@ from tandem.cluster.router.queue import RequestQueueConfig
 from tandem.cost.fitted import FittedStepTime
 from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.fleet import Role, Tier
+from tandem.facts.health import Health
 from tandem.facts.slo import Slo
 from tandem.facts.trace import TraceRow
 from tandem.policy.admission.policies import ADMISSIONS
@@ -54,9 +55,11 @@ class Draw:
             pool_bytes_per_s=1e6,
             network_latency_s=chance.choice([0.0, 1e-5]),
             faults=faults,
-            report_interval_s=chance.choice([0.0, 0.3]),
-            heartbeat_timeout_s=chance.choice([1.5, 10.0]),
-            transfer_timeout_s=chance.choice([1.0, 60.0]),
+            health=Health(
+                report_interval_s=chance.choice([0.0, 0.3]),
+                heartbeat_timeout_s=chance.choice([1.5, 10.0]),
+                transfer_timeout_s=chance.choice([1.0, 60.0]),
+            ),
             window_s=2.0,
             limit_s=600.0,
             explains=chance.choice([False, True]),

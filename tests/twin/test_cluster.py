@@ -9,6 +9,7 @@ import pytest
 from tandem.cost.fitted import FittedStepTime
 from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.fleet import Role, Tier
+from tandem.facts.health import Health
 from tandem.facts.trace import TraceRow
 from tandem.policy.planning.contract import FleetView, Flip, Plan
 from tandem.report.record import Ending, RunRecord
@@ -80,7 +81,9 @@ def test_late_messages_lose_nothing(seed):
 def test_a_worker_that_hangs_is_fenced_by_the_gateway_and_comes_back_with_its_cache():
     hang = Fault(0.5, Hang("w-0"), 8.0)
     far = [TraceRow(20.0, 100, 4, (0,), BLOCK), TraceRow(20.0, 100, 4, (1,), BLOCK)]
-    simulation = played(scenario(faults=(hang,), heartbeat_timeout_s=3.0), rows(4, 0.1, 100) + far)
+    simulation = played(
+        scenario(faults=(hang,), health=Health(heartbeat_timeout_s=3.0)), rows(4, 0.1, 100) + far
+    )
     run, gateway = simulation.cluster.run, simulation.cluster.gateway
     lost = list(gateway.machine.members.lost)
     assert [name for name, _ in lost] == ["w-0"]
@@ -94,7 +97,9 @@ def test_a_worker_that_hangs_is_fenced_by_the_gateway_and_comes_back_with_its_ca
 
 def test_a_short_hang_is_nobody_s_death():
     hang = Fault(0.5, Hang("w-0"), 2.0)
-    simulation = played(scenario(faults=(hang,), heartbeat_timeout_s=3.0), rows(4, 0.1, 100))
+    simulation = played(
+        scenario(faults=(hang,), health=Health(heartbeat_timeout_s=3.0)), rows(4, 0.1, 100)
+    )
     assert not simulation.cluster.gateway.machine.members.lost
     assert not any(request.resumptions for request in simulation.cluster.run.requests)
 
@@ -152,7 +157,7 @@ def test_a_report_is_as_old_as_its_interval(fast_forward):
     seen = []
     for interval_s in (0.0, 0.5):
         simulation = Simulation(
-            scenario(report_interval_s=interval_s, fast_forward=fast_forward),
+            scenario(health=Health(report_interval_s=interval_s), fast_forward=fast_forward),
             [TraceRow(0.0, 16, 200), TraceRow(1.3, 16, 4)],
             RunRecord({}),
         )
@@ -193,7 +198,7 @@ def test_whoever_did_not_change_need_not_be_looked_at(faults):
             for worker in cluster.workers.values() if cluster.gateway else ():
                 assert worker.reports_unchanged or worker.due_report(cluster.now_ns) is None
                 member = cluster.gateway.machine.members.of_peer(worker.peer)
-                if member and not cluster.scenario.report_interval_s and not worker.hangs:
+                if member and not cluster.scenario.health.report_interval_s and not worker.hangs:
                     loads = member.load, worker.loads.load(cluster.now_ns)
                     known, true = (load.context_tokens for load in loads)
                     assert known == true

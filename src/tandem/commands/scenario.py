@@ -43,10 +43,7 @@ def scenario_of(cluster: Cluster, explains: bool = False) -> Scenario:
         pool_bytes_per_s=_remote_bytes_per_s(remote, pools),
         network_latency_s=pools[0].kind.cost.network.latency_s,
         faults=_faults(cluster, workers),
-        report_interval_s=cluster.health.report_interval_s,
-        heartbeat_timeout_s=cluster.health.heartbeat_timeout_s,
-        transfer_timeout_s=cluster.health.transfer_timeout_s,
-        lease_s=cluster.health.lease_s,
+        health=cluster.health,
         settings=settings_of(cluster),
         explains=explains,
     )

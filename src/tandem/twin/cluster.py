@@ -57,7 +57,7 @@ class SimulatedCluster:
         self.bus = MessageBus(self.queue, encodes=scenario.encodes, seed=scenario.seed)
         self.transfers = Transfers(
             round(scenario.network_latency_s * 1e9),
-            round(scenario.transfer_timeout_s * 1e9),
+            round(scenario.health.transfer_timeout_s * 1e9),
             self.queue,
         )
         self.prompts = PromptChains(scenario.block_size, PROMPTS_PER_WORKER * len(self.pools))

@@ -35,7 +35,7 @@ def gateway_config(
 ) -> GatewayConfig:
     """What a gateway starts with. The first one plans."""
     policies = scenario.policies
-    silence_ns = round(scenario.heartbeat_timeout_s * 1e9)
+    silence_ns = round(scenario.health.heartbeat_timeout_s * 1e9)
     return GatewayConfig(
         gateway=name,
         router=RouterConfig(
@@ -53,9 +53,9 @@ def gateway_config(
         capacity_of=capacity_of,
         terms=Registered(
             gateway=name,
-            report_interval_ns=round(scenario.report_interval_s * 1e9) or DRAIN_REPORT_NS,
+            report_interval_ns=round(scenario.health.report_interval_s * 1e9) or DRAIN_REPORT_NS,
             silence_ns=silence_ns,
-            lease_ns=round(scenario.lease_s * 1e9),
+            lease_ns=round(scenario.health.lease_s * 1e9),
         ),
         model=MODEL,
         revision="",

@@ -8,6 +8,7 @@ from tandem.cluster.tiers.config import TierLimits
 from tandem.cluster.worker.machine import WorkerConfig
 from tandem.cost.worker import WorkerCost
 from tandem.facts.fleet import Role
+from tandem.facts.health import Health
 from tandem.facts.slo import Slo
 from tandem.policy.admission.contract import Admission
 from tandem.policy.batching import TokenBudgetBatching
@@ -75,22 +76,20 @@ class Policies:
 class Scenario:
     """One run.
 
-    `report_interval_s` is how old a worker's load may be when a decision is made (0: as of now).
-    What a session's request left in a slower tier is pinned for `pin_sessions_s` after its answer,
-    at most `pin_share` of a tier in all and `pin_shares` of it for a tenant; one in `quotas` has at
-    most that share of a tier. `tier_limits` bound the work on slower tiers (None: by their size).
-    The shared pool has room for `remote_blocks` in `pool_nodes` processes; what several ask for
-    lies on up to `pool_replicas` of them. A message takes `message_latency_s`; with `encodes` each
-    goes through the codec of the wire. A worker that is silent for `heartbeat_timeout_s` counts
-    as dead, a transfer that has not arrived after `transfer_timeout_s` as lost, and a request that
-    no gateway has asked for during `lease_s` is given up. What has not ended `limit_s` after the
-    last arrival has failed. `settings` are all choices in words, for the report. With `explains`
-    every decision is kept. The timeline has about `timeline_points`. With `fast_forward` workers
-    take decode steps at one go where nothing is to be decided; it changes no result. Requests go to
-    the `gateways` by turns. With several, or with `live_reports`, workers report at every interval
-    by themselves, as they do live. A message takes up to `message_jitter_s` longer, drawn by
-    `seed`. `contents` models what lies in a worker's blocks, where that is to be checked; steps
-    then draw its tokens.
+    `health` says how old a worker's load may be when a decision is made (a report interval of 0: as
+    of now), and what counts as dead, lost or given up. What a session's request left in a slower
+    tier is pinned for `pin_sessions_s` after its answer, at most `pin_share` of a tier in all and
+    `pin_shares` of it for a tenant; one in `quotas` has at most that share of a tier. `tier_limits`
+    bound the work on slower tiers (None: by their size). The shared pool has room for
+    `remote_blocks` in `pool_nodes` processes; what several ask for lies on up to `pool_replicas` of
+    them. A message takes `message_latency_s`; with `encodes` each goes through the codec of the
+    wire. What has not ended `limit_s` after the last arrival has failed. `settings` are all choices
+    in words, for the report. With `explains` every decision is kept. The timeline has about
+    `timeline_points`. With `fast_forward` workers take decode steps at one go where nothing is to
+    be decided; it changes no result. Requests go to the `gateways` by turns. With several, or with
+    `live_reports`, workers report at every interval by themselves, as they do live. A message takes
+    up to `message_jitter_s` longer, drawn by `seed`. `contents` models what lies in a worker's
+    blocks, where that is to be checked; steps then draw its tokens.
     """
 
     pools: tuple[Pool, ...]
@@ -112,10 +111,7 @@ class Scenario:
     seed: int = 0
     encodes: bool = False
     faults: tuple[Fault, ...] = ()
-    report_interval_s: float = 0.0
-    heartbeat_timeout_s: float = 10.0
-    transfer_timeout_s: float = 60.0
-    lease_s: float = 30.0
+    health: Health = field(default_factory=Health)
     window_s: float = 30.0
     limit_s: float = 86_400.0
     settings: dict[str, str] = field(default_factory=dict)

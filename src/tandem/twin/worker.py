@@ -133,7 +133,7 @@ class SimulatedWorker(Process[NodeEvent]):
         self.loads = LoadReports(
             self.machine,
             self.engine,
-            round(scenario.report_interval_s * 1e9),
+            round(scenario.health.report_interval_s * 1e9),
             self._perform,
             when_asked=when_asked,
         )

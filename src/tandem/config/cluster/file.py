@@ -27,7 +27,6 @@ from tandem.config.cluster.requests import (
 from tandem.config.cluster.tree import RefusedAt, override, parse
 from tandem.config.cluster.workers import (
     BlockSize,
-    HealthConfig,
     Launcher,
     NetworkConfig,
     PoolConfig,
@@ -39,6 +38,7 @@ from tandem.config.cluster.workers import (
 from tandem.config.environment import BUNDLED
 from tandem.facts.errors import InvalidConfiguration, nearest
 from tandem.facts.fleet import Role
+from tandem.facts.health import Health
 from tandem.facts.slo import Slo
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -67,7 +67,7 @@ class Cluster:
     planning: PlanningOptions = key(
         "What becomes of the planner's decisions.", factory=PlanningOptions, only="live"
     )
-    health: HealthConfig = key("How long silence is tolerated.", factory=HealthConfig)
+    health: Health = key("How long silence is tolerated.", factory=Health)
     queue: QueueConfig = key("The queue before the workers.", factory=QueueConfig)
     classes: tuple[ClassConfig, ...] = key("Service classes.", default=())
     tenants: tuple[TenantConfig, ...] = key("Who asks.", default=())

@@ -195,44 +195,6 @@ class TierConfigs:
     )
 
 
-# What a worker's report interval of 0 means where reports are messages.
-LIVE_REPORT_INTERVAL_S = 0.1
-
-
-@section
-class HealthConfig:
-    """How long silence is tolerated."""
-
-    report_interval_s: float = key(
-        "How often a worker sends its load; 0: always known to the simulator, 100 ms live.",
-        default=0.0,
-    )
-    heartbeat_timeout_s: float = key("A silent worker counts as dead after it.", default=10.0)
-    transfer_timeout_s: float = key("A transfer counts as lost after it.", default=60.0)
-    lease_s: float = key(
-        "A worker gives up requests that no gateway asked for in so long.",
-        default=30.0,
-    )
-
-    @property
-    def live_report_interval_s(self) -> float:
-        return self.report_interval_s or LIVE_REPORT_INTERVAL_S
-
-    def __post_init__(self) -> None:
-        for name, seconds in (
-            ("heartbeat_timeout", self.heartbeat_timeout_s),
-            ("transfer_timeout", self.transfer_timeout_s),
-            ("lease", self.lease_s),
-        ):
-            if seconds <= 0:
-                raise InvalidConfiguration(f"{name} must be more than 0, got {seconds:g}s")
-        if 2 * self.report_interval_s > self.heartbeat_timeout_s:
-            raise InvalidConfiguration(
-                f"heartbeat_timeout ({self.heartbeat_timeout_s:g}s) must be at least twice "
-                f"report_interval ({self.report_interval_s:g}s), or one late report kills a worker"
-            )
-
-
 @section
 class TransportConfig:
     """How KV moves between live workers."""
