@@ -7,6 +7,7 @@ import signal
 import sys
 from typing import Any
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("seeded", derandomize=True, deadline=None)
@@ -31,6 +32,13 @@ gc.disable()
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def _seeded_torch() -> None:
+    """What a test draws does not depend on the tests before it. Most tests never import torch."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
 
 
 # A shell starts what runs in its background with Ctrl-C ignored, and so would be all processes that

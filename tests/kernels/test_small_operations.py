@@ -58,8 +58,9 @@ def test_gated_activation(
 ) -> None:
     gate_up_T2F = torch.randn(rows, 2 * features) * 4
     found = native.gated_activation(gate_up_T2F, activation)
-    expected = reference.gated_activation(gate_up_T2F, activation)
-    torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6)
+    # In single precision the reference is no better: 1 + tanh(x) cancels.
+    wanted = reference.gated_activation(gate_up_T2F.double(), activation)
+    torch.testing.assert_close(found.double(), wanted, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -1,6 +1,7 @@
 """What keeps a cluster from starting is reported before it has a process or a file."""
 
 import socket
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -36,13 +37,19 @@ def check(tmp_path, *settings):
     return directory
 
 
-@pytest.fixture
-def taken_port():
-    """Of somebody who would share it, as gateways do."""
+@contextmanager
+def sharing_socket(address):
+    """Of somebody who would share its port, as gateways do."""
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        other.bind(("127.0.0.1", 0))
+        other.bind((address, 0))
         other.listen()
+        yield other
+
+
+@pytest.fixture
+def taken_port():
+    with sharing_socket("127.0.0.1") as other:
         yield other.getsockname()[1]
 
 
@@ -67,8 +74,14 @@ def test_a_model_that_cannot_be_cut_is_refused_with_its_line(key, problem, tmp_p
 def test_a_port_that_others_would_share_is_taken(tmp_path, taken_port):
     with pytest.raises(InvalidConfiguration, match=f"port {taken_port}: Address already in use"):
         check(tmp_path, f"serve.port={taken_port}")
-    with pytest.raises(InvalidConfiguration, match=f"listen: cannot listen .* port {taken_port}"):
-        check(tmp_path, f"listen=127.0.0.1:{taken_port - 1}", "gateways=2")
+
+
+def test_every_gateway_needs_a_port_to_listen_at(tmp_path):
+    # Nobody else uses this address: the port before the taken one is free.
+    with sharing_socket("127.9.8.7") as other:
+        port = other.getsockname()[1]
+        with pytest.raises(InvalidConfiguration, match=f"listen: cannot listen .* port {port}"):
+            check(tmp_path, f"listen=127.9.8.7:{port - 1}", "gateways=2")
 
 
 def test_a_model_that_is_nowhere_is_refused(tmp_path):
