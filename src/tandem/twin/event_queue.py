@@ -26,6 +26,7 @@ class EventQueue:
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, Turn, int, int, Action]] = []
+        self._before_next: list[Callable[[], object]] = []
         self._entries = count()
         self.now_ns = 0
         self.happened = 0
@@ -39,15 +40,27 @@ class EventQueue:
         assert instant_ns >= self.now_ns, "time never runs back"
         heappush(self._heap, (instant_ns, turn, order, next(self._entries), action))
 
+    def before_next(self, action: Callable[[], object]) -> None:
+        """Call it once, when all of this turn has happened and before what comes next is known."""
+        self._before_next.append(action)
+
     def next_ns(self) -> int | None:
+        self._end_turn()
         return self._heap[0][0] if self._heap else None
 
     def step(self) -> None:
         """Call the next one."""
+        self._end_turn()
         instant_ns, _, _, _, action = heappop(self._heap)
         self.now_ns = instant_ns
         self.happened += 1
         action(instant_ns)
+
+    def _end_turn(self) -> None:
+        while self._before_next:
+            actions, self._before_next = self._before_next, []
+            for action in actions:
+                action()
 
 
 class Timer:

@@ -35,6 +35,7 @@ class Transfers:
         self._queue = queue
         self._last_id = 0
         self._wake_ns: int | None = None
+        self._watching = False
         self._totals: dict[str, TransferRecord] = {}
         # The ports that lose a share of what crosses them.
         self._losses: dict[str, float] = {}
@@ -105,8 +106,14 @@ class Transfers:
         return [self._totals[kind] for kind in sorted(self._totals)]
 
     def watch(self) -> None:
-        """Have the queue call when the network has something to tell; needed after the links were
-        disturbed from outside."""
+        """Have the queue call when the network has something to report; needed after the links were
+        disturbed from outside. Rates change once for all that begins and ends in one turn."""
+        if not self._watching:
+            self._watching = True
+            self._queue.before_next(self._await_next)
+
+    def _await_next(self) -> None:
+        self._watching = False
         wake_ns = self.network.next_event_ns()
         if wake_ns != self._wake_ns:
             self._wake_ns = wake_ns
