@@ -5,7 +5,7 @@ from msgspec import structs
 
 from tandem.cluster.router.admission import RouterConfig
 from tandem.cluster.router.fleet import Capacity
-from tandem.cluster.router.machine import RouterMachine
+from tandem.cluster.router.machine import MOST_EXPLAINED, RouterMachine
 from tandem.cluster.router.queue import RequestQueue, RequestQueueConfig
 from tandem.cluster.router.request_state import RequestState
 from tandem.facts.blocks import BlockChanges, CacheRoot
@@ -14,7 +14,9 @@ from tandem.facts.request import FinishReason, Request
 from tandem.messages.router import (
     AskForBlocks,
     BlocksReported,
+    Explain,
     KvReported,
+    LoadReported,
     MigrationsRequested,
     Reject,
     RequestRefused,
@@ -249,3 +251,36 @@ def test_those_that_wait_are_shared_out_with_what_is_still_to_compute_of_them():
     assert queue.first(0) == "cold"
     queue.dequeue(cold)
     assert queued(queue) == [0, 50, 0]
+
+
+def test_an_explanation_has_the_best_candidates_and_the_one_chosen():
+    names = [f"w{index:03}" for index in range(100)]
+    machine = RouterMachine(
+        RouterConfig(
+            block_size=4,
+            root=CacheRoot("model", "revision", b"layout"),
+            capacities={name: Capacity(COST, 4, 100, 4) for name in names},
+            routing=ROUTINGS["cost"](0),
+            admission=AdmitAll(),
+            dispatching=AlwaysRemote(),
+            explains=True,
+        )
+    )
+    for index, name in enumerate(names):
+        machine.handle(WorkerJoined(name, (Role.PREFILL, Role.DECODE)[index % 2]), 0)
+        # The later the more to do.
+        machine.handle(LoadReported(name, 1, 0, 1000 * (100 - index), 100 * (100 - index), 50), 0)
+    (routing,) = [
+        each
+        for each in submit(machine, "r")
+        if isinstance(each, Explain) and each.kind == "routing"
+    ]
+    shown = [name.split()[:2] for name, _ in routing.figures if name.endswith(" score")]
+    prefills = [worker for phase, worker in shown if phase == "prefill"]
+    decodes = [worker for phase, worker in shown if phase == "decode"]
+    # Those with least to compute, in the order of their names.
+    assert prefills == [name for name in names if name in names[::2][-MOST_EXPLAINED:]]
+    assert len(decodes) == MOST_EXPLAINED
+    chosen = routing.text.replace(",", "").split()
+    assert chosen[2] in prefills
+    assert chosen[5] in decodes

@@ -56,7 +56,9 @@ def serving(*arguments: str) -> AbstractContextManager[ServingProcess]:
 
 # They ask a cluster or a server and end: here they cost no second of imports each. That a process
 # around them is the same is seen with one of them, and with all other verbs.
-ASKING = frozenset({"bench", "complete", "drain", "flip", "restart", "status", "undrain"})
+ASKING = frozenset(
+    {"bench", "complete", "drain", "explain", "flip", "restart", "status", "undrain"}
+)
 
 ONE_AT_A_TIME = Lock()
 

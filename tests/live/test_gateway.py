@@ -288,6 +288,28 @@ async def test_a_planner_flips_and_its_status_names_who_is_to_be_started():
         assert flips in text_of(gateway)
 
 
+async def test_an_operator_asks_what_became_of_a_request():
+    workers = ToyWorker("w0"), ToyWorker("w1")
+    async with cluster(*workers, explain_bytes=1 << 20) as (gateway, endpoint):
+        with OperatorClient(endpoint, NODE_KEYS, PATIENCE_S) as client:
+            await read(gateway, request("first", max_tokens=5))
+            explained = await asyncio.to_thread(client.explain, "first")
+            (history,) = explained.histories
+            assert (history.ending, history.emitted_tokens) == ("finished", 5)
+            assert [each.kind for each in history.events] == ["admission", "routing", "dispatch"]
+            names = {name for name, _ in history.events[1].figures}
+            assert {"ttft_s", "prefill w0 ttft_s", "prefill w1 ttft_s"} <= names
+            assert 0 <= history.first_token_ns <= history.last_token_ns == history.end_ns
+            assert explained.now_ns >= history.arrival_ns + history.end_ns
+            left = asyncio.create_task(read(gateway, request("left", max_tokens=150)))
+            await until(lambda: len(gateway.machine.router.requests) == 1)
+            left.cancel()
+            await until(lambda: not gateway.machine.router.requests)
+            (history,) = (await asyncio.to_thread(client.explain, "left")).histories
+            assert history.ending == "withdrawn"
+            assert (await asyncio.to_thread(client.explain, "nobody")).histories == ()
+
+
 def test_an_operator_waits_for_nobody_in_vain():
     with (
         OperatorClient("tcp://127.0.0.1:9", NODE_KEYS, 0.2) as client,

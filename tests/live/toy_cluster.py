@@ -88,7 +88,9 @@ def make_gateway(
     planning: PlanningConfig | None = None, root: CacheRoot = ROOT, **terms
 ) -> Gateway:
     card = ModelCard(("toy",), 10_000, VOCABULARY, (), 0)
-    machine = GatewayMachine(replace(gateway_config(root), planning=planning))
+    config = replace(gateway_config(root), planning=planning)
+    router = replace(config.router, explains=terms.get("explain_bytes", 0) > 0)
+    machine = GatewayMachine(replace(config, router=router))
     return Gateway(card, machine, GatewayTerms(**({"incarnation": "i"} | terms)))
 
 

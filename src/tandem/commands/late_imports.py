@@ -17,6 +17,7 @@ VERBS: Final = {
     "serve": "tandem.commands.serve:serve_command",
     "up": "tandem.commands.up:up_command",
     "status": "tandem.commands.status:status_command",
+    "explain": "tandem.commands.explain:explain_command",
     "drain": "tandem.commands.drain:drain_command",
     "undrain": "tandem.commands.drain:undrain_command",
     "flip": "tandem.commands.drain:flip_command",

@@ -45,6 +45,45 @@ class ReportStartFailed(Struct, frozen=True):
     reason: str
 
 
+class AskExplain(Struct, frozen=True):
+    """What became of a request, by its id, or of all choices of an answer. Answered by
+    `Explained`."""
+
+    question: int
+    request_id: str
+
+
+class RequestEvent(Struct, frozen=True):
+    """A decision about a request, so long after it arrived; `kind` is what decided."""
+
+    after_ns: int
+    kind: str
+    text: str
+    figures: tuple[tuple[str, float | str], ...] = ()
+
+
+class RequestHistory(Struct, frozen=True):
+    """One request as its gateway saw it, which came at `arrival_ns` of the gateway's clock. Other
+    instants are nanoseconds since then, -1 for what has not happened; `ending` is empty while it
+    runs."""
+
+    request_id: str
+    arrival_ns: int
+    tenant: str
+    service_class: str
+    session: str
+    prompt_tokens: int
+    cached_tokens: int
+    max_tokens: int
+    emitted_tokens: int
+    ending: str
+    reason: str
+    first_token_ns: int
+    last_token_ns: int
+    end_ns: int
+    events: tuple[RequestEvent, ...]
+
+
 class StatusReported(Struct, frozen=True):
     """The gateway's view at one instant."""
 
@@ -60,6 +99,14 @@ class AuditReported(Struct, frozen=True):
     problem: str = ""
 
 
+class Explained(Struct, frozen=True):
+    """What this gateway knows of the request; nothing where it is too long ago, or another's."""
+
+    question: int
+    now_ns: int
+    histories: tuple[RequestHistory, ...]
+
+
 class Done(Struct, frozen=True):
     """What was asked for is done, or (`problem`) cannot be."""
 
@@ -67,7 +114,18 @@ class Done(Struct, frozen=True):
     problem: str = ""
 
 
-Question = AskStatus | AskDrain | AskUndrain | AskAudit | ReportStartFailed
-Answer = StatusReported | AuditReported | Done
+Question = AskStatus | AskDrain | AskUndrain | AskAudit | ReportStartFailed | AskExplain
+Answer = StatusReported | AuditReported | Done | Explained
 # A message's place is its number on the wire: new ones come last.
-OperatorMessage = AskStatus | AskDrain | AskUndrain | AskAudit | Answer | ReportStartFailed
+OperatorMessage = (
+    AskStatus
+    | AskDrain
+    | AskUndrain
+    | AskAudit
+    | StatusReported
+    | AuditReported
+    | Done
+    | ReportStartFailed
+    | AskExplain
+    | Explained
+)

@@ -1,7 +1,7 @@
-"""The life of one simulated request: what was decided about it, on which figures, and when things
-happened."""
+"""The life of one request, live or simulated: what was decided about it, on which figures, what was
+predicted, and what happened when."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -58,17 +58,42 @@ def events(record: RunRecord, request: RequestRecord) -> list[Event]:
 
 
 def explanation(record: RunRecord, name: str) -> RenderableType:
-    """A request's life for the terminal. Raises `InvalidRequest`."""
+    """A simulated request's life for the terminal. Raises `InvalidRequest`."""
     request = find_request(record, name)
+    found = events(record, request)
+    foreseen = predicted(found, request.ttft_s, request.tpot_s)
+    return life((*_head(request), *foreseen), found, request.arrival_ns)
+
+
+def life(head: Iterable[str], happened: Sequence[Event], arrival_ns: int) -> RenderableType:
+    """A request's life for the terminal: some lines, and what happened since it arrived."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("after", justify="right", style="dim")
     table.add_column("what", style="bold")
     table.add_column("")
-    for event in events(record, request):
-        after_s = (event.now_ns - request.arrival_ns) / 1e9
+    for event in happened:
+        after_s = (event.now_ns - arrival_ns) / 1e9
         shown = Group(Text(event.text), *_figure_lines(event))
         table.add_row(f"{after_s:,.3f} s", event.kind or "·", shown)
-    return Group(Text("\n".join(_head(request)), style="bold"), table)
+    return Group(Text("\n".join(head), style="bold"), table)
+
+
+def predicted(
+    happened: Iterable[Event], ttft_s: float | None, tpot_s: float | None
+) -> Iterator[str]:
+    """What the last routing decision predicted, beside what was measured. A prediction counts from
+    the decision, a measurement from the arrival."""
+    routed = [dict(event.figures) for event in happened if event.kind == "routing"]
+    if routed:
+        pairs = [("TTFT", "ttft_s", ttft_s), ("TPOT", "tpot_s", tpot_s)]
+        yield ", ".join(
+            f"{name} predicted {_seconds(routed[-1].get(key))}, measured {_seconds(measured)}"
+            for name, key, measured in pairs
+        )
+
+
+def _seconds(value: float | str | None) -> str:
+    return "nothing" if value is None or isinstance(value, str) else f"{value:,.4g} s"
 
 
 def _head(request: RequestRecord) -> Iterator[str]:

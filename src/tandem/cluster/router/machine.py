@@ -5,7 +5,8 @@ No sockets and no clock: what workers and clients report comes in, messages to t
 gateway and the twin drive the same object.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from heapq import nsmallest
 
 from tandem.cluster.audit import invariant
 from tandem.cluster.router.admission import AdmissionFront, Choice, RouterConfig
@@ -47,11 +48,14 @@ from tandem.messages.worker import (
     WorkerEvent,
 )
 from tandem.policy.dispatch.contract import Transfer
+from tandem.policy.routing.contract import Candidate
 
 Effects = list[RouterEffect]
 
 # Output is counted to its tenant in portions: fair shares are uneven by so much, no more.
 CHARGED_TOKENS = 64
+# Candidates of a phase at most that stand in an explanation.
+MOST_EXPLAINED = 16
 
 
 class RouterMachine:
@@ -312,11 +316,13 @@ class RouterMachine:
 
 
 def _explanations(state: RequestState, choice: Choice) -> list[RouterEffect]:
-    """Why the request goes where it goes: every candidate with its score and predicted seconds."""
+    """Why the request goes where it goes: the best candidates with their scores and predicted
+    seconds, in the order of the workers."""
     route, dispatch = choice.route, choice.dispatch
     figures: list[tuple[str, float | str]] = [("ttft_s", route.ttft_s), ("tpot_s", route.tpot_s)]
     for phase, reasons in (("prefill", route.prefill_reasons), ("decode", route.decode_reasons)):
-        for each in reasons:
+        for index in sorted(_best(reasons)):
+            each = reasons[index]
             name = f"{phase} {each.worker}"
             figures.append((f"{name} score", each.score))
             figures.append((f"{name} ttft_s", each.ttft_s))
@@ -327,3 +333,11 @@ def _explanations(state: RequestState, choice: Choice) -> list[RouterEffect]:
         Explain(state.request_id, "routing", chosen, tuple(figures)),
         Explain(state.request_id, "dispatch", dispatch.reason, placement),
     ]
+
+
+def _best(candidates: Sequence[Candidate]) -> list[int]:
+    """The places of those that are explained: of a thousand workers nobody reads all."""
+    places = range(len(candidates))
+    if len(places) <= MOST_EXPLAINED:
+        return list(places)
+    return nsmallest(MOST_EXPLAINED, places, key=lambda place: (candidates[place].score, place))

@@ -96,6 +96,11 @@ class Cluster:
     journal: JournalConfig | None = key(
         "Write down what the gateways decide by (left out: nothing).", default=None, only="live"
     )
+    explain_memory_bytes: float = key(
+        "Memory of a gateway for what `tandem explain` shows, of an hour at most; 0: nothing.",
+        default=float(32 << 20),
+        only="live",
+    )
     launcher: Launcher = key("Whose machines the workers run on.", default="local", only="live")
     ray: RayConfig = key("For `launcher: ray`.", factory=RayConfig, only="live")
 

@@ -14,6 +14,7 @@ from tandem.facts.slo import Slo
 from tandem.live.channels.gateway_channel import ChannelNews
 from tandem.live.clock import NS_PER_S, now_ns
 from tandem.live.gateway.clients import Clients
+from tandem.live.gateway.history import RequestHistories
 from tandem.live.gateway.journal import Journal
 from tandem.live.gateway.loop import Channel, GatewayLoop
 from tandem.live.mailbox import Mailbox
@@ -30,7 +31,7 @@ class GatewayTerms:
     what every request gets promised. What a session's request leaves in slower tiers is kept for
     `pin_sessions_s`, and what a client asks to be kept for up to `longest_pin_s`, unless its tenant
     (`longest_pins_s`) or its class has a bound of its own, which holds for its sessions as well.
-    What was sent may take `linger_s` to leave."""
+    Histories of requests may take `explain_bytes`. What was sent may take `linger_s` to leave."""
 
     incarnation: str
     max_waiting: int = 4096
@@ -38,6 +39,7 @@ class GatewayTerms:
     pin_sessions_s: float = 0.0
     longest_pin_s: float = 0.0
     longest_pins_s: Mapping[str, float] = field(default_factory=dict)
+    explain_bytes: int = 0
     linger_s: float = 1.0
     comeback_s: float = 15.0
 
@@ -125,7 +127,8 @@ class Gateway:
         self._clients = Clients(self.metrics, terms.max_waiting)
         self._availability = Availability(machine.members, terms.comeback_s)
         settled = self._availability.members_changed
-        self._loop = GatewayLoop(machine, self._clients, settled, journal)
+        histories = RequestHistories(terms.explain_bytes)
+        self._loop = GatewayLoop(machine, self._clients, settled, journal, histories)
         self._channel: Channel | None = None
         self._task: asyncio.Task[None] | None = None
         self._failed = False

@@ -10,6 +10,7 @@ from tandem.cluster.gateway.machine import GatewayMachine
 from tandem.live.channels.gateway_channel import MessageFromOperator
 from tandem.live.driver import Driver, EventInbox
 from tandem.live.gateway.clients import Clients
+from tandem.live.gateway.history import RequestHistories
 from tandem.live.gateway.journal import Journal
 from tandem.messages.cluster import Register, Registered, ToWorker
 from tandem.messages.gateway import (
@@ -33,15 +34,17 @@ from tandem.messages.operator import (
     Answer,
     AskAudit,
     AskDrain,
+    AskExplain,
     AskStatus,
     AskUndrain,
     AuditReported,
     Done,
+    Explained,
     OperatorMessage,
     ReportStartFailed,
     StatusReported,
 )
-from tandem.messages.router import Explain, Reject, RequestSubmitted
+from tandem.messages.router import Explain, Reject, RequestSubmitted, RequestWithdrawn
 from tandem.messages.worker import FailRequest, ImportsArrived, PrefillsArrived, RequestsArrived
 
 logger = logging.getLogger(__name__)
@@ -115,14 +118,16 @@ class GatewayLoop:
         clients: Clients,
         settled: Callable[[], None],
         journal: Journal | None = None,
+        histories: RequestHistories | None = None,
     ) -> None:
         self.machine = machine
         self._journal = journal
+        self._histories = histories or RequestHistories(0)
         self._clients = clients
         self._settled = settled
         self._requests = OperatorRequests()
         # Who is to be answered at the end of this turn.
-        self._asked: list[tuple[str, AskStatus | ReportStartFailed]] = []
+        self._asked: list[tuple[str, AskStatus | AskExplain | ReportStartFailed]] = []
         self._inbox = EventInbox[Input](_together)
         self._driver = Driver[Input, GatewayEffect, None](
             self, self._inbox, self._perform_all, TimePassed()
@@ -152,9 +157,9 @@ class GatewayLoop:
         events: list[GatewayEvent] = []
         for event in inputs:
             if not isinstance(event, MessageFromOperator):
-                self._note(event)
+                self._note(event, instant_ns)
                 events.append(event)
-            elif isinstance(event.message, AskStatus):
+            elif isinstance(event.message, AskStatus | AskExplain):
                 self._asked.append((event.peer, event.message))
             elif isinstance(event.message, ReportStartFailed):
                 self._asked.append((event.peer, event.message))
@@ -180,20 +185,23 @@ class GatewayLoop:
 
     def deliver(self, effect: Deliver) -> None:
         self._clients.deliver(effect.emission, self._instant_ns)
+        self._histories.delivered(effect.emission, self._instant_ns)
 
     def reject(self, effect: Reject) -> None:
         self._clients.reject(effect)
+        self._ended(effect.request_id, "rejected", effect.reason)
 
     def fail(self, effect: FailRequest) -> None:
         logger.error("request %s is given up: %s", effect.request_id, effect.reason)
         self._clients.fail(effect, self._instant_ns)
+        self._ended(effect.request_id, "failed", effect.reason)
 
     def operation_ended(self, effect: OperationEnded | AuditEnded) -> None:
         if answer := self._requests.ended(effect):
             self._channel.answer(*answer)
 
     def explain(self, effect: Explain) -> None:
-        logger.debug("%s: %s: %s", effect.request_id, effect.kind, effect.text)
+        self._histories.explain(effect, self._instant_ns)
 
     def start_worker(self, effect: StartWorker) -> None:
         # Whoever launches processes reads it in the status.
@@ -212,6 +220,9 @@ class GatewayLoop:
             if isinstance(question, AskStatus):
                 status = self.machine.status(instant_ns)
                 self._channel.answer(peer, StatusReported(question.question, status))
+            elif isinstance(question, AskExplain):
+                found = self._histories.find(question.request_id, instant_ns)
+                self._channel.answer(peer, Explained(question.question, instant_ns, found))
             else:
                 self._channel.answer(peer, Done(question.question))
 
@@ -225,8 +236,16 @@ class GatewayLoop:
                 self._journal.record(instant_ns, events, effects)
         return effects
 
-    def _note(self, event: GatewayEvent) -> None:
-        if isinstance(event, PeerGone) and self.machine.members.of_peer(event.peer):
+    def _ended(self, request_id: str, ending: str, reason: str) -> None:
+        self._histories.request_ended(request_id, ending, reason, self._instant_ns)
+
+    def _note(self, event: GatewayEvent, instant_ns: int) -> None:
+        if isinstance(event, RequestSubmitted):
+            self._histories.request_submitted(event, instant_ns)
+        elif isinstance(event, RequestWithdrawn):
+            reason = "its client left"
+            self._histories.request_ended(event.request_id, "withdrawn", reason, instant_ns)
+        elif isinstance(event, PeerGone) and self.machine.members.of_peer(event.peer):
             logger.warning("worker %s is gone: %s", event.peer, event.reason)
             self._clients.metrics.worker_lost()
         elif isinstance(event, PeerGone) and self.machine.pool.nodes.of_peer(event.peer):

@@ -20,12 +20,15 @@ from tandem.messages.cluster import Drain
 from tandem.messages.codec import OPERATOR
 from tandem.messages.gateway import ClusterStatus
 from tandem.messages.operator import (
+    Answer,
     AskAudit,
     AskDrain,
+    AskExplain,
     AskStatus,
     AskUndrain,
     AuditReported,
     Done,
+    Explained,
     Question,
     ReportStartFailed,
     StatusReported,
@@ -36,7 +39,7 @@ T = TypeVar("T")
 PATIENCE_S = 3.0
 
 
-A = TypeVar("A", StatusReported, AuditReported, Done)
+A = TypeVar("A", StatusReported, AuditReported, Done, Explained)
 
 
 class OperatorFailed(TandemError):
@@ -95,6 +98,10 @@ class OperatorClient:
         """What every worker holds."""
         return self._ask(AskAudit(self._next()), AuditReported)
 
+    def explain(self, request_id: str) -> Explained:
+        """What became of this request, or of all choices of an answer."""
+        return self._ask(AskExplain(self._next(), request_id), Explained)
+
     def _done(self, question: Question) -> None:
         if problem := self._ask(question, Done).problem:
             raise OperatorFailed(problem)
@@ -118,7 +125,7 @@ class OperatorClient:
                 frame = socket.recv()
                 # An empty message only asks whether somebody is still here.
                 answer = OPERATOR.decode(frame) if frame else None
-                if isinstance(answer, StatusReported | AuditReported | Done):
+                if isinstance(answer, Answer):
                     return _expected(answer, kind)
         except BadMessage as error:
             raise OperatorFailed(f"what the gateway at {self._endpoint} says {error}") from error
@@ -129,7 +136,7 @@ class OperatorClient:
         )
 
 
-def _expected(answer: StatusReported | AuditReported | Done, kind: type[A]) -> A:
+def _expected(answer: Answer, kind: type[A]) -> A:
     if isinstance(answer, kind):
         return answer
     problem = answer.problem if isinstance(answer, Done) else ""
@@ -166,6 +173,10 @@ class Operators:
     async def audits(self) -> list[AuditReported]:
         """What the workers hold, as each gateway that answers knows it."""
         return await self._of_all(lambda client: client.audit())
+
+    async def explanations(self, request_id: str) -> list[Explained]:
+        """What each gateway that answers knows of this request."""
+        return await self._of_all(lambda client: client.explain(request_id))
 
     async def drain(self, worker: str, then_role: Role | None, leave: bool) -> None:
         """Until it is done. Raises `TandemError` when it cannot be or takes too long."""

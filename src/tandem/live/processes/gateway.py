@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -102,7 +102,10 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
     config = GatewayConfig(
         gateway=setup.gateway,
         # Under this root there is no block: the workers register with the one that names theirs.
-        router=router_config(cluster, stored.root, stored.layout.block_size, {}),
+        router=replace(
+            router_config(cluster, stored.root, stored.layout.block_size, {}),
+            explains=cluster.explain_memory_bytes > 0,
+        ),
         capacity_of=capacity_of(cluster),
         terms=_terms(setup),
         model=name,
@@ -126,6 +129,7 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
             for tenant in cluster.tenants
             if tenant.longest_pin_s is not None
         },
+        explain_bytes=int(cluster.explain_memory_bytes),
     )
     journal = None
     if (wanted := setup.cluster.journal) is not None:
