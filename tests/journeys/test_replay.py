@@ -43,9 +43,7 @@ def ask(client: openai.OpenAI, number: int, tokens: int = 60) -> None:
 
 
 def leave_early(client: openai.OpenAI) -> None:
-    stream = client.completions.create(
-        model="tandem-mini", prompt="Never mind", max_tokens=900, stream=True
-    )
+    stream = complete(client, "Never mind", 900, stream=True)
     with suppress(StopIteration):
         next(iter(stream))
     stream.close()
