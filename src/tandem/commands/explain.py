@@ -52,7 +52,9 @@ def explain_command(
         typer.echo(msgspec.json.format(msgspec.json.encode([each for _, each in found])))
         return
     console = terminal()
-    for answer, history in found:
+    for number, (answer, history) in enumerate(found):
+        if number:
+            console.print()
         console.print(life(_head(answer, history), _events(history), 0))
 
 
