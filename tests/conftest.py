@@ -2,6 +2,7 @@
 
 import ast
 import gc
+import inspect
 import os
 import signal
 import sys
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from tests.coroutines import run_coroutine
 
 settings.register_profile("seeded", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)
@@ -39,6 +42,16 @@ def _seeded_torch() -> None:
     """What a test draws does not depend on the tests before it. Most tests never import torch."""
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs tests that are coroutines."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    run_coroutine(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 # A shell starts what runs in its background with Ctrl-C ignored, and so would be all processes that

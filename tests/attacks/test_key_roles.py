@@ -26,7 +26,8 @@ from tandem.messages.node import GatewayConnected, MessageFromGateway
 from tandem.messages.operator import Done
 from tests.cluster.cluster_parts import GatewayUnderTest, register
 from tests.commands.cli import tandem
-from tests.live.ends import PATIENCE_S, News, close_ends, node_end
+from tests.coroutines import close_all
+from tests.live.ends import PATIENCE_S, News, node_end
 
 GATEWAY, OPERATOR, ONE, OTHER = (make_pair() for _ in range(4))
 
@@ -86,7 +87,7 @@ async def gate_of(file: Path):
     try:
         yield gate
     finally:
-        await close_ends()
+        await close_all()
         await gate.channel.close(0.0)
 
 

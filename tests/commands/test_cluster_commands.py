@@ -8,7 +8,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 
 import openai
@@ -20,6 +19,7 @@ from tandem.live.gateway.operators import Operators
 from tandem.live.launching.state_directory import started_ticks
 from tandem.live.processes.setups import TANDEM
 from tests.journeys.serving import run_here, run_tandem
+from tests.waiting import until
 
 CLUSTER = """\
 name: tried
@@ -73,13 +73,12 @@ class Cluster:
 
     def until(self, is_so):
         """The first status of the workers that satisfies."""
-        end_s = time.monotonic() + LIMIT_S
-        while time.monotonic() < end_s:
+
+        def satisfying():
             workers = self.workers()
-            if is_so(workers):
-                return workers
-            time.sleep(0.05)
-        raise AssertionError(f"not so within {LIMIT_S} s: {workers}")
+            return workers if is_so(workers) else None
+
+        return until(satisfying, LIMIT_S, every_s=0.05)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from contextlib import ExitStack, contextmanager
@@ -20,6 +19,7 @@ from tandem.facts.errors import InvalidConfiguration
 from tandem.live.processes.key_files import read_gateway_keys, read_worker_keys
 from tests.commands.cli import tandem
 from tests.journeys.serving import run_tandem
+from tests.waiting import until
 
 CLUSTER = """\
 name: apart
@@ -54,16 +54,6 @@ def free_port():
     with socket.socket() as asked:
         asked.bind(("127.0.0.1", 0))
         return asked.getsockname()[1]
-
-
-def until(look):
-    """What it gives once that is true."""
-    end_s = time.monotonic() + LIMIT_S
-    while time.monotonic() < end_s:
-        if found := look():
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"not so within {LIMIT_S} s")
 
 
 def answer_of(port, path):
@@ -130,9 +120,9 @@ def apart(tmp_path_factory, request):
         own = ("--worker", "kv-1", "--health-port", str(cluster.pool_port))
         cluster.pool = undo.enter_context(cluster.worker("--shared-pool", *own))
         cluster.first_gateway = undo.enter_context(cluster.gateway())
-        until(lambda: answer_of(cluster.http_port, "/ready") == 200)
+        until(lambda: answer_of(cluster.http_port, "/ready") == 200, LIMIT_S)
         for port in (cluster.health_port, cluster.pool_port):
-            until(lambda port=port: answer_of(port, "/ready") == 200)
+            until(lambda port=port: answer_of(port, "/ready") == 200, LIMIT_S)
         yield cluster
     if request.session.testsfailed:
         print(cluster.logs)
@@ -232,22 +222,22 @@ def test_a_worker_that_hangs_is_not_well_until_it_wakes_up(apart):
     name = process_name(None)
     pid = int(apart.workers()[name]["incarnation"].partition("-")[0], 16)
     os.kill(pid, signal.SIGSTOP)
-    until(lambda: answer_of(apart.health_port, "/health") == 503)
+    until(lambda: answer_of(apart.health_port, "/health") == 503, LIMIT_S)
     assert answer_of(apart.health_port, "/ready") == 503
     os.kill(pid, signal.SIGCONT)
-    until(lambda: answer_of(apart.health_port, "/ready") == 200)
+    until(lambda: answer_of(apart.health_port, "/ready") == 200, LIMIT_S)
     assert answer_of(apart.health_port, "/health") == 200
 
 
 def test_a_gateway_that_is_killed_comes_back_to_the_same_workers(apart):
     apart.first_gateway.kill()
     apart.first_gateway.wait()
-    until(lambda: answer_of(apart.http_port, "/ready") == 0)
+    until(lambda: answer_of(apart.http_port, "/ready") == 0, LIMIT_S)
     assert answer_of(apart.health_port, "/health") == 200
     with apart.gateway() as second:
-        until(lambda: answer_of(apart.http_port, "/ready") == 200)
+        until(lambda: answer_of(apart.http_port, "/ready") == 200, LIMIT_S)
         assert apart.ask()
-        until(lambda: answer_of(apart.pool_port, "/ready") == 200)
+        until(lambda: answer_of(apart.pool_port, "/ready") == 200, LIMIT_S)
         for process in (apart.prefill, apart.decode, apart.pool, second):
             process.terminate()
             assert process.wait(LIMIT_S) == 0, apart.logs

@@ -51,6 +51,17 @@ def test_a_request_that_was_taken_up_again_tells_why(tmp_path):
         assert "measured" in shown
         for text in ("finished: length", "prefill prefill-0: score", "first token", *routes):
             assert text in shown
+        # A stop string ends the work early, which is no leaving of a client.
+        raw = running.client.completions.with_raw_response.create(
+            model="tandem-mini",
+            prompt="Tell me about bread.",
+            max_tokens=TOKENS,
+            stop=[" "],
+            extra_body={"ignore_eos": True},
+        )
+        (history,) = json.loads(running.succeed("explain", raw.headers["x-request-id"], "--json"))
+        assert (history["ending"], history["reason"]) == ("finished", "stop")
+        assert history["request_id"].endswith(f"{raw.parse().id}-0")
         refused = running.operate("explain", "nobody")
         assert refused.returncode == 2
         assert "nobody: no gateway knows it" in refused.stderr

@@ -12,6 +12,7 @@ from tandem.live.channels.keys import Admitted, AdmittedKeys, PeerRole, make_pai
 from tandem.live.channels.node_channel import NodeChannel
 from tandem.live.channels.sockets import ChannelLimits, GatewayKeys, NodeKeys, node_socket
 from tandem.messages.node import GatewayConnected
+from tests.coroutines import close_at_end
 
 PATIENCE_S = 60.0
 GATEWAY_PAIR, WORKER_PAIR = make_pair(), make_pair()
@@ -26,21 +27,6 @@ KEYS = CurveKeys(
     worker_secret=WORKER_PAIR.secret,
     operator_public=WORKER_PAIR.public,
 )
-
-
-# Of the test that runs: what it leaves open when it fails would keep the process from ending.
-_opened: list[GatewayChannel | NodeChannel] = []
-_sockets: list[zmq.Socket] = []
-
-
-async def close_ends() -> None:
-    """All that are still open."""
-    while _opened:
-        await _opened.pop().close(0.0)
-    while _sockets:
-        socket = _sockets.pop()
-        socket.close(0)
-        socket.context.term()
 
 
 class News:
@@ -75,7 +61,7 @@ def gateway_end(
 ) -> tuple[GatewayChannel, str]:
     """An open channel, and where it listens."""
     channel = GatewayChannel(listen, GATEWAY_KEYS, news, limits)
-    _opened.append(channel)
+    close_at_end(lambda: channel.close(0.0))
     return channel, channel.open()
 
 
@@ -89,7 +75,7 @@ def node_end(
 ) -> NodeChannel:
     """An open channel; a refusal is among the news as its text."""
     channel = NodeChannel(endpoint, name, keys, on_news=news, refused=news, limits=limits)
-    _opened.append(channel)
+    close_at_end(lambda: channel.close(0.0))
     channel.open()
     return channel
 
@@ -117,6 +103,11 @@ async def connected_ends(
 def raw_node(endpoint: str, name: str, limits: ChannelLimits | None = None) -> zmq.Socket:
     """The socket of a worker or an operator, without a channel around it."""
     socket = node_socket(zmq.Context(), NODE_KEYS, limits or ChannelLimits(), name.encode())
-    _sockets.append(socket)
+
+    async def close() -> None:
+        socket.close(0)
+        socket.context.term()
+
+    close_at_end(close)
     socket.connect(endpoint)
     return socket

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from dataclasses import replace
 from threading import Event
 
@@ -20,6 +19,7 @@ from tandem.observe.journal.pseudonyms import SessionNames, TenantNames
 from tandem.observe.journal.recorder import Recorder
 from tandem.observe.journal.records import Lost, Submitted, Turn
 from tandem.observe.journal.replay import ReplayedHashes, compare
+from tests import waiting
 from tests.cluster.ledger_engine import VOCABULARY
 from tests.live.ends import PATIENCE_S
 from tests.live.toy_cluster import BLOCK_SIZE, ToyWorker, gateway_config, serving, until, working
@@ -52,13 +52,6 @@ def record_turns(journal: Journal, first: int, count: int) -> None:
         journal.record(at_ns, [TimePassed()], [])
 
 
-def wait_for(condition) -> None:
-    end_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.001)
-
-
 def test_a_slow_disk_loses_turns_and_keeps_nobody_waiting(tmp_path):
     files = GatedFiles(tmp_path)
     journal = Journal(recorder(), files, JournalLimits(queued_bytes=1000, flush_s=0.01))
@@ -67,7 +60,7 @@ def test_a_slow_disk_loses_turns_and_keeps_nobody_waiting(tmp_path):
     assert files.entered.wait(PATIENCE_S)
     record_turns(journal, 1, 5000)
     files.gate.set()
-    wait_for(lambda: journal.lost_turns)
+    waiting.until(lambda: journal.lost_turns)
     lost = journal.lost_turns
     record_turns(journal, 5001, 2)
     journal.stop_recording()
@@ -88,7 +81,7 @@ def test_a_full_disk_loses_turns_and_is_tried_again(tmp_path, caplog):
     assert files.entered.wait(PATIENCE_S)
     files.broken = True
     record_turns(journal, 3, 4)
-    wait_for(lambda: journal.lost_turns == 4)
+    waiting.until(lambda: journal.lost_turns == 4)
     files.broken = False
     record_turns(journal, 7, 2)
     journal.stop_recording()
@@ -107,7 +100,7 @@ def test_a_failed_thread_ends_the_journal_and_nothing_else(tmp_path, caplog):
     journal = Journal(recorder(), files, JournalLimits(flush_s=0.01))
     journal.start()
     record_turns(journal, 0, 1)
-    wait_for(lambda: "the journal ends here" in caplog.text)
+    waiting.until(lambda: "the journal ends here" in caplog.text)
     record_turns(journal, 1, 10)
     journal.stop_recording()
     assert journal.lost_turns >= 10

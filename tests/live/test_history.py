@@ -47,6 +47,35 @@ def test_an_answer_has_all_of_its_choices():
     assert histories.find("chatcmpl", 10 * SECOND) == ()
 
 
+def test_a_call_is_found_by_what_its_answer_says():
+    """Who was refused has no answer with an id, only the header."""
+    histories = RequestHistories(1 << 20)
+    for choice in (0, 1):
+        histories.request_called(f"g.1/chatcmpl-a-{choice}", "req-7")
+        answered(histories, f"g.1/chatcmpl-a-{choice}", choice)
+    assert len(histories.find("req-7", 4 * SECOND)) == 2
+    # A client may give all of its calls one name: the last one has it.
+    histories.request_called("g.1/chatcmpl-b-0", "req-7")
+    histories.request_submitted(RequestSubmitted(request("g.1/chatcmpl-b-0"), 8.0), 5)
+    (found,) = histories.find("req-7", 6)
+    assert found.request_id == "g.1/chatcmpl-b-0"
+
+
+def test_nothing_is_left_of_calls_that_are_forgotten():
+    histories = RequestHistories(20_000)
+    for index in range(200):
+        histories.request_called(f"g.1/chatcmpl-{index}-0", f"req-{index}")
+        if index % 3:
+            answered(histories, f"g.1/chatcmpl-{index}-0", index)
+        else:
+            # Withdrawn before it was submitted.
+            histories.request_ended(f"g.1/chatcmpl-{index}-0", "withdrawn", "", index)
+    kept = {own_id.rpartition("-")[0] for own_id in histories._ended}
+    assert set(histories._answer_of.values()) == kept
+    assert not histories._call_of
+    assert 5 < len(kept) < 50
+
+
 @pytest.mark.parametrize("ending", ["rejected", "failed", "withdrawn"])
 def test_a_request_without_an_answer_says_why(ending):
     histories = RequestHistories(1 << 20)
@@ -67,12 +96,12 @@ def test_an_hour_is_kept_and_no_more():
 
 
 def test_the_oldest_make_room():
-    chance, most = Random(0), 20_000
+    chance, most = Random(0), 100_000
     histories = RequestHistories(most)
     for index in range(500):
         # Figures of many candidates, which hardly compress.
         answered(histories, f"r{index}", index, text=str(chance.random()) * 20)
-        held = sum(len(packed) for _, packed in histories._ended.values())
+        held = sum(each.held_bytes for each in histories._ended.values())
         assert held == histories._bytes <= most
     kept = [index for index in range(500) if histories.find(f"r{index}", 600)]
     assert kept == list(range(500 - len(kept), 500))
@@ -85,7 +114,7 @@ def test_the_same_id_again_replaces_what_was_kept():
     answered(histories, "r", 10)
     (found,) = histories.find("r", 4 * SECOND)
     assert found.arrival_ns == 10
-    assert histories._bytes == len(histories._ended["r"][1])
+    assert histories._bytes == histories._ended["r"].held_bytes
 
 
 def test_a_request_taken_up_without_end_keeps_its_last_decisions():

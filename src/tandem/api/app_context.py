@@ -48,7 +48,14 @@ class AppContext:
             problem = f"{PIN_HEADER} must be a number of seconds, such as 120"
             raise Refused(Refusal(400, problem, "invalid_value", PIN_HEADER))
         scope = request.scope
-        return Caller(scope.get(TENANT, ""), headers, session, pin_s, scope.get(KEY, ""))
+        return Caller(
+            tenant=scope.get(TENANT, ""),
+            headers=headers,
+            session=session,
+            pin_s=pin_s,
+            key=scope.get(KEY, ""),
+            call_id=scope.get("tandem.request_id", ""),
+        )
 
     def holding_body(self, request: Request) -> AbstractContextManager[HeldBytes]:
         """What the body of this call holds while it is read, of its account's share."""

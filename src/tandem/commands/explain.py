@@ -33,7 +33,7 @@ class ExplainOptions:
 @with_options
 def explain_command(
     request: Annotated[
-        str, typer.Argument(help="Its id, or that of an answer: the `id` of the response.")
+        str, typer.Argument(help="The `id` of the response, or its `X-Request-Id`.")
     ],
     which: WhichCluster,
     options: ExplainOptions,
@@ -45,9 +45,8 @@ def explain_command(
         raise NobodyAnswers("no gateway answers")
     found = [(answer, history) for answer in answers for history in answer.histories]
     if not found:
-        raise InvalidRequest(
-            "REQUEST", f"{request}: no gateway knows it; requests are kept for an hour at most"
-        )
+        problem = "no gateway knows it: it was refused at once, or is too long ago"
+        raise InvalidRequest("REQUEST", f"{request}: {problem}")
     if options.json:
         typer.echo(msgspec.json.format(msgspec.json.encode([each for _, each in found])))
         return

@@ -46,7 +46,7 @@ class ReportStartFailed(Struct, frozen=True):
 
 
 class AskExplain(Struct, frozen=True):
-    """What became of a request, by its id, or of all choices of an answer. Answered by
+    """What became of a request, by its id, or of all choices of an answer or a call. Answered by
     `Explained`."""
 
     question: int

@@ -127,8 +127,8 @@ class Gateway:
         self._clients = Clients(self.metrics, terms.max_waiting)
         self._availability = Availability(machine.members, terms.comeback_s)
         settled = self._availability.members_changed
-        histories = RequestHistories(terms.explain_bytes)
-        self._loop = GatewayLoop(machine, self._clients, settled, journal, histories)
+        self._histories = RequestHistories(terms.explain_bytes)
+        self._loop = GatewayLoop(machine, self._clients, settled, journal, self._histories)
         self._channel: Channel | None = None
         self._task: asyncio.Task[None] | None = None
         self._failed = False
@@ -193,7 +193,9 @@ class Gateway:
 
     def satisfied(self, request_id: str) -> None:
         """See the port `Generator`."""
-        self.metrics.requests.ended(self._prefix + request_id, FinishReason.STOP, now_ns())
+        at_ns, reason = now_ns(), FinishReason.STOP
+        self.metrics.requests.ended(self._prefix + request_id, reason, at_ns)
+        self._histories.request_ended(request_id, "finished", str(reason), at_ns)
 
     def metrics_text(self) -> bytes:
         lost_turns = self._journal.lost_turns if self._journal is not None else 0
@@ -212,7 +214,10 @@ class Gateway:
         priority = service.priority_of(request.priority)
         request = replace(request, request_id=request_id, priority=priority, account=caller.account)
         mailbox, gives_way = self._clients.arrived(request)
+        self._histories.request_called(request_id, caller.call_id)
         if gives_way is not None:
+            reason = "it gave way to a request of somebody who had fewer"
+            self._histories.request_ended(gives_way, "rejected", reason, now_ns())
             self._loop.enqueue(RequestWithdrawn(gives_way))
         finished = False
         try:
