@@ -96,24 +96,20 @@ async def test_what_was_kept_is_let_go():
     assert budget.held_bytes == 0
 
 
-def test_who_is_refused_makes_room_before_it_has_ended():
+async def test_who_is_refused_makes_room_before_it_has_ended():
     """Else all of several calls that keep as much as each other would be refused."""
     budget = ResponseBudget(8 * MIB)
-
-    async def scenario() -> None:
-        with (
-            budget.holding_response() as one,
-            budget.holding_response() as two,
-            budget.holding_response() as three,
-        ):
-            for held, count in ((one, 3), (two, 3), (three, 2)):
-                held.grow(count * MIB)
-            with pytest.raises(Refused):
-                one.grow(MIB)
-            two.grow(MIB)
-            assert budget.held_bytes == 6 * MIB
-
-    asyncio.run(scenario())
+    with (
+        budget.holding_response() as one,
+        budget.holding_response() as two,
+        budget.holding_response() as three,
+    ):
+        for held, count in ((one, 3), (two, 3), (three, 2)):
+            held.grow(count * MIB)
+        with pytest.raises(Refused):
+            one.grow(MIB)
+        two.grow(MIB)
+        assert budget.held_bytes == 6 * MIB
 
 
 def test_text_is_counted_however_large_its_parts_are():

@@ -176,7 +176,7 @@ def test_every_auditor_finds_what_was_broken(answers):
     assert len(broken) > 20
     for name, found in broken.items():
         assert "does not hold at" in found, name
-    # Auditors of every part were asked, and sent_to where.
+    # Auditors of every part were asked, and named the place.
     places = {found.split(" at ")[1].split(".audit")[0] for found in broken.values()}
     parts = {
         "AdmissionFront", "BlockPool", "BlockRuns", "Fetches", "GatewayMachine", "InboundTransfers",

@@ -12,6 +12,7 @@ from tandem.bench.client import Client, Endpoint, RequestFailed, ServerRefused, 
 from tandem.bench.responses import error_text
 from tandem.facts.errors import InvalidConfiguration
 from tests.bench.scripted_server import Script, ScriptedServer
+from tests.waiting import until
 
 BODY = {"model": "scripted", "prompt": [1, 2, 3], "max_tokens": 4}
 PATH = "/v1/completions"
@@ -106,11 +107,10 @@ def test_closing_a_stream_ends_it_at_the_server() -> None:
         async with contextlib.aclosing(client.stream(PATH, {**BODY, "max_tokens": 500})) as stream:
             async for _ in stream:
                 break
-        await asyncio.sleep(0.2)
 
     with ScriptedServer(Script(token_gap_s=0.01)) as server:
         with_client(server, act)
-        assert server.aborted == 1
+        until(lambda: server.aborted == 1)
 
 
 def test_error_bodies_of_all_shapes() -> None:

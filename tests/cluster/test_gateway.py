@@ -401,7 +401,7 @@ def test_a_withdrawn_requests_moves_are_stopped_and_its_books_closed():
     gateway = moving()
     effects = gateway.handle(RequestWithdrawn("r"))
     assert sent_to(effects, "d")[0] == StopMove(0)
-    assert not gateway.machine.router.kv_transfers.moving
+    gateway.machine.audit()
     assert gateway.receive(arrived(0)) == []
     # What is announced and reserved for it from now on is nobody's.
     assert sent_to(gateway.receive(computed(11, 3, held=True)), "p") == [
@@ -416,7 +416,7 @@ def test_the_death_of_either_end_stops_the_move_and_starts_the_request_anew():
         effects = gateway.handle(PeerGone(f"{dead}/1", "died"))
         assert (StopMove(0) in sent_to(effects, left)) == (left == "d")
         assert RequestsAborted(("r",)) in sent_to(effects, left)
-        assert not gateway.machine.router.kv_transfers.moving
+        gateway.machine.audit()
         assert gateway.machine.router.requests["r"].names.attempt == 1
 
 

@@ -14,7 +14,7 @@ from tests.cluster.cluster_parts import COST
 from tests.cluster.scaled_cluster import SECOND, ScriptedPlanner
 
 POOLS = tuple(
-    ScaledPool(role, tuple(map(str, range(4))), 1, 1, COST) for role in (Role.PREFILL, Role.DECODE)
+    ScaledPool(role, tuple(map(str, range(4))), 2, 1, COST) for role in (Role.PREFILL, Role.DECODE)
 )
 
 

@@ -5,7 +5,7 @@ from msgspec import structs
 
 from tandem.cluster.router.admission import RouterConfig
 from tandem.cluster.router.fleet import Capacity
-from tandem.cluster.router.machine import MOST_EXPLAINED, RouterMachine
+from tandem.cluster.router.machine import RouterMachine
 from tandem.cluster.router.queue import RequestQueue, RequestQueueConfig
 from tandem.cluster.router.request_state import RequestState
 from tandem.facts.blocks import BlockChanges, CacheRoot
@@ -39,7 +39,7 @@ from tandem.messages.worker import (
     TransferPinsReleased,
 )
 from tandem.policy.admission.policies import AdmitAll
-from tandem.policy.dispatch.policies import AlwaysRemote
+from tandem.policy.dispatch.policies import AlwaysRemote, LongPrompts
 from tandem.policy.qos.classes import Classes
 from tandem.policy.routing.policies import ROUTINGS
 from tandem.policy.views import TierHits, WorkerView
@@ -253,7 +253,9 @@ def test_those_that_wait_are_shared_out_with_what_is_still_to_compute_of_them():
     assert queued(queue) == [0, 50, 0]
 
 
-def test_an_explanation_has_the_best_candidates_and_the_one_chosen():
+@pytest.mark.parametrize("most", [None, 16])
+@pytest.mark.parametrize("dispatch", [AlwaysRemote(), LongPrompts(["w000"], long_tokens=1)])
+def test_an_explanation_has_the_best_candidates_and_the_one_chosen(most, dispatch):
     names = [f"w{index:03}" for index in range(100)]
     machine = RouterMachine(
         RouterConfig(
@@ -262,25 +264,29 @@ def test_an_explanation_has_the_best_candidates_and_the_one_chosen():
             capacities={name: Capacity(COST, 4, 100, 4) for name in names},
             routing=ROUTINGS["cost"](0),
             admission=AdmitAll(),
-            dispatching=AlwaysRemote(),
+            dispatching=dispatch,
             explains=True,
+            explained_candidates=most,
         )
     )
     for index, name in enumerate(names):
         machine.handle(WorkerJoined(name, (Role.PREFILL, Role.DECODE)[index % 2]), 0)
-        # The later the more to do.
+        # The later the less to do.
         machine.handle(LoadReported(name, 1, 0, 1000 * (100 - index), 100 * (100 - index), 50), 0)
-    (routing,) = [
-        each
-        for each in submit(machine, "r")
-        if isinstance(each, Explain) and each.kind == "routing"
-    ]
+    event = RequestSubmitted(Request("r", (1, 2, 3, 4, 5), priority=1), 10.0)
+    effects = machine.handle(event, 0)
+    (routing,) = [each for each in effects if isinstance(each, Explain) and each.kind == "routing"]
     shown = [name.split()[:2] for name, _ in routing.figures if name.endswith(" score")]
     prefills = [worker for phase, worker in shown if phase == "prefill"]
     decodes = [worker for phase, worker in shown if phase == "decode"]
-    # Those with least to compute, in the order of their names.
-    assert prefills == [name for name in names if name in names[::2][-MOST_EXPLAINED:]]
-    assert len(decodes) == MOST_EXPLAINED
-    chosen = routing.text.replace(",", "").split()
-    assert chosen[2] in prefills
-    assert chosen[5] in decodes
+    sent_to = next(each.worker for each in effects if isinstance(each, SendEvent))
+    assert sent_to in prefills
+    best = names[::2][-(most or 100) :]
+    assert prefills == sorted({*best, sent_to})
+    assert len(decodes) == (most or 50)
+    assert routing.text.rpartition(" ")[2] in decodes
+    figures = dict(routing.figures)
+    chosen = routing.text.replace(",", "").split()[2]
+    times = [figures[f"prefill {worker} ttft_s"] for worker in best]
+    assert times == sorted(times, reverse=True) and len(set(times)) == len(best)
+    assert figures["ttft_s"] >= figures[f"prefill {chosen} ttft_s"] == times[-1] > 0

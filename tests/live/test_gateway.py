@@ -10,13 +10,20 @@ from msgspec import structs
 from tandem.cluster.gateway.demand import Demand
 from tandem.cluster.gateway.plan_actions import ScaledPool
 from tandem.cluster.gateway.planner import PlanningConfig
-from tandem.facts.errors import EngineFailed, InvalidRequest, Overloaded, PromptTooLong
+from tandem.facts.errors import (
+    EngineFailed,
+    InvalidRequest,
+    Overloaded,
+    PromptTooLong,
+    RequestFailed,
+)
 from tandem.facts.fleet import Role
 from tandem.facts.serving import Caller
 from tandem.facts.slo import Slo
 from tandem.live.gateway.gateway import GatewayTerms
 from tandem.live.gateway.operators import OperatorClient, OperatorFailed
-from tandem.messages.router import RequestSubmitted
+from tandem.messages.gateway import MessageFromWorker
+from tandem.messages.router import RequestBroken, RequestSubmitted
 from tandem.policy.planning.contract import FleetView, Flip, Plan
 from tests.cluster.ledger_engine import VOCABULARY, answer
 from tests.live.ends import NODE_KEYS, PATIENCE_S
@@ -306,7 +313,25 @@ async def test_an_operator_asks_what_became_of_a_request():
             left.cancel()
             await until(lambda: not gateway.machine.router.requests)
             (history,) = (await asyncio.to_thread(client.explain, "left")).histories
-            assert history.ending == "withdrawn"
+            assert (history.ending, history.reason) == ("failed", "its client left")
+            # One that no worker can have, and one that nobody may have any more.
+            with pytest.raises(InvalidRequest, match="vocabulary"):
+                await read(gateway, request("bad", (VOCABULARY + 1,)))
+            (history,) = (await asyncio.to_thread(client.explain, "bad")).histories
+            assert history.ending == "rejected"
+            assert "vocabulary" in history.reason
+            caller = Caller(call_id="req-9")
+            asked = asyncio.create_task(read(gateway, request("doomed", max_tokens=150), caller))
+            await until(lambda: len(gateway.machine.router.requests) == 1)
+            (wire_id,) = gateway.machine.router._by_wire
+            (state,) = gateway.machine.router.requests.values()
+            peer = gateway.machine.members.of_name(state.decode).peer
+            broken = RequestBroken(state.decode, wire_id, "no numbers")
+            gateway.enqueue(MessageFromWorker(peer, broken))
+            with pytest.raises(RequestFailed):
+                await asked
+            (history,) = (await asyncio.to_thread(client.explain, "req-9")).histories
+            assert (history.ending, history.reason) == ("failed", "no numbers")
             assert (await asyncio.to_thread(client.explain, "nobody")).histories == ()
 
 

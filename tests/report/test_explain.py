@@ -29,10 +29,10 @@ def test_decisions_come_between_the_arrival_and_what_they_caused():
     record = made_run(requests=5)
     request = record.requests[3]
     record.decisions.append(Decision(request.end_ns, request.request_id, "planning", "after all"))
-    happened = [event.text for event in events(record, request)]
+    happened = [event.text for event in events(request, record.decisions)]
     assert happened[:3] == ["arrived", "prefill-0", "was routed"]
     assert happened[3:6] == ["first step began", "first token", "after all"]
-    instants = [event.now_ns for event in events(record, request)]
+    instants = [event.now_ns for event in events(request, record.decisions)]
     assert instants == sorted(instants)
 
 

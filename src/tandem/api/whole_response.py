@@ -33,7 +33,7 @@ _ALTERNATIVE_BYTES = 32
 
 
 class HeldResponse:
-    """What one call keeps; `taken_bytes` of it are counted by the budget."""
+    """What one call keeps; `taken_bytes` are what the budget has counted of it."""
 
     def __init__(self, budget: "ResponseBudget", account: str) -> None:
         self.account = account

@@ -11,7 +11,7 @@ from rich.console import Console
 from tandem.bench.client import Client, Endpoint, RequestFailed
 from tandem.bench.dialogue import Answer, Dialogue, stream_answer
 from tandem.commands.options import SamplingOptions, ServerOptions, with_options
-from tandem.commands.terminal import plain, write_now
+from tandem.commands.terminal import print_plain, write_now
 from tandem.facts.errors import InvalidRequest
 
 _HELP = """/reset          forget the conversation
@@ -69,8 +69,8 @@ class _Terminal:
     def run(self) -> None:
         """Until /quit or the end of the input."""
         console = self.console
-        plain(console, self.dialogue.model, "bold", end="  ")
-        plain(console, "/help shows the commands", "dim")
+        print_plain(console, self.dialogue.model, "bold", end="  ")
+        print_plain(console, "/help shows the commands", "dim")
         while True:
             try:
                 line = console.input("\n[bold cyan]you >[/bold cyan] ").strip()
@@ -98,7 +98,7 @@ class _Terminal:
             self.dialogue.turns.clear()
             self.console.print("[dim]system prompt set, conversation forgotten[/dim]")
         else:
-            plain(self.console, _HELP, "dim")
+            print_plain(self.console, _HELP, "dim")
 
     def answer(self, question: str) -> None:
         """One answer. A failed one leaves the conversation as it was."""
@@ -110,10 +110,10 @@ class _Terminal:
             # The runner turned Ctrl-C into a cancelled stream: what was said so far stays.
             pass
         except RequestFailed as failure:
-            plain(self.console, f"\n{failure}", "red")
+            print_plain(self.console, f"\n{failure}", "red")
             return
         self.dialogue.keep(question, answer)
-        plain(self.console, f"\n{answer.pace}", "dim")
+        print_plain(self.console, f"\n{answer.pace}", "dim")
 
     def _show(self, text: str) -> None:
         self.console.print(text, end="", markup=False, highlight=False, soft_wrap=True)

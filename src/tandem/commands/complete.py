@@ -14,7 +14,7 @@ from tandem.bench.client import Client, Endpoint, RequestFailed
 from tandem.bench.dialogue import Answer, Asked, stream_answer
 from tandem.bench.load import COMPLETION_PATH
 from tandem.commands.options import SamplingOptions, ServerOptions, flag, flags, with_options
-from tandem.commands.terminal import plain, plain_table, write_now
+from tandem.commands.terminal import plain_table, print_plain, write_now
 
 
 @flags
@@ -61,7 +61,7 @@ async def _complete(endpoint: Endpoint, name: str | None, body: dict[str, Any]) 
         await stream_answer(client, Asked(COMPLETION_PATH, body), answer, write_now)
         write_now("\n")
         if sys.stdout.isatty():
-            plain(Console(stderr=True), answer.pace, "dim")
+            print_plain(Console(stderr=True), answer.pace, "dim")
 
 
 async def _show_whole(client: Client, body: Mapping[str, Any]) -> None:

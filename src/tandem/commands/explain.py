@@ -2,25 +2,20 @@
 what came of it."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
 import typer
+from rich.console import RenderableType
 
 from tandem.commands.options import flag, flags, with_options
 from tandem.commands.terminal import terminal
 from tandem.commands.which_cluster import WhichCluster, find_running
 from tandem.facts.errors import InvalidRequest
 from tandem.live.gateway.operators import NobodyAnswers
-from tandem.messages.operator import Explained, RequestHistory
-from tandem.report.explain import Event, life, predicted
-
-_INSTANTS = (
-    ("first_token_ns", "first token"),
-    ("last_token_ns", "last token"),
-    ("end_ns", "ended"),
-)
+from tandem.messages.operator import RequestHistory
+from tandem.report.explain import life
+from tandem.report.record import Decision, Ending, RequestRecord
 
 
 @flags
@@ -38,56 +33,60 @@ def explain_command(
     which: WhichCluster,
     options: ExplainOptions,
 ) -> None:
-    """Tell the life of a request of the last hour: admission, every candidate with what was
-    predicted for it, where it went, and what happened."""
-    answers = asyncio.run(find_running(which).operators().explanations(request))
+    """Tell the life of a request of the last hour: admission, the best candidates with what was
+    predicted for them, where it went, and what happened."""
+    operators = find_running(which).operators()
+    answers = asyncio.run(operators.explanations(request))
     if not answers:
         raise NobodyAnswers("no gateway answers")
-    found = [(answer, history) for answer in answers for history in answer.histories]
+    found = [
+        ((answer.now_ns - history.arrival_ns) / 1e9, history)
+        for answer in answers
+        for history in answer.histories
+    ]
     if not found:
-        problem = "no gateway knows it: it was refused at once, or is too long ago"
+        silent = len(operators.endpoints) - len(answers)
+        problem = (
+            f"{silent} of the gateways did not answer, and no other knows it"
+            if silent
+            else "no gateway knows it: it is too long ago, or explain_memory too small"
+        )
         raise InvalidRequest("REQUEST", f"{request}: {problem}")
     if options.json:
-        typer.echo(msgspec.json.format(msgspec.json.encode([each for _, each in found])))
+        told = [{"arrived_s_ago": ago_s} | msgspec.to_builtins(each) for ago_s, each in found]
+        typer.echo(msgspec.json.format(msgspec.json.encode(told)))
         return
     console = terminal()
-    for number, (answer, history) in enumerate(found):
+    for number, (ago_s, history) in enumerate(found):
         if number:
             console.print()
-        console.print(life(_head(answer, history), _events(history), 0))
+        console.print(_life(history, ago_s))
 
 
-def _events(history: RequestHistory) -> list[Event]:
+def _life(history: RequestHistory, ago_s: float) -> RenderableType:
+    request = RequestRecord(
+        request_id=history.request_id,
+        serial=0,
+        arrival_ns=0,
+        prompt_tokens=history.prompt_tokens,
+        output_tokens=history.max_tokens,
+        ending=Ending(history.ending) if history.ending else None,
+        reason=history.reason,
+        first_token_ns=history.first_token_ns,
+        last_token_ns=history.last_token_ns,
+        end_ns=history.end_ns,
+        emitted_tokens=history.emitted_tokens,
+        tenant=history.tenant,
+        service_class=history.service_class,
+        session=history.session,
+    )
     decisions = [
-        Event(each.after_ns, each.kind, each.text, each.figures) for each in history.events
+        Decision(each.after_ns, history.request_id, each.kind, each.text, each.figures)
+        for each in history.events
     ]
-    instants = [
-        Event(instant_ns, "", text)
-        for name, text in _INSTANTS
-        if (instant_ns := getattr(history, name)) >= 0
-    ]
-    return [Event(0, "", "arrived"), *sorted([*decisions, *instants], key=lambda each: each.now_ns)]
-
-
-def _head(answer: Explained, history: RequestHistory) -> Iterator[str]:
-    ago_s = (answer.now_ns - history.arrival_ns) / 1e9
-    yield (
-        f"{history.request_id}: {history.prompt_tokens:,} prompt tokens "
-        f"({history.cached_tokens:,} cached), {history.emitted_tokens:,} of at most "
-        f"{history.max_tokens:,} output tokens, arrived {ago_s:,.1f} s ago"
+    return life(
+        request,
+        decisions,
+        arrived=f"arrived {ago_s:,.1f} s ago",
+        prompt=f"{history.cached_tokens:,} prompt tokens were cached",
     )
-    owners = (
-        ("tenant", history.tenant),
-        ("class", history.service_class),
-        ("session", history.session),
-    )
-    if named := [f"{word} {name}" for word, name in owners if name]:
-        yield ", ".join(named)
-    reason = f": {history.reason}" if history.reason else ""
-    yield f"{history.ending or 'running'}{reason}"
-    ttft_s = None if history.first_token_ns < 0 else history.first_token_ns / 1e9
-    tpot_s = None
-    if history.emitted_tokens > 1:
-        span_ns = history.last_token_ns - history.first_token_ns
-        tpot_s = span_ns / 1e9 / (history.emitted_tokens - 1)
-    yield from predicted(_events(history), ttft_s, tpot_s)

@@ -59,7 +59,11 @@ def recorded_shape(configured: Cluster, changed: Cluster, history: History) -> R
 
 
 def trials_of(
-    shape: RecordedShape, tried: Mapping[str, str], slo_words: Sequence[str]
+    shape: RecordedShape,
+    tried: Mapping[str, str],
+    slo_words: Sequence[str],
+    *,
+    keeps_decisions: bool,
 ) -> list[Trial]:
     """The recorded policies first, then every combination of those that are `tried` (as `choices`
     reads them, by kind), with an SLO as `parse_slo` reads it. Raises `InvalidConfiguration`."""
@@ -72,7 +76,7 @@ def trials_of(
         policies = replace(cluster.policies, **dict(zip(tried, chosen, strict=True)))
         label = " ".join(choice.name for choice in chosen) or policies.routing.name
         changed = replace(cluster, policies=policies)
-        trials[label] = Trial(label, changed, 1.0, kv_blocks=shape.kv_blocks)
+        trials[label] = Trial(label, changed, 1.0, keeps_decisions, shape.kv_blocks)
     return list(trials.values())
 
 

@@ -155,7 +155,12 @@ def _simulate(
     configured = recorded_cluster(head.cluster, head.files, folder)
     changed = recorded_cluster(head.cluster, head.files, folder, settings)
     shape = recorded_shape(configured, changed, history)
-    trials = trials_of(shape, otherwise.policies, otherwise.slo or ())
+    trials = trials_of(
+        shape,
+        otherwise.policies,
+        otherwise.slo or (),
+        keeps_decisions=output.records is not None,
+    )
     slo = trials[0].cluster.slo
     simulated = output.perform(trials, rows)
     recorded = recorded_run(recorded_shape(configured, configured, history), slo, history)

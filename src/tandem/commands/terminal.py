@@ -20,12 +20,12 @@ def terminal() -> Console:
 def print_title(console: Console, title: str, detail: str = "") -> None:
     """Above results. Names of models and files, and IPv6 addresses, may hold brackets: nothing of
     theirs is markup."""
-    plain(console, title if detail else title + "\n", "bold")
+    print_plain(console, title if detail else title + "\n", "bold")
     if detail:
-        plain(console, detail + "\n", "dim")
+        print_plain(console, detail + "\n", "dim")
 
 
-def plain(console: Console, text: str, style: str, end: str = "\n") -> None:
+def print_plain(console: Console, text: str, style: str, end: str = "\n") -> None:
     """Text as it is, in one style."""
     console.print(text, style=style, end=end, markup=False, highlight=False)
 

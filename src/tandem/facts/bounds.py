@@ -11,5 +11,5 @@ Token = Annotated[int, Meta(ge=0, lt=1 << 32)]
 Seconds = Annotated[float, Meta(ge=0, lt=1e9)]
 # Three thousand days.
 Nanoseconds = Annotated[int, Meta(ge=0, lt=1 << 58)]
-Interval = Annotated[int, Meta(gt=0, lt=1 << 58)]
+PositiveNanoseconds = Annotated[int, Meta(gt=0, lt=1 << 58)]
 Name = Annotated[str, Meta(min_length=1)]

@@ -49,7 +49,7 @@ class StepPlan(Struct, frozen=True):
 
     @property
     def batched_tokens(self) -> int:
-        # A step has few rows, for which an array's own sum takes several times as long.
+        # Up to about a hundred rows an array's own sum takes longer.
         return sum(self.counts.tolist())
 
 

@@ -7,7 +7,7 @@ known by its name, and each start of its process by an incarnation.
 from msgspec import Struct
 
 from tandem.facts.blocks import BlockHash, CacheRoot
-from tandem.facts.bounds import Count, Interval, Name, Nanoseconds, Size
+from tandem.facts.bounds import Count, Name, Nanoseconds, PositiveNanoseconds, Size
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.kv import BlockFormat, KvExport, MoveKv, MoveReport, TierFigures
 from tandem.messages.router import (
@@ -33,7 +33,7 @@ from tandem.messages.worker import (
 )
 
 # Goes up whenever a message changes its meaning or its fields.
-PROTOCOL = 4
+PROTOCOL = 5
 
 
 class Register(Struct, frozen=True):
@@ -136,9 +136,9 @@ class Registered(Struct, frozen=True):
     lease is not renewed for `lease_ns` are given up."""
 
     gateway: str
-    report_interval_ns: Interval
-    silence_ns: Interval
-    lease_ns: Interval
+    report_interval_ns: PositiveNanoseconds
+    silence_ns: PositiveNanoseconds
+    lease_ns: PositiveNanoseconds
 
 
 class RegistrationRefused(Struct, frozen=True):

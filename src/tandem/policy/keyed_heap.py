@@ -19,7 +19,8 @@ class KeyedHeap(Generic[Rank, Key]):
 
     A key placed again or discarded leaves an outdated entry behind, dropped when it surfaces; the
     heap is rebuilt when those are the majority, so memory stays proportional to the keys.
-    `current` is what is there, to be read only: orders of blocks ask for each block.
+    `current` is what is there, to be read only: orders of blocks ask for each block, and a
+    call more would take as long as all else that they do.
     """
 
     __slots__ = ("_entries", "_placed", "current")

@@ -1,7 +1,7 @@
 """The life of one request, live or simulated: what was decided about it, on which figures, what was
 predicted, and what happened when."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tandem.facts.errors import InvalidRequest
-from tandem.report.record import RequestRecord, RunRecord
+from tandem.report.record import Decision, RequestRecord, RunRecord
 
 _INSTANTS = (
     ("arrival_ns", "arrived"),
@@ -41,7 +41,7 @@ class Event:
     figures: tuple[tuple[str, float | str], ...] = ()
 
 
-def events(record: RunRecord, request: RequestRecord) -> list[Event]:
+def events(request: RequestRecord, decisions: Iterable[Decision]) -> list[Event]:
     """What happened, in order of time; of one instant the arrival first and then the decisions,
     for they caused the rest."""
     instants = [
@@ -49,43 +49,62 @@ def events(record: RunRecord, request: RequestRecord) -> list[Event]:
         for name, text in _INSTANTS
         if (instant_ns := getattr(request, name)) >= 0
     ]
-    decisions = [
+    decided = [
         Event(decision.now_ns, decision.kind, decision.text, decision.figures)
-        for decision in record.decisions
+        for decision in decisions
         if decision.request_id == request.request_id
     ]
-    return sorted([*instants[:1], *decisions, *instants[1:]], key=lambda event: event.now_ns)
+    return sorted([*instants[:1], *decided, *instants[1:]], key=lambda event: event.now_ns)
 
 
 def explanation(record: RunRecord, name: str) -> RenderableType:
     """A simulated request's life for the terminal. Raises `InvalidRequest`."""
     request = find_request(record, name)
-    found = events(record, request)
-    foreseen = predicted(found, request.ttft_s, request.tpot_s)
-    return life((*_head(request), *foreseen), found, request.arrival_ns)
+    reused = ", ".join(f"{count:,} from {tier}" for tier, count in request.reused_tokens.items())
+    prompt = (
+        f"prompt tokens computed {request.computed_tokens:,}, reused {reused or 'none'}, "
+        f"moved {request.moved_tokens:,}"
+    )
+    arrived = f"arrived at {request.arrival_ns / 1e9:,.3f} s"
+    return life(request, record.decisions, arrived=arrived, prompt=prompt)
 
 
-def life(head: Iterable[str], happened: Sequence[Event], arrival_ns: int) -> RenderableType:
-    """A request's life for the terminal: some lines, and what happened since it arrived."""
+def life(
+    request: RequestRecord, decisions: Iterable[Decision], *, arrived: str, prompt: str
+) -> RenderableType:
+    """A request's life for the terminal: when it `arrived`, what its `prompt` took, its end, and
+    what happened meanwhile."""
+    happened = events(request, decisions)
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("after", justify="right", style="dim")
     table.add_column("what", style="bold")
     table.add_column("")
     for event in happened:
-        after_s = (event.now_ns - arrival_ns) / 1e9
+        after_s = (event.now_ns - request.arrival_ns) / 1e9
         shown = Group(Text(event.text), *_figure_lines(event))
         table.add_row(f"{after_s:,.3f} s", event.kind or "·", shown)
+    head = [*_head(request, arrived, prompt), *_predicted(happened, request)]
     return Group(Text("\n".join(head), style="bold"), table)
 
 
-def predicted(
-    happened: Iterable[Event], ttft_s: float | None, tpot_s: float | None
-) -> Iterator[str]:
+def _head(request: RequestRecord, arrived: str, prompt: str) -> Iterator[str]:
+    yield (
+        f"{request.request_id}: {request.prompt_tokens:,} prompt tokens, "
+        f"{request.emitted_tokens:,} of {request.output_tokens:,} output tokens, {arrived}"
+    )
+    owner = [f"{word} {value}" for word, value in _owners(request) if value]
+    if owner:
+        yield ", ".join(owner)
+    reason = f": {request.reason}" if request.reason else ""
+    yield f"{request.ending or 'unfinished'}{reason}; {prompt}"
+
+
+def _predicted(happened: Iterable[Event], request: RequestRecord) -> Iterator[str]:
     """What the last routing decision predicted, beside what was measured. A prediction counts from
     the decision, a measurement from the arrival."""
     routed = [dict(event.figures) for event in happened if event.kind == "routing"]
     if routed:
-        pairs = [("TTFT", "ttft_s", ttft_s), ("TPOT", "tpot_s", tpot_s)]
+        pairs = [("TTFT", "ttft_s", request.ttft_s), ("TPOT", "tpot_s", request.tpot_s)]
         yield ", ".join(
             f"{name} predicted {_seconds(routed[-1].get(key))}, measured {_seconds(measured)}"
             for name, key, measured in pairs
@@ -94,23 +113,6 @@ def predicted(
 
 def _seconds(value: float | str | None) -> str:
     return "nothing" if value is None or isinstance(value, str) else f"{value:,.4g} s"
-
-
-def _head(request: RequestRecord) -> Iterator[str]:
-    yield (
-        f"{request.request_id}: {request.prompt_tokens:,} prompt tokens, "
-        f"{request.emitted_tokens:,} of {request.output_tokens:,} output tokens, "
-        f"arrived at {request.arrival_ns / 1e9:,.3f} s"
-    )
-    owner = [f"{word} {value}" for word, value in _owners(request) if value]
-    if owner:
-        yield ", ".join(owner)
-    reused = ", ".join(f"{count:,} from {tier}" for tier, count in request.reused_tokens.items())
-    yield (
-        f"{request.ending or 'unfinished'}{f': {request.reason}' if request.reason else ''}; "
-        f"prompt tokens computed {request.computed_tokens:,}, reused {reused or 'none'}, "
-        f"moved {request.moved_tokens:,}"
-    )
 
 
 def _owners(request: RequestRecord) -> tuple[tuple[str, str], ...]:

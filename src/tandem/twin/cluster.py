@@ -28,8 +28,6 @@ from tandem.twin.tier_stores import SimulatedStore
 from tandem.twin.transfers import Transfers
 from tandem.twin.worker import SharedParts, SimulatedWorker, Start
 
-# How often a worker that drains reports, where loads are always known otherwise.
-DRAIN_REPORT_NS = 100_000_000
 # Of so many prompts the block hashes are kept: about as many as are on their way at once.
 PROMPTS_PER_WORKER = 32
 

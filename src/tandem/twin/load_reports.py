@@ -61,8 +61,8 @@ class LoadReports:
         drawn_tokens = self._engine.tokens_ahead(now_ns)
         return drawn_since(load, drawn_tokens) if drawn_tokens else load
 
-    def machine_changed(self) -> bool:
-        """The worker machine handles something. False: nobody has looked since the last time."""
+    def forget_load(self) -> bool:
+        """The worker machine handles something. Whether the load was read since the last time."""
         looked, self._load = self._load is not None, None
         return looked
 

@@ -22,7 +22,7 @@ GATEWAY = "gateway-0"
 Arrive = Callable[[], object]
 
 
-class Endpoint(Protocol):
+class Receiver(Protocol):
     """Whoever gets messages."""
 
     def take_mail(self, now_ns: int) -> None:
@@ -30,7 +30,7 @@ class Endpoint(Protocol):
         ...
 
 
-class GatewayEndpoint(Endpoint, Protocol):
+class GatewayReceiver(Receiver, Protocol):
     """A gateway, as others reach it."""
 
     @property
@@ -43,7 +43,7 @@ class GatewayEndpoint(Endpoint, Protocol):
     def receive(self, event: PeerGone) -> None: ...
 
 
-class PeerEndpoint(Endpoint, Protocol):
+class PeerReceiver(Receiver, Protocol):
     """A worker, or a process of the shared pool."""
 
     @property
@@ -69,8 +69,8 @@ class Channel:
     """Between one start of a gateway and one start of another process. What is under way when it
     is no more `open` is lost."""
 
-    gateway: GatewayEndpoint
-    process: PeerEndpoint
+    gateway: GatewayReceiver
+    process: PeerReceiver
     cut: bool = False
     open: bool = True
     up: Direction = field(default_factory=Direction)
@@ -86,17 +86,17 @@ class MessageBus:
         self.queue = queue
         self.latency_ns = 0
         self.jitter_ns = 0
-        self.gateways: dict[str, GatewayEndpoint] = {}
+        self.gateways: dict[str, GatewayReceiver] = {}
         self.channels: dict[tuple[str, str], Channel] = {}
         self._encodes = encodes
         self._seed = seed
         self._drawn = 0
         self._cuts: dict[str, tuple[Collection[str], Collection[str]]] = {}
         # Who wants a channel to a gateway that it cannot reach now.
-        self._unreached: list[tuple[str, PeerEndpoint]] = []
-        self._with_mail: dict[Endpoint, None] = {}
+        self._unreached: list[tuple[str, PeerReceiver]] = []
+        self._with_mail: dict[Receiver, None] = {}
 
-    def has_mail(self, process: Endpoint) -> None:
+    def has_mail(self, process: Receiver) -> None:
         self._with_mail[process] = None
 
     def deliver(self) -> None:
@@ -110,14 +110,14 @@ class MessageBus:
 
     # Channels
 
-    def connect(self, gateway: str, process: PeerEndpoint) -> None:
+    def connect(self, gateway: str, process: PeerReceiver) -> None:
         """The process gets a channel to that gateway once it can be reached and is up."""
         if self._is_cut(gateway, process.name):
             self._unreached.append((gateway, process))
         elif gateway in self.gateways:
             process.receive(GatewayConnected(gateway))
 
-    def open_channel(self, gateway: str, process: PeerEndpoint) -> None:
+    def open_channel(self, gateway: str, process: PeerReceiver) -> None:
         """The process knows that it has a channel to that gateway, and uses it from now on."""
         if gateway in self.gateways:
             self.close_channel(gateway, process.peer)
@@ -131,7 +131,7 @@ class MessageBus:
             channel.open = False
         return channel
 
-    def end_process(self, process: PeerEndpoint, gone: PeerGone, *, delivers_sent: bool) -> None:
+    def end_process(self, process: PeerReceiver, gone: PeerGone, *, delivers_sent: bool) -> None:
         """All gateways see the channels of this process break; if it `delivers_sent`, after all
         that it has sent."""
         for gateway in self.gateways:
@@ -190,7 +190,7 @@ class MessageBus:
 
     def to_gateway(
         self,
-        sender: PeerEndpoint,
+        sender: PeerReceiver,
         gateway: str,
         message: ToGateway,
         landed_ns: Sequence[int] = (),

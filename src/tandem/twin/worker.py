@@ -286,7 +286,7 @@ class SimulatedWorker(Process[NodeEvent]):
         self.loads.watch()
 
     def _changed(self) -> None:
-        if self.loads.machine_changed():
+        if self.loads.forget_load():
             self._shared.changed(self)
 
     def _go_on(self) -> None:

@@ -108,8 +108,9 @@ class Routing:
         """A worker has read what it was to read, or could not."""
         source = self.router.kv_transfers.source_of(message.transfer_id, message.worker)
         report = message.report
-        if source is None:
-            # Nobody waits for it any more.
+        ended = TransferEnded(message.transfer_id, report.arrived, report.tokens)
+        if source is None or ended in self._gathered:
+            # Nobody waits for it any more, or it was reported twice.
             return
         if source:
             member.counters.read(report)
@@ -122,7 +123,7 @@ class Routing:
                 # Another gateway may have taken the source for dead, and the reader have forgotten
                 # it since.
                 member.forget(read_from)
-        self.gather(TransferEnded(message.transfer_id, report.arrived, report.tokens))
+        self.gather(ended)
 
     def adopt_root(self, newcomer: Member | None, now_ns: int) -> Effects:
         """Somebody has come or gone: prompts are looked up under the root that most have, for a

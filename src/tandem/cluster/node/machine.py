@@ -147,7 +147,7 @@ class NodeMachine:
     @property
     def _waits_to_be_asked(self) -> bool:
         # Whoever drains a worker waits for its reports.
-        return self._reports_when_asked and self.role_state.drain is None
+        return self._reports_when_asked and self.role_state.accepting
 
     def report(self, load: LoadReported, now_ns: int, *, tiers: bool = True) -> Effects:
         """Report this load to every gateway, due or not, and the figures of the slower `tiers`. A

@@ -171,9 +171,8 @@ class Work:
     def _end_quiet(self, now_ns: int) -> Effects:
         """Pass on the imports that have ended and whose blocks are quiet."""
         effects: Effects = []
-        if self.inbound.any_concluded:
-            for outcome in self.inbound.take_quiet():
-                effects += self.pass_to_machine(outcome, now_ns)
+        for outcome in self.inbound.take_quiet():
+            effects += self.pass_to_machine(outcome, now_ns)
         return effects
 
     def _settle(self, request_ids: tuple[str, ...]) -> None:

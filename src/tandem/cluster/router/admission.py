@@ -35,7 +35,8 @@ ASK_AGAIN_NS = 1_000_000_000
 class RouterConfig:
     """`capacities` prices every worker that may ever join. Blocks are named under `root` until
     another one is adopted, by `hashes` (None: computed from the tokens), which serve one router.
-    With `explains` every decision is explained, not only acted on."""
+    With `explains` every decision is explained, not only acted on, with so many candidates of each
+    phase (`explained_candidates`; None: all)."""
 
     block_size: int
     root: CacheRoot
@@ -46,6 +47,7 @@ class RouterConfig:
     classes: Classes = field(default_factory=Classes)
     queue: RequestQueueConfig = field(default_factory=RequestQueueConfig)
     explains: bool = False
+    explained_candidates: int | None = None
     first_token: FirstToken = FirstToken.SENT
     hashes: PromptHashes | None = None
 

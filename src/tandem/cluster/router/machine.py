@@ -5,7 +5,7 @@ No sockets and no clock: what workers and clients report comes in, messages to t
 gateway and the twin drive the same object.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from heapq import nsmallest
 
 from tandem.cluster.audit import invariant
@@ -54,8 +54,6 @@ Effects = list[RouterEffect]
 
 # Output is counted to its tenant in portions: fair shares are uneven by so much, no more.
 CHARGED_TOKENS = 64
-# Candidates of a phase at most that stand in an explanation.
-MOST_EXPLAINED = 16
 
 
 class RouterMachine:
@@ -203,7 +201,7 @@ class RouterMachine:
 
     def _start(self, state: RequestState, choice: Choice, now_ns: int, effects: Effects) -> None:
         if self.config.explains:
-            effects += _explanations(state, choice)
+            effects += _explanations(state, choice, self.config.explained_candidates)
         pulled_tokens = self.admission.place(state, choice, now_ns)
         self._by_wire[state.wire_id] = state
         request = state.request(state.prefill)
@@ -315,14 +313,14 @@ class RouterMachine:
             self.admission.request_left(state)
 
 
-def _explanations(state: RequestState, choice: Choice) -> list[RouterEffect]:
-    """Why the request goes where it goes: the best candidates with their scores and predicted
-    seconds, in the order of the workers."""
+def _explanations(state: RequestState, choice: Choice, most: int | None) -> list[RouterEffect]:
+    """Why the request goes where it goes: candidates with their scores and predicted seconds, of
+    each phase so many at most."""
     route, dispatch = choice.route, choice.dispatch
     figures: list[tuple[str, float | str]] = [("ttft_s", route.ttft_s), ("tpot_s", route.tpot_s)]
     for phase, reasons in (("prefill", route.prefill_reasons), ("decode", route.decode_reasons)):
-        for index in sorted(_best(reasons)):
-            each = reasons[index]
+        chosen_workers = (dispatch.prefill or route.prefill, dispatch.decode)
+        for each in reasons if most is None else _best(reasons, most, chosen_workers):
             name = f"{phase} {each.worker}"
             figures.append((f"{name} score", each.score))
             figures.append((f"{name} ttft_s", each.ttft_s))
@@ -335,9 +333,9 @@ def _explanations(state: RequestState, choice: Choice) -> list[RouterEffect]:
     ]
 
 
-def _best(candidates: Sequence[Candidate]) -> list[int]:
-    """The places of those that are explained: of a thousand workers nobody reads all."""
+def _best(candidates: Sequence[Candidate], most: int, chosen: Collection[str]) -> list[Candidate]:
+    """The best, in their order: of a thousand workers nobody reads all. The chosen ones are among
+    them, though dispatch may have its own mind."""
     places = range(len(candidates))
-    if len(places) <= MOST_EXPLAINED:
-        return list(places)
-    return nsmallest(MOST_EXPLAINED, places, key=lambda place: (candidates[place].score, place))
+    best = set(nsmallest(most, places, key=lambda place: (candidates[place].score, place)))
+    return [each for place, each in enumerate(candidates) if place in best or each.worker in chosen]

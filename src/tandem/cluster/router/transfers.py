@@ -37,10 +37,6 @@ class KvTransfers:
         self._finished: list[RequestState] = []
         self._copied: list[RequestState] = []
 
-    @property
-    def moving(self) -> int:
-        return len(self._transfers)
-
     def source_of(self, transfer_id: int, target: str) -> str | None:
         """Whom this worker reads from by that transfer (empty: a slower tier); None where no such
         one is under way."""

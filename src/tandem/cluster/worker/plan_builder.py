@@ -45,7 +45,7 @@ class PlanBuilder:
         """Whether another sequence may enter its slot in this step."""
         return self._placed_blocks < PLACED_BLOCKS
 
-    def plans(self) -> set[Sequence]:
+    def planned_sequences(self) -> set[Sequence]:
         """The sequences that have a row so far."""
         return {sequence for sequence, _, _ in self.rows}
 

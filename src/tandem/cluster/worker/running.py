@@ -152,6 +152,7 @@ class RunningSequences:
         for index in range(first_block, full_blocks):
             digest, block = chain[index], residency.blocks[index]
             if pool.commit(block, digest, parent) and wanted:
+                # As `Sequence.block_name`, whose parent is known here already.
                 name = BlockName(digest, parent, chain[0], tenant)
                 self.committed.add(block, pool.versions[block], name)
             if filling.get(digest) is sequence:

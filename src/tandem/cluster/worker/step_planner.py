@@ -186,7 +186,7 @@ class StepPlanner:
         pool = self.sequences.pool
         while pool.free_blocks < needed:
             builder.short_of_blocks = True
-            planned = builder.plans()
+            planned = builder.planned_sequences()
             candidates = [s for s in self.sequences.running if s not in planned]
             victim = self.batching.victim(candidates)
             if victim is sequence and len(candidates) == 1:

@@ -27,7 +27,7 @@ KEY_BYTES = 32
 USER_ID = "User-Id"
 # So soon a key that was revoked is noticed.
 REVIEW_S = 1.0
-NO_OPERATOR = "this key is a worker's: it may ask for the status, and change nothing"
+NO_OPERATOR = "this key is a worker's: it may ask for the status, and nothing else"
 
 
 class Senders:

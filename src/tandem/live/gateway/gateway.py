@@ -7,19 +7,26 @@ from dataclasses import dataclass, field, replace
 
 from tandem.cluster.gateway.machine import GatewayMachine
 from tandem.cluster.gateway.members import Members
-from tandem.facts.errors import EngineFailed, NotReady, PromptTooLong
+from tandem.facts.errors import (
+    EngineFailed,
+    NotReady,
+    Overloaded,
+    PromptTooLong,
+    TandemError,
+)
 from tandem.facts.request import FinishReason, Request, TokenOutput
 from tandem.facts.serving import ANYBODY, Caller, ModelCard
 from tandem.facts.slo import Slo
 from tandem.live.channels.gateway_channel import ChannelNews
 from tandem.live.clock import NS_PER_S, now_ns
 from tandem.live.gateway.clients import Clients
-from tandem.live.gateway.history import RequestHistories
+from tandem.live.gateway.history import Asker, RequestHistories
 from tandem.live.gateway.journal import Journal
 from tandem.live.gateway.loop import Channel, GatewayLoop
 from tandem.live.mailbox import Mailbox
 from tandem.messages.router import RequestSubmitted, RequestWithdrawn
 from tandem.observe.cluster_metrics import GatewayMetrics
+from tandem.report.record import Ending
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +134,7 @@ class Gateway:
         self._clients = Clients(self.metrics, terms.max_waiting)
         self._availability = Availability(machine.members, terms.comeback_s)
         settled = self._availability.members_changed
-        self._histories = RequestHistories(terms.explain_bytes)
+        self._histories = RequestHistories(self._prefix, terms.explain_bytes)
         self._loop = GatewayLoop(machine, self._clients, settled, journal, self._histories)
         self._channel: Channel | None = None
         self._task: asyncio.Task[None] | None = None
@@ -195,7 +202,9 @@ class Gateway:
         """See the port `Generator`."""
         at_ns, reason = now_ns(), FinishReason.STOP
         self.metrics.requests.ended(self._prefix + request_id, reason, at_ns)
-        self._histories.request_ended(request_id, "finished", str(reason), at_ns)
+        self._histories.request_ended(
+            self._prefix + request_id, Ending.FINISHED, str(reason), at_ns
+        )
 
     def metrics_text(self) -> bytes:
         lost_turns = self._journal.lost_turns if self._journal is not None else 0
@@ -213,11 +222,17 @@ class Gateway:
         # What a client wishes for shifts its priority only as far as its class lets it.
         priority = service.priority_of(request.priority)
         request = replace(request, request_id=request_id, priority=priority, account=caller.account)
-        mailbox, gives_way = self._clients.arrived(request)
-        self._histories.request_called(request_id, caller.call_id)
+        asker = Asker(caller.account, service.name, caller.session, caller.call_id)
+        is_new = self._histories.request_arrived(request, asker, now_ns())
+        try:
+            mailbox, gives_way = self._clients.arrived(request)
+        except TandemError as error:
+            if is_new:
+                self._refused(request_id, error)
+            raise
         if gives_way is not None:
             reason = "it gave way to a request of somebody who had fewer"
-            self._histories.request_ended(gives_way, "rejected", reason, now_ns())
+            self._histories.request_ended(gives_way, Ending.REJECTED, reason, now_ns())
             self._loop.enqueue(RequestWithdrawn(gives_way))
         finished = False
         try:
@@ -240,9 +255,21 @@ class Gateway:
                 output = await mailbox.next_output()
                 finished = output.finish_reason is not None
                 yield output
+        except TandemError as error:
+            self._refused(request_id, error)
+            raise
         finally:
             if self._clients.left(request_id, finished=finished):
+                self._histories.request_ended(
+                    request_id, Ending.FAILED, "its client left", now_ns()
+                )
                 self._loop.enqueue(RequestWithdrawn(request_id))
+
+    def _refused(self, request_id: str, error: TandemError) -> None:
+        """For its history, which may know more already."""
+        refused = isinstance(error, Overloaded | NotReady)
+        ending = Ending.REJECTED if refused else Ending.FAILED
+        self._histories.request_ended(request_id, ending, str(error), now_ns())
 
     async def _until_somebody_is_back(self, request: Request, mailbox: Mailbox) -> None:
         """A phase has no worker. The request is counted among those who wait, and comes before the

@@ -3,42 +3,59 @@ which figures, and what came of it. Bounded by age and memory; no prompts, token
 
 import zlib
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
+from tandem.facts.request import Request
 from tandem.live.clock import NS_PER_S
 from tandem.messages.operator import RequestEvent, RequestHistory
-from tandem.messages.router import Explain, RequestSubmitted
+from tandem.messages.router import Explain
 from tandem.messages.worker import EmitTokens
+from tandem.report.record import Ending
 
 KEPT_NS = 3600 * NS_PER_S
-# Choices that one answer may have.
-MOST_CHOICES = 128
-# A request that is taken up again and again has its latest decisions.
+# Candidates of each phase whose figures are kept.
+MOST_EXPLAINED = 16
+# Of a request that is taken up again and again, the latest.
 MOST_EVENTS = 64
+# Of what has one name: a client may give all of its calls the same.
+MOST_FOUND = 128
 # Beside its packed history: ids and places in tables.
-ENTRY_BYTES = 512
+ENTRY_BYTES = 1024
 
-_DECODER = msgspec.msgpack.Decoder(RequestHistory)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who sent a request, and by which call (its `X-Request-Id`)."""
+
+    tenant: str = ""
+    service_class: str = ""
+    session: str = ""
+    call_id: str = ""
 
 
 @dataclass(slots=True)
 class _Open:
-    """A request that has not ended. Instants are -1 until they come."""
+    """A request that has not ended, with its packed events. Instants are -1 until they come."""
 
-    submitted: RequestSubmitted
+    asker: Asker
     arrival_ns: int
+    prompt_tokens: int
+    max_tokens: int
     first_token_ns: int = -1
     last_token_ns: int = -1
     emitted_tokens: int = 0
     cached_tokens: int = 0
-    events: list[RequestEvent] = field(default_factory=list)
+    events: list[bytes] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """One that has ended: when, which call it was of, and its history, packed."""
+    """When it ended, by which call it came, and its packed history."""
 
     end_ns: int
     call_id: str
@@ -49,41 +66,69 @@ class _Ended:
         return ENTRY_BYTES + len(self.packed)
 
 
-class RequestHistories:
-    """Those of the last hour, as far as `memory_bytes` reach; 0: nothing is kept. An ended one is
-    packed; the oldest go first."""
+class _Kept(msgspec.Struct, frozen=True):
+    """As it is packed: the history without its events, and these."""
 
-    def __init__(self, memory_bytes: int) -> None:
+    history: RequestHistory
+    events: list[msgspec.Raw]
+
+
+_decode_event = msgspec.msgpack.Decoder(RequestEvent).decode
+_decode_kept = msgspec.msgpack.Decoder(_Kept).decode
+
+
+class RequestHistories:
+    """Those of the last hour, as far as `memory_bytes` reach; 0: nothing is kept. Where there is no
+    room the oldest that have ended go, then the oldest decisions of those that have not.
+
+    Ids of the gateway's requests begin with `prefix`, which their clients do not know."""
+
+    def __init__(self, prefix: str, memory_bytes: int) -> None:
+        self._prefix = prefix
         self._memory_bytes = memory_bytes
         self._open: dict[str, _Open] = {}
         self._ended: OrderedDict[str, _Ended] = OrderedDict()
         self._bytes = 0
-        # Of a request: the call that it is of. Of a call: the answer that it had last.
-        self._call_of: dict[str, str] = {}
-        self._answer_of: dict[str, str] = {}
+        # The requests of an answer, and of a call, by its id.
+        self._named: dict[str, dict[str, None]] = {}
 
-    def request_called(self, request_id: str, call_id: str) -> None:
-        """The request is of this call, before it is submitted. Whoever was refused knows no other
-        id."""
-        if self._memory_bytes and call_id:
-            own_id = _own_id(request_id)
-            self._call_of[own_id], self._answer_of[call_id] = call_id, _answer_id(own_id)
-
-    def request_submitted(self, event: RequestSubmitted, now_ns: int) -> None:
-        if self._memory_bytes:
-            self._open[_own_id(event.request.request_id)] = _Open(event, now_ns)
+    def request_arrived(self, request: Request, asker: Asker, now_ns: int) -> bool:
+        """A client asks, whether or not it is let in. An id may come again once it has ended.
+        Whether this one is remembered."""
+        request_id = request.request_id
+        if not self._memory_bytes or request_id in self._open:
+            return False
+        if request_id in self._ended:
+            self._forget(request_id)
+        prompt_tokens, max_tokens = len(request.prompt_tokens), request.sampling.max_tokens
+        self._open[request_id] = _Open(asker, now_ns, prompt_tokens, max_tokens)
+        self._bytes += ENTRY_BYTES
+        for name in self._names_of(request_id, asker.call_id):
+            self._named.setdefault(name, {})[request_id] = None
+        self._make_room(now_ns)
+        return True
 
     def explain(self, effect: Explain, now_ns: int) -> None:
         """A decision about a request."""
-        if entry := self._open.get(_own_id(effect.request_id)):
-            after_ns = now_ns - entry.arrival_ns
-            entry.events.append(RequestEvent(after_ns, effect.kind, effect.text, effect.figures))
-            del entry.events[:-MOST_EVENTS]
+        entry = self._open.get(effect.request_id)
+        if entry is None:
+            return
+        after_ns = now_ns - entry.arrival_ns
+        event = _encode(RequestEvent(after_ns, effect.kind, effect.text, effect.figures))
+        entry.events.append(event)
+        self._bytes += len(event)
+        self._make_room(now_ns)
+        while entry.events and (
+            self._bytes > self._memory_bytes or len(entry.events) > MOST_EVENTS
+        ):
+            self._bytes -= len(entry.events.pop(0))
 
     def delivered(self, emission: EmitTokens, now_ns: int) -> None:
         """Tokens for clients."""
+        if not self._open:
+            return
         for row, request_id in enumerate(emission.request_ids):
-            entry = self._open.get(_own_id(request_id))
+            entry = self._open.get(request_id)
             if entry is None:
                 continue
             if entry.first_token_ns < 0:
@@ -92,81 +137,85 @@ class RequestHistories:
             entry.last_token_ns = now_ns
             entry.emitted_tokens += 1
             if (reason := emission.finish_reasons[row]) is not None:
-                self.request_ended(request_id, "finished", str(reason), now_ns)
+                self.request_ended(request_id, Ending.FINISHED, str(reason), now_ns)
 
-    def request_ended(self, request_id: str, ending: str, reason: str, now_ns: int) -> None:
-        """It is finished, rejected, failed or withdrawn; unknown ids are ignored."""
-        own_id = _own_id(request_id)
-        call_id = self._call_of.pop(own_id, "")
-        entry = self._open.pop(own_id, None)
+    def request_ended(self, request_id: str, ending: Ending, reason: str, now_ns: int) -> None:
+        """The first ending counts; later ones, and unknown ids, are ignored."""
+        entry = self._open.pop(request_id, None)
         if entry is None:
-            self._forget_call(call_id, own_id)
             return
-        history = _history(entry, ending, reason, now_ns)
-        packed = zlib.compress(msgspec.msgpack.encode(history), 1)
-        if own_id in self._ended:
-            self._bytes -= self._ended.pop(own_id).held_bytes
-        ended = self._ended[own_id] = _Ended(now_ns, call_id, packed)
+        history = _history(request_id, entry, str(ending), reason, now_ns)
+        kept = _Kept(history, [msgspec.Raw(event) for event in entry.events])
+        self._bytes -= ENTRY_BYTES + sum(map(len, entry.events))
+        ended = _Ended(now_ns, entry.asker.call_id, zlib.compress(_encode(kept), 1))
+        self._ended[request_id] = ended
         self._bytes += ended.held_bytes
-        while self._ended:
-            oldest_id, oldest = next(iter(self._ended.items()))
-            if self._bytes <= self._memory_bytes and oldest.end_ns >= now_ns - KEPT_NS:
-                break
-            del self._ended[oldest_id]
-            self._bytes -= oldest.held_bytes
-            self._forget_call(oldest.call_id, oldest_id)
+        self._make_room(now_ns)
 
     def find(self, name: str, now_ns: int) -> tuple[RequestHistory, ...]:
-        """The request of this id, or all choices of the answer, or of the call, that has it."""
-        name = _own_id(name)
-        name = self._answer_of.get(name, name)
-        names = [name, *(f"{name}-{choice}" for choice in range(MOST_CHOICES))]
-        found = (self._history_of(each, now_ns) for each in names)
+        """The request of this id, with or without the gateway in front; or all of the answer, or of
+        the calls, that have it."""
+        own_id = name.removeprefix(self._prefix)
+        exact = self._prefix + own_id
+        known = exact in self._open or exact in self._ended
+        request_ids: Sequence[str] = [exact] if known else list(self._named.get(own_id, ()))
+        found = (self._history_of(each, now_ns) for each in request_ids[-MOST_FOUND:])
         return tuple(history for history in found if history is not None)
 
-    def _history_of(self, own_id: str, now_ns: int) -> RequestHistory | None:
-        if (entry := self._open.get(own_id)) is not None:
-            return _history(entry, "", "", now_ns)
-        ended = self._ended.get(own_id)
-        if ended is None or ended.end_ns < now_ns - KEPT_NS:
-            return None
-        return _DECODER.decode(zlib.decompress(ended.packed))
+    def _history_of(self, request_id: str, now_ns: int) -> RequestHistory | None:
+        if (entry := self._open.get(request_id)) is not None:
+            history, events = _history(request_id, entry, "", "", now_ns), entry.events
+        else:
+            ended = self._ended[request_id]
+            if ended.end_ns < now_ns - KEPT_NS:
+                return None
+            kept = _decode_kept(zlib.decompress(ended.packed))
+            history, events = kept.history, [bytes(event) for event in kept.events]
+        return msgspec.structs.replace(history, events=tuple(map(_decode_event, events)))
 
-    def _forget_call(self, call_id: str, own_id: str) -> None:
-        """Unless it has got another answer since."""
-        if self._answer_of.get(call_id) == _answer_id(own_id):
-            del self._answer_of[call_id]
+    def _make_room(self, now_ns: int) -> None:
+        while self._ended:
+            request_id, oldest = next(iter(self._ended.items()))
+            if self._bytes <= self._memory_bytes and oldest.end_ns >= now_ns - KEPT_NS:
+                return
+            self._forget(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        ended = self._ended.pop(request_id)
+        self._bytes -= ended.held_bytes
+        for name in self._names_of(request_id, ended.call_id):
+            requests = self._named[name]
+            del requests[request_id]
+            if not requests:
+                del self._named[name]
+
+    def _names_of(self, request_id: str, call_id: str) -> set[str]:
+        """By what else than its own id a request is found: that of the answer of which it is a
+        choice, and that of its call."""
+        answer_id = request_id.removeprefix(self._prefix).rpartition("-")[0]
+        return {answer_id, call_id} - {""}
 
 
-def _own_id(request_id: str) -> str:
-    """As its client knows it, without the gateway that it came to."""
-    return request_id.rpartition("/")[2]
-
-
-def _answer_id(own_id: str) -> str:
-    """Of which this request is a choice."""
-    return own_id.rpartition("-")[0] or own_id
-
-
-def _history(entry: _Open, ending: str, reason: str, now_ns: int) -> RequestHistory:
+def _history(
+    request_id: str, entry: _Open, ending: str, reason: str, now_ns: int
+) -> RequestHistory:
     def after(instant_ns: int) -> int:
         return -1 if instant_ns < 0 else instant_ns - entry.arrival_ns
 
-    submitted, request = entry.submitted, entry.submitted.request
     return RequestHistory(
-        request_id=request.request_id,
+        request_id=request_id,
         arrival_ns=entry.arrival_ns,
-        tenant=submitted.tenant,
-        service_class=submitted.service_class,
-        session=submitted.session,
-        prompt_tokens=len(request.prompt_tokens),
+        tenant=entry.asker.tenant,
+        service_class=entry.asker.service_class,
+        session=entry.asker.session,
+        prompt_tokens=entry.prompt_tokens,
         cached_tokens=entry.cached_tokens,
-        max_tokens=request.sampling.max_tokens,
+        max_tokens=entry.max_tokens,
         emitted_tokens=entry.emitted_tokens,
         ending=ending,
         reason=reason,
         first_token_ns=after(entry.first_token_ns),
         last_token_ns=after(entry.last_token_ns),
         end_ns=after(now_ns) if ending else -1,
-        events=tuple(entry.events),
+        events=(),
     )

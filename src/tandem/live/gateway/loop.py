@@ -44,8 +44,9 @@ from tandem.messages.operator import (
     ReportStartFailed,
     StatusReported,
 )
-from tandem.messages.router import Explain, Reject, RequestSubmitted, RequestWithdrawn
+from tandem.messages.router import Explain, Reject, RequestSubmitted
 from tandem.messages.worker import FailRequest, ImportsArrived, PrefillsArrived, RequestsArrived
+from tandem.report.record import Ending
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +97,8 @@ class OperatorRequests:
 
 
 class Channel(Protocol):
-    """The way to workers and operators, as `live.gateway_channel.GatewayChannel`: nothing waits."""
+    """The way to workers and operators, as `live.channels.gateway_channel.GatewayChannel`: nothing
+    waits."""
 
     def send(self, peer: str, message: ToWorker) -> None: ...
 
@@ -122,7 +124,7 @@ class GatewayLoop:
     ) -> None:
         self.machine = machine
         self._journal = journal
-        self._histories = histories or RequestHistories(0)
+        self._histories = histories or RequestHistories("", 0)
         self._clients = clients
         self._settled = settled
         self._requests = OperatorRequests()
@@ -157,7 +159,7 @@ class GatewayLoop:
         events: list[GatewayEvent] = []
         for event in inputs:
             if not isinstance(event, MessageFromOperator):
-                self._note(event, instant_ns)
+                self._note(event)
                 events.append(event)
             elif isinstance(event.message, AskStatus | AskExplain):
                 self._asked.append((event.peer, event.message))
@@ -189,12 +191,12 @@ class GatewayLoop:
 
     def reject(self, effect: Reject) -> None:
         self._clients.reject(effect)
-        self._ended(effect.request_id, "rejected", effect.reason)
+        self._ended(effect.request_id, Ending.REJECTED, effect.reason)
 
     def fail(self, effect: FailRequest) -> None:
         logger.error("request %s is given up: %s", effect.request_id, effect.reason)
         self._clients.fail(effect, self._instant_ns)
-        self._ended(effect.request_id, "failed", effect.reason)
+        self._ended(effect.request_id, Ending.FAILED, effect.reason)
 
     def operation_ended(self, effect: OperationEnded | AuditEnded) -> None:
         if answer := self._requests.ended(effect):
@@ -236,16 +238,11 @@ class GatewayLoop:
                 self._journal.record(instant_ns, events, effects)
         return effects
 
-    def _ended(self, request_id: str, ending: str, reason: str) -> None:
+    def _ended(self, request_id: str, ending: Ending, reason: str) -> None:
         self._histories.request_ended(request_id, ending, reason, self._instant_ns)
 
-    def _note(self, event: GatewayEvent, instant_ns: int) -> None:
-        if isinstance(event, RequestSubmitted):
-            self._histories.request_submitted(event, instant_ns)
-        elif isinstance(event, RequestWithdrawn):
-            reason = "its client left"
-            self._histories.request_ended(event.request_id, "withdrawn", reason, instant_ns)
-        elif isinstance(event, PeerGone) and self.machine.members.of_peer(event.peer):
+    def _note(self, event: GatewayEvent) -> None:
+        if isinstance(event, PeerGone) and self.machine.members.of_peer(event.peer):
             logger.warning("worker %s is gone: %s", event.peer, event.reason)
             self._clients.metrics.worker_lost()
         elif isinstance(event, PeerGone) and self.machine.pool.nodes.of_peer(event.peer):

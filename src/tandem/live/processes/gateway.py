@@ -29,6 +29,7 @@ from tandem.live.channels.keys import Admitted, AdmittedKeys, KeyPair, PeerRole
 from tandem.live.channels.sockets import ChannelLimits, GatewayKeys
 from tandem.live.clock import NS_PER_S, wall_clock_s
 from tandem.live.gateway.gateway import Gateway, GatewayTerms
+from tandem.live.gateway.history import MOST_EXPLAINED
 from tandem.live.gateway.journal import Journal
 from tandem.live.http_server import http_server_over, listen, url_of
 from tandem.live.processes.journal import with_journal
@@ -105,6 +106,7 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
         router=replace(
             router_config(cluster, stored.root, stored.layout.block_size, {}),
             explains=cluster.explain_memory_bytes > 0,
+            explained_candidates=MOST_EXPLAINED,
         ),
         capacity_of=capacity_of(cluster),
         terms=_terms(setup),

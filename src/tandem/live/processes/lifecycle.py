@@ -65,7 +65,7 @@ def end_as(name: str, work: Callable[[], Leave]) -> None:
         logger.error("%s cannot start: %s", name, error)
         raise SystemExit(ExitCode.MISCONFIGURED) from error
     except TandemError as error:
-        logger.error("%s failed: %s", name, error)
+        logger.error("%s failed: %s", name, error, exc_info=error)
         raise SystemExit(ExitCode.FAILED) from error
     if left.reason:
         logger.error("%s ends: %s", name, left.reason)

@@ -56,7 +56,7 @@ def local_stores(
         memory = HostStore(block_format, config.capacities[Tier.HOST] + spare, transfer)
         memory.warm()
         stores[Tier.HOST] = memory
-    if Tier.DISK in config.capacities and disk is not None:
+    if disk is not None:
         assert disk.path is not None
         file = DiskConfig(Path(disk.path) / f"{process}.kv", config.capacities[Tier.DISK], spare)
         store = DiskStore(file, block_format, transfer)

@@ -93,7 +93,7 @@ class Conditional:
         return here(route, self.transfer, f"only {text}")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class GlobalQueue:
     """What the policy `inner` would send to a prefill worker waits in one queue for all of them,
     after Dynamo's first design: a late choice needs no forecast of the wait. The decode worker
@@ -101,10 +101,10 @@ class GlobalQueue:
 
     inner: str = "remote"
     transfer: Transfer = Transfer.PULL
-    _inner: Dispatching = field(init=False)
+    _inner: Dispatching = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self._inner = _plain(self.inner, self.transfer)
+        object.__setattr__(self, "_inner", _plain(self.inner, self.transfer))
 
     def decide(
         self, request: RequestView, route: Route, workers: Sequence[WorkerView], now_ns: int
@@ -115,7 +115,7 @@ class GlobalQueue:
         return replace(decided, placement=Placement.QUEUED, prefill="")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class LongPrompts:
     """A prompt of more than `long_tokens` (not cached at the routed prefill worker) whose priority
     number is at least `least_priority` is prefilled by one of `workers`, the one that is done
@@ -127,7 +127,7 @@ class LongPrompts:
     transfer: Transfer = Transfer.PUSH
     long_tokens: int = field(default=32_768, kw_only=True)
     least_priority: int = field(default=1, kw_only=True)
-    _inner: Dispatching = field(init=False)
+    _inner: Dispatching = field(init=False, repr=False, compare=False)
     _predictor: Predictor = field(default_factory=Predictor, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -135,9 +135,12 @@ class LongPrompts:
             raise InvalidConfiguration(
                 "workers is empty; name the workers that take long prompts, or leave the policy out"
             )
+        if isinstance(self.workers, str):
+            raise InvalidConfiguration(f"workers is {self.workers!r}; write a list of names")
+        object.__setattr__(self, "workers", tuple(self.workers))
         if self.long_tokens < 1:
             raise InvalidConfiguration(f"long_tokens is {self.long_tokens}; choose 1 or more")
-        self._inner = _plain(self.inner, self.transfer)
+        object.__setattr__(self, "_inner", _plain(self.inner, self.transfer))
 
     def decide(
         self, request: RequestView, route: Route, workers: Sequence[WorkerView], now_ns: int

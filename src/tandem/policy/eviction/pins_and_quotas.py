@@ -2,7 +2,7 @@
 more than its share of a cache gives up its own blocks first."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Generic
 
 from tandem.facts.fair_shares import FairShares
@@ -53,7 +53,7 @@ class Pinned(Generic[Key]):
         self._end_pins(now_ns)
         if pin.until_ns <= now_ns:
             return False
-        if key not in self._ends:
+        if key not in self._ends.current:
             most = self._bounds.each.get(pin.owner)
             if most is not None and self._holders.held_by(pin.owner) >= most:
                 return False
@@ -70,7 +70,7 @@ class Pinned(Generic[Key]):
 
     def unpin(self, key: Key, now_ns: int) -> None:
         """End a pin; nothing happens to a key without one."""
-        if key in self._ends:
+        if key in self._ends.current:
             self._forget(key)
             self._inner.insert(key, now_ns)
 
@@ -177,10 +177,9 @@ class Quota(Generic[Key]):
         return None
 
     def pin(self, key: Key, pin: Pin, now_ns: int) -> bool:
-        """As `Pinned.pin`, for the key's tenant: where that has a quota, there must be a place
-        within it too."""
-        tenant = self._tenant_of(key)
-        pin, own = replace(pin, owner=tenant), self._own.get(tenant)
+        """As `Pinned.pin`; its owner is the key's tenant. Where that has a quota, there must be a
+        place within it too."""
+        own = self._own.get(pin.owner)
         if own is not None and not own.pin(key, pin, now_ns):
             return False
         if self._common.pin(key, pin, now_ns):
@@ -188,7 +187,3 @@ class Quota(Generic[Key]):
         if own is not None:
             own.unpin(key, now_ns)
         return False
-
-    def keys(self, tenant: str) -> int:
-        """How many keys a tenant with a quota has."""
-        return self._keys[tenant]

@@ -42,9 +42,6 @@ class TokenCounters:
         self._lifts: dict[tuple[int, str], float] = {}
         self._last_left: dict[int, str] = {}
 
-    def __len__(self) -> int:
-        return len(self._service) + len(self._lifts) + len(self._last_left)
-
     def of(self, tenant: str, priority: int) -> float:
         return self._service.get(tenant, 0.0) + self._lifts.get((priority, tenant), 0.0)
 
