@@ -29,6 +29,7 @@ class Script:
     failure: Exception | None = None
     cached_tokens: int = 0
     finish_reason: FinishReason = FinishReason.STOP
+    model_identity: str | None = "scripted"
 
 
 class ScriptedGenerator:
@@ -55,6 +56,10 @@ class ScriptedGenerator:
     @property
     def card(self) -> ModelCard:
         return self._card
+
+    @property
+    def model_identity(self) -> str | None:
+        return self.script.model_identity
 
     def satisfied(self, request_id: str) -> None:
         self.satisfied_ids.append(request_id)

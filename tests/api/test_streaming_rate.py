@@ -37,6 +37,10 @@ class FastFakeGenerator:
     def satisfied(self, request_id: str) -> None:
         pass
 
+    @property
+    def model_identity(self) -> str | None:
+        return None
+
     def metrics_text(self) -> bytes:
         return b""
 

@@ -442,6 +442,18 @@ def test_only_caches_that_name_blocks_alike_are_indexed():
     assert sent_to(gateway.receive(ahead), "w") == [ListBlocks(Tier.DEVICE)]
 
 
+def test_a_cluster_has_one_identity_only_while_all_workers_compute_the_same_numbers():
+    assert GatewayUnderTest().machine.members.identity is None
+    gateway = GatewayUnderTest(register("w"), register("v"))
+    identity = gateway.machine.members.identity
+    assert identity
+    foreign = register("d", root=CacheRoot("model", "other arithmetic", b"layout"))
+    gateway.receive(foreign)
+    assert gateway.machine.members.identity is None
+    gateway.handle(PeerGone("d/1", "gone"))
+    assert gateway.machine.members.identity == identity
+
+
 def test_a_prompt_is_counted_once_where_several_of_its_tokens_come_at_once():
     gateway = GatewayUnderTest(register("w"))
     gateway.submit("r")

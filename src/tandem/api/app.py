@@ -21,6 +21,7 @@ from tandem.api.errors import Refusal, Refused, refusal_of
 from tandem.api.intake import Intake
 from tandem.api.key_ring import KeyRing
 from tandem.api.openapi import ApiEndpoint, document_route, openapi_maker
+from tandem.api.response_cache import ResponseCache
 from tandem.api.responses import ModelEntry, ModelList, StatusAnswer, VersionAnswer
 from tandem.api.streaming import ClientGone
 from tandem.api.tokenization import token_endpoints
@@ -37,7 +38,14 @@ def build_app(generator: Generator, text: TextModel, config: ApiConfig) -> Starl
     """The OpenAI-shaped HTTP application over `generator`; an ASGI server runs it. Raises
     `InvalidConfiguration` for a file of keys that has none."""
     intake = Intake(config, generator.card.context_tokens)
-    context = AppContext(generator, text, config, intake, ResponseBudget(config.answer_bytes))
+    context = AppContext(
+        generator,
+        text,
+        config,
+        intake,
+        ResponseBudget(config.answer_bytes),
+        ResponseCache(config.response_cache, generator.card.names[0]),
+    )
     endpoints: list[ApiEndpoint] = [
         *chat_endpoints(context),
         *completion_endpoints(context),
@@ -143,7 +151,8 @@ def probe_endpoints(context: AppContext) -> list[ApiEndpoint]:
 
     async def metrics(_: Request) -> Response:
         """Metrics in the Prometheus text format."""
-        return Response(context.generator.metrics_text(), headers={"Content-Type": _EXPOSITION})
+        text = context.generator.metrics_text() + context.response_cache.metrics_text()
+        return Response(text, headers={"Content-Type": _EXPOSITION})
 
     async def show_version(_: Request) -> Response:
         """The version of this server."""

@@ -11,8 +11,10 @@ from tandem.api.auth import KEY, TENANT, account_of, is_printable
 from tandem.api.config import ApiConfig
 from tandem.api.errors import Refusal, Refused, retry_header
 from tandem.api.intake import HeldBytes, Intake
+from tandem.api.response_cache import CacheUse, ResponseCache
 from tandem.api.whole_response import ResponseBudget
 from tandem.facts.errors import EngineFailed
+from tandem.facts.sampling import SamplingParameters
 from tandem.facts.serving import Caller, Generator
 from tandem.text.model import TextModel
 
@@ -34,6 +36,7 @@ class AppContext:
     config: ApiConfig
     intake: Intake
     response_budget: ResponseBudget
+    response_cache: ResponseCache
 
     def caller_of(self, request: Request) -> Caller:
         """Who sent this, as far as their key and headers say. Raises `Refused` with 400 for a
@@ -55,6 +58,23 @@ class AppContext:
             pin_s=pin_s,
             key=scope.get(KEY, ""),
             call_id=scope.get("tandem.request_id", ""),
+        )
+
+    def cache_use(
+        self, request: Request, caller: Caller, sampling: SamplingParameters, *, named_seed: bool
+    ) -> CacheUse:
+        """How a call uses the response cache: as its tenant has opted in, where its tokens are
+        certain, and as its `Cache-Control` says (`no-cache`: computed anew; `no-store`: not kept
+        either)."""
+        is_certain = sampling.temperature == 0 or named_seed
+        serves = is_certain and self.response_cache.serves(caller)
+        control = request.headers.get("Cache-Control", "").lower() if serves else ""
+        wishes = {each.strip() for each in control.split(",")}
+        return CacheUse(
+            self.response_cache,
+            self.generator,
+            looks_up=serves and wishes.isdisjoint(("no-cache", "no-store")),
+            keeps=serves and "no-store" not in wishes,
         )
 
     def holding_body(self, request: Request) -> AbstractContextManager[HeldBytes]:

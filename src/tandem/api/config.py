@@ -43,6 +43,15 @@ class KeyFile:
 
 
 @dataclass(frozen=True, slots=True)
+class ResponseCacheConfig:
+    """Answers of `limit_bytes` are kept in all (0: none), of callers of these `tenants` (None: of
+    everybody)."""
+
+    limit_bytes: int = 0
+    tenants: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ApiConfig:
     """Limits and access of the HTTP server.
 
@@ -69,6 +78,7 @@ class ApiConfig:
     max_choices: int = 64
     body_timeout_s: float = 60.0
     parse_special_tokens: bool = False
+    response_cache: ResponseCacheConfig = field(default_factory=ResponseCacheConfig)
 
     def __post_init__(self) -> None:
         for name in (

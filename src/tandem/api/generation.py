@@ -7,7 +7,7 @@ Closing a generator is what frees its blocks in the engine, so it happens on eve
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from msgspec import UNSET, UnsetType
@@ -20,13 +20,14 @@ from tandem.api.clock_and_entropy import fresh_id, unix_time_s
 from tandem.api.prompts import Tokens
 from tandem.api.request_body import read_body
 from tandem.api.requests import GenerationBody
+from tandem.api.response_cache import CacheUse
 from tandem.api.responses import Usage
 from tandem.api.sampling_request import requests_of, sampling_parameters, stop_strings
 from tandem.api.streaming import DONE, EventStream
 from tandem.api.whole_response import TURN_BYTES, HeldResponse, Transcript, WholeResponse
 from tandem.facts.errors import EngineFailed, InvalidRequest
 from tandem.facts.request import Request
-from tandem.facts.serving import Caller, Generator
+from tandem.facts.serving import Caller
 from tandem.text.aho_corasick import AhoCorasick
 from tandem.text.tools import ToolFormat
 
@@ -53,6 +54,7 @@ class Call:
     requests: Sequence[Request]
     presentation: Presentation
     caller: Caller
+    cache_use: CacheUse
 
     @property
     def returns_token_ids(self) -> bool:
@@ -179,6 +181,10 @@ async def create_answer(
             end_token_ids=frozenset(card.end_token_ids),
         ),
         caller=caller,
+        cache_use=replace(
+            context.cache_use(request, caller, sampling, named_seed=body.seed is not None),
+            stop_strings=strings,
+        ),
     )
     return _respond(call, writer_of(call), context)
 
@@ -253,7 +259,7 @@ async def _call_deltas(call: Call, context: AppContext) -> AsyncGenerator[Choice
     """The deltas of all choices, as they come."""
     streams = [
         choice_deltas(
-            context.generator,
+            call.cache_use,
             request,
             ChoiceReader(choice, context.text, call.presentation),
             call.caller,
@@ -272,15 +278,19 @@ async def _call_deltas(call: Call, context: AppContext) -> AsyncGenerator[Choice
 
 
 async def choice_deltas(
-    generator: Generator, request: Request, reader: ChoiceReader, caller: Caller
+    cache_use: CacheUse, request: Request, reader: ChoiceReader, caller: Caller
 ) -> AsyncGenerator[ChoiceDelta, None]:
-    """Generates one choice: the request goes to the engine here, and its tokens come back. The last
-    delta has a finish reason. Raises `TandemError`."""
-    async with aclosing(generator.generate(request, caller)) as outputs:
+    """Generates one choice: the request goes to the engine here, unless its answer is known, and
+    its tokens come back. The last delta has a finish reason. Raises `TandemError`."""
+    lookup = cache_use.look_up(request)
+    async with aclosing(lookup.outputs(caller)) as outputs:
         async for output in outputs:
             delta = reader.delta_of(output)
-            if delta.finish_reason is not None and output.finish_reason is None:
-                generator.satisfied(request.request_id)
+            lookup.add(output)
+            if delta.finish_reason is not None:
+                lookup.complete(output)
+                if output.finish_reason is None and lookup.found is None:
+                    cache_use.generator.satisfied(request.request_id)
             yield delta
             if delta.finish_reason is not None:
                 return

@@ -4,7 +4,7 @@ keys of clients, and whether it may listen where others reach it."""
 import ipaddress
 from collections.abc import Mapping
 
-from tandem.api.config import ApiConfig, ConnectionLimits, KeyFile
+from tandem.api.config import ApiConfig, ConnectionLimits, KeyFile, ResponseCacheConfig
 from tandem.api.key_ring import KeyRing
 from tandem.config.cluster.file import Cluster
 from tandem.config.cluster.live import gateway_options
@@ -18,9 +18,10 @@ def api_config(
     api_keys: tuple[str, ...],
     tenants: Mapping[str, str] | None = None,
     tenant_files: tuple[KeyFile, ...] = (),
+    cached_tenants: frozenset[str] | None = None,
 ) -> ApiConfig:
     """`api_keys` count where the options name none; `tenants` are by key, and more of their keys
-    stand in `tenant_files`."""
+    stand in `tenant_files`. Answers are kept for `cached_tenants` (None: for everybody)."""
     return ApiConfig(
         api_keys=options.api_key or api_keys,
         tenants=tenants or {},
@@ -30,6 +31,7 @@ def api_config(
         max_body_bytes=options.max_body_mib << 20 or None,
         answer_bytes=options.max_answers_mib << 20,
         parse_special_tokens=options.parse_special_tokens,
+        response_cache=ResponseCacheConfig(options.response_cache_mib << 20, cached_tenants),
         connections=ConnectionLimits(
             head_bytes=options.max_head_kib << 10,
             head_fields=options.max_head_fields,
@@ -92,6 +94,13 @@ def tenant_key_files(cluster: Cluster) -> tuple[KeyFile, ...]:
         for tenant in cluster.tenants
         if tenant.api_keys_file
     )
+
+
+def cached_tenants(cluster: Cluster) -> frozenset[str] | None:
+    """Whose answers are kept; everybody's where there are no tenants."""
+    if not cluster.tenants:
+        return None
+    return frozenset(tenant.name for tenant in cluster.tenants if tenant.response_cache)
 
 
 def has_client_keys(cluster: Cluster, options: ServeOptions) -> bool:

@@ -160,6 +160,15 @@ class ServeOptions(
             "MiB of all answers that do not stream together; half of it for one.", ge=1, le=1 << 20
         ),
     ] = 256
+    response_cache_mib: Annotated[
+        int,
+        _of_gateways(
+            "MiB of whole answers to be returned again to requests that are greedy or name a seed; "
+            "0: none. Where there are tenants, only of those with `response_cache`.",
+            ge=0,
+            le=1 << 20,
+        ),
+    ] = 0
     parse_special_tokens: Annotated[
         bool,
         _of_gateways(

@@ -69,6 +69,12 @@ class Generator(Protocol):
         """The engine died; only a restart helps."""
         ...
 
+    @property
+    def model_identity(self) -> str | None:
+        """Of the numbers that answer: while it is the same, so are the tokens of equal requests.
+        None while workers of unlike numbers serve, or none."""
+        ...
+
     def generate(
         self, request: Request, caller: Caller = ANYBODY
     ) -> AsyncGenerator[TokenOutput, None]: ...

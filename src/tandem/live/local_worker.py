@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from tandem.cluster.worker.machine import WorkerMachine
+from tandem.facts.blocks import NO_SALT
 from tandem.facts.errors import EngineFailed, InvalidRequest, RequestFailed
 from tandem.facts.request import FinishReason, Request, TokenOutput
 from tandem.facts.serving import ANYBODY, Caller, ModelCard
@@ -71,6 +72,11 @@ class LocalWorker:
     def failed(self) -> bool:
         """See the port `Generator`. A worker that was stopped has not failed."""
         return self._failed
+
+    @property
+    def model_identity(self) -> str | None:
+        """See the port `Generator`."""
+        return self.machine.config.root.hash(NO_SALT).hex()
 
     async def start(self) -> None:
         self._engine_thread.start(asyncio.get_running_loop())

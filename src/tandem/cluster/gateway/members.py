@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 from msgspec import structs
 
-from tandem.facts.blocks import CacheRoot
+from tandem.facts.blocks import NO_SALT, CacheRoot
 from tandem.facts.fleet import Role
 from tandem.facts.kv import BlockFormat, KvGeometry, MoveReport, TierFigures
 from tandem.messages.cluster import (
@@ -205,6 +205,13 @@ class Members(Registry[Member]):
         self._roots -= Counter((process.registration.root,))
         self._geometries -= Counter((process.registration.export.geometry,))
         self.draining.pop(process.name, None)
+
+    @property
+    def identity(self) -> str | None:
+        """Of weights, arithmetic and KV format that all of them have; None where they differ, or
+        nobody is there."""
+        roots = list(self._roots)
+        return roots[0].hash(NO_SALT).hex() if len(roots) == 1 else None
 
     def common_root(self, block_size: int, now: CacheRoot) -> CacheRoot:
         """Under which most of those that compute prompts name their blocks of that size; of equally

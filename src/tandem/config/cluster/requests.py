@@ -128,6 +128,11 @@ class TenantConfig:
         "So long its clients may pin KV; left out: as their class says.", default=None, only="live"
     )
     pin_share: Share = key("Share of each slower tier that may be pinned for it.", default=1.0)
+    response_cache: bool = key(
+        "Whether whole answers are kept for it (`response-cache-mib` under `serve`).",
+        default=False,
+        only="live",
+    )
 
     @property
     def has_keys(self) -> bool:

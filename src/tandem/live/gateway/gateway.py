@@ -164,6 +164,11 @@ class Gateway:
         workers waits for them."""
         return self._failed
 
+    @property
+    def model_identity(self) -> str | None:
+        """See the port `Generator`."""
+        return self.machine.members.identity
+
     def enqueue(self, news: ChannelNews) -> None:
         """From the channel, on the event loop."""
         self._loop.enqueue(news)

@@ -15,7 +15,13 @@ import zmq
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
 from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
-from tandem.config.api_options import api_config, check_exposure, tenant_key_files, tenant_keys
+from tandem.config.api_options import (
+    api_config,
+    cached_tenants,
+    check_exposure,
+    tenant_key_files,
+    tenant_keys,
+)
 from tandem.config.cluster.live import as_served
 from tandem.config.environment import BUNDLED_MODEL
 from tandem.config.hardware.pools import capacity_of
@@ -115,7 +121,13 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
         block_format=stored.block_format if cluster.tiers.remote is not None else None,
         planning=planning_config(cluster) if setup.plans else None,
     )
-    api = api_config(options, (), tenant_keys(cluster), tenant_key_files(cluster))
+    api = api_config(
+        options,
+        (),
+        tenant_keys(cluster),
+        tenant_key_files(cluster),
+        cached_tenants(cluster),
+    )
     if warning := check_exposure(options, has_keys=api.has_keys):
         logger.warning("%s: %s", setup.gateway, warning)
     # A start within the same second has another process id.

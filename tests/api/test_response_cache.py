@@ -1,0 +1,185 @@
+"""The response cache: exact, opt-in, a tenant's own, bounded; over a socket and by itself."""
+
+from array import array
+from dataclasses import replace
+
+import httpx2
+import pytest
+
+from tandem.api.app import build_app
+from tandem.api.config import ApiConfig, ResponseCacheConfig
+from tandem.api.response_cache import TURN_TOKENS, CachedResponse, ResponseCache, response_key
+from tandem.facts.errors import EngineFailed
+from tandem.facts.request import FinishReason, Request, TokenLogprobs
+from tandem.facts.sampling import SamplingParameters
+from tests.api.server import client_of, serving
+
+GREEDY = {"prompt": "hello", "temperature": 0, "max_tokens": 50}
+CACHE = ResponseCacheConfig(limit_bytes=1 << 20)
+KEYS = {"key-of-acme": "acme", "key-of-other": "other", "key-of-third": "third"}
+
+
+@pytest.fixture(scope="module")
+def cached_port(the_generator, text):
+    with serving(build_app(the_generator, text, ApiConfig(response_cache=CACHE))) as port:
+        yield port
+
+
+@pytest.fixture
+def ask(cached_port, generator):
+    """Asks, and gives the choices and how many sequences were generated for them."""
+    generator.script.answer = "a fox " * 9
+
+    def ask(headers=None, **fields):
+        before = len(generator.requests)
+        url = f"http://127.0.0.1:{cached_port}/v1/completions"
+        body = GREEDY | fields
+        answer = httpx2.post(url, json=body, headers=headers, timeout=30)
+        return answer, len(generator.requests) - before
+
+    return ask
+
+
+def test_an_equal_greedy_request_is_answered_without_computing(ask):
+    first, computed = ask(cache_salt="equal")
+    again, computed_again = ask(cache_salt="equal")
+    assert (computed, computed_again) == (1, 0)
+    assert again.json()["choices"] == first.json()["choices"]
+    assert again.json()["usage"]["completion_tokens"] == first.json()["usage"]["completion_tokens"]
+    cached = again.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached == again.json()["usage"]["prompt_tokens"]
+
+
+def test_a_seed_of_the_client_makes_an_answer_certain_and_none_does_not(ask):
+    sampled = {"temperature": 0.9, "cache_salt": "seeds"}
+    assert [ask(**sampled, seed=seed)[1] for seed in (1, 1, 2)] == [1, 0, 1]
+    assert [ask(**sampled)[1] for _ in range(2)] == [1, 1]
+    # Greedy answers draw nothing: their seed does not matter.
+    assert [ask(cache_salt="seeds", seed=seed)[1] for seed in (1, 2)] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"prompt": "hello "},
+        {"max_tokens": 49},
+        {"logit_bias": {"5": 1}},
+        {"stop": "fox"},
+        {"min_tokens": 2},
+        {"cache_salt": "another"},
+        {"logprobs": 1},
+        {"presence_penalty": 0.5},
+    ],
+)
+def test_a_request_that_differs_misses(ask, other):
+    salt = {"cache_salt": f"differs {other}"}
+    ask(**salt)
+    assert ask(**salt)[1] == 0
+    assert ask(**(salt | other))[1] == 1
+
+
+def test_streams_stop_strings_log_probabilities_and_choices_are_alike(ask):
+    for number, fields in enumerate(({"stop": " fox a"}, {"logprobs": 2}, {"n": 3, "seed": 4})):
+        fields |= {"cache_salt": f"alike {number}"}
+        computed, _ = ask(**fields)
+        found, count = ask(**fields)
+        assert count == 0
+        assert found.json()["choices"] == computed.json()["choices"]
+        streamed, count = ask(**fields, stream=True)
+        assert count == 0
+        assert '"finish_reason":"stop"' in streamed.text
+        assert streamed.text.endswith("data: [DONE]\n\n")
+
+
+def test_a_client_may_have_it_computed_anew_or_not_kept(ask):
+    no_store, no_cache = {"Cache-Control": "no-store"}, {"Cache-Control": "no-cache"}
+    salt = {"cache_salt": "control"}
+    assert [ask(no_store, **salt)[1], ask(**salt)[1], ask(**salt)[1]] == [1, 1, 0]
+    assert [ask(no_cache, **salt)[1], ask(**salt)[1]] == [1, 0]
+
+
+def test_other_weights_and_mixed_workers_are_no_hit(ask, generator):
+    salt = {"cache_salt": "weights"}
+    ask(**salt)
+    generator.script.model_identity = "other weights"
+    assert [ask(**salt)[1] for _ in range(2)] == [1, 0]
+    generator.script.model_identity = None
+    assert [ask(**salt)[1] for _ in range(2)] == [1, 1]
+
+
+def test_what_broke_off_is_not_kept(ask, generator):
+    salt = {"cache_salt": "broken"}
+    generator.script.fail_after, generator.script.failure = 3, EngineFailed("it broke")
+    assert ask(**salt)[0].status_code == 503
+    generator.script.fail_after, generator.script.failure = 0, None
+    assert [ask(**salt)[1] for _ in range(2)] == [1, 0]
+
+
+def test_tenants_opt_in_and_never_share(the_generator, text, generator):
+    cache = ResponseCacheConfig(1 << 20, frozenset({"acme", "other"}))
+    config = ApiConfig(tenants=KEYS, response_cache=cache)
+    with client_of(build_app(the_generator, text, config)) as client:
+
+        def computed(key: str) -> int:
+            before = len(generator.requests)
+            headers = {"Authorization": f"Bearer {key}"}
+            assert client.post("/v1/completions", json=GREEDY, headers=headers).status_code == 200
+            return len(generator.requests) - before
+
+        assert [computed("key-of-acme") for _ in range(2)] == [1, 0]
+        assert [computed("key-of-other") for _ in range(2)] == [1, 0]
+        assert [computed("key-of-third") for _ in range(2)] == [1, 1]
+        metrics = client.get("/metrics").text
+    assert 'tandem:response_cache_hits_total{model_name="tiny"} 2.0' in metrics
+    assert 'tandem:response_cache_queries_total{model_name="tiny"} 4.0' in metrics
+
+
+def response(tokens: int) -> CachedResponse:
+    return CachedResponse(array("I", range(tokens)), (), FinishReason.LENGTH, False)
+
+
+def test_memory_is_bounded_and_the_least_used_leave_first():
+    size = response(10).size_bytes
+    cache = ResponseCache(ResponseCacheConfig(10 * size), "m")
+    for number in range(10):
+        cache.keep(bytes([number]), response(10))
+    assert cache.size_bytes == 10 * size
+    assert cache.find(b"\0")
+    cache.keep(b"new", response(10))
+    assert cache.size_bytes == 10 * size
+    assert cache.find(b"\0")
+    assert not cache.find(b"\1")
+    # The same answer again takes no further room; one that is too large is not kept.
+    cache.keep(b"new", response(10))
+    cache.keep(b"large", response(size))
+    assert cache.size_bytes == 10 * size
+    assert not cache.find(b"large")
+
+
+@pytest.mark.parametrize("tokens", [1, TURN_TOKENS, TURN_TOKENS + 1, 3 * TURN_TOKENS])
+def test_a_kept_answer_comes_in_turns_that_join_to_it(tokens):
+    logprobs = tuple(TokenLogprobs(-1.0, 1) for _ in range(tokens))
+    kept = replace(response(tokens), logprobs=logprobs, stopped_by_token=True)
+    outputs = list(kept.outputs(7))
+    assert [token for each in outputs for token in each.tokens] == list(range(tokens))
+    assert sum(len(each.logprobs) for each in outputs) == tokens
+    *others, last = outputs
+    assert last.finish_reason is FinishReason.LENGTH
+    assert last.stopped_by_token
+    assert not any(each.finish_reason or each.stopped_by_token for each in others)
+    assert max(len(each.tokens) for each in outputs) <= TURN_TOKENS
+
+
+def test_keys_are_those_of_everything_that_decides():
+    request = Request("r", (1, 2, 3), SamplingParameters(seed=1))
+    others = [
+        replace(request, prompt_tokens=(1, 2, 4)),
+        replace(request, sampling=SamplingParameters(seed=2)),
+        replace(request, tenant="t"),
+        replace(request, cache_salt="t"),
+    ]
+    keys = {response_key("m", each, ()) for each in (request, *others)}
+    keys |= {response_key("n", request, ()), response_key("m", request, ("x",))}
+    assert len(keys) == 7
+    same = replace(request, request_id="other", prompt_tokens=array("I", (1, 2, 3)), priority=4)
+    assert response_key("m", same, ()) == response_key("m", request, ())
