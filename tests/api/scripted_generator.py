@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field
 
+from tandem.facts.rate_limits import Allowance
 from tandem.facts.request import FinishReason, Request, TokenLogprobs, TokenOutput
 from tandem.facts.serving import ANYBODY, Caller, ModelCard
 from tandem.text.model import TextModel
@@ -43,6 +44,7 @@ class ScriptedGenerator:
         self.callers: list[Caller] = []
         self.running: set[str] = set()
         self.satisfied_ids: list[str] = []
+        self.allowances: dict[str, Allowance] = {}
         self._text = text
         self._changed = threading.Condition()
         self._card = ModelCard(
@@ -63,6 +65,9 @@ class ScriptedGenerator:
 
     def satisfied(self, request_id: str) -> None:
         self.satisfied_ids.append(request_id)
+
+    def allowance(self, account: str) -> Allowance | None:
+        return self.allowances.get(account)
 
     def metrics_text(self) -> bytes:
         return b"tandem_up 1\n"

@@ -34,6 +34,9 @@ class FastFakeGenerator:
             # One turn of the loop, as a real engine's queue would take.
             await asyncio.sleep(0)
 
+    def allowance(self, account: str) -> None:
+        pass
+
     def satisfied(self, request_id: str) -> None:
         pass
 

@@ -15,6 +15,7 @@ from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.kv import BlockFormat, KvExport, KvGeometry
+from tandem.facts.rate_limits import LimitTerms
 from tandem.facts.request import FinishReason, Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.steps import StepResult
@@ -100,6 +101,7 @@ class GatewayUnderTest(MachineUnderTest):
         block_format: BlockFormat | None = None,
         planning: PlanningConfig | None = None,
         terms: Registered = TERMS,
+        limits: LimitTerms | None = None,
         **router,
     ) -> None:
         config = GatewayConfig(
@@ -123,6 +125,7 @@ class GatewayUnderTest(MachineUnderTest):
             revision="revision",
             block_format=block_format,
             planning=planning,
+            limits=limits or LimitTerms(),
         )
         self.machine = GatewayMachine(config)
         self.now_ns = 0

@@ -9,6 +9,7 @@ from tandem.cluster.router.machine import RouterMachine
 from tandem.cluster.router.queue import RequestQueue, RequestQueueConfig
 from tandem.cluster.router.request_state import RequestState
 from tandem.facts.blocks import BlockChanges, CacheRoot
+from tandem.facts.errors import Rejection
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.request import FinishReason, Request
 from tandem.messages.router import (
@@ -124,7 +125,7 @@ def test_what_a_worker_refuses_is_rejected_with_its_reason():
     machine = router(Role.BOTH)
     submit(machine, "r")
     effects = machine.handle(RequestRefused("w0", "r", "too many wait", 2.5), 1)
-    assert effects[-1] == Reject("r", "too many wait", 2.5)
+    assert effects[-1] == Reject("r", "too many wait", 2.5, Rejection.QUEUE)
     machine.audit()
     assert not machine.requests
 

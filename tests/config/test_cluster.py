@@ -122,6 +122,12 @@ seed: 7
         ("classes: [{priority: 1}]", "line 5: name is missing"),
         ("tenants: [{name: a, service_class: x}]", "line 5: tenant a: unknown service_class x"),
         ("tenants: [{name: a, may_use: [x]}]", "line 5: tenant a: unknown class x in may_use"),
+        (
+            "limits: {requests_per_minute: 0}",
+            "line 5: requests_per_minute must be at least 1, got 0",
+        ),
+        ("tenants: [{name: a, limits: {burst: 2d}}]", "line 5: burst must be from 0s to 86400s"),
+        ("tenants: [{name: a, limits: {rpm: 3}}]", "line 5: unknown key rpm"),
         ("tenants: [{name: ''}]", "line 5: a tenant's name has 1 to 128 bytes"),
         (
             "classes: [{name: a, default: true}, {name: b, default: true}]",

@@ -11,16 +11,18 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tandem.api.access_log import AccessLog, LineSink
 from tandem.api.app_context import VERSION, AppContext
-from tandem.api.auth import REQUEST_ID_HEADER, ApiKeys, OriginCheck, RequestIds
+from tandem.api.auth import REQUEST_ID, REQUEST_ID_HEADER, ApiKeys, OriginCheck, RequestIds
 from tandem.api.chat import chat_endpoints
 from tandem.api.completions import completion_endpoints
 from tandem.api.config import ApiConfig
 from tandem.api.docs_page.page import reference_route
-from tandem.api.errors import Refusal, Refused, refusal_of
+from tandem.api.errors import Refusal, Refused, note_refusal, refusal_of
 from tandem.api.intake import Intake
 from tandem.api.key_ring import KeyRing
 from tandem.api.openapi import ApiEndpoint, document_route, openapi_maker
+from tandem.api.rate_limit_headers import NAMES as RATE_LIMIT_HEADERS
 from tandem.api.response_cache import ResponseCache
 from tandem.api.responses import ModelEntry, ModelList, StatusAnswer, VersionAnswer
 from tandem.api.streaming import ClientGone
@@ -34,9 +36,11 @@ from tandem.text.model import TextModel
 _CLIENT_CLOSED_REQUEST = 499
 
 
-def build_app(generator: Generator, text: TextModel, config: ApiConfig) -> Starlette:
-    """The OpenAI-shaped HTTP application over `generator`; an ASGI server runs it. Raises
-    `InvalidConfiguration` for a file of keys that has none."""
+def build_app(
+    generator: Generator, text: TextModel, config: ApiConfig, log: LineSink | None = None
+) -> Starlette:
+    """The OpenAI-shaped HTTP application over `generator`; an ASGI server runs it. A `log` gets a
+    line for each call. Raises `InvalidConfiguration` for a file of keys that has none."""
     intake = Intake(config, generator.card.context_tokens)
     context = AppContext(
         generator,
@@ -56,7 +60,7 @@ def build_app(generator: Generator, text: TextModel, config: ApiConfig) -> Starl
     routes = [each.route for each in endpoints]
     app = Starlette(
         routes=[*routes, document_route(openapi), reference_route(openapi)],
-        middleware=_middleware(config),
+        middleware=_middleware(config, log),
         exception_handlers={
             Refused: _refused,
             TandemError: _tandem_error,
@@ -69,9 +73,10 @@ def build_app(generator: Generator, text: TextModel, config: ApiConfig) -> Starl
     return app
 
 
-def _middleware(config: ApiConfig) -> list[Middleware]:
+def _middleware(config: ApiConfig, log: LineSink | None) -> list[Middleware]:
     """The outermost first: an answer without a key has an id and CORS headers too."""
-    layers = [Middleware(RequestIds)]
+    layers = [] if log is None else [Middleware(AccessLog, sink=log)]
+    layers.append(Middleware(RequestIds))
     if config.allowed_origins:
         layers.append(
             Middleware(
@@ -79,7 +84,7 @@ def _middleware(config: ApiConfig) -> list[Middleware]:
                 allow_origins=config.allowed_origins,
                 allow_methods=["GET", "POST"],
                 allow_headers=["*"],
-                expose_headers=[REQUEST_ID_HEADER],
+                expose_headers=[REQUEST_ID_HEADER, "Retry-After", *RATE_LIMIT_HEADERS],
             )
         )
     layers.append(
@@ -92,21 +97,27 @@ def _middleware(config: ApiConfig) -> list[Middleware]:
     return layers
 
 
-async def _refused(_: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)
-    return error.refusal.response()
+    return _answered(request, error.refusal)
 
 
-async def _tandem_error(_: Request, error: Exception) -> Response:
+async def _tandem_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, TandemError)
-    return refusal_of(error).response()
+    return _answered(request, refusal_of(error))
+
+
+def _answered(request: Request, refusal: Refusal) -> Response:
+    note_refusal(request.scope, refusal)
+    return refusal.response()
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
     message = f"{request.method} {request.scope['path'][:256]}: {error.detail}"
-    return Refusal(error.status_code, message, code, headers=error.headers or {}).response()
+    refusal = Refusal(error.status_code, message, code, headers=error.headers or {})
+    return _answered(request, refusal)
 
 
 async def _client_gone(_: Request, __: Exception) -> Response:
@@ -115,10 +126,10 @@ async def _client_gone(_: Request, __: Exception) -> Response:
 
 async def _unexpected(request: Request, _: Exception) -> Response:
     """A fault of ours: the client gets an id to quote, the server's log gets the traceback."""
-    request_id = request.scope.get("tandem.request_id", "")
+    request_id = request.scope.get(REQUEST_ID, "")
     # The server closes the connection after a fault: who keeps connections in a pool must know.
     headers = {REQUEST_ID_HEADER: request_id, "Connection": "close"}
-    return Refusal(500, "internal error", "internal_error", headers=headers).response()
+    return _answered(request, Refusal(500, "internal error", "internal_error", headers=headers))
 
 
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"

@@ -7,10 +7,11 @@ from importlib.metadata import version
 
 from starlette.requests import Request
 
-from tandem.api.auth import KEY, TENANT, account_of, is_printable
+from tandem.api.auth import ANSWER_HEADERS, KEY, REQUEST_ID, TENANT, account_of, is_printable
 from tandem.api.config import ApiConfig
 from tandem.api.errors import Refusal, Refused, retry_header
 from tandem.api.intake import HeldBytes, Intake
+from tandem.api.rate_limit_headers import rate_limit_headers
 from tandem.api.response_cache import CacheUse, ResponseCache
 from tandem.api.whole_response import ResponseBudget
 from tandem.facts.errors import EngineFailed
@@ -57,7 +58,7 @@ class AppContext:
             session=session,
             pin_s=pin_s,
             key=scope.get(KEY, ""),
-            call_id=scope.get("tandem.request_id", ""),
+            call_id=scope.get(REQUEST_ID, ""),
         )
 
     def cache_use(
@@ -76,6 +77,15 @@ class AppContext:
             looks_up=serves and wishes.isdisjoint(("no-cache", "no-store")),
             keeps=serves and "no-store" not in wishes,
         )
+
+    def add_limit_headers(self, request: Request, caller: Caller) -> None:
+        """From now on the answer says what the caller's rate limits leave when it begins."""
+
+        def headers() -> dict[str, str]:
+            allowance = self.generator.allowance(caller.account)
+            return {} if allowance is None else rate_limit_headers(allowance)
+
+        request.scope[ANSWER_HEADERS] = headers
 
     def holding_body(self, request: Request) -> AbstractContextManager[HeldBytes]:
         """What the body of this call holds while it is read, of its account's share."""

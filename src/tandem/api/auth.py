@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tandem.api.clock_and_entropy import fresh_id
 from tandem.api.connections.table import client_network
-from tandem.api.errors import Refusal
+from tandem.api.errors import Refusal, note_refusal
 from tandem.api.key_ring import KeyRing, digest_of
 
 # Whatever is not named here needs a key, under any prefix the application is mounted at.
@@ -21,6 +21,10 @@ TENANT = "tandem.tenant"
 KEY = "tandem.key"
 _KEY_MISSING = "no API key; send it as 'Authorization: Bearer KEY'"
 REQUEST_ID_HEADER = "X-Request-Id"
+# And its request id, the status of its answer, and what makes further headers of that.
+REQUEST_ID = "tandem.request_id"
+STATUS = "tandem.status"
+ANSWER_HEADERS = "tandem.answer_headers"
 _REQUEST_ID_CHARS = 128
 # These change nothing here, whoever asks.
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -30,7 +34,9 @@ _REMEMBERED_HOSTS = 64
 
 
 class RequestIds:
-    """Gives every answer an `X-Request-Id`: the client's if it sent a valid one, else a new one."""
+    """Gives every answer an `X-Request-Id`: the client's if it sent a valid one, else a new one;
+    and the headers that the scope's `ANSWER_HEADERS` makes when the answer begins, if it is there.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -42,11 +48,15 @@ class RequestIds:
         sent_id = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
         is_valid = sent_id and is_printable(sent_id, _REQUEST_ID_CHARS)
         request_id = sent_id if is_valid else fresh_id("req-")
-        scope["tandem.request_id"] = request_id
+        scope[REQUEST_ID] = request_id
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID_HEADER] = request_id
+                scope[STATUS] = message["status"]
+                if more := scope.get(ANSWER_HEADERS):
+                    headers.update(more())
             await send(message)
 
         await self._app(scope, receive, send_with_id)
@@ -75,6 +85,7 @@ class OriginCheck:
         if refusal is None:
             await self._app(scope, receive, send)
         else:
+            note_refusal(scope, refusal)
             await refusal.response()(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Refusal | None:
@@ -135,6 +146,7 @@ class ApiKeys:
         message = "the API key is not valid" if key else _KEY_MISSING
         headers = {"WWW-Authenticate": "Bearer"}
         refusal = Refusal(401, message, "invalid_api_key", headers=headers)
+        note_refusal(scope, refusal)
         await refusal.response()(scope, receive, send)
 
 

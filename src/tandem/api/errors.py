@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 from starlette.responses import Response
+from starlette.types import Scope
 
 from tandem.api.clock_and_entropy import fresh_chance
 from tandem.api.responses import ErrorAnswer, ErrorDetail
@@ -56,6 +57,15 @@ class Refusal:
         return Response(self.body(), self.status, dict(self.headers), media_type="application/json")
 
 
+# Where the scope of a call has what it was refused with.
+REFUSAL = "tandem.refusal"
+
+
+def note_refusal(scope: Scope, refusal: Refusal) -> None:
+    """For whoever writes down how calls end."""
+    scope[REFUSAL] = refusal
+
+
 def retry_header(after_s: float = 1.0) -> dict[str, str]:
     """When to come back: a little later for some than for others, so that not all come at once."""
     return {"Retry-After": retry_after(after_s, fresh_chance())}
@@ -78,7 +88,8 @@ def refusal_of(error: TandemError) -> Refusal:
         return Refusal(400, str(error), "invalid_value", error.field)
     if isinstance(error, Overloaded):
         headers = retry_header(error.retry_after_s)
-        return Refusal(429, str(error), "overloaded", headers=headers)
+        code = "rate_limit_exceeded" if error.by.is_rate_limit else "overloaded"
+        return Refusal(429, str(error), code, headers=headers)
     if isinstance(error, NotReady):
         return Refusal(503, str(error), "not_ready", headers=retry_header())
     if isinstance(error, RequestFailed):

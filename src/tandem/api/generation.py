@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from tandem.api.access_log import RECORD, AnswerRecord, CallRecord
 from tandem.api.app_context import SYSTEM_FINGERPRINT, AppContext
 from tandem.api.choice import ChoiceDelta, ChoiceReader, Presentation, UsageMeter
 from tandem.api.clock_and_entropy import fresh_id, unix_time_s
@@ -26,8 +27,9 @@ from tandem.api.sampling_request import requests_of, sampling_parameters, stop_s
 from tandem.api.streaming import DONE, EventStream
 from tandem.api.whole_response import TURN_BYTES, HeldResponse, Transcript, WholeResponse
 from tandem.facts.errors import EngineFailed, InvalidRequest
+from tandem.facts.rate_limits import CallSize
 from tandem.facts.request import Request
-from tandem.facts.serving import Caller
+from tandem.facts.serving import Caller, ServedBy
 from tandem.text.aho_corasick import AhoCorasick
 from tandem.text.tools import ToolFormat
 
@@ -55,6 +57,7 @@ class Call:
     presentation: Presentation
     caller: Caller
     cache_use: CacheUse
+    record: AnswerRecord | None = None
 
     @property
     def returns_token_ids(self) -> bool:
@@ -161,9 +164,17 @@ async def create_answer(
             request, lambda: (spec.read(), AhoCorasick(strings))
         )
     caller = context.caller_of(request)
+    context.add_limit_headers(request, caller)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options", "needs stream to be true")
     answer_id = fresh_id(spec.id_prefix)
+    requests = requests_of(body, answer_id, prompts, sampling, caller.tenant, card)
+    record = _begin_record(request, body, prompts, len(requests), card.names[0])
+    caller = replace(
+        caller,
+        call=_size_of(answer_id, prompts, len(requests)),
+        served_by=None if record is None else record.served_by,
+    )
     call = Call(
         body=body,
         answer_id=answer_id,
@@ -171,7 +182,7 @@ async def create_answer(
         model=card.names[0],
         prompts=prompts,
         choices_per_prompt=body.n or 1,
-        requests=requests_of(body, answer_id, prompts, sampling, caller.tenant, card),
+        requests=requests,
         presentation=Presentation(
             stops=stops,
             include_stop=bool(body.include_stop_str_in_output),
@@ -185,8 +196,32 @@ async def create_answer(
             context.cache_use(request, caller, sampling, named_seed=body.seed is not None),
             stop_strings=strings,
         ),
+        record=record,
     )
     return _respond(call, writer_of(call), context)
+
+
+def _size_of(answer_id: str, prompts: Sequence[Tokens], requests: int) -> CallSize | None:
+    """Of a call that is several requests."""
+    if requests == 1:
+        return None
+    return CallSize(answer_id, requests, sum(map(len, prompts)))
+
+
+def _begin_record(
+    request: HttpRequest,
+    body: GenerationBody,
+    prompts: Sequence[Tokens],
+    answers: int,
+    model: str,
+) -> AnswerRecord | None:
+    """What the access log is to know of the call; None where there is no log."""
+    record: CallRecord | None = request.scope.get(RECORD)
+    if record is None:
+        return None
+    meter = UsageMeter([len(prompt) for prompt in prompts], body.n or 1)
+    record.answer = AnswerRecord(body.model or model, bool(body.stream), answers, ServedBy(), meter)
+    return record.answer
 
 
 def _respond(call: Call, writer: ResponseWriter, context: AppContext) -> Response:
@@ -252,6 +287,8 @@ async def _whole_answer(
 
 
 def _meter(call: Call) -> UsageMeter:
+    if call.record is not None:
+        return call.record.meter
     return UsageMeter([len(prompt) for prompt in call.prompts], call.choices_per_prompt)
 
 
@@ -270,6 +307,8 @@ async def _call_deltas(call: Call, context: AppContext) -> AsyncGenerator[Choice
     values = 0
     async with aclosing(merged(streams)) as deltas:
         async for delta in deltas:
+            if call.record is not None:
+                call.record.note_delta(delta)
             yield delta
             values += len(delta.tokens) + len(delta.shown) * (1 + alternatives)
             if values > _TURN_VALUES:

@@ -10,7 +10,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tandem.api.errors import Refused, refusal_of
+from tandem.api.errors import Refused, note_refusal, refusal_of
 from tandem.facts.errors import TandemError
 
 Result = TypeVar("Result")
@@ -81,9 +81,9 @@ class EventStream(Response):
         self.background = None
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
-    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await while_connected(receive, self._send_all(send))
+            await while_connected(receive, self._send_all(scope, send))
         except ClientGone:
             # A reader who leaves in mid-stream is no error, and there is no answer left to give.
             if not self._started:
@@ -91,7 +91,7 @@ class EventStream(Response):
         finally:
             await self._events.aclose()
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, scope: Scope, send: Send) -> None:
         try:
             async for data in self._events:
                 if not self._started:
@@ -100,7 +100,9 @@ class EventStream(Response):
         except TandemError as error:
             if not self._started:
                 raise
-            data = b"data: " + refusal_of(error).body() + b"\n\n"
+            refusal = refusal_of(error)
+            note_refusal(scope, refusal)
+            data = b"data: " + refusal.body() + b"\n\n"
             await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

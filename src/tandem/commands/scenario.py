@@ -9,7 +9,12 @@ from tandem.config.cluster.keys import Choice
 from tandem.config.cluster.tiers import tenant_pin_shares, tenant_shares
 from tandem.config.cluster.workers import PoolConfig, TierConfig
 from tandem.config.hardware.pools import pool_blocks, pool_cost, pool_device
-from tandem.config.policies import eviction_order, planning_policy, router_policies
+from tandem.config.policies import (
+    eviction_order,
+    limit_terms,
+    planning_policy,
+    router_policies,
+)
 from tandem.cost.worker import WorkerCost
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Tier
@@ -46,6 +51,8 @@ def scenario_of(cluster: Cluster, explains: bool = False) -> Scenario:
         health=cluster.health,
         settings=settings_of(cluster),
         explains=explains,
+        # When a token came counts against its tenant's limit.
+        fast_forward=not limit_terms(cluster).count_tokens,
     )
 
 
@@ -89,6 +96,8 @@ def settings_of(cluster: Cluster) -> dict[str, str]:
         f"{pool.count} {pool.role} {pool.name} on {pool.devices} {pool.device}"
         for pool in cluster.pools
     ]
+    limits = {tenant.name: tenant.limits for tenant in cluster.tenants} | {"": cluster.limits}
+    limited = [f"{name or 'others'}: {each}" for name, each in limits.items() if not each.empty]
     return {
         "model": cluster.model,
         "pools": ", ".join(pools),
@@ -102,6 +111,7 @@ def settings_of(cluster: Cluster) -> dict[str, str]:
         "slo": str(cluster.slo),
         "faults": f"{len(cluster.faults)} set, {cluster.faults_per_hour:g} an hour at random",
         "seed": str(cluster.seed),
+        **({"limits": "; ".join(limited)} if limited else {}),
     }
 
 
@@ -172,4 +182,5 @@ def _policies(cluster: Cluster, pools: tuple[Pool, ...]) -> Policies:
         planning=planning_policy(cluster),
         classes=deciding.classes,
         queue=deciding.queue,
+        limits=limit_terms(cluster),
     )

@@ -18,9 +18,11 @@ _CONFIG = "config.json"
 KEPT_KEYS = {
     "": {
         "model", "pools", "block_size", "max_model_len", "network", "tiers", "policies", "planning",
-        "health",        "queue", "classes", "tenants", "slo", "seed", "serve",
+        "health", "queue", "classes", "tenants", "slo", "seed", "serve", "limits", "gateways",
     },
-    "tenants": {"name", "service_class", "weight", "kv_share", "may_use", "pin_share"},
+    "tenants": {
+        "name", "service_class", "weight", "kv_share", "may_use", "pin_share", "limits",
+    },
     "classes": {
         "name", "priority", "reserved", "slo", "deadline", "default", "client_may_raise",
         "client_may_lower",

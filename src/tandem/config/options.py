@@ -175,6 +175,13 @@ class ServeOptions(
             "Let chat clients' text spell special tokens, such as <|im_end|>.", "Switches"
         ),
     ] = False
+    access_log: Annotated[
+        str,
+        _of_gateways(
+            "File that gets a JSON line for each call, without prompts and keys; - for the "
+            "standard output. A file that is moved away is made anew."
+        ),
+    ] = ""
     log_level: Annotated[LogLevel, _doc("How much the server tells.", "Server")] = "warning"
     seed: Annotated[int, _doc("Seed of dummy weights.", "Server", ge=0, le=(1 << 63) - 1)] = 0
 

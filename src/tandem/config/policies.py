@@ -27,6 +27,7 @@ from tandem.config.hardware.pools import pool_cost, priced
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import InvalidConfiguration, nearest
 from tandem.facts.fleet import Role
+from tandem.facts.rate_limits import LimitTerms
 from tandem.facts.slo import AS_THEY_WISH, LOWER_ONLY, ClientPriorities
 from tandem.facts.units import COUNT, SHARE, unit_of
 from tandem.forecast.choose import forecaster
@@ -139,6 +140,12 @@ def planning_config(cluster: Cluster) -> PlanningConfig | None:
         hold_s=cluster.planning.hold_s,
         gateways=cluster.gateways,
     )
+
+
+def limit_terms(cluster: Cluster, gateways: int = 1) -> LimitTerms:
+    """The rate limits of accounts, at each of so many gateways."""
+    tenants = {tenant.name: tenant.limits for tenant in cluster.tenants}
+    return LimitTerms(tenants, cluster.limits, gateways)
 
 
 def eviction_order(cluster: Cluster) -> Callable[[int], Eviction[Any]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from enum import StrEnum
 
 
 class TandemError(Exception):
@@ -34,12 +35,29 @@ class InvalidConfiguration(TandemError):
     """An option, a YAML value or a checkpoint cannot be used. Says which, and the remedy."""
 
 
+class Rejection(StrEnum):
+    """What a request was rejected by: one of its account's rate limits (called as in a cluster
+    file), admission, a full queue, or what it asks for."""
+
+    REQUESTS = "requests_per_minute"
+    TOKENS = "tokens_per_minute"
+    CONCURRENT = "concurrent_requests"
+    ADMISSION = "admission"
+    QUEUE = "queue"
+    INVALID = "invalid"
+
+    @property
+    def is_rate_limit(self) -> bool:
+        return self in (Rejection.REQUESTS, Rejection.TOKENS, Rejection.CONCURRENT)
+
+
 class Overloaded(TandemError):
     """The server cannot take this request now; `retry_after_s` is when it may."""
 
-    def __init__(self, problem: str, retry_after_s: float) -> None:
+    def __init__(self, problem: str, retry_after_s: float, by: Rejection = Rejection.QUEUE) -> None:
         super().__init__(problem)
         self.retry_after_s = retry_after_s
+        self.by = by
 
 
 class NotReady(TandemError):

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tandem.facts.rate_limits import Allowance, CallSize
 from tandem.facts.request import Request, TokenOutput
 
 
@@ -25,13 +26,23 @@ class ModelCard:
     created_s: int
 
 
+@dataclass(slots=True)
+class ServedBy:
+    """Who served a call, filled in while it runs: its service class, and the workers that its
+    requests went to, in order."""
+
+    service_class: str = ""
+    workers: dict[str, None] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who asks. `tenant` is whose API key it is, empty where keys name nobody; `key` tells the key
     itself from others (never its text). `headers` are the caller's own claims, and choose only
     among what its tenant may use. Calls of one `session` go on from each other; what this one
     leaves in the cache is to be kept for `pin_s` after its answer. `call_id` is what the answer's
-    `X-Request-Id` says."""
+    `X-Request-Id` says. `call` is the size of a call of which the request is one of several;
+    `served_by` is filled in where somebody wants to know."""
 
     tenant: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -39,6 +50,8 @@ class Caller:
     pin_s: float = 0.0
     key: str = ""
     call_id: str = ""
+    call: CallSize | None = None
+    served_by: ServedBy | None = None
 
     @property
     def account(self) -> str:
@@ -82,6 +95,10 @@ class Generator(Protocol):
     def satisfied(self, request_id: str) -> None:
         """The reader has all it wants (a stop string was found) and is about to close: the request
         counts as stopped, not as aborted."""
+        ...
+
+    def allowance(self, account: str) -> Allowance | None:
+        """What this account may use at this moment; None where it has no limits."""
         ...
 
     def metrics_text(self) -> bytes:

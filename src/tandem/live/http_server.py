@@ -48,26 +48,31 @@ class HttpServer(uvicorn.Server):
             loop.add_signal_handler(number, shut_down)
 
 
-def http_server_over(app: ASGIApp, limits: ConnectionLimits, log_level: str) -> HttpServer:
+def http_server_over(
+    app: ASGIApp, limits: ConnectionLimits, log_level: str, *, logs_access: bool = False
+) -> HttpServer:
     """For a process that serves this application. Not running yet; its end takes `PATIENCE_S` and
-    `SHUTDOWN_S` at most. As many clients may come as the system lets this process have files."""
+    `SHUTDOWN_S` at most. As many clients may come as the system lets this process have files. An
+    application that `logs_access` has no other access log, which `debug` brings otherwise."""
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most_files != resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     # What the process is made of lives as long as it does: the collector need not go through it,
     # with all threads waiting, whenever a large request has made many objects.
     gc.freeze()
-    return bounded_server(app, limits, log_level)
+    return bounded_server(app, limits, log_level, logs_access=logs_access)
 
 
-def bounded_server(app: ASGIApp, limits: ConnectionLimits, log_level: str) -> HttpServer:
+def bounded_server(
+    app: ASGIApp, limits: ConnectionLimits, log_level: str, *, logs_access: bool = False
+) -> HttpServer:
     """Any application behind connections with these limits, without WebSockets."""
     return HttpServer(
         uvicorn.Config(
             cast(Any, app),
             lifespan="off",
             log_level=log_level,
-            access_log=log_level == "debug",
+            access_log=log_level == "debug" and not logs_access,
             timeout_graceful_shutdown=PATIENCE_S + SHUTDOWN_S,
             server_header=False,
             http=cast(Any, bounded_connections(ConnectionGate(limits))),

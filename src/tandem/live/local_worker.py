@@ -11,7 +11,8 @@ from functools import partial
 
 from tandem.cluster.worker.machine import WorkerMachine
 from tandem.facts.blocks import NO_SALT
-from tandem.facts.errors import EngineFailed, InvalidRequest, RequestFailed
+from tandem.facts.errors import EngineFailed, InvalidRequest, Rejection, RequestFailed
+from tandem.facts.rate_limits import Allowance
 from tandem.facts.request import FinishReason, Request, TokenOutput
 from tandem.facts.serving import ANYBODY, Caller, ModelCard
 from tandem.facts.slo import LOWER_ONLY, ClientPriorities
@@ -98,6 +99,11 @@ class LocalWorker:
         """See the port `Generator`."""
         self.metrics.requests.ended(request_id, FinishReason.STOP, now_ns())
 
+    def allowance(self, account: str) -> Allowance | None:
+        """See the port `Generator`. Only clusters have rate limits."""
+        del account
+        return None
+
     def metrics_text(self) -> bytes:
         return self.metrics.exposition()
 
@@ -156,7 +162,7 @@ class LocalWorker:
                     self._mailboxes.deliver(effect)
                     self.metrics.requests.emitted(effect, instant_ns)
                 case Refuse(request_id, error):
-                    self.metrics.requests.refused(request_id)
+                    self.metrics.requests.rejected(request_id, Rejection.QUEUE)
                     self._mailboxes.fail(request_id, error)
                 case FailRequest(request_id, reason):
                     self.metrics.requests.ended(request_id, FinishReason.ABORT, instant_ns)

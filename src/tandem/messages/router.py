@@ -6,7 +6,9 @@ from msgspec import Meta, Struct, field
 
 from tandem.facts.blocks import BlockChanges, BlockHash
 from tandem.facts.bounds import Count
+from tandem.facts.errors import Rejection
 from tandem.facts.fleet import Role, Tier
+from tandem.facts.rate_limits import CallSize
 from tandem.facts.request import Request
 from tandem.facts.slo import Slo
 from tandem.messages.worker import (
@@ -20,7 +22,8 @@ from tandem.messages.worker import (
 
 class RequestSubmitted(Struct, frozen=True):
     """A request of a client. `expected_output_tokens` is a prediction; the rest is tenant, QoS and
-    SLO. What it leaves in slower tiers is pinned for `pin_ns` after its answer."""
+    SLO. What it leaves in slower tiers is pinned for `pin_ns` after its answer. `call` is that of
+    which it is one of several requests, which come one after the other."""
 
     request: Request
     expected_output_tokens: float
@@ -30,12 +33,16 @@ class RequestSubmitted(Struct, frozen=True):
     slo: Slo = field(default_factory=Slo)
     deadline_ns: int | None = None
     pin_ns: int = 0
+    call: CallSize | None = None
 
 
 class RequestWithdrawn(Struct, frozen=True):
-    """A client has cancelled this request."""
+    """A client has cancelled this request, or it was `rejected` by a full queue, perhaps before it
+    was submitted: then its call (`call_id`) is known by its other requests."""
 
     request_id: str
+    rejected: bool = False
+    call_id: str = ""
 
 
 class WorkerJoined(Struct, frozen=True):
@@ -223,11 +230,13 @@ class CancelTransfer(Struct, frozen=True):
 
 
 class Reject(Struct, frozen=True):
-    """The request never ran and is refused; the client may retry after `retry_after_s`."""
+    """The request never ran and is refused; the client may retry after `retry_after_s` (0: no
+    waiting helps, and the reason begins with the field at fault)."""
 
     request_id: str
     reason: str
     retry_after_s: float
+    by: Rejection = Rejection.ADMISSION
 
 
 class Explain(Struct, frozen=True):

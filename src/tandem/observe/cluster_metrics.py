@@ -13,15 +13,9 @@ from tandem.facts.kv import TierFigures
 from tandem.facts.request import Request
 from tandem.messages.gateway import ClusterStatus, WorkerStatus
 from tandem.messages.planning import PlanningStatus
-from tandem.observe.metrics import (
-    COUNTER,
-    GAUGE,
-    MODEL_LABEL,
-    Kind,
-    ModelRegistry,
-    RequestMetrics,
-    family,
-)
+from tandem.observe.metrics import RequestMetrics
+from tandem.observe.registry import COUNTER, GAUGE, MODEL_LABEL, Kind, ModelRegistry, family
+from tandem.observe.tenant_metrics import TenantMetrics
 
 _OF_WORKERS: Sequence[tuple[Kind, str, str, Callable[[WorkerStatus], float]]] = (
     (GAUGE, "num_requests_running", "Sequences in a slot", lambda w: w.load.running_sequences),
@@ -89,17 +83,26 @@ _OF_TIERS: Sequence[tuple[Kind, str, str, Callable[[TierFigures], float]]] = (
 
 
 class GatewayMetrics(Collector):
-    """Counts and times of one gateway, and of the cluster as it knows it."""
+    """Counts and times of one gateway, and of the cluster as it knows it; by tenant where there are
+    `tenants`."""
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, tenants: Sequence[str] = ()) -> None:
         self._registry = registry = ModelRegistry(model_name)
         self._model_name = model_name
         self._status: ClusterStatus | None = None
         self.requests = RequestMetrics(registry)
+        self.add_tenants(tenants)
         self._lost = registry.counter("lost_workers", "Workers that died")
         self._journal_lost = registry.counter("journal_lost_turns", "Turns the journal misses")
         self._journal_lost_turns = 0
         registry.add(self)
+
+    def add_tenants(self, tenants: Sequence[str]) -> None:
+        """From now on these are told apart, too."""
+        if self.requests.tenants is not None:
+            self.requests.tenants.add_tenants(tenants)
+        elif tenants:
+            self.requests.tenants = TenantMetrics(self._registry, tenants)
 
     def sent(self, requests: Iterable[Request], now_ns: int) -> None:
         """A worker got these."""

@@ -4,41 +4,21 @@ Suffixes are those that vLLM's dashboards know. All metrics are named `tandem:..
 the model's name.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from tandem.cluster.worker.machine import WorkerMachine
+from tandem.facts.errors import Rejection
 from tandem.facts.request import FinishReason, Request
 from tandem.facts.steps import StepPlan
 from tandem.messages.worker import EmitTokens
+from tandem.observe.registry import COUNTER, GAUGE, TOKENS, ModelRegistry
+from tandem.observe.tenant_metrics import OneTenant, TenantMetrics
 
 NS_PER_S = 1e9
-MODEL_LABEL = "model_name"
-SECONDS = (
-    0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
-    10.0, 20.0, 40.0, 80.0, 160.0, 640.0,
-)  # fmt: skip
-TOKENS = tuple(float(1 << power) for power in range(18))
-GAUGE, COUNTER = GaugeMetricFamily, CounterMetricFamily
-Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
-
-
-def family(
-    kind: Kind,
-    name: str,
-    text: str,
-    labels: Sequence[str],
-    samples: Iterable[tuple[Sequence[str], float]],
-) -> Metric:
-    """A metric as it is at this moment: a value for each combination of label values."""
-    made = kind(f"tandem:{name}", text, labels=labels)
-    for values, value in samples:
-        made.add_metric(values, value)
-    return made
 
 
 @dataclass(slots=True)
@@ -51,49 +31,16 @@ class RequestClock:
     first_token_ns: int = 0
     last_token_ns: int = 0
     answer_tokens: int = 0
-
-
-class ModelRegistry:
-    """Metrics of one model. Those that others count are `Metric`s of a moment, which a collector
-    makes when Prometheus asks."""
-
-    def __init__(self, model_name: str) -> None:
-        self.model_name = model_name
-        self._registry = CollectorRegistry()
-
-    def counter(self, name: str, text: str) -> Counter:
-        counter = Counter(f"tandem:{name}", text, (MODEL_LABEL,), registry=self._registry)
-        return counter.labels(self.model_name)
-
-    def counters(self, name: str, text: str, label: str, values: Iterable[str]) -> list[Counter]:
-        """One counter for each value of a label, all of them there from the start."""
-        counter = Counter(f"tandem:{name}", text, (MODEL_LABEL, label), registry=self._registry)
-        return [counter.labels(self.model_name, value) for value in values]
-
-    def histogram(self, name: str, text: str, buckets: Sequence[float] = SECONDS) -> Histogram:
-        histogram = Histogram(
-            f"tandem:{name}", text, (MODEL_LABEL,), buckets=buckets, registry=self._registry
-        )
-        return histogram.labels(self.model_name)
-
-    def add(self, collector: Collector) -> None:
-        """Metrics that somebody else makes when somebody asks."""
-        self._registry.register(collector)
-
-    def figure(self, kind: Kind, name: str, text: str, value: float) -> Metric:
-        """A metric of the model as it is at this moment."""
-        return family(kind, name, text, (MODEL_LABEL,), [((self.model_name,), value)])
-
-    def exposition(self) -> bytes:
-        """The Prometheus text format."""
-        return generate_latest(self._registry)
+    tenant: OneTenant | None = None
 
 
 class RequestMetrics:
-    """Counts of requests and their latencies by phase. The caller says when things happen."""
+    """Counts of requests and their latencies by phase, and by tenant where there are `tenants`. The
+    caller says when things happen."""
 
-    def __init__(self, registry: ModelRegistry) -> None:
+    def __init__(self, registry: ModelRegistry, tenants: TenantMetrics | None = None) -> None:
         self._clocks: dict[str, RequestClock] = {}
+        self.tenants = tenants
         histogram = registry.histogram
         self._queue = histogram("request_queue_time_seconds", "Arrival to first step")
         self._ttft = histogram("time_to_first_token_seconds", "Arrival to first token")
@@ -121,7 +68,12 @@ class RequestMetrics:
         return len(self._clocks)
 
     def arrived(self, request: Request, now_ns: int) -> None:
-        self._clocks[request.request_id] = RequestClock(now_ns, len(request.prompt_tokens))
+        clock = RequestClock(now_ns, len(request.prompt_tokens))
+        if self.tenants is not None:
+            clock.tenant = self.tenants.of(request.tenant)
+            clock.tenant.requests.inc()
+            clock.tenant.open_requests.inc()
+        self._clocks[request.request_id] = clock
 
     def scheduled(self, request_ids: Iterable[str], now_ns: int) -> None:
         """These wait no more. One that was scheduled before is not counted again."""
@@ -133,15 +85,29 @@ class RequestMetrics:
                 self._prompt.observe(clock.prompt_tokens)
                 self._prompt_tokens.inc(clock.prompt_tokens)
 
-    def refused(self, request_id: str) -> None:
+    def rejected(self, request_id: str, by: Rejection) -> None:
+        """It does not run. Its client may have left before."""
         self._rejections.inc()
-        self._clocks.pop(request_id, None)
+        clock = self._clocks.pop(request_id, None)
+        if clock is not None and clock.tenant is not None:
+            clock.tenant.open_requests.dec()
+            clock.tenant.rejections[by].inc()
+
+    def rejected_at_once(self, tenant: str, by: Rejection) -> None:
+        """The request of a tenant was refused before it had arrived."""
+        self._rejections.inc()
+        if self.tenants is not None:
+            of_tenant = self.tenants.of(tenant)
+            of_tenant.requests.inc()
+            of_tenant.rejections[by].inc()
 
     def emitted(self, emission: EmitTokens, now_ns: int) -> None:
         self._generation_tokens.inc(len(emission.tokens))
-        for request_id, reason in zip(emission.request_ids, emission.finish_reasons, strict=True):
+        for request_id, reason, cached_tokens in zip(
+            emission.request_ids, emission.finish_reasons, emission.cached_tokens, strict=True
+        ):
             if clock := self._clocks.get(request_id):
-                self._token(clock, now_ns)
+                self._token(clock, cached_tokens, now_ns)
                 if reason:
                     self.ended(request_id, reason, now_ns)
 
@@ -152,22 +118,33 @@ class RequestMetrics:
         if clock is None:
             return
         self._finished[reason].inc()
+        if clock.tenant is not None:
+            clock.tenant.open_requests.dec()
         if not clock.answer_tokens:
             return
         self._answer.observe(clock.answer_tokens)
         self._total.observe((now_ns - clock.arrived_ns) / NS_PER_S)
         decode_s = (clock.last_token_ns - clock.first_token_ns) / NS_PER_S
         self._decode.observe(decode_s)
-        if clock.answer_tokens > 1:
-            self._tpot.observe(decode_s / (clock.answer_tokens - 1))
+        tpot_s = decode_s / (clock.answer_tokens - 1) if clock.answer_tokens > 1 else None
+        if tpot_s is not None:
+            self._tpot.observe(tpot_s)
+        if clock.tenant is not None:
+            clock.tenant.generation_tokens.inc(clock.answer_tokens)
+            if tpot_s is not None:
+                clock.tenant.tpot.observe(tpot_s)
 
-    def _token(self, clock: RequestClock, now_ns: int) -> None:
+    def _token(self, clock: RequestClock, cached_tokens: int, now_ns: int) -> None:
         if clock.answer_tokens:
             self._gap.observe((now_ns - clock.last_token_ns) / NS_PER_S)
         else:
             clock.first_token_ns = now_ns
             self._ttft.observe((now_ns - clock.arrived_ns) / NS_PER_S)
             self._prefill.observe((now_ns - clock.scheduled_ns) / NS_PER_S)
+            if clock.tenant is not None:
+                clock.tenant.ttft.observe((now_ns - clock.arrived_ns) / NS_PER_S)
+                clock.tenant.prompt_tokens.inc(clock.prompt_tokens)
+                clock.tenant.cached_tokens.inc(cached_tokens)
         clock.answer_tokens += 1
         clock.last_token_ns = now_ns
 

@@ -61,6 +61,7 @@ def gateway_config(
         revision="",
         block_format=_block_format(scenario) if scenario.remote_blocks else None,
         planning=_planning(scenario) if name == GATEWAY else None,
+        limits=policies.limits,
     )
 
 

@@ -9,6 +9,7 @@ from tandem.cluster.worker.machine import WorkerConfig
 from tandem.cost.worker import WorkerCost
 from tandem.facts.fleet import Role
 from tandem.facts.health import Health
+from tandem.facts.rate_limits import LimitTerms
 from tandem.facts.slo import Slo
 from tandem.policy.admission.contract import Admission
 from tandem.policy.batching import TokenBudgetBatching
@@ -70,6 +71,7 @@ class Policies:
     planning: Planning | None = None
     classes: Classes = field(default_factory=Classes)
     queue: RequestQueueConfig = field(default_factory=RequestQueueConfig)
+    limits: LimitTerms = field(default_factory=LimitTerms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from tandem.cluster.gateway.demand import Demand
+from tandem.facts.rate_limits import CallSize
 from tandem.facts.trace import TraceRow
 from tandem.messages.router import RequestSubmitted
 from tandem.report.record import Ending, RunRecord
@@ -128,6 +129,9 @@ class Simulation:
         if row.service_class:
             service = classes.named(row.service_class)
         slo = self._scenario.slo if service.slo.empty else service.slo
+        call = None
+        if row.answers > 1:
+            call = CallSize(f"r{turn.index}", row.answers, row.prompt_tokens)
         # A client allows as much as there is room for: how long an answer will be nobody knows.
         room_tokens = max(1, self._scenario.context_tokens - row.prompt_tokens)
         return [
@@ -140,6 +144,7 @@ class Simulation:
                 slo=slo,
                 deadline_ns=service.deadline_ns(now_ns),
                 pin_ns=self._pin_ns if row.session else 0,
+                call=call,
             )
             for request in self._workload.requests_of(turn, service.priority)
         ]

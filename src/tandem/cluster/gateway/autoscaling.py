@@ -77,9 +77,15 @@ class Autoscaling:
 
     def follow(self, events: Sequence[GatewayEvent], effects: Effects, now_ns: int) -> Effects:
         """The effects of what happened at this instant, with those of a tick that is due."""
+        # More workers would not let in who has used up a rate limit: that is no demand.
+        limited = {
+            effect.request_id
+            for effect in effects
+            if isinstance(effect, Reject) and effect.by.is_rate_limit
+        }
         for event in events:
             match event:
-                case RequestSubmitted(request):
+                case RequestSubmitted(request) if request.request_id not in limited:
                     self._experience.request_submitted(request, now_ns)
                 case RequestWithdrawn(request_id):
                     self._experience.request_withdrawn(request_id, now_ns)

@@ -6,7 +6,7 @@ need not see: processes, heartbeats, leases, blocks and operators.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tandem.cluster.audit import first_broken_law, invariant
 from tandem.cluster.gateway.autoscaling import Autoscaling
@@ -21,12 +21,14 @@ from tandem.cluster.gateway.members import (
 )
 from tandem.cluster.gateway.operations import Audits, Drains, OpenAudit
 from tandem.cluster.gateway.planner import PlanningConfig
+from tandem.cluster.gateway.rate_limits import CallLimits
 from tandem.cluster.gateway.routing import Routing
 from tandem.cluster.gateway.shared_pool import SharedPool
 from tandem.cluster.router.admission import RouterConfig
 from tandem.cluster.router.fleet import Capacity
 from tandem.cluster.router.machine import RouterMachine
 from tandem.facts.kv import BlockFormat
+from tandem.facts.rate_limits import LimitTerms
 from tandem.messages.cluster import (
     Audit,
     Audited,
@@ -66,7 +68,6 @@ from tandem.messages.router import (
 )
 
 Effects = list[GatewayEffect]
-OperatorAsked = DrainAsked | UndrainAsked | AuditAsked
 
 # A lease is renewed so often while it runs, and a worker gets so many heartbeats within the silence
 # that would make it give the gateway up.
@@ -80,7 +81,7 @@ class GatewayConfig:
     sent `terms`, whose `silence_ns` holds for workers too. Only workers of this `model` and
     `revision` are let in, and only processes of the shared pool that keep blocks of `block_format`
     (None: there is no shared pool). It plans how many workers there are if it has `planning`: of
-    several gateways one."""
+    several gateways one. `limits` are the rate limits of accounts."""
 
     gateway: str
     router: RouterConfig
@@ -90,6 +91,7 @@ class GatewayConfig:
     revision: str
     block_format: BlockFormat | None = None
     planning: PlanningConfig | None = None
+    limits: LimitTerms = field(default_factory=LimitTerms)
 
 
 class GatewayMachine:
@@ -106,6 +108,8 @@ class GatewayMachine:
         self.pool = SharedPool(nodes, self.members, self.routing, heartbeats=self.heartbeats)
         self.drains = Drains(self.members)
         self.audits = Audits()
+        self._audits_asked: list[AuditAsked] = []
+        self.limits = CallLimits(config.limits, explains=router.explains)
         self.autoscaling: Autoscaling | None = None
         self._started_ns: int | None = None
         terms = config.terms
@@ -146,6 +150,10 @@ class GatewayMachine:
             effects += check_drains(self.drains, self.members, self.routing, now_ns)
         if self.autoscaling is not None:
             effects = self.autoscaling.follow(events, effects, now_ns)
+        if not self.limits.idle:
+            self.limits.follow(effects, now_ns)
+        while self._audits_asked:
+            effects += self._begin_audit(self._audits_asked.pop(0), now_ns)
         self._wakeup_ns = self._next_due_ns()
         return effects
 
@@ -188,6 +196,7 @@ class GatewayMachine:
         auditor."""
         self.router.audit()
         self.routing.transfers.audit()
+        self.limits.audit(self.router.requests)
         if self.autoscaling is not None:
             self.autoscaling.audit()
         tracked_workers = self.router.admission.fleet.workers
@@ -217,12 +226,21 @@ class GatewayMachine:
 
     def _take(self, event: GatewayEvent, now_ns: int, effects: Effects) -> None:
         match event:
-            case RequestSubmitted() | RequestWithdrawn():
+            case RequestSubmitted():
+                if rejections := self.limits.rejections(event, now_ns):
+                    effects += rejections
+                else:
+                    self.routing.gather(event)
+            case RequestWithdrawn():
+                self.limits.withdrawn(event, now_ns)
                 self.routing.gather(event)
             case PeerGone(peer, reason, died):
                 self._lose_peer(peer, reason, now_ns, effects, died=died)
-            case DrainAsked() | UndrainAsked() | AuditAsked():
-                effects += self._begin_operation(event, now_ns)
+            case AuditAsked():
+                # Once all that happens now has been counted everywhere.
+                self._audits_asked.append(event)
+            case DrainAsked() | UndrainAsked():
+                effects += self._begin_operation(event)
             case StartFailed() if self.autoscaling is not None:
                 self.autoscaling.fleet.start_failed(event, now_ns)
 
@@ -353,16 +371,16 @@ class GatewayMachine:
             effects += renewals(self.router, self.members)
             effects += self.pool.keepalives()
 
-    def _begin_operation(self, event: OperatorAsked, now_ns: int) -> Effects:
+    def _begin_audit(self, event: AuditAsked, now_ns: int) -> Effects:
+        problem = first_broken_law(self.audit)
+        everybody = [*self.members, *self.pool.nodes]
+        waiting = {each.name: None for each in everybody}
+        effects: Effects = [SendToWorker(each.peer, Audit()) for each in everybody]
+        end_ns = now_ns + self.config.terms.silence_ns
+        return effects + self.audits.begin(OpenAudit(event, end_ns, problem, waiting))
+
+    def _begin_operation(self, event: DrainAsked | UndrainAsked) -> Effects:
         """Begin an operator's operation, or end it with why it cannot be."""
-        if isinstance(event, AuditAsked):
-            effects = self.routing.flush(now_ns)
-            problem = first_broken_law(self.audit)
-            everybody = [*self.members, *self.pool.nodes]
-            waiting = {each.name: None for each in everybody}
-            effects += (SendToWorker(each.peer, Audit()) for each in everybody)
-            end_ns = now_ns + self.config.terms.silence_ns
-            return effects + self.audits.begin(OpenAudit(event, end_ns, problem, waiting))
         member = self.members.of_name(event.worker)
         planned = None if self.autoscaling is None else self.autoscaling.fleet
         if isinstance(event, UndrainAsked) and planned and planned.operator_releases(event):

@@ -14,6 +14,7 @@ from tandem.cluster.router.deaths import blame, reason_of
 from tandem.cluster.router.migration import Migrations
 from tandem.cluster.router.request_state import RequestState, Stage
 from tandem.cluster.router.transfers import KvTransfers, cancel_everywhere
+from tandem.facts.errors import Rejection
 from tandem.messages.router import (
     BlocksListed,
     BlocksReported,
@@ -100,7 +101,8 @@ class RouterMachine:
                     elif state is not None:
                         effects += cancel_everywhere(state, self.admission, self.kv_transfers)
                         self._forget(state)
-                        effects.append(Reject(state.request_id, reason, retry_after_s))
+                        by = Rejection.QUEUE if retry_after_s else Rejection.INVALID
+                        effects.append(Reject(state.request_id, reason, retry_after_s, by))
                 case RequestBroken(_, wire_id, reason):
                     if broken := self._by_wire.get(wire_id):
                         effects += cancel_everywhere(broken, self.admission, self.kv_transfers)

@@ -39,6 +39,7 @@ from tandem.config.environment import BUNDLED
 from tandem.facts.errors import InvalidConfiguration, nearest
 from tandem.facts.fleet import Role
 from tandem.facts.health import Health
+from tandem.facts.rate_limits import RateLimits
 from tandem.facts.slo import Slo
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -71,6 +72,10 @@ class Cluster:
     queue: QueueConfig = key("The queue before the workers.", factory=QueueConfig)
     classes: tuple[ClassConfig, ...] = key("Service classes.", default=())
     tenants: tuple[TenantConfig, ...] = key("Who asks.", default=())
+    limits: RateLimits = key(
+        "Rate limits of each API key that belongs to no tenant; callers without a key are one.",
+        factory=RateLimits,
+    )
     slo: Slo = key("What a good answer keeps.", factory=Slo)
     faults: tuple[Mapping[str, object], ...] = key(
         "What fails, and when.", default=(), only="simulator"

@@ -9,6 +9,7 @@ from msgspec import Meta
 from tandem.config.cluster.keys import GATEWAY, Choice, Known, Secret, key, section
 from tandem.config.cluster.tree import RefusedAt
 from tandem.facts.fleet import PlanningMode
+from tandem.facts.rate_limits import RateLimits
 from tandem.facts.slo import LEAST_URGENT, Slo
 from tandem.forecast.choose import NAMES as FORECASTS
 from tandem.policy.admission.policies import ADMISSIONS
@@ -133,6 +134,7 @@ class TenantConfig:
         default=False,
         only="live",
     )
+    limits: RateLimits = key("Its rate limits.", factory=RateLimits)
 
     @property
     def has_keys(self) -> bool:

@@ -1,10 +1,17 @@
 """The open requests of a gateway: mailboxes, waiting places, and what is counted of them."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from tandem.cluster.gateway.demand import Demand, WaitingPlaces
-from tandem.facts.errors import InvalidRequest, Overloaded, RequestFailed, TandemError
+from tandem.facts.errors import (
+    InvalidRequest,
+    Overloaded,
+    Rejection,
+    RequestFailed,
+    TandemError,
+)
 from tandem.facts.request import FinishReason, Request
+from tandem.facts.serving import ServedBy
 from tandem.live.clock import now_ns
 from tandem.live.mailbox import Mailbox, Mailboxes
 from tandem.messages.router import Reject
@@ -21,11 +28,14 @@ class Clients:
         self.demand = Demand()
         self._mailboxes = Mailboxes()
         self._places = WaitingPlaces(max_waiting)
+        self._served_by: dict[str, ServedBy] = {}
 
-    def arrived(self, request: Request) -> tuple[Mailbox, str | None]:
+    def arrived(
+        self, request: Request, served_by: ServedBy | None = None
+    ) -> tuple[Mailbox, str | None]:
         """One more, and the id of another one that gave way to it: that one was refused, and nobody
-        need work for it any more. Raises `InvalidRequest` for an id that is taken, `Overloaded`
-        when too many wait."""
+        need work for it any more. Which workers get it is added to `served_by`. Raises
+        `InvalidRequest` for an id that is taken, `Overloaded` when too many wait."""
         request_id, demand = request.request_id, self.demand
         if request_id in self._mailboxes:
             own_id = request_id.rpartition("/")[2]
@@ -33,14 +43,16 @@ class Clients:
         waiting, retry_s = len(self._places), demand.retry_after_s()
         entry = self._places.enter(request_id, request.account)
         if not entry.admitted:
-            self.metrics.requests.refused(request_id)
+            self.metrics.requests.rejected_at_once(request.tenant, Rejection.QUEUE)
             raise Overloaded(f"{waiting} requests wait already", retry_s)
         if entry.gives_way is not None:
-            self.metrics.requests.refused(entry.gives_way)
+            self.metrics.requests.rejected(entry.gives_way, Rejection.QUEUE)
             error = Overloaded(f"{waiting + 1} requests wait, most of them yours", retry_s)
             self._mailboxes.fail(entry.gives_way, error)
         demand.arrived(request_id)
         self.metrics.requests.arrived(request, now_ns())
+        if served_by is not None:
+            self._served_by[request_id] = served_by
         return self._mailboxes.open(request_id), entry.gives_way
 
     def left(self, request_id: str, *, finished: bool) -> bool:
@@ -48,15 +60,21 @@ class Clients:
         should drop it."""
         # Whoever left before taking the last word was served all the same.
         cut_short = not self._mailboxes.close(request_id)
+        self._served_by.pop(request_id, None)
         self._places.leave(request_id)
         self.demand.left(request_id, finished=finished)
         if cut_short:
             self.metrics.requests.ended(request_id, FinishReason.ABORT, now_ns())
         return cut_short
 
-    def sent(self, requests: Iterable[Request], instant_ns: int) -> None:
+    def sent(self, requests: Sequence[Request], worker: str, instant_ns: int) -> None:
         """A worker got these."""
         self.metrics.sent(requests, instant_ns)
+        for request in requests if self._served_by else ():
+            # A later attempt goes by another name.
+            request_id = request.request_id.partition("~")[0]
+            if served_by := self._served_by.get(request_id):
+                served_by.workers[worker] = None
 
     def deliver(self, emission: EmitTokens, instant_ns: int) -> None:
         self._mailboxes.deliver(emission)
@@ -67,11 +85,11 @@ class Clients:
 
     def reject(self, effect: Reject) -> None:
         """Refused for now, or, when no waiting helps, for what the request is."""
-        self.metrics.requests.refused(effect.request_id)
+        self.metrics.requests.rejected(effect.request_id, effect.by)
         self._places.leave(effect.request_id)
         error: TandemError
         if effect.retry_after_s:
-            error = Overloaded(effect.reason, effect.retry_after_s)
+            error = Overloaded(effect.reason, effect.retry_after_s, effect.by)
         else:
             # A worker has refused it, as an `InvalidRequest` whose text begins with the field.
             field, _, problem = effect.reason.partition(" ")

@@ -14,6 +14,7 @@ from tandem.facts.errors import (
     PromptTooLong,
     TandemError,
 )
+from tandem.facts.rate_limits import Allowance
 from tandem.facts.request import FinishReason, Request, TokenOutput
 from tandem.facts.serving import ANYBODY, Caller, ModelCard
 from tandem.facts.slo import Slo
@@ -38,7 +39,8 @@ class GatewayTerms:
     what every request gets promised. What a session's request leaves in slower tiers is kept for
     `pin_sessions_s`, and what a client asks to be kept for up to `longest_pin_s`, unless its tenant
     (`longest_pins_s`) or its class has a bound of its own, which holds for its sessions as well.
-    Histories of requests may take `explain_bytes`. What was sent may take `linger_s` to leave."""
+    Metrics tell these `tenants` apart. Histories of requests may take `explain_bytes`. What was
+    sent may take `linger_s` to leave."""
 
     incarnation: str
     max_waiting: int = 4096
@@ -46,6 +48,7 @@ class GatewayTerms:
     pin_sessions_s: float = 0.0
     longest_pin_s: float = 0.0
     longest_pins_s: Mapping[str, float] = field(default_factory=dict)
+    tenants: tuple[str, ...] = ()
     explain_bytes: int = 0
     linger_s: float = 1.0
     comeback_s: float = 15.0
@@ -128,7 +131,7 @@ class Gateway:
     ) -> None:
         self.machine = machine
         self._journal = journal
-        self.metrics = GatewayMetrics(card.names[0])
+        self.metrics = GatewayMetrics(card.names[0], terms.tenants)
         self._card, self._terms = card, terms
         self._prefix = f"{machine.config.gateway}.{terms.incarnation}/"
         self._clients = Clients(self.metrics, terms.max_waiting)
@@ -211,6 +214,10 @@ class Gateway:
             self._prefix + request_id, Ending.FINISHED, str(reason), at_ns
         )
 
+    def allowance(self, account: str) -> Allowance | None:
+        """See the port `Generator`."""
+        return self.machine.limits.limiter.allowance(account, now_ns())
+
     def metrics_text(self) -> bytes:
         lost_turns = self._journal.lost_turns if self._journal is not None else 0
         return self.metrics.exposition(self.machine.status(now_ns()), lost_turns)
@@ -227,18 +234,24 @@ class Gateway:
         # What a client wishes for shifts its priority only as far as its class lets it.
         priority = service.priority_of(request.priority)
         request = replace(request, request_id=request_id, priority=priority, account=caller.account)
+        if caller.served_by is not None:
+            caller.served_by.service_class = service.name
         asker = Asker(caller.account, service.name, caller.session, caller.call_id)
         is_new = self._histories.request_arrived(request, asker, now_ns())
         try:
-            mailbox, gives_way = self._clients.arrived(request)
+            mailbox, gives_way = self._clients.arrived(request, caller.served_by)
         except TandemError as error:
             if is_new:
                 self._refused(request_id, error)
+            if caller.call is not None and isinstance(error, Overloaded):
+                # Its call is refused as a whole, and may have been charged for it.
+                call_id = caller.call.call_id
+                self._loop.enqueue(RequestWithdrawn(request_id, rejected=True, call_id=call_id))
             raise
         if gives_way is not None:
             reason = "it gave way to a request of somebody who had fewer"
             self._histories.request_ended(gives_way, Ending.REJECTED, reason, now_ns())
-            self._loop.enqueue(RequestWithdrawn(gives_way))
+            self._loop.enqueue(RequestWithdrawn(gives_way, rejected=True))
         finished = False
         try:
             if not self._availability.complete:
@@ -254,6 +267,7 @@ class Gateway:
                     slo=self._terms.slo if service.slo.empty else service.slo,
                     deadline_ns=service.deadline_ns(now_ns()),
                     pin_ns=round(self._terms.pin_s(caller, service.longest_pin_s) * NS_PER_S),
+                    call=caller.call,
                 )
             )
             while not finished:

@@ -176,7 +176,9 @@ class GatewayLoop:
     def send_to_peer(self, peer: str, message: ToWorker) -> None:
         self._channel.send(peer, message)
         if isinstance(message, RequestsArrived | PrefillsArrived | ImportsArrived):
-            self._clients.sent(message.requests, self._instant_ns)
+            member = self.machine.members.of_peer(peer)
+            worker = "" if member is None else member.name
+            self._clients.sent(message.requests, worker, self._instant_ns)
         elif isinstance(message, Registered):
             self._greeted(peer)
 

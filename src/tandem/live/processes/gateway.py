@@ -26,10 +26,11 @@ from tandem.config.cluster.live import as_served
 from tandem.config.environment import BUNDLED_MODEL
 from tandem.config.hardware.pools import capacity_of
 from tandem.config.kv_format import kv_format
-from tandem.config.policies import planning_config, router_config
+from tandem.config.policies import limit_terms, planning_config, router_config
 from tandem.config.processes import CLUSTER_FILE, GatewayListening, GatewaySetup, read_setup
 from tandem.facts.errors import EngineFailed, InvalidConfiguration
 from tandem.facts.serving import ModelCard
+from tandem.live.access_log import AccessLogWriter, access_log
 from tandem.live.channels.gateway_channel import GatewayChannel
 from tandem.live.channels.keys import Admitted, AdmittedKeys, KeyPair, PeerRole
 from tandem.live.channels.sockets import ChannelLimits, GatewayKeys
@@ -69,6 +70,7 @@ class Assembled:
     api: ApiConfig
     terms: GatewayTerms
     journal: Journal | None = None
+    log: AccessLogWriter | None = None
 
 
 def run_gateway(setup: GatewaySetup) -> None:
@@ -120,6 +122,7 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
         revision=options.revision,
         block_format=stored.block_format if cluster.tiers.remote is not None else None,
         planning=planning_config(cluster) if setup.plans else None,
+        limits=limit_terms(cluster, cluster.gateways),
     )
     api = api_config(
         options,
@@ -143,13 +146,14 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
             for tenant in cluster.tenants
             if tenant.longest_pin_s is not None
         },
+        tenants=tuple(tenant.name for tenant in cluster.tenants),
         explain_bytes=int(cluster.explain_memory_bytes),
     )
     journal = None
     if (wanted := setup.cluster.journal) is not None:
         cluster_file = Path(setup.state_directory) / CLUSTER_FILE
         config, journal = with_journal(config, wanted, cluster_file, incarnation)
-    return Assembled(card, text, config, api, terms, journal)
+    return Assembled(card, text, config, api, terms, journal, access_log(options.access_log))
 
 
 async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.socket) -> bool:
@@ -168,8 +172,13 @@ async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.soc
             f"cannot listen for workers on {setup.listen}: {error.strerror}; choose another listen"
         ) from error
     await gateway.start(channel)
-    app = build_app(gateway, assembled.text, assembled.api)
-    http = http_server_over(app, assembled.api.connections, setup.options.log_level)
+    log = assembled.log
+    app = build_app(gateway, assembled.text, assembled.api, log)
+    http = http_server_over(
+        app, assembled.api.connections, setup.options.log_level, logs_access=log is not None
+    )
+    if log is not None:
+        log.start()
     http.end_on_signals(gateway.close)
     comes_back = _announcement(setup).exists()
     _announce(setup, endpoint, url_of(listener))
@@ -182,6 +191,8 @@ async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.soc
     await serving
     await gateway.stop()
     await ended
+    if log is not None:
+        await asyncio.to_thread(log.stop_writing)
     return gateway.failed
 
 

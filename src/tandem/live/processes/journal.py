@@ -11,7 +11,7 @@ from tandem.config.cluster.live import as_served
 from tandem.config.cluster.requests import JournalConfig
 from tandem.config.hardware.pools import capacity_of
 from tandem.config.journal import recorded_text
-from tandem.config.policies import planning_config, router_config
+from tandem.config.policies import limit_terms, planning_config, router_config
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.clock import now_ns, wall_clock_s
 from tandem.live.gateway.journal import Journal
@@ -73,6 +73,7 @@ def recorded_machine(head: Head, cluster: Cluster) -> tuple[GatewayMachine, Repl
         revision=head.revision,
         block_format=head.block_format,
         planning=planning_config(served) if head.plans else None,
+        limits=limit_terms(served, served.gateways),
     )
     return GatewayMachine(config), hashes
 

@@ -18,6 +18,7 @@ from tandem.engine.engine import Engine
 from tandem.facts.serving import ModelCard
 from tandem.facts.slo import AS_THEY_WISH, LOWER_ONLY
 from tandem.kv.store import KvStore
+from tandem.live.access_log import AccessLogWriter, access_log
 from tandem.live.clock import wall_clock_s
 from tandem.live.http_server import HttpServer, http_server_over, listen
 from tandem.live.local_worker import LocalWorker
@@ -27,17 +28,21 @@ from tandem.text.model import TextModel
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Everything loaded; nothing runs yet. `notes` are a few words on what was chosen."""
+    """Everything loaded; nothing runs yet. `notes` are a few words on what was chosen. Calls go to
+    the `log`, if there is one."""
 
     worker: LocalWorker
     text: TextModel
     plan: ServerPlan
     api: ApiConfig
     notes: tuple[str, ...]
+    log: AccessLogWriter | None = None
 
 
 def assemble(model: str | None, options: ServeOptions) -> Server:
     """Load a model and build a server around it. Raises `InvalidConfiguration`."""
+    # A file that cannot be written is said before a model is loaded.
+    log = access_log(options.access_log)
     planned = plan_model(model, options)
     plan = planned.plan
     # A dummy model may be a config.json alone; then it has the bundled model's tokens.
@@ -67,23 +72,28 @@ def assemble(model: str | None, options: ServeOptions) -> Server:
     priorities = AS_THEY_WISH if options.allow_client_priority else LOWER_ONLY
     worker = LocalWorker(card, WorkerMachine(plan.worker), engine, priorities)
     api = api_config(options, planned.machine.api_keys)
-    return Server(worker, text, plan, api, notes)
+    return Server(worker, text, plan, api, notes, log)
 
 
 def http_server(server: Server, log_level: str) -> HttpServer:
     """The HTTP server over an assembled server; run it inside `running`."""
-    app = build_app(server.worker, server.text, server.api)
-    return http_server_over(app, server.api.connections, log_level)
+    log = server.log
+    app = build_app(server.worker, server.text, server.api, log)
+    return http_server_over(app, server.api.connections, log_level, logs_access=log is not None)
 
 
 @asynccontextmanager
 async def running(server: Server) -> AsyncIterator[None]:
-    """The worker runs while the block does."""
+    """The worker runs while the block does, and the log is written."""
     await server.worker.start()
+    if server.log is not None:
+        server.log.start()
     try:
         yield
     finally:
         await server.worker.stop()
+        if server.log is not None:
+            await asyncio.to_thread(server.log.stop_writing)
 
 
 @asynccontextmanager

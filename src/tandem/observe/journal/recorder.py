@@ -5,6 +5,7 @@ writes.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from msgspec import structs
 
@@ -107,8 +108,9 @@ class Recorder:
                 return self._peer_message(peer, message)
             case RequestSubmitted():
                 return self._submitted(event)
-            case RequestWithdrawn(request_id):
-                return Withdrawn(self._numbers.name(request_id))
+            case RequestWithdrawn(request_id, rejected, call_id):
+                name = self._numbers.name(request_id)
+                return Withdrawn(name, rejected, self._sessions.label(call_id))
             case PeerGone(peer):
                 self._greet(peer, None)
                 return event
@@ -154,6 +156,9 @@ class Recorder:
     def _submitted(self, event: RequestSubmitted) -> Submitted:
         request = event.request
         number, prompt = self._numbers.submitted(request)
+        call = event.call
+        if call is not None:
+            call = replace(call, call_id=self._sessions.label(call.call_id))
         return Submitted(
             number,
             prompt,
@@ -167,6 +172,7 @@ class Recorder:
             event.slo,
             event.deadline_ns,
             event.pin_ns,
+            call,
         )
 
     def _hashed(self) -> tuple[Hashed, ...]:

@@ -14,6 +14,7 @@ import msgspec
 
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.kv import BlockFormat
+from tandem.facts.rate_limits import CallSize
 from tandem.facts.slo import Slo
 from tandem.messages.cluster import PROTOCOL, LeasesRenewed, Registered, ToWorker
 from tandem.messages.gateway import (
@@ -91,7 +92,8 @@ class TokensDrawn(msgspec.Struct, array_like=True, tag="t", frozen=True):
 
 
 class Submitted(msgspec.Struct, array_like=True, tag="r", frozen=True):
-    """`RequestSubmitted`. Requests of one call that share their prompt have one `prompt` number."""
+    """`RequestSubmitted`. Requests of one call that share their prompt have one `prompt` number.
+    `call` is the size of a call of several requests, under a pseudonym."""
 
     name: int
     prompt: int
@@ -105,12 +107,15 @@ class Submitted(msgspec.Struct, array_like=True, tag="r", frozen=True):
     slo: Slo
     deadline_ns: int | None
     pin_ns: int
+    call: CallSize | None = None
 
 
 class Withdrawn(msgspec.Struct, array_like=True, tag="w", frozen=True):
     """`RequestWithdrawn`."""
 
     name: Name
+    rejected: bool = False
+    call_id: str = ""
 
 
 # Of all other events something is left out, or has another name (`recorder`, `replay`).

@@ -106,8 +106,8 @@ class ReplayedEvents:
                 return MessageFromWorker(record.peer, _tokens(record))
             case Submitted():
                 return self._submitted(record)
-            case Withdrawn(name):
-                return RequestWithdrawn(str(name))
+            case Withdrawn(name, rejected, call_id):
+                return RequestWithdrawn(str(name), rejected, call_id)
             case _:
                 return record
 
@@ -132,6 +132,7 @@ class ReplayedEvents:
             slo=record.slo,
             deadline_ns=record.deadline_ns,
             pin_ns=record.pin_ns,
+            call=record.call,
         )
 
 
