@@ -4,6 +4,7 @@ import pytest
 
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
+from tandem.api.key_ring import KeyRing
 from tandem.facts.errors import EngineFailed, InvalidConfiguration
 from tests.api.server import client_of
 
@@ -140,6 +141,19 @@ def test_a_key_says_whose_request_it_is_and_tenants_share_no_cache(generator, te
     accounts = [caller.account for caller in callers]
     assert accounts[:4] == ["red", "red", "blue", "blue"]
     assert accounts[4] == accounts[5] and "spare" not in accounts[4]
+
+
+def test_keys_come_and_go_while_the_server_runs(generator, text):
+    def status(**headers: str) -> int:
+        return client.get("/v1/models", headers=headers).status_code
+
+    ring = KeyRing(ApiConfig())
+    with client_of(build_app(generator, text, ApiConfig(), ring=ring)) as client:
+        assert status() == 200
+        ring.become(KeyRing(ApiConfig(api_keys=("one",), tenants={"two": "red"})))
+        assert (status(), status(**bearer("one")), status(**bearer("two"))) == (401, 200, 200)
+        ring.become(KeyRing(ApiConfig(tenants={"two": "red"})))
+        assert (status(**bearer("one")), status(**bearer("two"))) == (401, 200)
 
 
 def test_headers_say_which_session_goes_on_and_how_long_to_keep_it(http, generator):

@@ -181,14 +181,14 @@ def test_a_journal_has_what_limits_depend_on_and_not_who_was_limited():
     hashes = ReplayedHashes(4)
     router = replace(config.router, hashes=hashes)
     fresh = replace(config, router=router, limits=LimitTerms({label: limits}))
-    done = compare([decode_record(turn) for turn in turns], GatewayMachine(fresh), hashes)
+    done = compare([decode_record(turn) for turn in turns], GatewayMachine(fresh), hashes, None)
     assert done.difference is None, done.difference
     assert done.rejected > 3
     # And not by chance: other limits decide otherwise.
     hashes = ReplayedHashes(4)
     other = replace(fresh, router=replace(router, hashes=hashes), limits=LimitTerms())
     assert compare(
-        [decode_record(turn) for turn in turns], GatewayMachine(other), hashes
+        [decode_record(turn) for turn in turns], GatewayMachine(other), hashes, None
     ).difference
 
 

@@ -9,7 +9,7 @@ from tests.style.source import modules
 
 # What takes long to import, and what these verbs must do without. They run beside a cluster, or
 # before it starts, and somebody waits for each.
-QUICK = ("up", "status", "drain", "restart", "join", "down", "gateway", "keys")
+QUICK = ("up", "status", "drain", "apply", "restart", "join", "down", "gateway", "keys")
 SCRIPT = """
 import importlib, sys
 for verb in sys.argv[1:]:

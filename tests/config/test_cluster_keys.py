@@ -63,7 +63,7 @@ def test_every_key_says_what_it_means():
 
 def test_the_page_of_all_keys_is_the_declarations():
     assert PAGE.read_text() == reference(), "python -m tandem.config.cluster.reference"
-    row = "| `heartbeat_timeout` | time | 10 s | A silent worker counts as dead after it. |"
+    row = "| `heartbeat_timeout` | time | 10 s | no | A silent worker counts as dead after it. |"
     assert row in reference()
 
 

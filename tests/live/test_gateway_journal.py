@@ -35,12 +35,12 @@ class GatedFiles(JournalFiles):
         self.entered = Event()
         self.broken = False
 
-    def append(self, records, turns, members) -> None:
+    def append(self, records, turns, members, configured=None) -> None:
         self.entered.set()
         assert self.gate.wait(PATIENCE_S)
         if self.broken:
             raise OSError(28, "No space left on device")
-        super().append(records, turns, members)
+        super().append(records, turns, members, configured)
 
 
 def recorder() -> Recorder:
@@ -145,7 +145,7 @@ async def test_what_a_gateway_recorded_plays_again(tmp_path):
     hashes = ReplayedHashes(BLOCK_SIZE)
     fresh = gateway_config()
     fresh = GatewayMachine(replace(fresh, router=replace(fresh.router, hashes=hashes)))
-    done = compare(records, fresh, hashes)
+    done = compare(records, fresh, hashes, None)
     assert done.difference is None
     assert done.requests == 7
     assert done.decisions > 50

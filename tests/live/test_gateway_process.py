@@ -16,10 +16,12 @@ import msgspec
 import pytest
 
 from tandem.config.options import ServeOptions
-from tandem.config.processes import GatewayListening, GatewaySetup
+from tandem.config.processes import GatewayConfiguration, GatewayListening, GatewaySetup
 from tandem.facts.health import Health
 from tandem.facts.sampling import SamplingParameters
-from tandem.live.gateway.operators import OperatorClient
+from tandem.live.channels.keys import KeyPair, make_pair
+from tandem.live.channels.sockets import NodeKeys
+from tandem.live.gateway.operators import OperatorClient, OperatorFailed
 from tests.cluster.ledger_engine import answer
 from tests.config.clusters import cluster_of_one
 from tests.live.ends import KEYS, NODE_KEYS, PATIENCE_S
@@ -164,3 +166,35 @@ async def test_idle_clients_leave_files_to_workers_and_operators(tmp_path):
         with OperatorClient(here.endpoint, NODE_KEYS, PATIENCE_S) as operator:
             assert (await asyncio.to_thread(operator.status)).gateway == "g0"
         assert gateway.poll() is None
+
+
+async def test_only_an_operator_configures_and_a_check_changes_nothing(tmp_path):
+    own = make_pair()
+    keys = msgspec.structs.replace(
+        KEYS, operator_public=own.public, worker_public=NODE_KEYS.own.public
+    )
+    setup = setup_in(tmp_path, keys=keys)
+    operator = NodeKeys(KeyPair(own.public, own.secret), KEYS.gateway_public)
+    pool = replace(setup.cluster.pools[0], name="another")
+    cluster = replace(setup.cluster, pools=(pool,), explain_memory_bytes=0.0)
+    wanted = msgspec.json.encode(
+        GatewayConfiguration(number=3, cluster=cluster, options=setup.options, plans=False)
+    )
+    with process(setup) as gateway:
+        here = await listening(setup, gateway)
+        with (
+            OperatorClient(here.endpoint, NODE_KEYS, PATIENCE_S) as worker,
+            OperatorClient(here.endpoint, operator, PATIENCE_S) as client,
+        ):
+            with pytest.raises(OperatorFailed, match="worker's"):
+                await asyncio.to_thread(worker.configure, 3, wanted, check_only=False)
+            with pytest.raises(OperatorFailed, match="cannot be read"):
+                await asyncio.to_thread(client.configure, 3, b"{}", check_only=True)
+            for check_only, number in ((True, 0), (False, 3), (False, 3)):
+                # What was taken may be asked for again.
+                await asyncio.to_thread(client.configure, 3, wanted, check_only=check_only)
+                assert (await asyncio.to_thread(client.status)).configuration == number
+            with pytest.raises(OperatorFailed, match="3 has been taken since"):
+                await asyncio.to_thread(client.configure, 2, wanted, check_only=False)
+        gateway.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(gateway.wait, PATIENCE_S) == 0

@@ -3,10 +3,10 @@
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
-from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
+from tandem.cluster.gateway.machine import ConfigurationChanged, GatewayConfig, GatewayMachine
 from tandem.observe.journal.pseudonyms import SessionNames, TenantNames
 from tandem.observe.journal.recorder import Recorder
-from tandem.observe.journal.records import Record, decode_record
+from tandem.observe.journal.records import Reconfigured, Record, decode_record
 from tandem.observe.journal.replay import Comparison, ReplayedHashes, compare
 from tandem.twin.message_bus import GATEWAY
 from tests.twin.chance_cluster import ChanceCluster
@@ -19,6 +19,8 @@ class Recording:
     config: GatewayConfig
     recorder: Recorder
     turns: list[bytes] = field(default_factory=list)
+    # Configurations that were applied, by number.
+    applied: dict[int, GatewayConfig] = field(default_factory=dict)
 
     def records(self) -> list[Record]:
         return [decode_record(turn) for turn in self.turns]
@@ -26,11 +28,17 @@ class Recording:
     def replay(self, **changed) -> Comparison:
         """On a fresh machine, with some of its policies changed."""
         hashes = ReplayedHashes(self.config.router.block_size)
+
+        def configure(record: Reconfigured) -> GatewayConfig:
+            """What is another object than before remembers nothing yet."""
+            applied = deepcopy(self.applied[record.number])
+            return replace(applied, router=replace(applied.router, hashes=hashes, explains=True))
+
         # Policies may remember: these serve this replay alone.
         router = deepcopy(replace(self.config.router, hashes=None))
         router = replace(router, hashes=hashes, explains=True, **changed)
         machine = GatewayMachine(replace(self.config, router=router))
-        return compare(self.records(), machine, hashes)
+        return compare(self.records(), machine, hashes, configure)
 
 
 class Recorded(ChanceCluster):
@@ -38,6 +46,8 @@ class Recorded(ChanceCluster):
 
     # Who migrates here does so because somebody drains: only events can be recorded.
     migrates = False
+    # Classes and weights of tenants are by their names.
+    plain_names = False
 
     def __init__(self, *arguments) -> None:
         self.recordings: list[Recording] = []
@@ -47,7 +57,9 @@ class Recorded(ChanceCluster):
         config = super().gateway_config(name)
         # What a policy remembers of one gateway is nothing to another.
         fresh, own = deepcopy(config.router), deepcopy(config.router)
-        recorder = Recorder(config.router.block_size, TenantNames(), SessionNames(b"key"))
+        recorder = Recorder(
+            config.router.block_size, TenantNames(plain=self.plain_names), SessionNames(b"key")
+        )
         self.recordings.append(Recording(replace(config, router=fresh), recorder))
         return replace(config, router=replace(own, hashes=recorder.hashes))
 
@@ -57,6 +69,9 @@ class Recorded(ChanceCluster):
         decide = machine.handle_together
 
         def recorded(events, now_ns):
+            for event in events:
+                if isinstance(event, ConfigurationChanged):
+                    recording.applied[event.config.configuration] = deepcopy(event.config)
             effects = decide(events, now_ns)
             recording.turns.append(recording.recorder.turn(now_ns, events, effects))
             return effects

@@ -13,7 +13,7 @@ from tandem.facts.errors import InvalidConfiguration
 from tandem.messages.cluster import Registered
 from tandem.messages.gateway import PeerGone, TimePassed
 from tandem.observe.journal.files import FileLimits, JournalFiles, is_journal, open_journal
-from tandem.observe.journal.records import Head, Lost, PeerMessage, Turn, encode
+from tandem.observe.journal.records import Head, Lost, PeerMessage, Reconfigured, Turn, encode
 
 HEAD = Head(
     version="0",
@@ -75,6 +75,15 @@ def test_files_end_at_their_size_and_only_the_newest_stay(tmp_path):
     assert not kept.whole
     assert kept.head.turns_before > 40
     assert list(kept.records()) == turns[kept.head.turns_before :]
+
+
+def test_files_begin_with_the_configuration_that_they_go_on_with(tmp_path):
+    files = JournalFiles(tmp_path, HEAD, FileLimits(file_bytes=1, keep=2))
+    applied = Reconfigured(1, "model: other", {}, True)
+    for number, configured in enumerate((None, applied, applied)):
+        files.append([encode(turn(number))], 1, (), configured)
+    head = open_journal(tmp_path).head
+    assert (head.number, head.cluster, head.files, head.plans) == (1, "model: other", {}, True)
 
 
 def test_older_starts_of_a_gateway_count_to_what_is_kept(tmp_path):

@@ -153,4 +153,4 @@ def test_an_empty_journal_differs_in_nothing():
     recording.turns = []
     done = recording.replay()
     assert (done.turns, done.seconds, done.difference) == (0, 0.0, None)
-    assert compare([], None, None).decisions == 0
+    assert compare([], None, None, None).decisions == 0

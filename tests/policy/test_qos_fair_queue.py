@@ -360,3 +360,59 @@ def test_a_hundred_thousand_wait_without_trouble():
 def test_a_bad_setting_is_named(values, text):
     with pytest.raises(InvalidConfiguration, match=text):
         TakingQueue(Classes(), **values)
+
+
+def order(queue, capacity=100):
+    return [queue.next({}, capacity, 0).request_id for _ in range(len(queue))]
+
+
+def test_a_request_of_a_class_that_is_gone_goes_on_in_its_tenants():
+    queue = TakingQueue(CLASSES)
+    for serial, name in enumerate(["gold", "batch", "silver", "gold"]):
+        queue.push(asks(serial, name, "ada" if name == "gold" else "bob"))
+    kept = ServiceClass("batch", priority=9), ServiceClass("late", priority=5)
+    queue.reconfigure(Classes(kept, {"ada": "late"}, default="batch"), {}, 30.0)
+    assert queue.waiting() == {"batch": 2, "late": 2}
+    # Within a class requests keep the priority that they came with.
+    assert order(queue) == ["r0", "r3", "r2", "r1"]
+
+
+def test_a_priority_that_changed_moves_those_who_wait():
+    queue = TakingQueue(CLASSES)
+    for serial, name in enumerate(["silver", "batch", "silver"]):
+        queue.push(asks(serial, name, "ada"))
+    turned = Classes((ServiceClass("silver", priority=9), ServiceClass("batch", priority=1)))
+    queue.reconfigure(turned, {}, 30.0)
+    assert order(queue) == ["r1", "r0", "r2"]
+
+
+@given(st.lists(REQUESTS, max_size=12), st.data())
+def test_a_configuration_that_changes_nothing_changes_no_order(drawn, data):
+    queues = TakingQueue(CLASSES), TakingQueue(CLASSES)
+    for serial, each in enumerate(drawn):
+        for queue in queues:
+            queue.push(asks(serial, each["name"], each["tenant"], priority=each["p"]))
+            queue.charge(each["tenant"], 7 * serial, serial % 3)
+    taken = data.draw(st.integers(0, len(drawn)))
+    for _ in range(taken):
+        assert queues[0].next({}, 100, 0) == queues[1].next({}, 100, 0)
+    queues[1].reconfigure(CLASSES, {}, 30.0)
+    assert order(queues[0]) == order(queues[1])
+
+
+def test_other_weights_count_from_the_change_on():
+    queue = TakingQueue(CLASSES)
+    for serial in range(60):
+        queue.push(asks(serial, tenant="ada" if serial % 2 else "bob"))
+
+    def turns(count):
+        taken = Counter()
+        for _ in range(count):
+            request = queue.next({}, 100, 0)
+            queue.charge(request.tenant, 100, 0)
+            taken[request.tenant] += 1
+        return taken
+
+    assert turns(20) == {"ada": 10, "bob": 10}
+    queue.reconfigure(CLASSES, {"ada": 4.0}, 30.0)
+    assert turns(20) == {"ada": 16, "bob": 4}

@@ -37,10 +37,15 @@ _CLIENT_CLOSED_REQUEST = 499
 
 
 def build_app(
-    generator: Generator, text: TextModel, config: ApiConfig, log: LineSink | None = None
+    generator: Generator,
+    text: TextModel,
+    config: ApiConfig,
+    log: LineSink | None = None,
+    ring: KeyRing | None = None,
 ) -> Starlette:
     """The OpenAI-shaped HTTP application over `generator`; an ASGI server runs it. A `log` gets a
-    line for each call. Raises `InvalidConfiguration` for a file of keys that has none."""
+    line for each call; `ring` is that of `config`, for whoever changes it later. Raises
+    `InvalidConfiguration` for a file of keys that has none."""
     intake = Intake(config, generator.card.context_tokens)
     context = AppContext(
         generator,
@@ -60,7 +65,7 @@ def build_app(
     routes = [each.route for each in endpoints]
     app = Starlette(
         routes=[*routes, document_route(openapi), reference_route(openapi)],
-        middleware=_middleware(config, log),
+        middleware=_middleware(config, log, ring or KeyRing(config)),
         exception_handlers={
             Refused: _refused,
             TandemError: _tandem_error,
@@ -73,7 +78,7 @@ def build_app(
     return app
 
 
-def _middleware(config: ApiConfig, log: LineSink | None) -> list[Middleware]:
+def _middleware(config: ApiConfig, log: LineSink | None, ring: KeyRing) -> list[Middleware]:
     """The outermost first: an answer without a key has an id and CORS headers too."""
     layers = [] if log is None else [Middleware(AccessLog, sink=log)]
     layers.append(Middleware(RequestIds))
@@ -92,8 +97,7 @@ def _middleware(config: ApiConfig, log: LineSink | None) -> list[Middleware]:
             OriginCheck, allowed_origins=config.allowed_origins, allowed_hosts=config.allowed_hosts
         )
     )
-    if config.has_keys:
-        layers.append(Middleware(ApiKeys, ring=KeyRing(config)))
+    layers.append(Middleware(ApiKeys, ring=ring))
     return layers
 
 

@@ -125,14 +125,15 @@ class OriginCheck:
 
 
 class ApiKeys:
-    """Lets calls through only with a key on the ring; probes and docs stay open."""
+    """Lets calls through only with a key on the ring, if there is any; probes and docs stay
+    open."""
 
     def __init__(self, app: ASGIApp, ring: KeyRing) -> None:
         self._app = app
         self._ring = ring
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._ring.is_open:
             await self._app(scope, receive, send)
             return
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")

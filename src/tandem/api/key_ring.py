@@ -58,6 +58,16 @@ class KeyRing:
         self._owners = self._all_owners()
         self._next_look_s = monotonic_s() + LOOK_S
 
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody needs a key."""
+        return not self._fixed and not self._read
+
+    def become(self, other: "KeyRing") -> None:
+        """Have the keys and files of another ring, which is used up by that."""
+        self._fixed, self._read, self._owners = other._fixed, other._read, other._owners
+        self._next_look_s = other._next_look_s
+
     def owner_of(self, key: bytes) -> str | None:
         """The tenant whose key it is, empty for a key of nobody's in particular; None for one that
         may not come in."""

@@ -88,8 +88,8 @@ def status_shown(url: str, statuses: Sequence[ClusterStatus]) -> Group:
         f"{status.gateway}: up {seconds_text(status.up_s)}, {status.running_requests} requests "
         f"running, {status.waiting_requests} waiting, {status.finished_requests:,} finished, "
         f"{status.takeovers} taken over from another worker"
-        + f" ({status.recomputed_tokens:,} tokens computed again)"
-        * bool(status.takeovers)
+        + f" ({status.recomputed_tokens:,} tokens computed again)" * bool(status.takeovers)
+        + f", configuration {status.configuration}" * bool(status.configuration)
         for status in statuses
     ]
     for status in statuses:

@@ -21,6 +21,7 @@ VERBS: Final = {
     "drain": "tandem.commands.drain:drain_command",
     "undrain": "tandem.commands.drain:undrain_command",
     "flip": "tandem.commands.drain:flip_command",
+    "apply": "tandem.commands.apply:apply_command",
     "restart": "tandem.commands.restart:restart_command",
     "join": "tandem.commands.join:join_command",
     "down": "tandem.commands.down:down_command",

@@ -88,8 +88,7 @@ def _compare(run: JournalRun, folder: Path, console: Console) -> None:
             f"beginning of {run.files[0].path.name} is not known; play it with --routing, or keep "
             "more files (journal.keep)"
         )
-    cluster = recorded_cluster(run.head.cluster, run.head.files, folder)
-    done = compare(run.records(), *recorded_machine(run.head, cluster))
+    done = compare(run.records(), *recorded_machine(run.head, folder))
     for line in _outcome_lines(run, done):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if done.difference is not None:

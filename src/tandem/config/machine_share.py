@@ -163,6 +163,26 @@ class MachineShare:
         self._refuse_together(kv)
         return tuple(cuts)
 
+    def check_more(self, workers: Mapping[str, int]) -> None:
+        """Raises `InvalidConfiguration` when so many more workers of each pool do not fit into
+        what those that run leave of this machine's memory."""
+        if self.alone:
+            return
+        need, host = MemoryNeed(), self.cluster.tiers.host
+        for pool in self.cluster.pools:
+            if not (count := workers.get(pool.name, 0)):
+                continue
+            options = self.worker_options(pool)
+            each = need_beside_kv(self.model, pool, options)
+            each += MemoryNeed(other=int(host.capacity_bytes) if host else 0)
+            if on_cpu(pool) and options.kv_cache_memory != "auto":
+                each += MemoryNeed(kv=worker_kv(self.model, pool, options)[1])
+            need += each.times(count)
+        what = f"{sum(workers.values())} workers more"
+        free_bytes = self.host.free_memory_bytes
+        if problem := refused_memory(need, free_bytes, what=what, fewer=FEWER):
+            raise InvalidConfiguration(problem)
+
     def _pool_bytes(self, options: ServeOptions, pool: PoolConfig) -> int | None:
         """None for a worker that has its GPUs for itself: it knows best what they hold."""
         alike = [each for each in self.cluster.pools if on_cpu(each) == on_cpu(pool)]

@@ -24,10 +24,15 @@ Quantization = Literal["none", "int8"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
-def _doc(text: str, panel: str, *, of: str = "", known_to: str = "", **bounds: Any) -> Meta:
+def _doc(
+    text: str, panel: str, *, of: str = "", known_to: str = "", live: bool = False, **bounds: Any
+) -> Meta:
     """What an option means, the panel of the help it stands in, whose it is, which processes of a
-    cluster alone are told it, for a secret, and its bounds."""
-    extra = {"panel": panel, "of": of} | ({"known_to": known_to} if known_to else {})
+    cluster alone are told it, for a secret, whether it changes while a cluster runs (`tandem
+    apply`), and its bounds."""
+    extra: dict[str, object] = {"panel": panel, "of": of}
+    extra |= {"known_to": known_to} if known_to else {}
+    extra |= {"live": True} if live else {}
     return Meta(description=text, extra=extra, **bounds)
 
 
@@ -103,16 +108,21 @@ class ServeOptions(
             "Key that clients must send; repeat for several (also TANDEM_API_KEY). Better in a "
             "file.",
             known_to="gateway",
+            live=True,
         ),
     ] = ()
     api_key_file: Annotated[
         tuple[str, ...],
-        _of_gateways("File of such keys, one a line, read again when it changes; repeat."),
+        _of_gateways(
+            "File of such keys, one a line, read again when it changes; repeat.", live=True
+        ),
     ] = ()
     allow_client_priority: Annotated[
         bool,
         _of_gateways(
-            "Clients may put their requests before those of others (priority).", "Switches"
+            "Clients may put their requests before those of others (priority).",
+            "Switches",
+            live=True,
         ),
     ] = False
     allowed_origins: Annotated[

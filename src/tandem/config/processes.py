@@ -91,11 +91,21 @@ class PoolNodeSetup(msgspec.Struct, frozen=True, kw_only=True):
     parent: int = msgspec.field(default_factory=os.getpid)
 
 
+class GatewayConfiguration(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a gateway's set-up changes while it runs: see there."""
+
+    number: int
+    cluster: Cluster
+    options: ServeOptions
+    plans: bool
+
+
 class GatewaySetup(msgspec.Struct, frozen=True, kw_only=True):
     """One gateway process. `listen` is the endpoint for workers and operators (port 0: any free
     one, then written into `state_directory`); who may come in stands in `keys`, and in the file
     `admitted` if there is one. The model of `cluster` is the folder it lies in; `model` is what
-    `tandem serve` would be given. `parent` as of a worker."""
+    `tandem serve` would be given. `configuration` is the number of what operators have applied
+    since the cluster started. `parent` as of a worker."""
 
     gateway: str
     model: str | None
@@ -106,7 +116,18 @@ class GatewaySetup(msgspec.Struct, frozen=True, kw_only=True):
     state_directory: str
     admitted: str = ""
     plans: bool = False
+    configuration: int = 0
     parent: int = msgspec.field(default_factory=os.getpid)
+
+    def configured(self, new: GatewayConfiguration) -> "GatewaySetup":
+        """The set-up of the same gateway with another configuration."""
+        return msgspec.structs.replace(
+            self,
+            configuration=new.number,
+            cluster=new.cluster,
+            options=new.options,
+            plans=new.plans,
+        )
 
 
 class GatewayListening(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,8 +146,10 @@ def read_setup(kind: type[T], file: Path) -> T:
 
 
 def write_setup(setup: msgspec.Struct, file: Path) -> None:
-    """Write it so that only its owner can read it."""
+    """Write it so that only its owner can read it, and a process that starts never half of it."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(file, flags, 0o600), "wb") as opened:
+    half = file.with_name(f"{file.name}.new")
+    with os.fdopen(os.open(half, flags, 0o600), "wb") as opened:
         os.fchmod(opened.fileno(), 0o600)
         opened.write(msgspec.json.encode(setup))
+    half.replace(file)

@@ -131,6 +131,12 @@ class PlanDecided(Struct, frozen=True):
     decision: PlanDecision
 
 
+class ConfigurationTaken(Struct, frozen=True):
+    """From this instant on the gateway decides by the configuration of this number."""
+
+    number: int
+
+
 GatewayEffect = (
     SendToWorker
     | Deliver
@@ -142,6 +148,7 @@ GatewayEffect = (
     | AuditEnded
     | StartWorker
     | PlanDecided
+    | ConfigurationTaken
 )
 
 
@@ -198,7 +205,8 @@ class PoolNodeStatus(Struct, frozen=True):
 class ClusterStatus(Struct, frozen=True):
     """All that one gateway knows. `lost` are processes that died, latest last, with why.
     `recomputed_tokens` is what takeovers cost: tokens that had to be computed once more. `planning`
-    is the planner's, if this gateway has it."""
+    is the planner's, if this gateway has it. `configuration` is the number of the configuration by
+    which it decides, 0 for the one that the cluster started with."""
 
     gateway: str
     up_s: float
@@ -211,6 +219,7 @@ class ClusterStatus(Struct, frozen=True):
     recomputed_tokens: int = 0
     pool_nodes: tuple[PoolNodeStatus, ...] = ()
     planning: PlanningStatus | None = None
+    configuration: int = 0
 
     @property
     def members(self) -> frozenset[str]:

@@ -5,6 +5,7 @@ Every question has a number of the asker's own choice, which its answer repeats.
 
 from msgspec import Struct
 
+from tandem.facts.bounds import Size
 from tandem.messages.cluster import Audited, Drain
 from tandem.messages.gateway import ClusterStatus
 
@@ -51,6 +52,17 @@ class AskExplain(Struct, frozen=True):
 
     question: int
     request_id: str
+
+
+class AskConfigure(Struct, frozen=True):
+    """Decide by another configuration from now on: that of this number, as its process is to read
+    it (`config.processes.GatewayConfiguration`). With `check_only` nothing changes. Answered by
+    `Done` once it is taken, or why it cannot be."""
+
+    question: int
+    number: Size
+    configuration: bytes
+    check_only: bool
 
 
 class RequestEvent(Struct, frozen=True):
@@ -114,7 +126,9 @@ class Done(Struct, frozen=True):
     problem: str = ""
 
 
-Question = AskStatus | AskDrain | AskUndrain | AskAudit | ReportStartFailed | AskExplain
+Question = (
+    AskStatus | AskDrain | AskUndrain | AskAudit | ReportStartFailed | AskExplain | AskConfigure
+)
 Answer = StatusReported | AuditReported | Done | Explained
 # A message's place is its number on the wire: new ones come last.
 OperatorMessage = (
@@ -128,4 +142,5 @@ OperatorMessage = (
     | ReportStartFailed
     | AskExplain
     | Explained
+    | AskConfigure
 )

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tandem.cluster.gateway.driver import GatewayPorts, perform
-from tandem.cluster.gateway.machine import GatewayMachine
+from tandem.cluster.gateway.machine import GatewayInput, GatewayMachine
 from tandem.cluster.gateway.routing import ARRIVALS, Arrival
 from tandem.facts.fleet import Role
 from tandem.messages.cluster import ToWorker
 from tandem.messages.gateway import (
     AuditEnded,
+    ConfigurationTaken,
     Deliver,
     Fence,
-    GatewayEvent,
     MessageFromWorker,
     OperationEnded,
     PlanDecided,
@@ -51,7 +51,7 @@ class ClusterPort(Protocol):
         ...
 
 
-class SimulatedGateway(Process[GatewayEvent]):
+class SimulatedGateway(Process[GatewayInput]):
     """One start of a gateway; all ports of its machine but the channels to peers."""
 
     def __init__(
@@ -152,6 +152,10 @@ class SimulatedGateway(Process[GatewayEvent]):
             self._cluster.decided(
                 Decision(self._now_ns, "", "planning", decision.text, decision.figures)
             )
+
+    def configuration_taken(self, effect: ConfigurationTaken) -> None:
+        text = f"configuration {effect.number}"
+        self._cluster.decided(Decision(self._now_ns, "", "configuration", text, ()))
 
     def _time_passed(self, now_ns: int) -> None:  # noqa: ARG002
         if self.alive and not self.hangs:

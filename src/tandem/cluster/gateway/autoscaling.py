@@ -25,7 +25,6 @@ from tandem.messages.gateway import (
     Deliver,
     DrainAsked,
     GatewayEffect,
-    GatewayEvent,
     OperationEnded,
     PlanDecided,
     SendToWorker,
@@ -71,11 +70,26 @@ class Autoscaling:
         self._ticks = 0
         self._operations = 0
 
+    def adopt(self, now_ns: int) -> None:
+        """Workers and requests were there before the planner was."""
+        for member in self._members:
+            self.fleet.worker_joined(member, now_ns)
+        for request_id in self._routing.router.requests:
+            self._experience.request_met(request_id, now_ns)
+
+    def reconfigure(self, config: PlanningConfig, now_ns: int) -> None:
+        """Plan by another configuration from now on. What is under way goes on."""
+        self.config = config
+        self.fleet.reconfigure(config.pools, config.hold_s)
+        self._planner.reconfigure(config, now_ns)
+        self._acts = config.mode is PlanningMode.AUTOMATIC
+        self._last_actions = ()
+
     def next_wakeup(self) -> int | None:
         """The next tick."""
         return self._planner.next_wakeup()
 
-    def follow(self, events: Sequence[GatewayEvent], effects: Effects, now_ns: int) -> Effects:
+    def follow(self, events: Sequence[object], effects: Effects, now_ns: int) -> Effects:
         """The effects of what happened at this instant, with those of a tick that is due."""
         # More workers would not let in who has used up a rate limit: that is no demand.
         limited = {

@@ -11,6 +11,7 @@ from typing import Protocol
 from tandem.messages.cluster import ToWorker
 from tandem.messages.gateway import (
     AuditEnded,
+    ConfigurationTaken,
     Deliver,
     Fence,
     GatewayEffect,
@@ -55,6 +56,8 @@ class OperatorsPort(Protocol):
 
     def plan_decided(self, effect: PlanDecided) -> None: ...
 
+    def configuration_taken(self, effect: ConfigurationTaken) -> None: ...
+
 
 class LauncherPort(Protocol):
     """Whoever starts processes of workers."""
@@ -96,3 +99,5 @@ def perform(effects: Iterable[GatewayEffect], ports: GatewayPorts) -> None:
                 ports.launcher.start_worker(effect)
             case PlanDecided():
                 ports.operators.plan_decided(effect)
+            case ConfigurationTaken():
+                ports.operators.configuration_taken(effect)

@@ -5,7 +5,7 @@ No sockets and no clock. Every request belongs to the router machine inside; her
 need not see: processes, heartbeats, leases, blocks and operators.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tandem.cluster.audit import first_broken_law, invariant
@@ -47,6 +47,7 @@ from tandem.messages.cluster import (
 from tandem.messages.gateway import (
     AuditAsked,
     ClusterStatus,
+    ConfigurationTaken,
     DrainAsked,
     Fence,
     GatewayEffect,
@@ -81,7 +82,8 @@ class GatewayConfig:
     sent `terms`, whose `silence_ns` holds for workers too. Only workers of this `model` and
     `revision` are let in, and only processes of the shared pool that keep blocks of `block_format`
     (None: there is no shared pool). It plans how many workers there are if it has `planning`: of
-    several gateways one. `limits` are the rate limits of accounts."""
+    several gateways one. `limits` are the rate limits of accounts. `configuration` numbers what
+    operators have applied, from 0."""
 
     gateway: str
     router: RouterConfig
@@ -92,6 +94,23 @@ class GatewayConfig:
     block_format: BlockFormat | None = None
     planning: PlanningConfig | None = None
     limits: LimitTerms = field(default_factory=LimitTerms)
+    configuration: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurationChanged:
+    """An operator's new configuration: the machine decides by `config` from this instant on, as if
+    it had been made with it, but for what it remembers. Policies whose choice is as before are the
+    very objects of the old one. `cluster` is the cluster file as a journal keeps it, with the
+    `files` that it names (empty: nobody records)."""
+
+    config: GatewayConfig
+    cluster: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+# What a gateway machine is handed.
+GatewayInput = GatewayEvent | ConfigurationChanged
 
 
 class GatewayMachine:
@@ -125,10 +144,10 @@ class GatewayMachine:
         """When `TimePassed` is due, if nothing happens before."""
         return self._wakeup_ns
 
-    def handle(self, event: GatewayEvent, now_ns: int) -> Effects:
+    def handle(self, event: GatewayInput, now_ns: int) -> Effects:
         return self.handle_together((event,), now_ns)
 
-    def handle_together(self, events: Sequence[GatewayEvent], now_ns: int) -> Effects:
+    def handle_together(self, events: Sequence[GatewayInput], now_ns: int) -> Effects:
         """Events of one instant, all of which are known before anybody is chosen to go next."""
         if self._started_ns is None:
             self._start(now_ns)
@@ -189,6 +208,7 @@ class GatewayMachine:
                 for node in self.pool.nodes
             ),
             planning=None if self.autoscaling is None else self.autoscaling.status(now_ns),
+            configuration=self.config.configuration,
         )
 
     def audit(self) -> None:
@@ -220,11 +240,9 @@ class GatewayMachine:
         """The first instant."""
         self._started_ns, self._renew_at_ns = now_ns, now_ns + self._renewal_ns
         if self.config.planning is not None:
-            self.autoscaling = Autoscaling(
-                self.config.planning, self.members, self.drains, self.routing, now_ns=now_ns
-            )
+            self.autoscaling = self._autoscaling(self.config.planning, now_ns)
 
-    def _take(self, event: GatewayEvent, now_ns: int, effects: Effects) -> None:
+    def _take(self, event: GatewayInput, now_ns: int, effects: Effects) -> None:
         match event:
             case RequestSubmitted():
                 if rejections := self.limits.rejections(event, now_ns):
@@ -243,6 +261,28 @@ class GatewayMachine:
                 effects += self._begin_operation(event)
             case StartFailed() if self.autoscaling is not None:
                 self.autoscaling.fleet.start_failed(event, now_ns)
+            case ConfigurationChanged(config):
+                self._reconfigure(config, now_ns, effects)
+
+    def _reconfigure(self, config: GatewayConfig, now_ns: int, effects: Effects) -> None:
+        """Decide by another configuration, at which requests and workers stay what they are."""
+        planned_before, self.config = self.config.planning, config
+        self.costs.reconfigure(config.capacity_of)
+        self.limits.limits_changed(config.limits, now_ns)
+        router = replace(config.router, capacities=self.costs.capacities)
+        effects += self.routing.reconfigure(router, now_ns)
+        if config.planning is None:
+            # Orders under way are carried out; nobody gives new ones.
+            self.autoscaling = None
+        elif self.autoscaling is None:
+            self.autoscaling = self._autoscaling(config.planning, now_ns)
+            self.autoscaling.adopt(now_ns)
+        elif config.planning is not planned_before:
+            self.autoscaling.reconfigure(config.planning, now_ns)
+        effects.append(ConfigurationTaken(config.configuration))
+
+    def _autoscaling(self, planning: PlanningConfig, now_ns: int) -> Autoscaling:
+        return Autoscaling(planning, self.members, self.drains, self.routing, now_ns=now_ns)
 
     def _receive(self, peer: str, message: ToGateway, now_ns: int, effects: Effects) -> None:
         if isinstance(message, Register):

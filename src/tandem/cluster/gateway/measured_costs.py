@@ -33,6 +33,10 @@ class MeasuredCosts:
         # Equal prices are one object, by which others keep what follows from them.
         self._made: dict[tuple[int, Links], tuple[WorkerCost, WorkerCost]] = {}
 
+    def reconfigure(self, capacity_of: Callable[[Register], Capacity]) -> None:
+        """Other prices for whoever joins from now on; those who are there keep theirs."""
+        self._capacity_of = capacity_of
+
     def joined(self, register: Register) -> None:
         """The worker has no tier until it reports its tiers."""
         capacity = self._capacity_of(register)

@@ -221,6 +221,10 @@ class OperatorHolds:
         self._hold_ns = round(hold_s * 1e9)
         self._holds: dict[str, Hold] = {}
 
+    def reconfigure(self, hold_s: float) -> None:
+        """Another fixed time, for the holds to come."""
+        self._hold_ns = round(hold_s * 1e9)
+
     def __contains__(self, worker: str) -> bool:
         return worker in self._holds
 

@@ -77,6 +77,17 @@ class PlannedFleet:
                 self._expect(worker, pool.role, self._back_ns(now_ns), asked=False)
         self._first = set(self._starting)
 
+    def reconfigure(self, pools: Sequence[ScaledPool], hold_s: float) -> None:
+        """Other pools and bounds from now on. Starts of names that there are no more are not
+        wanted any longer; their workers that are up count as joined by hand."""
+        self.pools = tuple(pools)
+        self.own = frozenset(worker for pool in pools for worker in pool.workers)
+        self.holds.reconfigure(hold_s)
+        self._startup_s = max(pool.startup_s for pool in pools)
+        for worker in [name for name in self._starting if name not in self.own]:
+            del self._starting[worker]
+        self._first &= self.own
+
     @property
     def complete(self) -> bool:
         """Whether the workers that start with the cluster have all been up, or are not waited for

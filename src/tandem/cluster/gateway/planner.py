@@ -79,6 +79,19 @@ class PlannerMachine:
         self._next_tick_ns = now_ns + self._tick_ns
         self._open_window()
 
+    def reconfigure(self, config: PlanningConfig, now_ns: int) -> None:
+        """Decide by another configuration, from windows that are counted anew where their length
+        is another one. The next tick comes no later than one new interval from now."""
+        resized = config.window_s != self._config.window_s
+        self._config = config
+        self._tick_ns = round(config.planning.interval_s * 1e9)
+        self._next_tick_ns = min(self._next_tick_ns, now_ns + self._tick_ns)
+        if resized:
+            self._windows.clear()
+            self._window_ns = round(config.window_s * 1e9)
+            self._window_end_ns = now_ns + self._window_ns
+            self._open_window()
+
     def next_wakeup(self) -> int | None:
         return self._next_tick_ns
 
@@ -160,7 +173,8 @@ class PlannerMachine:
 
 @dataclass(slots=True)
 class OpenRequest:
-    """A request whose answer is not whole. Of its prompt, `cached_tokens` were not computed."""
+    """A request whose answer has not ended. Of its prompt, `cached_tokens` were not computed. Of
+    one that is not `is_whole` the beginning was not seen: it measures nothing."""
 
     arrival_ns: int
     prompt_tokens: int
@@ -168,6 +182,7 @@ class OpenRequest:
     output_tokens: int = 0
     first_token_ns: int = 0
     last_token_ns: int = 0
+    is_whole: bool = True
 
 
 class ClientExperience:
@@ -186,6 +201,10 @@ class ClientExperience:
         """A client wants this. Refused ones are demand, too."""
         self._open[request.request_id] = OpenRequest(now_ns, len(request.prompt_tokens))
         self._planner.request_arrived(now_ns)
+
+    def request_met(self, request_id: str, now_ns: int) -> None:
+        """It was under way before anybody measured."""
+        self._open[request_id] = OpenRequest(now_ns, 0, is_whole=False)
 
     def tokens_delivered(self, emission: EmitTokens, now_ns: int, repeats: int = 1) -> None:
         """Clients get these tokens now, so many for each row."""
@@ -213,6 +232,8 @@ class ClientExperience:
         self._open.pop(request_id, None)
 
     def _finished(self, request: OpenRequest, now_ns: int) -> None:
+        if not request.is_whole:
+            return
         ttft_s = (request.first_token_ns - request.arrival_ns) / 1e9
         gaps = request.output_tokens - 1
         tpot_s = (request.last_token_ns - request.first_token_ns) / 1e9 / gaps if gaps else None

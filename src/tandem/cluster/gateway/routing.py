@@ -145,6 +145,12 @@ class Routing:
                 effects += (SendToWorker(member.peer, ListBlocks(tier)) for tier in tiers)
         return effects
 
+    def reconfigure(self, config: RouterConfig, now_ns: int) -> Effects:
+        """Decide by another configuration, once all that came before it is decided."""
+        effects = self.flush(now_ns)
+        effects += self._perform(self.router.reconfigure(config, now_ns))
+        return effects + self.flush(now_ns)
+
     def reprice(self, worker: str, capacity: Capacity) -> None:
         """What a worker's work costs has changed."""
         self.router.admission.fleet.reprice(worker, capacity)

@@ -2,7 +2,7 @@
 workers when there is room."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -77,6 +77,14 @@ class AdmissionFront:
         self._hashes = config.hashes or ComputedHashes(config.block_size)
         # A listing is long: it is asked for once a gap, and again only if it does not come.
         self._asked_ns: dict[tuple[str, Tier], int] = {}
+        self._is_reconfigured = False
+
+    def reconfigure(self, config: RouterConfig, requests: Iterable[RequestState]) -> None:
+        """Other policies, classes and bounds from now on, with these `requests` under way. What
+        was known of workers and prefixes stays, and who is in stays in."""
+        self.config = config
+        self.queue.reconfigure(config.queue, config.classes, requests)
+        self._is_reconfigured = True
 
     def learn(
         self, event: LoadReported | BlocksReported | BlocksListed, now_ns: int
@@ -104,6 +112,9 @@ class AdmissionFront:
 
     def admit(self, state: RequestState, now_ns: int) -> tuple[Verdict, Choice | None]:
         """Whether a new request comes in, and where it would go at once (None: it must wait)."""
+        if self._is_reconfigured:
+            # It may have been sent before its class went.
+            self.queue.classify(state)
         workers = self.queue.before(self.fleet.views(), state.view.tenant)
         view = self._look(state, now_ns)
         route = self.config.routing.choose(view, workers, now_ns)

@@ -115,6 +115,16 @@ class RouterMachine:
             self._fill(now_ns, effects)
         return effects
 
+    def reconfigure(self, config: RouterConfig, now_ns: int) -> Effects:
+        """Decide by another configuration from now on, which has the same block size, hashes and
+        first token. Nobody who is in is refused or moved for it, but that a class whose reserve
+        has grown may get back slots that others borrowed; who may go now, goes."""
+        self.config = config
+        self.admission.reconfigure(config, self.requests.values())
+        effects: Effects = []
+        self._fill(now_ns, effects)
+        return effects
+
     def state_of(self, wire_id: str) -> RequestState | None:
         """The request that workers know by this id, while they work on it."""
         return self._by_wire.get(wire_id)

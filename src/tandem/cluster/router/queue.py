@@ -1,13 +1,13 @@
 """The request queue: fair queueing by class and tenant, bounded by what may be at the workers at
 once; and beside it requests suspected of killing workers (see `deaths`)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
 from tandem.cluster.audit import invariant
-from tandem.cluster.router.request_state import RequestState
+from tandem.cluster.router.request_state import RequestState, Stage
 from tandem.policy.qos.classes import Classes, to_preempt
 from tandem.policy.qos.fair_queue import FairQueue
 from tandem.policy.views import RequestView, WorkerView
@@ -54,6 +54,29 @@ class RequestQueue:
         if not bounded and not len(self):
             return False
         return len(self._tenants) > 1 or any(each.reserved for each in self._classes.classes)
+
+    def reconfigure(
+        self, config: RequestQueueConfig, classes: Classes, requests: Iterable[RequestState]
+    ) -> None:
+        """Other bounds, weights and classes from now on, for all these requests, waiting or at
+        workers. Who waits goes on waiting; a request whose class is gone is of the one that its
+        tenant has now, and keeps the deadline, SLO and priority that it came with."""
+        self._queue.reconfigure(classes, config.weights, config.max_wait_s)
+        self.config, self._classes = config, classes
+        for state in requests:
+            before = state.view.service_class
+            self.classify(state)
+            if state.stage is not Stage.QUEUED:
+                now = state.view.service_class
+                self.in_use[before] -= 1
+                self.in_use[now] = self.in_use.get(now, 0) + 1
+
+    def classify(self, state: RequestState) -> None:
+        """Have the request be of a class that there is now."""
+        view = state.view
+        name = self._classes.standing(view.service_class, view.tenant)
+        if name != view.service_class:
+            state.view = replace(view, service_class=name)
 
     def enqueue(self, state: RequestState) -> None:
         self._tenants[state.view.tenant] = None

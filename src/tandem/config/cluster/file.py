@@ -14,7 +14,7 @@ from typing import Annotated
 import yaml
 from msgspec import Meta
 
-from tandem.config.cluster.keys import build, key, section
+from tandem.config.cluster.keys import Change, build, key, section
 from tandem.config.cluster.requests import (
     ClassConfig,
     JournalConfig,
@@ -64,26 +64,34 @@ class Cluster:
     )
     network: NetworkConfig = key("Between workers.", factory=NetworkConfig)
     tiers: TierConfigs = key("KV beyond the devices.", factory=TierConfigs)
-    policies: PolicyConfig = key("Who decides.", factory=PolicyConfig)
+    policies: PolicyConfig = key("Who decides.", factory=PolicyConfig, live=Change.AT_ONCE)
     planning: PlanningOptions = key(
-        "What becomes of the planner's decisions.", factory=PlanningOptions, only="live"
+        "What becomes of the planner's decisions.",
+        factory=PlanningOptions,
+        only="live",
+        live=Change.AT_ONCE,
     )
     health: Health = key("How long silence is tolerated.", factory=Health)
-    queue: QueueConfig = key("The queue before the workers.", factory=QueueConfig)
-    classes: tuple[ClassConfig, ...] = key("Service classes.", default=())
-    tenants: tuple[TenantConfig, ...] = key("Who asks.", default=())
+    queue: QueueConfig = key(
+        "The queue before the workers.", factory=QueueConfig, live=Change.AT_ONCE
+    )
+    classes: tuple[ClassConfig, ...] = key("Service classes.", default=(), live=Change.NEW_REQUESTS)
+    tenants: tuple[TenantConfig, ...] = key("Who asks.", default=(), live=Change.NEW_REQUESTS)
     limits: RateLimits = key(
         "Rate limits of each API key that belongs to no tenant; callers without a key are one.",
         factory=RateLimits,
+        live=Change.AT_ONCE,
     )
-    slo: Slo = key("What a good answer keeps.", factory=Slo)
+    slo: Slo = key("What a good answer keeps.", factory=Slo, live=Change.NEW_REQUESTS)
     faults: tuple[Mapping[str, object], ...] = key(
         "What fails, and when.", default=(), only="simulator"
     )
     faults_per_hour: Annotated[float, Meta(ge=0, le=MOST_FAULTS_PER_HOUR)] = key(
         "Random faults beside them.", default=0.0, only="simulator"
     )
-    seed: int = key("Of all chance of the simulator and of the policies.", default=0)
+    seed: int = key(
+        "Of all chance of the simulator and of the policies.", default=0, live=Change.AT_ONCE
+    )
     name: str = key("Tells the cluster from others of this user.", default="default", only="live")
     serve: Serve = key("Options of `tandem serve`, for all processes.", factory=dict, only="live")
     gateways: Annotated[int, Meta(ge=1, le=64)] = key(
@@ -105,6 +113,7 @@ class Cluster:
         "Memory of a gateway for what `tandem explain` shows, of an hour at most; 0: nothing.",
         default=float(32 << 20),
         only="live",
+        live=Change.AT_ONCE,
     )
     launcher: Launcher = key("Whose machines the workers run on.", default="local", only="live")
     ray: RayConfig = key("For `launcher: ray`.", factory=RayConfig, only="live")

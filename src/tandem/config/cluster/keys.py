@@ -12,7 +12,7 @@ for a place within) is reported with its line.
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
-from enum import EnumType
+from enum import EnumType, StrEnum
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -55,10 +55,28 @@ class Secret:
     known_to: str
 
 
-def key(meaning: str, *, default: Any = MISSING, factory: Any = MISSING, only: str = "") -> Any:
+class Change(StrEnum):
+    """When a running cluster heeds another value of a key (`tandem apply`)."""
+
+    AT_ONCE = "at once"
+    NEW_REQUESTS = "new requests"
+    WORKERS = "starts/drains workers"
+    WORKER_RESTART = "restart workers"
+    NEVER = "no"
+
+
+def key(
+    meaning: str,
+    *,
+    default: Any = MISSING,
+    factory: Any = MISSING,
+    only: str = "",
+    live: Change | None = None,
+) -> Any:
     """A field of a section: what the key means, in a sentence, its value where it is left out (or
-    what makes that), and who alone heeds it, `live` or `simulator`."""
-    metadata = {"meaning": meaning, "only": only}
+    what makes that), who alone heeds it, `live` or `simulator`, and when it changes in a running
+    cluster (`live`; left out: as the section's own key has it, at the top of the file never)."""
+    metadata = {"meaning": meaning, "only": only, "live": live}
     return field(default=default, default_factory=factory, metadata=metadata)
 
 
@@ -83,6 +101,18 @@ class OptionsOf:
 
     struct: type[msgspec.Struct]
     elsewhere: Mapping[str, str] = field(default_factory=dict)
+
+
+def bare_type(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The type without `Annotated` and None, and everything that it was annotated with."""
+    rules: tuple[Any, ...] = ()
+    while get_origin(hint) in (Annotated, Union, UnionType):
+        if get_origin(hint) is Annotated:
+            rules += hint.__metadata__
+            hint = hint.__origin__
+        else:
+            hint = next(part for part in get_args(hint) if part is not NoneType)
+    return hint, rules
 
 
 def build(shape: type[T], tree: yaml.Node) -> T:

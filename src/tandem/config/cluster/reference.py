@@ -7,13 +7,12 @@ import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum, EnumType
-from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from msgspec import Meta
 
 from tandem.config.cluster.file import Cluster
-from tandem.config.cluster.keys import Choice, Known, OptionsOf
+from tandem.config.cluster.keys import Change, Choice, Known, OptionsOf, bare_type
 from tandem.facts.slo import LEAST_URGENT
 from tandem.facts.units import BYTES, SECONDS, size_text, unit_of
 
@@ -25,8 +24,13 @@ What the keys are for stands in [cluster.md](cluster.md), [tiers.md](tiers.md) a
 [simulate.md](simulate.md). `-` and `_` in keys are the same. Numbers carry their unit: times
 `50ms`, `2s`, `10m`; sizes `64 GiB`, `256 GB`; bandwidths `50 GB/s`, `400 Gbit/s`; counts may be
 `16k` or `2M`, shares `90%`. A *policy* is a name, or `{name: ..., with its parameters}`.
+
+*live* says when a running cluster heeds another value (`tandem apply`): at once, for new requests,
+by starting or draining workers, as its workers are restarted (`tandem restart --all`), or not at
+all. Pools, classes and tenants may come and go; of `serve` at the top, `api_key`, `api_key_file`
+and `allow_client_priority` hold for new requests.
 """
-_COLUMNS = "| key | written as | default | meaning |\n|---|---|---|---|\n"
+_COLUMNS = "| key | written as | default | live | meaning |\n|---|---|---|---|---|\n"
 _PLAIN = {bool: "true or false", int: "count", float: "number", str: "text"}
 
 
@@ -38,6 +42,7 @@ class _Key:
     hint: Any
     rules: tuple[Any, ...]
     field: "Field[Any]"
+    inherited: Change
 
     @property
     def section(self) -> Any:
@@ -51,12 +56,27 @@ class _Key:
         return f"{text} *({only} only)*" if only else str(text)
 
     @property
+    def live(self) -> Change:
+        """When a running cluster heeds another value."""
+        return self.field.metadata.get("live") or self.inherited
+
+    @property
+    def live_text(self) -> str:
+        """Nothing for a key whose own keys say it, and for what the simulator alone heeds."""
+        only = self.field.metadata.get("only") == "simulator"
+        return "" if only or self.section is not None or self.is_options else str(self.live)
+
+    @property
+    def is_options(self) -> bool:
+        return any(isinstance(rule, OptionsOf) for rule in self.rules)
+
+    @property
     def written(self) -> str:
         known = next((rule for rule in self.rules if isinstance(rule, Known)), None)
         if self.section is not None:
             many = "list of " if get_origin(self.hint) is tuple else ""
             return f"{many}keys and values"
-        if any(isinstance(rule, OptionsOf) for rule in self.rules):
+        if self.is_options:
             return "options"
         return self._scalar(known) + self._bounds
 
@@ -69,7 +89,7 @@ class _Key:
         if isinstance(self.hint, EnumType):
             return _names(self.hint._value2member_map_)
         if get_origin(self.hint) is tuple:
-            _, rules = _bare(get_args(self.hint)[0])
+            _, rules = bare_type(get_args(self.hint)[0])
             inner = next((rule for rule in rules if isinstance(rule, Known)), None)
             return f"list of {_names(inner.names)}" if inner else "list"
         if get_origin(self.hint) in (dict, Mapping):
@@ -113,42 +133,31 @@ class _Key:
 
 def reference() -> str:
     """The whole page."""
-    return HEAD + "".join(_tables("", Cluster))
+    return HEAD + "".join(_tables("", Cluster, Change.NEVER))
 
 
-def _tables(path: str, shape: Any) -> Iterator[str]:
-    keys = _keys(shape)
+def _tables(path: str, shape: Any, inherited: Change) -> Iterator[str]:
+    keys = _keys(shape, inherited)
     title = f"`{path}`" if path else "The top of the file"
     about = str(inspect.getdoc(shape)).replace("\n", " ")
     rows = "".join(
-        f"| `{key.name}` | {key.written} | {key.default} | {key.meaning} |\n" for key in keys
+        f"| `{key.name}` | {key.written} | {key.default} | {key.live_text} | {key.meaning} |\n"
+        for key in keys
     )
     yield f"\n## {title}\n\n{about}\n\n{_COLUMNS}{rows}"
     for key in keys:
         if key.section is not None:
             many = "[]" if get_origin(key.hint) is tuple else ""
-            yield from _tables(f"{path}.{key.name}{many}".lstrip("."), key.section)
+            yield from _tables(f"{path}.{key.name}{many}".lstrip("."), key.section, key.live)
 
 
-def _keys(shape: Any) -> list[_Key]:
+def _keys(shape: Any, inherited: Change) -> list[_Key]:
     hints = get_type_hints(shape, include_extras=True)
     found = []
     for entry in fields(shape):
-        hint, rules = _bare(hints[entry.name])
-        found.append(_Key(unit_of(entry.name)[0], hint, rules, entry))
+        hint, rules = bare_type(hints[entry.name])
+        found.append(_Key(unit_of(entry.name)[0], hint, rules, entry, inherited))
     return found
-
-
-def _bare(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The type without `Annotated` and None, and everything that it was annotated with."""
-    rules: tuple[Any, ...] = ()
-    while get_origin(hint) in (Annotated, Union, UnionType):
-        if get_origin(hint) is Annotated:
-            rules += hint.__metadata__
-            hint = hint.__origin__
-        else:
-            hint = next(part for part in get_args(hint) if part is not NoneType)
-    return hint, rules
 
 
 def _names(names: Any) -> str:

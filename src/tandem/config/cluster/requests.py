@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from tandem.config.cluster.keys import GATEWAY, Choice, Known, Secret, key, section
+from tandem.config.cluster.keys import GATEWAY, Change, Choice, Known, Secret, key, section
 from tandem.config.cluster.tree import RefusedAt
 from tandem.facts.fleet import PlanningMode
 from tandem.facts.rate_limits import RateLimits
@@ -42,7 +42,7 @@ class PolicyConfig:
         "Which requests are refused on arrival.", default=Choice("none")
     )
     eviction: Annotated[Choice, policy_of("eviction", EVICTIONS)] = key(
-        "Which blocks leave a full tier.", default=Choice("lru")
+        "Which blocks leave a full tier.", default=Choice("lru"), live=Change.NEVER
     )
     planning: Annotated[Choice, policy_of("planning", PLANNINGS)] = key(
         "How many workers have which role.", default=Choice("static")
@@ -58,6 +58,7 @@ class PolicyConfig:
         "answers. The same token.",
         default=FirstToken.SENT,
         only="live",
+        live=Change.NEVER,
     )
 
 
@@ -83,8 +84,8 @@ class ClassConfig:
     """A service class."""
 
     name: str = key("What tenants call it.")
-    priority: int = key("Smaller is more urgent.", default=0)
-    reserved: Share = key("Its share of the capacity.", default=0.0)
+    priority: int = key("Smaller is more urgent.", default=0, live=Change.AT_ONCE)
+    reserved: Share = key("Its share of the capacity.", default=0.0, live=Change.AT_ONCE)
     slo: Slo = key("Stands before the cluster's.", factory=Slo)
     deadline_s: float | None = key("Whoever waited so long is refused.", default=None)
     headers: Mapping[str, str] = key(
@@ -111,7 +112,9 @@ class TenantConfig:
 
     name: str = key("What logs, metrics and quotas call it.")
     service_class: str = key("The class of requests that name none.", default="")
-    weight: Annotated[float, Meta(gt=0)] = key("Of its fair share.", default=1.0)
+    weight: Annotated[float, Meta(gt=0)] = key(
+        "Of its fair share.", default=1.0, live=Change.AT_ONCE
+    )
     api_keys: Annotated[tuple[str, ...], Secret(GATEWAY)] = key(
         "Keys that make a caller this tenant.", default=(), only="live"
     )
@@ -123,18 +126,27 @@ class TenantConfig:
         default=None,
         only="live",
     )
-    kv_share: Share = key("Share of each slower tier that its KV may take.", default=1.0)
+    kv_share: Share = key(
+        "Share of each slower tier that its KV may take.",
+        default=1.0,
+        live=Change.WORKER_RESTART,
+    )
     may_use: tuple[str, ...] = key("Classes that its headers may name beside its own.", default=())
     longest_pin_s: float | None = key(
         "So long its clients may pin KV; left out: as their class says.", default=None, only="live"
     )
-    pin_share: Share = key("Share of each slower tier that may be pinned for it.", default=1.0)
+    pin_share: Share = key(
+        "Share of each slower tier that may be pinned for it.",
+        default=1.0,
+        live=Change.WORKER_RESTART,
+    )
     response_cache: bool = key(
         "Whether whole answers are kept for it (`response-cache-mib` under `serve`).",
         default=False,
         only="live",
+        live=Change.NEVER,
     )
-    limits: RateLimits = key("Its rate limits.", factory=RateLimits)
+    limits: RateLimits = key("Its rate limits.", factory=RateLimits, live=Change.AT_ONCE)
 
     @property
     def has_keys(self) -> bool:

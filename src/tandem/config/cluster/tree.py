@@ -10,6 +10,8 @@ _MAP = "tag:yaml.org,2002:map"
 _OVERRIDE = "--set "
 # The label of a tree that was made of flags.
 FLAGS = "tandem serve"
+# The label of one that was written anew from a file whose lines were checked before.
+APPLIED = "tandem apply"
 
 
 class RefusedAt(InvalidConfiguration):
@@ -75,9 +77,8 @@ def mistake(node: yaml.Node, problem: str) -> InvalidConfiguration:
     """The error that says where in which file the problem is."""
     mark = node.start_mark
     # An override is one line, which its label quotes in full; nobody wrote the lines of flags.
-    line = (
-        "" if mark.name.startswith(_OVERRIDE) or mark.name == FLAGS else f", line {mark.line + 1}"
-    )
+    unlined = mark.name.startswith(_OVERRIDE) or mark.name in (FLAGS, APPLIED)
+    line = "" if unlined else f", line {mark.line + 1}"
     return InvalidConfiguration(f"{mark.name}{line}: {problem}")
 
 

@@ -6,7 +6,16 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from tandem.config.cluster.keys import SHARED_POOL, Choice, Known, OptionsOf, Secret, key, section
+from tandem.config.cluster.keys import (
+    SHARED_POOL,
+    Change,
+    Choice,
+    Known,
+    OptionsOf,
+    Secret,
+    key,
+    section,
+)
 from tandem.config.cluster.tree import RefusedAt
 from tandem.config.options import OF_GATEWAYS, ServeOptions
 from tandem.facts.errors import InvalidConfiguration
@@ -49,10 +58,12 @@ class PoolConfig:
     name: str = key("Its workers are NAME-0, NAME-1, ...")
     device: str = key("`cpu`, a GPU's bundled datasheet, or the path of one.")
     role: Role = key("What its workers take.", default=Role.BOTH)
-    count: Workers = key("Workers at the start.", default=1)
-    min_count: Workers | None = key("A planner leaves at least so many; left out: 1.", default=None)
+    count: Workers = key("Workers at the start.", default=1, live=Change.WORKERS)
+    min_count: Workers | None = key(
+        "A planner leaves at least so many; left out: 1.", default=None, live=Change.AT_ONCE
+    )
     max_count: Workers | None = key(
-        "A planner starts at most so many; left out: `count`.", default=None
+        "A planner starts at most so many; left out: `count`.", default=None, live=Change.WORKERS
     )
     tensor_parallel: Positive = key("Ranks that share every layer of a worker.", default=1)
     pipeline_parallel: Positive = key("Stages of layers of a worker.", default=1)
@@ -69,7 +80,7 @@ class PoolConfig:
     memory_utilization: Annotated[float, Meta(gt=0, le=1)] = key(
         "Share of a device's memory to use in all.", default=0.9
     )
-    startup_s: float = key("Until a new worker is ready.", default=60.0)
+    startup_s: float = key("Until a new worker is ready.", default=60.0, live=Change.AT_ONCE)
     price_usd_per_hour: float | None = key(
         "Dollars an hour for one device; left out: the datasheet's.", default=None, only="simulator"
     )
@@ -183,15 +194,20 @@ class TierConfigs:
     disk: DiskTierConfig | None = key("Disk of each worker's machine.", default=None)
     remote: RemoteTierConfig | None = key("The shared pool.", default=None)
     pin_sessions_s: float = key(
-        "So long what a session's request left is kept after its answer.", default=0.0
+        "So long what a session's request left is kept after its answer.",
+        default=0.0,
+        live=Change.NEW_REQUESTS,
     )
     longest_pin_s: float = key(
         "So long clients may pin KV, where neither their tenant nor their class says it.",
         default=0.0,
         only="live",
+        live=Change.NEW_REQUESTS,
     )
     pin_share: Annotated[float, Meta(ge=0, le=0.9)] = key(
-        "Share of a tier that all pins together may take.", default=0.5
+        "Share of a tier that all pins together may take.",
+        default=0.5,
+        live=Change.WORKER_RESTART,
     )
 
 

@@ -5,7 +5,7 @@ import logging
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field, replace
 
-from tandem.cluster.gateway.machine import GatewayMachine
+from tandem.cluster.gateway.machine import ConfigurationChanged, GatewayMachine
 from tandem.cluster.gateway.members import Members
 from tandem.facts.errors import (
     EngineFailed,
@@ -138,7 +138,10 @@ class Gateway:
         self._availability = Availability(machine.members, terms.comeback_s)
         settled = self._availability.members_changed
         self._histories = RequestHistories(self._prefix, terms.explain_bytes)
-        self._loop = GatewayLoop(machine, self._clients, settled, journal, self._histories)
+        self._loop = GatewayLoop(
+            machine, self._clients, settled, journal, self._histories, self._configuration_taken
+        )
+        self._taking: tuple[GatewayTerms, asyncio.Future[None]] | None = None
         self._channel: Channel | None = None
         self._task: asyncio.Task[None] | None = None
         self._failed = False
@@ -175,6 +178,18 @@ class Gateway:
     def enqueue(self, news: ChannelNews) -> None:
         """From the channel, on the event loop."""
         self._loop.enqueue(news)
+
+    async def reconfigure(self, change: ConfigurationChanged, terms: GatewayTerms) -> None:
+        """Returns once the machine decides by the new configuration, and requests that come have
+        the new terms. One at a time."""
+        assert self._taking is None
+        taken = asyncio.get_running_loop().create_future()
+        self._taking = terms, taken
+        try:
+            self._loop.enqueue(change)
+            await taken
+        finally:
+            self._taking = None
 
     async def start(self, channel: Channel) -> None:
         self._channel = channel
@@ -283,6 +298,15 @@ class Gateway:
                     request_id, Ending.FAILED, "its client left", now_ns()
                 )
                 self._loop.enqueue(RequestWithdrawn(request_id))
+
+    def _configuration_taken(self) -> None:
+        """In the turn of the machine in which it was."""
+        if self._taking is not None:
+            self._terms, taken = self._taking
+            self.metrics.add_tenants(self._terms.tenants)
+            self._histories.resize(self._terms.explain_bytes, now_ns())
+            if not taken.done():
+                taken.set_result(None)
 
     def _refused(self, request_id: str, error: TandemError) -> None:
         """For its history, which may know more already."""

@@ -92,6 +92,11 @@ class RequestHistories:
         # The requests of an answer, and of a call, by its id.
         self._named: dict[str, dict[str, None]] = {}
 
+    def resize(self, memory_bytes: int, now_ns: int) -> None:
+        """Have so much memory from now on."""
+        self._memory_bytes = memory_bytes
+        self._make_room(now_ns)
+
     def request_arrived(self, request: Request, asker: Asker, now_ns: int) -> bool:
         """A client asks, whether or not it is let in. An id may come again once it has ended.
         Whether this one is remembered."""

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Event, Lock
 
+from tandem.cluster.gateway.machine import GatewayInput
 from tandem.kv.threads import SupervisedThread
-from tandem.messages.gateway import GatewayEffect, GatewayEvent
+from tandem.messages.gateway import GatewayEffect
 from tandem.observe.journal.files import JournalFiles
 from tandem.observe.journal.recorder import Recorder
 from tandem.observe.journal.records import Lost, encode
@@ -52,7 +53,7 @@ class Journal:
         self._thread.start()
 
     def record(
-        self, at_ns: int, events: Sequence[GatewayEvent], effects: Sequence[GatewayEffect]
+        self, at_ns: int, events: Sequence[GatewayInput], effects: Sequence[GatewayEffect]
     ) -> None:
         """One turn of the machine: events and effects at this instant. Never waits."""
         if self._failed:
@@ -96,7 +97,12 @@ class Journal:
         # What was refused came after what waited.
         after = [encode(Lost(refused))] if refused else []
         try:
-            self._files.append([*before, *turns, *after], len(turns), self._recorder.members)
+            self._files.append(
+                [*before, *turns, *after],
+                len(turns),
+                self._recorder.members,
+                self._recorder.configured,
+            )
         except OSError as error:
             if not self._uncounted_turns:
                 logger.warning("the journal cannot be written, and misses turns: %s", error)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from tandem.cluster.gateway.driver import GatewayPorts, perform
-from tandem.cluster.gateway.machine import GatewayMachine
+from tandem.cluster.gateway.machine import GatewayInput, GatewayMachine
 from tandem.live.channels.gateway_channel import MessageFromOperator
 from tandem.live.driver import Driver, EventInbox
 from tandem.live.gateway.clients import Clients
@@ -16,11 +16,11 @@ from tandem.messages.cluster import Register, Registered, ToWorker
 from tandem.messages.gateway import (
     AuditAsked,
     AuditEnded,
+    ConfigurationTaken,
     Deliver,
     DrainAsked,
     Fence,
     GatewayEffect,
-    GatewayEvent,
     MessageFromWorker,
     OperationEnded,
     PeerGone,
@@ -50,7 +50,7 @@ from tandem.report.record import Ending
 
 logger = logging.getLogger(__name__)
 
-Input = GatewayEvent | MessageFromOperator
+Input = GatewayInput | MessageFromOperator
 Asked = DrainAsked | UndrainAsked | AuditAsked
 # Nobody asks so many things at once; the oldest go without an answer then.
 MOST_QUESTIONS = 1024
@@ -111,8 +111,8 @@ class Channel(Protocol):
 
 class GatewayLoop:
     """Drives the machine, and is all of its ports. `enqueue` events on the event loop that `run`
-    runs on. `settled` is called after each turn of the machine; the `journal`, if there is one,
-    records every turn."""
+    runs on. `settled` is called after each turn of the machine, and `configured` in one in which it
+    has taken another configuration; the `journal`, if there is one, records every turn."""
 
     def __init__(
         self,
@@ -121,9 +121,11 @@ class GatewayLoop:
         settled: Callable[[], None],
         journal: Journal | None = None,
         histories: RequestHistories | None = None,
+        configured: Callable[[], None] = lambda: None,
     ) -> None:
         self.machine = machine
         self._journal = journal
+        self._configured = configured
         self._histories = histories or RequestHistories("", 0)
         self._clients = clients
         self._settled = settled
@@ -156,7 +158,7 @@ class GatewayLoop:
 
     def handle_together(self, inputs: Sequence[Input], instant_ns: int) -> Sequence[GatewayEffect]:
         """The machine gets all but the questions of operators that it need not decide."""
-        events: list[GatewayEvent] = []
+        events: list[GatewayInput] = []
         for event in inputs:
             if not isinstance(event, MessageFromOperator):
                 self._note(event)
@@ -215,6 +217,10 @@ class GatewayLoop:
         if effect.decision.actions:
             logger.info("planned: %s", effect.decision.text)
 
+    def configuration_taken(self, effect: ConfigurationTaken) -> None:
+        logger.warning("configuration %d was applied", effect.number)
+        self._configured()
+
     def _perform_all(self, effects: Sequence[GatewayEffect], instant_ns: int) -> None:
         self._instant_ns = instant_ns
         perform(effects, self._ports)
@@ -230,7 +236,7 @@ class GatewayLoop:
             else:
                 self._channel.answer(peer, Done(question.question))
 
-    def _decide(self, events: list[GatewayEvent], instant_ns: int) -> list[GatewayEffect]:
+    def _decide(self, events: list[GatewayInput], instant_ns: int) -> list[GatewayEffect]:
         effects: list[GatewayEffect] = []
         try:
             effects = self.machine.handle_together(events, instant_ns)
@@ -243,7 +249,7 @@ class GatewayLoop:
     def _ended(self, request_id: str, ending: Ending, reason: str) -> None:
         self._histories.request_ended(request_id, ending, reason, self._instant_ns)
 
-    def _note(self, event: GatewayEvent) -> None:
+    def _note(self, event: GatewayInput) -> None:
         if isinstance(event, PeerGone) and self.machine.members.of_peer(event.peer):
             logger.warning("worker %s is gone: %s", event.peer, event.reason)
             self._clients.metrics.worker_lost()

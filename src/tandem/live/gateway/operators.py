@@ -22,6 +22,7 @@ from tandem.messages.gateway import ClusterStatus
 from tandem.messages.operator import (
     Answer,
     AskAudit,
+    AskConfigure,
     AskDrain,
     AskExplain,
     AskStatus,
@@ -44,6 +45,10 @@ A = TypeVar("A", StatusReported, AuditReported, Done, Explained)
 
 class OperatorFailed(TandemError):
     """The gateway did not answer, or refused what was asked for."""
+
+
+class NoAnswer(OperatorFailed):
+    """The gateway did not answer in time."""
 
 
 class OperatorClient:
@@ -94,6 +99,11 @@ class OperatorClient:
         """A worker that the planner wants cannot be started, or is given up."""
         self._done(ReportStartFailed(self._next(), worker, reason))
 
+    def configure(self, number: int, configuration: bytes, *, check_only: bool) -> None:
+        """Returns when the gateway decides by the configuration of this number, or with
+        `check_only` could."""
+        self._done(AskConfigure(self._next(), number, configuration, check_only))
+
     def audit(self) -> AuditReported:
         """What every worker holds."""
         return self._ask(AskAudit(self._next()), AuditReported)
@@ -131,7 +141,7 @@ class OperatorClient:
             raise OperatorFailed(f"what the gateway at {self._endpoint} says {error}") from error
         finally:
             socket.close(0)
-        raise OperatorFailed(
+        raise NoAnswer(
             f"the gateway at {self._endpoint} has not answered within {self._timeout_s:g} s"
         )
 
@@ -192,6 +202,27 @@ class Operators:
         """Until it takes requests again. Raises as `drain`."""
         line = await self._line_to(worker)
         await _asked(line, lambda client: client.undrain(worker))
+
+    async def configure(
+        self, number: int, configurations: Sequence[bytes], *, check_only: bool
+    ) -> list[str | None]:
+        """Have each gateway take its configuration, or with `check_only` say whether it could: for
+        each, in their order, why it cannot, empty if it can, and None where it does not answer."""
+
+        async def one(line: tuple[str, NodeKeys, float], configuration: bytes) -> str | None:
+            try:
+                await _asked(
+                    line,
+                    lambda each: each.configure(number, configuration, check_only=check_only),
+                )
+            except NoAnswer:
+                return None
+            except TandemError as error:
+                return str(error)
+            return ""
+
+        pairs = zip(self._lines, configurations, strict=True)
+        return await asyncio.gather(*(one(line, each) for line, each in pairs))
 
     async def report_start_failed(self, worker: str, reason: str) -> int:
         """To all gateways, for one of them plans: how many answered."""

@@ -2,6 +2,7 @@
 addresses."""
 
 import ipaddress
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
@@ -11,6 +12,7 @@ from tandem.config.cluster.file import Cluster
 from tandem.config.cluster.live import LiveFile, as_served, gateway_options, pool_place
 from tandem.config.cluster.tiers import memory_bytes, refused_sizes
 from tandem.config.cluster.tree import mistake, node_at
+from tandem.config.cluster.workers import PoolConfig
 from tandem.config.hardware.pools import capacity_of
 from tandem.config.machine_share import on_ray, refused_placement
 from tandem.config.policies import planning_config, router_policies
@@ -29,24 +31,9 @@ def check_before_start(file: LiveFile, directory: StateDirectory) -> tuple[str, 
     with suppress(PermissionError):
         if directory.claimed:
             raise ClusterRunning(f"a cluster runs in {directory.path} already")
-    for place, problem in refused_placement(file.cluster):
-        raise mistake(node_at(file.tree, place), problem)
-    check_launcher(file.cluster)
-    check_client_keys(file.cluster)
-    served = as_served(file.cluster)
-    router_policies(served)
+    check_wishes(file)
     setups = Setups(file.cluster)
-    exposure_of(file.cluster, setups.share.host.api_keys)
-    capacity_of(replace(served, model=str(setups.checkpoint)))
-    planning_config(replace(served, model=str(setups.checkpoint)))
-    spec = read_model_spec(setups.checkpoint)
-    for pool in file.cluster.pools:
-        for key, problem in refused_division(spec, pool.tensor_parallel, pool.pipeline_parallel):
-            place = pool_place(file.cluster, pool, key)
-            raise mistake(node_at(file.tree, place), f"pool {pool.name}: {problem}")
-        setups.worker(pool, pool.name, ())
-    for place, problem in refused_sizes(file.cluster, setups.block_format().block_bytes):
-        raise mistake(node_at(file.tree, place), problem)
+    check_setups(file, setups, file.cluster.pools)
     wanted_bytes, free_bytes = memory_bytes(file.cluster), setups.share.host.free_memory_bytes
     if wanted_bytes > free_bytes and not setups.share.alone:
         raise mistake(
@@ -57,6 +44,33 @@ def check_before_start(file: LiveFile, directory: StateDirectory) -> tuple[str, 
     cuts = setups.share.checked_memory()
     _try_addresses(file.cluster)
     return cuts
+
+
+def check_wishes(file: LiveFile) -> None:
+    """What can be told without the model. Raises `InvalidConfiguration`."""
+    for place, problem in refused_placement(file.cluster):
+        raise mistake(node_at(file.tree, place), problem)
+    check_launcher(file.cluster)
+    check_client_keys(file.cluster)
+    router_policies(as_served(file.cluster))
+
+
+def check_setups(file: LiveFile, setups: Setups, starting: Collection[PoolConfig]) -> None:
+    """What processes with these set-ups would stumble over, of which workers of some pools are
+    `starting`. Raises `InvalidConfiguration`."""
+    served = as_served(file.cluster)
+    exposure_of(file.cluster, setups.share.host.api_keys)
+    capacity_of(replace(served, model=str(setups.checkpoint)))
+    planning_config(replace(served, model=str(setups.checkpoint)))
+    spec = read_model_spec(setups.checkpoint)
+    for pool in file.cluster.pools:
+        for key, problem in refused_division(spec, pool.tensor_parallel, pool.pipeline_parallel):
+            place = pool_place(file.cluster, pool, key)
+            raise mistake(node_at(file.tree, place), f"pool {pool.name}: {problem}")
+        if pool in starting:
+            setups.worker(pool, pool.name, ())
+    for place, problem in refused_sizes(file.cluster, setups.block_format().block_bytes):
+        raise mistake(node_at(file.tree, place), problem)
 
 
 def exposure_of(cluster: Cluster, api_keys: tuple[str, ...]) -> str:

@@ -18,9 +18,11 @@ from tandem.facts.errors import InvalidConfiguration, TandemError
 from tandem.facts.fleet import Role
 from tandem.live.clock import NS_PER_S, now_ns
 from tandem.live.gateway.operators import Operators
+from tandem.live.launching.control import ControlServer
 from tandem.live.launching.launcher import ExitCode, Launcher, LocalLauncher, Program
 from tandem.live.launching.state_directory import ClusterRecord, ProcessRecord, StateDirectory
 from tandem.live.launching.supervisor import Notice, ProcessFailed, Supervisor, Vanished
+from tandem.live.processes.apply import Applying, Configured
 from tandem.live.processes.planned_workers import PlannedWorkers
 from tandem.live.processes.setups import (
     Setups,
@@ -77,10 +79,8 @@ class ClusterRun:
         launcher: Launcher | None = None,
     ) -> None:
         self.limits = limits or RunLimits()
-        self.file = file
         self.directory = directory
-        self.setups = Setups(file.cluster)
-        self.gateways: list[GatewaySetup] = []
+        self._configured = Configured(file, Setups(file.cluster), [])
         self.url = ""
         self._roles: dict[str, Role] = {}
         self._ready = False
@@ -98,6 +98,31 @@ class ClusterRun:
             started=lambda start: self._roles.update({start.worker: start.role}),
             notice=view.notice,
         )
+        self._applying = Applying(
+            self._configured,
+            directory,
+            self._supervisor,
+            self._planned,
+            self._roles,
+            notice=view.notice,
+            start_s=self.limits.start_s,
+        )
+        self._control = ControlServer(directory.path, self._applying.answer)
+
+    @property
+    def file(self) -> LiveFile:
+        """By what it runs now."""
+        return self._configured.file
+
+    @property
+    def setups(self) -> Setups:
+        """Of its processes now."""
+        return self._configured.setups
+
+    @property
+    def gateways(self) -> list[GatewaySetup]:
+        """Of those that are up."""
+        return self._configured.gateways
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set and everything has ended. Raises `InvalidConfiguration` or
@@ -108,6 +133,7 @@ class ClusterRun:
             status = await self._unless(stop, self._bring_up())
             if status is not None:
                 self._ready = True
+                await self._control.open()
                 # First: whoever waits for the record passes on what was printed until then.
                 self._view.ready(self, status)
                 self._record()
@@ -243,6 +269,7 @@ class ClusterRun:
             # On a full disk the last record stays; whoever hangs is to be found all the same.
             with suppress(OSError):
                 self._record()
+            number = self._configured.number
             statuses = await self._ask()
             answering = {status.gateway for status in statuses}
             pids = self._supervisor.pids
@@ -256,6 +283,7 @@ class ClusterRun:
             workers = {name: pid for name, pid in pids.items() if name not in last_seen_ns}
             for name, reason in vanished.look(workers, statuses):
                 self._supervisor.kill(name, reason)
+            await self._applying.push(statuses, number)
             if self.file.cluster.plans:
                 await self._planned.look(statuses, self._operators)
             await asyncio.sleep(self.limits.look_s)
@@ -269,6 +297,8 @@ class ClusterRun:
     async def _end(self) -> None:
         """Gateways first: they let answers under way end. Workers then have nothing left to do."""
         self._view.phase("ending")
+        self._control.close()
+        await self._applying.stop()
         await self._planned.stop()
         if self._asking is not None:
             await asyncio.wait([self._asking])

@@ -14,7 +14,8 @@ import zmq
 
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
-from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
+from tandem.api.key_ring import KeyRing
+from tandem.cluster.gateway.machine import ConfigurationChanged, GatewayConfig, GatewayMachine
 from tandem.config.api_options import (
     api_config,
     cached_tenants,
@@ -24,10 +25,17 @@ from tandem.config.api_options import (
 )
 from tandem.config.cluster.live import as_served
 from tandem.config.environment import BUNDLED_MODEL
+from tandem.config.gateway import reconfigured
 from tandem.config.hardware.pools import capacity_of
 from tandem.config.kv_format import kv_format
 from tandem.config.policies import limit_terms, planning_config, router_config
-from tandem.config.processes import CLUSTER_FILE, GatewayListening, GatewaySetup, read_setup
+from tandem.config.processes import (
+    CLUSTER_FILE,
+    GatewayConfiguration,
+    GatewayListening,
+    GatewaySetup,
+    read_setup,
+)
 from tandem.facts.errors import EngineFailed, InvalidConfiguration
 from tandem.facts.serving import ModelCard
 from tandem.live.access_log import AccessLogWriter, access_log
@@ -38,8 +46,9 @@ from tandem.live.clock import NS_PER_S, wall_clock_s
 from tandem.live.gateway.gateway import Gateway, GatewayTerms
 from tandem.live.gateway.history import MOST_EXPLAINED
 from tandem.live.gateway.journal import Journal
+from tandem.live.gateway.reconfiguration import NewConfiguration, Reconfiguration
 from tandem.live.http_server import http_server_over, listen, url_of
-from tandem.live.processes.journal import with_journal
+from tandem.live.processes.journal import RecordedFile, with_journal
 from tandem.live.processes.lifecycle import (
     end_as,
     end_with_parent,
@@ -71,6 +80,7 @@ class Assembled:
     terms: GatewayTerms
     journal: Journal | None = None
     log: AccessLogWriter | None = None
+    recorded_file: RecordedFile | None = None
 
 
 def run_gateway(setup: GatewaySetup) -> None:
@@ -123,21 +133,39 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
         block_format=stored.block_format if cluster.tiers.remote is not None else None,
         planning=planning_config(cluster) if setup.plans else None,
         limits=limit_terms(cluster, cluster.gateways),
+        configuration=setup.configuration,
     )
-    api = api_config(
-        options,
+    api = _api_config(setup)
+    if warning := check_exposure(options, has_keys=api.has_keys):
+        logger.warning("%s: %s", setup.gateway, warning)
+    # A start within the same second has another process id.
+    incarnation = f"{wall_clock_s():x}-{os.getpid():x}"
+    terms = _client_terms(setup, incarnation)
+    journal, recorded_file = None, None
+    if (wanted := setup.cluster.journal) is not None:
+        cluster_file = Path(setup.state_directory) / CLUSTER_FILE
+        config, journal, recorded_file = with_journal(config, wanted, cluster_file, incarnation)
+    log = access_log(options.access_log)
+    return Assembled(card, text, config, api, terms, journal, log, recorded_file)
+
+
+def _api_config(setup: GatewaySetup) -> ApiConfig:
+    """Raises `InvalidConfiguration`."""
+    cluster = setup.cluster
+    return api_config(
+        setup.options,
         (),
         tenant_keys(cluster),
         tenant_key_files(cluster),
         cached_tenants(cluster),
     )
-    if warning := check_exposure(options, has_keys=api.has_keys):
-        logger.warning("%s: %s", setup.gateway, warning)
-    # A start within the same second has another process id.
-    incarnation = f"{wall_clock_s():x}-{os.getpid():x}"
-    terms = GatewayTerms(
+
+
+def _client_terms(setup: GatewaySetup, incarnation: str) -> GatewayTerms:
+    cluster = setup.cluster
+    return GatewayTerms(
         incarnation,
-        options.max_num_queued_reqs,
+        setup.options.max_num_queued_reqs,
         cluster.slo,
         pin_sessions_s=cluster.tiers.pin_sessions_s,
         longest_pin_s=cluster.tiers.longest_pin_s,
@@ -149,11 +177,43 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
         tenants=tuple(tenant.name for tenant in cluster.tenants),
         explain_bytes=int(cluster.explain_memory_bytes),
     )
-    journal = None
-    if (wanted := setup.cluster.journal) is not None:
-        cluster_file = Path(setup.state_directory) / CLUSTER_FILE
-        config, journal = with_journal(config, wanted, cluster_file, incarnation)
-    return Assembled(card, text, config, api, terms, journal, access_log(options.access_log))
+
+
+class Configurations:
+    """What operators configure anew of one gateway process, which began with this set-up, and has
+    its API keys on this `ring`."""
+
+    def __init__(self, setup: GatewaySetup, assembled: Assembled, ring: KeyRing) -> None:
+        self._setup, self._assembled, self._ring = setup, assembled, ring
+        self._config = assembled.config
+
+    def make(self, configuration: bytes) -> NewConfiguration:
+        """See `MakeConfiguration`. Raises `InvalidConfiguration`."""
+        try:
+            new = msgspec.json.decode(configuration, type=GatewayConfiguration)
+        except msgspec.MsgspecError as error:
+            raise InvalidConfiguration(f"the configuration cannot be read: {error}") from error
+        setup = self._setup.configured(new)
+        before, after = as_served(self._setup.cluster), as_served(new.cluster)
+        config = reconfigured(self._config, before, after, number=new.number, plans=new.plans)
+        router = replace(config.router, explains=after.explain_memory_bytes > 0)
+        config = replace(config, router=router)
+        api = _api_config(setup)
+        check_exposure(setup.options, has_keys=api.has_keys)
+        ring = KeyRing(api)
+
+        def change() -> ConfigurationChanged:
+            recorded_file = self._assembled.recorded_file
+            cluster, files = recorded_file() if recorded_file else ("", {})
+            return ConfigurationChanged(config, cluster, files)
+
+        def taken() -> None:
+            self._setup, self._config = setup, config
+            self._ring.become(ring)
+
+        return NewConfiguration(
+            change, _client_terms(setup, self._assembled.terms.incarnation), taken
+        )
 
 
 async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.socket) -> bool:
@@ -163,8 +223,11 @@ async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.soc
     keys = GatewayKeys(
         KeyPair(setup.keys.gateway_public, setup.keys.gateway_secret), _admitted(setup)
     )
+    ring = KeyRing(assembled.api)
     limits = ChannelLimits(unread_s=setup.cluster.health.heartbeat_timeout_s)
-    channel = GatewayChannel(setup.listen, keys, gateway.enqueue, limits)
+    reconfiguration = Reconfiguration(gateway, Configurations(setup, assembled, ring).make)
+    channel = GatewayChannel(setup.listen, keys, reconfiguration.on_news, limits)
+    reconfiguration.open(channel)
     try:
         endpoint = channel.open()
     except zmq.ZMQError as error:
@@ -173,7 +236,7 @@ async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.soc
         ) from error
     await gateway.start(channel)
     log = assembled.log
-    app = build_app(gateway, assembled.text, assembled.api, log)
+    app = build_app(gateway, assembled.text, assembled.api, log, ring)
     http = http_server_over(
         app, assembled.api.connections, setup.options.log_level, logs_access=log is not None
     )
@@ -189,6 +252,7 @@ async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.soc
     await asyncio.wait({serving, ended}, return_when=asyncio.FIRST_COMPLETED)
     http.should_exit = True
     await serving
+    await reconfiguration.stop()
     await gateway.stop()
     await ended
     if log is not None:

@@ -6,7 +6,8 @@ never started. What the planner sends away leaves by itself, and is not started 
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 
 import msgspec
 
@@ -42,6 +43,17 @@ class PlannedWorkers:
         # Not reported to the planner yet.
         self._failed: dict[str, str] = {}
         self._shown_ns = 0
+
+    def reconfigure(self, setups: Setups) -> None:
+        """Start workers by other set-ups from now on; names that stay keep their numbers."""
+        self._setups = setups
+        self._places = _places(setups, self._places)
+
+    def place_of(self, pool: PoolConfig, worker: str) -> int:
+        """The number among all of them of a worker that is to start."""
+        taken = {number for _, number in self._places.values()}
+        free = next(number for number in count() if number not in taken)
+        return self._places.setdefault(worker, (pool, free))[1]
 
     def worker_failed(self, failure: ProcessFailed) -> None:
         """A process is given up: the planner need not wait for it."""
@@ -101,11 +113,18 @@ class PlannedWorkers:
         return program_of(setup, self._directory, self._setups.environment(pool, number))
 
 
-def _places(setups: Setups) -> dict[str, tuple[PoolConfig, int]]:
+def _places(
+    setups: Setups, before: Mapping[str, tuple[PoolConfig, int]] | None = None
+) -> dict[str, tuple[PoolConfig, int]]:
     """Every worker that may be up, by name: its pool, and its number among all of them, those that
-    start with the cluster first."""
+    start with the cluster first. Whoever had a number `before` keeps it, others fill the gaps."""
     pools = setups.cluster.pools
     ranges = [(pool, range(pool.count)) for pool in pools]
     ranges += [(pool, range(pool.count, setups.cluster.most_workers(pool))) for pool in pools]
-    everybody = [(f"{pool.name}-{index}", pool) for pool, indices in ranges for index in indices]
-    return {name: (pool, number) for number, (name, pool) in enumerate(everybody)}
+    everybody = {f"{pool.name}-{index}": pool for pool, indices in ranges for index in indices}
+    numbers = {name: number for name, (_, number) in (before or {}).items() if name in everybody}
+    free = (number for number in count() if number not in set(numbers.values()))
+    return {
+        name: (pool, numbers[name] if name in numbers else next(free))
+        for name, pool in everybody.items()
+    }

@@ -3,6 +3,7 @@ configuration; and the programs that are started with them."""
 
 import sys
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tandem.config.machine_share import MachineShare
 from tandem.config.processes import (
     CLUSTER_FILE,
     CurveKeys,
+    GatewayConfiguration,
     GatewaySetup,
     PoolNodeSetup,
     WorkerSetup,
@@ -72,6 +74,31 @@ class Setups:
             self._admit(PeerRole.OPERATOR, "operator", self.keys.operator_public)
             self._admit(PeerRole.WORKER, "joined", self.keys.worker_public)
         self._pairs: dict[str, KeyPair] | None = {} if keys is None else None
+
+    def with_cluster(self, cluster: Cluster) -> "Setups":
+        """The set-ups of the same running cluster, which serves the same model, by another file:
+        whoever starts finds the others there."""
+        made = copy(self)
+        made.cluster = cluster
+        made.admitted = dict(self.admitted)
+        made._pairs = None if self._pairs is None else dict(self._pairs)
+        made.share = MachineShare(cluster, self.checkpoint, alone=self.share.alone, joins=True)
+        return made
+
+    def gateway_configuration(self, setup: GatewaySetup, number: int) -> GatewayConfiguration:
+        """What the gateway of this set-up is to run by, which keeps its port."""
+        index = int(setup.gateway.rpartition("-")[2])
+        new = self.gateway(index, Path(setup.state_directory), setup.listen)
+        return GatewayConfiguration(
+            number=number,
+            cluster=new.cluster,
+            options=msgspec.structs.replace(new.options, port=setup.options.port),
+            plans=new.plans,
+        )
+
+    def forget(self, name: str) -> None:
+        """The key of a process that has left for good is none any more."""
+        self.admitted.pop(name, None)
 
     def gateway(self, index: int, directory: Path, listen: str) -> GatewaySetup:
         """Of gateway `index`, which workers reach at that endpoint."""
@@ -147,11 +174,17 @@ class Setups:
 
 def write_cluster(file: LiveFile, setups: Setups, directory: StateDirectory) -> None:
     """What gateways and later commands read: the resolved cluster, and an operator's keys."""
-    text = file.text(str(setups.checkpoint))
-    directory.write_private(CLUSTER_FILE, text.encode())
+    write_cluster_file(file, setups, directory)
     keys = msgspec.structs.replace(setups.keys, gateway_secret="")
     directory.write_private(KEYS_FILE, msgspec.json.encode(keys))
     write_admitted(setups, directory)
+
+
+def write_cluster_file(file: LiveFile, setups: Setups, directory: StateDirectory) -> None:
+    """The resolved cluster alone. Readers see the old or the new one, never half of one."""
+    text = file.text(str(setups.checkpoint))
+    half = directory.write_private(f"{CLUSTER_FILE}.new", text.encode())
+    half.replace(directory.path / CLUSTER_FILE)
 
 
 def write_admitted(setups: Setups, directory: StateDirectory) -> None:

@@ -22,6 +22,7 @@ from tandem.observe.journal.records import (
     Head,
     Lost,
     PeerMessage,
+    Reconfigured,
     Record,
     Turn,
     decode_head,
@@ -60,11 +61,22 @@ class JournalFiles:
         self._file: int | None = None
 
     def append(
-        self, records: Sequence[bytes], turns: int, members: tuple[PeerMessage, ...]
+        self,
+        records: Sequence[bytes],
+        turns: int,
+        members: tuple[PeerMessage, ...],
+        configured: Reconfigured | None = None,
     ) -> None:
-        """One chunk of these encoded records, `turns` of them turns. `members` stand in the head of
-        a new file if this begins one."""
+        """One chunk of these encoded records, `turns` of them turns. `members`, and the cluster as
+        it was `configured` since the start, stand in the head of a new file if this begins one."""
         if self._file is None or self._size >= self._limits.file_bytes:
+            if configured is not None:
+                self._head = msgspec.structs.replace(
+                    self._head,
+                    cluster=configured.cluster,
+                    files=configured.files,
+                    plans=configured.plans,
+                )
             self._begin_file(members)
         body = b"".join(part for each in records for part in (_RECORD.pack(len(each)), each))
         self._write(zlib.compress(body, _LEVEL))

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
+from tandem.cluster.gateway.machine import ConfigurationChanged, GatewayInput
 from tandem.cluster.router.prefix_cache.index import ComputedHashes, TokenIds
 from tandem.facts.blocks import CacheRoot, Chain
 from tandem.facts.request import Request
@@ -17,7 +18,6 @@ from tandem.messages.codec import TO_GATEWAY
 from tandem.messages.gateway import (
     Deliver,
     GatewayEffect,
-    GatewayEvent,
     MessageFromWorker,
     PeerGone,
 )
@@ -38,6 +38,7 @@ from tandem.observe.journal.records import (
     EventRecord,
     Hashed,
     PeerMessage,
+    Reconfigured,
     Submitted,
     TokensDrawn,
     Turn,
@@ -80,18 +81,20 @@ class RecordedHashes:
 
 class Recorder:
     """Of one gateway machine, whose router gets its hashes from `hashes`. `members` are the last
-    greetings of the workers that are there."""
+    greetings of the workers that are there; `configured` is how the machine was configured last,
+    if it was since its start."""
 
     def __init__(self, block_size: int, tenants: TenantNames, sessions: SessionNames) -> None:
         self.hashes = RecordedHashes(block_size)
         self.members: tuple[PeerMessage, ...] = ()
+        self.configured: Reconfigured | None = None
         self._tenants = tenants
         self._sessions = sessions
         self._numbers = RequestNumbers()
         self._greetings: dict[str, PeerMessage] = {}
 
     def turn(
-        self, at_ns: int, events: Sequence[GatewayEvent], effects: Sequence[GatewayEffect]
+        self, at_ns: int, events: Sequence[GatewayInput], effects: Sequence[GatewayEffect]
     ) -> bytes:
         """The record of one call of the machine."""
         written = tuple([self._event(event) for event in events])
@@ -100,7 +103,7 @@ class Recorder:
         self._note_ends(events, effects)
         return encode(turn)
 
-    def _event(self, event: GatewayEvent) -> EventRecord:
+    def _event(self, event: GatewayInput) -> EventRecord:
         match event:
             case MessageFromWorker(peer, message):
                 if isinstance(message, TokensReported):
@@ -114,6 +117,10 @@ class Recorder:
             case PeerGone(peer):
                 self._greet(peer, None)
                 return event
+            case ConfigurationChanged(config, cluster, files):
+                plans = config.planning is not None
+                self.configured = Reconfigured(config.configuration, cluster, dict(files), plans)
+                return self.configured
             case _:
                 return event
 
@@ -185,7 +192,7 @@ class Recorder:
             before = None if known else chain
         return tuple(hashed)
 
-    def _note_ends(self, events: Sequence[GatewayEvent], effects: Sequence[GatewayEffect]) -> None:
+    def _note_ends(self, events: Sequence[GatewayInput], effects: Sequence[GatewayEffect]) -> None:
         """What comes of these requests from now on is nobody's."""
         for event in events:
             if isinstance(event, RequestWithdrawn):

@@ -118,9 +118,19 @@ class Withdrawn(msgspec.Struct, array_like=True, tag="w", frozen=True):
     call_id: str = ""
 
 
+class Reconfigured(msgspec.Struct, array_like=True, tag="c", frozen=True):
+    """`ConfigurationChanged` to the configuration of this number: `cluster` and `files` as of a
+    `Head`, and whether the machine `plans` from then on."""
+
+    number: int
+    cluster: str
+    files: dict[str, str]
+    plans: bool
+
+
 # Of all other events something is left out, or has another name (`recorder`, `replay`).
 AsItIs = PeerGone | DrainAsked | UndrainAsked | AuditAsked | StartFailed | TimePassed
-EventRecord = PeerMessage | TokensDrawn | Submitted | Withdrawn | AsItIs
+EventRecord = PeerMessage | TokensDrawn | Submitted | Withdrawn | Reconfigured | AsItIs
 
 
 class Hashed(msgspec.Struct, array_like=True, frozen=True):

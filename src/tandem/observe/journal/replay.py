@@ -5,22 +5,23 @@ Exact from the start of a gateway up to the first turn that is missing.
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from tandem.cluster.gateway.machine import GatewayMachine
+from tandem.cluster.gateway.machine import (
+    ConfigurationChanged,
+    GatewayConfig,
+    GatewayInput,
+    GatewayMachine,
+)
 from tandem.cluster.router.prefix_cache.index import TokenIds
 from tandem.facts.blocks import HASH_BYTES, CacheRoot, Chain
 from tandem.facts.errors import TandemError
 from tandem.facts.request import FinishReason, Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.messages.codec import TO_GATEWAY
-from tandem.messages.gateway import (
-    GatewayEffect,
-    GatewayEvent,
-    MessageFromWorker,
-)
+from tandem.messages.gateway import GatewayEffect, MessageFromWorker
 from tandem.messages.router import (
     Explain,
     Reject,
@@ -34,6 +35,7 @@ from tandem.observe.journal.records import (
     Hashed,
     Lost,
     PeerMessage,
+    Reconfigured,
     Record,
     Submitted,
     TokensDrawn,
@@ -48,6 +50,10 @@ ANY_TOKEN = 0
 MOST_PROMPTS = 8192
 # Of so many requests it is known why they went where they went.
 MOST_EXPLAINED = 4096
+
+
+# Makes the configuration that a gateway machine was given then.
+Configure = Callable[[Reconfigured], GatewayConfig]
 
 
 class HashesMissing(TandemError):
@@ -91,13 +97,14 @@ class ReplayedHashes:
 
 class ReplayedEvents:
     """Events of a gateway machine from the records of a journal. Prompts have their length, and
-    nothing else."""
+    nothing else. Configurations are made by `configure`."""
 
-    def __init__(self) -> None:
+    def __init__(self, configure: Configure) -> None:
+        self._configure = configure
         # Requests that shared a prompt share it here as well.
         self._prompts: dict[int, array[int]] = {}
 
-    def event(self, record: EventRecord) -> GatewayEvent:
+    def event(self, record: EventRecord) -> GatewayInput:
         """Raises `BadMessage` where a message is of another version."""
         match record:
             case PeerMessage(peer, message):
@@ -108,6 +115,8 @@ class ReplayedEvents:
                 return self._submitted(record)
             case Withdrawn(name, rejected, call_id):
                 return RequestWithdrawn(str(name), rejected, call_id)
+            case Reconfigured():
+                return ConfigurationChanged(self._configure(record))
             case _:
                 return record
 
@@ -184,11 +193,15 @@ class Comparison:
 
 
 def compare(
-    records: Iterable[Record], machine: GatewayMachine, hashes: ReplayedHashes
+    records: Iterable[Record],
+    machine: GatewayMachine,
+    hashes: ReplayedHashes,
+    configure: Configure,
 ) -> Comparison:
     """Play the records on a machine that was made as the recorded one, with these `hashes` and
-    explanations on. Ends at the first difference, or where turns are missing."""
-    done, playing = Comparison(), _Playing(machine, hashes)
+    explanations on; its later configurations are made by `configure`. Ends at the first difference,
+    or where turns are missing."""
+    done, playing = Comparison(), _Playing(machine, hashes, configure)
     for record in records:
         if isinstance(record, Lost):
             if done.missing_ns is None:
@@ -206,10 +219,12 @@ def compare(
 class _Playing:
     """A machine, the source of its events, and its explanations."""
 
-    def __init__(self, machine: GatewayMachine, hashes: ReplayedHashes) -> None:
+    def __init__(
+        self, machine: GatewayMachine, hashes: ReplayedHashes, configure: Configure
+    ) -> None:
         self._machine = machine
         self._hashes = hashes
-        self._events = ReplayedEvents()
+        self._events = ReplayedEvents(configure)
         self._explained: dict[str, dict[str, Explain]] = {}
 
     def play(self, turn: Turn, done: Comparison) -> None:

@@ -108,6 +108,12 @@ class Classes:
     def named(self, name: str) -> ServiceClass:
         return next((each for each in self.classes if each.name == name), self.unnamed)
 
+    def standing(self, name: str, tenant: str) -> str:
+        """The class of a request that came as one of class `name` of this tenant's: that one, or
+        where it is gone what the tenant has now."""
+        known = any(each.name == name for each in self.classes)
+        return name if known else self.named(self.tenants.get(tenant, self.default)).name
+
     def reserved_slots(self, name: str, capacity: int) -> int:
         return floor(self.named(name).reserved * capacity + 1e-9)
 

@@ -8,6 +8,8 @@ for its tenant's turn alone. Nothing that a client chooses goes before another t
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from tandem.facts.errors import InvalidConfiguration
 from tandem.policy.keyed_heap import KeyedHeap
 from tandem.policy.qos.classes import Classes
@@ -32,15 +34,21 @@ class TokenCounters:
     def __init__(self, weights: Mapping[str, float]) -> None:
         """`weights` are shares of tenants against each other, 1 where none is given. Raises
         `InvalidConfiguration`."""
+        self._weights: dict[str, float] = {}
+        self._service: dict[str, float] = {}
+        self._lifts: dict[tuple[int, str], float] = {}
+        self._last_left: dict[int, str] = {}
+        self.reweigh(weights)
+
+    def reweigh(self, weights: Mapping[str, float]) -> None:
+        """Other weights from now on: service got before counts as it was counted. Raises as the
+        constructor."""
         for tenant, weight in sorted(weights.items()):
             if not weight > 0:
                 raise InvalidConfiguration(
                     f"weight of tenant {tenant} is {weight:g}; choose more than 0"
                 )
         self._weights = dict(weights)
-        self._service: dict[str, float] = {}
-        self._lifts: dict[tuple[int, str], float] = {}
-        self._last_left: dict[int, str] = {}
 
     def of(self, tenant: str, priority: int) -> float:
         return self._service.get(tenant, 0.0) + self._lifts.get((priority, tenant), 0.0)
@@ -169,9 +177,7 @@ class FairQueue:
         `InvalidConfiguration`."""
         self._classes = classes
         self._counters = TokenCounters(weights or {})
-        if not max_wait_s >= 0:
-            raise InvalidConfiguration(f"max_wait_s is {max_wait_s:g}; choose 0 or more")
-        self._max_wait_ns = round(max_wait_s * 1e9)
+        self._max_wait_ns = _wait_ns(max_wait_s)
         self._requests: dict[str, RequestView] = {}
         self._queues: dict[str, ClassQueue] = {}
 
@@ -180,6 +186,27 @@ class FairQueue:
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
+
+    def reconfigure(
+        self, classes: Classes, weights: Mapping[str, float], max_wait_s: float
+    ) -> None:
+        """Others from now on, whoever waits. Those whose class has another priority now, or is
+        gone, line up there by their arrival, as if they had come back; all others keep their
+        places, and tenants what they were counted. Raises as the constructor."""
+        self._max_wait_ns = _wait_ns(max_wait_s)
+        self._counters.reweigh(weights)
+        moved: list[RequestView] = []
+        for request in list(self._requests.values()):
+            name = classes.standing(request.service_class, request.tenant)
+            priority = classes.named(name).priority
+            if name != request.service_class:
+                self.remove(request.request_id)
+                moved.append(replace(request, service_class=name))
+            elif priority != self._queues[name].priority:
+                moved.append(self.remove(request.request_id))
+        self._classes = classes
+        for request in sorted(moved, key=lambda each: (each.arrival_ns, each.serial)):
+            self.push(request)
 
     def waiting(self) -> dict[str, int]:
         """Requests that wait, by class."""
@@ -286,3 +313,10 @@ class FairQueue:
         for queue in self._queues.values():
             if queue.priority == priority:
                 yield from queue.lanes
+
+
+def _wait_ns(max_wait_s: float) -> int:
+    """Raises `InvalidConfiguration`."""
+    if not max_wait_s >= 0:
+        raise InvalidConfiguration(f"max_wait_s is {max_wait_s:g}; choose 0 or more")
+    return round(max_wait_s * 1e9)

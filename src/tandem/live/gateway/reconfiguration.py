@@ -1,0 +1,81 @@
+"""Operators' configurations for a gateway that runs: made beside its event loop, checked or taken,
+one after the other."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tandem.cluster.gateway.machine import ConfigurationChanged
+from tandem.facts.errors import InvalidConfiguration, TandemError
+from tandem.live.channels.gateway_channel import ChannelNews, MessageFromOperator
+from tandem.live.gateway.gateway import Gateway, GatewayTerms
+from tandem.live.gateway.loop import Channel
+from tandem.messages.operator import AskConfigure, Done
+
+
+@dataclass(frozen=True, slots=True)
+class NewConfiguration:
+    """All of a gateway that changes with its configuration: what its machine is told, the terms of
+    its clients, and what is to be called once both hold (`taken`). `change` is made on the event
+    loop, when it is to be taken; it raises `InvalidConfiguration`."""
+
+    change: Callable[[], ConfigurationChanged]
+    terms: GatewayTerms
+    taken: Callable[[], None]
+
+
+# Reads an operator's configuration, in a thread. Raises `TandemError` for one that cannot be taken.
+MakeConfiguration = Callable[[bytes], NewConfiguration]
+
+
+class Reconfiguration:
+    """Takes operators' `AskConfigure` from the news of a gateway's channel, and answers them there.
+    Used from one event loop, from `open` to `stop`."""
+
+    def __init__(self, gateway: Gateway, make: MakeConfiguration) -> None:
+        self._gateway, self._make = gateway, make
+        self._channel: Channel
+        self._one_by_one = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def open(self, channel: Channel) -> None:
+        """Before the first news: the way to operators."""
+        self._channel = channel
+
+    def on_news(self, news: ChannelNews) -> None:
+        """News of the channel: what is no configuration goes on to the gateway."""
+        asked = news.message if isinstance(news, MessageFromOperator) else None
+        if not isinstance(news, MessageFromOperator) or not isinstance(asked, AskConfigure):
+            self._gateway.enqueue(news)
+            return
+        task = asyncio.create_task(self._configure(news.peer, asked))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def stop(self) -> None:
+        """Take nothing more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _configure(self, peer: str, asked: AskConfigure) -> None:
+        async with self._one_by_one:
+            problem = ""
+            try:
+                await self._check_or_take(asked)
+            except TandemError as error:
+                problem = str(error)
+        self._channel.answer(peer, Done(asked.question, problem))
+
+    async def _check_or_take(self, asked: AskConfigure) -> None:
+        current = self._gateway.machine.config.configuration
+        if asked.number == current:
+            # It is asked for again by whoever missed the answer.
+            return
+        if asked.number < current:
+            raise InvalidConfiguration(f"configuration {current} has been taken since")
+        # Datasheets, profiles and key files are read: clients' tokens need not wait for that.
+        new = await asyncio.to_thread(self._make, asked.configuration)
+        if not asked.check_only:
+            await self._gateway.reconfigure(new.change(), new.terms)
+            new.taken()
