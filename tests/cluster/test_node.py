@@ -148,8 +148,8 @@ def test_reports_that_are_sent_when_asked_for_are_not_sent_unasked():
     assert not sent_to(node.keep_alive(450 * MS, "g"), "g", LoadReported)
     load = load_of("w", node.machine.work.machine)
     (asked,) = sent_to(node.machine.report(load, node.now_ns), "g")
-    assert asked == structs.replace(load, received_events=1) == node.machine.report_to("g", load)
-    assert node.machine.report_to("nobody", load) is None
+    assert asked == structs.replace(load, received_events=1) == node.machine.report_to("g", load, 0)
+    assert node.machine.report_to("nobody", load, 0) is None
     # Whoever drains it waits for them, and whoever has it take up a dead one's request.
     assert sent_to(node.receive("g", arrivals("s~1")), "g", LoadReported)
     node.receive("g", Drain())

@@ -207,7 +207,7 @@ class TwinWorker:
 
     def _land_due(self) -> None:
         if taken := self.engine.take_steps(self.now_ns):
-            self.machine.fast_forward(taken.steps, taken.emission.tokens)
+            self.machine.fast_forward(taken.steps, taken.emission.tokens, taken.landed_ns[-1])
             self.skipped_steps += taken.steps
             self.emitted += [taken.emission.request_ids] * taken.steps
         while (done := self.engine.landed(self.now_ns)) is not None:

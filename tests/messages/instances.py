@@ -11,6 +11,7 @@ from tandem.facts.fleet import Tier
 from tandem.facts.kv import MoveKv, TierFigures
 from tandem.facts.request import FinishReason, Request, TokenLogprobs
 from tandem.facts.sampling import SamplingParameters
+from tandem.facts.step_totals import StepTotals
 from tandem.messages.cluster import (
     FetchKv,
     ToGateway,
@@ -135,6 +136,16 @@ slower_tiers = st.sampled_from([tier for tier in Tier if tier is not Tier.DEVICE
 unlike_tiers = st.lists(slower_tiers, unique=True).flatmap(
     lambda tiers: st.tuples(*(figures(tier) for tier in tiers))
 )
+def step_totals(size: tuple[bool, int]) -> st.SearchStrategy[StepTotals]:
+    drawn = {name: _field(StepTotals, name) for name in StepTotals.__struct_fields__}
+    return st.builds(
+        StepTotals, **(drawn | {"chunked": st.just(size[0]), "magnitude": st.just(size[1])})
+    )
+
+
+unlike_sizes = st.lists(
+    st.tuples(st.booleans(), st.integers(0, 64)), unique=True, max_size=4
+).flatmap(lambda sizes: st.tuples(*(step_totals(size) for size in sizes)))
 SPECIAL: dict[Any, st.SearchStrategy[Any]] = {
     Request: requests,
     SamplingParameters: sampling(),
@@ -147,6 +158,7 @@ SPECIAL: dict[Any, st.SearchStrategy[Any]] = {
     ImportsArrived: arrivals(ImportsArrived),
     FetchKv: fetches(),
     tuple[TierFigures, ...]: unlike_tiers,
+    tuple[StepTotals, ...]: unlike_sizes,
 }
 PLAIN = {int: counts, str: names, float: finite, bool: st.booleans(), bytes: st.binary(max_size=9)}
 

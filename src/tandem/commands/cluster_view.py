@@ -8,6 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from tandem.commands.terminal import bytes_text, plain_table, seconds_text
+from tandem.facts.calibration import Calibration
 from tandem.facts.fleet import PlanningMode
 from tandem.facts.kv import TierFigures
 from tandem.messages.cluster import Audited
@@ -92,15 +93,26 @@ def status_shown(url: str, statuses: Sequence[ClusterStatus]) -> Group:
         + f", configuration {status.configuration}" * bool(status.configuration)
         for status in statuses
     ]
+    calibration = Calibration()
     for status in statuses:
         if status.planning is not None:
             lines += _planning_lines(status.planning)
+        calibration.add(status.calibration)
+    if not calibration.empty:
+        lines.append(f"predictions of the last ten minutes: {calibration}")
     again = [f"{name} ({reason})" for name, reason in lost if name in known]
     came_back = [f"\n[dim]died and came back: {', '.join(again)}[/dim]"] if again else []
     tiers = tiers_table(workers, nodes)
     below: list[RenderableType] = ["", tiers] if tiers is not None else []
     table = workers_table(workers, gone)
-    return Group("\n".join(lines) + "\n", table, *_unlike(workers), *below, *came_back)
+    return Group(
+        "\n".join(lines) + "\n",
+        table,
+        *_corrections(workers),
+        *_unlike(workers),
+        *below,
+        *came_back,
+    )
 
 
 def _planning_lines(planning: PlanningStatus) -> Iterator[str]:
@@ -132,6 +144,18 @@ def _planning_lines(planning: PlanningStatus) -> Iterator[str]:
 def _held(held: HeldWorker) -> str:
     until = "until it is undrained" if held.left_s is None else f"for {seconds_text(held.left_s)}"
     return f"{held.worker} ({held.why}, {until})"
+
+
+def _corrections(workers: Sequence[WorkerStatus]) -> list[RenderableType]:
+    """By what the costs of workers are corrected, those alike in one line."""
+    named: dict[str, list[str]] = {}
+    for worker in workers:
+        if words := str(worker.correction):
+            named.setdefault(words, []).append(worker.worker)
+    if not named:
+        return []
+    lines = [f"  {', '.join(names)}: {words}" for words, names in named.items()]
+    return ["\ncosts corrected by what was measured", *lines]
 
 
 def _unlike(workers: Sequence[WorkerStatus]) -> list[RenderableType]:

@@ -11,6 +11,7 @@ from tandem.config.cluster.workers import PoolConfig, TierConfig
 from tandem.config.hardware.pools import pool_blocks, pool_cost, pool_device
 from tandem.config.policies import (
     eviction_order,
+    learning_of,
     limit_terms,
     planning_policy,
     router_policies,
@@ -107,6 +108,7 @@ def settings_of(cluster: Cluster) -> dict[str, str]:
         "admission": _choice_text(chosen.admission),
         "eviction": _choice_text(chosen.eviction),
         "planning": _choice_text(chosen.planning),
+        "learning": _choice_text(chosen.learning),
         "transfer": str(chosen.transfer or "as dispatch has it"),
         "slo": str(cluster.slo),
         "faults": f"{len(cluster.faults)} set, {cluster.faults_per_hour:g} an hour at random",
@@ -183,4 +185,5 @@ def _policies(cluster: Cluster, pools: tuple[Pool, ...]) -> Policies:
         classes=deciding.classes,
         queue=deciding.queue,
         limits=limit_terms(cluster),
+        learning=learning_of(cluster),
     )

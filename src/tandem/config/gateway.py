@@ -5,7 +5,7 @@ from dataclasses import replace
 from tandem.cluster.gateway.machine import GatewayConfig
 from tandem.config.cluster.file import Cluster
 from tandem.config.hardware.pools import capacity_of
-from tandem.config.policies import limit_terms, planning_config, router_policies
+from tandem.config.policies import learning_of, limit_terms, planning_config, router_policies
 
 
 def reconfigured(
@@ -35,6 +35,7 @@ def reconfigured(
         ),
         capacity_of=capacity_of(after),
         planning=planning,
+        learning=learning_of(after),
         limits=limit_terms(after, after.gateways),
         configuration=number,
     )

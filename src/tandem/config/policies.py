@@ -36,6 +36,7 @@ from tandem.policy.admission.policies import ADMISSIONS
 from tandem.policy.dispatch.contract import Dispatching
 from tandem.policy.dispatch.policies import DISPATCHES
 from tandem.policy.eviction.policies import Eviction, make_eviction
+from tandem.policy.learning import LEARNINGS, Learning
 from tandem.policy.planning.contract import Planning
 from tandem.policy.planning.policies import PLANNINGS, planning
 from tandem.policy.qos.classes import UNNAMED, Classes, ServiceClass
@@ -90,6 +91,13 @@ def router_config(
         queue=policies.queue,
         first_token=cluster.policies.first_token,
     )
+
+
+def learning_of(cluster: Cluster) -> Learning | None:
+    """How gateways correct the costs of workers; None: not at all. Raises
+    `InvalidConfiguration`."""
+    chosen = cluster.policies.learning
+    return _made("learning", chosen, LEARNINGS[chosen.name])
 
 
 def planning_policy(cluster: Cluster) -> Planning | None:

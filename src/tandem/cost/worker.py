@@ -8,6 +8,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from tandem.facts.correction import UNCORRECTED, Correction
 from tandem.facts.fleet import Tier
 
 
@@ -59,6 +60,7 @@ class LinkCost(Struct, frozen=True):
 class WorkerCost:
     """Prices of one worker. `chunk_tokens` is how many prompt tokens a step of it takes at most;
     `tiers` are the links to the KV that is not on the device, `network` the one to other workers.
+    `correction` is what of measurements is in all that (`cost.correction`).
     """
 
     step_time: StepTime
@@ -66,6 +68,7 @@ class WorkerCost:
     chunk_tokens: int
     tiers: dict[Tier, LinkCost] = field(default_factory=dict)
     network: LinkCost = field(default_factory=LinkCost)
+    correction: Correction = UNCORRECTED
 
     def prefill_seconds(self, tokens: int, context_tokens: int = 0) -> float:
         """Compute `tokens` of one prompt after `context_tokens` that are there already, alone."""

@@ -11,7 +11,13 @@ from tandem.facts.errors import TandemError
 from tandem.facts.fleet import Tier
 from tandem.facts.kv import MoveKv
 from tandem.messages.cluster import FetchKv, TiersReported
-from tandem.messages.router import BlocksReported, ImportReported, KvReported, TokensReported
+from tandem.messages.router import (
+    BlocksReported,
+    ImportReported,
+    KvReported,
+    LoadReported,
+    TokensReported,
+)
 from tandem.messages.worker import ImportsArrived, PrefillsArrived
 
 
@@ -45,6 +51,12 @@ def _tokens_reported(message: TokensReported) -> None:
         len(emission.logprobs) or rows,
     }
     _need(len(lengths) == 1, "has rows of unequal length")
+
+
+def _load_reported(message: LoadReported) -> None:
+    if message.steps:
+        sizes = {(each.chunked, each.magnitude) for each in message.steps}
+        _need(len(sizes) == len(message.steps), "counts steps of a size twice")
 
 
 def _kv_reported(message: KvReported) -> None:
@@ -97,6 +109,7 @@ def _need(holds: bool, problem: str) -> None:
 
 _RULES: dict[type, Callable[[Any], None]] = {
     TokensReported: _tokens_reported,
+    LoadReported: _load_reported,
     KvReported: _kv_reported,
     MoveKv: _move_kv,
     ImportReported: _import_reported,

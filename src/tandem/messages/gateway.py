@@ -1,7 +1,9 @@
 """Events and effects of the gateway machine. Events with a tag stand in a journal as they are."""
 
-from msgspec import Struct
+from msgspec import Struct, field
 
+from tandem.facts.calibration import Calibration
+from tandem.facts.correction import UNCORRECTED, Correction
 from tandem.facts.fleet import Role
 from tandem.facts.kv import KvExport, TierFigures
 from tandem.messages.cluster import Audited, Drain, ToGateway, ToWorker
@@ -176,7 +178,7 @@ class WorkerCounters(Struct):
 # A snapshot of the counters; msgspec, unlike dataclasses, may freeze it.
 class WorkerStatus(WorkerCounters, frozen=True, kw_only=True):  # type: ignore[misc]
     """One worker as a gateway sees it, with what it did. The worker reports the figures of its
-    `tiers` itself, for all gateways together."""
+    `tiers` itself, for all gateways together; `correction` is what this gateway has learnt."""
 
     worker: str
     pool: str
@@ -188,6 +190,7 @@ class WorkerStatus(WorkerCounters, frozen=True, kw_only=True):  # type: ignore[m
     total_blocks: int
     export: KvExport
     tiers: tuple[TierFigures, ...] = ()
+    correction: Correction = UNCORRECTED
 
 
 class PoolNodeStatus(Struct, frozen=True):
@@ -206,7 +209,8 @@ class ClusterStatus(Struct, frozen=True):
     """All that one gateway knows. `lost` are processes that died, latest last, with why.
     `recomputed_tokens` is what takeovers cost: tokens that had to be computed once more. `planning`
     is the planner's, if this gateway has it. `configuration` is the number of the configuration by
-    which it decides, 0 for the one that the cluster started with."""
+    which it decides, 0 for the one that the cluster started with. `calibration` is of the requests
+    that ended in the last ten minutes, `calibration_total` of all."""
 
     gateway: str
     up_s: float
@@ -220,6 +224,8 @@ class ClusterStatus(Struct, frozen=True):
     pool_nodes: tuple[PoolNodeStatus, ...] = ()
     planning: PlanningStatus | None = None
     configuration: int = 0
+    calibration: Calibration = field(default_factory=Calibration)
+    calibration_total: Calibration = field(default_factory=Calibration)
 
     @property
     def members(self) -> frozenset[str]:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from tandem.facts.calibration import Calibration
+from tandem.facts.correction import Correction
 from tandem.facts.kv import TierFigures
 from tandem.facts.request import Request
 from tandem.messages.gateway import ClusterStatus, WorkerStatus
@@ -46,6 +48,18 @@ _OF_WORKERS: Sequence[tuple[Kind, str, str, Callable[[WorkerStatus], float]]] = 
     (COUNTER, "kv_fetch_tokens", "Tokens whose KV they brought", lambda w: w.fetched_tokens),
     (COUNTER, "kv_fetch_bytes", "Bytes that they brought", lambda w: w.fetched_bytes),
     (COUNTER, "kv_fetch_seconds", "Time that they took", lambda w: w.fetch_seconds),
+    (
+        GAUGE,
+        "worker_first_token_seconds",
+        "Learnt: what a first token takes beside the worker's steps",
+        lambda w: w.correction.first_token_s,
+    ),
+)
+# By what a worker's cost differs from its list: `of` says which.
+_CORRECTIONS: Sequence[tuple[str, Callable[[Correction], float]]] = (
+    ("decode", lambda c: c.decode),
+    ("prefill", lambda c: c.prefill),
+    ("network", lambda c: c.network),
 )
 # `owner` is a worker or a process of the shared pool, `tier` where it keeps the blocks.
 _OF_TIERS: Sequence[tuple[Kind, str, str, Callable[[TierFigures], float]]] = (
@@ -150,6 +164,18 @@ class GatewayMetrics(Collector):
         yield from self._of_tiers(status)
         if status.planning is not None:
             yield from self._of_planner(status.planning)
+        yield self._of_predictions(status.calibration_total)
+        yield family(
+            GAUGE,
+            "worker_cost_correction",
+            "Learnt: measured over listed seconds of the worker (1: as listed)",
+            (MODEL_LABEL, "worker", "pool", "of"),
+            [
+                ((self._model_name, each.worker, each.pool, what), read(each.correction))
+                for each in status.workers
+                for what, read in _CORRECTIONS
+            ],
+        )
         labels = (MODEL_LABEL, "worker", "pool", "role")
         for kind, name, text, read in _OF_WORKERS:
             # A counter's name must not change with the role.
@@ -173,6 +199,29 @@ class GatewayMetrics(Collector):
                 for owner, figures in owned
             ]
             yield family(kind, name, text, (MODEL_LABEL, "owner", "tier"), samples)
+
+    def _of_predictions(self, calibration: Calibration) -> Metric:
+        """How predictions under an SLO turned out."""
+        samples = []
+        for bound, counted in (
+            ("ttft", calibration.ttft),
+            ("tpot", calibration.tpot),
+            ("both", calibration.both),
+        ):
+            for predicted, outcome, requests in (
+                ("kept", "kept", counted.keep_kept),
+                ("kept", "missed", counted.keep_missed),
+                ("missed", "kept", counted.miss_kept),
+                ("missed", "missed", counted.miss_missed),
+            ):
+                samples.append(((self._model_name, bound, predicted, outcome), requests))
+        return family(
+            COUNTER,
+            "slo_predictions",
+            "Requests that ended, by what was predicted of their SLO and what came",
+            (MODEL_LABEL, "bound", "predicted", "outcome"),
+            samples,
+        )
 
     def _of_planner(self, planning: PlanningStatus) -> Iterator[Metric]:
         actions = (

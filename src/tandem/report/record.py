@@ -8,6 +8,7 @@ from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from tandem.facts.calibration import Calibration
 from tandem.facts.fleet import Tier
 from tandem.facts.slo import Slo
 
@@ -170,7 +171,8 @@ class Decision:
 @dataclass(slots=True)
 class RunRecord:
     """One whole run. `gaps_ns[i]` is a gap between two tokens of a stream (ITL) that occurred
-    `gap_counts[i]` times. `settings` names every choice that shaped the run, as text."""
+    `gap_counts[i]` times. `settings` names every choice that shaped the run, as text.
+    `calibration` is what gateways predicted beside what came."""
 
     settings: dict[str, str]
     requests: list[RequestRecord] = field(default_factory=list)
@@ -180,5 +182,6 @@ class RunRecord:
     transfers: list[TransferRecord] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
+    calibration: Calibration = field(default_factory=Calibration)
     end_ns: int = 0
     events: int = 0

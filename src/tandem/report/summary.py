@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import fsum
 
+from tandem.facts.calibration import Calibration, KeptAndMissed
 from tandem.facts.fleet import Tier
 from tandem.facts.slo import Slo
 from tandem.report.record import Ending, RequestRecord, RunRecord, WorkerRecord
@@ -90,6 +91,30 @@ class ClassSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptAsPredicted:
+    """One bound of the SLO, or all: how many requests were predicted to keep and to miss it, and
+    how many of them did."""
+
+    predicted_to_keep: int
+    kept: int
+    predicted_to_miss: int
+    missed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """Predictions beside what came. Ratios are geometric means of measured over predicted; `text`
+    is all that in a sentence."""
+
+    ttft: KeptAsPredicted
+    tpot: KeptAsPredicted
+    both: KeptAsPredicted
+    ttft_ratio: float | None
+    tpot_ratio: float | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Reuse:
     """Where the prompts' KV came from. `hits` is each tier's share of the prompt tokens of all
     requests that were let in. `wasted_tokens` were computed for nothing: twice, or for a request
@@ -138,6 +163,7 @@ class Summary:
     bill: Bill
     preemptions: int
     resumptions: int
+    predictions: Predictions
 
 
 def summarise(record: RunRecord, terms: Terms) -> Summary:
@@ -172,6 +198,27 @@ def summarise(record: RunRecord, terms: Terms) -> Summary:
         bill=_bill(record.workers, terms, delivered),
         preemptions=sum(worker.preemptions for worker in record.workers),
         resumptions=sum(request.resumptions for request in requests),
+        predictions=_predictions(record.calibration),
+    )
+
+
+def _predictions(calibration: Calibration) -> Predictions:
+    return Predictions(
+        ttft=_as_predicted(calibration.ttft),
+        tpot=_as_predicted(calibration.tpot),
+        both=_as_predicted(calibration.both),
+        ttft_ratio=calibration.ttft_ratios.mean,
+        tpot_ratio=calibration.tpot_ratios.mean,
+        text=str(calibration),
+    )
+
+
+def _as_predicted(counted: KeptAndMissed) -> KeptAsPredicted:
+    return KeptAsPredicted(
+        counted.predicted_to_keep,
+        counted.keep_kept,
+        counted.predicted_to_miss,
+        counted.miss_missed,
     )
 
 

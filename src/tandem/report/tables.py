@@ -153,6 +153,11 @@ def _cluster_totals(summary: Summary, terms: Terms) -> Table:
 
 def _served_rows(summary: Summary, terms: Terms) -> list[tuple[str, str, str]]:
     slo = str(terms.slo) or "none given: all that finished"
+    both = summary.predictions.both
+    predicted = []
+    if both.predicted_to_keep:
+        share = f"{both.kept / both.predicted_to_keep:.1%}"
+        predicted.append(("calibration", share, f"as predicted: {summary.predictions.text}"))
     endings = ", ".join(f"{count:,} {name}" for name, count in summary.endings.items())
     return [
         ("requests", f"{summary.requests:,}", endings),
@@ -160,6 +165,7 @@ def _served_rows(summary: Summary, terms: Terms) -> list[tuple[str, str, str]]:
         ("goodput", f"{summary.goodput_rps:.3f}", f"requests/s within the SLO ({slo})"),
         ("", f"{summary.goodput_rps_per_device:.5f}", "requests/s per device"),
         ("attainment", f"{summary.attainment:.1%}", "of all requests within the SLO"),
+        *predicted,
         ("output", f"{summary.output_tokens_per_s:,.0f}", "tokens/s"),
     ]
 

@@ -73,6 +73,8 @@ class SimulatedCluster:
         self._disks = {name: SimulatedStore() for name in self.pools}
         self._order = {name: index for index, name in enumerate(self.pools)}
         self._starts: dict[str, int] = {}
+        # At what share of their listed speed workers compute, where that is not all of it.
+        self._speeds: dict[str, float] = {}
         # Tiers that are down, each of a worker or (an empty name) of all.
         self._tiers_down: set[tuple[Tier, str]] = set()
         self._direct = not scenario.message_latency_s and not scenario.encodes
@@ -122,6 +124,7 @@ class SimulatedCluster:
         if not gateway.hangs:
             self.catch_up()
             self.bus.deliver()
+        self.run.calibration.add(gateway.machine.router.predictions.total())
         gateway.alive = False
         del self.gateways[name]
         self.bus.lose_gateway(name)
@@ -150,6 +153,7 @@ class SimulatedCluster:
         start = Start(name, pool, role, self._order[name], int(self._next_start(name)))
         worker = self.workers[name] = SimulatedWorker(start, shared)
         self._worker_changed(worker)
+        worker.engine.speed = self._speeds.get(name, 1.0)
         worker.host.up = self._tiers_down.isdisjoint({(Tier.HOST, ""), (Tier.HOST, name)})
         for gateway in self.gateways:
             self.bus.connect(gateway, worker)
@@ -224,6 +228,13 @@ class SimulatedCluster:
             return [self._disks[each] for each in names]
         up = [self.workers[each] for each in names if each in self.workers]
         return [worker.host for worker in up]
+
+    def set_speed(self, name: str, speed: float) -> None:
+        """A worker computes at this share of its listed speed from its next step on, and whoever is
+        started under its name."""
+        self._speeds[name] = speed
+        if name in self.workers:
+            self.workers[name].set_speed(speed, self.now_ns)
 
     def set_tier(self, tier: Tier, name: str, *, up: bool) -> None:
         """A tier can be read and written, or not; its content outlives that."""

@@ -55,7 +55,7 @@ class InFlightStep(Struct):
 class SimulatedEngine:
     """Runs the plans of `machine`. Before the machine gets any event of an instant, whoever
     drives it gives it what has landed by then: first `take_steps`, then each `landed`; and
-    afterwards has the engine `look_ahead`."""
+    afterwards has the engine `look_ahead`. Steps take what the step time lists over `speed`."""
 
     def __init__(
         self,
@@ -69,6 +69,7 @@ class SimulatedEngine:
         contents: BlockContents | None = None,
     ) -> None:
         self.name = name
+        self.speed = 1.0
         self._step_time = step_time
         self._machine = machine
         self._steps = steps
@@ -227,11 +228,12 @@ class SimulatedEngine:
         steps = min(STEPS_AHEAD, self._known_steps - self._ahead_steps)
         sequences, context_tokens = len(self._in_flight[-1].tokens), self._ahead_context_tokens
         decode_seconds = self._step_time.decode_seconds
-        landings = self._landings
+        landings, speed = self._landings, self.speed
         landing_ns = landings[-1]
         for _ in range(steps):
             context_tokens += sequences
-            landing_ns += round(decode_seconds(sequences, context_tokens) * 1e9) or 1
+            step_s = decode_seconds(sequences, context_tokens) / speed
+            landing_ns += round(step_s * 1e9) or 1
             landings.append(landing_ns)
         self._ahead_context_tokens = context_tokens
         self._ahead_steps += steps
@@ -260,7 +262,7 @@ class SimulatedEngine:
             seconds = step_time.decode_seconds(shape.decode_sequences, shape.decode_context_tokens)
         else:
             seconds = step_time.seconds(shape)
-        return _nanoseconds(seconds)
+        return _nanoseconds(seconds / self.speed)
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -85,7 +85,7 @@ class LoadReports:
                 return None
             self._reported = load
             if now_ns - self._tiers_reported_ns < TIERS_REPORT_NS:
-                return self._node.report_to(GATEWAY, load)
+                return self._node.report_to(GATEWAY, load, now_ns)
             self._make(now_ns, load)
         return self._take_pending()
 

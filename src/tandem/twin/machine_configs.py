@@ -62,6 +62,7 @@ def gateway_config(
         block_format=_block_format(scenario) if scenario.remote_blocks else None,
         planning=_planning(scenario) if name == GATEWAY else None,
         limits=policies.limits,
+        learning=policies.learning,
     )
 
 

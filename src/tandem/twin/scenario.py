@@ -15,6 +15,7 @@ from tandem.policy.admission.contract import Admission
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.contract import Dispatching
 from tandem.policy.eviction.policies import Eviction
+from tandem.policy.learning import DEFAULT_LEARNING, Learning
 from tandem.policy.planning.contract import Planning
 from tandem.policy.qos.classes import Classes
 from tandem.policy.routing.contract import Routing
@@ -62,7 +63,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """Who decides. Policies that remember serve one run."""
+    """Who decides, and how costs follow what is measured. Policies that remember serve one run."""
 
     routing: Routing
     admission: Admission
@@ -72,6 +73,7 @@ class Policies:
     classes: Classes = field(default_factory=Classes)
     queue: RequestQueueConfig = field(default_factory=RequestQueueConfig)
     limits: LimitTerms = field(default_factory=LimitTerms)
+    learning: Learning | None = DEFAULT_LEARNING
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,6 +181,8 @@ class Simulation:
         cluster.recorder.close()
         self._run.end_ns = cluster.now_ns
         self._run.events = cluster.queue.happened
+        for gateway in cluster.gateways.values():
+            self._run.calibration.add(gateway.machine.router.predictions.total())
         self._run.transfers = cluster.transfers.records()
         for name in list(cluster.workers):
             cluster.settle_accounts(name)

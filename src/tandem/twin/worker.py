@@ -192,6 +192,15 @@ class SimulatedWorker(Process[NodeEvent]):
         super().hang(until_ns, now_ns)
         self.engine.freeze(self.resume_ns - before_ns, now_ns)
 
+    def set_speed(self, speed: float, now_ns: int) -> None:
+        """Steps that begin later take the listed time divided by that."""
+        if self.alive and not self.hangs:
+            # Steps that were taken at one go are cut short: the others are as long as they will be.
+            self._land_all(now_ns)
+        self.engine.speed = speed
+        if not self.hangs:
+            self._go_on()
+
     def resumed(self, now_ns: int) -> None:
         self._land_all(now_ns)
         self._go_on()

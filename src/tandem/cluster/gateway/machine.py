@@ -8,6 +8,8 @@ need not see: processes, heartbeats, leases, blocks and operators.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from tandem.cluster.audit import first_broken_law, invariant
 from tandem.cluster.gateway.autoscaling import Autoscaling
 from tandem.cluster.gateway.housekeeping import Heartbeats, check_drains, renewals
@@ -67,6 +69,7 @@ from tandem.messages.router import (
     WorkerDrained,
     WorkerJoined,
 )
+from tandem.policy.learning import DEFAULT_LEARNING, Learning
 
 Effects = list[GatewayEffect]
 
@@ -82,8 +85,9 @@ class GatewayConfig:
     sent `terms`, whose `silence_ns` holds for workers too. Only workers of this `model` and
     `revision` are let in, and only processes of the shared pool that keep blocks of `block_format`
     (None: there is no shared pool). It plans how many workers there are if it has `planning`: of
-    several gateways one. `limits` are the rate limits of accounts. `configuration` numbers what
-    operators have applied, from 0."""
+    several gateways one. `limits` are the rate limits of accounts. `learning` is how prices follow
+    what is measured (None: only those of tiers do). `configuration` numbers what operators have
+    applied, from 0."""
 
     gateway: str
     router: RouterConfig
@@ -94,6 +98,7 @@ class GatewayConfig:
     block_format: BlockFormat | None = None
     planning: PlanningConfig | None = None
     limits: LimitTerms = field(default_factory=LimitTerms)
+    learning: Learning | None = DEFAULT_LEARNING
     configuration: int = 0
 
 
@@ -118,11 +123,11 @@ class GatewayMachine:
 
     def __init__(self, config: GatewayConfig) -> None:
         self.config = config
-        self.costs = MeasuredCosts(config.capacity_of)
+        self.costs = MeasuredCosts(config.capacity_of, config.learning)
         self.members = Members(config.model, config.revision)
         nodes = PoolNodes(config.block_format)
         router = replace(config.router, capacities=self.costs.capacities)
-        self.routing = Routing(router, self.members, nodes)
+        self.routing = Routing(router, self.costs, self.members, nodes)
         self.heartbeats = Heartbeats(config.terms.silence_ns)
         self.pool = SharedPool(nodes, self.members, self.routing, heartbeats=self.heartbeats)
         self.drains = Drains(self.members)
@@ -183,8 +188,7 @@ class GatewayMachine:
             member = self.members.of_peer(peer)
             if member is not None:
                 self.heartbeats.received(peer, now_ns)
-                member.load, member.reported = load, True
-                self.router.admission.learn(load, now_ns)
+                self.router.admission.learn(self._load_reported(member, load, now_ns), now_ns)
 
     def status(self, now_ns: int) -> ClusterStatus:
         """All that is known at this instant."""
@@ -194,7 +198,11 @@ class GatewayMachine:
             gateway=self.config.gateway,
             up_s=(now_ns - started_ns) / 1e9,
             workers=tuple(
-                worker_status(member, self.heartbeats.silent_ns(member.peer, now_ns) / 1e9)
+                worker_status(
+                    member,
+                    self.heartbeats.silent_ns(member.peer, now_ns) / 1e9,
+                    self.costs.correction(member.name),
+                )
                 for member in self.members
             ),
             waiting_requests=waiting,
@@ -209,13 +217,15 @@ class GatewayMachine:
             ),
             planning=None if self.autoscaling is None else self.autoscaling.status(now_ns),
             configuration=self.config.configuration,
+            calibration=self.router.predictions.recent(now_ns),
+            calibration_total=self.router.predictions.total(),
         )
 
     def audit(self) -> None:
         """Assert that nothing is lost and nothing remembered in vain. For tests and for the
         auditor."""
         self.router.audit()
-        self.routing.transfers.audit()
+        self.routing.audit()
         self.limits.audit(self.router.requests)
         if self.autoscaling is not None:
             self.autoscaling.audit()
@@ -267,7 +277,7 @@ class GatewayMachine:
     def _reconfigure(self, config: GatewayConfig, now_ns: int, effects: Effects) -> None:
         """Decide by another configuration, at which requests and workers stay what they are."""
         planned_before, self.config = self.config.planning, config
-        self.costs.reconfigure(config.capacity_of)
+        self.routing.reprice(self.costs.reconfigure(config.capacity_of, config.learning))
         self.limits.limits_changed(config.limits, now_ns)
         router = replace(config.router, capacities=self.costs.capacities)
         effects += self.routing.reconfigure(router, now_ns)
@@ -316,7 +326,7 @@ class GatewayMachine:
                     self.autoscaling.fleet.role_state_changed(member, now_ns)
                 effects += self.drains.role_state_reported(member)
             case MoveEnded():
-                self.routing.move_ended(member, message)
+                self.routing.move_ended(member, message, now_ns)
             case Audited():
                 effects += self.audits.answered(message)
             case Deregister():
@@ -324,11 +334,20 @@ class GatewayMachine:
             case TiersReported(worker, tiers):
                 member.tiers = tiers
                 if capacity := self.costs.reported(worker, tiers):
-                    self.routing.reprice(worker, capacity)
+                    self.routing.reprice({worker: capacity})
             case _:
                 if isinstance(message, LoadReported):
-                    member.load, member.reported = message, True
+                    message = self._load_reported(member, message, now_ns)
                 effects += self.routing.worker_message(member, message, now_ns)
+
+    def _load_reported(self, member: Member, load: LoadReported, now_ns: int) -> LoadReported:
+        """The load alone, without what the worker's steps took, which is learnt from."""
+        if load.steps:
+            if capacity := self.costs.steps_reported(load.worker, load.steps, now_ns):
+                self.routing.reprice({load.worker: capacity})
+            load = structs.replace(load, steps=())
+        member.load, member.reported = load, True
+        return load
 
     def _register(self, peer: str, register: Register, now_ns: int, effects: Effects) -> None:
         known, older = self.members.of_peer(peer), self.members.of_name(register.worker)
@@ -397,6 +416,7 @@ class GatewayMachine:
         self.heartbeats.forget(member.peer)
         effects += self.routing.adopt_root(None, now_ns)
         self.routing.worker_lost(member.name, died=died)
+        self.costs.left(member.name)
         effects += self.routing.flush(now_ns)
         return effects + self.audits.gone(member.name)
 
@@ -409,6 +429,8 @@ class GatewayMachine:
         if now_ns >= self._renew_at_ns:
             self._renew_at_ns = now_ns + self._renewal_ns
             effects += renewals(self.router, self.members)
+            names = [member.name for member in self.members]
+            self.routing.reprice(self.costs.fade(names, now_ns))
             effects += self.pool.keepalives()
 
     def _begin_audit(self, event: AuditAsked, now_ns: int) -> Effects:

@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypeVar
 from msgspec import structs
 
 from tandem.facts.blocks import NO_SALT, CacheRoot
+from tandem.facts.correction import Correction
 from tandem.facts.fleet import Role
 from tandem.facts.kv import BlockFormat, KvGeometry, MoveReport, TierFigures
 from tandem.messages.cluster import (
@@ -337,7 +338,7 @@ class PoolNodes(Registry[PoolNode]):
         return ""
 
 
-def worker_status(member: Member, last_seen_s: float) -> WorkerStatus:
+def worker_status(member: Member, last_seen_s: float, correction: Correction) -> WorkerStatus:
     """One worker, whose last message came `last_seen_s` ago."""
     register = member.registration
     return WorkerStatus(
@@ -351,6 +352,7 @@ def worker_status(member: Member, last_seen_s: float) -> WorkerStatus:
         total_blocks=register.export.block_count,
         export=register.export,
         tiers=member.tiers,
+        correction=correction,
         **structs.asdict(member.counters),
     )
 

@@ -1,9 +1,12 @@
 """The router machine inside a gateway: translates workers' messages into router events, and router
 effects into messages to workers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from tandem.cluster.audit import invariant
 from tandem.cluster.gateway.client_output import ending_with_pins, for_clients, pin_of
+from tandem.cluster.gateway.link_use import LinkUses
+from tandem.cluster.gateway.measured_costs import MeasuredCosts
 from tandem.cluster.gateway.members import Member, Members, PoolNodes
 from tandem.cluster.gateway.transfers import Transfers
 from tandem.cluster.router.admission import RouterConfig
@@ -56,9 +59,13 @@ RESUMED_TOGETHER_TOKENS = 4096
 class Routing:
     """Events gather until `flush`: the router gets all of one instant before it chooses."""
 
-    def __init__(self, config: RouterConfig, members: Members, nodes: PoolNodes) -> None:
+    def __init__(
+        self, config: RouterConfig, costs: MeasuredCosts, members: Members, nodes: PoolNodes
+    ) -> None:
         self.router = RouterMachine(config)
         self.transfers = Transfers(self.router)
+        self.links = LinkUses()
+        self._costs = costs
         self.finished_requests = 0
         self.recomputed_tokens = 0
         self._members = members
@@ -104,7 +111,7 @@ class Routing:
         self.gather(event)
         return effects
 
-    def move_ended(self, member: Member, message: MoveEnded) -> None:
+    def move_ended(self, member: Member, message: MoveEnded, now_ns: int) -> None:
         """A worker has read what it was to read, or could not."""
         source = self.router.kv_transfers.source_of(message.transfer_id, message.worker)
         report = message.report
@@ -114,6 +121,9 @@ class Routing:
             return
         if source:
             member.counters.read(report)
+            transfers = self.links.transfer_over(message.transfer_id, now_ns) or 1.0
+            changed = self._costs.transfer_measured(source, member.name, report, transfers, now_ns)
+            self.reprice(changed)
         else:
             member.counters.fetched(report, report.tokens)
         read_from = self._members.of_name(source)
@@ -148,12 +158,19 @@ class Routing:
     def reconfigure(self, config: RouterConfig, now_ns: int) -> Effects:
         """Decide by another configuration, once all that came before it is decided."""
         effects = self.flush(now_ns)
-        effects += self._perform(self.router.reconfigure(config, now_ns))
+        effects += self._perform(self.router.reconfigure(config, now_ns), now_ns)
         return effects + self.flush(now_ns)
 
-    def reprice(self, worker: str, capacity: Capacity) -> None:
-        """What a worker's work costs has changed."""
-        self.router.admission.fleet.reprice(worker, capacity)
+    def reprice(self, capacities: Mapping[str, Capacity]) -> None:
+        """What the work of these workers costs has changed."""
+        for worker, capacity in capacities.items():
+            self.router.admission.fleet.reprice(worker, capacity)
+
+    def audit(self) -> None:
+        """Assert that nothing is remembered in vain."""
+        self.transfers.audit()
+        between_workers = self.router.kv_transfers.between_workers
+        invariant(self.links.under_way.keys() == between_workers, "links carry what is awaited")
 
     def worker_lost(self, worker: str, *, died: bool) -> None:
         """A worker is gone, with all that it held."""
@@ -166,10 +183,13 @@ class Routing:
         while self._gathered:
             events, self._gathered, self._decisive = self._gathered, [], False
             if asked := self.router.handle_together(events, now_ns):
-                effects += self._perform(asked)
+                effects += self._perform(asked, now_ns)
+        for worker, late_s in self.router.predictions.take_late():
+            if capacity := self._costs.first_token_late(worker, late_s, now_ns):
+                self.reprice({worker: capacity})
         return effects
 
-    def _perform(self, asked: Iterable[RouterEffect]) -> Effects:
+    def _perform(self, asked: Iterable[RouterEffect], now_ns: int) -> Effects:
         effects: Effects = []
         sent: dict[str, int] = {}
         for effect in _choices_together(asked):
@@ -180,8 +200,9 @@ class Routing:
                     self.transfers.event_sent(worker, event)
                     self._send(worker, event, effects)
                 case StartTransfer():
-                    self._start(effect, effects)
+                    self._start(effect, effects, now_ns)
                 case CancelTransfer(transfer_id, target):
+                    self.links.transfer_over(transfer_id, now_ns)
                     self._send(target, StopMove(transfer_id), effects)
                 case AskForBlocks(worker, tier):
                     self._send(worker, ListBlocks(tier), effects)
@@ -191,7 +212,7 @@ class Routing:
             self.router.admission.fleet.events_sent(worker, events)
         return effects
 
-    def _start(self, start: StartTransfer, effects: Effects) -> None:
+    def _start(self, start: StartTransfer, effects: Effects, now_ns: int) -> None:
         source = self._members.of_name(start.source)
         target = self._members.of_name(start.target)
         order: MoveKv | FetchKv | None = None
@@ -202,6 +223,8 @@ class Routing:
             if order is not None and (introduction := target.introduction(source)):
                 effects.append(SendToWorker(target.peer, introduction))
         if target is not None and order is not None:
+            if start.source:
+                self.links.transfer_began(start.transfer_id, start.source, start.target, now_ns)
             effects.append(SendToWorker(target.peer, order))
             return
         # There is no place to read from, or it is KV of other weights: it is computed instead.

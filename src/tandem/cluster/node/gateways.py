@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tandem.facts.fleet import Role
+from tandem.facts.step_totals import StepTotals
 from tandem.messages.cluster import Drain, Registered, TiersReported
 
 
@@ -52,13 +53,16 @@ class RoleState:
 
 # Registration is repeated while the gateway does not answer: it may have come too early.
 REGISTER_AGAIN_NS = 5_000_000_000
+# What steps took is reported so often at most.
+STEPS_REPORT_NS = 1_000_000_000
 
 
 @dataclass(slots=True)
 class GatewayConnection:
     """The connection to one gateway. `terms` is None until the gateway has registered the worker,
     which sent `Register` last at `registered_ns`; `reported_state` is the (role, accepting) last
-    reported to the gateway, `reported_tiers` the figures of slower tiers. `received_events` of its
+    reported to the gateway, `reported_tiers` the figures of slower tiers, `reported_steps` what its
+    steps took, at `steps_reported_ns`. `received_events` of its
     router have come since it was registered. `not_needed`: the gateway has let the draining worker
     go."""
 
@@ -66,6 +70,8 @@ class GatewayConnection:
     registered_ns: int | None = None
     reported_state: tuple[Role, bool] | None = None
     reported_tiers: TiersReported | None = None
+    reported_steps: tuple[StepTotals, ...] = ()
+    steps_reported_ns: int | None = None
     last_message_ns: int = 0
     reported_ns: int = 0
     received_events: int = 0
@@ -90,6 +96,18 @@ class GatewayConnection:
     def forget(self) -> None:
         """The gateway does not have the worker (any more)."""
         self.terms = self.registered_ns = self.reported_state = None
+        self.reported_steps, self.steps_reported_ns = (), None
+
+    def steps_due(self, totals: tuple[StepTotals, ...], now_ns: int) -> tuple[StepTotals, ...]:
+        """What the report of this instant says of steps: nothing where that is known, or was said a
+        moment ago."""
+        last_ns = self.steps_reported_ns
+        if totals is self.reported_steps or (
+            last_ns is not None and now_ns - last_ns < STEPS_REPORT_NS
+        ):
+            return ()
+        self.reported_steps, self.steps_reported_ns = totals, now_ns
+        return totals
 
     def reported(self, now_ns: int) -> None:
         """A report goes out."""

@@ -17,7 +17,7 @@ from tandem.cluster.node.tiers import WorkerTiers
 from tandem.cluster.node.work import Work
 from tandem.cluster.router.request_state import failed_over
 from tandem.cluster.tiers.config import TiersConfig
-from tandem.cluster.worker.machine import WorkerMachine, load_of, with_received_events
+from tandem.cluster.worker.machine import WorkerMachine, addressed, load_of
 from tandem.facts.fleet import Tier
 from tandem.facts.kv import MoveKv
 from tandem.messages.cluster import (
@@ -157,17 +157,17 @@ class NodeMachine:
             effects += self._report(gateway, connection, load, now_ns, tiers=tiers)
         return effects
 
-    def report_to(self, gateway: str, load: LoadReported) -> LoadReported | None:
-        """The report of this load that a gateway would get now."""
+    def report_to(self, gateway: str, load: LoadReported, now_ns: int) -> LoadReported | None:
+        """The report of this load for that gateway, which gets it."""
         connection = self.gateways.of(gateway)
         if connection is None or connection.terms is None:
             return None
-        return _with_received(load, connection)
+        return self._addressed(load, connection, now_ns)
 
     def fast_forward(self, steps: int, emission: EmitTokens, landed_ns: int) -> Effects:
         """As if `steps` steps that are known already (`repeatable_steps`) had landed, the last of
         them at `landed_ns`, and each had drawn `emission`."""
-        self.work.machine.fast_forward(steps, emission.tokens)
+        self.work.machine.fast_forward(steps, emission.tokens, landed_ns)
         if self.tiers is not None:
             self.tiers.clock.skipped(landed_ns)
         return self.work.outbox.repeated(emission, steps)
@@ -344,12 +344,21 @@ class NodeMachine:
     ) -> Effects:
         """The load, and the figures of the slower tiers if they changed since the last report."""
         connection.reported(now_ns)
-        effects: Effects = [SendToGateway(gateway, _with_received(load, connection))]
+        effects: Effects = [SendToGateway(gateway, self._addressed(load, connection, now_ns))]
         figures = self.tiers.figures(now_ns) if tiers and self.tiers is not None else None
         if figures is not None and figures != connection.reported_tiers:
             connection.reported_tiers = figures
             effects.append(SendToGateway(gateway, figures))
         return effects
+
+    def _addressed(
+        self, load: LoadReported, connection: GatewayConnection, now_ns: int
+    ) -> LoadReported:
+        events = connection.received_events
+        steps = connection.steps_due(self.work.machine.step_tally.totals, now_ns)
+        if load.received_events == events and not steps:
+            return load
+        return addressed(load, events, steps)
 
     def _report_role_state(self, *, begun: bool = False) -> Effects:
         """To all gateways. When a drain has `begun`, each of them must send `NotNeeded` anew."""
@@ -377,11 +386,6 @@ class NodeMachine:
         if due_ns is None or (lease_ns is not None and lease_ns < due_ns):
             return lease_ns
         return due_ns
-
-
-def _with_received(load: LoadReported, connection: GatewayConnection) -> LoadReported:
-    events = connection.received_events
-    return load if load.received_events == events else with_received_events(load, events)
 
 
 def _listings(work: Work, tiers: Iterable[Tier]) -> Iterator[BlocksListed]:

@@ -198,6 +198,11 @@ class AdmissionFront:
         if tracked is not None:
             tracked.prefilling.discard(state.wire_id)
 
+    def prompts_at(self, worker: str) -> int:
+        """How many requests have their prompt there, of which a part may be to be computed."""
+        tracked = self.fleet.workers.get(worker)
+        return 0 if tracked is None else len(tracked.prefilling)
+
     def request_left(self, state: RequestState) -> None:
         """The request is at no worker any more."""
         self.prompt_done(state)

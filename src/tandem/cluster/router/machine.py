@@ -11,7 +11,9 @@ from heapq import nsmallest
 from tandem.cluster.audit import invariant
 from tandem.cluster.router.admission import AdmissionFront, Choice, RouterConfig
 from tandem.cluster.router.deaths import blame, reason_of
+from tandem.cluster.router.fleet import Fleet
 from tandem.cluster.router.migration import Migrations
+from tandem.cluster.router.predictions import Predictions, forecast_of
 from tandem.cluster.router.request_state import RequestState, Stage
 from tandem.cluster.router.transfers import KvTransfers, cancel_everywhere
 from tandem.facts.errors import Rejection
@@ -59,12 +61,14 @@ CHARGED_TOKENS = 64
 
 class RouterMachine:
     """`handle(event, now_ns)` gives the effects to perform, in order. `requests` are the requests
-    on their way, by request id; `takeovers` counts how often one of them began again."""
+    on their way, by request id; `takeovers` counts how often one of them began again; `predictions`
+    are beside what came of them."""
 
     def __init__(self, config: RouterConfig) -> None:
         self.config = config
         self.admission = AdmissionFront(config)
         self.kv_transfers = KvTransfers()
+        self.predictions = Predictions()
         self.requests: dict[str, RequestState] = {}
         self._by_wire: dict[str, RequestState] = {}
         self.migrations = Migrations(self.admission, self.kv_transfers, self._by_wire)
@@ -84,7 +88,7 @@ class RouterMachine:
                     effects += self.admission.learn(event, now_ns)
                     continue
                 case TokensReported():
-                    changed = self._take_tokens(event, effects) or changed
+                    changed = self._take_tokens(event, now_ns, effects) or changed
                     continue
                 case KvReported() | ImportReported() | TransferEnded():
                     self._move(event, effects)
@@ -105,9 +109,7 @@ class RouterMachine:
                         effects.append(Reject(state.request_id, reason, retry_after_s, by))
                 case RequestBroken(_, wire_id, reason):
                     if broken := self._by_wire.get(wire_id):
-                        effects += cancel_everywhere(broken, self.admission, self.kv_transfers)
-                        self._forget(broken)
-                        effects.append(FailRequest(broken.request_id, reason))
+                        self._fail(broken, reason, now_ns, effects)
                 case _:
                     self._change_fleet(event, now_ns, effects)
             changed = True
@@ -161,10 +163,7 @@ class RouterMachine:
                     blame(there, worker, now_ns)
                 for state in list(self.requests.values()):
                     if state.deaths.enough:
-                        effects += cancel_everywhere(state, self.admission, self.kv_transfers)
-                        self._forget(state)
-                        reason = reason_of(state.deaths)
-                        effects.append(FailRequest(state.request_id, reason))
+                        self._fail(state, reason_of(state.deaths), now_ns, effects)
                     elif state.needs(worker):
                         self._begin_again(state, effects, lost=worker)
             case PoolNodeLost(node):
@@ -213,8 +212,17 @@ class RouterMachine:
 
     def _start(self, state: RequestState, choice: Choice, now_ns: int, effects: Effects) -> None:
         if self.config.explains:
-            effects += _explanations(state, choice, self.config.explained_candidates)
+            most, fleet = self.config.explained_candidates, self.admission.fleet
+            effects += _explanations(state, choice, most, fleet)
+        if state.forecast is None:
+            prefill = choice.dispatch.prefill or choice.route.prefill
+            tracked = self.admission.fleet.workers[prefill]
+            arrival_ns = state.view.arrival_ns
+            state.forecast = forecast_of(choice.route, prefill, tracked, now_ns, arrival_ns)
         pulled_tokens = self.admission.place(state, choice, now_ns)
+        if pulled_tokens or state.names.attempt:
+            # Others have a part in when its first token comes.
+            state.forecast.worker = ""
         self._by_wire[state.wire_id] = state
         request = state.request(state.prefill)
         event: WorkerEvent = RequestsArrived((request,))
@@ -224,7 +232,7 @@ class RouterMachine:
             event = ImportsArrived((request,), (pulled_tokens,))
         effects.append(SendEvent(state.prefill, event))
 
-    def _take_tokens(self, event: TokensReported, effects: Effects) -> bool:
+    def _take_tokens(self, event: TokensReported, now_ns: int, effects: Effects) -> bool:
         """Whether a prompt or an answer ended, or a suspect was cleared, so that somebody else may
         go."""
         emission, repeats, ended = event.emission, event.repeats, False
@@ -242,6 +250,9 @@ class RouterMachine:
                 if not taken:
                     continue
             output = state.output
+            if not output and state.forecast is not None:
+                alone = not self.admission.prompts_at(state.prefill)
+                self.predictions.first_token(state.forecast, now_ns, alone=alone)
             output.extend((tokens[index],) * repeats)
             if state.deaths.in_a_row and state.deaths.clears(state.known_tokens):
                 self.admission.suspects.leaves(state)
@@ -252,6 +263,9 @@ class RouterMachine:
                 if event.worker != state.decode:
                     # It ended before its KV transfer: the worker that waits to go on need not.
                     effects += cancel_everywhere(state, self.admission, self.kv_transfers)
+                if state.forecast is not None:
+                    slo = state.view.slo
+                    self.predictions.answered(state.forecast, slo, len(output), now_ns)
                 self._forget(state)
                 ended = True
         return ended
@@ -317,6 +331,14 @@ class RouterMachine:
         state.restart()
         self.admission.suspects.enqueue(state)
 
+    def _fail(self, state: RequestState, reason: str, now_ns: int, effects: Effects) -> None:
+        """A request that was let in has no answer."""
+        effects += cancel_everywhere(state, self.admission, self.kv_transfers)
+        if state.forecast is not None:
+            self.predictions.failed(state.forecast, state.view.slo, now_ns)
+        self._forget(state)
+        effects.append(FailRequest(state.request_id, reason))
+
     def _forget(self, state: RequestState) -> None:
         del self.requests[state.request_id]
         if state.stage is not Stage.QUEUED:
@@ -325,7 +347,9 @@ class RouterMachine:
             self.admission.request_left(state)
 
 
-def _explanations(state: RequestState, choice: Choice, most: int | None) -> list[RouterEffect]:
+def _explanations(
+    state: RequestState, choice: Choice, most: int | None, fleet: Fleet
+) -> list[RouterEffect]:
     """Why the request goes where it goes: candidates with their scores and predicted seconds, of
     each phase so many at most."""
     route, dispatch = choice.route, choice.dispatch
@@ -337,6 +361,8 @@ def _explanations(state: RequestState, choice: Choice, most: int | None) -> list
             figures.append((f"{name} score", each.score))
             figures.append((f"{name} ttft_s", each.ttft_s))
             figures.append((f"{name} tpot_s", each.tpot_s))
+            if corrected := str(fleet.workers[each.worker].capacity.cost.correction):
+                figures.append((f"{name} corrected", corrected))
     chosen = f"prefill on {route.prefill}, decode on {route.decode}"
     placement = (("placement", str(dispatch.placement)),)
     return [

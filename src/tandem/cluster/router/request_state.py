@@ -9,6 +9,7 @@ from enum import Enum
 from msgspec import structs
 
 from tandem.cluster.router.deaths import Deaths
+from tandem.cluster.router.predictions import Forecast
 from tandem.facts.blocks import Chain
 from tandem.facts.fleet import Tier
 from tandem.facts.request import FinishReason, Request
@@ -92,7 +93,8 @@ class RequestState:
     on any worker; `sent_output` of them were sent to the worker that goes on. `import_sent`: the
     decode worker has received `ImportsArrived`. `expected_tokens` count to that worker's load until
     their KV is there. KV of the first `pulled_tokens` came from slower tiers. `copy_failed`: a
-    migration was begun and has failed. `deaths` are those of its workers."""
+    migration was begun and has failed. `deaths` are those of its workers. `forecast` is of when it
+    first went to workers."""
 
     submission: RequestSubmitted
     view: RequestView
@@ -114,6 +116,7 @@ class RequestState:
     output: "array[int]" = field(default_factory=lambda: array("I"))
     imports: dict[str, Import] = field(default_factory=dict)
     deaths: Deaths = field(default_factory=Deaths)
+    forecast: Forecast | None = None
 
     @classmethod
     def of(cls, event: RequestSubmitted, serial: int, now_ns: int) -> "RequestState":

@@ -43,6 +43,11 @@ class KvTransfers:
         transfer = self._transfers.get(transfer_id)
         return None if transfer is None or transfer.target != target else transfer.source
 
+    @property
+    def between_workers(self) -> set[int]:
+        """The transfers under way from a worker to another."""
+        return {each for each, transfer in self._transfers.items() if transfer.source}
+
     def take_finished(self) -> list[RequestState]:
         """Whose decode worker goes on, since the last call."""
         finished, self._finished = self._finished, []

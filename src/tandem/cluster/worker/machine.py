@@ -18,10 +18,12 @@ from tandem.cluster.worker.plan_builder import PlanBuilder, repeat, repeating_st
 from tandem.cluster.worker.running import RunningSequences
 from tandem.cluster.worker.sequence import Phase, Sequence
 from tandem.cluster.worker.step_planner import StepPlanner
+from tandem.cluster.worker.step_tally import StepTally
 from tandem.cluster.worker.waiting import prefill_tokens_of
 from tandem.facts.blocks import CacheRoot, PromptChains
 from tandem.facts.errors import InvalidRequest, Overloaded, PromptTooLong, TandemError
 from tandem.facts.request import Request
+from tandem.facts.step_totals import StepTotals
 from tandem.facts.steps import StepResult
 from tandem.messages.router import LoadReported
 from tandem.messages.worker import (
@@ -83,7 +85,7 @@ class WorkerConfig:
 class WorkerMachine:
     """The scheduler of one engine. `handle(event, now_ns)` gives the effects to perform.
     `unfinished` are the sequences that wait, import or run, by request id. Several machines of one
-    simulator may share the hashes of `prompts`."""
+    simulator may share the hashes of `prompts`. `step_tally` counts what its steps took."""
 
     def __init__(self, config: WorkerConfig, prompts: PromptChains | None = None) -> None:
         self.config = config
@@ -98,6 +100,7 @@ class WorkerMachine:
             self.sequences, config.batching, config.prefix_caching, config.pipeline_stages
         )
         self.unfinished: dict[str, Sequence] = {}
+        self.step_tally = StepTally(config.pipeline_stages)
         self._in_flight: deque[PlanBuilder] = deque()
         self._chains = prompts or PromptChains(config.block_size)
         # The newest prompt whose tokens were found to be in the vocabulary.
@@ -118,15 +121,15 @@ class WorkerMachine:
         return not (self.unfinished or self._in_flight or sequences.importing or sequences.pinned)
 
     def handle(self, event: WorkerEvent, now_ns: int) -> list[WorkerEffect]:
-        """Take one event; the effects are to be performed in order."""
-        del now_ns  # This machine goes by the order of events alone.
+        """Take one event; the effects are to be performed in order. Nothing is decided by the
+        instant: it only tells how long steps took."""
         effects: list[WorkerEffect] = []
         if isinstance(event, StepDone):
-            effects = self._land(event.result)
+            effects = self._land(event.result, now_ns)
         else:
             self._unplanned = True
             self._take(event, effects)
-        effects += self._launch()
+        effects += self._launch(now_ns)
         effects += self.planner.take_imports()
         if committed := self.sequences.committed.take():
             effects.append(committed)
@@ -268,7 +271,7 @@ class WorkerMachine:
             sequence.residency.scheduled = tokens
             self.sequences.confirm_computed(sequence, tokens, self.config.prefix_caching)
 
-    def _launch(self) -> list[WorkerEffect]:
+    def _launch(self, now_ns: int) -> list[WorkerEffect]:
         effects: list[WorkerEffect] = []
         while len(self._in_flight) < self._most_in_flight:
             builder = self.planner.plan(self._steps, self._most_in_flight - len(self._in_flight))
@@ -281,12 +284,13 @@ class WorkerMachine:
                 break
             self._steps += 1
             self._in_flight.append(builder)
-            effects.append(RunStep(builder.build()))
+            effects.append(RunStep(builder.build(now_ns)))
         return effects
 
-    def _land(self, result: StepResult) -> list[WorkerEffect]:
+    def _land(self, result: StepResult, now_ns: int) -> list[WorkerEffect]:
         builder = self._in_flight.popleft()
         assert builder.step_id == result.step_id
+        self.step_tally.step_landed(builder.work, builder.launched_ns, now_ns)
         emission = StepOutput()
         effects: list[WorkerEffect] = []
         computed: list[Sequence] = []
@@ -339,12 +343,15 @@ class WorkerMachine:
             self._in_flight, self.sequences.running, config.block_size, config.prefix_caching
         )
 
-    def fast_forward(self, steps: int, tokens: Iterable[int]) -> None:
-        """As if `steps` steps had landed and as many been planned; at most `repeatable_steps()`.
+    def fast_forward(self, steps: int, tokens: Iterable[int], landed_ns: int) -> None:
+        """As if `steps` steps had landed, the last of them at `landed_ns`, and as many been
+        planned; at most `repeatable_steps()`.
 
         `tokens[i]` is what row i of the step under way draws, each time; none stops its sequence.
         The ids of the plans in flight grow by `steps`."""
         self._steps += steps
+        first = self._in_flight[0]
+        self.step_tally.steps_landed(first.work, steps, first.launched_ns, landed_ns)
         repeat(self._in_flight, steps, tokens)
 
 
@@ -387,8 +394,8 @@ def load_of(worker: str, machine: WorkerMachine) -> LoadReported:
     )
 
 
-def with_received_events(load: LoadReported, events: int) -> LoadReported:
-    """The same load of a worker that had received so many events."""
+def addressed(load: LoadReported, events: int, steps: tuple[StepTotals, ...]) -> LoadReported:
+    """The same load of a worker that had received so many events, with what its steps took."""
     return LoadReported(
         load.worker,
         load.running_sequences,
@@ -397,6 +404,7 @@ def with_received_events(load: LoadReported, events: int) -> LoadReported:
         load.context_tokens,
         load.free_blocks,
         events,
+        steps,
     )
 
 

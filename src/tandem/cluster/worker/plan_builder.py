@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.cluster.worker.sequence import Sequence
+from tandem.cluster.worker.step_tally import StepWork, work_of
 from tandem.facts.steps import Placement, StepPlan
 
 BlockNumbers = NDArray[np.int32]
@@ -25,10 +26,13 @@ _NONE: BlockNumbers = np.empty(0, np.int32)
 
 class PlanBuilder:
     """Grows a `StepPlan` row by row. `rows` remembers whose row is which: (sequence, end of its
-    computed tokens, whether it samples). `short_of_blocks`: blocks ran out on the way."""
+    computed tokens, whether it samples), `work` what they compute in all, once the plan is built.
+    `short_of_blocks`: blocks ran out on the way."""
 
     def __init__(self, step_id: int, budget_tokens: int) -> None:
         self.step_id = step_id
+        self.launched_ns = 0
+        self.work: StepWork
         self.budget_tokens = budget_tokens
         self.short_of_blocks = False
         self.rows: list[tuple[Sequence, int, bool]] = []
@@ -87,16 +91,19 @@ class PlanBuilder:
             sequence.unseen += 1
         self.rows.append((sequence, residency.scheduled, draws))
 
-    def build(self) -> StepPlan:
+    def build(self, now_ns: int) -> StepPlan:
+        """The plan, which is launched now."""
         rows, counts = self.rows, self._counts
         starts = [end - count for (_, end, _), count in zip(rows, counts, strict=True)]
+        samples = [draws for _, _, draws in rows]
+        self.launched_ns, self.work = now_ns, work_of(starts, counts, sum(samples))
         return StepPlan(
             step_id=self.step_id,
             placements=tuple(self._placements),
             slots=np.array([sequence.residency.slot for sequence, _, _ in rows], np.int32),
             starts=np.array(starts, np.int32),
             counts=np.array(counts, np.int32),
-            samples=np.array([draws for _, _, draws in rows], np.bool_),
+            samples=np.array(samples, np.bool_),
             table_slots=_block_numbers(self._table_slots),
             table_indices=_block_numbers(self._table_indices),
             table_blocks=_block_numbers(self._table_blocks),
@@ -143,4 +150,5 @@ def repeat(in_flight: Ordered[PlanBuilder], steps: int, tokens: Iterable[int]) -
         sequence.residency.confirmed += steps
     for step in in_flight:
         step.step_id += steps
+        step.work.context_tokens += steps * step.work.decodes
         step.rows = [(sequence, end + steps, draws) for sequence, end, draws in step.rows]

@@ -16,6 +16,7 @@ from tandem.policy.admission.policies import ADMISSIONS
 from tandem.policy.dispatch.contract import FirstToken, Transfer
 from tandem.policy.dispatch.policies import DISPATCHES
 from tandem.policy.eviction.policies import EVICTIONS
+from tandem.policy.learning import LEARNINGS
 from tandem.policy.planning.policies import PLANNINGS
 from tandem.policy.routing.policies import ROUTINGS
 
@@ -49,6 +50,10 @@ class PolicyConfig:
     )
     forecast: Annotated[Choice, Known("forecast", FORECASTS)] | None = key(
         "For a planner that forecasts; left out: the planner's own.", default=None
+    )
+    learning: Annotated[Choice, Known("learning", tuple(LEARNINGS))] = key(
+        "Whether costs of workers are corrected by what is measured of them.",
+        default=Choice("measured"),
     )
     transfer: Transfer | None = key(
         "When KV moves; left out: as the dispatch policy has it.", default=None

@@ -15,7 +15,7 @@ from tandem.config.cluster.tree import mistake, node_at
 from tandem.config.cluster.workers import PoolConfig
 from tandem.config.hardware.pools import capacity_of
 from tandem.config.machine_share import on_ray, refused_placement
-from tandem.config.policies import planning_config, router_policies
+from tandem.config.policies import learning_of, planning_config, router_policies
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.http_server import listen
 from tandem.live.launching.state_directory import ClusterRunning, StateDirectory
@@ -53,6 +53,7 @@ def check_wishes(file: LiveFile) -> None:
     check_launcher(file.cluster)
     check_client_keys(file.cluster)
     router_policies(as_served(file.cluster))
+    learning_of(file.cluster)
 
 
 def check_setups(file: LiveFile, setups: Setups, starting: Collection[PoolConfig]) -> None:

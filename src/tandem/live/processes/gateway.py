@@ -28,7 +28,7 @@ from tandem.config.environment import BUNDLED_MODEL
 from tandem.config.gateway import reconfigured
 from tandem.config.hardware.pools import capacity_of
 from tandem.config.kv_format import kv_format
-from tandem.config.policies import limit_terms, planning_config, router_config
+from tandem.config.policies import learning_of, limit_terms, planning_config, router_config
 from tandem.config.processes import (
     CLUSTER_FILE,
     GatewayConfiguration,
@@ -133,6 +133,7 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
         block_format=stored.block_format if cluster.tiers.remote is not None else None,
         planning=planning_config(cluster) if setup.plans else None,
         limits=limit_terms(cluster, cluster.gateways),
+        learning=learning_of(cluster),
         configuration=setup.configuration,
     )
     api = _api_config(setup)

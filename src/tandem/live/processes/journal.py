@@ -13,7 +13,7 @@ from tandem.config.cluster.requests import JournalConfig
 from tandem.config.gateway import reconfigured
 from tandem.config.hardware.pools import capacity_of
 from tandem.config.journal import recorded_cluster, recorded_text
-from tandem.config.policies import limit_terms, planning_config, router_config
+from tandem.config.policies import learning_of, limit_terms, planning_config, router_config
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.clock import now_ns, wall_clock_s
 from tandem.live.gateway.journal import Journal
@@ -82,6 +82,7 @@ def recorded_machine(head: Head, folder: Path) -> tuple[GatewayMachine, Replayed
         block_format=head.block_format,
         planning=planning_config(served) if head.plans else None,
         limits=limit_terms(served, served.gateways),
+        learning=learning_of(served),
     )
     machine = GatewayMachine(config)
 

@@ -9,14 +9,19 @@ from tandem.cost.worker import LinkCost, StepShape, WorkerCost
 from tandem.facts.fleet import Role, Tier
 from tandem.policy.views import NO_HITS, RequestView, TierHits, WorkerView
 
+# A chunk's time is taken as linear in its tokens up to this error at its half.
+BENT = 1.25
+POINTS_A_CHUNK = 32
+
 
 class PrefillCurve:
     """The seconds that a step time asks for the first so many tokens of a prompt, chunk by chunk.
 
     A router asks for a thousand workers at once, so the sums are kept: exact at whole chunks,
-    linear in between. The curve is convex, as later chunks attend to more; what lies between two
-    points is therefore never cheaper for starting earlier. It remembers nothing but values of a
-    pure function.
+    linear in between. Where that is far off, because attention takes most of a chunk (small models,
+    large chunks), there are more points in each. The curve is convex, as later chunks attend to
+    more; what lies between two points is therefore never cheaper for starting earlier. It remembers
+    nothing but values of a pure function.
     """
 
     def __init__(self, cost: WorkerCost) -> None:
@@ -25,15 +30,20 @@ class PrefillCurve:
         self.stages = cost.step_time.stages
         # Reading the weights once: what a step takes however little it computes.
         self.step_s = cost.step_time.decode_seconds(1, 1)
+        self.chunk_s = self._chunk_seconds(0, cost.chunk_tokens)
+        half_s = self._chunk_seconds(0, cost.chunk_tokens // 2)
+        bent = self.chunk_s > 2 * BENT * half_s and cost.chunk_tokens % POINTS_A_CHUNK == 0
+        # Points in a chunk, and the tokens from one to the next.
+        self._points = POINTS_A_CHUNK if bent else 1
+        self._width = cost.chunk_tokens // self._points
         self._sums = [0.0]
-        self.chunk_s = self._until_chunk(1)
 
     def seconds(self, tokens: float) -> float:
         """Compute the first `tokens` of a prompt, alone, in one stage of the pipeline."""
-        whole = int(tokens // self.chunk_tokens)
-        after = self._until_chunk(whole + 1)
-        before = self._sums[whole]
-        return before + (after - before) * (tokens / self.chunk_tokens - whole)
+        point = int(tokens // self._width)
+        after = self._until_point(point + 1)
+        before = self._sums[point]
+        return before + (after - before) * (tokens / self._width - point)
 
     def between(self, context_tokens: int, prompt_tokens: int) -> float:
         """Compute the prompt from `context_tokens` on. The last chunk is half full on average, and
@@ -51,12 +61,16 @@ class PrefillCurve:
             return 0.0
         return queued_tokens / self.chunk_tokens * self.chunk_s + self.step_s / 2
 
-    def _until_chunk(self, chunks: int) -> float:
-        while len(self._sums) <= chunks:
-            context_tokens = (len(self._sums) - 1) * self.chunk_tokens
-            shape = StepShape(chunks=((context_tokens, self.chunk_tokens),), sampled_rows=1)
-            self._sums.append(self._sums[-1] + self.cost.step_time.seconds(shape))
-        return self._sums[chunks]
+    def _until_point(self, point: int) -> float:
+        while len(self._sums) <= point:
+            chunks, before = divmod(len(self._sums) - 1, self._points)
+            seconds = self._chunk_seconds(chunks * self.chunk_tokens, (before + 1) * self._width)
+            self._sums.append(self._sums[chunks * self._points] + seconds)
+        return self._sums[point]
+
+    def _chunk_seconds(self, context_tokens: int, tokens: int) -> float:
+        shape = StepShape(chunks=((context_tokens, tokens),), sampled_rows=1)
+        return self.cost.step_time.seconds(shape)
 
 
 class Quote(Struct, frozen=True):
@@ -72,7 +86,8 @@ class Quote(Struct, frozen=True):
 class WorkerEstimate(Struct, frozen=True):
     """What is true of a worker whatever comes next. `stretch` is how much longer a chunk takes with
     the running decodes mixed into its step; `neighbours` decode with `gap_s` between tokens and
-    attend to `context_tokens`; a new prompt starts after `wait_s`."""
+    attend to `context_tokens`; a new prompt starts after `wait_s`,
+    with what its first token takes beside the steps."""
 
     view: WorkerView
     curve: PrefillCurve
@@ -265,7 +280,8 @@ def _estimated(view: WorkerView, curve: PrefillCurve) -> WorkerEstimate:
         context_tokens=context_tokens,
         gap_s=curve.stages * step_s,
         stretch=stretch,
-        wait_s=stretch * curve.queue_seconds(view.queued_prefill_tokens),
+        wait_s=stretch * curve.queue_seconds(view.queued_prefill_tokens)
+        + view.cost.correction.first_token_s,
     )
 
 

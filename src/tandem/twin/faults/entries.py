@@ -7,6 +7,7 @@
 {at: 4m, crash: gateway, restart: 2s}        {at: 4m, partition: [[gateway], [a]], for: 2s}
 {at: 5m, lossy: decode-1, share: 0.2}        {at: 5m, fill: disk, worker: decode-1, for: 1m}
 {at: 6m, drain: decode-1, for: 20s}          {at: 6m, leave: 0.3}
+{at: 7m, throttle: decode-1, factor: 0.25, for: 2m}
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from tandem.twin.faults.kinds import (
     LossyLink,
     Partition,
     SlowLink,
+    Throttled,
     TierCorrupted,
     TierDown,
     TierFull,
@@ -39,6 +41,7 @@ _KEYS = {
     "crash": ("restart", "silently"),
     "hang": ("for",),
     "slow": ("factor", "for"),
+    "throttle": ("factor", "for"),
     "lossy": ("share", "for"),
     "partition": ("for",),
     "down": ("worker", "for"),
@@ -48,6 +51,8 @@ _KEYS = {
     "drain": ("then", "for"),
     "leave": (),
 }
+# So much faster than its datasheet says a worker may be.
+MOST_SPEED = 100
 # What is called so is no worker.
 _GATEWAY = "gateway"
 _TIERS = tuple(tier.value for tier in Tier if tier is not Tier.DEVICE)
@@ -113,6 +118,8 @@ class _Entry:
                 return Hang(self._process(kind))
             case "slow":
                 return SlowLink(self._name(kind), self._factor())
+            case "throttle":
+                return Throttled(self._name(kind), self._speed())
             case "lossy":
                 return LossyLink(self._name(kind), self._share())
             case "partition":
@@ -194,6 +201,16 @@ class _Entry:
             raise self._mistake(
                 "factor must be what is left of the bandwidth, between 0 and 1 without them, "
                 f"got {written}; for a link that is cut use partition"
+            )
+        return factor
+
+    def _speed(self) -> float:
+        written = str(self.fields.get("factor", "nothing"))
+        factor = _amount(SHARE, written) or 0.0
+        if not 0 < factor <= MOST_SPEED:
+            raise self._mistake(
+                "factor must be what is left of the worker's speed, above 0 and at most "
+                f"{MOST_SPEED} (above 1 it is faster than listed), got {written}"
             )
         return factor
 

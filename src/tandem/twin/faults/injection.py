@@ -19,12 +19,14 @@ from tandem.twin.faults.kinds import (
     LossyLink,
     Partition,
     SlowLink,
+    Throttled,
     TierCorrupted,
     TierDown,
     TierFull,
     TierLost,
     link_factor,
     lost_share_of,
+    speed_of,
 )
 from tandem.twin.launcher import Launcher
 from tandem.twin.network.paths import fabric_ports
@@ -61,6 +63,8 @@ class FaultInjection:
                     cluster.replace_worker(name, cluster.workers[name].role)
             case SlowLink(name) | LossyLink(name):
                 self._set_links(name, now_ns)
+            case Throttled(name):
+                cluster.set_speed(name, speed_of(self._active, name))
             case Partition(one, other):
                 sides = [self._ports(side) for side in (one, other)]
                 network.cut(_name(fault), sides[0], sides[1], now_ns)
@@ -93,6 +97,8 @@ class FaultInjection:
                 self._launcher.replace(name)
             case SlowLink(name) | LossyLink(name):
                 self._set_links(name, now_ns)
+            case Throttled(name):
+                cluster.set_speed(name, speed_of(self._active, name))
             case Partition():
                 cluster.transfers.network.heal(_name(fault), now_ns)
                 cluster.transfers.watch()

@@ -45,6 +45,18 @@ class SlowLink:
 
 
 @dataclass(frozen=True, slots=True)
+class Throttled:
+    """The worker computes at this share of the speed that its datasheet lists; more than 1: it is
+    faster than that."""
+
+    worker: str
+    factor: float
+
+    def __str__(self) -> str:
+        return f"{self.worker} computes at {self.factor:g} of its speed"
+
+
+@dataclass(frozen=True, slots=True)
 class LossyLink:
     """This share of the transfers from and to the worker does not arrive."""
 
@@ -154,6 +166,7 @@ Cause = (
     Crash
     | Hang
     | SlowLink
+    | Throttled
     | LossyLink
     | Partition
     | TierDown
@@ -217,6 +230,15 @@ def link_factor(active: Iterable[Fault], worker: str) -> float:
         if isinstance(fault.cause, SlowLink) and fault.cause.worker == worker
     )
     return min(factors, default=1.0)
+
+
+def speed_of(active: Iterable[Fault], worker: str) -> float:
+    """At what share of its listed speed a worker computes under faults that overlap: all count."""
+    speed = 1.0
+    for fault in active:
+        if isinstance(fault.cause, Throttled) and fault.cause.worker == worker:
+            speed *= fault.cause.factor
+    return speed
 
 
 def lost_share_of(active: Iterable[Fault], worker: str) -> float:
