@@ -19,8 +19,9 @@ CONTEXT_TOKENS = 512
 
 @dataclass(slots=True)
 class Script:
-    """What to say next. `hold_after` tokens it says nothing more until it is closed; after
-    `fail_after` tokens it raises `failure`."""
+    """What to say next. `hold_after` tokens it says nothing more until it is closed, also where
+    only the requests with the numbers `held` are; after `fail_after` tokens it raises `failure`.
+    By number, `refusals` are raised at once, and `logprobs` are those of every token."""
 
     answer: str = "hello world"
     answers: list[str] = field(default_factory=list)
@@ -31,6 +32,19 @@ class Script:
     cached_tokens: int = 0
     finish_reason: FinishReason = FinishReason.STOP
     model_identity: str | None = "scripted"
+    held: frozenset[int] = frozenset()
+    refusals: dict[int, Exception] = field(default_factory=dict)
+    logprobs: dict[int, float] = field(default_factory=dict)
+
+    def holds(self, request: Request) -> bool:
+        if self.hold_after is None:
+            return False
+        return not self.held or number_of(request) in self.held
+
+
+def number_of(request: Request) -> int:
+    """At the end of its id: which choice of the call it is."""
+    return int(request.request_id.rpartition("-")[2])
 
 
 class ScriptedGenerator:
@@ -82,10 +96,12 @@ class ScriptedGenerator:
             self.running.add(request.request_id)
             self._changed.notify_all()
         try:
+            if number_of(request) in script.refusals:
+                raise script.refusals[number_of(request)]
             for output in self._outputs(request, script):
                 yield output
                 await asyncio.sleep(0)
-                if script.hold_after is not None and output.finish_reason is None:
+                if script.holds(request) and output.finish_reason is None:
                     await asyncio.Event().wait()
         finally:
             with self._changed:
@@ -98,8 +114,7 @@ class ScriptedGenerator:
             assert self._changed.wait_for(lambda: len(self.running) == count, PATIENCE_S)
 
     def _outputs(self, request: Request, script: Script) -> Iterator[TokenOutput]:
-        choice = int(request.request_id.rpartition("-")[2])
-        answer = script.answers[choice] if script.answers else script.answer
+        answer = script.answers[number_of(request)] if script.answers else script.answer
         tokens = list(self._text.tokenizer.encode(answer, add_special_tokens=False))
         stops = request.sampling.stop_token_ids
         tokens += [] if script.finish_reason is not FinishReason.STOP else list(stops[:1])
@@ -110,7 +125,7 @@ class ScriptedGenerator:
         ends = [place + 1 for place, t in enumerate(tokens) if t in request.sampling.stop_token_ids]
         tokens = tokens[: min([limit, *ends])]
         stopped = bool(ends) and len(tokens) == ends[0]
-        if script.hold_after is not None:
+        if script.hold_after is not None and script.holds(request):
             yield self._output(request, tokens[: script.hold_after], script)
         for start in range(0, max(1, len(tokens)), script.tokens_per_output):
             if script.failure is not None and start >= script.fail_after:
@@ -127,8 +142,9 @@ class ScriptedGenerator:
         wanted = request.sampling.top_logprobs
         logprobs = ()
         if wanted is not None:
+            logprob = script.logprobs.get(number_of(request), -0.5)
             logprobs = tuple(
-                TokenLogprobs(-0.5, 1, tuple((other, -0.5 - other) for other in range(wanted)))
+                TokenLogprobs(logprob, 1, tuple((other, -0.5 - other) for other in range(wanted)))
                 for _ in tokens
             )
         return TokenOutput(tuple(tokens), logprobs, cached_tokens=script.cached_tokens)

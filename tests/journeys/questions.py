@@ -75,6 +75,7 @@ def _completed(client: openai.OpenAI, text: str, **options) -> Answer:
 
 
 LONG_ANSWER = {"max_tokens": 40, "extra_body": {"ignore_eos": True}}
+BEST_OF_THREE = {"scaling": {"method": "best-of-n", "samples": 3}}
 QUESTIONS = {
     "greedy": lambda client: _chat(client, LONG, temperature=0, max_tokens=24),
     "greedy again": lambda client: _chat(client, LONG, temperature=0, max_tokens=24),
@@ -92,6 +93,9 @@ QUESTIONS = {
     "penalties": lambda client: _chat(
         client, STORY, temperature=0.7, seed=2, frequency_penalty=0.8, presence_penalty=0.4,
         **LONG_ANSWER,
+    ),
+    "best of three": lambda client: _chat(
+        client, "What is 73 * 58?", seed=4, temperature=1, max_tokens=120, extra_body=BEST_OF_THREE
     ),
     "completion": lambda client: _completed(client, "Once " * 90, temperature=0, **LONG_ANSWER),
 }  # fmt: skip

@@ -74,6 +74,18 @@ def test_a_seed_decides_whatever_else_runs(client):
     assert len(set(alone)) > 1
 
 
+def test_the_samples_of_a_vote_are_the_choices_of_a_call(client):
+    sampling = {"temperature": 1.0, "seed": 11, "max_tokens": 120}
+    choices = ask(client, "What is 73 * 58?", n=6, **sampling).choices
+    written = [each.message.content.rpartition("Answer:")[2].strip() for each in choices]
+    scaling = {"method": "self-consistency", "samples": 6, "vote": "after:Answer:"}
+    answer = ask(client, "What is 73 * 58?", extra_body={"scaling": scaling}, **sampling)
+    leader = max(written, key=lambda each: (written.count(each), -written.index(each)))
+    assert answer.scaling["answer"] == leader
+    assert answer.choices[0].message.content in [each.message.content for each in choices]
+    assert metric(client, "num_requests_running") == 0
+
+
 def test_logprobs_are_equal_to_the_last_bit_in_any_company(client):
     def logprobs(_: int) -> list[float]:
         answer = ask(client, "Hello!", temperature=0, max_tokens=12, logprobs=True, top_logprobs=3)

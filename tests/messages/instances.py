@@ -136,6 +136,8 @@ slower_tiers = st.sampled_from([tier for tier in Tier if tier is not Tier.DEVICE
 unlike_tiers = st.lists(slower_tiers, unique=True).flatmap(
     lambda tiers: st.tuples(*(figures(tier) for tier in tiers))
 )
+
+
 def step_totals(size: tuple[bool, int]) -> st.SearchStrategy[StepTotals]:
     drawn = {name: _field(StepTotals, name) for name in StepTotals.__struct_fields__}
     return st.builds(

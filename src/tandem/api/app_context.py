@@ -78,6 +78,10 @@ class AppContext:
             keeps=serves and "no-store" not in wishes,
         )
 
+    def no_cache_use(self) -> CacheUse:
+        """Every answer is computed, and none is kept."""
+        return CacheUse(self.response_cache, self.generator, looks_up=False, keeps=False)
+
     def add_limit_headers(self, request: Request, caller: Caller) -> None:
         """From now on the answer says what the caller's rate limits leave when it begins."""
 

@@ -3,16 +3,17 @@
 from collections.abc import Callable, Sequence
 
 from msgspec import UNSET
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tandem.api.app_context import AppContext
 from tandem.api.choice import ChoiceDelta
 from tandem.api.clock_and_entropy import fresh_id
-from tandem.api.generation import Call, GenerationSpec, StreamUsage, create_answer
+from tandem.api.generation import Call, GenerationSpec, Scaled, StreamUsage, create_answer
 from tandem.api.logprobs import CHAT_LISTS, Shown, TokenJson, chat_items, chat_logprobs
 from tandem.api.openapi import ApiEndpoint
-from tandem.api.prompts import Tokens, chat_prompt
+from tandem.api.prompts import Tokens, chat_follow_up, chat_prompt
 from tandem.api.requests import ChatBody, Tool
 from tandem.api.responses import (
     AnswerMessage,
@@ -28,6 +29,7 @@ from tandem.api.responses import (
     Usage,
 )
 from tandem.api.sampling_request import check_choices
+from tandem.api.scaling_request import asks_again, check_scaling
 from tandem.api.streaming import encoded_event
 from tandem.api.whole_response import ID_BYTES, Transcript, filled_choice, split_at_choices
 from tandem.facts.errors import InvalidRequest
@@ -40,9 +42,14 @@ def chat_endpoints(context: AppContext) -> list[ApiEndpoint]:
 
     def spec_of(body: ChatBody) -> GenerationSpec:
         check_choices(body, 1, context)
+        check_scaling(body, 1, context)
         tools = _tools(body)
         longest_tokens, top_logprobs = _limits(body)
         context_tokens = context.generator.card.context_tokens
+        follow_up = None
+        if asks_again(body):
+            # A copy: what was read is not kept in the body itself.
+            follow_up = chat_follow_up(replace(body), context.text, context_tokens, context.config)
 
         def read() -> tuple[list[Tokens], Callable[[Call], ChatWriter]]:
             prompt = chat_prompt(body, tools, context.text, context_tokens, context.config)
@@ -60,6 +67,7 @@ def chat_endpoints(context: AppContext) -> list[ApiEndpoint]:
             top_logprobs=top_logprobs,
             choices=body.n or 1,
             tool_format=context.text.tool_format if tools else None,
+            follow_up=follow_up,
         )
 
     async def create_chat_completion(request: Request) -> Response:
@@ -90,7 +98,9 @@ class ChatWriter:
         self._begun: set[int] = set()
         self._called_tools = [0] * len(call.requests)
 
-    def delta_event(self, delta: ChoiceDelta, usage: StreamUsage) -> bytes | None:
+    def delta_event(
+        self, delta: ChoiceDelta, usage: StreamUsage, scaling: Scaled = UNSET
+    ) -> bytes | None:
         call = self._call
         if call.is_silent(delta):
             return None
@@ -104,7 +114,7 @@ class ChatWriter:
             stop_reason=UNSET if delta.stop_reason is None else delta.stop_reason,
             token_ids=call.token_ids(delta.tokens),
         )
-        chunk = ChatChunk(**self._head, choices=[choice], usage=usage)
+        chunk = ChatChunk(**self._head, choices=[choice], usage=usage, scaling=scaling)
         if is_first and delta.choice == 0:
             chunk.prompt_token_ids = call.token_ids(call.prompts[0])
         return encoded_event(chunk)
@@ -135,13 +145,14 @@ class ChatWriter:
         logprobs = transcript.logprobs if self._with_logprobs else None
         return filled_choice(choice, b"content", transcript.text.pieces(), logprobs)
 
-    def answer_frame(self, usage: Usage) -> tuple[bytes, bytes]:
+    def answer_frame(self, usage: Usage, scaling: Scaled = UNSET) -> tuple[bytes, bytes]:
         call = self._call
         answer = ChatAnswer(
             **self._head,
             choices=[],
             usage=usage,
             prompt_token_ids=call.token_ids(call.prompts[0]),
+            scaling=scaling,
         )
         return split_at_choices(answer)
 

@@ -139,10 +139,17 @@ class UsageMeter:
     """
 
     def __init__(self, prompt_tokens: Sequence[int], choices_per_prompt: int) -> None:
+        self._prompts = len(prompt_tokens)
         self._prompt_tokens = sum(prompt_tokens)
         self._completion_tokens = 0
         self._choices_per_prompt = choices_per_prompt
         self._cached_tokens: dict[int, int] = {}
+
+    def add_prompt(self, prompt_tokens: int) -> int:
+        """One more prompt, and the first of the choices that continue it."""
+        self._prompts += 1
+        self._prompt_tokens += prompt_tokens
+        return (self._prompts - 1) * self._choices_per_prompt
 
     def count_delta(self, delta: ChoiceDelta) -> None:
         self._completion_tokens += len(delta.tokens)

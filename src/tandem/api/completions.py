@@ -3,13 +3,14 @@
 from collections.abc import Callable, Sequence
 from functools import cache
 
+from msgspec import UNSET
 from msgspec.json import encode
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tandem.api.app_context import AppContext
 from tandem.api.choice import ChoiceDelta
-from tandem.api.generation import Call, GenerationSpec, StreamUsage, create_answer
+from tandem.api.generation import Call, GenerationSpec, Scaled, StreamUsage, create_answer
 from tandem.api.logprobs import (
     COMPLETION_LISTS,
     Shown,
@@ -18,10 +19,11 @@ from tandem.api.logprobs import (
     token_text,
 )
 from tandem.api.openapi import ApiEndpoint
-from tandem.api.prompts import Tokens, completion_prompts, prompt_count
+from tandem.api.prompts import Tokens, completion_follow_up, completion_prompts, prompt_count
 from tandem.api.requests import CompletionBody
 from tandem.api.responses import CompletionAnswer, CompletionChoice, CompletionLogprobs, Usage
 from tandem.api.sampling_request import check_choices
+from tandem.api.scaling_request import asks_again, check_scaling
 from tandem.api.streaming import encoded_event
 from tandem.api.whole_response import (
     CHAR_BYTES,
@@ -43,7 +45,12 @@ def completion_endpoints(context: AppContext) -> list[ApiEndpoint]:
         _check(body)
         prompt_number = prompt_count(body.prompt)
         check_choices(body, prompt_number, context)
+        check_scaling(body, prompt_number, context)
         max_tokens = body.max_tokens or _DEFAULT_MAX_TOKENS
+        follow_up = None
+        if asks_again(body):
+            question = body.prompt if isinstance(body.prompt, str) else ""
+            follow_up = completion_follow_up(question, context.text, context.generator.card)
 
         def read() -> tuple[list[Tokens], Callable[[Call], CompletionWriter]]:
             prompts = completion_prompts(body, context.text, context.generator.card)
@@ -59,6 +66,7 @@ def completion_endpoints(context: AppContext) -> list[ApiEndpoint]:
             named_tokens=max_tokens,
             top_logprobs=body.logprobs,
             choices=prompt_number * (body.n or 1),
+            follow_up=follow_up,
         )
 
     async def create_completion(request: Request) -> Response:
@@ -93,7 +101,9 @@ class CompletionWriter:
         self._prompt_json = cache(lambda prompt: encode(list(call.prompts[prompt])))
         self._echo_json = cache(lambda prompt: encode(echoes[prompt])[1:-1])
 
-    def delta_event(self, delta: ChoiceDelta, usage: StreamUsage) -> bytes | None:
+    def delta_event(
+        self, delta: ChoiceDelta, usage: StreamUsage, scaling: Scaled = UNSET
+    ) -> bytes | None:
         call, index = self._call, delta.choice
         is_first = index not in self._begun
         text = self._echo_of(index) + delta.text if is_first else delta.text
@@ -110,7 +120,8 @@ class CompletionWriter:
         )
         if is_first:
             choice.prompt_token_ids = call.token_ids(call.prompts[call.prompt_number(index)])
-        return encoded_event(CompletionAnswer(**self._head, choices=[choice], usage=usage))
+        answer = CompletionAnswer(**self._head, choices=[choice], usage=usage, scaling=scaling)
+        return encoded_event(answer)
 
     def usage_event(self, usage: Usage) -> bytes:
         return encoded_event(CompletionAnswer(**self._head, choices=[], usage=usage))
@@ -147,8 +158,9 @@ class CompletionWriter:
             pieces += [b',"prompt_token_ids":', self._prompt_json(prompt), b"}"]
         return pieces
 
-    def answer_frame(self, usage: Usage) -> tuple[bytes, bytes]:
-        return split_at_choices(CompletionAnswer(**self._head, choices=[], usage=usage))
+    def answer_frame(self, usage: Usage, scaling: Scaled = UNSET) -> tuple[bytes, bytes]:
+        answer = CompletionAnswer(**self._head, choices=[], usage=usage, scaling=scaling)
+        return split_at_choices(answer)
 
     def _echo_of(self, index: int) -> str:
         return self._echoes[self._call.prompt_number(index)]

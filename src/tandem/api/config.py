@@ -58,7 +58,8 @@ class ApiConfig:
     No `api_keys` means open to everyone; `tenants` says whose some of them are, by key; more of
     both stand in `key_files`.
     `max_choices` bounds the sequences that one call starts
-    (prompts times n). `allowed_origins` are the web pages that may call from a browser.
+    (prompts times n), `max_scaling_samples` those of one with `scaling` (0: there is none).
+    `allowed_origins` are the web pages that may call from a browser.
     `allowed_hosts` are the names that the Host header may have, besides addresses in numbers;
     none means any name.
     `max_body_bytes` None derives the largest body from the context. `answer_bytes` are what the
@@ -76,6 +77,7 @@ class ApiConfig:
     answer_bytes: int = 256 << 20
     max_nesting: int = 64
     max_choices: int = 64
+    max_scaling_samples: int = 32
     body_timeout_s: float = 60.0
     parse_special_tokens: bool = False
     response_cache: ResponseCacheConfig = field(default_factory=ResponseCacheConfig)
@@ -91,6 +93,8 @@ class ApiConfig:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise InvalidConfiguration(f"api.{name} must be positive")
+        if self.max_scaling_samples < 0:
+            raise InvalidConfiguration("api.max_scaling_samples must not be negative")
         for key in (*self.api_keys, *self.tenants):
             check_key(key)
 

@@ -17,25 +17,28 @@ from starlette.responses import Response
 from tandem.api.access_log import RECORD, AnswerRecord, CallRecord
 from tandem.api.app_context import SYSTEM_FINGERPRINT, AppContext
 from tandem.api.choice import ChoiceDelta, ChoiceReader, Presentation, UsageMeter
+from tandem.api.choice_deltas import choice_deltas, merged
 from tandem.api.clock_and_entropy import fresh_id, unix_time_s
+from tandem.api.gang import Gang, GangResult
 from tandem.api.prompts import Tokens
 from tandem.api.request_body import read_body
 from tandem.api.requests import GenerationBody
 from tandem.api.response_cache import CacheUse
-from tandem.api.responses import Usage
+from tandem.api.responses import ScalingReport, Usage
 from tandem.api.sampling_request import requests_of, sampling_parameters, stop_strings
+from tandem.api.scaling_request import FollowUp, Scaling, scaled_sampling, scaling_of
 from tandem.api.streaming import DONE, EventStream
 from tandem.api.whole_response import TURN_BYTES, HeldResponse, Transcript, WholeResponse
-from tandem.facts.errors import EngineFailed, InvalidRequest
+from tandem.facts.errors import InvalidRequest
 from tandem.facts.rate_limits import CallSize
 from tandem.facts.request import Request
 from tandem.facts.serving import Caller, ServedBy
 from tandem.text.aho_corasick import AhoCorasick
 from tandem.text.tools import ToolFormat
 
-Item = TypeVar("Item")
 Body = TypeVar("Body", bound=GenerationBody)
 StreamUsage = Usage | UnsetType | None
+Scaled = ScalingReport | UnsetType
 
 # After so many tokens and alternatives of all choices, a few milliseconds of work, the loop goes
 # round. Mostly it has long done so: each step of the engine brings some.
@@ -45,7 +48,8 @@ _LARGE_EVENT_BYTES = 128 << 10
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call ready to run: choice c is `requests[c]`, for prompt c // choices_per_prompt."""
+    """A call ready to run: choice c is `requests[c]`, for prompt c // choices_per_prompt. With
+    `scaling` there is one choice, and its request is that of the first sample."""
 
     body: GenerationBody
     answer_id: str
@@ -58,6 +62,7 @@ class Call:
     caller: Caller
     cache_use: CacheUse
     record: AnswerRecord | None = None
+    scaling: Scaling | None = None
 
     @property
     def returns_token_ids(self) -> bool:
@@ -94,7 +99,9 @@ class Call:
 class ResponseWriter(Protocol):
     """Puts deltas into the words of one API: `ChatWriter` or `CompletionWriter`."""
 
-    def delta_event(self, delta: ChoiceDelta, usage: StreamUsage) -> bytes | None:
+    def delta_event(
+        self, delta: ChoiceDelta, usage: StreamUsage, scaling: Scaled = UNSET
+    ) -> bytes | None:
         """One stream event, or None when there is nothing to tell yet."""
         ...
 
@@ -118,7 +125,7 @@ class ResponseWriter(Protocol):
         """A choice of an answer that does not stream, in pieces."""
         ...
 
-    def answer_frame(self, usage: Usage) -> tuple[bytes, bytes]:
+    def answer_frame(self, usage: Usage, scaling: Scaled = UNSET) -> tuple[bytes, bytes]:
         """What stands before the choices of that answer, and after them."""
         ...
 
@@ -130,6 +137,7 @@ class GenerationSpec:
     `read` gives the prompts as token ids, and makes the writer of the call. An answer has at most
     `max_tokens`; its client named `named_tokens` of them, or no limit. `top_logprobs` are the
     alternatives to each token, None without log-probabilities; `choices` those of all prompts.
+    `follow_up` makes the prompts that go on from answers, for calls that need some.
     """
 
     id_prefix: str
@@ -139,6 +147,7 @@ class GenerationSpec:
     top_logprobs: int | None
     choices: int
     tool_format: ToolFormat | None = None
+    follow_up: FollowUp | None = None
 
 
 async def create_answer(
@@ -157,8 +166,18 @@ async def create_answer(
         sampling = sampling_parameters(
             body, spec.max_tokens, spec.top_logprobs, context.text.defaults, card
         )
-        if not body.stream:
-            context.response_budget.check_request(spec.named_tokens, sampling, spec.choices)
+        scaling = scaling_of(
+            body,
+            context,
+            spec.follow_up,
+            body_bytes=held.count,
+            shows_logprobs=spec.top_logprobs is not None,
+        )
+        if not body.stream or scaling is not None:
+            sequences = spec.choices if scaling is None else scaling.plan.samples
+            context.response_budget.check_request(spec.named_tokens, sampling, sequences)
+        if scaling is not None:
+            sampling = scaled_sampling(sampling, body, scaling)
         strings = stop_strings(body)
         (prompts, writer_of), stops = await held.run_off_loop(
             request, lambda: (spec.read(), AhoCorasick(strings))
@@ -197,6 +216,7 @@ async def create_answer(
             stop_strings=strings,
         ),
         record=record,
+        scaling=scaling,
     )
     return _respond(call, writer_of(call), context)
 
@@ -225,6 +245,14 @@ def _begin_record(
 
 
 def _respond(call: Call, writer: ResponseWriter, context: AppContext) -> Response:
+    if call.scaling is not None:
+        # Nothing can be sent before the winner is known, so a stream is made whole as well.
+        media_type = EventStream.media_type if call.body.stream else "application/json"
+        return WholeResponse(
+            context.response_budget,
+            lambda held: _scaled_answer(call, writer, context, held),
+            media_type,
+        )
     if call.body.stream:
         return EventStream(_stream_events(call, writer, context))
     return WholeResponse(
@@ -235,9 +263,7 @@ def _respond(call: Call, writer: ResponseWriter, context: AppContext) -> Respons
 async def _stream_events(
     call: Call, writer: ResponseWriter, context: AppContext
 ) -> AsyncGenerator[bytes, None]:
-    options = call.body.stream_options
-    includes_usage = options is not None and bool(options.include_usage)
-    continuous = options is not None and bool(options.continuous_usage_stats)
+    includes_usage, continuous = _streamed_usage(call)
     meter = _meter(call)
     async with aclosing(_call_deltas(call, context)) as deltas:
         async for delta in deltas:
@@ -259,18 +285,79 @@ async def _whole_answer(
     """The answer in pieces."""
     meter = _meter(call)
     held.grow(writer.shared_bytes)
-    transcripts = [
-        Transcript(
-            choice, logprobs_lists=writer.logprobs_lists, keeps_tokens=call.returns_token_ids
-        )
-        for choice in range(len(call.requests))
-    ]
+    transcripts = _transcripts(call, writer)
     async with aclosing(_call_deltas(call, context)) as deltas:
         async for delta in deltas:
             meter.count_delta(delta)
             logprobs = writer.logprobs_items(delta) if delta.shown else ()
             held.grow(transcripts[delta.choice].add_delta(delta, logprobs))
-    head, tail = writer.answer_frame(meter.usage())
+    return await _answer_pieces(writer, transcripts, writer.answer_frame(meter.usage()))
+
+
+async def _scaled_answer(
+    call: Call, writer: ResponseWriter, context: AppContext, held: HeldResponse
+) -> list[bytes]:
+    """The answer that a gang of samples comes to, in pieces: events where the client streams."""
+    assert call.scaling is not None
+    held.grow(writer.shared_bytes)
+    request = call.requests[0]
+    gang = Gang(context, call.scaling, request, call.presentation, call.caller, held)
+    result = await gang.run()
+    if call.record is not None:
+        call.record.meter = gang.meter
+        for delta in result.deltas:
+            call.record.note_delta(delta)
+    if call.body.stream:
+        return await _scaled_events(call, writer, result, held)
+    transcripts = _transcripts(call, writer)
+    for delta in result.deltas:
+        logprobs = writer.logprobs_items(delta) if delta.shown else ()
+        held.grow(transcripts[0].add_delta(delta, logprobs))
+        await asyncio.sleep(0)
+    frame = writer.answer_frame(result.usage, result.report)
+    return await _answer_pieces(writer, transcripts, frame)
+
+
+async def _scaled_events(
+    call: Call, writer: ResponseWriter, result: GangResult, held: HeldResponse
+) -> list[bytes]:
+    """The events of a gang's answer, of which the last but usage has the report."""
+    includes_usage, continuous = _streamed_usage(call)
+    usage: StreamUsage = None if includes_usage else UNSET
+    last, events = result.deltas[-1], []
+    for delta in result.deltas:
+        scaling = result.report if delta is last else UNSET
+        data = writer.delta_event(delta, result.usage if continuous else usage, scaling)
+        if data is not None:
+            events.append(data)
+            held.grow(len(data))
+        await asyncio.sleep(0)
+    if includes_usage:
+        events.append(writer.usage_event(result.usage))
+    return [*events, DONE]
+
+
+def _streamed_usage(call: Call) -> tuple[bool, bool]:
+    """Whether a last event counts the tokens, and whether every event does."""
+    options = call.body.stream_options
+    if options is None:
+        return False, False
+    return bool(options.include_usage), bool(options.continuous_usage_stats)
+
+
+def _transcripts(call: Call, writer: ResponseWriter) -> list[Transcript]:
+    return [
+        Transcript(
+            choice, logprobs_lists=writer.logprobs_lists, keeps_tokens=call.returns_token_ids
+        )
+        for choice in range(len(call.requests))
+    ]
+
+
+async def _answer_pieces(
+    writer: ResponseWriter, transcripts: Sequence[Transcript], frame: tuple[bytes, bytes]
+) -> list[bytes]:
+    head, tail = frame
     pieces = [head]
     encoded_bytes = 0
     for transcript in transcripts:
@@ -314,54 +401,3 @@ async def _call_deltas(call: Call, context: AppContext) -> AsyncGenerator[Choice
             if values > _TURN_VALUES:
                 values = 0
                 await asyncio.sleep(0)
-
-
-async def choice_deltas(
-    cache_use: CacheUse, request: Request, reader: ChoiceReader, caller: Caller
-) -> AsyncGenerator[ChoiceDelta, None]:
-    """Generates one choice: the request goes to the engine here, unless its answer is known, and
-    its tokens come back. The last delta has a finish reason. Raises `TandemError`."""
-    lookup = cache_use.look_up(request)
-    async with aclosing(lookup.outputs(caller)) as outputs:
-        async for output in outputs:
-            delta = reader.delta_of(output)
-            lookup.add(output)
-            if delta.finish_reason is not None:
-                lookup.complete(output)
-                if output.finish_reason is None and lookup.found is None:
-                    cache_use.generator.satisfied(request.request_id)
-            yield delta
-            if delta.finish_reason is not None:
-                return
-        raise EngineFailed("the answer broke off")
-
-
-async def merged(
-    streams: Sequence[AsyncGenerator[Item, None]],
-) -> AsyncGenerator[Item, None]:
-    """Items of all streams as they come; the first failure ends all of them."""
-    if len(streams) == 1:
-        try:
-            async for item in streams[0]:
-                yield item
-        finally:
-            await streams[0].aclose()
-        return
-    waiting = {place: asyncio.ensure_future(anext(s)) for place, s in enumerate(streams)}
-    try:
-        while waiting:
-            await asyncio.wait(waiting.values(), return_when=asyncio.FIRST_COMPLETED)
-            # In the order of the choices, so that equal timing gives equal streams.
-            for place in [place for place, task in waiting.items() if task.done()]:
-                try:
-                    item = waiting.pop(place).result()
-                except StopAsyncIteration:
-                    continue
-                waiting[place] = asyncio.ensure_future(anext(streams[place]))
-                yield item
-    finally:
-        for task in waiting.values():
-            task.cancel()
-        await asyncio.gather(*waiting.values(), return_exceptions=True)
-        for stream in streams:
-            await stream.aclose()

@@ -119,9 +119,14 @@ class Intake:
         `Refused` with 429 where too many wait for a thread, and of `account` most."""
         if size <= LARGE_BYTES:
             return work()
-        return await while_connected(request.receive, self._run_in_thread(work, account))
+        return await while_connected(request.receive, self.run_in_thread(size, work, account))
 
-    async def _run_in_thread(self, work: Callable[[], Result], account: str) -> Result:
+    async def run_in_thread(
+        self, size: int, work: Callable[[], Result], account: str = ""
+    ) -> Result:
+        """`run_off_loop` for one whose client is watched already."""
+        if size <= LARGE_BYTES:
+            return work()
         try:
             await self._slots.acquire_slot(account)
         except QueueFull as error:

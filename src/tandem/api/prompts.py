@@ -1,11 +1,13 @@
 """Prompts of a call as token ids: chat template and tokenizer. Pure work, which whoever calls it
 runs off the event loop where the body was large."""
 
+import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from tandem.api.config import ApiConfig
 from tandem.api.request_body import decode_json, nested_deeper
@@ -91,6 +93,45 @@ def chat_prompt(
         if len(tokens) > 2 * limit_tokens:
             raise PromptTooLong(len(tokens), limit_tokens, exact=False)
     return _compact(tokens)
+
+
+def chat_follow_up(
+    body: ChatBody, text: TextModel, limit_tokens: int, config: ApiConfig
+) -> Callable[[Tokens, str, str], Tokens]:
+    """A `FollowUp` of this conversation, which raises `InvalidRequest`: the answer is one more
+    turn, and what is asked about it the next."""
+    said = [message for message in body.messages if message.role == "user"]
+
+    def follow_up(_: Tokens, answer: str, ask: str) -> Tokens:
+        question = _content(said[-1].content) if said else ""
+        turns = [
+            ChatMessage(role="assistant", content=answer),
+            ChatMessage(role="user", content=_filled(ask, question, answer)),
+        ]
+        asked = replace(body, messages=[*body.messages, *turns], add_generation_prompt=True)
+        return chat_prompt(asked, (), text, limit_tokens, config)
+
+    return follow_up
+
+
+def completion_follow_up(
+    question: str, text: TextModel, card: ModelCard
+) -> Callable[[Tokens, str, str], Tokens]:
+    """A `FollowUp` without a template, which raises `InvalidRequest`: the prompt goes on with the
+    answer, and with what is asked on a line of its own."""
+
+    def follow_up(prompt: Tokens, answer: str, ask: str) -> Tokens:
+        rest = f"{answer}\n\n{_filled(ask, question, answer)}\n"
+        tokens = text.tokenizer.encode_within(rest, card.context_tokens, add_special_tokens=False)
+        return _compact([*prompt, *tokens])
+
+    return follow_up
+
+
+def _filled(ask: str, question: str, answer: str) -> str:
+    """Each mark is filled once: what stands in question and answer is text."""
+    values = {"{question}": question, "{answer}": answer}
+    return re.sub(r"\{question\}|\{answer\}", lambda found: values[found[0]], ask)
 
 
 def check_tokens(field: str, tokens: Sequence[int], card: ModelCard) -> None:

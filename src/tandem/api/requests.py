@@ -19,6 +19,9 @@ from tandem.facts.sampling import SamplingParameters
 TokenId = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
+# Of what `scaling` asks, and of a judge's words.
+ASK_CHARS = 8192
+WORD_CHARS = 32
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 # msgspec reads one kind of array in a union; the schema says what is accepted in full.
 Prompt = str | list[str | TokenId | list[TokenId]]
@@ -62,6 +65,78 @@ class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
         bool | None, _means("Every event counts the tokens so far.")
     ] = None
     include_obfuscation: Annotated[bool | None, _means("Accepted without effect.")] = None
+
+
+class VerifierBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What scores the samples of a call with `scaling`."""
+
+    type: Annotated[
+        Literal["logprob", "judge"],
+        _means(
+            "logprob: the mean probability of a sample's tokens; judge: the model is asked whether "
+            "the sample is right, and the probability of its yes counts."
+        ),
+    ] = "logprob"
+    prompt: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=ASK_CHARS)] | None,
+        _means(
+            "What the judge is asked after the sample; {question} and {answer} stand for the last "
+            "message (or the prompt) and for the sample."
+        ),
+    ] = None
+    yes: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=WORD_CHARS)] | None,
+        _means("The judge's word for right. Default: yes."),
+    ] = None
+    no: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=WORD_CHARS)] | None,
+        _means("The judge's word for wrong. Default: no."),
+    ] = None
+
+
+class ScalingBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Several samples or rounds for one answer."""
+
+    method: Annotated[
+        Literal["self-consistency", "best-of-n", "re-query"],
+        _means(
+            "self-consistency: the answer that most samples give; best-of-n: the sample that a "
+            "verifier scores best; re-query: the model sees its own answer and is asked again."
+        ),
+    ]
+    samples: Annotated[Count | None, _means("Samples at most. Default: 8; not of re-query.")] = None
+    rounds: Annotated[
+        Count | None, _means("Rounds of re-query at most, the first included. Default: 3.")
+    ] = None
+    parallel: Annotated[
+        Count | None, _means("Samples that run at the same time. Default: all of them.")
+    ] = None
+    budget_tokens: Annotated[
+        Count | None,
+        _means("Once the gang has generated so many tokens, it stops. Default: no limit."),
+    ] = None
+    vote: Annotated[
+        str | None,
+        _means(
+            "How a sample's answer is read: last-number (default), last-line, boxed, text, "
+            "after:MARK or json:PATH. With best-of-n the scores of equal answers add up."
+        ),
+    ] = None
+    confidence: Annotated[
+        float | None,
+        _means(
+            "Above 0.5, below 1: stops as soon as the vote is so probable to stand, or with "
+            "best-of-n once a sample scores as much. Default: only once nothing can change it."
+        ),
+    ] = None
+    verifier: Annotated[
+        VerifierBody | None,
+        _means("What scores samples: of best-of-n by default logprob; else it breaks ties."),
+    ] = None
+    prompt: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=ASK_CHARS)] | None,
+        _means("What re-query asks after an answer; {question} and {answer} as in the verifier."),
+    ] = None
 
 
 def _with_client_fields(body: type[Struct]) -> Any:
@@ -117,6 +192,10 @@ class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
         bool | None, _means("Leaves special tokens out of the text. Default: true.")
     ] = None
     n: Annotated[Count | None, _means("Answers to each prompt. Default: 1.")] = None
+    scaling: Annotated[
+        ScalingBody | None,
+        _means("One answer from several samples or rounds, chosen by the server; not with n."),
+    ] = None
     stream: Annotated[bool | None, _means("Answers as server-sent events. Default: false.")] = None
     stream_options: Annotated[
         StreamOptions | None, _means("What the stream carries beside the answer; needs stream.")

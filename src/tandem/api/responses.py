@@ -29,6 +29,43 @@ class Usage(Struct, kw_only=True):
     prompt_tokens_details: PromptTokensDetails
 
 
+class ScalingSamples(Struct, kw_only=True):
+    """Samples or rounds of a gang: `finished` by themselves, `cancelled` once it was decided,
+    `refused` for want of room, or because their prompt grew longer than the context."""
+
+    started: int
+    finished: int
+    cancelled: int
+    refused: int
+
+
+class ScalingTokens(Struct, kw_only=True):
+    """Generated tokens: of the sample that is the answer, of all samples, and of their verifier."""
+
+    answer: int
+    samples: int
+    verifier: int
+
+
+class ScalingReport(Struct, kw_only=True):
+    """How a call with `scaling` came to its answer.
+
+    `answer` is what the vote says, `votes` counts those of the finished samples, most first.
+    `winner` is the number of the sample (or round) that is shown, from 0; `scores` are those of the
+    samples by number, null for one without.
+    """
+
+    method: Literal["self-consistency", "best-of-n", "re-query"]
+    answer: str | None
+    votes: dict[str, int]
+    winner: int
+    stopped_by: Literal["vote", "confidence", "budget", "samples"]
+    decided_early: bool
+    samples: ScalingSamples
+    tokens: ScalingTokens
+    scores: list[float | None] | UnsetType = UNSET
+
+
 class TopLogprob(Struct, kw_only=True):
     token: str
     logprob: float
@@ -88,6 +125,7 @@ class ChatAnswer(Struct, kw_only=True):
     system_fingerprint: str
     object: Literal["chat.completion"] = "chat.completion"
     prompt_token_ids: list[int] | UnsetType = UNSET
+    scaling: ScalingReport | UnsetType = UNSET
 
 
 class ToolCallDelta(Struct, kw_only=True):
@@ -121,6 +159,7 @@ class ChatChunk(Struct, kw_only=True):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    scaling: ScalingReport | UnsetType = UNSET
 
 
 class CompletionChoice(Struct, kw_only=True):
@@ -143,6 +182,7 @@ class CompletionAnswer(Struct, kw_only=True):
     system_fingerprint: str
     object: Literal["text_completion"] = "text_completion"
     usage: Usage | UnsetType | None = UNSET
+    scaling: ScalingReport | UnsetType = UNSET
 
 
 class ModelEntry(Struct, kw_only=True):

@@ -270,15 +270,15 @@ class WholeResponse(Response):
     """What `make` gives, which counts what it keeps in the `HeldResponse` given to it. It ends when
     the client leaves; what it raises becomes the answer."""
 
-    media_type = "application/json"
-
     def __init__(
         self,
         budget: ResponseBudget,
         make: Callable[[HeldResponse], Awaitable[Sequence[bytes]]],
+        media_type: str = "application/json",
     ) -> None:
         self._budget = budget
         self._make = make
+        self.media_type = media_type
         self._started = False
         self.status_code = 200
         self.background = None

@@ -179,6 +179,10 @@ class ServeOptions(
             le=1 << 20,
         ),
     ] = 0
+    max_scaling_samples: Annotated[
+        int,
+        _of_gateways("Samples of a call with `scaling` at most; 0: no such calls.", ge=0, le=64),
+    ] = 32
     parse_special_tokens: Annotated[
         bool,
         _of_gateways(

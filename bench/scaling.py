@@ -1,0 +1,502 @@
+"""Inference-time scaling on the bundled model's arithmetic: accuracy against samples, latency and
+tokens, of a greedy call, of gangs that the server runs, and of a client that makes the calls.
+
+python bench/scaling.py [--draws 600] [--tasks 100] [--products 50] [--only greedy,vote-8]
+    [--minutes 4] [--results FILE] [--plot docs/scaling.png]
+
+A real `tandem serve`, real HTTP. *Timed*: one user at a time, each question in all ways before the
+next one; a client's calls have the seeds of the gang's samples, so that they draw the same tokens
+and their difference is what the server adds. *Drawn*: a gang's samples are the choices of a call
+with `n`, so that 16 choices to each of many more questions, put before the very policy that decides
+for the server, tell the accuracy of every gang. What was measured is kept in FILE, and only the
+rest is run.
+"""
+
+import asyncio
+import contextlib
+import json
+import math
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from statistics import fmean, median
+from typing import Annotated, Any
+
+import aiohttp
+import typer
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
+from rich.console import Console
+from rich.table import Table
+
+from tandem.bench.tasks.arithmetic import arithmetic
+from tandem.bench.tasks.evaluation import wilson_interval
+from tandem.bench.tasks.task import Task, last_answer
+from tandem.facts.sampling import SamplingParameters
+from tandem.policy.scaling.contract import Method, Sample, SampleState, ScalingPlan
+from tandem.policy.scaling.policies import decide
+
+MAX_TOKENS = 200
+PATIENCE_S = 300.0
+RESAMPLES = 2000
+MOST_SAMPLES = 16
+# Where single samples are worse, and votes have more to mend.
+HOTTER = 1.3
+COLOURS = ("#0072B2", "#CC79A7", "#56B4E9", "#009E73")
+_PRODUCT = re.compile(r"\d\d \* \d\d")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One question, answered in one way."""
+
+    right: bool
+    seconds: float
+    tokens: int
+    started: int
+
+
+Ask = Callable[["Server", Task, int], Awaitable[Outcome]]
+
+
+class Server:
+    """Chats with a server. `temperature` is that of samples."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, temperature: float) -> None:
+        self._http, self._url, self.temperature = http, url, temperature
+
+    async def chat(self, task: Task, **fields: Any) -> dict[str, Any]:
+        body = {"messages": list(task.messages), "max_tokens": MAX_TOKENS, **fields}
+        async with self._http.post(f"{self._url}/v1/chat/completions", json=body) as answer:
+            answer.raise_for_status()
+            return await answer.json()
+
+
+def text_of(answer: dict[str, Any]) -> str:
+    return answer["choices"][0]["message"]["content"]
+
+
+def tokens_of(answer: dict[str, Any]) -> int:
+    return answer["usage"]["completion_tokens"]
+
+
+async def greedy(server: Server, task: Task, seed: int) -> Outcome:
+    begin_s = time.perf_counter()
+    answer = await server.chat(task, temperature=0, seed=seed)
+    seconds = time.perf_counter() - begin_s
+    return Outcome(last_answer(text_of(answer)) == task.answer, seconds, tokens_of(answer), 1)
+
+
+def scaled(**scaling: Any) -> Ask:
+    """The server does it all."""
+
+    async def ask(server: Server, task: Task, seed: int) -> Outcome:
+        begin_s = time.perf_counter()
+        # Rounds begin with the greedy answer.
+        temperature = 0 if scaling["method"] == "re-query" else server.temperature
+        answer = await server.chat(task, temperature=temperature, seed=seed, scaling=scaling)
+        seconds = time.perf_counter() - begin_s
+        right = last_answer(text_of(answer)) == task.answer
+        started = answer["scaling"]["samples"]["started"]
+        return Outcome(right, seconds, tokens_of(answer), started)
+
+    return ask
+
+
+def voted_by_client(count: int) -> Ask:
+    """So many calls at once; their client votes when it has all of them."""
+
+    async def ask(server: Server, task: Task, seed: int) -> Outcome:
+        base = SamplingParameters(seed=seed)
+        begin_s = time.perf_counter()
+        answers = await asyncio.gather(
+            *(
+                server.chat(task, temperature=server.temperature, seed=base.seed_of_choice(number))
+                for number in range(count)
+            )
+        )
+        votes = Counter(last_answer(text_of(each)) for each in answers)
+        seconds = time.perf_counter() - begin_s
+        # The first of those with most votes, as `Counter` keeps the order of arrival by number.
+        leader = votes.most_common(1)[0][0]
+        return Outcome(leader == task.answer, seconds, sum(map(tokens_of, answers)), count)
+
+    return ask
+
+
+SAMPLES = (2, 4, 8, 16)
+VOTE = {"method": "self-consistency", "vote": "after:Answer:"}
+WAYS: dict[str, tuple[str, Ask]] = {
+    "greedy": ("one greedy call", greedy),
+    "sample": ("one sampled call", voted_by_client(1)),
+    **{f"vote-{k}": (f"self-consistency, {k}", scaled(samples=k, **VOTE)) for k in SAMPLES},
+    **{f"client-{k}": (f"{k} calls, the client votes", voted_by_client(k)) for k in SAMPLES},
+    "adaptive": (
+        "self-consistency, up to 16, 4 at a time, confidence 0.95",
+        scaled(samples=16, parallel=4, confidence=0.95, **VOTE),
+    ),
+    "best-4": ("best of 4 by log-probability", scaled(method="best-of-n", samples=4)),
+    "best-8": ("best of 8 by log-probability", scaled(method="best-of-n", samples=8)),
+    "weighted-8": (
+        "best of 8, scores of equal answers add up",
+        scaled(method="best-of-n", samples=8, vote="after:Answer:"),
+    ),
+    "requery": (
+        "re-query, up to 3 rounds, the question again",
+        scaled(method="re-query", rounds=3, prompt="{question}", vote="after:Answer:"),
+    ),
+    "requery-check": (
+        "re-query, up to 3 rounds, its own words",
+        scaled(method="re-query", rounds=3, vote="after:Answer:"),
+    ),
+}
+# The outcomes of each way on each set of questions, in their order.
+Results = dict[str, list[Any]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """At which `temperature` samples are drawn, for how many `minutes` to ask at most, and the
+    `file` that keeps what was measured."""
+
+    temperature: float
+    minutes: float
+    file: Path | None
+
+    def key(self, name: str, way: str) -> str:
+        return f"{name} {way} {self.temperature:g}"
+
+
+def questions(tasks: int, products: int) -> dict[str, list[Task]]:
+    """The evaluation's own mix, and products of two digits by two, which the model finds hard."""
+    mixed = [arithmetic(Random(f"scaling {number}")) for number in range(tasks)]
+    hard: list[Task] = []
+    number = 0
+    while len(hard) < products:
+        task = arithmetic(Random(f"scaling products {number}"))
+        number += 1
+        if _PRODUCT.search(task.messages[0]["content"]):
+            hard.append(task)
+    return {"mixed": mixed, "products": hard}
+
+
+@contextlib.asynccontextmanager
+async def serving() -> AsyncIterator[str]:
+    """The URL of a server of the bundled model, in a process of its own."""
+    command = [sys.executable, "-u", "-m", "tandem", "serve", "--port", "0"]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert process.stdout is not None
+    try:
+        printed = ""
+        while found := await process.stdout.readline():
+            printed += found.decode()
+            if "Ctrl-C stops" in printed:
+                break
+        served = re.search(r"served on (http://[\d.]+:\d+)/v1", printed)
+        assert served, printed
+        yield served[1]
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def measure(
+    sets: dict[str, list[Task]], ways: list[str], plan: Plan, results: Results
+) -> None:
+    """Fills in what `results` lacks, until time is up. Each question is asked in all ways before
+    the next one, so that what else the machine does meets all of them alike."""
+    timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
+    # Shorter than the server's: a connection is not reused in the instant at which it is closed.
+    connections = aiohttp.TCPConnector(keepalive_timeout=2.0)
+    end_s = time.perf_counter() + 60 * plan.minutes
+    async with (
+        serving() as url,
+        aiohttp.ClientSession(connector=connections, timeout=timeout) as http,
+    ):
+        server = Server(http, url, plan.temperature)
+        for task in sets["mixed"][:5]:
+            await server.chat(task, temperature=0)
+        for number in range(max(map(len, sets.values()))):
+            for name, tasks in sets.items():
+                for way in ways:
+                    done = results.setdefault(plan.key(name, way), [])
+                    if len(done) == number < len(tasks):
+                        outcome = await WAYS[way][1](server, tasks[number], 101 * number)
+                        done.append(asdict(outcome))
+            if plan.file:
+                plan.file.write_text(json.dumps(results))
+            if time.perf_counter() > end_s:
+                break
+
+
+async def draw_samples(count: int, temperatures: Sequence[float], kept: Results) -> None:
+    """Fills in the choices of a call with `n` to each of so many questions of `tandem eval`, as
+    answer and mean log-probability, and the greedy answers."""
+    if all(f"drawn {each:g}" in kept for each in (0.0, *temperatures)):
+        return
+    timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
+    connections = aiohttp.TCPConnector(limit=2, keepalive_timeout=2.0)
+    async with (
+        serving() as url,
+        aiohttp.ClientSession(connector=connections, timeout=timeout) as http,
+    ):
+        server = Server(http, url, 0.0)
+
+        async def choices(number: int, temperature: float) -> list[list[Any]]:
+            answer = await server.chat(
+                arithmetic(Random(f"arithmetic 0 {number}")),
+                temperature=temperature,
+                n=MOST_SAMPLES if temperature else 1,
+                seed=number,
+                logprobs=True,
+            )
+            return [
+                [
+                    last_answer(each["message"]["content"]),
+                    fmean(token["logprob"] for token in each["logprobs"]["content"]),
+                ]
+                for each in answer["choices"]
+            ]
+
+        for temperature in (0.0, *temperatures):
+            if (key := f"drawn {temperature:g}") not in kept:
+                asked = (choices(number, temperature) for number in range(count))
+                kept[key] = await asyncio.gather(*asked)
+
+
+def decided(plan: ScalingPlan, drawn: list[list[Any]]) -> tuple[str | None, int]:
+    """The answer of a gang with these samples, and how many it started: as many as run at the same
+    time end together."""
+    ended = [
+        Sample(SampleState.FINISHED, answer, math.exp(logprob) if plan.scored else 0.0)
+        for answer, logprob in drawn
+    ]
+    samples: list[Sample] = []
+    while (decision := decide(plan, samples, 0)).winner is None:
+        samples = ended[: len(samples) + decision.start]
+    return drawn[decision.winner][0], len(samples)
+
+
+def gangs() -> dict[str, list[ScalingPlan]]:
+    """Plans of 1 to 16 samples."""
+
+    def plans(method: Method, **terms: Any) -> list[ScalingPlan]:
+        return [ScalingPlan(method, samples=k, parallel=k, **terms) for k in (1, *SAMPLES)]
+
+    return {
+        "self-consistency": plans(Method.SELF_CONSISTENCY),
+        "best of n by log-probability": plans(Method.BEST_OF_N, votes=False, scored=True),
+        "best of n, scores add up": plans(Method.BEST_OF_N, scored=True),
+        "up to 16, 4 at a time, confidence 0.95": [
+            ScalingPlan(Method.SELF_CONSISTENCY, samples=16, parallel=4, confidence=0.95)
+        ],
+    }
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What drawn samples come to: which of the questions are right, and samples a question."""
+
+    right: list[bool]
+    samples: float
+
+
+def judged(plan: ScalingPlan, tasks: list[Task], rows: list[list[list[Any]]]) -> Drawn:
+    found = [decided(plan, row) for row in rows]
+    right = [answer == task.answer for (answer, _), task in zip(found, tasks, strict=True)]
+    return Drawn(right, fmean(count for _, count in found))
+
+
+def drawn_sets(kept: Results) -> dict[str, tuple[list[Task], list[int]]]:
+    """The drawn questions with their places, and those among them that are hard."""
+    count = len(kept["drawn 0"])
+    tasks = [arithmetic(Random(f"arithmetic 0 {number}")) for number in range(count)]
+    hard = [n for n, task in enumerate(tasks) if _PRODUCT.search(task.messages[0]["content"])]
+    return {
+        "all": (tasks, list(range(count))),
+        "products of two digits by two": ([tasks[n] for n in hard], hard),
+    }
+
+
+def show_drawn(kept: Results, temperatures: Sequence[float]) -> None:
+    """A table for each set of questions."""
+    for name, (tasks, places) in drawn_sets(kept).items():
+        table = Table(title=f"drawn, {name}: {len(tasks)} questions")
+        for column in ("", "T", "right %", "95 %", "over greedy", "samples"):
+            table.add_column(column, justify="left" if not column else "right")
+        greedily = [
+            kept["drawn 0"][n][0][0] == task.answer for n, task in zip(places, tasks, strict=True)
+        ]
+        _add(table, "greedy", 0.0, Drawn(greedily, 1.0), greedily)
+        for temperature in temperatures:
+            rows = [kept[f"drawn {temperature:g}"][n] for n in places]
+            for label, plans in gangs().items():
+                for plan in plans:
+                    found = judged(plan, tasks, rows)
+                    _add(table, f"{label}, {plan.samples}", temperature, found, greedily)
+            either = [
+                any(answer == task.answer for answer, _ in row)
+                for task, row in zip(tasks, rows, strict=True)
+            ]
+            _add(table, "any of 16 is right", temperature, Drawn(either, 16.0), greedily)
+        Console(width=130).print(table)
+
+
+def _add(table: Table, label: str, temperature: float, found: Drawn, greedily: list[bool]) -> None:
+    low, high = wilson_interval(sum(found.right), len(found.right))
+    gain, least, most = gain_interval(found.right, greedily)
+    table.add_row(
+        label,
+        f"{temperature:g}",
+        f"{100 * fmean(found.right):.1f}",
+        f"{100 * low:.1f}-{100 * high:.1f}",
+        f"{gain:+.1f} ({least:+.1f} to {most:+.1f})",
+        f"{found.samples:.1f}",
+    )
+
+
+def gain_interval(ours: list[bool], theirs: list[bool]) -> tuple[float, float, float]:
+    """By how many points of accuracy ours is better on the same questions, and the 95 % interval
+    of a paired bootstrap."""
+    differences = [int(a) - int(b) for a, b in zip(ours, theirs, strict=True)]
+    rng = Random(0)
+    drawn = sorted(fmean(rng.choices(differences, k=len(differences))) for _ in range(RESAMPLES))
+    low, high = drawn[RESAMPLES // 40], drawn[-RESAMPLES // 40]
+    return 100 * fmean(differences), 100 * low, 100 * high
+
+
+def rights(rows: list[dict[str, Any]]) -> list[bool]:
+    return [row["right"] for row in rows]
+
+
+def table_of(name: str, found: dict[str, list[dict[str, Any]]]) -> Table:
+    """One row a way to answer."""
+    table = Table(title=f"{name}: {len(next(iter(found.values())))} questions")
+    for column in ("", "right %", "95 %", "over greedy", "mean s", "p50 s", "tokens", "samples"):
+        table.add_column(column, justify="left" if not column else "right")
+    for way, rows in found.items():
+        right = sum(rights(rows))
+        low, high = wilson_interval(right, len(rows))
+        gain, least, most = gain_interval(rights(rows), rights(found["greedy"]))
+        table.add_row(
+            WAYS[way][0],
+            f"{100 * right / len(rows):.1f}",
+            f"{100 * low:.1f}-{100 * high:.1f}",
+            "" if way == "greedy" else f"{gain:+.1f} ({least:+.1f} to {most:+.1f})",
+            f"{fmean(row['seconds'] for row in rows):.3f}",
+            f"{median(row['seconds'] for row in rows):.3f}",
+            f"{fmean(row['tokens'] for row in rows):.0f}",
+            f"{fmean(row['started'] for row in rows):.1f}",
+        )
+    return table
+
+
+def draw(kept: Results, timed: dict[str, Results], temperature: float, path: Path) -> None:
+    """Accuracy over samples for each set of drawn questions, and latency over samples."""
+    figure = Figure(figsize=(13, 4.4), dpi=110, facecolor="white", layout="constrained")
+    figure.suptitle(
+        "Inference-time scaling of tandem-mini on arithmetic",
+        x=0.01, ha="left", fontsize=13, fontweight="bold",
+    )  # fmt: skip
+    panels = figure.subplots(1, 3)
+    for axes, (name, (tasks, places)) in zip(panels, drawn_sets(kept).items(), strict=False):
+        rows = [kept[f"drawn {temperature:g}"][n] for n in places]
+        for (label, plans), colour in zip(gangs().items(), COLOURS, strict=True):
+            found = [judged(plan, tasks, rows) for plan in plans]
+            _plot_shares(axes, [each.samples for each in found], found, label, colour)
+        greedily = [
+            kept["drawn 0"][n][0][0] == task.answer for n, task in zip(places, tasks, strict=True)
+        ]
+        either = [
+            any(answer == task.answer for answer, _ in row)
+            for task, row in zip(tasks, rows, strict=True)
+        ]
+        for label, right in (("greedy", greedily), ("any of the 16 is right", either)):
+            share = 100 * fmean(right)
+            axes.axhline(share, color="black", linewidth=1, linestyle=":")
+            axes.annotate(label, (16, share), (0, 3), textcoords="offset points", fontsize=8,
+                          ha="right")  # fmt: skip
+        _dress(axes, f"{name}, {len(tasks)} questions", "right, %")
+    for name, line in (("mixed", "-"), ("products", "--")):
+        for label, stem, colour in (("gang", "vote", COLOURS[0]), ("a client", "client", "black")):
+            found = [timed[name][f"{stem}-{k}"] for k in SAMPLES]
+            seconds = [median(row["seconds"] for row in rows) for rows in found]
+            style = f"o{line}"
+            panels[2].plot(SAMPLES, seconds, style, color=colour, label=f"{label}, {name}")
+    panels[2].set_ylim(bottom=0)
+    panels[2].legend(fontsize=8, frameon=False)
+    _dress(panels[2], "timed, one user", "median latency, s")
+    marks, labels = panels[0].get_legend_handles_labels()
+    figure.legend(marks, labels, fontsize=8, frameon=False, loc="outside lower left", ncols=4)
+    note = f"Samples at temperature {temperature:g}; bars are 95 % Wilson intervals."
+    figure.text(0.99, 0.01, note, fontsize=8, color="#666666", ha="right")
+    figure.savefig(path, bbox_inches="tight", pad_inches=0.15)
+
+
+def _plot_shares(
+    axes: Axes, places: list[float], found: list[Drawn], label: str, colour: str
+) -> None:
+    shares = [100 * fmean(each.right) for each in found]
+    bounds = [wilson_interval(sum(each.right), len(each.right)) for each in found]
+    below = [share - 100 * low for share, (low, _) in zip(shares, bounds, strict=True)]
+    above = [100 * high - share for share, (_, high) in zip(shares, bounds, strict=True)]
+    axes.errorbar(
+        places, shares, yerr=(below, above), fmt="o-" if len(places) > 1 else "D", color=colour,
+        label=label, markersize=5, linewidth=1.4, elinewidth=0.6, capsize=2,
+    )  # fmt: skip
+
+
+def _dress(axes: Axes, title: str, y_label: str) -> None:
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_xlabel("samples started", fontsize=9)
+    axes.set_ylabel(y_label, fontsize=9)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.grid(alpha=0.2)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def main(
+    draws: Annotated[int, typer.Option(help="Questions that 16 samples are drawn for.")] = 600,
+    tasks: Annotated[int, typer.Option(help="Questions of the evaluation's mix.")] = 200,
+    products: Annotated[int, typer.Option(help="Products of two digits by two.")] = 150,
+    temperature: Annotated[float, typer.Option(help="Of samples.")] = 1.0,
+    only: Annotated[str, typer.Option(help="Ways to answer, with commas between.")] = "",
+    minutes: Annotated[float, typer.Option(help="Stops then; ask again for the rest.")] = 60.0,
+    results: Annotated[Path | None, typer.Option(help="Keeps what was measured.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draws all of it.")] = None,
+) -> None:
+    """Measures what is not measured yet, and shows all of it."""
+    plan = Plan(temperature, minutes, results)
+    kept: Results = json.loads(results.read_text()) if results and results.exists() else {}
+    sets = questions(tasks, products)
+    ways = only.split(",") if only else list(WAYS)
+    temperatures = (temperature, HOTTER)
+    asyncio.run(draw_samples(draws, temperatures, kept))
+    show_drawn(kept, temperatures)
+    asyncio.run(measure(sets, ways, plan, kept))
+    if results:
+        results.write_text(json.dumps(kept))
+    shown: dict[str, Results] = {}
+    for name in sets:
+        found = {way: kept[key] for way in WAYS if (key := plan.key(name, way)) in kept}
+        # What all ways were asked.
+        count = min(map(len, found.values()))
+        shown[name] = {way: rows[:count] for way, rows in found.items()}
+        if count and "greedy" in found:
+            Console(width=130).print(table_of(name, shown[name]))
+    if plot:
+        draw(kept, shown, temperature, plot)
+
+
+if __name__ == "__main__":
+    typer.run(main)
