@@ -6,8 +6,9 @@ It keeps the port's contract: end-of-sequence stops, max_tokens limits, closing 
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from tandem.facts.errors import LeftOut
 from tandem.facts.rate_limits import Allowance
 from tandem.facts.request import FinishReason, Request, TokenLogprobs, TokenOutput
 from tandem.facts.serving import ANYBODY, Caller, ModelCard
@@ -21,7 +22,8 @@ CONTEXT_TOKENS = 512
 class Script:
     """What to say next. `hold_after` tokens it says nothing more until it is closed, also where
     only the requests with the numbers `held` are; after `fail_after` tokens it raises `failure`.
-    By number, `refusals` are raised at once, and `logprobs` are those of every token."""
+    By number, `refusals` are raised at once, and `logprobs` are those of every token. Choices that
+    are `left_out` are none; all others say that they are `degraded`."""
 
     answer: str = "hello world"
     answers: list[str] = field(default_factory=list)
@@ -32,6 +34,8 @@ class Script:
     cached_tokens: int = 0
     finish_reason: FinishReason = FinishReason.STOP
     model_identity: str | None = "scripted"
+    degraded: str = ""
+    left_out: tuple[int, ...] = ()
     held: frozenset[int] = frozenset()
     refusals: dict[int, Exception] = field(default_factory=dict)
     logprobs: dict[int, float] = field(default_factory=dict)
@@ -98,8 +102,10 @@ class ScriptedGenerator:
         try:
             if number_of(request) in script.refusals:
                 raise script.refusals[number_of(request)]
+            if request.choice in script.left_out:
+                raise LeftOut("no room", 0.0)
             for output in self._outputs(request, script):
-                yield output
+                yield replace(output, degraded=script.degraded)
                 await asyncio.sleep(0)
                 if script.holds(request) and output.finish_reason is None:
                     await asyncio.Event().wait()

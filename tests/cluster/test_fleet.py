@@ -116,3 +116,24 @@ def test_a_report_takes_off_exactly_what_the_worker_had_received(seed: int) -> N
     one.report(idle(len(sent)), 2)
     assert figures(one) == (0, 0, 0, 0, 0)
     assert not one.workers["w"].sent_by
+
+
+def test_less_urgent_prompts_wait_behind_a_more_urgent_one_but_for_the_step_under_way():
+    fleet = Fleet({"w": Capacity(COST, 4, 100, 4)})
+    fleet.join("w", Role.BOTH, 0)
+    tracked = fleet.workers["w"]
+    for name, priority, tokens in (("a", 0, 30), ("b", 5, 100), ("c", 5, 70)):
+        fleet.send("w", tokens, tokens)
+        tracked.prefilling.add(name, priority, tokens)
+    (plain,) = fleet.views()
+    assert (plain.queued_prefill_tokens, plain.waiting_requests) == (200, 3)
+    (urgent,) = fleet.views_ahead(0)
+    assert urgent.queued_prefill_tokens == 30 + COST.chunk_tokens
+    assert urgent.waiting_requests == 1
+    # The very same object, so that what was estimated of it need not be estimated again.
+    assert fleet.views_ahead(0)[0] is urgent
+    assert fleet.views_ahead(5)[0] is plain
+    tracked.prefilling.discard("b")
+    tracked.prefilling.discard("c")
+    assert fleet.views_ahead(0)[0] is plain
+    assert len(tracked.prefilling) == 1

@@ -41,7 +41,7 @@ from tandem.messages.worker import (
 )
 from tandem.policy.admission.policies import AdmitAll
 from tandem.policy.dispatch.policies import AlwaysRemote, LongPrompts
-from tandem.policy.qos.classes import Classes
+from tandem.policy.qos.classes import Classes, ServiceClass
 from tandem.policy.routing.policies import ROUTINGS
 from tandem.policy.views import TierHits, WorkerView
 from tests.cluster.cluster_parts import COST
@@ -210,8 +210,10 @@ WORKERS = [
 ]
 
 
-def state(name: str, prompt_tokens: int, tenant: str = "", **hits: int) -> RequestState:
-    submitted = RequestSubmitted(Request(name, (1,) * prompt_tokens), 10.0, tenant)
+def state(
+    name: str, prompt_tokens: int, tenant: str = "", service_class: str = "", **hits: int
+) -> RequestState:
+    submitted = RequestSubmitted(Request(name, (1,) * prompt_tokens), 10.0, tenant, service_class)
     made = RequestState.of(submitted, 0, 0)
     held = {worker: TierHits(tokens) for worker, tokens in hits.items()}
     made.view = structs.replace(made.view, hits=held)
@@ -219,7 +221,8 @@ def state(name: str, prompt_tokens: int, tenant: str = "", **hits: int) -> Reque
 
 
 def queued(queue: RequestQueue, tenant: str = "") -> list[int]:
-    return [view.queued_prefill_tokens for view in queue.before(WORKERS, tenant)]
+    newcomer = state("newcomer", 1, tenant).view
+    return [view.queued_prefill_tokens for view in queue.before(WORKERS, newcomer)]
 
 
 def test_what_one_tenant_has_in_the_queue_is_before_another_only_turn_by_turn():
@@ -291,3 +294,19 @@ def test_an_explanation_has_the_best_candidates_and_the_one_chosen(most, dispatc
     times = [figures[f"prefill {worker} ttft_s"] for worker in best]
     assert times == sorted(times, reverse=True) and len(set(times)) == len(best)
     assert figures["ttft_s"] >= figures[f"prefill {chosen} ttft_s"] == times[-1] > 0
+
+
+def test_by_class_only_what_goes_before_a_request_waits_before_it():
+    classes = Classes((ServiceClass("premium", 0), ServiceClass("free", 5)))
+    queue = RequestQueue(RequestQueueConfig(max_requests=1), classes)
+    queue.enqueue(state("flood", 1000, "flood", service_class="free"))
+    premium, free = (
+        state("newcomer", 1, "quiet", service_class=name).view for name in ("premium", "free")
+    )
+
+    def waits(view, by_class):
+        found = queue.before(WORKERS, view, by_class=by_class)
+        return [each.queued_prefill_tokens for each in found]
+
+    assert waits(premium, True) == [0, 50, 0]
+    assert waits(free, True) == waits(premium, False) == [0, 550, 500]

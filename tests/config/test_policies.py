@@ -14,7 +14,8 @@ from tandem.config.cluster.tree import parse
 from tandem.config.policies import parameters, planning_policy, router_config
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import InvalidConfiguration
-from tandem.policy.admission.policies import Threshold
+from tandem.policy.admission.breaker import BreakerTerms
+from tandem.policy.admission.policies import ADMISSIONS, Threshold
 from tandem.policy.dispatch.contract import Transfer
 from tandem.policy.dispatch.policies import DISPATCHES
 
@@ -127,3 +128,24 @@ def test_a_dispatch_policy_takes_another_one_by_its_name():
     values = parameters("dispatch", Choice("long-prompts", written), made)
     assert values == {"workers": ["cpu-0"], "inner": "seconds", "long_tokens": 16_000}
     assert made(**values).long_tokens == 16_000
+
+
+def test_a_policy_within_a_policy_has_parameters_of_its_own():
+    made = parameters(
+        "admission",
+        Choice("prediction", {"breaker": {"window_s": "10s", "least_share": "20%"}}),
+        ADMISSIONS["prediction"],
+    )
+    assert made == {"breaker": BreakerTerms(window_s=10.0, least_share=0.2)}
+    for wrong, problem in (
+        (
+            {"breaker": {"windows_s": 1}},
+            "breaker has no parameter windows_s; did you mean window_s",
+        ),
+        ({"breaker": "on"}, "breaker: expected a mapping of its parameters"),
+        ({"breaker": {"window_s": 0}}, "window_s is 0; choose more than 0"),
+    ):
+        with pytest.raises(InvalidConfiguration, match=problem):
+            parameters("admission", Choice("prediction", wrong), ADMISSIONS["prediction"])
+    with pytest.raises(InvalidConfiguration, match="none has no parameter breaker"):
+        parameters("admission", Choice("none", {"breaker": {}}), ADMISSIONS["none"])

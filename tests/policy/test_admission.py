@@ -9,12 +9,13 @@ from msgspec.structs import replace
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Role
-from tandem.policy.admission.contract import ADMITTED
+from tandem.policy.admission.contract import ADMITTED, Verdict
 from tandem.policy.admission.decode_forecast import forecast
 from tandem.policy.admission.policies import ADMISSIONS
 from tandem.policy.views import TierHits
 from tests.policy.admission_fleet import COST, busy_worker, request, route, worker
 
+BEST_EFFORT = Verdict(True, feasible=False)
 EARLY = ["load", "prediction"]
 PROMISES = st.sampled_from([None, 0.011, 0.015, 0.02, 0.05])
 
@@ -87,7 +88,7 @@ def test_a_ttft_that_no_idle_worker_keeps_is_refused_as_such(name):
         f"a TTFT of 1 s cannot hold even on idle workers: 10,000 prompt tokens take {idle_s:.3g} s"
     )
     assert verdict.retry_after_s == 30.0
-    assert judge(ADMISSIONS[name](admit_infeasible=True), asked, *pair) == ADMITTED
+    assert judge(ADMISSIONS[name](admit_infeasible=True), asked, *pair) == BEST_EFFORT
     # Known KV makes it feasible, on the device or where bringing it is quick.
     for hit in (TierHits(device_tokens=2000), TierHits(host_tokens=9000)):
         helped = replace(asked, hits={"p": hit})
@@ -102,7 +103,7 @@ def test_a_tpot_that_no_idle_worker_keeps_is_refused_as_such(name):
     pair = prefill_worker(), worker("d", Role.DECODE)
     verdict = judge(ADMISSIONS[name](), asked, *pair)
     assert verdict.reason == ("a TPOT of 5 ms cannot hold even on an idle worker: d takes 11.2 ms")
-    assert judge(ADMISSIONS[name](admit_infeasible=True), asked, *pair) == ADMITTED
+    assert judge(ADMISSIONS[name](admit_infeasible=True), asked, *pair) == BEST_EFFORT
     small = worker("d", Role.DECODE, total_blocks=60, free_blocks=60)
     verdict = judge(ADMISSIONS[name](admit_infeasible=True), asked, pair[0], small)
     assert verdict.reason == (

@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.policy.batching import TokenBudgetBatching
+from tandem.policy.batching import NEVER_NS, TokenBudgetBatching
 
 
 @dataclass(frozen=True)
 class View:
     rank: tuple[int, int, int]
     pending_tokens: int
+    account: str = ""
+    due_ns: int = NEVER_NS
 
 
 VIEWS = st.lists(
@@ -37,9 +39,31 @@ def test_a_chunk_keeps_every_bound(policy, pending_tokens, budget_tokens):
     assert bool(chunk_tokens) == bool(pending_tokens and budget_tokens)
 
 
+HURRIED = st.lists(
+    st.builds(
+        View,
+        st.tuples(*[st.integers(0, 5)] * 3),
+        st.integers(0, 50),
+        st.sampled_from(["a", "b"]),
+        st.sampled_from([1, 2, NEVER_NS]),
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
 @given(POLICIES, VIEWS.filter(bool))
-def test_the_victim_is_the_last_by_rank(policy, views):
+def test_without_deadlines_the_victim_is_the_last_by_rank(policy, views):
     assert policy.victim(views).rank == max(view.rank for view in views)
+
+
+@given(POLICIES, HURRIED)
+def test_a_deadline_saves_a_sequence_at_the_cost_of_its_own_account_alone(policy, views):
+    last, victim = max(views, key=lambda view: view.rank), policy.victim(views)
+    assert victim.rank[0] == last.rank[0]
+    assert victim.account == policy.victim([last]).account
+    mates = [v for v in views if (v.account, v.rank[0]) == (last.account, last.rank[0])]
+    assert victim.due_ns == max(mate.due_ns for mate in mates)
 
 
 @given(POLICIES, VIEWS)

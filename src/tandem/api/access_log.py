@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tandem.api.auth import KEY, OPEN_PATHS, REQUEST_ID, STATUS, TENANT
 from tandem.api.choice import ChoiceDelta, UsageMeter
 from tandem.api.clock_and_entropy import monotonic_s, unix_time_ns
+from tandem.api.degradation import Degradation
 from tandem.api.errors import REFUSAL, Refusal
 from tandem.api.responses import Finish
 from tandem.facts.serving import ServedBy
@@ -79,6 +80,7 @@ class AnswerRecord:
     answers: int
     served_by: ServedBy
     meter: UsageMeter
+    degradation: Degradation
     _times: dict[int, _Times] = field(default_factory=dict)
     _finishes: dict[int, Finish] = field(default_factory=dict)
 
@@ -96,8 +98,8 @@ class AnswerRecord:
 
     @property
     def whole(self) -> bool:
-        """Whether all answers have ended."""
-        return len(self._finishes) == self.answers
+        """Whether all answers have ended, but those that were left out."""
+        return len(self._finishes) == self.answers - len(self.degradation.left_out)
 
     @property
     def finish_reasons(self) -> tuple[Finish, ...]:

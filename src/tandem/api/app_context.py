@@ -15,6 +15,7 @@ from tandem.api.rate_limit_headers import rate_limit_headers
 from tandem.api.response_cache import CacheUse, ResponseCache
 from tandem.api.whole_response import ResponseBudget
 from tandem.facts.errors import EngineFailed
+from tandem.facts.request import LONGEST_DEADLINE_S
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.serving import Caller, Generator
 from tandem.text.model import TextModel
@@ -26,6 +27,8 @@ SYSTEM_FINGERPRINT = f"tandem-{VERSION}"
 SESSION_HEADER = "X-Tandem-Session"
 PIN_HEADER = "X-Tandem-Pin"
 SESSION_CHARS = 128
+# Within what time the whole answer is wanted.
+TIMEOUT_HEADER = "X-Request-Timeout"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +54,20 @@ class AppContext:
         if pin_s is None:
             problem = f"{PIN_HEADER} must be a number of seconds, such as 120"
             raise Refused(Refusal(400, problem, "invalid_value", PIN_HEADER))
+        deadline_s = _seconds(headers.get(TIMEOUT_HEADER, "0"))
+        if deadline_s is None or deadline_s > LONGEST_DEADLINE_S:
+            problem = (
+                f"{TIMEOUT_HEADER} must be a number of seconds up to {LONGEST_DEADLINE_S:.0f}, "
+                "such as 30"
+            )
+            raise Refused(Refusal(400, problem, "invalid_value", TIMEOUT_HEADER))
         scope = request.scope
         return Caller(
             tenant=scope.get(TENANT, ""),
             headers=headers,
             session=session,
             pin_s=pin_s,
+            deadline_s=deadline_s,
             key=scope.get(KEY, ""),
             call_id=scope.get(REQUEST_ID, ""),
         )

@@ -7,6 +7,9 @@ Owns the order: detokenise, look for stop strings, then look for tool calls.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from msgspec import UNSET
+
+from tandem.api.degradation import Degradation
 from tandem.api.responses import Finish, PromptTokensDetails, Usage
 from tandem.facts.request import FinishReason, TokenLogprobs, TokenOutput
 from tandem.text.aho_corasick import AhoCorasick
@@ -18,6 +21,8 @@ _FINISHES: dict[FinishReason | None, Finish | None] = {
     None: None,
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
+    # To clients' libraries it is an answer cut short like any other; `stop_reason` tells why.
+    FinishReason.DEADLINE: "length",
     FinishReason.ABORT: "abort",
 }
 
@@ -61,7 +66,7 @@ class ChoiceReader:
     """Reads one sequence. After a delta with a finish reason nothing more may be read."""
 
     def __init__(self, choice: int, text: TextModel, presentation: Presentation) -> None:
-        self._choice = choice
+        self.choice = choice
         self._presentation = presentation
         self._detokenizer = text.detokenizer(
             skip_special_tokens=presentation.skip_special_tokens,
@@ -79,10 +84,12 @@ class ChoiceReader:
         hides_last = output.stopped_by_token and not self._presentation.include_stop
         visible = output.tokens[:-1] if hides_last else output.tokens
         text, read_tokens = self._text_of(visible)
-        delta = ChoiceDelta(self._choice, text, cached_tokens=output.cached_tokens)
+        delta = ChoiceDelta(self.choice, text, cached_tokens=output.cached_tokens)
         if self._matcher.matched is None:
             delta.tokens = output.tokens
             delta.finish_reason = _FINISHES[output.finish_reason]
+            if output.finish_reason is FinishReason.DEADLINE:
+                delta.stop_reason = "deadline"
             if (
                 output.stopped_by_token
                 and output.tokens[-1] not in self._presentation.end_token_ids
@@ -135,11 +142,18 @@ class ChoiceReader:
 class UsageMeter:
     """Counts the tokens of a call, each prompt once, however many choices continue it.
 
-    `prompt_tokens` has one count a prompt; choice c continues prompt c // choices_per_prompt.
+    `prompt_tokens` has one count a prompt; choice c continues prompt c // choices_per_prompt. What
+    was cut of the call, its `degradation`, stands beside the counts.
     """
 
-    def __init__(self, prompt_tokens: Sequence[int], choices_per_prompt: int) -> None:
+    def __init__(
+        self,
+        prompt_tokens: Sequence[int],
+        choices_per_prompt: int,
+        degradation: Degradation | None = None,
+    ) -> None:
         self._prompts = len(prompt_tokens)
+        self._degradation = degradation or Degradation()
         self._prompt_tokens = sum(prompt_tokens)
         self._completion_tokens = 0
         self._choices_per_prompt = choices_per_prompt
@@ -167,4 +181,5 @@ class UsageMeter:
             completion_tokens=self._completion_tokens,
             total_tokens=self._prompt_tokens + self._completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(least.values())),
+            degraded=self._degradation.text or UNSET,
         )

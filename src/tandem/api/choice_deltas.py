@@ -10,8 +10,9 @@ from contextlib import aclosing
 from typing import TypeVar
 
 from tandem.api.choice import ChoiceDelta, ChoiceReader
+from tandem.api.degradation import Degradation
 from tandem.api.response_cache import CacheUse
-from tandem.facts.errors import EngineFailed
+from tandem.facts.errors import EngineFailed, LeftOut
 from tandem.facts.request import Request
 from tandem.facts.serving import Caller
 
@@ -19,23 +20,33 @@ Item = TypeVar("Item")
 
 
 async def choice_deltas(
-    cache_use: CacheUse, request: Request, reader: ChoiceReader, caller: Caller
+    cache_use: CacheUse,
+    request: Request,
+    reader: ChoiceReader,
+    caller: Caller,
+    degradation: Degradation,
 ) -> AsyncGenerator[ChoiceDelta, None]:
     """Generates one choice: the request goes to the engine here, unless its answer is known, and
-    its tokens come back. The last delta has a finish reason. Raises `TandemError`."""
+    its tokens come back. The last delta has a finish reason; there is none of a choice that is left
+    out, which the `degradation` of the call then says. Raises `TandemError`."""
     lookup = cache_use.look_up(request)
-    async with aclosing(lookup.outputs(caller)) as outputs:
-        async for output in outputs:
-            delta = reader.delta_of(output)
-            lookup.add(output)
-            if delta.finish_reason is not None:
-                lookup.complete(output)
-                if output.finish_reason is None and lookup.found is None:
-                    cache_use.generator.satisfied(request.request_id)
-            yield delta
-            if delta.finish_reason is not None:
-                return
-        raise EngineFailed("the answer broke off")
+    try:
+        async with aclosing(lookup.outputs(caller)) as outputs:
+            async for output in outputs:
+                if output.degraded:
+                    degradation.cut(output.degraded)
+                delta = reader.delta_of(output)
+                lookup.add(output)
+                if delta.finish_reason is not None:
+                    lookup.complete(output)
+                    if output.finish_reason is None and lookup.found is None:
+                        cache_use.generator.satisfied(request.request_id)
+                yield delta
+                if delta.finish_reason is not None:
+                    return
+            raise EngineFailed("the answer broke off")
+    except LeftOut:
+        degradation.left_out.add(reader.choice)
 
 
 async def merged(

@@ -17,6 +17,7 @@ import msgspec
 from tandem.api.app_context import AppContext
 from tandem.api.choice import ChoiceDelta, ChoiceReader, Presentation, UsageMeter
 from tandem.api.choice_deltas import choice_deltas
+from tandem.api.degradation import Degradation
 from tandem.api.responses import ScalingReport, ScalingSamples, ScalingTokens, Usage
 from tandem.api.scaling_request import Judge, Scaling, verdict_sampling
 from tandem.api.whole_response import HeldResponse
@@ -109,13 +110,14 @@ class Gang:
         presentation: Presentation,
         caller: Caller,
         held: HeldResponse,
+        degradation: Degradation,
     ) -> None:
         self._context, self._scaling, self._plan = context, scaling, scaling.plan
         self._request, self._presentation, self._caller = request, presentation, caller
-        self._held = held
+        self._held, self._degradation = held, degradation
         self._alternatives = 1 + (request.sampling.top_logprobs or 0)
         self._stem = request.request_id.rpartition("-")[0]
-        self.meter = UsageMeter([len(request.prompt_tokens)], self._plan.samples)
+        self.meter = UsageMeter([len(request.prompt_tokens)], self._plan.samples, degradation)
         self._runs: list[SampleRun] = []
         self._streams: dict[int, AsyncGenerator[ChoiceDelta, None]] = {}
         self._waiting: dict[int, asyncio.Future[ChoiceDelta]] = {}
@@ -210,7 +212,7 @@ class Gang:
             request, choice = await self._asked(request, before.text, self._scaling.ask)
         run.reader = ChoiceReader(choice, self._context.text, self._presentation)
         cache_use = self._context.no_cache_use()
-        deltas = choice_deltas(cache_use, request, run.reader, self._caller)
+        deltas = choice_deltas(cache_use, request, run.reader, self._caller, self._degradation)
         async with aclosing(deltas):
             async for delta in deltas:
                 yield delta

@@ -5,7 +5,7 @@ Closing a generator is what frees its blocks in the engine, so it happens on eve
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence, Set
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
@@ -19,6 +19,7 @@ from tandem.api.app_context import SYSTEM_FINGERPRINT, AppContext
 from tandem.api.choice import ChoiceDelta, ChoiceReader, Presentation, UsageMeter
 from tandem.api.choice_deltas import choice_deltas, merged
 from tandem.api.clock_and_entropy import fresh_id, unix_time_s
+from tandem.api.degradation import Degradation
 from tandem.api.gang import Gang, GangResult
 from tandem.api.prompts import Tokens
 from tandem.api.request_body import read_body
@@ -61,6 +62,7 @@ class Call:
     presentation: Presentation
     caller: Caller
     cache_use: CacheUse
+    degradation: Degradation
     record: AnswerRecord | None = None
     scaling: Scaling | None = None
 
@@ -77,6 +79,10 @@ class Call:
             "model": self.model,
             "system_fingerprint": SYSTEM_FINGERPRINT,
         }
+
+    def late_headers(self) -> dict[str, str]:
+        """What is known of it once its answer begins."""
+        return self.degradation.headers() | self.cache_use.headers()
 
     def prompt_number(self, choice: int) -> int:
         return choice // self.choices_per_prompt
@@ -188,7 +194,8 @@ async def create_answer(
         raise InvalidRequest("stream_options", "needs stream to be true")
     answer_id = fresh_id(spec.id_prefix)
     requests = requests_of(body, answer_id, prompts, sampling, caller.tenant, card)
-    record = _begin_record(request, body, prompts, len(requests), card.names[0])
+    degradation = Degradation(len(requests))
+    record = _begin_record(request, body, requests, degradation, card.names[0])
     caller = replace(
         caller,
         call=_size_of(answer_id, prompts, len(requests)),
@@ -215,6 +222,7 @@ async def create_answer(
             context.cache_use(request, caller, sampling, named_seed=body.seed is not None),
             stop_strings=strings,
         ),
+        degradation=degradation,
         record=record,
         scaling=scaling,
     )
@@ -231,16 +239,24 @@ def _size_of(answer_id: str, prompts: Sequence[Tokens], requests: int) -> CallSi
 def _begin_record(
     request: HttpRequest,
     body: GenerationBody,
-    prompts: Sequence[Tokens],
-    answers: int,
+    requests: Sequence[Request],
+    degradation: Degradation,
     model: str,
 ) -> AnswerRecord | None:
     """What the access log is to know of the call; None where there is no log."""
     record: CallRecord | None = request.scope.get(RECORD)
     if record is None:
         return None
-    meter = UsageMeter([len(prompt) for prompt in prompts], body.n or 1)
-    record.answer = AnswerRecord(body.model or model, bool(body.stream), answers, ServedBy(), meter)
+    choices = body.n or 1
+    prompt_tokens = [len(each.prompt_tokens) for each in requests[::choices]]
+    record.answer = AnswerRecord(
+        body.model or model,
+        bool(body.stream),
+        len(requests),
+        ServedBy(),
+        UsageMeter(prompt_tokens, choices, degradation),
+        degradation,
+    )
     return record.answer
 
 
@@ -251,12 +267,15 @@ def _respond(call: Call, writer: ResponseWriter, context: AppContext) -> Respons
         return WholeResponse(
             context.response_budget,
             lambda held: _scaled_answer(call, writer, context, held),
+            call.late_headers,
             media_type,
         )
     if call.body.stream:
-        return EventStream(_stream_events(call, writer, context))
+        return EventStream(_stream_events(call, writer, context), call.late_headers)
     return WholeResponse(
-        context.response_budget, lambda held: _whole_answer(call, writer, context, held)
+        context.response_budget,
+        lambda held: _whole_answer(call, writer, context, held),
+        call.late_headers,
     )
 
 
@@ -291,7 +310,8 @@ async def _whole_answer(
             meter.count_delta(delta)
             logprobs = writer.logprobs_items(delta) if delta.shown else ()
             held.grow(transcripts[delta.choice].add_delta(delta, logprobs))
-    return await _answer_pieces(writer, transcripts, writer.answer_frame(meter.usage()))
+    frame = writer.answer_frame(meter.usage())
+    return await _answer_pieces(writer, transcripts, frame, call.degradation.left_out)
 
 
 async def _scaled_answer(
@@ -301,7 +321,15 @@ async def _scaled_answer(
     assert call.scaling is not None
     held.grow(writer.shared_bytes)
     request = call.requests[0]
-    gang = Gang(context, call.scaling, request, call.presentation, call.caller, held)
+    gang = Gang(
+        context,
+        call.scaling,
+        request,
+        call.presentation,
+        call.caller,
+        held,
+        call.degradation,
+    )
     result = await gang.run()
     if call.record is not None:
         call.record.meter = gang.meter
@@ -355,13 +383,19 @@ def _transcripts(call: Call, writer: ResponseWriter) -> list[Transcript]:
 
 
 async def _answer_pieces(
-    writer: ResponseWriter, transcripts: Sequence[Transcript], frame: tuple[bytes, bytes]
+    writer: ResponseWriter,
+    transcripts: Sequence[Transcript],
+    frame: tuple[bytes, bytes],
+    left_out: Set[int] = frozenset(),
 ) -> list[bytes]:
+    """All choices but those `left_out`."""
     head, tail = frame
     pieces = [head]
     encoded_bytes = 0
     for transcript in transcripts:
-        if transcript.choice:
+        if transcript.choice in left_out:
+            continue
+        if len(pieces) > 1:
             pieces.append(b",")
         written = writer.choice_pieces(transcript)
         pieces += written
@@ -376,7 +410,8 @@ async def _answer_pieces(
 def _meter(call: Call) -> UsageMeter:
     if call.record is not None:
         return call.record.meter
-    return UsageMeter([len(prompt) for prompt in call.prompts], call.choices_per_prompt)
+    prompt_tokens = [len(prompt) for prompt in call.prompts]
+    return UsageMeter(prompt_tokens, call.choices_per_prompt, call.degradation)
 
 
 async def _call_deltas(call: Call, context: AppContext) -> AsyncGenerator[ChoiceDelta, None]:
@@ -387,6 +422,7 @@ async def _call_deltas(call: Call, context: AppContext) -> AsyncGenerator[Choice
             request,
             ChoiceReader(choice, context.text, call.presentation),
             call.caller,
+            call.degradation,
         )
         for choice, request in enumerate(call.requests)
     ]

@@ -11,7 +11,7 @@ import asyncio
 from array import array
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 import msgspec
@@ -21,6 +21,7 @@ from tandem.api.config import ResponseCacheConfig
 from tandem.facts.request import FinishReason, Request, TokenLogprobs, TokenOutput
 from tandem.facts.serving import Caller, Generator
 
+CACHE_HEADER = "X-Tandem-Response-Cache"
 # One answer may take this share of the cache.
 LARGEST_SHARE = 1 / 8
 # What is returned at once, so that a long answer does not hold the loop.
@@ -125,17 +126,26 @@ class ResponseCache:
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """How one call uses the cache: whether answers are looked up, and whether they are kept."""
+    """How one call uses the cache: whether answers are looked up, and whether they are kept; and
+    which of those that were looked up have been `found`."""
 
     cache: ResponseCache
     generator: Generator
     looks_up: bool
     keeps: bool
     stop_strings: Sequence[str] = ()
+    found: list[bool] = field(default_factory=list)
+
+    def headers(self) -> dict[str, str]:
+        """Whether all of its choices so far were found; nothing where none was looked up."""
+        return {CACHE_HEADER: "hit" if all(self.found) else "miss"} if self.found else {}
 
     def look_up(self, request: Request) -> "ResponseLookup":
         key = self.key_of(request) if self.looks_up or self.keeps else None
-        found = self.cache.find(key) if key is not None and self.looks_up else None
+        found = None
+        if key is not None and self.looks_up:
+            found = self.cache.find(key)
+            self.found.append(found is not None)
         return ResponseLookup(self, request, key, found)
 
     def key_of(self, request: Request) -> bytes | None:
@@ -161,6 +171,9 @@ class ResponseLookup:
         return self._use.generator.generate(self._request, caller)
 
     def add(self, output: TokenOutput) -> None:
+        if output.degraded or output.finish_reason is FinishReason.DEADLINE:
+            # It is not what the request asked for.
+            self._records = False
         if self._records:
             self._tokens.extend(output.tokens)
             self._logprobs += output.logprobs

@@ -27,6 +27,7 @@ class Usage(Struct, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    degraded: str | UnsetType = UNSET
 
 
 class ScalingSamples(Struct, kw_only=True):

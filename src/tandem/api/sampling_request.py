@@ -56,6 +56,7 @@ def requests_of(
                     prompt_tokens=prompt,
                     sampling=replace(fitting, seed=fitting.seed_of_choice(choice)),
                     tenant=tenant,
+                    choice=choice,
                     **attributes,
                 )
             )

@@ -2,7 +2,7 @@
 streams and plain answers alike, or when other calls need the room that it takes."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -74,8 +74,14 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        late_headers: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        """`late_headers` gives what is known once the first event is there."""
         self._events = events
+        self._late_headers = late_headers
         self._started = False
         self.status_code = 200
         self.background = None
@@ -108,6 +114,7 @@ class EventStream(Response):
 
     async def _start(self, send: Send) -> None:
         self._started = True
+        self.headers.update(self._late_headers())
         await send(
             {
                 "type": "http.response.start",

@@ -274,8 +274,11 @@ class WholeResponse(Response):
         self,
         budget: ResponseBudget,
         make: Callable[[HeldResponse], Awaitable[Sequence[bytes]]],
+        late_headers: Callable[[], Mapping[str, str]] = dict,
         media_type: str = "application/json",
     ) -> None:
+        """`late_headers` gives what is known once the answer is made."""
+        self._late_headers = late_headers
         self._budget = budget
         self._make = make
         self.media_type = media_type
@@ -294,7 +297,8 @@ class WholeResponse(Response):
     async def _answer(self, send: Send) -> None:
         with self._budget.holding_response() as held:
             pieces = await self._make(held)
-            self.init_headers({"content-length": str(sum(map(len, pieces)))})
+            length = {"content-length": str(sum(map(len, pieces)))}
+            self.init_headers({**self._late_headers(), **length})
             head = {"status": self.status_code, "headers": self.raw_headers}
             self._started = True
             await send({"type": "http.response.start", **head})

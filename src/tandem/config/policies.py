@@ -39,7 +39,7 @@ from tandem.policy.eviction.policies import Eviction, make_eviction
 from tandem.policy.learning import LEARNINGS, Learning
 from tandem.policy.planning.contract import Planning
 from tandem.policy.planning.policies import PLANNINGS, planning
-from tandem.policy.qos.classes import UNNAMED, Classes, ServiceClass
+from tandem.policy.qos.classes import UNNAMED, Classes, Degradation, ServiceClass
 from tandem.policy.routing.contract import Routing
 from tandem.policy.routing.policies import ROUTINGS
 
@@ -191,16 +191,18 @@ def _arguments(
 def _writable(hint: Any) -> bool:
     """Whether a value of this type can be written down; other parameters are for programs."""
     parts = get_args(hint) or (hint,)
-    return is_dataclass(hint) or all(
-        part in _WRITTEN or isinstance(part, EnumType) for part in parts
+    return all(
+        part in _WRITTEN or isinstance(part, EnumType) or is_dataclass(part) for part in parts
     )
 
 
 def _fitting(label: str, value: object, hint: Any) -> Any:
-    if isinstance(hint, type) and is_dataclass(hint):
+    hints = (hint, *get_args(hint))
+    nested = next((part for part in hints if isinstance(part, type) and is_dataclass(part)), None)
+    if nested is not None and not (value is None and NoneType in get_args(hint)):
         if not isinstance(value, Mapping):
             raise InvalidConfiguration(f"{label}: expected a mapping of its parameters")
-        return hint(**_arguments(label, value, hint))
+        return nested(**_arguments(label, value, nested))
     numbers = {int, float} & {hint, *get_args(hint)}
     try:
         if numbers and isinstance(value, str):
@@ -264,6 +266,7 @@ def _classes(cluster: Cluster) -> Classes:
             deadline_s=entry.deadline_s,
             client_priorities=ClientPriorities(-entry.client_may_raise, entry.client_may_lower),
             longest_pin_s=entry.longest_pin_s,
+            degrade=Degradation(entry.degrade.no_n, entry.degrade.max_tokens),
         )
         for entry in cluster.classes
     )

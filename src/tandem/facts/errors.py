@@ -37,13 +37,14 @@ class InvalidConfiguration(TandemError):
 
 class Rejection(StrEnum):
     """What a request was rejected by: one of its account's rate limits (called as in a cluster
-    file), admission, a full queue, or what it asks for."""
+    file), admission, a full queue, its deadline, or what it asks for."""
 
     REQUESTS = "requests_per_minute"
     TOKENS = "tokens_per_minute"
     CONCURRENT = "concurrent_requests"
     ADMISSION = "admission"
     QUEUE = "queue"
+    DEADLINE = "deadline"
     INVALID = "invalid"
 
     @property
@@ -58,6 +59,11 @@ class Overloaded(TandemError):
         super().__init__(problem)
         self.retry_after_s = retry_after_s
         self.by = by
+
+
+class LeftOut(Overloaded):
+    """One of several answers to a prompt is not given, so that the others are: its class allows
+    fewer answers under load."""
 
 
 class NotReady(TandemError):

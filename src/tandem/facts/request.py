@@ -10,6 +10,9 @@ from tandem.facts.blocks import Salt, salt_of
 from tandem.facts.client_fields import client_field
 from tandem.facts.sampling import SamplingParameters
 
+# A day.
+LONGEST_DEADLINE_S = 86_400.0
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -20,7 +23,9 @@ class Request:
     Smaller `priority` runs sooner. `tenant` is whose KV this is: nobody else finds it, and it
     counts to that quota; `cache_salt` is the client's own way to part its prefixes. `account` is
     whose share of waiting places and turns it takes: the tenant, or the API key that belongs to
-    none. Several answers to one prompt are several requests whose seeds differ.
+    none. Several answers to one prompt are several requests whose seeds differ: this is number
+    `choice` of them. `deadline_s` is within what time the whole answer is wanted (0: no deadline);
+    for a worker, within what time from now the next thing is due that its client waits for.
     """
 
     request_id: str
@@ -37,8 +42,15 @@ class Request:
         "Requests share cached prefixes only under the same salt.",
         body=Meta(max_length=256),
     )
+    deadline_s: float = client_field(
+        0.0,
+        "Seconds in which the whole answer is wanted. It is refused where the first token cannot "
+        "come in time, and ends with what there is. Default: no deadline.",
+        body=Meta(gt=0, le=LONGEST_DEADLINE_S),
+    )
     tenant: str = ""
     account: str = ""
+    choice: int = 0
 
     @property
     def salt(self) -> Salt:
@@ -46,11 +58,18 @@ class Request:
         return salt_of(self.tenant, self.cache_salt)
 
 
+def sooner(one_s: float, other_s: float) -> float:
+    """Of two deadlines, either of which may be none (0)."""
+    return min(one_s, other_s) if one_s and other_s else one_s or other_s
+
+
 class FinishReason(StrEnum):
-    """Why a sequence ended. STOP covers end-of-sequence, stop tokens and stop strings."""
+    """Why a sequence ended. STOP covers end-of-sequence, stop tokens and stop strings; DEADLINE is
+    an answer cut off because no more time was given."""
 
     STOP = "stop"
     LENGTH = "length"
+    DEADLINE = "deadline"
     ABORT = "abort"
 
 
@@ -71,7 +90,8 @@ class TokenOutput:
     `logprobs` is parallel to `tokens`, or empty when none were asked for. A token that stops the
     sequence (end-of-sequence or stop token) is the last of `tokens`, with `stopped_by_token` set:
     it counts as generated but is not part of the text. `cached_tokens` counts the prompt tokens
-    whose KV was found in the prefix cache.
+    whose KV was found in the prefix cache. `degraded` says what of the request was cut so that it
+    could be admitted, as "max_tokens=256".
     """
 
     tokens: tuple[int, ...]
@@ -79,3 +99,4 @@ class TokenOutput:
     finish_reason: FinishReason | None = None
     stopped_by_token: bool = False
     cached_tokens: int = 0
+    degraded: str = ""

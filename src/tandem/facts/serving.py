@@ -40,14 +40,16 @@ class Caller:
     """Who asks. `tenant` is whose API key it is, empty where keys name nobody; `key` tells the key
     itself from others (never its text). `headers` are the caller's own claims, and choose only
     among what its tenant may use. Calls of one `session` go on from each other; what this one
-    leaves in the cache is to be kept for `pin_s` after its answer. `call_id` is what the answer's
-    `X-Request-Id` says. `call` is the size of a call of which the request is one of several;
-    `served_by` is filled in where somebody wants to know."""
+    leaves in the cache is to be kept for `pin_s` after its answer. The whole answer is wanted
+    within `deadline_s` (0: no deadline). `call_id` is what the answer's `X-Request-Id` says. `call`
+    is the size of a call of which the request is one of several; `served_by` is filled in where
+    somebody wants to know."""
 
     tenant: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     session: str = ""
     pin_s: float = 0.0
+    deadline_s: float = 0.0
     key: str = ""
     call_id: str = ""
     call: CallSize | None = None

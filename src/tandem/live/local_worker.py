@@ -11,16 +11,22 @@ from functools import partial
 
 from tandem.cluster.worker.machine import WorkerMachine
 from tandem.facts.blocks import NO_SALT
-from tandem.facts.errors import EngineFailed, InvalidRequest, Rejection, RequestFailed
+from tandem.facts.errors import (
+    EngineFailed,
+    InvalidRequest,
+    Overloaded,
+    Rejection,
+    RequestFailed,
+)
 from tandem.facts.rate_limits import Allowance
-from tandem.facts.request import FinishReason, Request, TokenOutput
+from tandem.facts.request import FinishReason, Request, TokenOutput, sooner
 from tandem.facts.serving import ANYBODY, Caller, ModelCard
 from tandem.facts.slo import LOWER_ONLY, ClientPriorities
 from tandem.facts.steps import StepResult
 from tandem.live.clock import now_ns
 from tandem.live.driver import Driver, EventInbox
 from tandem.live.engine_thread import EngineThread, PlanRunner
-from tandem.live.mailbox import Mailboxes
+from tandem.live.mailbox import Mailbox, Mailboxes
 from tandem.messages.worker import (
     EmitTokens,
     FailRequest,
@@ -117,21 +123,41 @@ class LocalWorker:
         if request.request_id in self._mailboxes:
             raise InvalidRequest("request_id", f"{request.request_id!r} is already running")
         priority = self._priorities.applied(0, request.priority)
-        request = replace(request, priority=priority, account=caller.account)
+        deadline_s = sooner(request.deadline_s, caller.deadline_s)
+        request = replace(request, priority=priority, account=caller.account, deadline_s=deadline_s)
         mailbox = self._mailboxes.open(request.request_id)
         self._inbox.enqueue(request)
         self.metrics.requests.arrived(request, now_ns())
         finished = False
+        timer: asyncio.TimerHandle | None = None
+        if deadline_s:
+            loop, out_of_time = asyncio.get_running_loop(), partial(self._out_of_time, request)
+            timer = loop.call_later(deadline_s, out_of_time, mailbox)
         try:
             while not finished:
                 output = await mailbox.next_output()
                 finished = output.finish_reason is not None
                 yield output
         finally:
+            if timer is not None:
+                timer.cancel()
             self._mailboxes.close(request.request_id)
             if not mailbox.closed:
                 self._inbox.enqueue(RequestsAborted((request.request_id,)))
                 self.metrics.requests.ended(request.request_id, FinishReason.ABORT, now_ns())
+
+    def _out_of_time(self, request: Request, mailbox: Mailbox) -> None:
+        """Its deadline has passed: it is refused without a token, else ends with what it has."""
+        if mailbox.closed:
+            return
+        self._inbox.enqueue(RequestsAborted((request.request_id,)))
+        if mailbox.begun:
+            self.metrics.requests.ended(request.request_id, FinishReason.DEADLINE, now_ns())
+            mailbox.end(FinishReason.DEADLINE)
+        else:
+            self.metrics.requests.rejected(request.request_id, Rejection.DEADLINE)
+            problem = f"no first token came within its deadline of {request.deadline_s:g} s"
+            mailbox.fail(Overloaded(problem, 1.0))
 
     async def _drive(self) -> None:
         await Driver[Input, WorkerEffect, None](self, self._inbox, self._perform).run()

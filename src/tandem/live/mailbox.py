@@ -29,6 +29,8 @@ class Mailbox:
 
     def __init__(self, backlog: Backlog | None = None) -> None:
         self.waiting_values = 0
+        # Whether there was a token.
+        self.begun = False
         self._backlog = backlog or Backlog()
         self._arrived = asyncio.Event()
         self._tokens: list[int] = []
@@ -36,6 +38,7 @@ class Mailbox:
         self._reason: FinishReason | None = None
         self._stopped_by_token = False
         self._cached_tokens = 0
+        self._degraded = ""
         self._error: TandemError | None = None
         self._given_up = False
 
@@ -49,6 +52,7 @@ class Mailbox:
         if self._given_up:
             return
         values = 1
+        self.begun = True
         self._tokens.append(effect.tokens[index])
         if effect.logprobs and (logprobs := effect.logprobs[index]):
             self._logprobs.append(logprobs)
@@ -58,6 +62,16 @@ class Mailbox:
         self._cached_tokens = effect.cached_tokens[index]
         self._count(values)
         self._arrived.set()
+
+    def end(self, reason: FinishReason) -> None:
+        """End the request without one more token, unless its last one is already here."""
+        if self._reason is None and self._error is None:
+            self._reason = reason
+            self._arrived.set()
+
+    def announce_degraded(self, degraded: str) -> None:
+        """Something was cut of the request: every output says so."""
+        self._degraded = degraded
 
     def fail(self, error: TandemError) -> None:
         """End the request, unless its last token is already here."""
@@ -74,7 +88,8 @@ class Mailbox:
         self._arrived.set()
 
     async def next_output(self) -> TokenOutput:
-        """The tokens since the last call, at least one; the rest next time if they are very many.
+        """The tokens since the last call, at least one unless the request was ended without; the
+        rest next time if they are very many.
         Raises what `fail` was given."""
         await self._arrived.wait()
         self._arrived.clear()
@@ -91,6 +106,7 @@ class Mailbox:
             self._reason,
             self._stopped_by_token,
             self._cached_tokens,
+            self._degraded,
         )
         self._tokens, self._logprobs = [], []
         self._count(-self.waiting_values)
@@ -109,7 +125,9 @@ class Mailbox:
         del self._logprobs[:count]
         self._count(-count - sum(1 + len(each.top) for each in logprobs))
         self._arrived.set()
-        return TokenOutput(tokens, logprobs, cached_tokens=self._cached_tokens)
+        return TokenOutput(
+            tokens, logprobs, cached_tokens=self._cached_tokens, degraded=self._degraded
+        )
 
     def _count(self, values: int) -> None:
         self.waiting_values += values
@@ -156,6 +174,14 @@ class Mailboxes:
     def fail(self, request_id: str, error: TandemError) -> None:
         if mailbox := self._open.get(request_id):
             mailbox.fail(error)
+
+    def end(self, request_id: str, reason: FinishReason) -> None:
+        if mailbox := self._open.get(request_id):
+            mailbox.end(reason)
+
+    def announce_degraded(self, request_id: str, degraded: str) -> None:
+        if mailbox := self._open.get(request_id):
+            mailbox.announce_degraded(degraded)
 
     def fail_all(self, error: TandemError) -> None:
         for mailbox in self._open.values():

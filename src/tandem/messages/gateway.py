@@ -9,7 +9,10 @@ from tandem.facts.kv import KvExport, TierFigures
 from tandem.messages.cluster import Audited, Drain, ToGateway, ToWorker
 from tandem.messages.planning import PlanDecision, PlanningStatus
 from tandem.messages.router import (
+    AnnounceDegraded,
+    CutOff,
     Explain,
+    LeaveOut,
     LoadReported,
     Reject,
     RequestSubmitted,
@@ -143,6 +146,9 @@ GatewayEffect = (
     SendToWorker
     | Deliver
     | Reject
+    | LeaveOut
+    | CutOff
+    | AnnounceDegraded
     | FailRequest
     | Explain
     | Fence
@@ -205,12 +211,24 @@ class PoolNodeStatus(Struct, frozen=True):
     tiers: tuple[TierFigures, ...]
 
 
+class BreakerStatus(Struct, frozen=True):
+    """The circuit breaker of a service class: its stage, the share of the SLO that is given out,
+    how often it was opened, and why last."""
+
+    service_class: str
+    stage: str
+    share: float
+    opened: int
+    cause: str
+
+
 class ClusterStatus(Struct, frozen=True):
     """All that one gateway knows. `lost` are processes that died, latest last, with why.
     `recomputed_tokens` is what takeovers cost: tokens that had to be computed once more. `planning`
-    is the planner's, if this gateway has it. `configuration` is the number of the configuration by
-    which it decides, 0 for the one that the cluster started with. `calibration` is of the requests
-    that ended in the last ten minutes, `calibration_total` of all."""
+    is the planner's, if this gateway has it; `breakers` are those of admission. `configuration` is
+    the number of the configuration by which it decides, 0 for the one that the cluster started
+    with. `calibration` is of the requests that ended in the last ten minutes, `calibration_total`
+    of all."""
 
     gateway: str
     up_s: float
@@ -226,6 +244,7 @@ class ClusterStatus(Struct, frozen=True):
     configuration: int = 0
     calibration: Calibration = field(default_factory=Calibration)
     calibration_total: Calibration = field(default_factory=Calibration)
+    breakers: tuple[BreakerStatus, ...] = ()
 
     @property
     def members(self) -> frozenset[str]:

@@ -23,8 +23,9 @@ from tandem.messages.worker import (
 
 class RequestSubmitted(Struct, frozen=True):
     """A request of a client. `expected_output_tokens` is a prediction; the rest is tenant, QoS and
-    SLO. What it leaves in slower tiers is pinned for `pin_ns` after its answer. `call` is that of
-    which it is one of several requests, which come one after the other."""
+    SLO. What it leaves in slower tiers is pinned for `pin_ns` after its answer. Its first token is
+    due at `deadline_ns`, its last at `answer_due_ns`, if ever. `call` is that of which it is one of
+    several requests, which come one after the other."""
 
     request: Request
     expected_output_tokens: float
@@ -35,6 +36,7 @@ class RequestSubmitted(Struct, frozen=True):
     deadline_ns: int | None = None
     pin_ns: int = 0
     call: CallSize | None = None
+    answer_due_ns: int | None = None
 
 
 class RequestWithdrawn(Struct, frozen=True):
@@ -242,6 +244,27 @@ class Reject(Struct, frozen=True):
     by: Rejection = Rejection.ADMISSION
 
 
+class LeaveOut(Struct, frozen=True):
+    """The request is not admitted, and its call goes on without it: other answers to the same
+    prompt are given."""
+
+    request_id: str
+    reason: str
+
+
+class CutOff(Struct, frozen=True):
+    """The answer ends here, with what there is of it: no more time was given."""
+
+    request_id: str
+
+
+class AnnounceDegraded(Struct, frozen=True):
+    """The request is admitted with something cut, as "max_tokens=256", which its client is told."""
+
+    request_id: str
+    degraded: str
+
+
 class Explain(Struct, frozen=True):
     """One decision with what it was based on, for the records."""
 
@@ -259,5 +282,14 @@ class AskForBlocks(Struct, frozen=True):
 
 
 RouterEffect = (
-    SendEvent | StartTransfer | CancelTransfer | Reject | FailRequest | Explain | AskForBlocks
+    SendEvent
+    | StartTransfer
+    | CancelTransfer
+    | Reject
+    | LeaveOut
+    | CutOff
+    | AnnounceDegraded
+    | FailRequest
+    | Explain
+    | AskForBlocks
 )

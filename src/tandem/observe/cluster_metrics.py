@@ -13,7 +13,7 @@ from tandem.facts.calibration import Calibration
 from tandem.facts.correction import Correction
 from tandem.facts.kv import TierFigures
 from tandem.facts.request import Request
-from tandem.messages.gateway import ClusterStatus, WorkerStatus
+from tandem.messages.gateway import BreakerStatus, ClusterStatus, WorkerStatus
 from tandem.messages.planning import PlanningStatus
 from tandem.observe.metrics import RequestMetrics
 from tandem.observe.registry import COUNTER, GAUGE, MODEL_LABEL, Kind, ModelRegistry, family
@@ -61,6 +61,10 @@ _CORRECTIONS: Sequence[tuple[str, Callable[[Correction], float]]] = (
     ("prefill", lambda c: c.prefill),
     ("network", lambda c: c.network),
 )
+_OF_BREAKERS: Sequence[tuple[Kind, str, str, Callable[[BreakerStatus], float]]] = (
+    (GAUGE, "breaker_share", "Share of the class's SLO that is given out", lambda b: b.share),
+    (COUNTER, "breaker_opened", "Times that the class's breaker opened", lambda b: b.opened),
+)
 # `owner` is a worker or a process of the shared pool, `tier` where it keeps the blocks.
 _OF_TIERS: Sequence[tuple[Kind, str, str, Callable[[TierFigures], float]]] = (
     (GAUGE, "kv_tier_blocks", "KV blocks in the tier", lambda t: t.blocks),
@@ -96,6 +100,10 @@ _OF_TIERS: Sequence[tuple[Kind, str, str, Callable[[TierFigures], float]]] = (
 )
 
 
+# What may be cut of a call before it is refused.
+DEGRADE_STEPS = ("n", "max_tokens")
+
+
 class GatewayMetrics(Collector):
     """Counts and times of one gateway, and of the cluster as it knows it; by tenant where there are
     `tenants`."""
@@ -107,6 +115,10 @@ class GatewayMetrics(Collector):
         self.requests = RequestMetrics(registry)
         self.add_tenants(tenants)
         self._lost = registry.counter("lost_workers", "Workers that died")
+        degraded = registry.counters(
+            "degraded_requests", "Requests cut under load", "step", DEGRADE_STEPS
+        )
+        self._degraded = dict(zip(DEGRADE_STEPS, degraded, strict=True))
         self._journal_lost = registry.counter("journal_lost_turns", "Turns the journal misses")
         self._journal_lost_turns = 0
         registry.add(self)
@@ -121,6 +133,10 @@ class GatewayMetrics(Collector):
     def sent(self, requests: Iterable[Request], now_ns: int) -> None:
         """A worker got these."""
         self.requests.scheduled((request.request_id for request in requests), now_ns)
+
+    def degraded(self, step: str) -> None:
+        """A call was cut by one of `DEGRADE_STEPS`."""
+        self._degraded[step].inc()
 
     def worker_lost(self) -> None:
         """A worker died."""
@@ -162,6 +178,7 @@ class GatewayMetrics(Collector):
         ):
             yield self._registry.figure(kind, name, text, value)
         yield from self._of_tiers(status)
+        yield from self._of_breakers(status)
         if status.planning is not None:
             yield from self._of_planner(status.planning)
         yield self._of_predictions(status.calibration_total)
@@ -222,6 +239,17 @@ class GatewayMetrics(Collector):
             (MODEL_LABEL, "bound", "predicted", "outcome"),
             samples,
         )
+
+    def _of_breakers(self, status: ClusterStatus) -> Iterator[Metric]:
+        """Of admission, a service class each."""
+        if not status.breakers:
+            return
+        labels = (MODEL_LABEL, "service_class")
+        for kind, name, text, read in _OF_BREAKERS:
+            samples = [
+                ((self._model_name, each.service_class), read(each)) for each in status.breakers
+            ]
+            yield family(kind, name, text, labels, samples)
 
     def _of_planner(self, planning: PlanningStatus) -> Iterator[Metric]:
         actions = (

@@ -10,14 +10,23 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 Rank = tuple[int, int, int]
+# Of a sequence without a deadline.
+NEVER_NS = 2**63 - 1
 
 
 class SequenceView(Protocol):
     """What batching may know of a sequence. `rank` orders by priority, arrival and a serial
-    number; the smallest runs first and is preempted last."""
+    number; the smallest runs first and is preempted last. It belongs to an `account`, and is due at
+    `due_ns`."""
 
     @property
     def rank(self) -> Rank: ...
+
+    @property
+    def account(self) -> str: ...
+
+    @property
+    def due_ns(self) -> int: ...
 
     @property
     def pending_tokens(self) -> int: ...
@@ -61,8 +70,16 @@ class TokenBudgetBatching:
         return chunk_tokens
 
     def victim(self, candidates: Sequence[View]) -> View:
-        """Who gives up its blocks first: the last by rank."""
-        return max(candidates, key=lambda view: view.rank)
+        """Who gives up its blocks first: of the account of whoever is last by rank, and as little
+        urgent, the one that is due last. Without deadlines that is the last by rank, which mostly
+        has least to compute again. A client's deadline harms nobody else."""
+        last = max(candidates, key=lambda view: view.rank)
+        mates = [
+            view
+            for view in candidates
+            if view.account == last.account and view.rank[0] == last.rank[0]
+        ]
+        return max(mates, key=lambda view: (view.due_ns, view.rank))
 
     def reserve_blocks(self, running: int) -> int:
         """Free blocks to keep when admitting beside `running` sequences: each of them will want a

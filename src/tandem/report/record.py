@@ -26,9 +26,9 @@ class RequestOutcome:
     """What became of one request, as anybody outside the workers sees it.
 
     Instants are -1 until they happen; `ending` is None until it ends, `reason` says why it was
-    rejected or failed. `output_tokens` is what it asked for, `emitted_tokens` what it got. `serial`
-    counts the requests of a run. Latencies count from `arrival_ns`: when a client sent it, when a
-    simulated cluster got it.
+    rejected or failed, or what was cut of it. `output_tokens` is what it asked for,
+    `emitted_tokens` what it got. `serial` counts the requests of a run. Latencies count from
+    `arrival_ns`: when a client sent it, when a simulated cluster got it.
     """
 
     request_id: str

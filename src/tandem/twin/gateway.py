@@ -20,7 +20,14 @@ from tandem.messages.gateway import (
     StartWorker,
     TimePassed,
 )
-from tandem.messages.router import Explain, Reject, RequestSubmitted
+from tandem.messages.router import (
+    AnnounceDegraded,
+    CutOff,
+    Explain,
+    LeaveOut,
+    Reject,
+    RequestSubmitted,
+)
 from tandem.messages.worker import FailRequest, ImportsArrived
 from tandem.report.record import Decision
 from tandem.twin.event_queue import Timer
@@ -130,6 +137,15 @@ class SimulatedGateway(Process[GatewayInput]):
         self._recorder.rejected(
             effect.request_id, effect.reason, effect.retry_after_s, self._now_ns
         )
+
+    def leave_out(self, effect: LeaveOut) -> None:
+        self._recorder.rejected(effect.request_id, effect.reason, 0.0, self._now_ns)
+
+    def cut_off(self, effect: CutOff) -> None:
+        self._recorder.cut_off(effect.request_id, self._now_ns)
+
+    def announce_degraded(self, effect: AnnounceDegraded) -> None:
+        self._recorder.degraded(effect.request_id, effect.degraded)
 
     def fail(self, effect: FailRequest) -> None:
         self._recorder.turned_away(effect.request_id, effect.reason, self._now_ns)

@@ -95,6 +95,16 @@ class Recorder:
         record.reason, record.retry_after_s = reason, retry_after_s
         self.end(record, Ending.REJECTED, now_ns)
 
+    def degraded(self, request_id: str, degraded: str) -> None:
+        """It was admitted with something cut."""
+        self.of(request_id).reason = f"admitted with {degraded}"
+
+    def cut_off(self, request_id: str, now_ns: int) -> None:
+        """It got no more time, and has what it got by now."""
+        record = self.of(request_id)
+        record.reason = "cut off at its deadline"
+        self.end(record, Ending.FINISHED, now_ns)
+
     def open_records(self) -> list[RequestRecord]:
         """Whoever has not ended."""
         return [record for record in self.run.requests if record.ending is None]

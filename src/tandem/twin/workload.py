@@ -79,7 +79,7 @@ class Workload:
         """The requests of a turn, all with the same prompt."""
         prompt = self.prompt(turn)
         sampling = SamplingParameters(max_tokens=max(1, turn.row.output_tokens))
-        for request_id in turn.request_ids():
+        for choice, request_id in enumerate(turn.request_ids()):
             yield Request(
                 request_id=request_id,
                 prompt_tokens=prompt,
@@ -87,6 +87,7 @@ class Workload:
                 priority=priority,
                 tenant=turn.row.tenant,
                 account=turn.row.tenant,
+                choice=choice,
             )
 
 

@@ -32,6 +32,8 @@ from tandem.messages.gateway import (
 )
 from tandem.messages.planning import ActionKind, PlanDecision, PlannedAction, PlanningStatus
 from tandem.messages.router import (
+    CutOff,
+    LeaveOut,
     MigrationsRequested,
     Reject,
     RequestSubmitted,
@@ -110,7 +112,12 @@ class Autoscaling:
             match effect:
                 case Deliver(emission, _, repeats):
                     self._experience.tokens_delivered(emission, now_ns, repeats)
-                case Reject(request_id) | FailRequest(request_id):
+                case (
+                    Reject(request_id)
+                    | LeaveOut(request_id)
+                    | CutOff(request_id)
+                    | FailRequest(request_id)
+                ):
                     self._experience.request_dropped(request_id)
                 case OperationEnded(operation_id) if operation_id < 0:
                     # One of the planner's own: the worker's role state has shown it.

@@ -20,7 +20,7 @@ from tandem.messages.gateway import (
     SendToWorker,
     StartWorker,
 )
-from tandem.messages.router import Explain, Reject
+from tandem.messages.router import AnnounceDegraded, CutOff, Explain, LeaveOut, Reject
 from tandem.messages.worker import FailRequest
 
 
@@ -43,6 +43,12 @@ class ClientsPort(Protocol):
     def deliver(self, effect: Deliver) -> None: ...
 
     def reject(self, effect: Reject) -> None: ...
+
+    def leave_out(self, effect: LeaveOut) -> None: ...
+
+    def cut_off(self, effect: CutOff) -> None: ...
+
+    def announce_degraded(self, effect: AnnounceDegraded) -> None: ...
 
     def fail(self, effect: FailRequest) -> None: ...
 
@@ -87,6 +93,12 @@ def perform(effects: Iterable[GatewayEffect], ports: GatewayPorts) -> None:
                 ports.workers.send_to_peer(peer, message)
             case Reject():
                 ports.clients.reject(effect)
+            case LeaveOut():
+                ports.clients.leave_out(effect)
+            case CutOff():
+                ports.clients.cut_off(effect)
+            case AnnounceDegraded():
+                ports.clients.announce_degraded(effect)
             case FailRequest():
                 ports.clients.fail(effect)
             case Fence():

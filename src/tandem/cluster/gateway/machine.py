@@ -168,6 +168,9 @@ class GatewayMachine:
             else:
                 self._take(event, now_ns, effects)
         effects += self.routing.flush(now_ns)
+        due_ns = self.router.next_wakeup()
+        if due_ns is not None and due_ns <= now_ns:
+            effects += self.routing.pass_time(now_ns)
         if self._wakeup_ns is None or now_ns >= self._wakeup_ns:
             self._keep_time(now_ns, effects)
         if self.members.draining:
@@ -193,6 +196,7 @@ class GatewayMachine:
     def status(self, now_ns: int) -> ClusterStatus:
         """All that is known at this instant."""
         waiting = self.router.admission.suspects.all_waiting
+        breakers = self.router.admission.breakers
         started_ns = now_ns if self._started_ns is None else self._started_ns
         return ClusterStatus(
             gateway=self.config.gateway,
@@ -219,6 +223,7 @@ class GatewayMachine:
             configuration=self.config.configuration,
             calibration=self.router.predictions.recent(now_ns),
             calibration_total=self.router.predictions.total(),
+            breakers=() if breakers is None else breakers.status(),
         )
 
     def audit(self) -> None:
@@ -241,7 +246,7 @@ class GatewayMachine:
         silent_ns, late_ns = self.heartbeats.next_wakeup(), self.audits.next_wakeup()
         plan_ns = None if self.autoscaling is None else self.autoscaling.next_wakeup()
         due_ns = self._renew_at_ns
-        for wakeup_ns in (silent_ns, late_ns, plan_ns):
+        for wakeup_ns in (silent_ns, late_ns, plan_ns, self.router.next_wakeup()):
             if wakeup_ns is not None and wakeup_ns < due_ns:
                 due_ns = wakeup_ns
         return due_ns

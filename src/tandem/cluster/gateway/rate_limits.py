@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from tandem.cluster.audit import invariant
 from tandem.facts.rate_limits import LimitTerms
 from tandem.messages.gateway import Deliver, GatewayEffect
-from tandem.messages.router import Explain, Reject, RequestSubmitted, RequestWithdrawn
+from tandem.messages.router import (
+    CutOff,
+    Explain,
+    LeaveOut,
+    Reject,
+    RequestSubmitted,
+    RequestWithdrawn,
+)
 from tandem.messages.worker import FailRequest
 from tandem.policy.qos.rate_limits import LimitReached, RateLimiter
 
@@ -97,7 +104,12 @@ class CallLimits:
                     if request := self._open.get(request_id):
                         self._give_back(request.call, now_ns)
                     self._ended(request_id, now_ns)
-                case FailRequest(request_id):
+                case LeaveOut(request_id):
+                    if request := self._open.get(request_id):
+                        self.limiter.give_back(request.call.account, 1, 0, now_ns)
+                        request.call.requests = max(0, request.call.requests - 1)
+                    self._ended(request_id, now_ns)
+                case CutOff(request_id) | FailRequest(request_id):
                     self._ended(request_id, now_ns)
 
     def audit(self, requests: Mapping[str, object]) -> None:

@@ -18,13 +18,16 @@ from tandem.facts.kv import MoveKv
 from tandem.messages.cluster import FetchKv, ListBlocks, MoveEnded, StopMove, ToWorker
 from tandem.messages.gateway import Deliver, GatewayEffect, SendToWorker
 from tandem.messages.router import (
+    AnnounceDegraded,
     AskForBlocks,
     BlocksListed,
     BlocksReported,
     CancelTransfer,
+    CutOff,
     Explain,
     ImportReported,
     KvReported,
+    LeaveOut,
     LoadReported,
     Reject,
     RouterEffect,
@@ -177,6 +180,10 @@ class Routing:
         self.transfers.forget_worker(worker)
         self.gather(WorkerLost(worker, died))
 
+    def pass_time(self, now_ns: int) -> Effects:
+        """Have the router look at deadlines, after all that has gathered."""
+        return self.flush(now_ns) + self._perform(self.router.pass_time(now_ns), now_ns)
+
     def flush(self, now_ns: int) -> Effects:
         """Pass what has gathered to the router."""
         effects: Effects = []
@@ -258,7 +265,7 @@ def _choices_together(asked: Iterable[RouterEffect]) -> list[RouterEffect]:
                     gathered.setdefault(worker, []).append(event)
                 else:
                     ordered.append(effect)
-            case Explain() | Reject() | FailRequest():
+            case Explain() | Reject() | LeaveOut() | CutOff() | AnnounceDegraded() | FailRequest():
                 ordered.append(effect)
             case _:
                 ordered += (SendEvent(worker, _as_one(each)) for worker, each in gathered.items())

@@ -4,10 +4,13 @@ workers when there is room."""
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from msgspec.structs import replace
 
 from tandem.cluster.audit import invariant
+from tandem.cluster.router.breakers import Breakers
+from tandem.cluster.router.deadlines import too_late
 from tandem.cluster.router.fleet import Capacity, Fleet
 from tandem.cluster.router.prefix_cache.index import ComputedHashes, PrefixIndex, PromptHashes
 from tandem.cluster.router.queue import LivenessChecks, RequestQueue, RequestQueueConfig, Suspects
@@ -21,7 +24,8 @@ from tandem.messages.router import (
     LoadReported,
     RouterEffect,
 )
-from tandem.policy.admission.contract import Admission, Verdict
+from tandem.policy.admission.checks import idle_first_token_s
+from tandem.policy.admission.contract import MAX_RETRY_S, MIN_RETRY_S, Admission, Verdict
 from tandem.policy.dispatch.contract import Dispatch, Dispatching, FirstToken
 from tandem.policy.qos.classes import Classes
 from tandem.policy.routing.contract import Route, Routing
@@ -73,6 +77,8 @@ class AdmissionFront:
         self.queue = RequestQueue(config.queue, config.classes)
         self.suspects = Suspects(self.queue)
         self.liveness = LivenessChecks()
+        terms = config.admission.breaker
+        self.breakers = None if terms is None else Breakers(terms, config.classes)
         self._predictor = Predictor()
         self._hashes = config.hashes or ComputedHashes(config.block_size)
         # A listing is long: it is asked for once a gap, and again only if it does not come.
@@ -82,6 +88,11 @@ class AdmissionFront:
     def reconfigure(self, config: RouterConfig, requests: Iterable[RequestState]) -> None:
         """Other policies, classes and bounds from now on, with these `requests` under way. What
         was known of workers and prefixes stays, and who is in stays in."""
+        terms = config.admission.breaker
+        same = (self.config.admission.breaker, self.config.classes) == (terms, config.classes)
+        if not same:
+            # What was measured was measured of other promises.
+            self.breakers = None if terms is None else Breakers(terms, config.classes)
         self.config = config
         self.queue.reconfigure(config.queue, config.classes, requests)
         self._is_reconfigured = True
@@ -115,16 +126,61 @@ class AdmissionFront:
         if self._is_reconfigured:
             # It may have been sent before its class went.
             self.queue.classify(state)
-        workers = self.queue.before(self.fleet.views(), state.view.tenant)
+        by_class = self.breakers is not None
+        workers = self.queue.before(self._views_of(state.view), state.view, by_class=by_class)
         view = self._look(state, now_ns)
         route = self.config.routing.choose(view, workers, now_ns)
-        verdict = self.config.admission.judge(view, route, workers, now_ns)
+        verdict = self._judge(state, route, workers, now_ns)
+        if not verdict.admitted and route is not None:
+            verdict, route = self._judge_degraded(state, verdict, route, workers, now_ns)
+            view = state.view
+        if self.breakers is not None and route is not None:
+            verdict = self.breakers.settled(view, verdict, now_ns)
+            state.measured = verdict.admitted and verdict.feasible
+            if verdict.admitted and self.breakers.several_classes:
+                self.breakers.prefills(view, _shared_prefill_s(view, route, workers), now_ns)
         if route is None or len(self.queue) or not self.has_room():
             return verdict, None
         free = self._with_room(workers)
         if len(free) < len(workers):
             route = None
         return verdict, self._choose(view, free, now_ns, route)
+
+    def least_seconds(self, state: RequestState) -> float:
+        """Predicted seconds to its first token on idle workers, with what is cached now; 0 where
+        nobody could compute it now."""
+        seconds = idle_first_token_s(state.view, self.fleet.views())
+        return seconds if seconds < inf else 0.0
+
+    def too_late(self, state: RequestState, now_ns: int) -> tuple[str, float]:
+        """Why a request is refused whose first token cannot come in time any more; and when the
+        same request is predicted to be in time."""
+        view, deadline_ns = state.view, state.submission.deadline_ns
+        assert deadline_ns is not None
+        reason = too_late(state, self.least_seconds(state), now_ns)
+        workers = self.queue.before(self._views_of(view), view, by_class=self.breakers is not None)
+        route = self.config.routing.choose(view, workers, now_ns)
+        excess_s = 0.0
+        if route is not None:
+            excess_s = route.ttft_s - (deadline_ns - view.arrival_ns) / 1e9
+        return reason, min(max(excess_s, MIN_RETRY_S), MAX_RETRY_S)
+
+    def may_leave_out(self, state: RequestState) -> bool:
+        """Whether its call goes on without this one of several answers."""
+        service = self.config.classes.named(state.view.service_class)
+        return service.degrade.no_n and state.submission.request.choice > 0
+
+    def first_token(self, state: RequestState, now_ns: int) -> None:
+        """Its client gets the first token now."""
+        state.first_token_ns = now_ns
+        if state.measured and self.breakers is not None and not state.names.attempt:
+            self.breakers.first_token(state.view, now_ns)
+
+    def later_tokens(self, state: RequestState, now_ns: int) -> None:
+        """Its client has all of its output so far."""
+        if state.measured and self.breakers is not None and not state.names.attempt:
+            tokens = len(state.output)
+            self.breakers.later_tokens(state.view, state.first_token_ns, tokens, now_ns)
 
     def next_to_start(
         self, requests: Mapping[str, RequestState], now_ns: int
@@ -146,7 +202,7 @@ class AdmissionFront:
             return None
         state = requests[request_id]
         view = self._look(state, now_ns)
-        choice = self._choose(view, self._with_room(self.fleet.views()), now_ns)
+        choice = self._choose(view, self._with_room(self._views_of(view)), now_ns)
         if choice is None:
             # Nobody can take anybody now; a worker that joins or frees up asks again.
             return None
@@ -169,8 +225,10 @@ class AdmissionFront:
         known_tokens = view.prompt_tokens
         self.queue.enter_workers(state)
         self.liveness.sent(state, prefill, self.fleet.workers[prefill].events_sent)
-        self.fleet.send(prefill, max(1, known_tokens - kept_tokens), known_tokens)
-        self.fleet.workers[prefill].prefilling.add(state.wire_id)
+        prefill_tokens = max(1, known_tokens - kept_tokens)
+        self.fleet.send(prefill, prefill_tokens, known_tokens)
+        tracked = self.fleet.workers[prefill]
+        tracked.prefilling.add(state.wire_id, self._class_priority(view), prefill_tokens)
         self.index.expect(prefill, state.chain, now_ns)
         if not state.local:
             self.expect_decode(state)
@@ -235,7 +293,7 @@ class AdmissionFront:
                 for state in on_their_way
                 if state.stage is Stage.PREFILLING and state.prefill == worker
             }
-            counted_prompts = tracked.prefilling == prefilling
+            counted_prompts = set(tracked.prefilling) == prefilling
             invariant(counted_prompts, f"the prompts counted at {worker} are there")
             expected = [
                 state.expected_tokens
@@ -248,12 +306,59 @@ class AdmissionFront:
         self.index.audit()
         self.suspects.audit(on_their_way)
 
+    def _judge(
+        self, state: RequestState, route: Route | None, workers: list[WorkerView], now_ns: int
+    ) -> Verdict:
+        """By what may be promised now, where there are breakers."""
+        admission, view = self.config.admission, state.view
+        if self.breakers is None:
+            return admission.judge(view, route, workers, now_ns)
+        promised = self.breakers.promised(view, now_ns)
+        return admission.judge(promised, route, workers, now_ns)
+
+    def _judge_degraded(
+        self,
+        state: RequestState,
+        refusal: Verdict,
+        route: Route,
+        workers: list[WorkerView],
+        now_ns: int,
+    ) -> tuple[Verdict, Route | None]:
+        """Once more, with what the class allows to be cut; else the `refusal` and `route`."""
+        allowed = self.config.classes.named(state.view.service_class).degrade
+        request, limit_tokens = state.submission.request, allowed.max_tokens
+        if limit_tokens is None or request.sampling.max_tokens <= limit_tokens:
+            return refusal, route
+        if allowed.no_n and request.choice:
+            # It is left out, before the others are cut.
+            return refusal, route
+        whole = state.submission, state.view
+        state.shorten(limit_tokens)
+        shorter = self.config.routing.choose(state.view, workers, now_ns)
+        verdict = self._judge(state, shorter, workers, now_ns)
+        if verdict.admitted:
+            state.degraded = f"max_tokens={limit_tokens}"
+            return Verdict(True, refusal.reason, feasible=verdict.feasible), shorter
+        state.submission, state.view = whole
+        return refusal, route
+
     def _look(self, state: RequestState, now_ns: int) -> RequestView:
         """The request as policies see it now: with the tokens so far, and who holds its prefix."""
         self.hash_blocks(state)
         found = self.index.match(state.chain, now_ns)
         state.look(found.hits, found.remote_tokens)
         return state.view
+
+    def _views_of(self, view: RequestView) -> list[WorkerView]:
+        """The workers as this request finds them. Where classes are told apart by breakers, less
+        urgent prompts wait for it there: they are no reason to refuse it."""
+        if self.breakers is None:
+            return self.fleet.views()
+        return self.fleet.views_ahead(self._class_priority(view))
+
+    def _class_priority(self, view: RequestView) -> int:
+        """Without what its client wished for: there are as many as classes, however many ask."""
+        return self.config.classes.named(view.service_class).priority
 
     def _with_room(self, workers: list[WorkerView]) -> list[WorkerView]:
         depth, tracked_workers = self.config.queue.prefill_depth, self.fleet.workers
@@ -273,3 +378,11 @@ class AdmissionFront:
         if route is None:
             return None
         return Choice(route, self.config.dispatching.decide(view, route, workers, now_ns), workers)
+
+
+def _shared_prefill_s(view: RequestView, route: Route, workers: list[WorkerView]) -> float:
+    """For how long the uncached part of a prompt keeps all workers together that prefill."""
+    prefilling = sum(1 for each in workers if each.accepting and each.role.prefills)
+    cost = view_of(workers, route.prefill).cost
+    tokens = max(1, view.prompt_tokens - view.hit(route.prefill).tokens)
+    return cost.queue_seconds(tokens) / max(1, prefilling)

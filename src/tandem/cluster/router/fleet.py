@@ -3,7 +3,7 @@ report."""
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from msgspec import Struct
@@ -44,12 +44,56 @@ class SentLoad(Struct):
         )
 
 
+class Prefilling:
+    """The `prompts` of this router at one worker that have no token yet: by wire id, their priority
+    and uncached tokens as they were sent."""
+
+    def __init__(self) -> None:
+        self.prompts: dict[str, tuple[int, int]] = {}
+        # Of each priority: tokens and requests.
+        self._sums: dict[int, tuple[int, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.prompts)
+
+    def add(self, wire_id: str, priority: int, tokens: int) -> None:
+        self.prompts[wire_id] = (priority, tokens)
+        self._count(priority, tokens, 1)
+
+    def discard(self, wire_id: str) -> None:
+        if found := self.prompts.pop(wire_id, None):
+            priority, tokens = found
+            self._count(priority, -tokens, -1)
+
+    def split(self, priority: int) -> tuple[int, int, int]:
+        """Tokens that go before one more of this priority, and tokens and requests that wait for
+        it."""
+        before_tokens = after_tokens = after_requests = 0
+        for other, (tokens, requests) in self._sums.items():
+            if other > priority:
+                after_tokens += tokens
+                after_requests += requests
+            else:
+                before_tokens += tokens
+        return before_tokens, after_tokens, after_requests
+
+    def _count(self, priority: int, tokens: int, requests: int) -> None:
+        before = self._sums.get(priority, (0, 0))
+        self._sums[priority] = (before[0] + tokens, before[1] + requests)
+        if not before[1] + requests:
+            del self._sums[priority]
+
+
 @dataclass(slots=True)
 class TrackedWorker:
     """One worker. `sent` is what its last `report` leaves out; `sent_by` has what that was when so
     many events had been sent to it, of `events_sent` in all. `expected_` count requests whose
     prefill still runs elsewhere; `prefilling` the requests whose prompt is here. `view` is all that
-    as policies see it, until something changes."""
+    as policies see it, until something changes; `views_ahead` as a request of some priority does,
+    made of `view`."""
 
     role: Role
     capacity: Capacity
@@ -59,8 +103,9 @@ class TrackedWorker:
     sent: SentLoad = field(default_factory=SentLoad)
     expected_decodes: int = 0
     expected_context_tokens: int = 0
-    prefilling: set[str] = field(default_factory=set)
+    prefilling: Prefilling = field(default_factory=Prefilling)
     view: WorkerView | None = None
+    views_ahead: tuple[WorkerView, dict[int, WorkerView]] | None = None
     events_sent: int = 0
     sent_by: deque[tuple[int, SentLoad]] = field(default_factory=deque)
 
@@ -168,6 +213,16 @@ class Fleet:
             for tracked in (self.workers[worker],)
         ]
 
+    def views_ahead(self, priority: int) -> list[WorkerView]:
+        """Every living worker as a request of this priority finds it: prompts of less urgent ones
+        wait for it there, as far as this router sent them."""
+        views = self.views()
+        for place, worker in enumerate(self._order):
+            tracked = self.workers[worker]
+            if tracked.prefilling.prompts:
+                views[place] = _ahead(views[place], tracked, priority)
+        return views
+
     def accepting(self) -> Iterable[TrackedWorker]:
         return (tracked for tracked in self.workers.values() if tracked.accepting)
 
@@ -191,6 +246,27 @@ class Fleet:
             free_blocks=max(0, report.free_blocks - sent.blocks),
         )
         return tracked.view
+
+
+def _ahead(view: WorkerView, tracked: TrackedWorker, priority: int) -> WorkerView:
+    before_tokens, after_tokens, after_requests = tracked.prefilling.split(priority)
+    if not after_requests:
+        return view
+    if tracked.views_ahead is None or tracked.views_ahead[0] is not view:
+        tracked.views_ahead = (view, {})
+    known = tracked.views_ahead[1]
+    if priority not in known:
+        queued_tokens = view.queued_prefill_tokens
+        # What waits has been begun perhaps: at least what goes before it is left. And the step
+        # under way is not pushed aside, whoever's it is.
+        least_tokens = before_tokens + view.cost.chunk_tokens
+        ahead_tokens = max(queued_tokens - after_tokens, min(queued_tokens, least_tokens))
+        known[priority] = replace(
+            view,
+            queued_prefill_tokens=ahead_tokens,
+            waiting_requests=max(0, view.waiting_requests - after_requests),
+        )
+    return known[priority]
 
 
 def _forget_received(tracked: TrackedWorker, events: int) -> None:

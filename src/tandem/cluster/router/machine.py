@@ -10,6 +10,7 @@ from heapq import nsmallest
 
 from tandem.cluster.audit import invariant
 from tandem.cluster.router.admission import AdmissionFront, Choice, RouterConfig
+from tandem.cluster.router.deadlines import Deadlines
 from tandem.cluster.router.deaths import blame, reason_of
 from tandem.cluster.router.fleet import Fleet
 from tandem.cluster.router.migration import Migrations
@@ -18,11 +19,14 @@ from tandem.cluster.router.request_state import RequestState, Stage
 from tandem.cluster.router.transfers import KvTransfers, cancel_everywhere
 from tandem.facts.errors import Rejection
 from tandem.messages.router import (
+    AnnounceDegraded,
     BlocksListed,
     BlocksReported,
+    CutOff,
     Explain,
     ImportReported,
     KvReported,
+    LeaveOut,
     LoadReported,
     MigrationsRequested,
     PoolNodeLost,
@@ -72,8 +76,34 @@ class RouterMachine:
         self.requests: dict[str, RequestState] = {}
         self._by_wire: dict[str, RequestState] = {}
         self.migrations = Migrations(self.admission, self.kv_transfers, self._by_wire)
+        self.deadlines = Deadlines()
         self._serial = 0
         self.takeovers = 0
+
+    def next_wakeup(self) -> int | None:
+        """When `pass_time` is due, if nothing happens before."""
+        return self.deadlines.next_wakeup()
+
+    def pass_time(self, now_ns: int) -> Effects:
+        """End whoever has no more time: refused without a token, else cut off with what it has."""
+        effects: Effects = []
+        for request_id in self.deadlines.take_due(now_ns):
+            state = self.requests[request_id]
+            effects += cancel_everywhere(state, self.admission, self.kv_transfers)
+            if state.first_token_ns < 0:
+                reason, retry_s = self.admission.too_late(state, now_ns)
+                if self.config.explains:
+                    figures = (("retry_after_s", retry_s),)
+                    effects.append(Explain(request_id, "deadline", reason, figures))
+                effects.append(Reject(request_id, reason, retry_s, Rejection.DEADLINE))
+                if state.forecast is not None:
+                    self.predictions.failed(state.forecast, state.view.slo, now_ns)
+            else:
+                effects.append(CutOff(request_id))
+            self._forget(state)
+        if effects:
+            self._fill(now_ns, effects)
+        return effects
 
     def handle(self, event: RouterEvent, now_ns: int) -> Effects:
         return self.handle_together((event,), now_ns)
@@ -91,7 +121,7 @@ class RouterMachine:
                     changed = self._take_tokens(event, now_ns, effects) or changed
                     continue
                 case KvReported() | ImportReported() | TransferEnded():
-                    self._move(event, effects)
+                    self._move(event, now_ns, effects)
                 case RequestSubmitted():
                     self._submit(event, now_ns, effects)
                 case RequestWithdrawn(request_id):
@@ -173,7 +203,7 @@ class RouterMachine:
                     if (lost := self._by_wire.get(wire_id)) and lost.needs(worker):
                         self._begin_again(lost, effects, lost=worker)
             case MigrationsRequested():
-                effects += self.migrations.begin_migrations(event)
+                effects += self.migrations.begin_migrations(event, now_ns)
 
     def _submit(self, event: RequestSubmitted, now_ns: int, effects: Effects) -> None:
         request_id = event.request.request_id
@@ -181,17 +211,30 @@ class RouterMachine:
         state = RequestState.of(event, self._serial, now_ns)
         self._serial += 1
         verdict, choice = self.admission.admit(state, now_ns)
+        left_out = not verdict.admitted and self.admission.may_leave_out(state)
         if self.config.explains:
             text = verdict.reason or "admitted"
+            if verdict.admitted and state.degraded:
+                text = f"admitted with {state.degraded}: {verdict.reason}"
+            elif left_out:
+                text = f"left out of its call: {verdict.reason}"
             figures = () if verdict.admitted else (("retry_after_s", verdict.retry_after_s),)
             effects.append(Explain(request_id, "admission", text, figures))
+        if left_out:
+            effects.append(LeaveOut(request_id, verdict.reason))
+            return
         if not verdict.admitted:
             effects.append(Reject(request_id, verdict.reason, verdict.retry_after_s))
             return
+        if state.degraded:
+            effects.append(AnnounceDegraded(request_id, state.degraded))
         self.requests[request_id] = state
         if choice is None:
             self.admission.queue.enqueue(state)
-        else:
+        if state.due_ns is not None:
+            least_s = self.admission.least_seconds(state) if choice is None else 0.0
+            self.deadlines.watch(state, least_s)
+        if choice is not None:
             self._start(state, choice, now_ns, effects)
 
     def _fill(self, now_ns: int, effects: Effects) -> None:
@@ -223,8 +266,11 @@ class RouterMachine:
         if pulled_tokens or state.names.attempt:
             # Others have a part in when its first token comes.
             state.forecast.worker = ""
+        if state.due_ns is not None:
+            # What it takes from here on is known only when it has been done.
+            self.deadlines.watch(state)
         self._by_wire[state.wire_id] = state
-        request = state.request(state.prefill)
+        request = state.request(state.prefill, now_ns)
         event: WorkerEvent = RequestsArrived((request,))
         if not state.local:
             event = PrefillsArrived((request,), (pulled_tokens,))
@@ -253,13 +299,20 @@ class RouterMachine:
             if not output and state.forecast is not None:
                 alone = not self.admission.prompts_at(state.prefill)
                 self.predictions.first_token(state.forecast, now_ns, alone=alone)
+            if state.first_token_ns < 0:
+                self.admission.first_token(state, now_ns)
+                self.deadlines.watch(state)
             output.extend((tokens[index],) * repeats)
             if state.deaths.in_a_row and state.deaths.clears(state.known_tokens):
                 self.admission.suspects.leaves(state)
                 ended = True
             if len(output) - state.charged_output >= CHARGED_TOKENS:
+                if not state.charged_output:
+                    # Whoever is slow is known long before its answer ends.
+                    self.admission.later_tokens(state, now_ns)
                 self.admission.queue.charge(state, CHARGED_TOKENS)
             if reason is not None:
+                self.admission.later_tokens(state, now_ns)
                 if event.worker != state.decode:
                     # It ended before its KV transfer: the worker that waits to go on need not.
                     effects += cancel_everywhere(state, self.admission, self.kv_transfers)
@@ -273,6 +326,7 @@ class RouterMachine:
     def _move(
         self,
         event: KvReported | ImportReported | TransferEnded,
+        now_ns: int,
         effects: Effects,
     ) -> None:
         match event:
@@ -287,7 +341,7 @@ class RouterMachine:
                 ):
                     state = self._by_wire.get(wire_id)
                     if state is not None and state.prefill == worker:
-                        self._kv_computed(state, tokens, held, effects)
+                        self._kv_computed(state, tokens, held, now_ns, effects)
                     elif held:
                         # Its way has ended meanwhile: nobody will read what is held.
                         effects.append(SendEvent(worker, TransferPinsReleased((wire_id,))))
@@ -297,9 +351,11 @@ class RouterMachine:
             self.admission.kv_arrived(state)
             self.migrations.migrated(state)
 
-    def _kv_computed(self, state: RequestState, tokens: int, held: bool, effects: Effects) -> None:
+    def _kv_computed(
+        self, state: RequestState, tokens: int, held: bool, now_ns: int, effects: Effects
+    ) -> None:
         if state.stage in (Stage.COPYING, Stage.DECODING):
-            effects += self.migrations.readable(state, tokens)
+            effects += self.migrations.readable(state, tokens, now_ns)
             return
         if not tokens:
             self._begin_again(state, effects)
@@ -311,7 +367,7 @@ class RouterMachine:
         if not state.import_sent and (held or state.transfer is Transfer.PUSH):
             state.import_sent = True
             wanted_tokens = tokens if held else state.known_tokens
-            request = state.request(state.decode)
+            request = state.request(state.decode, now_ns)
             events = self.admission.fleet.workers[state.decode].events_sent
             self.admission.liveness.sent(state, state.decode, events)
             effects.append(SendEvent(state.decode, ImportsArrived((request,), (wanted_tokens,))))
@@ -341,6 +397,7 @@ class RouterMachine:
 
     def _forget(self, state: RequestState) -> None:
         del self.requests[state.request_id]
+        self.deadlines.forget(state)
         if state.stage is not Stage.QUEUED:
             for name in state.names.all:
                 del self._by_wire[name]

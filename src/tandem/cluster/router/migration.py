@@ -31,7 +31,7 @@ class Migrations:
         self._kv_transfers = kv_transfers
         self._by_wire = by_wire
 
-    def begin_migrations(self, wanted: MigrationsRequested) -> list[RouterEffect]:
+    def begin_migrations(self, wanted: MigrationsRequested, now_ns: int) -> list[RouterEffect]:
         """Begin migrations: ask what KV can be read of the requests."""
         effects: list[RouterEffect] = []
         tracked_workers = self._admission.fleet.workers
@@ -43,10 +43,10 @@ class Migrations:
                 effects.append(SendEvent(wanted.source, CopiesRequested((state.wire_id,))))
             else:
                 # Not a block that could be read yet: only a place is needed.
-                effects += self._send_import(state, state.known_tokens)
+                effects += self._send_import(state, state.known_tokens, now_ns)
         return effects
 
-    def readable(self, state: RequestState, tokens: int) -> list[RouterEffect]:
+    def readable(self, state: RequestState, tokens: int, now_ns: int) -> list[RouterEffect]:
         """The KV of so many first tokens can be read now; of none: any more. A late report on a
         copy that was given up means nothing."""
         if state.stage is not Stage.COPYING:
@@ -54,7 +54,7 @@ class Migrations:
         if not tokens:
             return self.give_up_copy(state)
         state.computed_tokens = max(state.computed_tokens, tokens)
-        return [] if state.import_sent else self._send_import(state, tokens)
+        return [] if state.import_sent else self._send_import(state, tokens, now_ns)
 
     def copy_arrived(self, state: RequestState) -> list[RouterEffect]:
         """Nothing moves any more: the request stops where it is and goes on at the target."""
@@ -98,9 +98,9 @@ class Migrations:
             state.names.take_over()
             state.copy_failed = False
 
-    def _send_import(self, state: RequestState, tokens: int) -> list[RouterEffect]:
+    def _send_import(self, state: RequestState, tokens: int, now_ns: int) -> list[RouterEffect]:
         state.import_sent = True
-        event = ImportsArrived((state.request(state.decode),), (tokens,))
+        event = ImportsArrived((state.request(state.decode, now_ns),), (tokens,))
         return [SendEvent(state.decode, event)]
 
 

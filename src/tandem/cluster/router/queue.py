@@ -34,8 +34,8 @@ class RequestQueue:
         self.in_use: dict[str, int] = {}
         self._classes = classes
         self._queue = FairQueue(classes, config.weights, config.max_wait_s)
-        # Of each tenant that waits: uncached prompt tokens, and requests.
-        self._waiting: dict[str, tuple[int, int]] = {}
+        # Of each class and each tenant that waits: uncached prompt tokens, requests.
+        self._waiting: dict[tuple[str, str], tuple[int, int]] = {}
         self._tenants: dict[str, None] = {}
 
     def __len__(self) -> int:
@@ -63,6 +63,9 @@ class RequestQueue:
         tenant has now, and keeps the deadline, SLO and priority that it came with."""
         self._queue.reconfigure(classes, config.weights, config.max_wait_s)
         self.config, self._classes = config, classes
+        self._waiting.clear()
+        for view in self._queue:
+            self._count(view, 1)
         for state in requests:
             before = state.view.service_class
             self.classify(state)
@@ -119,24 +122,34 @@ class RequestQueue:
             return {}
         return to_preempt(self._classes, self._queue.waiting(), self.in_use, capacity)
 
-    def before(self, workers: Sequence[WorkerView], tenant: str) -> list[WorkerView]:
-        """The workers as whoever of this tenant comes last finds them: those that wait will be
-        there first, of each other tenant as much as of its own."""
+    def before(
+        self, workers: Sequence[WorkerView], request: RequestView, *, by_class: bool = False
+    ) -> list[WorkerView]:
+        """The workers as a request finds them that comes last: those that wait will be there first,
+        of each other tenant as much as of its own; `by_class` none of a less urgent class."""
         if not len(self):
             return list(workers)
         prefilling = sum(1 for view in workers if view.accepting and view.role.prefills)
         if not prefilling:
             return list(workers)
+        named, tenant = self._classes.named, request.tenant
+        own_priority = named(request.service_class).priority
+        waiting: dict[str, tuple[int, int]] = {}
+        for (service_class, name), (tokens, requests) in self._waiting.items():
+            if not by_class or named(service_class).priority <= own_priority:
+                more_tokens, more_requests = waiting.get(name, (0, 0))
+                waiting[name] = (more_tokens + tokens, more_requests + requests)
         # One more: its own request comes after one of everybody.
-        own_tokens, own_requests = self._waiting.get(tenant, (0, 0))
+        own_tokens, own_requests = waiting.pop(tenant, (0, 0))
         ahead_tokens, ahead_requests = own_tokens, own_requests
-        for name, (tokens, requests) in self._waiting.items():
-            if name != tenant:
-                turns = min(requests, own_requests + 1)
-                ahead_requests += turns
-                ahead_tokens += tokens * turns // requests
+        for tokens, requests in waiting.values():
+            turns = min(requests, own_requests + 1)
+            ahead_requests += turns
+            ahead_tokens += tokens * turns // requests
         share_tokens = ahead_tokens // prefilling
         share_requests = ahead_requests // prefilling
+        if not share_requests and not share_tokens:
+            return list(workers)
         return [
             replace(
                 view,
@@ -150,13 +163,11 @@ class RequestQueue:
 
     def _count(self, view: RequestView, requests: int) -> None:
         """So many requests more of this view wait."""
-        tokens, waiting = self._waiting.get(view.tenant, (0, 0))
-        self._waiting[view.tenant] = (
-            tokens + requests * _uncached_tokens(view),
-            waiting + requests,
-        )
+        waits = (view.service_class, view.tenant)
+        tokens, waiting = self._waiting.get(waits, (0, 0))
+        self._waiting[waits] = (tokens + requests * _uncached_tokens(view), waiting + requests)
         if not waiting + requests:
-            del self._waiting[view.tenant]
+            del self._waiting[waits]
 
 
 def _uncached_tokens(view: RequestView) -> int:

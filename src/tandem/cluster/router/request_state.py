@@ -17,6 +17,9 @@ from tandem.messages.router import RequestSubmitted
 from tandem.policy.dispatch.contract import FirstToken, Transfer
 from tandem.policy.views import RequestView, TierHits
 
+# Of a deadline that has passed on the way; 0 would be none.
+LEAST_LEFT_S = 1e-3
+
 
 class Stage(Enum):
     """The stage of a request. It begins in QUEUED, and begins there again when a worker dies. While
@@ -93,8 +96,10 @@ class RequestState:
     on any worker; `sent_output` of them were sent to the worker that goes on. `import_sent`: the
     decode worker has received `ImportsArrived`. `expected_tokens` count to that worker's load until
     their KV is there. KV of the first `pulled_tokens` came from slower tiers. `copy_failed`: a
-    migration was begun and has failed. `deaths` are those of its workers. `forecast` is of when it
-    first went to workers."""
+    migration was begun and has failed. `deaths` are those of its workers. `measured`: its SLO was
+    predicted to hold, and what comes is held against that; its first token came at
+    `first_token_ns` (-1 until then). `degraded` is what was cut of it, in words. `forecast` is of
+    when it first went to workers."""
 
     submission: RequestSubmitted
     view: RequestView
@@ -113,6 +118,9 @@ class RequestState:
     sent_output: int = 0
     expected_tokens: int = 0
     charged_output: int = 0
+    measured: bool = False
+    first_token_ns: int = -1
+    degraded: str = ""
     output: "array[int]" = field(default_factory=lambda: array("I"))
     imports: dict[str, Import] = field(default_factory=dict)
     deaths: Deaths = field(default_factory=Deaths)
@@ -148,6 +156,12 @@ class RequestState:
         """Its wire id at this worker."""
         names = self.names
         return names.copy if names.copy and worker == self.decode else names.wire
+
+    @property
+    def due_ns(self) -> int | None:
+        """When the next thing that its client waits for is due: the first token, then the rest."""
+        submission = self.submission
+        return submission.deadline_ns if self.first_token_ns < 0 else submission.answer_due_ns
 
     @property
     def local(self) -> bool:
@@ -207,6 +221,23 @@ class RequestState:
             remote_tokens=remote_tokens,
         )
 
+    def shorten(self, limit_tokens: int) -> None:
+        """Its answer is to be no longer than that; others are expected as long as before."""
+        submission, expected = self.submission, self.view.expected_output_tokens
+        request, sampling = submission.request, submission.request.sampling
+        min_tokens = min(sampling.min_tokens, limit_tokens)
+        sampling = replace(sampling, max_tokens=limit_tokens, min_tokens=min_tokens)
+        self.submission = structs.replace(
+            submission,
+            request=replace(request, sampling=sampling),
+            expected_output_tokens=min(submission.expected_output_tokens, float(limit_tokens)),
+        )
+        self.view = structs.replace(
+            self.view,
+            expected_output_tokens=min(expected, float(limit_tokens)),
+            typical_output_tokens=expected,
+        )
+
     def go(self, prefill: str, decode: str, transfer: Transfer) -> None:
         """From now on these two work on it."""
         self.prefill, self.decode, self.transfer = prefill, decode, transfer
@@ -220,10 +251,14 @@ class RequestState:
         self.stage = Stage.COPYING
         self.names.begin_copy()
 
-    def request(self, worker: str) -> Request:
-        """The request as this worker should continue it now."""
+    def request(self, worker: str, now_ns: int) -> Request:
+        """The request as this worker should continue it now. Its deadline travels as the time that
+        is left: clocks differ."""
         self.sent_output = len(self.output)
         request, name = self.submission.request, self.name_at(worker)
+        due_ns = self.due_ns
+        if due_ns is not None:
+            request = replace(request, deadline_s=max(LEAST_LEFT_S, (due_ns - now_ns) / 1e9))
         if not self.output and name == request.request_id:
             return request
         output_tokens = (*request.output_tokens, *self.output)

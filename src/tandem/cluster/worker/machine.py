@@ -22,7 +22,7 @@ from tandem.cluster.worker.step_tally import StepTally
 from tandem.cluster.worker.waiting import prefill_tokens_of
 from tandem.facts.blocks import CacheRoot, PromptChains
 from tandem.facts.errors import InvalidRequest, Overloaded, PromptTooLong, TandemError
-from tandem.facts.request import Request
+from tandem.facts.request import LONGEST_DEADLINE_S, Request
 from tandem.facts.step_totals import StepTotals
 from tandem.facts.steps import StepResult
 from tandem.messages.router import LoadReported
@@ -44,7 +44,7 @@ from tandem.messages.worker import (
     WorkerEffect,
     WorkerEvent,
 )
-from tandem.policy.batching import TokenBudgetBatching
+from tandem.policy.batching import NEVER_NS, TokenBudgetBatching
 
 NO_NUMBERS = "the model's numbers are not finite (NaN) for this request, so it has no next token"
 
@@ -121,14 +121,13 @@ class WorkerMachine:
         return not (self.unfinished or self._in_flight or sequences.importing or sequences.pinned)
 
     def handle(self, event: WorkerEvent, now_ns: int) -> list[WorkerEffect]:
-        """Take one event; the effects are to be performed in order. Nothing is decided by the
-        instant: it only tells how long steps took."""
+        """Take one event; the effects are to be performed in order."""
         effects: list[WorkerEffect] = []
         if isinstance(event, StepDone):
             effects = self._land(event.result, now_ns)
         else:
             self._unplanned = True
-            self._take(event, effects)
+            self._take(event, now_ns, effects)
         effects += self._launch(now_ns)
         effects += self.planner.take_imports()
         if committed := self.sequences.committed.take():
@@ -137,19 +136,19 @@ class WorkerMachine:
             effects.append(ReportBlocks(changes))
         return effects
 
-    def _take(self, event: WorkerEvent, effects: list[WorkerEffect]) -> None:
+    def _take(self, event: WorkerEvent, now_ns: int, effects: list[WorkerEffect]) -> None:
         """Take an event other than a landed step, which is far more frequent."""
         match event:
             case RequestsArrived(requests):
                 for request in requests:
-                    self._arrive(request, effects)
+                    self._arrive(request, now_ns, effects)
             case PrefillsArrived(requests, import_tokens):
                 for request, tokens in zip(requests, import_tokens, strict=True):
-                    if sequence := self._arrive(request, effects, tokens):
+                    if sequence := self._arrive(request, now_ns, effects, tokens):
                         sequence.stop_for_transfer()
             case ImportsArrived(requests, import_tokens):
                 for request, tokens in zip(requests, import_tokens, strict=True):
-                    self._arrive(request, effects, tokens)
+                    self._arrive(request, now_ns, effects, tokens)
             case ImportDone():
                 self._import_done(event)
             case CopiesRequested(request_ids):
@@ -181,14 +180,21 @@ class WorkerMachine:
         invariant(len(self.unfinished) == in_work, "unfinished requests run, import or wait")
 
     def _arrive(
-        self, request: Request, effects: list[WorkerEffect], import_tokens: int = 0
+        self,
+        request: Request,
+        now_ns: int,
+        effects: list[WorkerEffect],
+        import_tokens: int = 0,
     ) -> Sequence | None:
         if error := self._objection(request) or self._make_way(request, effects):
             effects.append(Refuse(request.request_id, error))
             return None
         rank = self.planner.waiting.rank_of(request)
         root = self.config.root.hash(request.salt)
-        sequence = Sequence(request, rank, root, self.config.context_tokens)
+        due_ns = NEVER_NS
+        if request.deadline_s > 0:
+            due_ns = now_ns + round(min(request.deadline_s, LONGEST_DEADLINE_S) * 1e9)
+        sequence = Sequence(request, rank, root, self.config.context_tokens, due_ns)
         sequence.import_tokens = min(import_tokens, sequence.known_tokens)
         if self.config.prefix_caching:
             sequence.chain = self._chains.chain(root, request.prompt_tokens)

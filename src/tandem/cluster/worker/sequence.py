@@ -11,7 +11,7 @@ from msgspec import Struct
 from tandem.facts.blocks import Chain, grown_chain
 from tandem.facts.kv import BlockName
 from tandem.facts.request import FinishReason, Request
-from tandem.policy.batching import Rank
+from tandem.policy.batching import NEVER_NS, Rank
 
 
 class KnownTokens(Ordered[int]):
@@ -105,11 +105,13 @@ class Sequence:
     steps still in flight. `residency` is what it has here now, `chain` holds the hashes of its full
     known blocks.
     Steps are planned until `target_tokens` tokens are drawn or known; the answer ends at
-    `limit_tokens`, which lies further only when another worker goes on (`transfers_after`).
+    `limit_tokens`, which lies further only when another worker goes on (`transfers_after`). What
+    its client waits for next is due at `due_ns`.
     """
 
     __slots__ = (
         "chain",
+        "due_ns",
         "import_tokens",
         "known_tokens",
         "limit_tokens",
@@ -126,9 +128,17 @@ class Sequence:
         "unseen",
     )
 
-    def __init__(self, request: Request, rank: Rank, root: bytes, context_tokens: int) -> None:
+    def __init__(
+        self,
+        request: Request,
+        rank: Rank,
+        root: bytes,
+        context_tokens: int,
+        due_ns: int = NEVER_NS,
+    ) -> None:
         self.request = request
         self.rank = rank
+        self.due_ns = due_ns
         self.root = root
         self.tokens = KnownTokens(request.prompt_tokens, request.output_tokens)
         # Asked for several times a step, where `len` of a class written in Python costs a twentieth
@@ -144,6 +154,10 @@ class Sequence:
         self.unseen = 0
         self.steps_in_flight = 0
         self.prefix_hit = PrefixHit()
+
+    @property
+    def account(self) -> str:
+        return self.request.account
 
     @property
     def pending_tokens(self) -> int:

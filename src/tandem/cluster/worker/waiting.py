@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from tandem.cluster.worker.sequence import Sequence
 from tandem.facts.fair_shares import FairShares
 from tandem.facts.request import Request
-from tandem.policy.batching import Rank
+from tandem.policy.batching import NEVER_NS, Rank
 from tandem.policy.qos.fair_queue import Turns
 
 
 class WaitingSequences:
     """`requests` of them have prompt tokens to be computed here, about `prefill_tokens` in all: as
     estimated when they began to wait. Those whose whole prompt comes from another worker are
-    counted by whoever sent them. Accounts take turns, and where there are too many, the newest of
-    whoever has most gives way."""
+    counted by whoever sent them. Accounts take turns, those of one account by their deadlines, and
+    where there are too many, the newest of whoever has most gives way."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -26,6 +26,8 @@ class WaitingSequences:
         self._arrivals = 0
         # Those that nothing was done for yet.
         self._fresh: FairShares[Sequence] = FairShares()
+        # Those with a deadline.
+        self._hurried = 0
 
     def __len__(self) -> int:
         return len(self._by_rank)
@@ -55,19 +57,38 @@ class WaitingSequences:
 
     def add(self, sequence: Sequence) -> None:
         insort(self._by_rank, sequence, key=_rank)
+        self._hurried += sequence.due_ns < NEVER_NS
         tokens = prefill_tokens_of(sequence)
         self._counted[sequence] = tokens
         self.prefill_tokens += tokens
         self.requests += tokens > 0
         if sequence.untouched:
             self._fresh.add(sequence, sequence.request.account)
+            if self._hurried:
+                self._order_by_deadline(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         self._by_rank.remove(sequence)
+        self._hurried -= sequence.due_ns < NEVER_NS
         self._fresh.discard(sequence)
         tokens = self._counted.pop(sequence)
         self.prefill_tokens -= tokens
         self.requests -= tokens > 0
+
+    def _order_by_deadline(self, newcomer: Sequence) -> None:
+        """The account of the newcomer uses its turns for what is due first (earliest deadline
+        first, which keeps all deadlines where any order does). Nobody else's turn changes."""
+        account, priority = newcomer.account, newcomer.rank[0]
+        mates = [
+            each
+            for each in self._by_rank
+            if each.account == account and each.rank[0] == priority and each.untouched
+        ]
+        ranks = [each.rank for each in mates]
+        mates.sort(key=lambda each: each.due_ns)
+        for each, rank in zip(mates, ranks, strict=True):
+            each.rank = rank
+        self._by_rank.sort(key=_rank)
 
 
 def prefill_tokens_of(sequence: Sequence) -> int:

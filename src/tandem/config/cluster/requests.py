@@ -85,6 +85,18 @@ class QueueConfig:
 
 
 @section
+class DegradeConfig:
+    """What requests of a class are cut to before they are refused."""
+
+    no_n: bool = key(
+        "Further answers to a prompt (`n`) are left out, never the first.", default=False
+    )
+    max_tokens: Annotated[int, Meta(ge=1)] | None = key(
+        "Answers become no longer than that.", default=None
+    )
+
+
+@section
 class ClassConfig:
     """A service class."""
 
@@ -92,7 +104,10 @@ class ClassConfig:
     priority: int = key("Smaller is more urgent.", default=0, live=Change.AT_ONCE)
     reserved: Share = key("Its share of the capacity.", default=0.0, live=Change.AT_ONCE)
     slo: Slo = key("Stands before the cluster's.", factory=Slo)
-    deadline_s: float | None = key("Whoever waited so long is refused.", default=None)
+    deadline_s: float | None = key(
+        "Whoever waited so long for a first token is refused, as soon as that is certain.",
+        default=None,
+    )
     headers: Mapping[str, str] = key(
         "Requests with these belong to it, where their tenant may use it.", factory=dict
     )
@@ -106,6 +121,8 @@ class ClassConfig:
     longest_pin_s: float | None = key(
         "So long its clients may pin KV; left out: as `tiers` says.", default=None, only="live"
     )
+
+    degrade: DegradeConfig = key("Instead of a refusal, where that helps.", factory=DegradeConfig)
 
     def __post_init__(self) -> None:
         refuse_zero(self.slo)

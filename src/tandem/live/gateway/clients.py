@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from tandem.cluster.gateway.demand import Demand, WaitingPlaces
 from tandem.facts.errors import (
     InvalidRequest,
+    LeftOut,
     Overloaded,
     Rejection,
     RequestFailed,
@@ -14,7 +15,7 @@ from tandem.facts.request import FinishReason, Request
 from tandem.facts.serving import ServedBy
 from tandem.live.clock import now_ns
 from tandem.live.mailbox import Mailbox, Mailboxes
-from tandem.messages.router import Reject
+from tandem.messages.router import AnnounceDegraded, CutOff, LeaveOut, Reject
 from tandem.messages.worker import EmitTokens, FailRequest
 from tandem.observe.cluster_metrics import GatewayMetrics
 
@@ -95,6 +96,23 @@ class Clients:
             field, _, problem = effect.reason.partition(" ")
             error = InvalidRequest(field, problem)
         self._mailboxes.fail(effect.request_id, error)
+
+    def leave_out(self, effect: LeaveOut) -> None:
+        """Its call goes on without it."""
+        self.metrics.requests.rejected(effect.request_id, Rejection.ADMISSION)
+        self.metrics.degraded("n")
+        self._places.leave(effect.request_id)
+        self._mailboxes.fail(effect.request_id, LeftOut(effect.reason, 0.0))
+
+    def cut_off(self, effect: CutOff, instant_ns: int) -> None:
+        """Its answer ends with what there is."""
+        reason = FinishReason.DEADLINE
+        self.metrics.requests.ended(effect.request_id, reason, instant_ns)
+        self._mailboxes.end(effect.request_id, reason)
+
+    def announce_degraded(self, effect: AnnounceDegraded) -> None:
+        self.metrics.degraded(effect.degraded.partition("=")[0])
+        self._mailboxes.announce_degraded(effect.request_id, effect.degraded)
 
     def fail(self, effect: FailRequest, instant_ns: int) -> None:
         """It ends without its answer."""

@@ -15,7 +15,7 @@ from tandem.facts.errors import (
     TandemError,
 )
 from tandem.facts.rate_limits import Allowance
-from tandem.facts.request import FinishReason, Request, TokenOutput
+from tandem.facts.request import FinishReason, Request, TokenOutput, sooner
 from tandem.facts.serving import ANYBODY, Caller, ModelCard
 from tandem.facts.slo import Slo
 from tandem.live.channels.gateway_channel import ChannelNews
@@ -252,7 +252,8 @@ class Gateway:
         if caller.served_by is not None:
             caller.served_by.service_class = service.name
         asker = Asker(caller.account, service.name, caller.session, caller.call_id)
-        is_new = self._histories.request_arrived(request, asker, now_ns())
+        arrival_ns, deadline_s = now_ns(), sooner(request.deadline_s, caller.deadline_s)
+        is_new = self._histories.request_arrived(request, asker, arrival_ns)
         try:
             mailbox, gives_way = self._clients.arrived(request, caller.served_by)
         except TandemError as error:
@@ -280,7 +281,8 @@ class Gateway:
                     service_class=service.name,
                     session=caller.session,
                     slo=self._terms.slo if service.slo.empty else service.slo,
-                    deadline_ns=service.deadline_ns(now_ns()),
+                    deadline_ns=service.deadline_ns(arrival_ns, deadline_s),
+                    answer_due_ns=arrival_ns + round(deadline_s * NS_PER_S) if deadline_s else None,
                     pin_ns=round(self._terms.pin_s(caller, service.longest_pin_s) * NS_PER_S),
                     call=caller.call,
                 )

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from tandem.cluster.gateway.driver import GatewayPorts, perform
 from tandem.cluster.gateway.machine import GatewayInput, GatewayMachine
+from tandem.facts.request import FinishReason
 from tandem.live.channels.gateway_channel import MessageFromOperator
 from tandem.live.driver import Driver, EventInbox
 from tandem.live.gateway.clients import Clients
@@ -44,7 +45,14 @@ from tandem.messages.operator import (
     ReportStartFailed,
     StatusReported,
 )
-from tandem.messages.router import Explain, Reject, RequestSubmitted
+from tandem.messages.router import (
+    AnnounceDegraded,
+    CutOff,
+    Explain,
+    LeaveOut,
+    Reject,
+    RequestSubmitted,
+)
 from tandem.messages.worker import FailRequest, ImportsArrived, PrefillsArrived, RequestsArrived
 from tandem.report.record import Ending
 
@@ -196,6 +204,17 @@ class GatewayLoop:
     def reject(self, effect: Reject) -> None:
         self._clients.reject(effect)
         self._ended(effect.request_id, Ending.REJECTED, effect.reason)
+
+    def leave_out(self, effect: LeaveOut) -> None:
+        self._clients.leave_out(effect)
+        self._ended(effect.request_id, Ending.REJECTED, f"left out of its call: {effect.reason}")
+
+    def cut_off(self, effect: CutOff) -> None:
+        self._clients.cut_off(effect, self._instant_ns)
+        self._ended(effect.request_id, Ending.FINISHED, str(FinishReason.DEADLINE))
+
+    def announce_degraded(self, effect: AnnounceDegraded) -> None:
+        self._clients.announce_degraded(effect)
 
     def fail(self, effect: FailRequest) -> None:
         logger.error("request %s is given up: %s", effect.request_id, effect.reason)

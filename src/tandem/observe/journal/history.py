@@ -24,8 +24,6 @@ from tandem.observe.journal.records import (
     Withdrawn,
 )
 
-_REJECTED, _FAILED = "Reject ", "FailRequest "
-
 
 class Outcome(StrEnum):
     """How a request ended; `OPEN` if it had not yet."""
@@ -35,6 +33,15 @@ class Outcome(StrEnum):
     REJECTED = "rejected"
     FAILED = "failed"
     OPEN = "open"
+
+
+# The word for a decision, and how it ends a request.
+_ENDS = {
+    "Reject": Outcome.REJECTED,
+    "LeaveOut": Outcome.REJECTED,
+    "CutOff": Outcome.FINISHED,
+    "FailRequest": Outcome.FAILED,
+}
 
 
 @dataclass(slots=True)
@@ -95,10 +102,12 @@ class History:
             self._event(record, turn.at_ns)
         self._hash(turn.hashed)
         for decision in turn.decisions:
-            if isinstance(decision, str) and decision.startswith((_REJECTED, _FAILED)):
-                kind, name, *_ = decision.split(" ")
+            if not isinstance(decision, str):
+                continue
+            kind, _, rest = decision.partition(" ")
+            if outcome := _ENDS.get(kind):
+                name = rest.partition(" ")[0]
                 ended = self.requests.get(int(name)) if name.isdecimal() else None
-                outcome = Outcome.REJECTED if kind == "Reject" else Outcome.FAILED
                 self._end(ended, outcome, turn.at_ns)
 
     def _event(self, record: EventRecord, at_ns: int) -> None:

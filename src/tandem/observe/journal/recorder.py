@@ -22,8 +22,10 @@ from tandem.messages.gateway import (
     PeerGone,
 )
 from tandem.messages.router import (
+    CutOff,
     ImportReported,
     KvReported,
+    LeaveOut,
     Reject,
     RequestBroken,
     RequestRefused,
@@ -180,6 +182,8 @@ class Recorder:
             event.deadline_ns,
             event.pin_ns,
             call,
+            request.choice,
+            event.answer_due_ns,
         )
 
     def _hashed(self) -> tuple[Hashed, ...]:
@@ -198,7 +202,7 @@ class Recorder:
             if isinstance(event, RequestWithdrawn):
                 self._numbers.ended(event.request_id)
         for effect in effects:
-            if isinstance(effect, Reject | FailRequest):
+            if isinstance(effect, Reject | LeaveOut | CutOff | FailRequest):
                 self._numbers.ended(effect.request_id)
             elif isinstance(effect, Deliver) and any(effect.emission.finish_reasons):
                 emission = effect.emission

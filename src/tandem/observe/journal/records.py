@@ -108,6 +108,8 @@ class Submitted(msgspec.Struct, array_like=True, tag="r", frozen=True):
     deadline_ns: int | None
     pin_ns: int
     call: CallSize | None = None
+    choice: int = 0
+    answer_due_ns: int | None = None
 
 
 class Withdrawn(msgspec.Struct, array_like=True, tag="w", frozen=True):

@@ -24,6 +24,7 @@ from tandem.messages.codec import TO_GATEWAY
 from tandem.messages.gateway import GatewayEffect, MessageFromWorker
 from tandem.messages.router import (
     Explain,
+    LeaveOut,
     Reject,
     RequestSubmitted,
     RequestWithdrawn,
@@ -131,6 +132,7 @@ class ReplayedEvents:
             prompt_tokens=prompt,
             sampling=SamplingParameters(max_tokens=record.max_tokens),
             priority=record.priority,
+            choice=record.choice,
         )
         return RequestSubmitted(
             request,
@@ -142,6 +144,7 @@ class ReplayedEvents:
             deadline_ns=record.deadline_ns,
             pin_ns=record.pin_ns,
             call=record.call,
+            answer_due_ns=record.answer_due_ns,
         )
 
 
@@ -250,7 +253,7 @@ class _Playing:
         done.events += len(events)
         done.decisions += len(replayed)
         done.requests += sum(isinstance(each, RequestSubmitted) for each in events)
-        done.rejected += sum(isinstance(each, Reject) for each in effects)
+        done.rejected += sum(isinstance(each, Reject | LeaveOut) for each in effects)
 
     def _remember(self, effects: list[GatewayEffect]) -> None:
         for effect in effects:

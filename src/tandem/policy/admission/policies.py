@@ -1,11 +1,12 @@
 """Admission policies by name: everybody, thresholds of load, early rejection."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 
 from tandem.facts.errors import InvalidConfiguration
+from tandem.policy.admission.breaker import BreakerTerms
 from tandem.policy.admission.checks import (
     first_token_refusal,
     later_tokens_refusal,
@@ -35,6 +36,11 @@ class AdmitAll:
     def __post_init__(self) -> None:
         check_max_retry(self.max_retry_s)
 
+    @property
+    def breaker(self) -> None:
+        """Nothing is predicted."""
+        return None
+
     def judge(
         self, request: RequestView, route: Route | None, workers: Sequence[WorkerView], now_ns: int
     ) -> Verdict:
@@ -63,6 +69,11 @@ class Threshold:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise InvalidConfiguration(f"{name} is {value}; choose 0 or more")
+
+    @property
+    def breaker(self) -> None:
+        """Nothing is predicted."""
+        return None
 
     def judge(
         self, request: RequestView, route: Route | None, workers: Sequence[WorkerView], now_ns: int
@@ -128,12 +139,13 @@ class EarlyRejection:
     TTFT), else now. `answer_tokens` is the mean answer of the fleet, by which the running sequences
     end; None takes this request's expectation. `admit_infeasible` lets in requests whose SLO
     no idle worker could keep, as if nothing had been promised there. A slo on the whole answer
-    (E2E) is not judged.
+    (E2E) is not judged. With a `breaker` (None: without) predictions are held against what comes.
     """
 
     predictive: bool
     answer_tokens: float | None = None
     admit_infeasible: bool = False
+    breaker: BreakerTerms | None = None
     max_retry_s: float = MAX_RETRY_S
 
     def __post_init__(self) -> None:
@@ -149,17 +161,21 @@ class EarlyRejection:
         if route is None:
             return no_worker(workers, self.max_retry_s)
         first = first_token_refusal(request, route, workers, now_ns)
-        if first and first.wait_s == inf and self.admit_infeasible:
-            first = None
+        feasible = True
         if self.admit_infeasible:
-            request = without_infeasible(request, workers)
+            asked = request
+            request = without_infeasible(asked, workers)
+            feasible = request is asked and not (first and first.wait_s == inf)
+            first = first if feasible or (first and first.wait_s < inf) else None
         decode = view_of(workers, route.decode)
-        answer_tokens = self.answer_tokens or request.expected_output_tokens
+        typical_tokens = request.typical_output_tokens or request.expected_output_tokens
+        answer_tokens = self.answer_tokens or typical_tokens
         expected = forecast(decode, answer_tokens, route.ttft_s)
         ahead_s = expected.arriving_s if self.predictive else 0.0
         later = later_tokens_refusal(request, expected, workers, ahead_s)
         refusals = [refusal for refusal in (first, later) if refusal]
-        return verdict_of(refusals, self.max_retry_s)
+        verdict = verdict_of(refusals, self.max_retry_s)
+        return verdict if feasible else replace(verdict, feasible=False)
 
 
 ADMISSIONS: dict[str, Callable[..., Admission]] = {

@@ -9,12 +9,22 @@ from tandem.facts.slo import LOWER_ONLY, ClientPriorities, Slo
 
 
 @dataclass(frozen=True, slots=True)
+class Degradation:
+    """What may be cut of a request that would be refused otherwise, in this order. `no_n`: further
+    answers to its prompt are left out; `max_tokens`: its answer is no longer than that."""
+
+    no_n: bool = False
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceClass:
     """Terms of service. Smaller `priority` is more urgent; `reserved` is the share of the capacity
     that is the class's own whenever it wants it. A request whose headers hold any of `headers`
     belongs here, if its tenant may use the class. `deadline_s` is when the first token is due after
     the arrival. A client may shift its priority within `client_priorities`, and ask for its KV to
-    be kept for up to `longest_pin_s` (None: as everywhere)."""
+    be kept for up to `longest_pin_s` (None: as everywhere). `degrade` is what its requests are cut
+    to before they are refused."""
 
     name: str
     priority: int = 0
@@ -24,6 +34,7 @@ class ServiceClass:
     deadline_s: float | None = None
     client_priorities: ClientPriorities = LOWER_ONLY
     longest_pin_s: float | None = None
+    degrade: Degradation = field(default_factory=Degradation)
 
     def __post_init__(self) -> None:
         if not 0 <= self.reserved <= 1:
@@ -35,8 +46,11 @@ class ServiceClass:
                 f"class {self.name}: deadline_s is {self.deadline_s:g}; choose more than 0"
             )
 
-    def deadline_ns(self, arrival_ns: int) -> int | None:
-        return None if self.deadline_s is None else arrival_ns + round(self.deadline_s * 1e9)
+    def deadline_ns(self, arrival_ns: int, asked_s: float = 0.0) -> int | None:
+        """When the first token is due of a request whose client wants it all within `asked_s` (0:
+        no deadline): never later than its class has it."""
+        bounds_s = [each for each in (self.deadline_s, asked_s) if each]
+        return arrival_ns + round(min(bounds_s) * 1e9) if bounds_s else None
 
     def priority_of(self, wish: int) -> int:
         """Of a request of this class whose client wishes for this priority (0: for none)."""

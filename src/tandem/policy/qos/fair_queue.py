@@ -208,6 +208,10 @@ class FairQueue:
         for request in sorted(moved, key=lambda each: (each.arrival_ns, each.serial)):
             self.push(request)
 
+    def __iter__(self) -> Iterator[RequestView]:
+        """All that wait, in no order that counts."""
+        return iter(self._requests.values())
+
     def waiting(self) -> dict[str, int]:
         """Requests that wait, by class."""
         return {name: queue.waiting for name, queue in self._queues.items()}

@@ -1,0 +1,174 @@
+"""Circuit breakers of the router: who gives way, how much, and when it is given back."""
+
+import pytest
+
+from tandem.cluster.router.breakers import Breakers
+from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.slo import Slo
+from tandem.policy.admission.breaker import BreakerTerms
+from tandem.policy.admission.contract import ADMITTED, Verdict
+from tandem.policy.qos.classes import Classes, ServiceClass
+from tandem.policy.views import RequestView
+
+NS = 1_000_000_000
+TERMS = BreakerTerms(window_s=6, min_requests=10, recovery_s=12)
+CLASSES = Classes((ServiceClass("premium", priority=0), ServiceClass("free", priority=5)))
+SLO = Slo(ttft_s=2.0, tpot_s=0.1)
+
+
+class Traffic:
+    """Ten requests a second of each class named, measured when their first token comes."""
+
+    def __init__(self, *names: str, terms: BreakerTerms = TERMS) -> None:
+        self.breakers = Breakers(terms, CLASSES)
+        self.names = names
+        self.now_ns = 0
+        self.coming: list[tuple[int, RequestView]] = []
+
+    def view(self, name: str, slo: Slo = SLO) -> RequestView:
+        return RequestView("r", 0, self.now_ns, 100, 10.0, service_class=name, slo=slo)
+
+    def run(self, seconds: float, verdicts=None, **ttft_s: float) -> None:
+        """Every request of a class takes so long to its first token, by class."""
+        verdicts = verdicts or {}
+        for _ in range(round(seconds * 10)):
+            self.now_ns += NS // 10
+            for name in self.names:
+                view = self.view(name)
+                self.breakers.promised(view, self.now_ns)
+                self.breakers.settled(view, verdicts.get(name, ADMITTED), self.now_ns)
+                first_ns = self.now_ns + round(ttft_s.get(name, 0.1) * 1e9)
+                self.coming.append((first_ns, view))
+            for _, view in [each for each in self.coming if each[0] <= self.now_ns]:
+                self.breakers.first_token(view, self.now_ns)
+            self.coming = [each for each in self.coming if each[0] > self.now_ns]
+
+    def status(self) -> dict[str, tuple[str, float]]:
+        return {each.service_class: (each.stage, each.share) for each in self.breakers.status()}
+
+    def promised(self, name: str, slo: Slo = SLO) -> Slo:
+        return self.breakers.promised(self.view(name, slo), self.now_ns).slo
+
+
+def test_a_tail_within_the_slo_never_opens():
+    at = Traffic("premium", "free")
+    at.run(30, premium=1.9, free=1.9)
+    assert at.status() == {"premium": ("closed", 1.0), "free": ("closed", 1.0)}
+    assert at.promised("premium") == SLO
+
+
+def test_the_lower_class_gives_way_before_the_one_that_is_late():
+    at = Traffic("premium", "free")
+    at.run(6, premium=3.0)
+    stage, share = at.status()["free"]
+    # By the overshoot, 3 s of 2 s, as the histogram rounds it.
+    assert stage == "open"
+    assert 0.6 < share < 0.7
+    assert at.status()["premium"] == ("closed", 1.0)
+    promised = at.promised("free")
+    assert promised.ttft_s == pytest.approx(2.0 * share)
+    # The time between tokens was not what was late.
+    assert promised.tpot_s == 0.1
+    at.run(60, premium=3.0)
+    assert at.status()["free"] == ("open", TERMS.least_share)
+    assert at.status()["premium"][0] == "open"
+
+
+def test_a_late_class_without_a_lower_one_gives_way_itself_and_in_words():
+    at = Traffic("premium")
+    at.run(5, premium=2.5)
+    stage, share = at.status()["premium"]
+    assert stage == "open"
+    refused = Verdict(False, "predicted TTFT 1.9 s exceeds 1.56 s: it is long", 0.3)
+    verdict = at.breakers.settled(at.view("premium"), refused, at.now_ns)
+    assert verdict.retry_after_s == 0.3
+    assert verdict.reason == (
+        "the breaker of class premium is open: the p99 TTFT of class premium was 1.28 times its "
+        f"SLO, although it was predicted to hold; {share:.0%} of its SLO is given out: "
+        "predicted TTFT 1.9 s exceeds 1.56 s: it is long"
+    )
+
+
+def test_refusals_of_a_class_are_the_fault_of_those_below_and_never_its_own():
+    at = Traffic("premium", "free")
+    refused = {"premium": Verdict(False, "worker d takes 8 sequences", 1.0)}
+    at.run(5, refused)
+    assert at.status()["free"][0] == "open"
+    assert at.status()["premium"] == ("closed", 1.0)
+    alone = Traffic("premium")
+    alone.run(5, refused)
+    assert alone.status()["premium"] == ("closed", 1.0)
+    # What no idle worker could do is nobody's fault.
+    never = Traffic("premium", "free")
+    never.run(5, {"premium": Verdict(False, "a TTFT of 1 ms cannot hold", 60.0, feasible=False)})
+    assert never.status()["free"] == ("closed", 1.0)
+
+
+def test_it_is_given_back_by_steps_and_only_while_the_tail_is_well_within():
+    at = Traffic("premium")
+    at.run(7, premium=4.0)
+    _, opened = at.status()["premium"]
+    # Kept, but only just: nothing is given back.
+    at.coming = []
+    at.run(5, premium=1.95)
+    assert at.status()["premium"] == ("open", opened)
+    at.run(9, premium=1.0)
+    stage, share = at.status()["premium"]
+    assert stage == "half-open"
+    assert opened < share < 1.0
+    at.run(30, premium=1.0)
+    assert at.status()["premium"] == ("closed", 1.0)
+
+
+def test_where_nothing_is_measured_any_more_it_probes():
+    at = Traffic("premium")
+    at.run(11, premium=8.0)
+    assert at.status()["premium"][0] == "open"
+    at.now_ns += 7 * NS
+    at.promised("premium")
+    assert at.status()["premium"][0] == "half-open"
+
+
+def test_the_gap_that_a_more_urgent_class_was_sold_binds_whoever_decodes_beside_it():
+    at = Traffic("premium", "free")
+    at.run(1)
+    slow = Slo(ttft_s=9.0, tpot_s=0.5)
+    assert at.promised("free", slow) == Slo(ttft_s=9.0, tpot_s=0.1)
+    assert at.promised("premium", slow) == slow
+    # Nobody of that class asks any more.
+    at.names = ("free",)
+    at.run(8)
+    assert at.promised("free", slow) == slow
+
+
+def test_a_class_without_an_slo_gives_up_a_share_of_its_load():
+    at = Traffic("premium", "free")
+    at.run(6, premium=3.0)
+    _, share = at.status()["free"]
+    view = at.view("free", Slo())
+    admitted = sum(at.breakers.settled(view, ADMITTED, at.now_ns).admitted for _ in range(100))
+    assert admitted == pytest.approx(100 * share, abs=1)
+    verdict = at.breakers.settled(view, ADMITTED, at.now_ns)
+    if not verdict.admitted:
+        assert verdict.retry_after_s == TERMS.window_s
+
+
+def test_requests_of_before_the_change_say_nothing_of_the_terms_since():
+    at = Traffic("premium")
+    before = at.view("premium")
+    at.run(6, premium=3.0)
+    stage, share = at.status()["premium"]
+    assert stage == "open"
+    at.coming = []
+    for _ in range(50):
+        at.breakers.first_token(before, at.now_ns)
+    at.run(4, premium=1.95)
+    assert at.status()["premium"] == ("open", share)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"window_s": 0}, {"min_requests": 1}, {"least_share": 0}, {"holds_share": 1.5}]
+)
+def test_terms_that_mean_nothing_are_refused(wrong):
+    with pytest.raises(InvalidConfiguration, match=next(iter(wrong))):
+        BreakerTerms(**wrong)
