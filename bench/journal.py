@@ -22,7 +22,6 @@ from figures import Figure, show, write
 from gateway import inside, setup_in
 from tandem.cluster.gateway.machine import GatewayMachine
 from tandem.config.cluster.requests import JournalConfig
-from tandem.config.journal import recorded_cluster
 from tandem.facts.blocks import BlockChanges, CacheRoot, extend_chain
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.kv import KvExport, KvGeometry
@@ -132,9 +131,8 @@ def requests_recorded() -> list[Figure]:
         run = open_journal(folder / "journal")
         copies = folder / "files"
         copies.mkdir()
-        cluster = recorded_cluster(run.head.cluster, run.head.files, copies)
         begin_s = time.perf_counter()
-        done = compare(run.records(), *recorded_machine(run.head, cluster))
+        done = compare(run.records(), *recorded_machine(run.head, copies))
         played_s = time.perf_counter() - begin_s
     assert done.difference is None, done.difference
     assert done.requests == REQUESTS

@@ -193,7 +193,7 @@ def choices(repetitions: int) -> None:
 def routers(repetitions: int) -> None:
     """A router with early rejection."""
     print(f"\na new request of {PROMPT_TOKENS:,} tokens, by admission")
-    admissions = {
+    admissions: dict[str, Admission] = {
         "none": AdmitAll(),
         "prediction": EarlyRejection(True),
         "with breaker": EarlyRejection(True, breaker=BreakerTerms()),

@@ -76,15 +76,16 @@ class Server:
         body = {"messages": list(task.messages), "max_tokens": MAX_TOKENS, **fields}
         async with self._http.post(f"{self._url}/v1/chat/completions", json=body) as answer:
             answer.raise_for_status()
-            return await answer.json()
+            document: dict[str, Any] = await answer.json()
+            return document
 
 
 def text_of(answer: dict[str, Any]) -> str:
-    return answer["choices"][0]["message"]["content"]
+    return str(answer["choices"][0]["message"]["content"])
 
 
 def tokens_of(answer: dict[str, Any]) -> int:
-    return answer["usage"]["completion_tokens"]
+    return int(answer["usage"]["completion_tokens"])
 
 
 async def greedy(server: Server, task: Task, seed: int) -> Outcome:
@@ -428,8 +429,8 @@ def draw(kept: Results, timed: dict[str, Results], temperature: float, path: Pat
         _dress(axes, f"{name}, {len(tasks)} questions", "right, %")
     for name, line in (("mixed", "-"), ("products", "--")):
         for label, stem, colour in (("gang", "vote", COLOURS[0]), ("a client", "client", "black")):
-            found = [timed[name][f"{stem}-{k}"] for k in SAMPLES]
-            seconds = [median(row["seconds"] for row in rows) for rows in found]
+            measured = [timed[name][f"{stem}-{k}"] for k in SAMPLES]
+            seconds = [median(row["seconds"] for row in rows) for rows in measured]
             style = f"o{line}"
             panels[2].plot(SAMPLES, seconds, style, color=colour, label=f"{label}, {name}")
     panels[2].set_ylim(bottom=0)

@@ -1,116 +1,168 @@
-"""The twin beside our own server on this machine: `tandem profile`, then `tandem bench` against
-`tandem serve`, then the twin with that profile and the arrivals that the client really sent.
+"""The simulator beside our own server on this machine, on the same arrivals: `tandem-mini` and a
+model of random weights, one worker and a prefill with a decode worker, below, at and past the rate
+that they sustain. Each is calibrated first, on other loads; each load is played live twice, so that
+the machine's own noise stands beside the simulator's error.
 
-Usage: python bench/twin_vs_live.py [--rate 2] [--requests 120] [--threads 1] [--folder F]
+Usage: python bench/twin_vs_live.py [--model mini,dummy] [--shape aggregated,disaggregated]
+                                    [--shares 0.4,0.9,1.3] [--seconds 12] [--folder F]
 """
 
 import argparse
+import asyncio
 import json
-import re
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tandem.cluster.worker.machine import WorkerConfig
-from tandem.config.environment import BUNDLED_MODEL
-from tandem.config.hardware.worker import WorkerHardware, worker_cost
-from tandem.config.memory import ModelFacts
-from tandem.config.options import ServeOptions
-from tandem.config.resolve import machine_facts, resolve
-from tandem.facts.fleet import Role
-from tandem.models.configuration import read_model_spec
-from tandem.twin.scenario import Pool, WorkerKind
-from vllm_validation import Served, errors, served_by, show
+from rich.console import Console
 
-TANDEM = (sys.executable, "-u", "-m", "tandem")
+from tandem.commands.calibrate import ROLES, Shape
+from tandem.commands.calibration import (
+    CalibrationPlan,
+    ask,
+    compared,
+    drawn_load,
+    in_the_twin,
+    play,
+    serving_record,
+    sustained_rate,
+    worker_cost_of,
+    write_profile,
+)
+from tandem.commands.engine_grid import Grid, engine_record, time_engine
+from tandem.commands.measured_cluster import MeasuredCluster, cluster_text, running, with_profile
+from tandem.config.environment import BUNDLED_MODEL
+from tandem.config.hardware.worker import PROFILE_VERSION
+from tandem.config.options import ServeOptions
+from tandem.report.record import RequestOutcome
+
+PROMPT_TOKENS, ANSWER_TOKENS = 512, 128
+GRID = Grid((16, 64, 256, 1024), (1, 4, 16, 64), (0, 512, 2048), 3)
+# About 27 million parameters.
+DUMMY = {
+    "num_hidden_layers": 6,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model in a shape of cluster."""
+
+    name: str
+    plan: CalibrationPlan
+    text: str
+    directory: Path
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rate", type=float, default=2.0, help="requests a second")
-    parser.add_argument("--requests", type=int, default=120)
-    parser.add_argument("--threads", type=int, default=1, help="leave a core to the client")
-    parser.add_argument("--folder", type=Path, help="keeps the profile and the records here")
+    parser.add_argument("--model", default="mini,dummy")
+    parser.add_argument("--shape", default="aggregated,disaggregated")
+    parser.add_argument("--shares", default="0.4,0.9,1.3", help="of the rate that is sustained")
+    parser.add_argument("--seconds", type=float, default=12.0, help="of each load")
+    parser.add_argument("--threads", type=int, default=1, help="of each worker")
+    parser.add_argument("--folder", type=Path, help="keeps the profiles and the records here")
     wishes = parser.parse_args()
+    shares = [float(part) for part in wishes.shares.split(",")]
     with TemporaryDirectory() as passing:
         folder = wishes.folder or Path(passing)
-        profile, records = folder / "profile.json", folder / "records.jsonl"
-        threads = f"--threads={wishes.threads}"
-        subprocess.run([*TANDEM, "profile", "--out", str(profile), threads], check=True)
-        with serving(threads) as url:
-            load = (f"--rate={wishes.rate}", f"--requests={wishes.requests}")
-            lengths = ("--input-tokens=uniform:16-512", "--output-tokens=uniform:8-128")
-            report = (f"--records={records}", "--no-progress")
-            subprocess.run([*TANDEM, "bench", "--url", url, *load, *lengths, *report], check=True)
-        live = [served(json.loads(line)) for line in records.read_text().splitlines()]
-        simulated = in_the_twin(profile, live, wishes.threads)
-    rate = f"{wishes.rate:g} requests a second, {wishes.threads} threads"
-    show(f"tandem-mini here, {rate}", ("live", "twin"), errors(live, simulated))
+        for model in wishes.model.split(","):
+            for shape in wishes.shape.split(","):
+                place = folder / f"{model}-{shape}"
+                place.mkdir(parents=True, exist_ok=True)
+                subject = _subject(model, Shape(shape), wishes.threads, place)
+                _compare(subject, shares, wishes.seconds, place)
 
 
-@contextmanager
-def serving(*arguments: str) -> Iterator[str]:
-    """The URL of a `tandem serve` that runs until the block ends."""
-    process = subprocess.Popen(
-        [*TANDEM, "serve", "--port", "0", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+def dummy_model(folder: Path) -> Path:
+    """The bundled model's folder with another shape and no weights."""
+    directory = folder / "dummy"
+    directory.mkdir(exist_ok=True)
+    for file in BUNDLED_MODEL.iterdir():
+        if file.suffix != ".safetensors":
+            (directory / file.name).write_bytes(file.read_bytes())
+    config = json.loads((BUNDLED_MODEL / "config.json").read_text()) | DUMMY
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def _subject(model: str, shape: Shape, threads: int, folder: Path) -> Subject:
+    dummy = model == "dummy"
+    directory = dummy_model(folder) if dummy else BUNDLED_MODEL
+    options = ServeOptions(
+        threads=threads, kv_cache_memory="512MiB", load_format="dummy" if dummy else "auto"
     )
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if found := re.search(r"served on (http://[\d.]+:\d+)/v1", line):
-                yield found[1]
-                break
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
-
-
-def served(row: dict[str, float]) -> Served:
-    """A line of `tandem bench --records`. When the server took it up, the client cannot know."""
-    first_token_s = row["sent_s"] + row["ttft_s"]
-    return Served(
-        arrival_s=row["sent_s"],
-        first_token_s=first_token_s,
-        last_token_s=first_token_s + row["tpot_s"] * (row["output_tokens"] - 1),
-        scheduled_s=first_token_s,
-        prompt_tokens=int(row["prompt_tokens"]),
-        output_tokens=int(row["output_tokens"]),
+    plan = CalibrationPlan(
+        str(directory), options, ROLES[shape], "cpu", GRID, rounds=3, validates=False
     )
+    text = cluster_text(str(directory), plan.roles, options, plan.datasheet)
+    return Subject(f"{model}, {shape}", plan, text, directory)
 
 
-def in_the_twin(profile: Path, requests: list[Served], threads: int) -> list[Served]:
-    config = server_config(threads)
-    hardware = WorkerHardware(
-        BUNDLED_MODEL.name,
-        "cpu",
-        chunk_tokens=config.batching.max_batched_tokens,
-        block_size=config.block_size,
-        time_model="profile",
-        profile=str(profile),
-    )
-    kind = WorkerKind(
-        cost=worker_cost(hardware),
-        device=hardware.device,
-        devices=1,
-        block_count=config.block_count,
-        max_sequences=config.max_sequences,
-        batching=config.batching,
-        steps_in_flight=config.steps_in_flight,
-    )
-    pool = Pool("here", Role.BOTH, kind, 1, 1, 1)
-    return served_by(pool, config.block_size, config.context_tokens, requests)
+def _compare(subject: Subject, shares: Sequence[float], seconds: float, folder: Path) -> None:
+    quiet = Console(quiet=True)
+    plan = subject.plan
+    engine, samples, _ = time_engine(subject.directory, plan.options, plan.grid, quiet)
+    profile = folder / "profile.json"
+    with running(subject.text, folder) as cluster:
+        seen = asyncio.run(ask(cluster, plan))
+        serving = serving_record(engine, seen, worker_cost_of(subject.text, folder))
+        record = {"version": PROFILE_VERSION, **engine_record(engine, samples), **serving}
+        write_profile(profile, record)
+        cost = worker_cost_of(with_profile(subject.text, profile), folder)
+        knee_rps = sustained_rate(cost, PROMPT_TOKENS // 2, ANSWER_TOKENS // 2)
+        print(f"\n{subject.name}: sustains about {knee_rps:.1f} requests a second")
+        print(json.dumps({name: record.get(name) for name in ("serving", "kv_transfer")}))
+        for number, share in enumerate(shares):
+            _at_rate(subject, cluster, profile, share, share * knee_rps, seconds, number)
 
 
-def server_config(threads: int) -> WorkerConfig:
-    """What `tandem serve` decides by with these options here."""
-    facts = ModelFacts(read_model_spec(BUNDLED_MODEL))
-    return resolve(ServeOptions(threads=threads), facts, machine_facts()).worker
+def _at_rate(
+    subject: Subject,
+    cluster: MeasuredCluster,
+    profile: Path,
+    share: float,
+    rate_rps: float,
+    seconds: float,
+    number: int,
+) -> None:
+    load = drawn_load(rate_rps, seconds, PROMPT_TOKENS, ANSWER_TOKENS, seed=100 + number)
+    folder = profile.parent
+    live = [asyncio.run(play(cluster, load, 10 * number + again)) for again in (1, 2)]
+    twin = [in_the_twin(each, subject.text, profile, folder) for each in live]
+    _show(f"{share:g} x: {rate_rps:.1f}/s, {len(load)} requests", live, twin)
+    for again, sides in enumerate(zip(live, twin, strict=True)):
+        rows = [[_figures(each) for each in side] for side in sides]
+        (folder / f"load-{number}-{again}.json").write_text(json.dumps(rows))
+
+
+def _figures(each: RequestOutcome) -> tuple[int, ...]:
+    instants_ns = each.arrival_ns, each.first_token_ns, each.last_token_ns
+    return (*instants_ns, each.prompt_tokens, each.emitted_tokens)
+
+
+def _show(
+    title: str,
+    live: Sequence[Sequence[RequestOutcome]],
+    twin: Sequence[Sequence[RequestOutcome]],
+) -> None:
+    """Both live runs, how far the second is from the first, and the simulator's error: of the mean
+    of both figures."""
+    print(f"{title}\n{'':<12}{'live':>9}{'again':>9}{'noise':>9}{'twin':>9}{'error':>9}")
+    first, second = (compared(each, ours) for each, ours in zip(live, twin, strict=True))
+    for (name, figure, one, ours), (_, _, other, again) in zip(first, second, strict=True):
+        noise, error = other / one - 1, (ours + again) / (one + other) - 1
+        print(
+            f"{name + ' ' + figure:<12}{one:>9.2f}{other:>9.2f}{noise:>+9.1%}"
+            f"{(ours + again) / 2:>9.2f}{error:>+9.1%}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""The twin beside real vLLM: 300 ShareGPT requests on RTX PRO 6000s, request by request.
+"""The twin beside real vLLM: 300 ShareGPT requests on RTX PRO 6000s, request by request. A run that
+the folder lacks is left out.
 
 LLMServingSim measured the runs and, apart from them, the operators of the GPU; nothing is fitted to
 the runs. The measurements lie outside the project; their folder is the one argument.
@@ -107,7 +108,8 @@ FIGURES: dict[str, Callable[[Distribution], float]] = {
 
 def runs(folder: Path) -> list[Run]:
     """The dense model by its measured operators, and the mixture, of which there are none here, by
-    the roofline: each of its two ranks as if it held all experts."""
+    the roofline: each of its two ranks as if it held all experts. The larger dense model is cut
+    over two GPUs without NVLink, with the link of the datasheet."""
     llama = WorkerHardware(
         "llama-3.1-8b",
         "rtx_pro_6000",
@@ -115,11 +117,13 @@ def runs(folder: Path) -> list[Run]:
         tables=str(folder / "llmservingsim"),
     )
     mixture = WorkerHardware("qwen3-30b-a3b", "rtx_pro_6000")
+    cut = WorkerHardware("qwen3-32b", "rtx_pro_6000", tensor_parallel=2)
     roofline = replace(llama, time_model="roofline", tables="")
     return [
         Run("Llama-3.1-8B, operator tables", "RTXPRO6000_Llama-3.1-8B", llama, 1),
         Run("Llama-3.1-8B, roofline", "RTXPRO6000_Llama-3.1-8B", roofline, 1),
         Run("Qwen3-30B-A3B, roofline", "RTXPRO6000_Qwen3-30B-A3B-Instruct-2507", mixture, 2),
+        Run("Qwen3-32B on two GPUs, roofline", "RTXPRO6000_Qwen3-32B", cut, 1),
     ]
 
 
@@ -293,7 +297,10 @@ def _report(run: Run, folder: Path) -> None:
 def main() -> None:
     folder = Path(sys.argv[1])
     for run in runs(folder):
-        _report(run, folder)
+        if Path(f"{folder / 'llmservingsim/vllm_measured' / run.files}_vllm_meta.json.gz").exists():
+            _report(run, folder)
+        else:
+            print(f"\n{run.title}: {run.files} is not in {folder}")
 
 
 if __name__ == "__main__":

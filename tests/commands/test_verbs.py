@@ -35,7 +35,7 @@ def test_no_verb_waits_for_what_draws_before_a_plot_is_wanted():
 
 def test_help_lists_every_verb_but_those_that_only_launchers_use():
     told = run_here("--help").stdout
-    for verb in ("serve", *QUICK, "chat", "complete", "bench", "eval", "hits", "profile"):
+    for verb in ("serve", *QUICK, "chat", "complete", "bench", "eval", "hits", "calibrate"):
         assert f" {verb} " in told
     assert "worker-process" not in told
 
@@ -44,6 +44,12 @@ def test_a_mistyped_verb_is_told_what_may_be_meant():
     told = run_here("statsu")
     assert told.returncode == 2
     assert "status" in told.stderr
+
+
+def test_a_former_verb_says_what_it_became():
+    told = run_here("profile", "--out", "x.json")
+    assert told.returncode == 2
+    assert "tandem calibrate" in told.stderr
 
 
 def test_every_module_named_by_a_string_is_there():

@@ -74,7 +74,9 @@ class Client:
             total=self.endpoint.timeout_s, sock_connect=self.endpoint.connect_timeout_s
         )
         # No limit of connections: how many requests are in flight is the workload's to decide.
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+        # Idle ones are dropped before the server does so (uvicorn: after 5 s), as a request on a
+        # connection that is being closed fails.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
         self._session = aiohttp.ClientSession(
             connector=connector, timeout=timeout, headers=headers, read_bufsize=1 << 20
         )

@@ -32,19 +32,24 @@ VERBS: Final = {
     "bench": "tandem.commands.bench:bench",
     "eval": "tandem.commands.evaluate:evaluate_command",
     "hits": "tandem.commands.hits:hits",
-    "profile": "tandem.commands.profile:profile_command",
+    "calibrate": "tandem.commands.calibrate:calibrate_command",
     "simulate": "tandem.commands.simulate:simulate_command",
     "replay": "tandem.commands.replay:replay_command",
+}
+# What was a verb, and what its user is told.
+FORMER_VERBS: Final = {
+    "profile": "`tandem profile` is a part of `tandem calibrate` now, which measures the server "
+    "around the engine as well; for the engine's steps alone: `tandem calibrate --shape engine`",
 }
 # What a verb needs only once it knows its options. All but the first take torch or Ray with them.
 PARTS: Final = {
     "command line": "tandem.commands.main",
     "server": "tandem.live.processes.server",
-    "profiling": "tandem.commands.profiling",
+    "calibration": "tandem.commands.calibration",
     "GPUs": "tandem.config.resolve",
     "Ray launcher": "tandem.live.launching.ray_launcher",
 }
-Part = Literal["command line", "server", "profiling", "GPUs", "Ray launcher"]
+Part = Literal["command line", "server", "calibration", "GPUs", "Ray launcher"]
 
 
 def verb(name: str) -> Any:

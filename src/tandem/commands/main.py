@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from tandem import __version__
-from tandem.commands.late_imports import VERBS, verb
+from tandem.commands.late_imports import FORMER_VERBS, VERBS, verb
 from tandem.live.processes.lifecycle import run_to_the_end
 
 
@@ -19,6 +19,8 @@ class Verbs(TyperGroup):
         return super().list_commands(ctx)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in FORMER_VERBS:
+            raise typer.BadParameter(FORMER_VERBS[cmd_name], ctx)
         # Whoever mistyped one is told which there are.
         self._import((cmd_name,) if cmd_name in VERBS else VERBS)
         return super().get_command(ctx, cmd_name)

@@ -71,27 +71,38 @@ def fit(samples: Sequence[TimedStep]) -> FittedStepTime:
     if not timed:
         raise InvalidConfiguration("a profile needs at least one step that took time")
     rows = [[count / s.seconds for count in _counts(s.shape)] for s in timed]
+    values = non_negative_fit(rows, [1.0] * len(rows))
+    rounded = {name: _rounded(v) for name, v in zip(COEFFICIENTS, values, strict=True) if v}
+    return from_fields(rounded, "fit")
+
+
+def non_negative_fit(rows: Sequence[Sequence[float]], goals: Sequence[float]) -> list[float]:
+    """The non-negative x with the least sum of squares of `rows` x - `goals`, 0 for columns that
+    are. All choices of which are zero are tried: meant for a handful of columns."""
     # Columns of length 1: pairs count in millions and steps in ones.
-    scales = [fsum(row[i] ** 2 for row in rows) ** 0.5 for i in range(len(COEFFICIENTS))]
+    columns = len(rows[0])
+    scales = [fsum(row[i] ** 2 for row in rows) ** 0.5 for i in range(columns)]
     used = [i for i, scale in enumerate(scales) if scale]
     gram = {
         (i, j): fsum(row[i] * row[j] for row in rows) / (scales[i] * scales[j])
         for i in used
         for j in used
     }
-    goal = {i: fsum(row[i] for row in rows) / scales[i] for i in used}
+    goal = {
+        i: fsum(row[i] * wanted for row, wanted in zip(rows, goals, strict=True)) / scales[i]
+        for i in used
+    }
     best_gain, best = 0.0, dict.fromkeys(used, 0.0)
     for chosen in _subsets(used):
         matrix = [[gram[i, j] for j in chosen] for i in chosen]
         solution = solve(matrix, [goal[i] for i in chosen])
         if solution is None or min(solution) < 0:
             continue
-        # Squared error = number of samples - gain, at the solution of the normal equations.
+        # Squared error = sum of squared goals - gain, at the solution of the normal equations.
         gain = fsum(value * goal[i] for value, i in zip(solution, chosen, strict=True))
         if gain > best_gain:
             best_gain, best = gain, dict(zip(chosen, solution, strict=True))
-    rounded = {COEFFICIENTS[i]: _rounded(value / scales[i]) for i, value in best.items()}
-    return from_fields(rounded, "fit")
+    return [best.get(i, 0.0) / scales[i] if i in best else 0.0 for i in range(columns)]
 
 
 def solve(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float] | None:

@@ -57,10 +57,54 @@ class LinkCost(Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
+class ServingCost:
+    """Seconds of serving beside the engine's steps, as measured on one machine. A gateway's event
+    loop is busy for `request_s` with a request and for `token_s` with each event to a client; one
+    waits for the other. Besides, `request_wait_s` and `prompt_token_s` for each prompt token pass
+    from the client's call until the worker starts its step. A step takes `stretch` times as long as
+    the engine alone, `step_s` more, and `row_s` for each token it draws; `cold_s` more when the
+    worker has computed nothing for `cold_after_s`. While another worker of the machine computes,
+    steps with prompt tokens take `prefill_slowdown` times as long and those of decodes alone
+    `decode_slowdown` times: who computes on end gives way to who sleeps between steps."""
+
+    request_s: float = 0.0
+    request_wait_s: float = 0.0
+    prompt_token_s: float = 0.0
+    token_s: float = 0.0
+    stretch: float = 1.0
+    step_s: float = 0.0
+    row_s: float = 0.0
+    cold_s: float = 0.0
+    cold_after_s: float = 0.0
+    prefill_slowdown: float = 1.0
+    decode_slowdown: float = 1.0
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether workers of one machine slow each other."""
+        return self.prefill_slowdown > 1.0 or self.decode_slowdown > 1.0
+
+    def pace(self, *, prefills: bool, others: int) -> float:
+        """The share of its speed that a step has while so many other workers compute."""
+        slowdown = self.prefill_slowdown if prefills else self.decode_slowdown
+        return 1.0 / (1.0 + (slowdown - 1.0) * others)
+
+    def entry_seconds(self, prompt_tokens: int) -> float:
+        """From the client's call until the worker could start on the prompt, and from the first
+        token's draw to the client, where nobody else is served."""
+        way_s = self.request_s + self.request_wait_s + self.token_s
+        return way_s + prompt_tokens * self.prompt_token_s
+
+
+NO_SERVING_COST = ServingCost()
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerCost:
     """Prices of one worker. `chunk_tokens` is how many prompt tokens a step of it takes at most;
-    `tiers` are the links to the KV that is not on the device, `network` the one to other workers.
-    `correction` is what of measurements is in all that (`cost.correction`).
+    `tiers` are the links to the KV that is not on the device, `network` the one to other workers;
+    `serving` is what stands between clients and the steps, of which `step_time` knows already what
+    each step takes longer. `correction` is what of measurements is in all that (`cost.correction`).
     """
 
     step_time: StepTime
@@ -69,6 +113,7 @@ class WorkerCost:
     tiers: dict[Tier, LinkCost] = field(default_factory=dict)
     network: LinkCost = field(default_factory=LinkCost)
     correction: Correction = UNCORRECTED
+    serving: ServingCost = NO_SERVING_COST
 
     def prefill_seconds(self, tokens: int, context_tokens: int = 0) -> float:
         """Compute `tokens` of one prompt after `context_tokens` that are there already, alone."""

@@ -22,6 +22,7 @@ from tandem.twin.message_bus import GATEWAY, MessageBus
 from tandem.twin.network.paths import pool_ports
 from tandem.twin.recorder import Recorder
 from tandem.twin.scenario import Scenario
+from tandem.twin.shared_cores import SharedCores
 from tandem.twin.shared_pool import SimulatedPoolNode
 from tandem.twin.step_recorder import StepRecorder
 from tandem.twin.tier_stores import SimulatedStore
@@ -77,6 +78,7 @@ class SimulatedCluster:
         self._speeds: dict[str, float] = {}
         # Tiers that are down, each of a worker or (an empty name) of all.
         self._tiers_down: set[tuple[Tier, str]] = set()
+        self._cores = SharedCores() if scenario.serving.shares_cores else None
         self._direct = not scenario.message_latency_s and not scenario.encodes
         for name, pool in self.pools.items():
             self.transfers.add_ports(pool.kind.links.ports(name))
@@ -112,7 +114,14 @@ class SimulatedCluster:
     def start_gateway(self, name: str = GATEWAY) -> None:
         """A gateway that knows nobody; whoever is up presents itself."""
         machine = GatewayMachine(self.gateway_config(name))
-        gateway = SimulatedGateway(machine, self._next_start(name), self.bus, self.recorder, self)
+        gateway = SimulatedGateway(
+            machine,
+            self._next_start(name),
+            self.bus,
+            self.recorder,
+            self,
+            self.scenario.serving if self.scenario.serves_step_by_step else None,
+        )
         self.gateways[name] = self.bus.gateways[name] = gateway
         gateway.start()
         for process in self._everybody():
@@ -146,6 +155,7 @@ class SimulatedCluster:
             workers=self.workers,
             pool_nodes=self.pool_nodes,
             disk=self._disks[name],
+            cores=self._cores,
             changed=self._worker_changed,
             left=self._worker_left,
             died=self.worker_died,

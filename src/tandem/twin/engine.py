@@ -13,10 +13,11 @@ from msgspec import Struct
 from tandem.cluster.router.deaths import CLEARING_TOKENS
 from tandem.cluster.router.request_state import failed_over
 from tandem.cluster.worker.machine import WorkerMachine
-from tandem.cost.worker import StepShape, StepTime
+from tandem.cost.worker import NO_SERVING_COST, ServingCost, StepShape, StepTime
 from tandem.facts.steps import StepPlan, StepResult
 from tandem.messages.worker import EmitTokens, StepDone
 from tandem.twin.block_contents import BlockContents
+from tandem.twin.shared_cores import SharedCores
 from tandem.twin.step_recorder import StepRecorder
 
 # Of the steps that are taken at one go, the instants of so many are computed at a time: where that
@@ -67,7 +68,12 @@ class SimulatedEngine:
         *,
         fast_forward: bool = True,
         contents: BlockContents | None = None,
+        serving: ServingCost = NO_SERVING_COST,
+        cores: SharedCores | None = None,
+        paced: Callable[[], object] = lambda: None,
     ) -> None:
+        # A worker whose steps wait for others' has one stage.
+        assert cores is None or step_time.stages == 1
         self.name = name
         self.speed = 1.0
         self._step_time = step_time
@@ -79,6 +85,16 @@ class SimulatedEngine:
         self._plans: deque[StepPlan] = deque()
         self._in_flight: deque[InFlightStep] = deque()
         self._stage_free_ns = [0] * step_time.stages
+        self._cold_ns, self._cold_after_ns = (
+            round(part * 1e9) for part in (serving.cold_s, serving.cold_after_s)
+        )
+        # The cores that its steps share with those of other workers, how many of them compute now,
+        # the pace of the first step in flight, and who wants to know that it has changed.
+        self._serving = serving
+        self._cores = cores
+        self._others = 0
+        self._pace = 1.0
+        self._paced = paced
         slots = machine.config.max_sequences
         self._slots: list[str] = [""] * slots
         self._answer_tokens = [0] * slots
@@ -135,6 +151,9 @@ class SimulatedEngine:
         drawing = [slot for slot, draws in zip(slots, samples, strict=True) if draws]
         shape = StepShape(tuple(chunks), decodes, context_tokens, len(drawing))
         duration_ns = self._duration_ns(shape)
+        idle = not self._in_flight
+        if self._cold_ns and idle and now_ns - self._stage_free_ns[-1] >= self._cold_after_ns:
+            duration_ns += self._cold_ns
         done_ns = now_ns
         for stage, free_ns in enumerate(self._stage_free_ns):
             done_ns = max(done_ns, free_ns) + duration_ns
@@ -153,12 +172,58 @@ class SimulatedEngine:
                 opens=opens,
             )
         )
+        if self._cores is None:
+            return
+        if idle:
+            self._begun(now_ns)
+            self._cores.enter(self)
+        else:
+            self._set_landings(now_ns, self._pace)
+
+    def share_with(self, others: int) -> None:
+        """From now on so many other workers compute on the cores that its steps take."""
+        if others != self._others:
+            self._others = others
+            self._set_landings(self._clock(), self._pace_of(self._in_flight[0]))
+            self._paced()
+
+    def release_cores(self) -> None:
+        """It computes nothing any more."""
+        if self._cores is not None:
+            self._cores.leave(self)
+            self._others = 0
+
+    def _begun(self, now_ns: int) -> None:
+        """The first step in flight has just begun: from full speed to its share of it."""
+        self._pace = 1.0
+        first = self._in_flight[0]
+        first.done_ns = now_ns + first.duration_ns
+        self._set_landings(now_ns, self._pace_of(first))
+
+    def _pace_of(self, step: InFlightStep) -> float:
+        return self._serving.pace(prefills=step.prefills, others=self._others)
+
+    def _set_landings(self, now_ns: int, pace: float) -> None:
+        """What is left of the first step goes on at this pace; the others follow it at theirs."""
+        first = self._in_flight[0]
+        if first.done_ns > now_ns:
+            first.done_ns = now_ns + round((first.done_ns - now_ns) * self._pace / pace)
+        before_ns = first.done_ns
+        for step in list(self._in_flight)[1:]:
+            before_ns += round(step.duration_ns / self._pace_of(step))
+            step.done_ns = before_ns
+        self._stage_free_ns[0] = before_ns
+        self._pace = pace
 
     def landed(self, now_ns: int) -> StepDone | None:
         """The next step that has landed by now, in order."""
         if not self.due(now_ns):
             return None
         step = self._in_flight.popleft()
+        if not self._in_flight:
+            self.release_cores()
+        elif self._cores is not None:
+            self._begun(step.done_ns)
         self._steps.landed(self.name, step.duration_ns, step.prefills, 1)
         tokens = step.tokens
         if self._contents is not None:
@@ -242,6 +307,7 @@ class SimulatedEngine:
         """Nothing moves in here for a while: every landing comes so much later. What has landed
         was taken before."""
         assert not self._ahead_steps
+        self.release_cores()
         for step in self._in_flight:
             step.done_ns += duration_ns
         self._stage_free_ns = [max(free, now_ns) + duration_ns for free in self._stage_free_ns]

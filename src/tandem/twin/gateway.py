@@ -7,6 +7,7 @@ from typing import Protocol
 from tandem.cluster.gateway.driver import GatewayPorts, perform
 from tandem.cluster.gateway.machine import GatewayInput, GatewayMachine
 from tandem.cluster.gateway.routing import ARRIVALS, Arrival
+from tandem.cost.worker import ServingCost
 from tandem.facts.fleet import Role
 from tandem.messages.cluster import ToWorker
 from tandem.messages.gateway import (
@@ -31,6 +32,7 @@ from tandem.messages.router import (
 from tandem.messages.worker import FailRequest, ImportsArrived
 from tandem.report.record import Decision
 from tandem.twin.event_queue import Timer
+from tandem.twin.gateway_loop import GatewayLoop
 from tandem.twin.message_bus import MessageBus
 from tandem.twin.process import Process
 from tandem.twin.recorder import Recorder
@@ -68,11 +70,16 @@ class SimulatedGateway(Process[GatewayInput]):
         bus: MessageBus,
         recorder: Recorder,
         cluster: ClusterPort,
+        serving: ServingCost | None = None,
     ) -> None:
         super().__init__(machine.config.gateway, incarnation, bus)
         self.machine = machine
         self._recorder = recorder
         self._cluster = cluster
+        # None: requests and tokens pass it in no time.
+        self.loop: GatewayLoop | None = None
+        if serving is not None:
+            self.loop = GatewayLoop(serving, bus.queue, recorder, lambda: self.alive)
         self._ports = GatewayPorts(self, self, self, self)
         self._timer = Timer(bus.queue, self._time_passed)
         # By worker, when the steps landed that the mail tells of together, message by message.
@@ -122,6 +129,10 @@ class SimulatedGateway(Process[GatewayInput]):
         self._cluster.fence(self.name, effect.peer)
 
     def deliver(self, effect: Deliver) -> None:
+        if self.loop is not None:
+            assert effect.repeats == 1
+            self.loop.send_tokens(effect.emission)
+            return
         # Steps taken at one go are reported before one that lands now, which draws for the same.
         landed_ns: Sequence[int] = (self._now_ns,) * effect.repeats
         landed = self._landed_ns.get(effect.worker)

@@ -109,6 +109,10 @@ class Recorder:
         """Whoever has not ended."""
         return [record for record in self.run.requests if record.ending is None]
 
+    def waits(self, request_id: str) -> bool:
+        """Whether its client still waits for its end."""
+        return self.of(request_id).ending is None
+
     def lost(self, request_id: str, reason: str, now_ns: int) -> None:
         """Nobody knows of it any more: it has failed, unless it had ended."""
         if self.of(request_id).ending is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from tandem.cluster.router.queue import RequestQueueConfig
 from tandem.cluster.tiers.config import TierLimits
 from tandem.cluster.worker.machine import WorkerConfig
-from tandem.cost.worker import WorkerCost
+from tandem.cost.worker import NO_SERVING_COST, ServingCost, WorkerCost
 from tandem.facts.fleet import Role
 from tandem.facts.health import Health
 from tandem.facts.rate_limits import LimitTerms
@@ -130,6 +130,17 @@ class Scenario:
     @property
     def gateway_names(self) -> list[str]:
         return [f"gateway-{index}" for index in range(self.gateways)]
+
+    @property
+    def serving(self) -> ServingCost:
+        """Of its gateways: as it was measured with the first pool that tells."""
+        costs = (pool.kind.cost.serving for pool in self.pools)
+        return next((cost for cost in costs if cost != NO_SERVING_COST), NO_SERVING_COST)
+
+    @property
+    def serves_step_by_step(self) -> bool:
+        """Whether each token takes its turn at a gateway, so that no steps are taken at one go."""
+        return self.serving != NO_SERVING_COST
 
     @property
     def asks_for_reports(self) -> bool:

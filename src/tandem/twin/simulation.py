@@ -16,6 +16,7 @@ from tandem.messages.router import RequestSubmitted
 from tandem.report.record import Ending, RunRecord
 from tandem.twin.cluster import SimulatedCluster
 from tandem.twin.faults.injection import FaultInjection
+from tandem.twin.gateway import SimulatedGateway
 from tandem.twin.launcher import Launcher
 from tandem.twin.scenario import Scenario
 from tandem.twin.timeline import Timeline
@@ -110,18 +111,34 @@ class Simulation:
         """All answers of a call arrive together."""
         self._last_arrival_ns = max(self._last_arrival_ns, now_ns)
         self._answers_left[turn.index] = turn.row.answers
-        self.cluster.refresh_loads()
         gateway = self.cluster.gateway_for(turn.index)
-        for event in self._submissions(turn, now_ns):
+        events = self._submissions(turn, now_ns)
+        for event in events:
             request_id = event.request.request_id
             self._to_come -= 1
             self._turns[request_id] = turn
             self._demand.arrived(request_id)
             self.cluster.recorder.submitted(event, now_ns)
+        if gateway is None or gateway.loop is None:
+            self._submit(events, gateway, now_ns)
+        else:
+            gateway.loop.take_request(
+                turn.row.prompt_tokens, partial(self._submit, events, gateway)
+            )
+
+    def _submit(
+        self, events: list[RequestSubmitted], gateway: SimulatedGateway | None, now_ns: int
+    ) -> None:
+        """The gateway's machine gets them, unless that has gone meanwhile."""
+        self.cluster.refresh_loads()
+        for event in events:
+            request_id = event.request.request_id
             if gateway is None:
                 self.cluster.recorder.turned_away(request_id, "there is no gateway", now_ns)
-                continue
-            self.cluster.submit(event, gateway)
+            elif not gateway.alive:
+                self.cluster.recorder.lost(request_id, "its gateway died", now_ns)
+            elif self.cluster.recorder.waits(request_id):
+                self.cluster.submit(event, gateway)
 
     def _submissions(self, turn: Turn, now_ns: int) -> list[RequestSubmitted]:
         row, classes = turn.row, self._scenario.policies.classes

@@ -42,6 +42,7 @@ from tandem.twin.machine_configs import registration, tiers_config, worker_confi
 from tandem.twin.message_bus import GATEWAY, MessageBus
 from tandem.twin.process import Process
 from tandem.twin.scenario import Pool, Scenario, WorkerKind
+from tandem.twin.shared_cores import SharedCores
 from tandem.twin.shared_pool import SimulatedPoolClient, SimulatedPoolNode
 from tandem.twin.step_recorder import StepRecorder
 from tandem.twin.tier_stores import SimulatedStore
@@ -81,8 +82,9 @@ class Start:
 @dataclass(frozen=True, slots=True)
 class SharedParts:
     """What a worker shares with the rest of the cluster: messages, links, records, hashes of
-    prompts, and the disk that outlives it. `changed` is called when its load or role may have
-    changed, `left` when its machine ends the process, `died` when a step does."""
+    prompts, the disk that outlives it, and the cores of its machine. `changed` is called when its
+    load or role may have changed, `left` when its machine ends the process, `died` when a step
+    does."""
 
     scenario: Scenario
     bus: MessageBus
@@ -92,6 +94,7 @@ class SharedParts:
     workers: Mapping[str, "SimulatedWorker"]
     pool_nodes: Mapping[str, SimulatedPoolNode]
     disk: SimulatedStore
+    cores: SharedCores | None
     changed: Callable[["SimulatedWorker"], object]
     left: Callable[["SimulatedWorker", Leave], object]
     died: Callable[["SimulatedWorker", str], object]
@@ -127,8 +130,11 @@ class SimulatedWorker(Process[NodeEvent]):
             machine,
             shared.steps,
             self._clock,
-            fast_forward=scenario.fast_forward and when_asked,
+            fast_forward=scenario.fast_forward and when_asked and not scenario.serves_step_by_step,
             contents=self.contents,
+            serving=kind.cost.serving,
+            cores=shared.cores,
+            paced=self._await_step,
         )
         self.loads = LoadReports(
             self.machine,
@@ -226,6 +232,7 @@ class SimulatedWorker(Process[NodeEvent]):
         """The process is no more."""
         self.alive = False
         self.mail.clear()
+        self.engine.release_cores()
 
     def due_report(self, now_ns: int) -> LoadReported | None:
         """The newest report that was due by now, if the gateway does not have it."""

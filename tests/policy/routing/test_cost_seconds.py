@@ -1,5 +1,6 @@
 """Our own policy: seconds worked out by hand, the joint choice against all pairs, and monotony."""
 
+import dataclasses
 from itertools import product
 
 import pytest
@@ -7,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tandem.cost.worker import LinkCost
+from tandem.cost.fitted import FittedStepTime
+from tandem.cost.worker import LinkCost, ServingCost, WorkerCost
 from tandem.facts.fleet import Role, Tier
 from tandem.policy.routing.policies import CostSeconds
 from tandem.policy.routing.prediction import Predictor, PrefillCurve
@@ -44,11 +46,40 @@ def test_the_curve_is_within_a_step_of_the_cost(tokens, context):
     assert predicted_s == pytest.approx(COST.prefill_seconds(tokens, context), abs=STEP_S)
 
 
+@given(tokens=st.integers(1, 6000), context=st.integers(0, 6000))
+def test_a_measured_servers_curve_knows_that_short_prompts_attend_to_little(tokens, context):
+    # As of a small model on two cores: in a chunk of 2,048 tokens attention takes most.
+    step_time = FittedStepTime(1.5e-3, 4e-5, 6e-8, row_s=3e-5)
+    cost = WorkerCost(step_time, 1.0, 2048, serving=ServingCost(request_s=1e-3))
+    predicted_s = PrefillCurve(cost).between(context, context + tokens)
+    expected_s = cost.prefill_seconds(tokens, context)
+    assert predicted_s == pytest.approx(expected_s, rel=0.05, abs=2e-3)
+
+
 def test_an_idle_worker_takes_the_prefill_alone():
     idle = candidate(request(1000), worker("a"))
     assert idle.ttft_s == pytest.approx(CHUNK_S + STEP_S / 2)
     assert idle.tpot_s == pytest.approx(0.010 + 1e-4 + 1e-9 * 1050)
     assert idle.score == pytest.approx(idle.ttft_s + 100 * idle.tpot_s)
+
+
+def test_what_serving_costs_counts_for_the_first_token():
+    serving = ServingCost(
+        request_s=0.002, request_wait_s=0.003, prompt_token_s=1e-6, token_s=1e-4, cold_s=0.004
+    )
+    served = dataclasses.replace(COST, serving=serving)
+    asked = request(1000)
+    way_s = 0.002 + 0.003 + 1000 * 1e-6 + 1e-4
+    idle, idle_served = worker("a"), worker("a", cost=served)
+    assert candidate(asked, idle_served).ttft_s == pytest.approx(
+        candidate(asked, idle).ttft_s + way_s + 0.004
+    )
+    # Whoever is at work is warm.
+    busy, busy_served = (replace(each, running_sequences=4) for each in (idle, idle_served))
+    assert candidate(asked, busy_served).ttft_s == pytest.approx(
+        candidate(asked, busy).ttft_s + way_s
+    )
+    assert candidate(asked, busy_served).tpot_s == candidate(asked, busy).tpot_s
 
 
 def test_the_wait_works_off_the_queue_beside_the_decodes():

@@ -16,14 +16,16 @@ from tandem.cost.device import DeviceSpec
 from tandem.cost.fitted import FittedStepTime, from_fields
 from tandem.cost.model_shape import ModelShape, model_shape
 from tandem.cost.roofline import roofline
+from tandem.cost.serving import served_step_time, serving_from_fields, transfer_from_fields
 from tandem.cost.sharding import MemoryLimits, Sharding, kv_block_count, kv_bytes_per_token
-from tandem.cost.worker import LinkCost, StepTime, WorkerCost
+from tandem.cost.worker import NO_SERVING_COST, LinkCost, ServingCost, StepTime, WorkerCost
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Tier
 from tandem.models.configuration import describe_model
 from tandem.models.directory import read_fields
 
 TimeModel = Literal["roofline", "tables", "profile"]
+PROFILE_VERSION = 2
 DEVICES = BUNDLED / "hardware" / "devices"
 MODELS = BUNDLED / "hardware" / "models"
 
@@ -34,7 +36,7 @@ class WorkerHardware:
 
     `model` is the name of a bundled shape or a path (a config.json or its directory), `device` the
     name of a bundled datasheet or the path of a YAML file. `tables` is the folder of measured
-    operators, `profile` a file of `tandem profile`; `time_model` says which is asked.
+    operators, `profile` a file of `tandem calibrate`; `time_model` says which is asked.
     """
 
     model: str
@@ -76,12 +78,18 @@ def worker_cost(hardware: WorkerHardware) -> WorkerCost:
         Tier.DISK: LinkCost(count * links.disk_bytes_per_s, latency.disk_s),
         Tier.REMOTE: network,
     }
+    step_time = _step_time(hardware, shape, device)
+    serving = NO_SERVING_COST
+    if hardware.time_model == "profile":
+        measured = load_profile(Path(hardware.profile))
+        serving, network = measured.serving, measured.network or network
     return WorkerCost(
-        step_time=_step_time(hardware, shape, device),
+        step_time=step_time,
         kv_bytes_per_token=kv_bytes_per_token(shape, hardware.sharding),
         chunk_tokens=hardware.chunk_tokens,
         tiers=tiers,
         network=network,
+        serving=serving,
     )
 
 
@@ -137,18 +145,48 @@ def bundled_models() -> list[str]:
     return sorted([path.stem for path in MODELS.glob("*.json")] + weights)
 
 
-def load_profile(path: Path) -> FittedStepTime:
-    """The fitted step time in a file of `tandem profile`. Raises `InvalidConfiguration`."""
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a machine was measured to do: `step_time` with all that serving adds to a step, the rest
+    of serving, and KV transfers between workers (None: they were not measured)."""
+
+    step_time: FittedStepTime
+    serving: ServingCost
+    network: LinkCost | None
+
+
+def load_profile(path: Path) -> Profile:
+    """A file of `tandem calibrate`; one of earlier versions knows the engine's steps alone. Raises
+    `InvalidConfiguration`."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
         raise InvalidConfiguration(f"{path} cannot be read: {problem}") from problem
     if not isinstance(values, dict):
         raise InvalidConfiguration(f"{path} holds no JSON object")
+    version = values.get("version", 1)
+    if version not in range(1, PROFILE_VERSION + 1):
+        raise InvalidConfiguration(
+            f"{path}: version is {version!r}; expected {PROFILE_VERSION} at most: make it anew "
+            "with `tandem calibrate`"
+        )
     fitted = values.get("fitted")
     if not isinstance(fitted, dict):
-        raise InvalidConfiguration(f"{path}: fitted is missing; make it with `tandem profile`")
-    return from_fields(fitted, f"{path}: fitted")
+        raise InvalidConfiguration(f"{path}: fitted is missing; make it with `tandem calibrate`")
+    engine = from_fields(fitted, f"{path}: fitted")
+    serving = serving_from_fields(_section(values, "serving", path), f"{path}: serving")
+    network = None
+    if "kv_transfer" in values:
+        label = f"{path}: kv_transfer"
+        network = transfer_from_fields(_section(values, "kv_transfer", path), label)
+    return Profile(served_step_time(engine, serving), serving, network)
+
+
+def _section(values: dict[str, object], name: str, path: Path) -> dict[str, object]:
+    section = values.get(name, {})
+    if not isinstance(section, dict):
+        raise InvalidConfiguration(f"{path}: {name} is {section!r}; expected an object")
+    return section
 
 
 def _step_time(hardware: WorkerHardware, shape: ModelShape, device: DeviceSpec) -> StepTime:
@@ -161,10 +199,10 @@ def _step_time(hardware: WorkerHardware, shape: ModelShape, device: DeviceSpec) 
         return roofline(shape, device, hardware.sharding)
     source, expected = {
         "tables": (hardware.tables, "the folder of measured operators"),
-        "profile": (hardware.profile, "the file that `tandem profile` wrote"),
+        "profile": (hardware.profile, "the file that `tandem calibrate` wrote"),
     }[kind]
     if not source:
         raise InvalidConfiguration(f"time_model {kind} needs {kind}: {expected}")
     if kind == "tables":
         return load_operator_tables(Path(source), shape, device, hardware.sharding)
-    return load_profile(Path(source))
+    return load_profile(Path(source)).step_time

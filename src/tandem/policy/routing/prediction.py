@@ -86,8 +86,9 @@ class Quote(Struct, frozen=True):
 class WorkerEstimate(Struct, frozen=True):
     """What is true of a worker whatever comes next. `stretch` is how much longer a chunk takes with
     the running decodes mixed into its step; `neighbours` decode with `gap_s` between tokens and
-    attend to `context_tokens`; a new prompt starts after `wait_s`,
-    with what its first token takes beside the steps."""
+    attend to `context_tokens`; a new prompt starts after `wait_s`, with what its first token takes
+    beside the steps. Whatever its work, a request takes `entry_s` and `prompt_token_s` for each
+    token of its prompt."""
 
     view: WorkerView
     curve: PrefillCurve
@@ -96,6 +97,8 @@ class WorkerEstimate(Struct, frozen=True):
     gap_s: float
     stretch: float
     wait_s: float
+    entry_s: float
+    prompt_token_s: float
 
 
 class Fetch(Struct, frozen=True):
@@ -123,8 +126,8 @@ class Predictor:
     ) -> list[Quote]:
         """For workers that compute the prompt, and with `phase` BOTH also talk.
 
-        TTFT = wait + pull + prefill + room. The wait works off the queued prompt tokens while
-        running decodes take their share of every step.
+        TTFT = wait + pull + prefill + room, and the way in and out where it was measured. The wait
+        works off the queued prompt tokens while running decodes take their share of every step.
         """
         self._forget_old(len(views))
         prompt_tokens, remote_tokens = request.prompt_tokens, request.remote_tokens
@@ -150,6 +153,7 @@ class Predictor:
             if curve.stages > 1:
                 ttft_s += curve.fill_seconds(compute_s)
             ttft_s += room_seconds(request, hits, estimate, output_tokens)
+            ttft_s += estimate.entry_s + estimate.prompt_token_s * prompt_tokens
             tpot_s, decode_lost_s = 0.0, 0.0
             if output_tokens:
                 tpot_s, decode_lost_s = _decoding(request, estimate)
@@ -273,6 +277,8 @@ def _estimated(view: WorkerView, curve: PrefillCurve) -> WorkerEstimate:
     chunk_tokens = max(1, curve.chunk_tokens - -(-neighbours // curve.stages))
     added_s = max(0.0, step_s - curve.step_s) * curve.chunk_tokens / chunk_tokens
     stretch = 1.0 + added_s / curve.chunk_s
+    serving = view.cost.serving
+    rests = not neighbours and not view.waiting_requests
     return WorkerEstimate(
         view=view,
         curve=curve,
@@ -282,6 +288,8 @@ def _estimated(view: WorkerView, curve: PrefillCurve) -> WorkerEstimate:
         stretch=stretch,
         wait_s=stretch * curve.queue_seconds(view.queued_prefill_tokens)
         + view.cost.correction.first_token_s,
+        entry_s=serving.entry_seconds(0) + (serving.cold_s if rests else 0.0),
+        prompt_token_s=serving.prompt_token_s,
     )
 
 

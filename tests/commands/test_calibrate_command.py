@@ -1,27 +1,35 @@
-"""`tandem profile`: steps of the real engine are timed, fitted, shown, and read back."""
+"""`tandem calibrate`: steps of the real engine are timed, a real cluster is asked, and what was
+fitted is read back."""
 
 import json
 
 from typer.testing import Result
 
-from tandem.commands.profiling import Grid, load_engine, step_plan
+from tandem.commands.engine_grid import Grid, load_engine, step_plan
 from tandem.config.environment import BUNDLED
-from tandem.config.hardware.worker import WorkerHardware, load_profile, worker_cost
+from tandem.config.hardware.worker import (
+    PROFILE_VERSION,
+    WorkerHardware,
+    load_profile,
+    worker_cost,
+)
 from tandem.config.options import ServeOptions
-from tandem.cost.worker import StepShape
+from tandem.cost.worker import NO_SERVING_COST, StepShape
 from tests.commands.cli import tandem
 
 SMALL = ("--threads", "1", "--max-num-seqs", "4", "--kv-cache-memory", "2MiB")
 
 
 def run(*flags: str) -> Result:
-    return tandem("profile", *SMALL, *flags)
+    return tandem("calibrate", *SMALL, *flags)
 
 
-def test_a_profile_becomes_a_time_model(tmp_path):
+GRID = ("--chunks", "16,64", "--batches", "1,4,9", "--contexts", "0,32", "--repeats", "2")
+
+
+def test_an_engine_becomes_a_time_model(tmp_path):
     path = tmp_path / "profile.json"
-    grid = ("--chunks", "16,64", "--batches", "1,4,9", "--contexts", "0,32", "--repeats", "2")
-    result = run("--out", str(path), *grid)
+    result = run("--out", str(path), "--shape", "engine", *GRID)
     assert result.exit_code == 0, result.output
     assert "64 tokens after 32, sampled" in result.output
     assert "4 decodes at 32" in result.output
@@ -33,8 +41,31 @@ def test_a_profile_becomes_a_time_model(tmp_path):
     assert record["setup"]["model"] == "tandem-mini"
     hardware = WorkerHardware("tandem-mini", "cpu", time_model="profile", profile=str(path))
     cost = worker_cost(hardware)
-    assert cost.step_time == load_profile(path)
+    assert cost.step_time == load_profile(path).step_time
+    assert cost.serving == NO_SERVING_COST
     assert cost.prefill_seconds(64) > 0
+
+
+def test_a_cluster_is_asked_and_the_simulator_knows_what_it_costs(tmp_path):
+    path = tmp_path / "profile.json"
+    shape = ("--shape", "disaggregated", "--rounds", "1", "--no-validate")
+    room = ("--threads", "1", "--max-num-seqs", "16", "--kv-cache-memory", "32MiB")
+    result = tandem("calibrate", "--out", str(path), *room, *shape, *GRID)
+    assert result.exit_code == 0, result.output
+    record = json.loads(path.read_text())
+    assert record["version"] == PROFILE_VERSION
+    assert {row["sequences"] for row in record["measured"]["decodes"]} == {1, 4, 16}
+    computed = {row["computed_tokens"] for row in record["measured"]["first_tokens"]}
+    # New prompts and, in blocks, known ones.
+    assert {16, 128, 512} < computed
+    measured = load_profile(path)
+    serving = measured.serving
+    assert serving.request_s + serving.request_wait_s > 1e-4
+    assert serving.token_s > 1e-6
+    assert measured.network is not None
+    assert measured.network.latency_s > 0
+    hardware = WorkerHardware("tandem-mini", "cpu", time_model="profile", profile=str(path))
+    assert worker_cost(hardware).network == measured.network
 
 
 def test_only_steps_that_fit_are_timed_and_each_runs():
@@ -62,6 +93,17 @@ def test_a_bad_grid_is_refused_in_one_line(tmp_path):
     assert "chunks is '16,few'; expected whole numbers from 2 on" in result.output
     result = run("--out", str(tmp_path / "no" / "profile.json"))
     assert "there is no directory" in result.output
-    result = run("--out", out, "--chunks", "5000", "--batches", "5", "--max-model-len", "64")
+    result = run(
+        "--out",
+        out,
+        "--shape",
+        "engine",
+        "--chunks",
+        "5000",
+        "--batches",
+        "5",
+        "--max-model-len",
+        "64",
+    )
     assert result.exit_code == 2
     assert "no step of this grid fits" in result.output

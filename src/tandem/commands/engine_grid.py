@@ -1,6 +1,6 @@
-"""Times an engine's steps over a grid of shapes and fits a step time to them."""
+"""The engine's part of a calibration: times its steps over a grid of shapes and fits a step time to
+them."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,10 +13,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-import tandem
 from tandem.bench.load import start_clock
 from tandem.commands.terminal import plain_table
-from tandem.config.environment import BUNDLED_MODEL
 from tandem.config.memory import ModelFacts
 from tandem.config.options import ServeOptions
 from tandem.config.resolve import ServerPlan, machine_facts, resolve
@@ -28,7 +26,6 @@ from tandem.facts.steps import StepPlan
 from tandem.kernels.faces import choose_kernels
 from tandem.kv.store import KvStore
 from tandem.models.configuration import read_model_spec
-from tandem.models.directory import find_model
 from tandem.models.load import LoadPlan, load_decoder
 from tandem.models.weights import WeightForm
 
@@ -66,12 +63,10 @@ class Grid:
                     yield StepShape((), sequences, sequences * attended, sequences)
 
 
-def profile(
-    model: str | None, options: ServeOptions, grid: Grid, path: Path, console: Console
-) -> None:
-    """Load the model, time the grid, fit, show and write. Raises `InvalidConfiguration`."""
-    directory = BUNDLED_MODEL if model is None else find_model(model, options.revision)
-    name = BUNDLED_MODEL.name if model is None else model
+def time_engine(
+    directory: Path, options: ServeOptions, grid: Grid, console: Console
+) -> tuple[FittedStepTime, list[TimedStep], ServerPlan]:
+    """Load the model, time the grid, fit, show. Raises `InvalidConfiguration`."""
     engine, plan = load_engine(directory, options)
     shapes = grid.shapes(plan)
     if not shapes:
@@ -81,23 +76,8 @@ def profile(
     with console.status(f"timing {len(shapes)} kinds of steps …"):
         samples = time_steps(engine, plan, shapes, grid.repeats)
     fitted = fit(samples)
-    record = profile_record(fitted, samples)
-    record["setup"] = {
-        "tandem": tandem.__version__,
-        "model": name,
-        "device": plan.device.type,
-        "threads": plan.threads,
-        "storage": plan.storage,
-        "repeats": grid.repeats,
-    }
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     console.print(_table(fitted, samples))
-    error = record["error"]
-    console.print(
-        f"error of the fit: median {error['median_percent']:.1f} %, "
-        f"p90 {error['p90_percent']:.1f} %; written to {path}",
-        soft_wrap=True,
-    )
+    return fitted, samples, plan
 
 
 def load_engine(directory: Path, options: ServeOptions) -> tuple[Engine, ServerPlan]:
@@ -164,9 +144,9 @@ def step_plan(step_id: int, shape: StepShape, plan: ServerPlan) -> StepPlan:
     )
 
 
-def profile_record(fitted: FittedStepTime, samples: list[TimedStep]) -> dict[str, Any]:
-    """The file's content: coefficients, error of the fit in percent of the measured time, and every
-    timed step."""
+def engine_record(fitted: FittedStepTime, samples: list[TimedStep]) -> dict[str, Any]:
+    """The engine's part of a profile: coefficients, error of the fit in percent of the measured
+    time, and every timed step."""
     errors = sorted(100 * abs(_error(fitted, sample)) for sample in samples)
     return {
         "fitted": to_fields(fitted),
