@@ -3,6 +3,7 @@ of who is started, drained and flipped."""
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from tandem.cluster.gateway.plan_actions import ScaledPool
 from tandem.cluster.gateway.planner import PlanningConfig
@@ -50,6 +51,7 @@ class WorkerProcess:
     role: Role
     incarnation: int
     accepting: bool = True
+    spare: bool = False
     orders: deque[Drain | Undrain] = field(default_factory=deque)
 
 
@@ -65,6 +67,7 @@ class ScaledCluster:
         hold_s: float = 60.0,
         begin_ns: int = 0,
         joined: tuple[str, ...] = ("p-0", "d-0", "d-1"),
+        **planning: Any,
     ) -> None:
         self.policy = ScriptedPlanner()
         config = PlanningConfig(
@@ -74,6 +77,7 @@ class ScaledCluster:
             Slo(ttft_s=1.0),
             mode=mode,
             hold_s=hold_s,
+            **planning,
         )
         self.gateway = GatewayUnderTest(planning=config, terms=PATIENT)
         self.gateway.now_ns = begin_ns
@@ -142,16 +146,17 @@ class ScaledCluster:
 
     def _carry_out(self, name: str, process: WorkerProcess, order: Drain | Undrain) -> None:
         if isinstance(order, Undrain):
-            process.accepting = True
+            process.accepting, process.spare = True, False
             self._report(name, RoleStateReported(name, process.role, True))
             return
-        process.accepting = False
-        self._report(name, RoleStateReported(name, process.role, False))
+        process.accepting, process.spare = False, order.spare
+        self._report(name, RoleStateReported(name, process.role, False, order.spare))
         if order.leave:
             self._report(name, Deregister(name))
             del self.workers[name]
         elif order.then_role is not None:
             process.accepting, process.role = True, order.then_role
+            process.spare = False
             self._report(name, RoleStateReported(name, process.role, True))
 
     def _report(self, worker: str, message) -> None:

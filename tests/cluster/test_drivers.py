@@ -28,7 +28,7 @@ def made(kind: type) -> object:
 
 DRIVERS = {
     "node": (NodeEffect, node_driver.NodePorts, node_driver.perform, 5),
-    "gateway": (GatewayEffect, gateway_driver.GatewayPorts, gateway_driver.perform, 4),
+    "gateway": (GatewayEffect, gateway_driver.GatewayPorts, gateway_driver.perform, 5),
     "pool node": (PoolNodeEffect, pool_driver.PoolNodePorts, pool_driver.perform, 4),
 }
 

@@ -44,7 +44,7 @@ def test_every_kind_is_read_in_order_of_time():
     [
         (
             {"at": "30s", "crsh": "a"},
-            "must name one of crash, hang, slow, throttle, lossy, partition, down, fill, lose, spoil, drain",
+            "must name one of crash, hang, slow, throttle, lossy, partition, down",
         ),
         ({"at": "30s", "crash": "a", "hang": "a"}, "it names crash and hang"),
         ({"crash": "a"}, "at is missing: when it happens, such as at: 30s"),

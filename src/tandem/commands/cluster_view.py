@@ -13,7 +13,7 @@ from tandem.facts.fleet import PlanningMode
 from tandem.facts.kv import TierFigures
 from tandem.messages.cluster import Audited
 from tandem.messages.gateway import ClusterStatus, PoolNodeStatus, WorkerStatus
-from tandem.messages.planning import HeldWorker, PlanningStatus
+from tandem.messages.planning import HeldWorker, PlanningStatus, SimulationStatus
 
 # What a worker does for one gateway; the rest of a status is about the worker itself.
 _SUMMED = (
@@ -48,7 +48,8 @@ def workers_table(workers: Sequence[WorkerStatus], gone: Mapping[str, str]) -> T
     table = _state_table(("worker", "role"), figures)
     table.add_column("by")
     for worker in workers:
-        state = "ready" if worker.accepting else "[yellow]drains[/yellow]"
+        drains = "spare" if worker.spare else "[yellow]drains[/yellow]"
+        state = "ready" if worker.accepting else drains
         used = 1 - worker.load.free_blocks / max(1, worker.total_blocks)
         failed = f" [red]({worker.failed_transfers} failed)[/red]" * bool(worker.failed_transfers)
         table.add_row(
@@ -123,6 +124,7 @@ def _planning_lines(planning: PlanningStatus) -> Iterator[str]:
             (planning.starts, "started"),
             (planning.stops, "sent away"),
             (planning.flips, "flipped"),
+            (planning.activations, "spares activated"),
             (planning.migrations, "migrations"),
             (planning.failed_starts, "could not be started"),
         )
@@ -135,10 +137,26 @@ def _planning_lines(planning: PlanningStatus) -> Iterator[str]:
     for what, names in (
         ("starting", [f"{each.worker} as {each.role}" for each in planning.starting]),
         ("draining", planning.draining),
+        ("standing by", planning.spares),
         ("left alone, changed by hand", [_held(each) for each in planning.held]),
+        ("not waited for", [f"{each.worker} ({each.why})" for each in planning.stuck]),
     ):
         if names:
             yield f"  {what}: {', '.join(names)}"
+    if planning.simulation is not None:
+        yield from _simulation_lines(planning.simulation)
+
+
+def _simulation_lines(simulation: SimulationStatus) -> Iterator[str]:
+    """What the simulator answered last, and what all answers took."""
+    if simulation.text:
+        yield f"  simulated {seconds_text(simulation.ago_s)} ago: {simulation.text}"
+    failures = f", {simulation.failures} without an answer" * bool(simulation.failures)
+    asking = ", one is being asked" * simulation.is_open
+    yield (
+        f"  {simulation.answers} questions to the simulator answered{failures}{asking}; "
+        f"{simulation.cpu_s:.1f} s of a processor in all"
+    )
 
 
 def _held(held: HeldWorker) -> str:

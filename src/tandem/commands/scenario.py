@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from math import inf
 
 from tandem.config.cluster.file import Cluster
@@ -20,11 +21,13 @@ from tandem.cost.worker import WorkerCost
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Tier
 from tandem.policy.batching import TokenBudgetBatching
+from tandem.policy.planning.policies import remembered_s
 from tandem.twin.faults.chance import random_faults
 from tandem.twin.faults.entries import read_faults
 from tandem.twin.faults.kinds import Fault, TierCorrupted, TierDown, TierFull, TierLost
 from tandem.twin.network.paths import NodeLinks
 from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind
+from tandem.twin.shape_simulation import simulate_shapes
 
 
 def scenario_of(cluster: Cluster, explains: bool = False) -> Scenario:
@@ -32,10 +35,12 @@ def scenario_of(cluster: Cluster, explains: bool = False) -> Scenario:
     pools = tuple(_pool(cluster, pool) for pool in cluster.pools)
     remote = cluster.tiers.remote
     workers = [name for pool in pools for name in pool.workers()]
+    policies = _policies(cluster, pools)
+    asks = policies.planning is not None and remembered_s(policies.planning) > 0
     held_tokens = min(pool.kind.block_count for pool in pools) * cluster.block_size
     return Scenario(
         pools=pools,
-        policies=_policies(cluster, pools),
+        policies=policies,
         block_size=cluster.block_size,
         context_tokens=cluster.max_model_len or held_tokens,
         slo=cluster.slo,
@@ -50,11 +55,23 @@ def scenario_of(cluster: Cluster, explains: bool = False) -> Scenario:
         network_latency_s=pools[0].kind.cost.network.latency_s,
         faults=_faults(cluster, workers),
         health=cluster.health,
+        window_s=cluster.planning.window_s,
         settings=settings_of(cluster),
         explains=explains,
         # When a token came counts against its tenant's limit.
         fast_forward=not limit_terms(cluster).count_tokens,
+        spares=cluster.planning.spares,
+        planner_patience_s=cluster.planning.patience_s,
+        simulator=partial(simulate_shapes, fresh=partial(unplanned, cluster)) if asks else None,
     )
+
+
+def unplanned(cluster: Cluster) -> Scenario:
+    """A scenario of the cluster for one run in which nothing is planned and nothing fails: whoever
+    simulates shapes says which workers there are. Raises `InvalidConfiguration`."""
+    policies = replace(cluster.policies, planning=Choice("static"), forecast=None)
+    planning = replace(cluster.planning, spares=0)
+    return scenario_of(replace(cluster, policies=policies, planning=planning, faults=()))
 
 
 def _faults(cluster: Cluster, workers: list[str]) -> tuple[Fault, ...]:

@@ -38,7 +38,7 @@ from tandem.policy.dispatch.policies import DISPATCHES
 from tandem.policy.eviction.policies import Eviction, make_eviction
 from tandem.policy.learning import LEARNINGS, Learning
 from tandem.policy.planning.contract import Planning
-from tandem.policy.planning.policies import PLANNINGS, planning
+from tandem.policy.planning.policies import PLANNINGS, planning, remembered_s
 from tandem.policy.qos.classes import UNNAMED, Classes, Degradation, ServiceClass
 from tandem.policy.routing.contract import Routing
 from tandem.policy.routing.policies import ROUTINGS
@@ -138,6 +138,7 @@ def planning_config(cluster: Cluster) -> PlanningConfig | None:
                 min_count=pool.min_count or 1,
                 cost=pool_cost(cluster, priced(pool)),
                 startup_s=pool.startup_s,
+                name=pool.name,
             )
             for pool in cluster.pools
             if pool.role is not Role.BOTH
@@ -147,6 +148,9 @@ def planning_config(cluster: Cluster) -> PlanningConfig | None:
         window_s=cluster.planning.window_s,
         hold_s=cluster.planning.hold_s,
         gateways=cluster.gateways,
+        spares=cluster.planning.spares,
+        patience_s=cluster.planning.patience_s,
+        remembers_s=remembered_s(policy),
     )
 
 

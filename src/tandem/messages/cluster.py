@@ -38,7 +38,7 @@ PROTOCOL = 5
 
 class Register(Struct, frozen=True):
     """A worker registers, empty of the gateway's requests. `root` names the KV it computes;
-    `accepting` is False while it drains."""
+    `accepting` is False while it drains, `spare` True while that is for standing by."""
 
     protocol: int
     version: str
@@ -51,14 +51,17 @@ class Register(Struct, frozen=True):
     export: KvExport
     max_sequences: Size
     context_tokens: Count
+    spare: bool = False
 
 
 class RoleStateReported(Struct, frozen=True):
-    """A worker's role, and whether it takes new requests, have changed."""
+    """A worker's role, and whether it takes new requests, have changed. `spare`: it takes none
+    because a planner has it stand by."""
 
     worker: str
     role: Role
     accepting: bool
+    spare: bool = False
 
 
 class MoveEnded(Struct, frozen=True):
@@ -218,11 +221,12 @@ class StopMove(Struct, frozen=True):
 class Drain(Struct, frozen=True):
     """Take no new requests, from any gateway. `then_role`: take this role once nothing is left;
     None with `leave`: end the process then (with `again`, to be started anew); None without: stay
-    so until `Undrain`."""
+    so until `Undrain`, as a `spare` if a planner wants that."""
 
     then_role: Role | None = None
     leave: bool = False
     again: bool = False
+    spare: bool = False
 
 
 class Undrain(Struct, frozen=True):

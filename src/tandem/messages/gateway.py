@@ -6,6 +6,7 @@ from tandem.facts.calibration import Calibration
 from tandem.facts.correction import UNCORRECTED, Correction
 from tandem.facts.fleet import Role
 from tandem.facts.kv import KvExport, TierFigures
+from tandem.facts.shapes import FleetShape, RecordedRequest, ShapeFigures
 from tandem.messages.cluster import Audited, Drain, ToGateway, ToWorker
 from tandem.messages.planning import PlanDecision, PlanningStatus
 from tandem.messages.router import (
@@ -66,6 +67,17 @@ class StartFailed(Struct, frozen=True, array_like=True, tag="f"):
     reason: str
 
 
+class ShapesSimulated(Struct, frozen=True, array_like=True, tag="z"):
+    """The answer to `SimulateShapes` of this id: the `figures` of as many of its shapes, in their
+    order, as could be had, or the `problem`. It took `cpu_s` seconds of a processor (0: nobody
+    counts them)."""
+
+    question_id: int
+    figures: tuple[ShapeFigures, ...] = ()
+    problem: str = ""
+    cpu_s: float = 0.0
+
+
 class TimePassed(Struct, frozen=True, array_like=True, tag="n"):
     """The instant that `next_wakeup` gave is here."""
 
@@ -79,6 +91,7 @@ GatewayEvent = (
     | UndrainAsked
     | AuditAsked
     | StartFailed
+    | ShapesSimulated
     | TimePassed
 )
 
@@ -129,6 +142,21 @@ class StartWorker(Struct, frozen=True):
     role: Role
 
 
+class SimulateShapes(Struct, frozen=True):
+    """Simulate how each of the `shapes` of the fleet would have served this `demand`, oldest
+    request first, arriving `speed` times as fast. Ends with one `ShapesSimulated`: by `limit_s`,
+    and after `cpu_s` of computing with what there is. One is asked for at a time. Digests in the
+    demand are of blocks of `block_size` tokens."""
+
+    question_id: int
+    shapes: tuple[FleetShape, ...]
+    demand: tuple[RecordedRequest, ...]
+    block_size: int
+    speed: float
+    cpu_s: float
+    limit_s: float
+
+
 class PlanDecided(Struct, frozen=True):
     """What the planner decided at this tick, for the records. Its actions are effects of their
     own."""
@@ -155,6 +183,7 @@ GatewayEffect = (
     | OperationEnded
     | AuditEnded
     | StartWorker
+    | SimulateShapes
     | PlanDecided
     | ConfigurationTaken
 )
@@ -191,6 +220,7 @@ class WorkerStatus(WorkerCounters, frozen=True, kw_only=True):  # type: ignore[m
     incarnation: str
     role: Role
     accepting: bool
+    spare: bool = False
     last_seen_s: float
     load: LoadReported
     total_blocks: int

@@ -15,11 +15,15 @@ class ActionKind(StrEnum):
     STOP = "stop"
     FLIP = "flip"
     MIGRATE = "migrate"
+    ACTIVATE = "activate"
+    SPARE = "spare"
+    START_SPARE = "start_spare"
 
 
 class PlannedAction(Struct, frozen=True):
-    """One change of the fleet. `role` is the one that the worker starts with or flips to; running
-    decodes of about `tokens` KV tokens migrate from the worker to `target`."""
+    """One change of the fleet. `role` is the one that the worker starts with, flips to or takes
+    requests in (a spare that is activated); running decodes of about `tokens` KV tokens migrate
+    from the worker to `target`."""
 
     kind: ActionKind
     worker: str
@@ -37,6 +41,12 @@ class PlannedAction(Struct, frozen=True):
                 return f"{self.worker} drains and goes"
             case ActionKind.FLIP:
                 return f"{self.worker} becomes {self.role}"
+            case ActionKind.ACTIVATE:
+                return f"spare {self.worker} takes requests as {self.role}"
+            case ActionKind.SPARE:
+                return f"{self.worker} drains and stays as a spare"
+            case ActionKind.START_SPARE:
+                return f"{self.worker} starts as a spare"
         return f"{self.tokens} tokens move from {self.worker} to {self.target}"
 
 
@@ -79,10 +89,31 @@ class HeldWorker(Struct, frozen=True):
     left_s: float | None = None
 
 
+class StuckWorker(Struct, frozen=True):
+    """A worker that did not do what the planner wanted, and why: the planner goes on without."""
+
+    worker: str
+    why: str
+
+
+class SimulationStatus(Struct, frozen=True):
+    """What became of the planner's questions to the simulator: how many were answered and were not
+    (`failures`), the seconds of a processor that the answers took, and the last outcome in words,
+    `ago_s` ago. `is_open`: the next answer is awaited."""
+
+    answers: int = 0
+    failures: int = 0
+    cpu_s: float = 0.0
+    text: str = ""
+    ago_s: float = 0.0
+    is_open: bool = False
+
+
 class PlanningStatus(Struct, frozen=True):
     """How a gateway's planner fares. Whoever launches processes starts those that are `starting`
     and do not run. `decisions` are the last ones that changed something or would have, oldest
-    first, the last of them `decided_ago_s` ago; the counts are of actions begun."""
+    first, the last of them `decided_ago_s` ago; the counts are of actions begun. `spares` stand by,
+    loaded. `simulation` is None where the planner asks no simulator."""
 
     policy: str
     mode: PlanningMode
@@ -96,3 +127,7 @@ class PlanningStatus(Struct, frozen=True):
     flips: int = 0
     migrations: int = 0
     failed_starts: int = 0
+    activations: int = 0
+    spares: tuple[str, ...] = ()
+    stuck: tuple[StuckWorker, ...] = ()
+    simulation: SimulationStatus | None = None

@@ -257,6 +257,7 @@ class GatewayMetrics(Collector):
             ("stop", planning.stops),
             ("flip", planning.flips),
             ("migrate", planning.migrations),
+            ("activate", planning.activations),
         )
         yield family(
             COUNTER,
@@ -276,4 +277,32 @@ class GatewayMetrics(Collector):
             "planner_held_workers",
             "Workers that the planner leaves alone, changed by hand",
             len(planning.held),
+        )
+        yield self._registry.figure(
+            GAUGE, "planner_spare_workers", "Workers that stand by", len(planning.spares)
+        )
+        yield self._registry.figure(
+            GAUGE,
+            "planner_stuck_workers",
+            "Workers that the planner does not wait for any more",
+            len(planning.stuck),
+        )
+        if planning.simulation is None:
+            return
+        outcomes = (
+            ("answered", planning.simulation.answers),
+            ("failed", planning.simulation.failures),
+        )
+        yield family(
+            COUNTER,
+            "planner_simulations",
+            "Questions of the planner to the simulator",
+            (MODEL_LABEL, "outcome"),
+            [((self._model_name, outcome), count) for outcome, count in outcomes],
+        )
+        yield self._registry.figure(
+            COUNTER,
+            "planner_simulation_seconds",
+            "Seconds of a processor that the simulator took for the planner",
+            planning.simulation.cpu_s,
         )

@@ -11,7 +11,7 @@ from tandem.cluster.shared_pool.machine import PoolNodeMachine
 from tandem.facts.blocks import PromptChains
 from tandem.facts.fleet import Role, Tier
 from tandem.messages.cluster import Register
-from tandem.messages.gateway import PeerGone
+from tandem.messages.gateway import PeerGone, ShapesSimulated, SimulateShapes
 from tandem.messages.node import GatewayGone, Leave
 from tandem.messages.router import RequestSubmitted, RequestWithdrawn
 from tandem.report.record import Decision, RunRecord, WorkerRecord
@@ -328,6 +328,21 @@ class SimulatedCluster:
         """The planner of the gateway wants a worker."""
         assert self.launcher is not None
         self.launcher.start(worker, role)
+
+    def simulate_shapes(self, gateway: str, effect: SimulateShapes) -> None:
+        """The planner of a gateway asks, and is answered `answers_s` later, if it lives."""
+        simulator = self.scenario.simulator
+        if simulator is None:
+            answer = ShapesSimulated(effect.question_id, problem="there is no simulator here")
+        else:
+            answer = simulator(effect)
+        asking = self.gateways[gateway]
+
+        def arrive(now_ns: int) -> None:  # noqa: ARG001
+            if self.gateways.get(gateway) is asking:
+                asking.receive(answer)
+
+        self.queue.at(self.now_ns + round(self.scenario.answers_s * 1e9), arrive)
 
     def decided(self, decision: Decision) -> None:
         """Keep a decision: always one about the fleet, one about a request when asked for."""

@@ -18,6 +18,7 @@ from tandem.messages.gateway import (
     MessageFromWorker,
     OperationEnded,
     PlanDecided,
+    SimulateShapes,
     StartWorker,
     TimePassed,
 )
@@ -59,6 +60,10 @@ class ClusterPort(Protocol):
         """The planner wants a worker."""
         ...
 
+    def simulate_shapes(self, gateway: str, effect: SimulateShapes) -> None:
+        """The planner asks what other shapes would have done."""
+        ...
+
 
 class SimulatedGateway(Process[GatewayInput]):
     """One start of a gateway; all ports of its machine but the channels to peers."""
@@ -80,7 +85,7 @@ class SimulatedGateway(Process[GatewayInput]):
         self.loop: GatewayLoop | None = None
         if serving is not None:
             self.loop = GatewayLoop(serving, bus.queue, recorder, lambda: self.alive)
-        self._ports = GatewayPorts(self, self, self, self)
+        self._ports = GatewayPorts(self, self, self, self, self)
         self._timer = Timer(bus.queue, self._time_passed)
         # By worker, when the steps landed that the mail tells of together, message by message.
         self._landed_ns: dict[str, list[Sequence[int]]] = {}
@@ -172,6 +177,9 @@ class SimulatedGateway(Process[GatewayInput]):
 
     def start_worker(self, effect: StartWorker) -> None:
         self._cluster.start_planned(effect.worker, effect.role)
+
+    def simulate_shapes(self, effect: SimulateShapes) -> None:
+        self._cluster.simulate_shapes(self.name, effect)
 
     def plan_decided(self, effect: PlanDecided) -> None:
         decision = effect.decision

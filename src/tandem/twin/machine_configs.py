@@ -16,6 +16,7 @@ from tandem.facts.blocks import NO_SALT, CacheRoot
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.kv import BlockFormat, KvExport, KvGeometry
 from tandem.messages.cluster import PROTOCOL, Register, Registered, RegisterPoolNode
+from tandem.policy.planning.policies import remembered_s
 from tandem.twin.message_bus import GATEWAY
 from tandem.twin.scenario import Pool, Scenario, WorkerKind
 from tandem.twin.tier_stores import SimulatedStore
@@ -82,11 +83,15 @@ def _planning(scenario: Scenario) -> PlanningConfig | None:
                 min_count=pool.min_count,
                 cost=pool.kind.cost,
                 startup_s=pool.kind.startup_s,
+                name=pool.name,
             )
             for pool in pools
         ),
         slo=scenario.slo,
         window_s=scenario.window_s,
+        spares=scenario.spares,
+        patience_s=scenario.planner_patience_s,
+        remembers_s=remembered_s(planning),
     )
 
 

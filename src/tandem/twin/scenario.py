@@ -11,6 +11,7 @@ from tandem.facts.fleet import Role
 from tandem.facts.health import Health
 from tandem.facts.rate_limits import LimitTerms
 from tandem.facts.slo import Slo
+from tandem.messages.gateway import ShapesSimulated, SimulateShapes
 from tandem.policy.admission.contract import Admission
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.contract import Dispatching
@@ -93,7 +94,9 @@ class Scenario:
     be decided; it changes no result. Requests go to the `gateways` by turns. With several, or with
     `live_reports`, workers report at every interval by themselves, as they do live. A message takes
     up to `message_jitter_s` longer, drawn by `seed`. `contents` models what lies in a worker's
-    blocks, where that is to be checked; steps then draw its tokens.
+    blocks, where that is to be checked; steps then draw its tokens. So many `spares` stand by, and
+    a worker that drains is waited for as long as `planner_patience_s`. The `simulator` answers what
+    a planner asks of other shapes, `answers_s` later.
     """
 
     pools: tuple[Pool, ...]
@@ -126,6 +129,10 @@ class Scenario:
     live_reports: bool = False
     tier_limits: TierLimits | None = None
     contents: Callable[[WorkerConfig], BlockContents] | None = None
+    spares: int = 0
+    planner_patience_s: float = 300.0
+    simulator: Callable[[SimulateShapes], ShapesSimulated] | None = None
+    answers_s: float = 3.0
 
     @property
     def gateway_names(self) -> list[str]:

@@ -2,13 +2,15 @@
 
 Starts, drains, flips and migrations are effects and orders like those of an operator, and what an
 operator does by hand holds (`planned_fleet`). One gateway of a cluster plans. It starts no process:
-the launcher starts the workers that are wanted, and reports what failed.
+the launcher starts the workers that are wanted, and reports what failed. It simulates nothing: what
+a policy asks leaves as an effect (`shape_questions`), and the answer is an event.
 """
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
 from tandem.cluster.audit import invariant
+from tandem.cluster.gateway.demand_record import DemandRecord
 from tandem.cluster.gateway.members import Members
 from tandem.cluster.gateway.operations import Drains
 from tandem.cluster.gateway.planned_fleet import PlannedFleet
@@ -19,6 +21,7 @@ from tandem.cluster.gateway.planner import (
     figures_of,
 )
 from tandem.cluster.gateway.routing import Routing
+from tandem.cluster.gateway.shape_questions import ShapeQuestions
 from tandem.facts.fleet import PlanningMode, Role
 from tandem.messages.cluster import Drain
 from tandem.messages.gateway import (
@@ -28,7 +31,9 @@ from tandem.messages.gateway import (
     OperationEnded,
     PlanDecided,
     SendToWorker,
+    ShapesSimulated,
     StartWorker,
+    UndrainAsked,
 )
 from tandem.messages.planning import ActionKind, PlanDecision, PlannedAction, PlanningStatus
 from tandem.messages.router import (
@@ -40,6 +45,8 @@ from tandem.messages.router import (
     RequestWithdrawn,
 )
 from tandem.messages.worker import FailRequest
+from tandem.policy.planning.contract import Question
+from tandem.policy.views import WorkerView
 
 Effects = list[GatewayEffect]
 
@@ -61,10 +68,23 @@ class Autoscaling:
         now_ns: int,
     ) -> None:
         self.config = config
-        self.fleet = PlannedFleet(config.pools, config.hold_s, members, drains, now_ns=now_ns)
+        self.fleet = PlannedFleet(
+            config.pools,
+            config.hold_s,
+            members,
+            drains,
+            now_ns=now_ns,
+            patience_s=config.patience_s,
+            wanted_spares=config.spares,
+        )
         self._members, self._drains, self._routing = members, drains, routing
         self._planner = PlannerMachine(config, now_ns)
-        self._experience = ClientExperience(self._planner)
+        self._questions: ShapeQuestions | None = None
+        self._experience = ClientExperience(self._planner, self._chain_of)
+        self._remember(config)
+        # Who took requests in which role at the last tick, and since when that is so.
+        self._serving: frozenset[tuple[str, Role]] = frozenset()
+        self._serving_from_ns = now_ns
         self._begun: Counter[ActionKind] = Counter()
         self._decisions: deque[PlanDecision] = deque(maxlen=KEPT_DECISIONS)
         self._last_actions: tuple[PlannedAction, ...] = ()
@@ -81,11 +101,31 @@ class Autoscaling:
 
     def reconfigure(self, config: PlanningConfig, now_ns: int) -> None:
         """Plan by another configuration from now on. What is under way goes on."""
-        self.config = config
-        self.fleet.reconfigure(config.pools, config.hold_s)
+        before, self.config = self.config, config
+        self.fleet.reconfigure(
+            config.pools,
+            config.hold_s,
+            patience_s=config.patience_s,
+            wanted_spares=config.spares,
+        )
+        if config.remembers_s != before.remembers_s:
+            self._remember(config)
         self._planner.reconfigure(config, now_ns)
         self._acts = config.mode is PlanningMode.AUTOMATIC
         self._last_actions = ()
+
+    def _remember(self, config: PlanningConfig) -> None:
+        """From now on demand is recorded for so long, for a planner that asks what other shapes
+        would have made of it."""
+        record = DemandRecord(config.remembers_s) if config.remembers_s else None
+        self._record = record
+        self._experience.record_to(record)
+        self._questions = None
+        if record is not None:
+            block_size = self._routing.router.config.block_size
+            self._questions = ShapeQuestions(
+                record, self._members, self._pool_of, block_size, config.gateways
+            )
 
     def next_wakeup(self) -> int | None:
         """The next tick."""
@@ -102,11 +142,17 @@ class Autoscaling:
         for event in events:
             match event:
                 case RequestSubmitted(request) if request.request_id not in limited:
-                    self._experience.request_submitted(request, now_ns)
+                    self._experience.request_submitted(event, now_ns)
                 case RequestWithdrawn(request_id):
                     self._experience.request_withdrawn(request_id, now_ns)
+                case ShapesSimulated() if self._questions is not None:
+                    self._questions.answered(event, now_ns)
+        planned: Effects = [
+            self._order(worker, Drain(spare=True)) for worker in self.fleet.take_new_spares()
+        ]
         due_ns = self.next_wakeup()
-        planned = self._plan(now_ns) if due_ns is not None and now_ns >= due_ns else []
+        if due_ns is not None and now_ns >= due_ns:
+            planned += self._plan(now_ns)
         kept: Effects = []
         for effect in (*effects, *planned):
             match effect:
@@ -137,11 +183,15 @@ class Autoscaling:
             held=fleet.holds.shown(now_ns),
             decisions=tuple(self._decisions),
             decided_ago_s=(now_ns - last_ns) / 1e9,
-            starts=begun[ActionKind.START],
+            starts=begun[ActionKind.START] + begun[ActionKind.START_SPARE],
             stops=begun[ActionKind.STOP],
             flips=begun[ActionKind.FLIP],
             migrations=begun[ActionKind.MIGRATE],
             failed_starts=fleet.failed_starts,
+            activations=begun[ActionKind.ACTIVATE],
+            spares=fleet.spares,
+            stuck=fleet.stuck(now_ns),
+            simulation=None if self._questions is None else self._questions.status(now_ns),
         )
 
     def audit(self) -> None:
@@ -149,6 +199,8 @@ class Autoscaling:
         self.fleet.audit()
         requests = self._routing.router.requests.keys()
         invariant(self._experience.open_ids == requests, "open requests are those of the router")
+        if self._record is not None:
+            self._record.audit()
 
     def _plan(self, now_ns: int) -> Effects:
         fleet = self.fleet
@@ -156,13 +208,17 @@ class Autoscaling:
         if not fleet.complete:
             self._planner.skip_tick(now_ns)
             return []
-        fleet_state = fleet.fleet_state()
+        if self._questions is not None:
+            self._questions.expire(now_ns)
+        fleet_state = fleet.fleet_state(now_ns)
+        draining = fleet.draining
         shown = [
             worker
             for worker in self._routing.router.admission.fleet.views()
             # What an operator has taken out of service is not there.
-            if worker.accepting or worker.worker in fleet.draining
+            if worker.accepting or worker.worker in draining
         ]
+        self._note_serving(shown, now_ns)
         view = self._planner.view(
             shown,
             dict(Counter(str(role) for role in fleet_state.coming.values())),
@@ -172,6 +228,8 @@ class Autoscaling:
                 role is not Role.BOTH and name not in fleet.own
                 for name, role in fleet_state.serving.items()
             ),
+            spares=fleet.ready_spares(),
+            answer=None if self._questions is None else self._questions.answer,
         )
         plan = self._planner.decide(view, now_ns)
         actions = fleet_state.actions(plan)
@@ -183,10 +241,12 @@ class Autoscaling:
             prefill=plan.prefill,
             decode=plan.decode,
             reason=plan.reason,
-            figures=figures_of(view),
+            figures=(*figures_of(view), *self._simulated_figures()),
             actions=actions,
         )
         effects: Effects = [PlanDecided(decision)]
+        if plan.question is not None:
+            effects += self._ask(plan.question, now_ns)
         # Advice that nobody has followed is the same at every tick, and shown once.
         if actions and (actions != self._last_actions or self._acts):
             self._decisions.append(decision)
@@ -204,19 +264,69 @@ class Autoscaling:
                     assert action.role is not None
                     self.fleet.start_asked(action.worker, action.role, now_ns)
                     effects.append(StartWorker(action.worker, action.role))
+                case ActionKind.START_SPARE:
+                    assert action.role is not None
+                    self.fleet.start_asked(action.worker, action.role, now_ns, spare=True)
+                    effects.append(StartWorker(action.worker, action.role))
+                case ActionKind.SPARE:
+                    self.fleet.spare_ordered(action.worker)
+                    effects.append(self._order(action.worker, Drain(spare=True)))
+                case ActionKind.ACTIVATE:
+                    assert action.role is not None
+                    effects.append(self._activate(action.worker, action.role, now_ns))
                 case ActionKind.MIGRATE:
                     event = MigrationsRequested(action.worker, action.target, action.tokens)
                     self._routing.gather(event)
                 case _:
-                    effects.append(self._drain(action.worker, action.role))
+                    self.fleet.drain_ordered(action.worker, action.role, now_ns)
+                    order = Drain(then_role=action.role, leave=action.role is None)
+                    effects.append(self._order(action.worker, order))
         return effects + self._routing.flush(now_ns)
 
-    def _drain(self, worker: str, role: Role | None) -> SendToWorker:
+    def _activate(self, worker: str, role: Role, now_ns: int) -> SendToWorker:
+        """A spare takes requests: at once, or after it has changed its role, with nothing to
+        drain."""
         member = self._members.of_name(worker)
         assert member is not None
-        self._operations += 1
-        self.fleet.drain_ordered(worker, role)
+        self.fleet.drain_ordered(worker, role, now_ns)
+        if member.role is role:
+            return self._order(worker, None)
+        return self._order(worker, Drain(then_role=role))
+
+    def _order(self, worker: str, order: Drain | None) -> SendToWorker:
+        """To drain as the order has it, or (None) to take requests again."""
+        member = self._members.of_name(worker)
+        assert member is not None
         # Operators' operations have positive numbers.
-        order = Drain(then_role=role, leave=role is None)
-        asked = DrainAsked(-self._operations, worker, order)
+        self._operations += 1
+        serial = -self._operations
+        asked = UndrainAsked(serial, worker) if order is None else DrainAsked(serial, worker, order)
         return SendToWorker(member.peer, self._drains.begin(asked))
+
+    def _ask(self, question: Question, now_ns: int) -> Effects:
+        assert self._questions is not None
+        self._experience.brought_up_to_date()
+        asked = self._questions.ask(
+            question, lambda: self.fleet.fleet_state(now_ns), self._serving_from_ns, now_ns
+        )
+        return [] if asked is None else [asked]
+
+    def _simulated_figures(self) -> Iterable[tuple[str, float]]:
+        return () if self._questions is None else self._questions.figures.items()
+
+    def _note_serving(self, shown: Sequence[WorkerView], now_ns: int) -> None:
+        serving = frozenset((view.worker, view.role) for view in shown if view.accepting)
+        if serving != self._serving:
+            self._serving, self._serving_from_ns = serving, now_ns
+
+    def _pool_of(self, worker: str) -> str:
+        """The pool that this worker would be of."""
+        return next((pool.name for pool in self.fleet.pools if worker in pool.workers), "")
+
+    def _chain_of(self, request_id: str) -> Sequence[bytes]:
+        """The hashes of the full blocks of a prompt, as far as they are known."""
+        state = self._routing.router.requests.get(request_id)
+        if state is None:
+            return ()
+        blocks = state.view.prompt_tokens // self._routing.router.config.block_size
+        return state.chain[:blocks]

@@ -18,6 +18,7 @@ from tandem.messages.gateway import (
     OperationEnded,
     PlanDecided,
     SendToWorker,
+    SimulateShapes,
     StartWorker,
 )
 from tandem.messages.router import AnnounceDegraded, CutOff, Explain, LeaveOut, Reject
@@ -73,6 +74,14 @@ class LauncherPort(Protocol):
         ...
 
 
+class SimulatorPort(Protocol):
+    """Whoever simulates what other shapes of the fleet would have done."""
+
+    def simulate_shapes(self, effect: SimulateShapes) -> None:
+        """Ends with one `ShapesSimulated`, also where it cannot be done. Never waits."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class GatewayPorts:
     """One object may be several of them."""
@@ -81,6 +90,7 @@ class GatewayPorts:
     clients: ClientsPort
     operators: OperatorsPort
     launcher: LauncherPort
+    simulator: SimulatorPort
 
 
 def perform(effects: Iterable[GatewayEffect], ports: GatewayPorts) -> None:
@@ -109,6 +119,8 @@ def perform(effects: Iterable[GatewayEffect], ports: GatewayPorts) -> None:
                 ports.operators.explain(effect)
             case StartWorker():
                 ports.launcher.start_worker(effect)
+            case SimulateShapes():
+                ports.simulator.simulate_shapes(effect)
             case PlanDecided():
                 ports.operators.plan_decided(effect)
             case ConfigurationTaken():

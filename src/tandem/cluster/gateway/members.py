@@ -122,13 +122,15 @@ class Counters(WorkerCounters):
 @dataclass(slots=True)
 class Member:
     """One worker. `reported`: `load` is newer than the last look at it; `let_go`: since it began to
-    drain, it was sent `NotNeeded`; `tiers` are the figures of its slower tiers as last reported."""
+    drain, it was sent `NotNeeded`; `tiers` are the figures of its slower tiers as last reported. A
+    `spare` takes no requests because the planner has it stand by."""
 
     peer: str
     registration: Register
     role: Role
     accepting: bool
     load: LoadReported
+    spare: bool = False
     reported: bool = False
     let_go: bool = False
     migrations: int = 0
@@ -141,7 +143,7 @@ class Member:
     @classmethod
     def of(cls, peer: str, register: Register) -> "Member":
         load = LoadReported(register.worker, 0, 0, 0, 0, register.export.block_count)
-        return cls(peer, register, register.role, register.accepting, load)
+        return cls(peer, register, register.role, register.accepting, load, register.spare)
 
     @property
     def name(self) -> str:
@@ -234,7 +236,7 @@ class Members(Registry[Member]):
     ) -> RoleTaken | WorkerDrained:
         """A member reported its role and whether it takes requests. Gives what that means for a
         router."""
-        member.accepting = reported.accepting
+        member.accepting, member.spare = reported.accepting, reported.spare
         if reported.accepting:
             self.draining.pop(member.name, None)
             member.role = reported.role
@@ -347,6 +349,7 @@ def worker_status(member: Member, last_seen_s: float, correction: Correction) ->
         incarnation=register.incarnation,
         role=member.role,
         accepting=member.accepting,
+        spare=member.spare,
         last_seen_s=last_seen_s,
         load=member.load,
         total_blocks=register.export.block_count,

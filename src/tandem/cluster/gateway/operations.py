@@ -250,6 +250,10 @@ class OperatorHolds:
         """Leave it alone from now on for the fixed time."""
         self._holds[worker] = Hold(why, role, now_ns + self._hold_ns)
 
+    def forget(self, worker: str) -> None:
+        """It is nobody's but the planner's."""
+        self._holds.pop(worker, None)
+
     def release(self, worker: str) -> bool:
         """The operator gives a worker that takes requests back to the planner; whether it was
         held."""

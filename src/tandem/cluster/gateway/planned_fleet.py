@@ -13,11 +13,13 @@ from tandem.cluster.gateway.operations import Drains, OperatorHolds
 from tandem.cluster.gateway.plan_actions import FleetState, ScaledPool
 from tandem.facts.fleet import Role
 from tandem.messages.gateway import DrainAsked, StartFailed, UndrainAsked
-from tandem.messages.planning import PlannedStart
+from tandem.messages.planning import PlannedStart, StuckWorker
 
 # A start that takes so many times as long as it should counts as failed, but for the least time.
 START_PATIENCE = 3
 LEAST_PATIENCE_S = 60.0
+# A name whose start fails again and again is tried ever less often, but once in so long.
+LONGEST_BACKOFF_S = 3600.0
 # A worker that died is started again by whoever launched it: so much longer than a start may that
 # take before another one is wanted in its place.
 RETURN_MARGIN_S = 10.0
@@ -25,12 +27,32 @@ RETURN_MARGIN_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A worker that is expected up until `until_ns`. Where the planner has `asked` for it, whoever
-    launches processes is to start it; others come by themselves."""
+    """A worker that is expected up until `until_ns`, to serve or to stand by as a `spare`. Where
+    the planner has `asked` for it, whoever launches processes is to start it; others come by
+    themselves."""
 
     role: Role
     until_ns: int
     asked: bool
+    spare: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a draining worker was ordered by the planner: to take this role, or (None) to go.
+    `since_ns` is when."""
+
+    role: Role | None
+    since_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailedStart:
+    """A name whose start has failed `times` in a row, and until when it is not tried again."""
+
+    times: int
+    until_ns: int
+    why: str
 
 
 @dataclass(slots=True)
@@ -45,7 +67,8 @@ class Seen:
 
 class PlannedFleet:
     """Workers of these `pools`, and all others that a gateway has, from `now_ns` on. What operators
-    change is left alone for `hold_s`."""
+    change is left alone for `hold_s`; a worker that has not done within `patience_s` what it was
+    ordered is not waited for. So many `wanted_spares` are to stand by."""
 
     def __init__(
         self,
@@ -55,34 +78,49 @@ class PlannedFleet:
         drains: Drains,
         *,
         now_ns: int,
+        patience_s: float = 300.0,
+        wanted_spares: int = 0,
     ) -> None:
         self.pools = tuple(pools)
+        self.wanted_spares = wanted_spares
         self.own = frozenset(worker for pool in pools for worker in pool.workers)
         self.holds = OperatorHolds(hold_s)
         self.failed_starts = 0
         self._startup_s = max(pool.startup_s for pool in pools)
         self._members, self._drains = members, drains
         self._starting: dict[str, Start] = {}
-        # Orders of the planner under way: the role to be taken, None for a worker that is to go.
-        self._draining: dict[str, Role | None] = {}
+        self._drain_patience_ns = round(patience_s * 1e9)
+        # Orders of the planner under way, and those among them that take too long.
+        self._draining: dict[str, Order] = {}
+        self._late: set[str] = set()
+        # Who stands by, or drains for that, with its role; and who has just come to do so.
+        self._spares: dict[str, Role] = {}
+        self._new_spares: list[str] = []
         self._seen: dict[str, Seen] = {}
         # How workers that were lost stood, with the planner's order if there was one: a worker may
         # only have been out of touch.
-        self._lost: dict[str, tuple[Seen, dict[str, Role | None]]] = {}
-        # Names whose start has failed, and until when they are not tried again.
-        self._failed_ns: dict[str, int] = {}
+        self._lost: dict[str, tuple[Seen, dict[str, Order]]] = {}
+        self._failed: dict[str, FailedStart] = {}
         # The first workers are on their way.
         for pool in pools:
             for worker in pool.workers[: pool.count]:
                 self._expect(worker, pool.role, self._back_ns(now_ns), asked=False)
         self._first = set(self._starting)
 
-    def reconfigure(self, pools: Sequence[ScaledPool], hold_s: float) -> None:
+    def reconfigure(
+        self,
+        pools: Sequence[ScaledPool],
+        hold_s: float,
+        *,
+        patience_s: float,
+        wanted_spares: int,
+    ) -> None:
         """Other pools and bounds from now on. Starts of names that there are no more are not
         wanted any longer; their workers that are up count as joined by hand."""
         self.pools = tuple(pools)
         self.own = frozenset(worker for pool in pools for worker in pool.workers)
         self.holds.reconfigure(hold_s)
+        self._drain_patience_ns, self.wanted_spares = round(patience_s * 1e9), wanted_spares
         self._startup_s = max(pool.startup_s for pool in pools)
         for worker in [name for name in self._starting if name not in self.own]:
             del self._starting[worker]
@@ -106,16 +144,60 @@ class PlannedFleet:
     @property
     def draining(self) -> Mapping[str, Role | None]:
         """Workers that drain by an order of the planner, with the role that they take then; None
-        for those that go."""
-        return self._draining
+        for those that go. Whoever takes too long is not among them: nobody waits for it."""
+        return {
+            worker: order.role
+            for worker, order in self._draining.items()
+            if worker not in self._late
+        }
 
-    def start_asked(self, worker: str, role: Role, now_ns: int) -> None:
-        """The planner wants this worker up."""
-        self._expect(worker, role, now_ns + self._patience_ns(), asked=True)
+    @property
+    def spares(self) -> tuple[str, ...]:
+        """Who stands by, or drains for that."""
+        return tuple(sorted(self._spares))
 
-    def drain_ordered(self, worker: str, role: Role | None) -> None:
+    def ready_spares(self) -> int:
+        """How many stand by and are not an operator's."""
+        return sum(worker not in self.holds for worker in self._spares)
+
+    def stuck(self, now_ns: int) -> tuple[StuckWorker, ...]:
+        """Who did not do what it was to do, and that nobody waits for."""
+        late = [
+            StuckWorker(
+                worker,
+                f"has been draining for {(now_ns - self._draining[worker].since_ns) / 1e9:.0f} s",
+            )
+            for worker in self._late
+        ]
+        failed = [
+            StuckWorker(
+                worker,
+                f"did not start: {failed.why}; tried again in "
+                f"{max(0, failed.until_ns - now_ns) / 1e9:.0f} s",
+            )
+            for worker, failed in self._failed.items()
+            if failed.until_ns > now_ns
+        ]
+        return tuple(sorted([*late, *failed], key=lambda each: each.worker))
+
+    def start_asked(self, worker: str, role: Role, now_ns: int, *, spare: bool = False) -> None:
+        """The planner wants this worker up, to serve or to stand by."""
+        until_ns = now_ns + self._patience_ns()
+        self._starting[worker] = Start(role, until_ns, asked=True, spare=spare)
+
+    def drain_ordered(self, worker: str, role: Role | None, now_ns: int) -> None:
         """The planner has the worker drain and then take this role, or (None) go."""
-        self._draining[worker] = role
+        self._spares.pop(worker, None)
+        self._draining[worker] = Order(role, now_ns)
+
+    def spare_ordered(self, worker: str) -> None:
+        """The planner has the worker drain and stand by."""
+        self._spares[worker] = self._seen[worker].role
+
+    def take_new_spares(self) -> list[str]:
+        """Workers that have come up since the last call, to stand by: they are to be told so."""
+        fresh, self._new_spares = self._new_spares, []
+        return [worker for worker in fresh if worker in self._spares]
 
     def worker_joined(self, member: Member, now_ns: int) -> None:
         """It registers: a new process, or one that has forgotten the gateway."""
@@ -123,8 +205,8 @@ class PlannedFleet:
         if seen is not None and seen.incarnation == member.registration.incarnation:
             self.role_state_changed(member, now_ns)
             return
-        self._starting.pop(worker, None)
-        self._failed_ns.pop(worker, None)
+        start = self._starting.pop(worker, None)
+        self._failed.pop(worker, None)
         self._first.discard(worker)
         before, order = self._lost.pop(worker, (None, {}))
         if before is not None and before.incarnation == member.registration.incarnation:
@@ -133,14 +215,19 @@ class PlannedFleet:
             self.role_state_changed(member, now_ns)
             if member.accepting:
                 # An order that it has not begun is not sent again.
-                self._draining.pop(worker, None)
+                self._forget_order(worker)
             return
         incarnation, accepting = member.registration.incarnation, member.accepting
         self._seen[worker] = Seen(incarnation, member.role, accepting, since_ns=now_ns)
-        if not accepting:
+        if not accepting and member.spare:
+            self._spares[worker] = member.role
+        elif not accepting:
             self.holds.worker_drained(worker, member.role)
         elif worker in self.holds:
             self.holds.hold(worker, "restarted", member.role, now_ns)
+        elif start is not None and start.spare:
+            self._spares[worker] = member.role
+            self._new_spares.append(worker)
 
     def role_state_changed(self, member: Member, now_ns: int) -> None:
         """A worker has reported its role state. What the planner did not order, an operator did."""
@@ -148,17 +235,27 @@ class PlannedFleet:
         was_accepting, had_role = seen.accepting, seen.role
         seen.accepting, seen.role = member.accepting, member.role
         if not member.accepting:
-            if was_accepting and worker not in self._draining:
+            if member.spare and worker not in self._draining:
+                self._spares[worker] = member.role
+                self.holds.forget(worker)
+            elif worker in self._spares or (was_accepting and worker not in self._draining):
+                self._spares.pop(worker, None)
                 self.holds.worker_drained(worker, had_role)
+            return
+        if was_accepting and worker in self._spares:
+            # The order has not reached it yet.
             return
         if worker in self._draining:
             if was_accepting and member.role is had_role:
                 # The order has not reached it yet.
                 return
-            wanted = self._draining.pop(worker)
+            wanted = self._forget_order(worker)
             if member.role is not wanted:
                 why = "undrained" if member.role is had_role else f"flipped to {member.role}"
                 self.holds.hold(worker, why, member.role, now_ns)
+        elif self._spares.pop(worker, None) is not None:
+            why = "undrained" if member.role is had_role else f"flipped to {member.role}"
+            self.holds.hold(worker, why, member.role, now_ns)
         elif not was_accepting:
             self.holds.worker_back(worker, member.role, now_ns)
         elif member.role is not had_role:
@@ -170,13 +267,15 @@ class PlannedFleet:
         seen = self._seen.pop(worker, None)
         if seen is None:
             return
-        ordered = worker in self._draining
-        wanted = self._draining.pop(worker, None)
+        order = self._draining.get(worker)
+        wanted = self._forget_order(worker)
+        spare = self._spares.pop(worker, None) is not None
         if died:
-            self._lost[worker] = seen, {worker: wanted} if ordered else {}
+            self._lost[worker] = seen, {worker: order} if order is not None else {}
             if worker in self.own:
-                self._expect(worker, wanted or seen.role, self._back_ns(now_ns), asked=False)
-        elif not ordered or wanted is not None:
+                back = Start(wanted or seen.role, self._back_ns(now_ns), asked=False, spare=spare)
+                self._starting[worker] = back
+        elif order is None or wanted is not None:
             self.holds.hold(worker, "sent away", seen.role, now_ns)
             asked = self._drains.under_way(worker)
             if asked is not None and asked.order.again:
@@ -189,15 +288,20 @@ class PlannedFleet:
         if start is not None and start.asked:
             self.failed_starts += 1
         if event.worker in self.own and self._members.of_name(event.worker) is None:
-            self._failed_ns[event.worker] = now_ns + self._patience_ns()
+            before = self._failed.get(event.worker)
+            times = 1 if before is None else before.times + 1
+            wait_ns = min(self._patience_ns() << min(times - 1, 20), round(LONGEST_BACKOFF_S * 1e9))
+            wait_ns = max(wait_ns, self._patience_ns())
+            self._failed[event.worker] = FailedStart(times, now_ns + wait_ns, event.reason)
 
     def drains(self, worker: str) -> bool:
-        """Whether an order of the planner's to this worker is under way."""
-        return worker in self._draining
+        """Whether an order of the planner's to this worker is under way, or has it stand by."""
+        return worker in self._draining or worker in self._spares
 
     def operator_takes(self, worker: str) -> None:
-        """An operator's order replaces that of the planner's under way."""
-        del self._draining[worker]
+        """An operator's order replaces that of the planner's."""
+        self._forget_order(worker)
+        self._spares.pop(worker, None)
         self._drains.supersede(worker)
         self.holds.worker_drained(worker, self._seen[worker].role)
 
@@ -218,25 +322,33 @@ class PlannedFleet:
             else:
                 del self._starting[worker]
                 self._first.discard(worker)
-        self._failed_ns = {
-            worker: until_ns for worker, until_ns in self._failed_ns.items() if until_ns > now_ns
+        oldest_ns = now_ns - self._drain_patience_ns
+        self._late |= {
+            worker for worker, order in self._draining.items() if order.since_ns <= oldest_ns
         }
 
-    def fleet_state(self) -> FleetState:
+    def fleet_state(self, now_ns: int) -> FleetState:
         """Who is up and on the way, for the actions of one plan."""
         members = list(self._members)
         serving = {
             member.name: member.role
             for member in members
-            if member.accepting and member.name not in self._draining
+            if member.accepting
+            and member.name not in self._draining
+            and member.name not in self._spares
         }
-        flipping = {worker: role for worker, role in self._draining.items() if role is not None}
-        starting = {worker: start.role for worker, start in self._starting.items()}
+        flipping = {worker: role for worker, role in self.draining.items() if role is not None}
+        starting = {
+            worker: start.role for worker, start in self._starting.items() if not start.spare
+        }
+        standing_by = {
+            worker: start.role for worker, start in self._starting.items() if start.spare
+        }
         by_hand: dict[str, DrainAsked] = {}
         returning: dict[str, Role] = {}
         for member in members:
             asked = self._drains.under_way(member.name)
-            if asked is None or member.name in self._draining:
+            if asked is None or self.drains(member.name):
                 continue
             by_hand[member.name] = asked
             # What an operator flips or restarts will be back.
@@ -250,7 +362,15 @@ class PlannedFleet:
             flipping=set(flipping),
             since_ns={worker: seen.since_ns for worker, seen in self._seen.items()},
             held=self.holds.workers | by_hand.keys(),
-            blocked=frozenset([*self._failed_ns, *(member.name for member in members)]),
+            blocked=frozenset(
+                [
+                    *(name for name, each in self._failed.items() if each.until_ns > now_ns),
+                    *(member.name for member in members),
+                ]
+            ),
+            spares=dict(self._spares),
+            spares_coming=standing_by,
+            wanted_spares=self.wanted_spares,
         )
 
     def audit(self) -> None:
@@ -258,7 +378,18 @@ class PlannedFleet:
         names = {member.name for member in self._members}
         invariant(set(self._seen) == names, "the planned fleet is made of the members")
         invariant(set(self._draining) <= names, "the planner's orders are for members")
+        invariant(self._late <= set(self._draining), "who is late has an order")
+        invariant(set(self._spares) <= names, "spares are members")
+        invariant(
+            not set(self._spares) & set(self._draining), "spares are under no order of the planner"
+        )
         invariant(not names & set(self._starting), "nobody who is up is still expected")
+
+    def _forget_order(self, worker: str) -> Role | None:
+        """The order to this worker is done or void. The role that it was to take."""
+        self._late.discard(worker)
+        order = self._draining.pop(worker, None)
+        return None if order is None else order.role
 
     def _expect(self, worker: str, role: Role, until_ns: int, *, asked: bool) -> None:
         self._starting[worker] = Start(role, until_ns, asked)

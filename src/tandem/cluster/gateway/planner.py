@@ -7,16 +7,17 @@ policy saw, as it is recorded with each decision.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from tandem.cluster.gateway.demand_record import DemandRecord, Entry
 from tandem.cluster.gateway.plan_actions import ScaledPool
 from tandem.facts.fleet import PlanningMode, Role
-from tandem.facts.request import Request
 from tandem.facts.slo import Slo
+from tandem.messages.router import RequestSubmitted
 from tandem.messages.worker import EmitTokens
-from tandem.policy.planning.contract import FleetView, Plan, Planning, Window
+from tandem.policy.planning.contract import Answer, FleetView, Plan, Planning, Window
 from tandem.policy.planning.pools import last_seconds, lengths_of, mean, pool
 from tandem.policy.views import WorkerView
 
@@ -26,7 +27,9 @@ class PlanningConfig:
     """`planning` decides how many workers of each role there are, under the `name` that is shown;
     it remembers, so it serves one gateway. `slo` is what clients are to get. Demand is counted in
     windows of `window_s`. What operators change by hand is left alone for `hold_s`. This gateway
-    sees the arrivals of one among `gateways`."""
+    sees the arrivals of one among `gateways`. So many `spares` stand by. A worker that has not
+    drained within `patience_s` is not waited for. What clients asked for is remembered for
+    `remembers_s` (0: not at all), for a simulator."""
 
     name: str
     planning: Planning
@@ -36,6 +39,9 @@ class PlanningConfig:
     window_s: float = 30.0
     hold_s: float = 600.0
     gateways: int = 1
+    spares: int = 0
+    patience_s: float = 300.0
+    remembers_s: float = 0.0
 
 
 KEPT_WINDOWS = 240
@@ -119,6 +125,8 @@ class PlannerMachine:
         *,
         held: frozenset[str] = frozenset(),
         joined_by_hand: int = 0,
+        spares: int = 0,
+        answer: Answer | None = None,
     ) -> FleetView:
         """All that the policy may know. `starting` counts workers asked for and not yet up, by
         role. Workers that were `joined_by_hand` come on top of the numbers that the fleet may
@@ -137,6 +145,8 @@ class PlannerMachine:
             startup_s=max(each.startup_s for each in pools),
             drain_s=DRAIN_S,
             held=held,
+            spares=spares,
+            answer=answer,
         )
 
     def decide(self, fleet: FleetView, now_ns: int) -> Plan:
@@ -183,24 +193,56 @@ class OpenRequest:
     first_token_ns: int = 0
     last_token_ns: int = 0
     is_whole: bool = True
+    slo: Slo | None = None
+    recorded: Entry | None = None
 
 
 class ClientExperience:
-    """Times and lengths of a gateway's requests, passed to its planner as they finish."""
+    """Times and lengths of a gateway's requests, passed to its planner as they finish, and written
+    to a record (`record_to`) if there is one. `chain_of` gives the block hashes of a prompt as far
+    as they are known."""
 
-    def __init__(self, planner: PlannerMachine) -> None:
-        self._planner = planner
+    def __init__(
+        self,
+        planner: PlannerMachine,
+        chain_of: Callable[[str], Sequence[bytes]] = lambda _: (),
+    ) -> None:
+        self._planner, self._chain_of = planner, chain_of
+        self._record: DemandRecord | None = None
         self._open: dict[str, OpenRequest] = {}
+
+    def record_to(self, record: DemandRecord | None) -> None:
+        """From now on requests are recorded here."""
+        self._record = record
 
     @property
     def open_ids(self) -> Set[str]:
         """Of the requests whose answers are not whole."""
         return self._open.keys()
 
-    def request_submitted(self, request: Request, now_ns: int) -> None:
+    def request_submitted(self, event: RequestSubmitted, now_ns: int) -> None:
         """A client wants this. Refused ones are demand, too."""
-        self._open[request.request_id] = OpenRequest(now_ns, len(request.prompt_tokens))
+        request = event.request
+        opened = OpenRequest(now_ns, len(request.prompt_tokens))
+        self._open[request.request_id] = opened
         self._planner.request_arrived(now_ns)
+        if self._record is None:
+            return
+        most = request.sampling.max_tokens
+        expected_tokens = max(1, min(most, round(event.expected_output_tokens)))
+        opened.slo = event.slo
+        opened.recorded = Entry(
+            now_ns, opened.prompt_tokens, expected_tokens, event.tenant, event.service_class
+        )
+        self._record.request_submitted(opened.recorded)
+        self._record.hashed(opened.recorded, self._chain_of(request.request_id))
+
+    def brought_up_to_date(self) -> None:
+        """What is recorded of open requests says how long their answers are by now."""
+        for request in self._open.values():
+            if request.recorded is not None:
+                recorded = request.recorded
+                recorded.output_tokens = max(recorded.output_tokens, request.output_tokens)
 
     def request_met(self, request_id: str, now_ns: int) -> None:
         """It was under way before anybody measured."""
@@ -215,6 +257,9 @@ class ClientExperience:
             if not request.output_tokens:
                 request.first_token_ns = now_ns
                 request.cached_tokens = emission.cached_tokens[row]
+                if self._record is not None and request.recorded is not None:
+                    # It may have waited before it was hashed.
+                    self._record.hashed(request.recorded, self._chain_of(request_id))
             request.output_tokens += repeats
             request.last_token_ns = now_ns
             if emission.finish_reasons[row] is not None:
@@ -229,7 +274,9 @@ class ClientExperience:
 
     def request_dropped(self, request_id: str) -> None:
         """It was refused, or has failed."""
-        self._open.pop(request_id, None)
+        request = self._open.pop(request_id, None)
+        if request is not None and request.recorded is not None:
+            request.recorded.kept = False
 
     def _finished(self, request: OpenRequest, now_ns: int) -> None:
         if not request.is_whole:
@@ -239,6 +286,10 @@ class ClientExperience:
         tpot_s = (request.last_token_ns - request.first_token_ns) / 1e9 / gaps if gaps else None
         uncached_tokens = max(1, request.prompt_tokens - request.cached_tokens)
         lengths = uncached_tokens, request.output_tokens
+        if request.recorded is not None and request.slo is not None:
+            e2e_s = (request.last_token_ns - request.arrival_ns) / 1e9
+            request.recorded.output_tokens = request.output_tokens
+            request.recorded.kept = request.slo.kept(ttft_s, tpot_s, e2e_s)
         self._planner.request_finished(lengths, ttft_s, tpot_s, now_ns)
 
 

@@ -26,6 +26,16 @@ class RoleState:
         return self.drain is not None and self.drain.leave
 
     @property
+    def spare(self) -> bool:
+        """Whether it takes no requests because a planner has it stand by."""
+        return self.drain is not None and self.drain.spare and self.drain.then_role is None
+
+    @property
+    def reported(self) -> tuple[Role, bool, bool]:
+        """What gateways are told: the role, whether it takes requests, whether it is a spare."""
+        return self.role, self.accepting, self.spare
+
+    @property
     def again(self) -> bool:
         """Whether it leaves only to be started anew."""
         return self.drain is not None and self.drain.again
@@ -60,15 +70,14 @@ STEPS_REPORT_NS = 1_000_000_000
 @dataclass(slots=True)
 class GatewayConnection:
     """The connection to one gateway. `terms` is None until the gateway has registered the worker,
-    which sent `Register` last at `registered_ns`; `reported_state` is the (role, accepting) last
-    reported to the gateway, `reported_tiers` the figures of slower tiers, `reported_steps` what its
-    steps took, at `steps_reported_ns`. `received_events` of its
-    router have come since it was registered. `not_needed`: the gateway has let the draining worker
-    go."""
+    which sent `Register` last at `registered_ns`; `reported_state` is the (role, accepting, spare)
+    last reported to the gateway, `reported_tiers` the figures of slower tiers, `reported_steps`
+    what its steps took, at `steps_reported_ns`. `received_events` of its router have come since it
+    was registered. `not_needed`: the gateway has let the draining worker go."""
 
     terms: Registered | None = None
     registered_ns: int | None = None
-    reported_state: tuple[Role, bool] | None = None
+    reported_state: tuple[Role, bool, bool] | None = None
     reported_tiers: TiersReported | None = None
     reported_steps: tuple[StepTotals, ...] = ()
     steps_reported_ns: int | None = None

@@ -282,9 +282,9 @@ class NodeMachine:
     def _register_at(self, gateway: str, now_ns: int) -> Effects:
         connection = self.gateways.of(gateway)
         assert connection is not None
-        role, accepting = self.role_state.role, self.role_state.accepting
-        connection.registered_ns, connection.reported_state = now_ns, (role, accepting)
-        register = structs.replace(self.registration, role=role, accepting=accepting)
+        connection.registered_ns, connection.reported_state = now_ns, self.role_state.reported
+        role, accepting, spare = self.role_state.reported
+        register = structs.replace(self.registration, role=role, accepting=accepting, spare=spare)
         return [SendToGateway(gateway, register)]
 
     def _registered(self, gateway: str, terms: Registered, now_ns: int) -> Effects:
@@ -300,9 +300,8 @@ class NodeMachine:
         connection.reported_tiers = None
         load = load_of(self.registration.worker, self.work.machine)
         effects += self._report(gateway, connection, load, now_ns)
-        role, accepting = self.role_state.role, self.role_state.accepting
-        if reported != (role, accepting):
-            state = RoleStateReported(self.registration.worker, role, accepting)
+        if reported != self.role_state.reported:
+            state = RoleStateReported(self.registration.worker, *self.role_state.reported)
             effects.append(SendToGateway(gateway, state))
         return effects
 
@@ -363,11 +362,10 @@ class NodeMachine:
     def _report_role_state(self, *, begun: bool = False) -> Effects:
         """To all gateways. When a drain has `begun`, each of them must send `NotNeeded` anew."""
         effects: Effects = []
-        role, accepting = self.role_state.role, self.role_state.accepting
         for gateway, connection in self.gateways.serving():
-            connection.reported_state = role, accepting
+            connection.reported_state = self.role_state.reported
             connection.not_needed = connection.not_needed and not begun
-            state = RoleStateReported(self.registration.worker, role, accepting)
+            state = RoleStateReported(self.registration.worker, *self.role_state.reported)
             effects.append(SendToGateway(gateway, state))
         return effects
 

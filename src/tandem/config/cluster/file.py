@@ -66,9 +66,8 @@ class Cluster:
     tiers: TierConfigs = key("KV beyond the devices.", factory=TierConfigs)
     policies: PolicyConfig = key("Who decides.", factory=PolicyConfig, live=Change.AT_ONCE)
     planning: PlanningOptions = key(
-        "What becomes of the planner's decisions.",
+        "How the planner's decisions are carried out.",
         factory=PlanningOptions,
-        only="live",
         live=Change.AT_ONCE,
     )
     health: Health = key("How long silence is tolerated.", factory=Health)
@@ -186,6 +185,26 @@ def _pool_refusals(cluster: Cluster) -> Iterator[tuple[str, str]]:
             "policies.planning",
             f"policies.planning is {planning}, which decides between prefill and decode "
             "workers; give pools these roles, or choose static",
+        )
+    yield from _spare_refusals(cluster)
+
+
+def _spare_refusals(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    wanted = cluster.planning.spares
+    if wanted and not cluster.plans:
+        yield (
+            "planning.spares",
+            f"planning.spares is {wanted}, and nobody would have them take requests; choose a "
+            "planner under policies.planning, or drop spares",
+        )
+        return
+    scaled = [pool for pool in cluster.pools if pool.role is not Role.BOTH]
+    room = sum((pool.max_count or pool.count) - pool.count for pool in scaled)
+    if wanted > room:
+        yield (
+            "planning.spares",
+            f"planning.spares is {wanted}, but the pools may have only {room} workers more than "
+            "they begin with; raise a max_count",
         )
 
 

@@ -201,17 +201,27 @@ class JournalConfig:
 
 @section
 class PlanningOptions:
-    """What becomes of the decisions of `policies.planning` in a live cluster."""
+    """How the decisions of `policies.planning` are carried out."""
 
     mode: PlanningMode = key(
         "With `advisory` decisions are shown and recorded, nothing is done.",
         default=PlanningMode.AUTOMATIC,
+        only="live",
     )
     hold_s: float = key(
         "How long the planner leaves a worker alone that an operator changed by hand.",
         default=600.0,
+        only="live",
     )
     window_s: float = key("In which demand is counted.", default=30.0)
+    spares: Annotated[int, Meta(ge=0, le=1000)] = key(
+        "So many workers stand by, loaded and drained, and take requests at once when more are "
+        "wanted.",
+        default=0,
+    )
+    patience_s: Annotated[float, Meta(gt=0)] = key(
+        "A worker that has not drained for so long is not waited for any more.", default=300.0
+    )
 
     def __post_init__(self) -> None:
         if self.window_s <= 0:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tandem.cluster.gateway.machine import ConfigurationChanged, GatewayMachine
@@ -120,7 +120,8 @@ class Availability:
 
 class Gateway:
     """Use it from one event loop, between `start` and `stop`. Every turn of its machine stands in
-    the `journal`, if there is one, whose hashes the machine must use."""
+    the `journal`, if there is one, whose hashes the machine must use. `simulation` is the command
+    that simulates shapes for its planner."""
 
     def __init__(
         self,
@@ -128,6 +129,7 @@ class Gateway:
         machine: GatewayMachine,
         terms: GatewayTerms,
         journal: Journal | None = None,
+        simulation: Sequence[str] = (),
     ) -> None:
         self.machine = machine
         self._journal = journal
@@ -139,7 +141,13 @@ class Gateway:
         settled = self._availability.members_changed
         self._histories = RequestHistories(self._prefix, terms.explain_bytes)
         self._loop = GatewayLoop(
-            machine, self._clients, settled, journal, self._histories, self._configuration_taken
+            machine,
+            self._clients,
+            settled,
+            journal,
+            self._histories,
+            self._configuration_taken,
+            simulation,
         )
         self._taking: tuple[GatewayTerms, asyncio.Future[None]] | None = None
         self._channel: Channel | None = None
@@ -210,6 +218,7 @@ class Gateway:
             return
         self._task.cancel()
         await asyncio.wait([self._task])
+        await self._loop.stop_simulating()
         if not self._failed:
             self._loop.settle_all()
         await self._channel.close(self._terms.linger_s)

@@ -13,6 +13,7 @@ from tandem.live.driver import Driver, EventInbox
 from tandem.live.gateway.clients import Clients
 from tandem.live.gateway.history import RequestHistories
 from tandem.live.gateway.journal import Journal
+from tandem.live.gateway.shape_simulator import ShapeSimulator
 from tandem.messages.cluster import Register, Registered, ToWorker
 from tandem.messages.gateway import (
     AuditAsked,
@@ -120,7 +121,8 @@ class Channel(Protocol):
 class GatewayLoop:
     """Drives the machine, and is all of its ports. `enqueue` events on the event loop that `run`
     runs on. `settled` is called after each turn of the machine, and `configured` in one in which it
-    has taken another configuration; the `journal`, if there is one, records every turn."""
+    has taken another configuration; the `journal`, if there is one, records every turn.
+    `simulation` is the command that simulates shapes for a planner."""
 
     def __init__(
         self,
@@ -130,6 +132,7 @@ class GatewayLoop:
         journal: Journal | None = None,
         histories: RequestHistories | None = None,
         configured: Callable[[], None] = lambda: None,
+        simulation: Sequence[str] = (),
     ) -> None:
         self.machine = machine
         self._journal = journal
@@ -144,7 +147,8 @@ class GatewayLoop:
         self._driver = Driver[Input, GatewayEffect, None](
             self, self._inbox, self._perform_all, TimePassed()
         )
-        self._ports = GatewayPorts(self, self, self, self)
+        self._simulator = ShapeSimulator(simulation, self.enqueue)
+        self._ports = GatewayPorts(self, self, self, self, self._simulator)
         self._instant_ns = 0
         # From `open` on.
         self._channel: Channel
@@ -159,6 +163,10 @@ class GatewayLoop:
     async def run(self) -> None:
         """Until it is cancelled. What the machine raises is raised."""
         await self._driver.run()
+
+    async def stop_simulating(self) -> None:
+        """A planner's question stays without an answer."""
+        await self._simulator.stop()
 
     def settle_all(self) -> None:
         """After the end of `run`: hand the machine all that is left."""

@@ -47,6 +47,7 @@ from tandem.live.gateway.gateway import Gateway, GatewayTerms
 from tandem.live.gateway.history import MOST_EXPLAINED
 from tandem.live.gateway.journal import Journal
 from tandem.live.gateway.reconfiguration import NewConfiguration, Reconfiguration
+from tandem.live.gateway.shape_simulator import SHAPE_SIMULATION
 from tandem.live.http_server import http_server_over, listen, url_of
 from tandem.live.processes.journal import RecordedFile, with_journal
 from tandem.live.processes.lifecycle import (
@@ -220,7 +221,14 @@ class Configurations:
 async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.socket) -> bool:
     """Whether it failed."""
     machine = GatewayMachine(assembled.config)
-    gateway = Gateway(assembled.card, machine, assembled.terms, assembled.journal)
+    simulation = (
+        *SHAPE_SIMULATION,
+        str(Path(setup.state_directory) / CLUSTER_FILE),
+        str(os.getpid()),
+    )
+    gateway = Gateway(
+        assembled.card, machine, assembled.terms, assembled.journal, simulation=simulation
+    )
     keys = GatewayKeys(
         KeyPair(setup.keys.gateway_public, setup.keys.gateway_secret), _admitted(setup)
     )

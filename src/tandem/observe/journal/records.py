@@ -25,6 +25,7 @@ from tandem.messages.gateway import (
     GatewayEffect,
     PeerGone,
     SendToWorker,
+    ShapesSimulated,
     StartFailed,
     TimePassed,
     UndrainAsked,
@@ -131,7 +132,9 @@ class Reconfigured(msgspec.Struct, array_like=True, tag="c", frozen=True):
 
 
 # Of all other events something is left out, or has another name (`recorder`, `replay`).
-AsItIs = PeerGone | DrainAsked | UndrainAsked | AuditAsked | StartFailed | TimePassed
+AsItIs = (
+    PeerGone | DrainAsked | UndrainAsked | AuditAsked | StartFailed | ShapesSimulated | TimePassed
+)
 EventRecord = PeerMessage | TokensDrawn | Submitted | Withdrawn | Reconfigured | AsItIs
 
 

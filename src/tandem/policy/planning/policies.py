@@ -101,6 +101,12 @@ PLANNINGS: dict[str, Callable[..., Planning]] = {
 }
 
 
+def remembered_s(planning: Planning) -> float:
+    """How long a gateway is to remember what clients asked for: for policies that ask a
+    simulator."""
+    return planning.remembers_s if isinstance(planning, Tandem) else 0.0
+
+
 def planning(name: str, **options: Any) -> Planning:
     """A new policy of that name with its options. Raises `InvalidConfiguration` for an unknown
     name or option."""

@@ -1,5 +1,6 @@
 """Tandem's planner: the fewest workers that keep the SLO over the start-up time, from length
-distributions; flips before start-ups, slow to scale down."""
+distributions; flips before start-ups, slow to scale down. If it is to, it tries shapes in a
+simulator before it changes anything (`simulated`)."""
 
 from dataclasses import dataclass, field
 from math import ceil
@@ -28,6 +29,7 @@ from tandem.policy.planning.pools import (
     ttft_kept,
     within_bounds,
 )
+from tandem.policy.planning.simulated import ShapeTrials, Simulation, Wish
 
 FULL_KV = 0.9
 # Fewer running sequences say too little of the context to expect.
@@ -51,24 +53,45 @@ class Patience:
 @dataclass(slots=True)
 class Tandem:
     """`attainment` is the share of requests that must keep each bound; `history_s` is how far back
-    lengths are taken from."""
+    lengths are taken from. With `simulate` shapes are tried as `simulation` has it."""
 
     forecaster: Forecaster = STEADY_TREND
     attainment: float = 0.95
     history_s: float = 300.0
     patience: Patience = Patience()
     interval_s: float = 10.0
+    simulate: bool = False
+    simulation: Simulation = field(default_factory=Simulation)
     _needs: list[tuple[int, Sizes]] = field(default_factory=list, init=False)
     _watched_from_ns: int | None = field(default=None, init=False)
     _changed_ns: int | None = field(default=None, init=False)
+    _trials: ShapeTrials = field(init=False)
 
     def __post_init__(self) -> None:
         if not 0.5 <= self.attainment < 1:
             raise InvalidConfiguration(
                 f"attainment of the tandem planner is {self.attainment:g}; choose 0.5 to below 1"
             )
+        self._trials = ShapeTrials(self.simulation, self.attainment, self.patience.cooldown_s)
+
+    @property
+    def remembers_s(self) -> float:
+        """How long what clients asked for is to be remembered, for the simulator."""
+        return self.simulation.window_s if self.simulate else 0.0
 
     def plan(self, fleet: FleetView, now_ns: int) -> Plan:
+        """Called once a tick."""
+        wish = self._wish(fleet, now_ns)
+        plan = self._trials.plan(fleet, wish, now_ns) if self.simulate else wish.plan
+        assert plan.prefill is not None
+        assert plan.decode is not None
+        wanted = Sizes(plan.prefill, plan.decode)
+        if wanted != present(fleet):
+            self._changed_ns = now_ns
+        return plan
+
+    def _wish(self, fleet: FleetView, now_ns: int) -> Wish:
+        """By the formulas alone."""
         rate_per_s = self._peak_rate_per_s(fleet)
         demand, most = self._demand(fleet), LOOK_BEYOND * fleet.max_workers
         need = within_bounds(demand.sizes(rate_per_s, most), fleet)
@@ -84,10 +107,12 @@ class Tandem:
         elif not flips and self._calm(now_ns) and not in_change(fleet):
             target = self._shrunk(fleet, target, now_ns)
         target = within_bounds(target, fleet)
-        if target != have:
-            self._changed_ns = now_ns
         reason = f"{rate_per_s:.3g} requests/s ahead need {need}; there are {have}"
-        return Plan(target.prefill, target.decode, flips=flips, reason=reason)
+        plan = Plan(target.prefill, target.decode, flips=flips, reason=reason)
+        surplus = Sizes(0, 0)
+        if self.simulate:
+            surplus = self._surplus(fleet, self.patience.dwell_s, now_ns)
+        return Wish(need, plan, rate_per_s, self._calm(now_ns), surplus)
 
     def _peak_rate_per_s(self, fleet: FleetView) -> float:
         """The highest rate forecast from now until a worker asked for today would help."""
@@ -159,6 +184,10 @@ class Tandem:
             return ()
         dwell_s = max(self.patience.dwell_s, fleet.drain_s)
         surplus = self._surplus(fleet, dwell_s, now_ns)
+        missing = max(0, need.prefill - have.prefill) + max(0, need.decode - have.decode)
+        if missing <= fleet.spares:
+            # Who stands by helps at once, and nobody has to drain for it.
+            return ()
         if have.prefill < need.prefill:
             count, source, role = need.prefill - have.prefill, Role.DECODE, Role.PREFILL
             count = min(count, surplus.decode)
