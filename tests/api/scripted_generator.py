@@ -5,7 +5,7 @@ It keeps the port's contract: end-of-sequence stops, max_tokens limits, closing 
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from tandem.facts.errors import LeftOut
@@ -63,6 +63,7 @@ class ScriptedGenerator:
         self.running: set[str] = set()
         self.satisfied_ids: list[str] = []
         self.allowances: dict[str, Allowance] = {}
+        self.called_tools: list[tuple[str, tuple[str, ...]]] = []
         self._text = text
         self._changed = threading.Condition()
         self._card = ModelCard(
@@ -80,6 +81,9 @@ class ScriptedGenerator:
     @property
     def model_identity(self) -> str | None:
         return self.script.model_identity
+
+    def tools_called(self, caller: Caller, tools: Sequence[str]) -> None:
+        self.called_tools.append((caller.session, tuple(tools)))
 
     def satisfied(self, request_id: str) -> None:
         self.satisfied_ids.append(request_id)

@@ -181,6 +181,50 @@ def test_headers_that_mean_nothing_are_refused(http, generator, header, value):
     assert len(generator.requests) == asked
 
 
+def test_hints_say_what_headers_say_and_more(http, generator):
+    hints = {"session": "agent-7", "expected_output_tokens": 40, "pause_s": 8, "pin_s": 2.5}
+    assert http.post("/v1/chat/completions", json=CHAT | {"agent": hints}).status_code == 200
+    caller = generator.callers[-1]
+    assert (caller.session, caller.pin_s, caller.pause_s) == ("agent-7", 2.5, 8.0)
+    assert caller.expected_output_tokens == 40
+    dynamo = {"agent_hints": {"osl": 40, "priority": 5, "speculative_prefill": True}}
+    sent = CHAT | {"nvext": dynamo, "agent": {"expected_output_tokens": 40}}
+    headers = {"X-Tandem-Session": "agent-7"}
+    assert http.post("/v1/chat/completions", json=sent, headers=headers).status_code == 200
+    assert generator.callers[-1].expected_output_tokens == 40
+    assert generator.requests[-1].priority == -5
+    assert http.post("/v1/chat/completions", json=CHAT).status_code == 200
+    assert generator.callers[-1].pause_s is None
+
+
+@pytest.mark.parametrize(
+    ("field", "sent"),
+    [
+        ("agent.session", {"agent": {"session": "s" * 129}}),
+        ("agent.session", {"agent": {"session": "another"}}),
+        ("agent.pin_s", {"agent": {"session": "agent-7", "pin_s": 5}}),
+        ("agent.pause_s", {"agent": {"pause_s": 5}}),
+        ("agent.pause_s", {"agent": {"pause_s": -1}}),
+        ("agent.pauses", {"agent": {"pauses": 1}}),
+        (
+            "agent.expected_output_tokens",
+            {"agent": {"expected_output_tokens": 9}, "nvext": {"agent_hints": {"osl": 8}}},
+        ),
+        ("nvext.agent_hints.priority", {"priority": 1, "nvext": {"agent_hints": {"priority": 1}}}),
+        ("nvext.agent_hints.strict_priority", {"nvext": {"agent_hints": {"strict_priority": 1}}}),
+    ],
+)
+def test_hints_that_mean_nothing_are_refused(http, generator, field, sent):
+    headers = {"X-Tandem-Session": "agent-7", "X-Tandem-Pin": "90"}
+    alone = sent in ({"agent": {"pause_s": 5}},)
+    asked = len(generator.requests)
+    response = http.post("/v1/chat/completions", json=CHAT | sent, headers={} if alone else headers)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert field.split(".")[-1] in f"{error['param']} {error['message']}"
+    assert len(generator.requests) == asked
+
+
 def test_what_can_be_read_answers_to_head(http):
     for path in ("/health", "/ready", "/v1/models", "/docs", "/openapi.json"):
         response = http.head(path)

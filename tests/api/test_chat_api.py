@@ -196,9 +196,11 @@ def test_length_and_abort_are_told(client, generator):
 
 def test_tool_calls_come_out(client, generator):
     generator.script.answer = "Let me see. " + CALL + CALL
-    choice = chat(client, tools=[TOOL]).choices[0]
+    agent = {"agent": {"session": "agent-7"}}
+    choice = chat(client, tools=[TOOL], extra_body=agent).choices[0]
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content == "Let me see. "
+    assert generator.called_tools[-1] == ("agent-7", ("find", "find"))
     first, second = choice.message.tool_calls
     assert first.function.name == "find"
     assert json.loads(first.function.arguments) == {"q": "日本"}

@@ -37,6 +37,8 @@ class FastFakeGenerator:
     def allowance(self, account: str) -> None:
         pass
 
+    def tools_called(self, caller, tools) -> None: ...
+
     def satisfied(self, request_id: str) -> None:
         pass
 

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tandem.cluster.worker.block_pool import BlockPool
 
 BLOCKS = 6
+SESSIONS = st.sampled_from([b"", b"a", b"b"])
 
 
 class PoolLaws(RuleBasedStateMachine):
@@ -31,19 +32,46 @@ class PoolLaws(RuleBasedStateMachine):
         else:
             self.tables.append([block])
 
+    @rule(session=SESSIONS, return_in_ns=st.integers(0, 20))
+    def pause(self, session, return_in_ns):
+        before = self.pool.free_blocks
+        self.pool.pause(session, self.pool.now_ns + return_in_ns)
+        assert self.pool.free_blocks == before
+
+    @rule(session=SESSIONS)
+    def resume(self, session):
+        before = self.pool.free_blocks
+        self.pool.resume(session)
+        assert self.pool.free_blocks == before
+
+    @rule(duration_ns=st.integers(0, 10))
+    def pass_time(self, duration_ns):
+        self.pool.now_ns += duration_ns
+
+    @precondition(lambda self: self.pool.free_blocks)
+    @rule(return_in_ns=st.integers(0, 20))
+    def take_from_later(self, return_in_ns):
+        block = self.pool.allocate_from_later(self.pool.now_ns + return_in_ns)
+        if block is not None:
+            self.full.pop(block, None)
+            self.tables.append([block])
+
     @precondition(lambda self: self.tables)
-    @rule(data=st.data(), digest=st.integers(0, 9).map(lambda n: bytes([n])))
-    def seal(self, data, digest):
+    @rule(data=st.data(), digest=st.integers(0, 9).map(lambda n: bytes([n])), session=SESSIONS)
+    def seal(self, data, digest, session):
         table = data.draw(st.sampled_from(self.tables))
         unsealed = [block for block in table if block not in self.full]
         if unsealed:
             duplicate = digest in self.full.values()
-            self.pool.commit(unsealed[0], digest, b"parent")
+            self.pool.commit(unsealed[0], digest, b"parent", session)
             if not duplicate:
                 self.full[unsealed[0]] = digest
 
-    @rule(digests=st.lists(st.integers(0, 9).map(lambda n: bytes([n])), max_size=3, unique=True))
-    def share(self, digests):
+    @rule(
+        digests=st.lists(st.integers(0, 9).map(lambda n: bytes([n])), max_size=3, unique=True),
+        session=SESSIONS,
+    )
+    def share(self, digests, session):
         cached = self.pool.cached_prefix(digests)
         by_digest = {digest: block for block, digest in self.full.items()}
         expected = []
@@ -55,7 +83,7 @@ class PoolLaws(RuleBasedStateMachine):
         if cached:
             before = self.pool.free_blocks
             after = self.pool.fits(cached, 0)
-            self.pool.share(cached)
+            self.pool.share(cached, session)
             assert self.pool.free_blocks == after <= before
             self.tables.append(cached)
 
@@ -143,3 +171,79 @@ def test_a_likely_prefix_is_as_long_as_the_one_that_is_shared():
         assert pool.likely_prefix_blocks(chain) == len(pool.cached_prefix(chain)) == held
         if held < len(chain):
             pool.commit(pool.allocate(), chain[held], b"root")
+
+
+def filled(pool: BlockPool, session: bytes, *digests: bytes) -> None:
+    """A request of this session has filled blocks, and ended now."""
+    blocks = [pool.allocate() for _ in digests]
+    for block, digest in zip(blocks, digests, strict=True):
+        pool.commit(block, digest, b"", session)
+    pool.release(blocks)
+
+
+def forgotten(pool: BlockPool, blocks: int) -> list[bytes]:
+    """What goes when so many blocks are needed."""
+    pool.take_changes()
+    found: list[bytes] = []
+    for _ in range(blocks):
+        pool.allocate()
+        changes = pool.take_changes()
+        found += changes.removed if changes else ()
+    return found
+
+
+def test_what_a_paused_session_wants_latest_goes_first():
+    pool = BlockPool(6)
+    filled(pool, b"", b"old")
+    pool.now_ns = 10
+    filled(pool, b"soon", b"soon 0", b"soon 1")
+    filled(pool, b"late", b"late 0", b"late 1")
+    filled(pool, b"", b"new")
+    pool.now_ns = 20
+    pool.pause(b"soon", 25)
+    pool.pause(b"late", 60)
+    # Unused for 20, expected in 40 and in 5: as if that had been unused for 40 and for 5.
+    expected = [b"late 1", b"late 0", b"old", b"new", b"soon 1", b"soon 0"]
+    assert forgotten(pool, 6) == expected
+
+
+def test_an_overdue_session_is_kept_a_while_then_let_go():
+    pool = BlockPool(2)
+    filled(pool, b"s", b"s")
+    pool.pause(b"s", 100)
+    pool.now_ns = 105
+    filled(pool, b"", b"other")
+    pool.now_ns = 120
+    assert forgotten(pool, 1) == [b"s"], "20 overdue, and the other unused for 15"
+
+
+def test_what_others_share_stays_in_the_lru_and_who_is_back_is_young():
+    pool = BlockPool(4)
+    filled(pool, b"s", b"system", b"own")
+    pool.share(pool.cached_prefix([b"system"]), b"")
+    pool.pause(b"s", 1000)
+    pool.release(pool.cached_prefix([b"system"]))
+    pool.now_ns = 10
+    filled(pool, b"", b"x", b"y")
+    pool.now_ns = 20
+    assert forgotten(pool, 1) == [b"own"]
+    pool.now_ns = 30
+    assert forgotten(pool, 1) == [b"system"]
+    again = BlockPool(2)
+    filled(again, b"s", b"s")
+    filled(again, b"", b"z")
+    again.pause(b"s", 1000)
+    again.now_ns = 5
+    again.resume(b"s")
+    assert forgotten(again, 1) == [b"z"]
+
+
+def test_a_prefetch_takes_only_what_is_wanted_later():
+    pool = BlockPool(2)
+    filled(pool, b"", b"x")
+    pool.now_ns = 10
+    filled(pool, b"", b"y")
+    pool.now_ns = 14
+    assert pool.allocate_from_later(return_ns=20) is not None, "unused for 14, and wanted in 6"
+    assert pool.allocate_from_later(return_ns=20) is None, "unused for 4"
+    assert pool.holds(b"y")

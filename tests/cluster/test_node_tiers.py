@@ -7,8 +7,11 @@ from msgspec import structs
 from tandem.cluster.node.machine import NodeConfig, NodeMachine
 from tandem.cluster.tiers.config import TierLimits, TiersConfig
 from tandem.cluster.worker.machine import WorkerMachine
+from tandem.cluster.worker.prefetches import DEVICE_PART
+from tandem.facts.blocks import extend_chain
 from tandem.facts.fleet import Tier
 from tandem.facts.kv import BlockName
+from tandem.facts.request import Request, session_key
 from tandem.messages.cluster import (
     FetchKv,
     ListBlocks,
@@ -35,7 +38,14 @@ from tandem.messages.node import (
     StageBlocks,
 )
 from tandem.messages.router import BlocksListed, BlocksReported, ImportReported
-from tandem.messages.worker import ImportDone, ImportsArrived, RequestsAborted, RequestsArrived
+from tandem.messages.worker import (
+    ImportDone,
+    ImportsArrived,
+    RequestsAborted,
+    RequestsArrived,
+    SessionPaused,
+    SessionReturning,
+)
 from tests.cluster.cluster_parts import (
     MS,
     TERMS,
@@ -360,3 +370,96 @@ def test_pinned_blocks_outlive_what_comes_after_them():
     node.receive("g", PinBlocks(digests[::-1], ttl_ns=10_000 * MS))
     lose_device(node)
     assert set(digests) <= set(cache.store.listing())
+
+
+SESSION = session_key("", "agent")
+
+
+def of_session(request_id: str, tokens: int = 9) -> Request:
+    return replace(request(request_id, tokens), session=SESSION)
+
+
+def returning(node: NodeUnderTest, tokens: int = 9) -> list:
+    """The session is expected back now, with the prompt of `request`."""
+    root = node.machine.registration.root.hash("")
+    chain: list[bytes] = []
+    extend_chain(chain, root, tuple(range(tokens)), 4)
+    return node.receive("g", SessionReturning(SESSION, "", root, tuple(chain), 0))
+
+
+def test_a_paused_session_makes_room_once_its_blocks_are_copied():
+    node = worker_with("g", block_count=16)
+    effects = node.receive("g", RequestsArrived((of_session("r"),)))
+    effects += node.land_all()
+    pool = node.machine.work.machine.sequences.pool
+    node.receive("g", SessionPaused(SESSION, 10 * MS))
+    assert not pool.sessions.idle_blocks, "what is not copied yet would be lost"
+    write_through(node, effects)
+    assert pool.sessions.idle_blocks == 2
+    node.receive("g", RequestsArrived((of_session("again"),)))
+    assert not pool.sessions.idle_blocks
+
+
+def test_a_session_that_is_back_before_its_pause_was_carried_out_does_not_pause():
+    node = worker_with("g", block_count=16)
+    effects = node.receive("g", RequestsArrived((of_session("r"),)))
+    effects += node.land_all()
+    node.receive("g", SessionPaused(SESSION, 10 * MS))
+    node.receive("g", RequestsArrived((of_session("again"),)))
+    effects += node.land_all()
+    write_through(node, effects)
+    assert not node.machine.work.machine.sequences.pool.sessions.idle_blocks
+
+
+def test_blocks_are_back_on_the_device_before_the_session_is():
+    node = ready_to_fetch()
+    fetch = one(returning(node), FetchBlocks)
+    assert fetch.tiers == (HOST, HOST)
+    assert not of_kind(returning(node), FetchBlocks), "it is on its way"
+    effects = node.handle(BlocksFetched(fetch.fetch_id, 2, 128, 0.01))
+    report = one(sent_to(effects, "g"), BlocksReported)
+    assert report.tier is Tier.DEVICE
+    assert set(report.changes.stored) == {name.digest for name in fetch.names}
+    assert not of_kind(returning(node), FetchBlocks), "it is there"
+    assert node.machine.work.machine.idle
+    node.receive("g", RequestsArrived((of_session("again"),)))
+    (plan,) = node.plans
+    assert list(plan.starts) == [8], "only the last token is computed"
+
+
+def test_a_request_waits_for_the_prefetch_of_its_blocks_and_takes_what_came():
+    node = ready_to_fetch()
+    fetch = one(returning(node), FetchBlocks)
+    node.receive("g", RequestsArrived((of_session("again"),)))
+    assert not node.plans
+    corrupt = fetch.names[1].digest
+    node.handle(BlocksFetched(fetch.fetch_id, 1, 64, 0.01, corrupt=(corrupt,)))
+    (plan,) = node.plans
+    assert list(plan.starts) == [4]
+
+
+def test_who_is_back_needs_no_prefetch_and_no_prefetch_takes_what_runs():
+    node = ready_to_fetch()
+    node.receive("g", RequestsArrived((of_session("again"),)))
+    assert not of_kind(returning(node), FetchBlocks)
+    busy = ready_to_fetch()
+    busy.receive("g", RequestsArrived((request("big", 60, 3),)))
+    assert not of_kind(returning(busy), FetchBlocks)
+
+
+def test_a_prefetch_brings_at_most_its_part_of_the_device():
+    node = worker_with("g", block_count=16)
+    effects = node.receive("g", RequestsArrived((request("r", 25),)))
+    effects += node.land_all()
+    write_through(node, effects)
+    lose_device(node)
+    assert len(one(returning(node, 25), FetchBlocks).names) == 16 // DEVICE_PART
+
+
+def test_a_fetch_for_nobody_is_no_evidence_against_a_tier():
+    node = ready_to_fetch(limits={"trial_fetches": 1, "trial_tokens": 1})
+    node.machine.tiers.benefit.computed(100, 0.001)
+    fetch = one(returning(node), FetchBlocks)
+    node.handle(BlocksFetched(fetch.fetch_id, 2, 128, 9.0))
+    (figures, *_) = node.machine.tiers.figures(node.now_ns).tiers
+    assert figures.on

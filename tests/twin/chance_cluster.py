@@ -8,6 +8,7 @@ from random import Random
 
 from tandem.cluster.gateway.machine import GatewayConfig
 from tandem.cluster.gateway.planner import PlanningConfig
+from tandem.cluster.node.fetches import is_prefetch
 from tandem.facts.fleet import PlanningMode, Role, Tier
 from tandem.facts.request import Request
 from tandem.messages.cluster import Drain
@@ -256,6 +257,8 @@ class ChanceCluster(SimulatedCluster):
                 self.seen[f"kept on {tier}"] += len(kept)
             case BlocksStaged(_, staged) if not staged:
                 self.seen["no room to stage"] += 1
+            case BlocksFetched(fetch_id) if is_prefetch(fetch_id):
+                self.seen["prefetched"] += event.blocks
             case BlocksFetched():
                 corrupt, missing = bool(event.corrupt), bool(event.missing)
                 outcome = "corrupt" if corrupt else "missing" if missing else ""

@@ -149,6 +149,7 @@ class ScenarioDraws:
             pool_nodes=chance.randint(1, 2),
             pool_bytes_per_s=chance.choice([1e3, 1e5]),
             quotas=chance.choice([{}, {"": 0.5, "tenant": 0.25}]) if tiers else {},
+            longest_pause_s=10.0 * tiers,
             message_latency_s=chance.choice([0.0, 1e-4, 1e-3]),
             message_jitter_s=chance.choice([0.0, 0.003, 0.03]),
             network_latency_s=chance.choice([0.0, 0.005]),

@@ -12,7 +12,7 @@ from msgspec import structs
 from tandem.cluster.router.fleet import SentLoad
 from tandem.cluster.router.request_state import Stage
 from tandem.facts.fleet import PlanningMode, Role, Tier
-from tandem.facts.request import Request
+from tandem.facts.request import Request, session_key
 from tandem.facts.sampling import SamplingParameters
 from tandem.messages.cluster import Audited, Drain
 from tandem.messages.gateway import (
@@ -21,10 +21,11 @@ from tandem.messages.gateway import (
     DrainAsked,
     StartFailed,
     TimePassed,
+    ToolsCalled,
     UndrainAsked,
 )
 from tandem.messages.node import LeaveRequested
-from tandem.messages.router import MigrationsRequested, RequestSubmitted
+from tandem.messages.router import FollowedPause, MigrationsRequested, RequestSubmitted
 from tandem.twin.faults.injection import FaultInjection
 from tandem.twin.faults.kinds import (
     Cause,
@@ -107,6 +108,10 @@ class ChanceRun:
         if self.world.plans:
             for _ in range(self.world.faults):
                 self.queue.at(chance.randrange(spread_ns), self._at(self._fail_start))
+        if self.world.tiers:
+            called = Random(f"tools {self.seed}")
+            for _ in range(5):
+                self.queue.at(called.randrange(spread_ns), self._tools_called)
         self._run_until(max(spread_ns, *(fault.end_ns or 0 for fault in faults), 0) + 1)
         self.settle()
         return self
@@ -125,14 +130,18 @@ class ChanceRun:
             return
         gateway = cluster.gateways[chance.choice(names)]
         request_id = f"{gateway.name}.{gateway.incarnation}/{wanted.request_id}"
-        request = replace(wanted, request_id=request_id)
+        service_class, session = chance.choice(["", "gold", "batch"]), chance.choice(["", "s"])
+        account = wanted.cache_salt
+        key = session_key(account, session)
+        request = replace(wanted, request_id=request_id, session=key)
         event = RequestSubmitted(
             request,
             4.0,
-            request.cache_salt,
-            chance.choice(["", "gold", "batch"]),
-            session=chance.choice(["", "s"]),
+            account,
+            service_class,
+            session=session,
             pin_ns=chance.choice([0, 10**8, 10**10]) if self.world.tiers else 0,
+            pause=self._pause(request_id) if self.world.tiers and session else None,
         )
         cluster.clients.by_id[request.request_id] = Client(request)
         cluster.clients.submitted(event, now_ns)
@@ -140,6 +149,18 @@ class ChanceRun:
         if self.world.faults and chance.randrange(12) == 0:
             later_ns = now_ns + chance.randrange(300 * MS)
             self.queue.at(later_ns, lambda _: self._withdraw(request.request_id))
+
+    def _pause(self, request_id: str) -> FollowedPause:
+        """A short one, announced or not, in which a tool may be known."""
+        chance = Random(f"pause {self.seed} {request_id}")
+        announced_ns = chance.choice([None, chance.randrange(500) * MS])
+        return FollowedPause(10_000 * MS, announced_ns)
+
+    def _tools_called(self, now_ns: int) -> None:
+        """The last answer of somebody's session ended in a call, whether or not there was one."""
+        del now_ns
+        for gateway in self.cluster.gateways.values():
+            gateway.receive(ToolsCalled("", "s", ("tool",)))
 
     def requests(self) -> list[Request]:
         """What is asked in the run; the gateway that gets one stands before its name."""

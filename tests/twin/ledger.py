@@ -121,6 +121,8 @@ class LedgerContents:
 
     def _expect_reserved(self, blocks) -> None:
         if self.worker is not None and self.worker.alive:
-            importing = self.worker.worker_machine.sequences.importing.values()
-            reserved = {block for each in importing for block in each.residency.blocks}
+            sequences = self.worker.worker_machine.sequences
+            tables = [each.residency.blocks for each in sequences.importing.values()]
+            tables += sequences.prefetches.blocks_under_way()
+            reserved = {block for table in tables for block in table}
             assert set(blocks) <= reserved, "nobody writes into blocks given back"

@@ -52,7 +52,7 @@ def test_slower_tiers_cost_time_and_never_a_token():
     rare = ("fetches whole", "fetches corrupt", "fetches missing", "fetches broken")
     rare += ("fetches stopped", "no room to stage", "disks found", "pool joined", "pool gone")
     rare += tuple(f"kept on {tier}" for tier in (Tier.HOST, Tier.DISK, Tier.REMOTE))
-    rare += ("copied from host", "copied from disk", "copied from remote")
+    rare += ("copied from host", "copied from disk", "copied from remote", "prefetched")
     assert all(seen[what] for what in rare), seen
 
 

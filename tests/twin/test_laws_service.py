@@ -111,3 +111,32 @@ def test_a_pinned_session_finds_its_blocks_after_its_tool_has_worked():
         hits[pin_sessions_s] = second.reused_tokens.get(Tier.HOST, 0)
     assert hits[0.0] == 0
     assert hits[60.0] >= 464
+
+
+def test_a_session_that_announced_its_pause_finds_its_blocks_on_the_device():
+    scenario = one_worker()
+    (pool,) = scenario.pools
+    kind = replace(
+        pool.kind,
+        cost=replace(pool.kind.cost, tiers={Tier.HOST: LinkCost(1e9)}),
+        block_count=128,
+        host_blocks=2048,
+    )
+    blocks = tuple(range(30))
+    noise = [TraceRow(1.0 + index, 480, 8) for index in range(30)]
+    hits = {}
+    for pause_s in (None, 20.0, 40.0):
+        turns = [
+            TraceRow(0.0, 480, 8, blocks, 16, session="agent", pause_s=pause_s),
+            TraceRow(0.0, 480, 8, blocks, 16, session="agent", think_s=20.0),
+        ]
+        tried = replace(one_worker(), pools=(replace(pool, kind=kind),), longest_pause_s=60.0)
+        run = simulate(tried, turns + noise)
+        (second,) = [r for r in run.requests if r.session and r.arrival_ns]
+        hits[pause_s] = (
+            second.reused_tokens.get(Tier.DEVICE, 0),
+            second.reused_tokens.get(Tier.HOST, 0),
+        )
+    assert hits[None] == (0, 464)
+    assert hits[20.0] == (464, 0), "brought back in time"
+    assert hits[40.0] == (0, 464), "expected later, it is where it would have been without"

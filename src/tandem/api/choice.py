@@ -28,6 +28,9 @@ _FINISHES: dict[FinishReason | None, Finish | None] = {
 
 
 NO_STOPS = AhoCorasick()
+# What is remembered of the tools that an answer has called.
+MOST_CALLED_TOOLS = 8
+TOOL_CHARS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,8 @@ class ChoiceReader:
         tool_format = presentation.tool_format
         self._parser = tool_parser(tool_format) if tool_format else None
         self._generated_tokens = 0
-        self._has_called = False
+        # Whom the answer has called so far: a few of them, by the start of their names.
+        self.called_tools: tuple[str, ...] = ()
         self._held_chars = 0
 
     def delta_of(self, output: TokenOutput) -> ChoiceDelta:
@@ -134,8 +138,9 @@ class ChoiceReader:
         # What comes behind a call in the same delta may be held as well, and is little.
         self._held_chars = 0 if delta.tool_calls else self._held_chars - len(delta.text)
         delta.held_chars = self._held_chars
-        self._has_called = self._has_called or bool(delta.tool_calls)
-        if self._has_called and delta.finish_reason == "stop":
+        called = [call.name[:TOOL_CHARS] for call in delta.tool_calls]
+        self.called_tools = (*self.called_tools, *called)[:MOST_CALLED_TOOLS]
+        if self.called_tools and delta.finish_reason == "stop":
             delta.finish_reason = "tool_calls"
 
 

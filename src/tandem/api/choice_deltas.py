@@ -41,6 +41,8 @@ async def choice_deltas(
                     lookup.complete(output)
                     if output.finish_reason is None and lookup.found is None:
                         cache_use.generator.satisfied(request.request_id)
+                if delta.finish_reason == "tool_calls":
+                    cache_use.generator.tools_called(caller, reader.called_tools)
                 yield delta
                 if delta.finish_reason is not None:
                     return

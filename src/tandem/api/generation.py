@@ -15,6 +15,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from tandem.api.access_log import RECORD, AnswerRecord, CallRecord
+from tandem.api.agent_hints import with_hints
 from tandem.api.app_context import SYSTEM_FINGERPRINT, AppContext
 from tandem.api.choice import ChoiceDelta, ChoiceReader, Presentation, UsageMeter
 from tandem.api.choice_deltas import choice_deltas, merged
@@ -188,7 +189,7 @@ async def create_answer(
         (prompts, writer_of), stops = await held.run_off_loop(
             request, lambda: (spec.read(), AhoCorasick(strings))
         )
-    caller = context.caller_of(request)
+    caller = with_hints(context.caller_of(request), body)
     context.add_limit_headers(request, caller)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options", "needs stream to be true")

@@ -19,6 +19,7 @@ from tandem.facts.sampling import SamplingParameters
 TokenId = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
+HintSeconds = Annotated[float, Meta(ge=0, le=1e6)]
 # Of what `scaling` asks, and of a judge's words.
 ASK_CHARS = 8192
 WORD_CHARS = 32
@@ -139,6 +140,46 @@ class ScalingBody(Struct, kw_only=True, forbid_unknown_fields=True):
     ] = None
 
 
+class AgentHints(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What an agent knows of its session and of what comes after this answer."""
+
+    session: Annotated[
+        str | None, _means("Calls of one session go on from each other. As X-Tandem-Session.")
+    ] = None
+    expected_output_tokens: Annotated[
+        Count | None, _means("How long the answer will probably be.")
+    ] = None
+    pause_s: Annotated[
+        HintSeconds | None,
+        _means("After the answer a tool runs: expected seconds until the session's next call."),
+    ] = None
+    pin_s: Annotated[
+        HintSeconds | None,
+        _means("Keep what the call leaves in the cache for so long. As X-Tandem-Pin."),
+    ] = None
+
+
+class DynamoAgentHints(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Dynamo's `nvext.agent_hints`, as far as they mean something here."""
+
+    priority: Annotated[
+        Annotated[int, Meta(ge=-(2**31) + 1, le=2**31 - 1)] | None,
+        _means("Larger runs sooner: the opposite of `priority`, within the same bounds."),
+    ] = None
+    osl: Annotated[Count | None, _means("As `agent.expected_output_tokens`.")] = None
+    speculative_prefill: Annotated[
+        bool | None, _means("Accepted without effect: KV of prompt and answer is cached anyway.")
+    ] = None
+
+
+class DynamoExtensions(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Dynamo's `nvext`."""
+
+    agent_hints: Annotated[DynamoAgentHints | None, _means("What an agent knows of the call.")] = (
+        None
+    )
+
+
 def _with_client_fields(body: type[Struct]) -> Any:
     """The body type with a field more for each that `SamplingParameters` and `Request` declare as
     a client's to set."""
@@ -203,6 +244,10 @@ class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
     return_token_ids: Annotated[bool | None, _means("Adds the token ids of prompt and answer.")] = (
         None
     )
+    agent: Annotated[
+        AgentHints | None, _means("What an agent knows of its session. Changes no token.")
+    ] = None
+    nvext: Annotated[DynamoExtensions | None, _means("Hints in the words of NVIDIA Dynamo.")] = None
 
 
 class CompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):

@@ -6,6 +6,7 @@ Body fields go over the checkpoint's defaults, and every check that needs the mo
 from collections.abc import Sequence, Sized
 from dataclasses import replace
 
+from tandem.api.agent_hints import hinted_attributes
 from tandem.api.app_context import AppContext
 from tandem.api.clock_and_entropy import fresh_seed
 from tandem.api.prompts import Tokens, check_tokens
@@ -46,6 +47,7 @@ def requests_of(
     """The requests of a call, one for each choice. Raises `InvalidRequest` for what can never
     run."""
     attributes = client_values(body, _ATTRIBUTES)
+    attributes |= hinted_attributes(body, attributes)
     requests: list[Request] = []
     for prompt in prompts:
         fitting = fitted(sampling, len(prompt), card)

@@ -12,7 +12,7 @@ from tandem.facts.calibration import Calibration
 from tandem.facts.fleet import PlanningMode
 from tandem.facts.kv import TierFigures
 from tandem.messages.cluster import Audited
-from tandem.messages.gateway import ClusterStatus, PoolNodeStatus, WorkerStatus
+from tandem.messages.gateway import ClusterStatus, PauseStatus, PoolNodeStatus, WorkerStatus
 from tandem.messages.planning import HeldWorker, PlanningStatus, SimulationStatus
 
 # What a worker does for one gateway; the rest of a status is about the worker itself.
@@ -98,6 +98,8 @@ def status_shown(url: str, statuses: Sequence[ClusterStatus]) -> Group:
     for status in statuses:
         if status.planning is not None:
             lines += _planning_lines(status.planning)
+        if status.pauses is not None and status.pauses.followed:
+            lines.append(_pauses_line(status.gateway, status.pauses))
         calibration.add(status.calibration)
     if not calibration.empty:
         lines.append(f"predictions of the last ten minutes: {calibration}")
@@ -113,6 +115,17 @@ def status_shown(url: str, statuses: Sequence[ClusterStatus]) -> Group:
         *_unlike(workers),
         *below,
         *came_back,
+    )
+
+
+def _pauses_line(gateway: str, pauses: PauseStatus) -> str:
+    """What became of sessions that paused for tools."""
+    returned = pauses.before + pauses.after
+    error = f", {seconds_text(pauses.error_s)} off on average" if returned else ""
+    return (
+        f"{gateway}: {pauses.paused} of {pauses.sessions} sessions pause; {pauses.followed:,} "
+        f"pauses followed ({pauses.announced:,} announced), {pauses.prefetches:,} times KV was "
+        f"brought back before its session{error}"
     )
 
 

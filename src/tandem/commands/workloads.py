@@ -7,7 +7,16 @@ from pathlib import Path
 from tandem.bench.laws import read_length_pairs
 from tandem.bench.traces.rates import WINDOW_S, RateDraw
 from tandem.bench.traces.reader import read_trace
-from tandem.bench.traces.shape import merge, merge_note, spread, spread_note, window, window_note
+from tandem.bench.traces.shape import (
+    announce_pauses,
+    announce_pauses_note,
+    merge,
+    merge_note,
+    spread,
+    spread_note,
+    window,
+    window_note,
+)
 from tandem.commands.options import flag, flags, positive_numbers
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.trace import TraceRow
@@ -60,6 +69,9 @@ class WorkloadOptions:
         "--spread/--no-spread",
         default=None,
     )
+    announce_pauses: float | None = flag(
+        "Sessions announce their pauses, so many times as long as they are.", default=None, min=1e-3
+    )
     workload: str | None = flag(
         "Which of a file of ServeGen rates, if it holds several.", default=None
     )
@@ -107,6 +119,9 @@ class WorkloadOptions:
             raise InvalidConfiguration("no request is left; give more --seconds")
         if len(kept) < len(rows):
             notes.append(window_note(kept, rows))
+        if self.announce_pauses is not None:
+            kept = announce_pauses(kept, self.announce_pauses)
+            notes.append(announce_pauses_note(self.announce_pauses))
         return kept, list(dict.fromkeys(notes))
 
 

@@ -5,7 +5,12 @@ from dataclasses import replace
 from tandem.cluster.gateway.machine import GatewayConfig
 from tandem.config.cluster.file import Cluster
 from tandem.config.hardware.pools import capacity_of
-from tandem.config.policies import learning_of, limit_terms, planning_config, router_policies
+from tandem.config.policies import (
+    learning_of,
+    limit_terms,
+    planning_config,
+    router_policies,
+)
 
 
 def reconfigured(

@@ -33,7 +33,10 @@ KEPT_KEYS = {
         "memory_utilization", "startup", "price_usd_per_hour", "price", "time_model", "serve",
         "block_size", "all_reduce", "sequence_parallel",
     },
-    "tiers": {"host", "disk", "remote", "pin_sessions", "longest_pin", "pin_share"},
+    "tiers": {
+        "host", "disk", "remote", "pin_sessions", "longest_pin", "pin_share", "longest_pause",
+        "learn_pauses",
+    },
     "tiers.host": {"capacity", "bandwidth", "latency"},
     "tiers.disk": {"capacity", "bandwidth", "latency"},
     "tiers.remote": {"capacity", "bandwidth", "latency", "nodes", "replicas"},

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 
+from tandem.cluster.gateway.pauses import PauseConfig
 from tandem.cluster.gateway.plan_actions import ScaledPool
 from tandem.cluster.gateway.planner import PlanningConfig
 from tandem.cluster.router.admission import RouterConfig
@@ -243,6 +244,12 @@ def _dispatch(cluster: Cluster) -> Choice:
             )
     transfer = {"transfer": cluster.policies.transfer} if cluster.policies.transfer else {}
     return Choice(dispatch.name, {**transfer, **dispatch.parameters})
+
+
+def pause_config(cluster: Cluster) -> PauseConfig | None:
+    """Whether pauses of sessions are followed, and how."""
+    tiers = cluster.tiers
+    return PauseConfig(learns=tiers.learn_pauses) if tiers.longest_pause_s else None
 
 
 def _queue(cluster: Cluster) -> RequestQueueConfig:

@@ -4,7 +4,7 @@ the device, figures of tiers, and placement on the shared pool.
 A worker has one shard a rank: some layers of some KV heads of every block.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Annotated
@@ -119,6 +119,15 @@ class BlockName(Struct, frozen=True):
     parent: bytes
     first: bytes
     tenant: str = ""
+
+
+def chain_names(root: bytes, digests: Sequence[bytes], tenant: str = "") -> tuple[BlockName, ...]:
+    """The blocks of a chain from its first one on; `root` is the hash of its root."""
+    parents = (root, *digests)
+    return tuple(
+        BlockName(digest, parent, digests[0], tenant)
+        for digest, parent in zip(digests, parents, strict=False)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
+from hashlib import blake2b
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -12,6 +14,16 @@ from tandem.facts.sampling import SamplingParameters
 
 # A day.
 LONGEST_DEADLINE_S = 86_400.0
+# Of a session: which account's, and its name. Empty: of none.
+SessionKey = Annotated[bytes, Meta(max_length=16)]
+
+
+def session_key(account: str, session: str) -> bytes:
+    """By which everybody but the client's gateway knows this session; empty for no session."""
+    if not session:
+        return b""
+    named = f"{len(account)} {account}{session}".encode("utf-8", "surrogatepass")
+    return blake2b(named, digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +35,10 @@ class Request:
     Smaller `priority` runs sooner. `tenant` is whose KV this is: nobody else finds it, and it
     counts to that quota; `cache_salt` is the client's own way to part its prefixes. `account` is
     whose share of waiting places and turns it takes: the tenant, or the API key that belongs to
-    none. Several answers to one prompt are several requests whose seeds differ: this is number
-    `choice` of them. `deadline_s` is within what time the whole answer is wanted (0: no deadline);
-    for a worker, within what time from now the next thing is due that its client waits for.
+    none. `session` is the key of the session that it belongs to. Several answers to one prompt are
+    several requests whose seeds differ: this is number `choice` of them. `deadline_s` is within
+    what time the whole answer is wanted (0: no deadline); for a worker, within what time from now
+    the next thing is due that its client waits for.
     """
 
     request_id: str
@@ -51,6 +64,7 @@ class Request:
     tenant: str = ""
     account: str = ""
     choice: int = 0
+    session: SessionKey = b""
 
     @property
     def salt(self) -> Salt:

@@ -3,7 +3,7 @@
 on its way to an engine, and its tokens on their way back.
 """
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -40,16 +40,19 @@ class Caller:
     """Who asks. `tenant` is whose API key it is, empty where keys name nobody; `key` tells the key
     itself from others (never its text). `headers` are the caller's own claims, and choose only
     among what its tenant may use. Calls of one `session` go on from each other; what this one
-    leaves in the cache is to be kept for `pin_s` after its answer. The whole answer is wanted
-    within `deadline_s` (0: no deadline). `call_id` is what the answer's `X-Request-Id` says. `call`
-    is the size of a call of which the request is one of several; `served_by` is filled in where
-    somebody wants to know."""
+    leaves in the cache is to be kept for `pin_s` after its answer, after which a tool runs for
+    about `pause_s` (None: not said). It expects an answer of so many tokens (None: not said). The
+    whole answer is wanted within `deadline_s` (0: no deadline). `call_id` is what the answer's
+    `X-Request-Id` says. `call` is the size of a call of which the request is one of several;
+    `served_by` is filled in where somebody wants to know."""
 
     tenant: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     session: str = ""
     pin_s: float = 0.0
     deadline_s: float = 0.0
+    pause_s: float | None = None
+    expected_output_tokens: int | None = None
     key: str = ""
     call_id: str = ""
     call: CallSize | None = None
@@ -101,6 +104,11 @@ class Generator(Protocol):
 
     def allowance(self, account: str) -> Allowance | None:
         """What this account may use at this moment; None where it has no limits."""
+        ...
+
+    def tools_called(self, caller: Caller, tools: Sequence[str]) -> None:
+        """The answer to this caller has ended in calls of these tools: its session pauses until
+        they are done."""
         ...
 
     def metrics_text(self) -> bytes:

@@ -12,7 +12,8 @@ class TraceRow:
     Rows with the same non-empty `session` follow each other: each is sent `think_s` after the one
     before it ended (a person reading, an agent's tool at work), and not before `arrival_s` of the
     session's first row. `tenant` and `service_class` name who asks and on what terms. `answers`
-    above 1 is a gang: so many parallel answers to the one prompt (best of n).
+    above 1 is a gang: so many parallel answers to the one prompt (best of n). With `pause_s` the
+    request announces that the session's next one comes so long after its answer.
     """
 
     arrival_s: float
@@ -25,3 +26,4 @@ class TraceRow:
     tenant: str = ""
     service_class: str = ""
     answers: int = 1
+    pause_s: float | None = None

@@ -101,6 +101,9 @@ class LocalWorker:
             self._task.cancel()
         await asyncio.to_thread(self._engine_thread.stop)
 
+    def tools_called(self, caller: Caller, tools: Sequence[str]) -> None:
+        """See the port `Generator`. One worker without slower tiers follows no session."""
+
     def satisfied(self, request_id: str) -> None:
         """See the port `Generator`."""
         self.metrics.requests.ended(request_id, FinishReason.STOP, now_ns())

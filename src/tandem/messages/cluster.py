@@ -29,6 +29,8 @@ from tandem.messages.worker import (
     PrefillsArrived,
     RequestsAborted,
     RequestsArrived,
+    SessionPaused,
+    SessionReturning,
     TransferPinsReleased,
 )
 
@@ -273,4 +275,6 @@ ToWorker = (
     | PoolNodeGone
     | FetchKv
     | PinBlocks
+    | SessionPaused
+    | SessionReturning
 )

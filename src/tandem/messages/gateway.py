@@ -78,6 +78,15 @@ class ShapesSimulated(Struct, frozen=True, array_like=True, tag="z"):
     cpu_s: float = 0.0
 
 
+class ToolsCalled(Struct, frozen=True, array_like=True, tag="p"):
+    """The answer that a session got last ended in calls of these tools: its next call comes when
+    they are done."""
+
+    account: str
+    session: str
+    tools: tuple[str, ...]
+
+
 class TimePassed(Struct, frozen=True, array_like=True, tag="n"):
     """The instant that `next_wakeup` gave is here."""
 
@@ -92,6 +101,7 @@ GatewayEvent = (
     | AuditAsked
     | StartFailed
     | ShapesSimulated
+    | ToolsCalled
     | TimePassed
 )
 
@@ -252,13 +262,29 @@ class BreakerStatus(Struct, frozen=True):
     cause: str
 
 
+class PauseStatus(Struct, frozen=True):
+    """What a gateway remembers of `sessions` between calls, so many of them `paused` with an
+    expected end, and what came of that since its start. Of `followed` pauses so many were
+    `announced` by clients; `prefetches` were ordered. Sessions came back `before` a prefetch, or
+    `after`, by `error_s` earlier or later than expected in the mean."""
+
+    sessions: int
+    paused: int
+    followed: int
+    announced: int
+    prefetches: int
+    before: int
+    after: int
+    error_s: float
+
+
 class ClusterStatus(Struct, frozen=True):
     """All that one gateway knows. `lost` are processes that died, latest last, with why.
     `recomputed_tokens` is what takeovers cost: tokens that had to be computed once more. `planning`
-    is the planner's, if this gateway has it; `breakers` are those of admission. `configuration` is
-    the number of the configuration by which it decides, 0 for the one that the cluster started
-    with. `calibration` is of the requests that ended in the last ten minutes, `calibration_total`
-    of all."""
+    is the planner's, if this gateway has it; `breakers` are those of admission, and `pauses` are
+    there where pauses are followed. `configuration` is the number of the configuration by which it
+    decides, 0 for the one that the cluster started with. `calibration` is of the requests that
+    ended in the last ten minutes, `calibration_total` of all."""
 
     gateway: str
     up_s: float
@@ -275,6 +301,7 @@ class ClusterStatus(Struct, frozen=True):
     calibration: Calibration = field(default_factory=Calibration)
     calibration_total: Calibration = field(default_factory=Calibration)
     breakers: tuple[BreakerStatus, ...] = ()
+    pauses: PauseStatus | None = None
 
     @property
     def members(self) -> frozenset[str]:

@@ -5,7 +5,7 @@ from typing import Annotated
 from msgspec import Meta, Struct, field
 
 from tandem.facts.blocks import BlockChanges, BlockHash
-from tandem.facts.bounds import Count
+from tandem.facts.bounds import Count, Nanoseconds
 from tandem.facts.errors import Rejection
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.rate_limits import CallSize
@@ -21,11 +21,20 @@ from tandem.messages.worker import (
 )
 
 
+class FollowedPause(Struct, frozen=True, array_like=True):
+    """The pause of a session after an answer: a tool runs for `announced_ns` (None: as long as is
+    learnt). KV is kept for pauses of up to `longest_ns`."""
+
+    longest_ns: Nanoseconds
+    announced_ns: Nanoseconds | None = None
+
+
 class RequestSubmitted(Struct, frozen=True):
     """A request of a client. `expected_output_tokens` is a prediction; the rest is tenant, QoS and
-    SLO. What it leaves in slower tiers is pinned for `pin_ns` after its answer. Its first token is
-    due at `deadline_ns`, its last at `answer_due_ns`, if ever. `call` is that of which it is one of
-    several requests, which come one after the other."""
+    SLO. What it leaves in slower tiers is pinned for `pin_ns` after its answer. With a `pause` its
+    session's KV leaves the device while a tool runs, and is back before the next call. Its first
+    token is due at `deadline_ns`, its last at `answer_due_ns`, if ever. `call` is that of which it
+    is one of several requests, which come one after the other."""
 
     request: Request
     expected_output_tokens: float
@@ -37,6 +46,7 @@ class RequestSubmitted(Struct, frozen=True):
     pin_ns: int = 0
     call: CallSize | None = None
     answer_due_ns: int | None = None
+    pause: FollowedPause | None = None
 
 
 class RequestWithdrawn(Struct, frozen=True):

@@ -6,11 +6,11 @@ takes, and the same to whoever reads it.
 
 from msgspec import Struct
 
-from tandem.facts.blocks import BlockChanges
-from tandem.facts.bounds import Count, Token
+from tandem.facts.blocks import BlockChanges, BlockHash
+from tandem.facts.bounds import Count, Nanoseconds, Token
 from tandem.facts.errors import TandemError
 from tandem.facts.kv import BlockName
-from tandem.facts.request import FinishReason, Request, TokenLogprobs
+from tandem.facts.request import FinishReason, Request, SessionKey, TokenLogprobs
 from tandem.facts.steps import StepPlan, StepResult
 
 
@@ -76,6 +76,32 @@ class RequestsAborted(Struct, frozen=True):
     request_ids: tuple[str, ...]
 
 
+class SessionPaused(Struct, frozen=True):
+    """A session waits for a tool and is expected back in so long: what only it uses on the device
+    makes room for others until then."""
+
+    session: SessionKey
+    return_in_ns: Nanoseconds
+
+
+class SessionReturning(Struct, frozen=True):
+    """A paused session is expected back in so long, with a prompt that begins with the blocks
+    `digests` under the root `root`: they should be on the device by then."""
+
+    session: SessionKey
+    tenant: str
+    root: BlockHash
+    digests: tuple[BlockHash, ...]
+    return_in_ns: Nanoseconds
+
+
+class BlocksPrefetched(Struct, frozen=True):
+    """A `PrefetchBlocks` is over: the first `arrived_blocks` of its blocks have come."""
+
+    prefetch_id: int
+    arrived_blocks: int
+
+
 class StepDone(Struct, frozen=True):
     """The plan of that id has run."""
 
@@ -91,6 +117,9 @@ WorkerEvent = (
     | KvTransfersRequested
     | TransferPinsReleased
     | RequestsAborted
+    | SessionPaused
+    | SessionReturning
+    | BlocksPrefetched
     | StepDone
 )
 
@@ -162,6 +191,15 @@ class CancelImport(Struct, frozen=True):
     request_id: str
 
 
+class PrefetchBlocks(Struct, frozen=True):
+    """Bring `names[i]` from slower tiers into `blocks[i]`, for no request yet. Ends with
+    `BlocksPrefetched`."""
+
+    prefetch_id: int
+    names: tuple[BlockName, ...]
+    blocks: tuple[int, ...]
+
+
 class KvComputed(Struct, frozen=True):
     """KV of the first `tokens[i]` tokens of these requests, whose blocks another worker will read,
     lies in `blocks[i]` (all of the request's blocks so far). `held[i]`: this is all, the request
@@ -184,5 +222,6 @@ WorkerEffect = (
     | ReportBlocks
     | ImportBlocks
     | CancelImport
+    | PrefetchBlocks
     | KvComputed
 )

@@ -13,7 +13,7 @@ from tandem.facts.calibration import Calibration
 from tandem.facts.correction import Correction
 from tandem.facts.kv import TierFigures
 from tandem.facts.request import Request
-from tandem.messages.gateway import BreakerStatus, ClusterStatus, WorkerStatus
+from tandem.messages.gateway import BreakerStatus, ClusterStatus, PauseStatus, WorkerStatus
 from tandem.messages.planning import PlanningStatus
 from tandem.observe.metrics import RequestMetrics
 from tandem.observe.registry import COUNTER, GAUGE, MODEL_LABEL, Kind, ModelRegistry, family
@@ -193,6 +193,8 @@ class GatewayMetrics(Collector):
                 for what, read in _CORRECTIONS
             ],
         )
+        if status.pauses is not None:
+            yield from self._of_pauses(status.pauses)
         labels = (MODEL_LABEL, "worker", "pool", "role")
         for kind, name, text, read in _OF_WORKERS:
             # A counter's name must not change with the role.
@@ -250,6 +252,17 @@ class GatewayMetrics(Collector):
                 ((self._model_name, each.service_class), read(each)) for each in status.breakers
             ]
             yield family(kind, name, text, labels, samples)
+
+    def _of_pauses(self, pauses: PauseStatus) -> Iterator[Metric]:
+        figure = self._registry.figure
+        text = "Sessions that pause for a tool, with an expected end"
+        yield figure(GAUGE, "sessions_paused", text, pauses.paused)
+        text = "Pauses of sessions whose end was expected"
+        yield figure(COUNTER, "session_pauses", text, pauses.followed)
+        text = "Times that KV of a paused session was brought back to a device"
+        yield figure(COUNTER, "session_prefetches", text, pauses.prefetches)
+        text = "Sessions that came back after that"
+        yield figure(COUNTER, "session_prefetches_in_time", text, pauses.after)
 
     def _of_planner(self, planning: PlanningStatus) -> Iterator[Metric]:
         actions = (

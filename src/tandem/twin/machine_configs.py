@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from tandem.cluster.gateway.machine import GatewayConfig
+from tandem.cluster.gateway.pauses import PauseConfig
 from tandem.cluster.gateway.plan_actions import ScaledPool
 from tandem.cluster.gateway.planner import PlanningConfig
 from tandem.cluster.router.admission import RouterConfig
@@ -64,6 +65,7 @@ def gateway_config(
         planning=_planning(scenario) if name == GATEWAY else None,
         limits=policies.limits,
         learning=policies.learning,
+        pauses=PauseConfig(scenario.learns_pauses) if scenario.longest_pause_s else None,
     )
 
 

@@ -84,7 +84,9 @@ class Scenario:
     `health` says how old a worker's load may be when a decision is made (a report interval of 0: as
     of now), and what counts as dead, lost or given up. What a session's request left in a slower
     tier is pinned for `pin_sessions_s` after its answer, at most `pin_share` of a tier in all and
-    `pin_shares` of it for a tenant; one in `quotas` has at most that share of a tier. `tier_limits`
+    `pin_shares` of it for a tenant; one in `quotas` has at most that share of a tier. Pauses of
+    sessions of up to `longest_pause_s` are followed (0: none), and expected from those before where
+    the gateway `learns_pauses`. `tier_limits`
     bound the work on slower tiers (None: by their size). The shared pool has room for
     `remote_blocks` in `pool_nodes` processes; what several ask for lies on up to `pool_replicas` of
     them. A message takes `message_latency_s`; with `encodes` each goes through the codec of the
@@ -111,6 +113,8 @@ class Scenario:
     pin_share: float = 0.5
     pin_shares: Mapping[str, float] = field(default_factory=dict)
     quotas: Mapping[str, float] = field(default_factory=dict)
+    longest_pause_s: float = 0.0
+    learns_pauses: bool = True
     pool_bytes_per_s: float = 50e9
     network_latency_s: float = 10e-6
     message_latency_s: float = 0.0

@@ -12,7 +12,7 @@ from functools import partial
 from tandem.cluster.gateway.demand import Demand
 from tandem.facts.rate_limits import CallSize
 from tandem.facts.trace import TraceRow
-from tandem.messages.router import RequestSubmitted
+from tandem.messages.router import FollowedPause, RequestSubmitted
 from tandem.report.record import Ending, RunRecord
 from tandem.twin.cluster import SimulatedCluster
 from tandem.twin.faults.injection import FaultInjection
@@ -162,9 +162,17 @@ class Simulation:
                 deadline_ns=service.deadline_ns(now_ns),
                 pin_ns=self._pin_ns if row.session else 0,
                 call=call,
+                pause=self._pause(row),
             )
             for request in self._workload.requests_of(turn, service.priority)
         ]
+
+    def _pause(self, row: TraceRow) -> FollowedPause | None:
+        longest_s, announced_s = self._scenario.longest_pause_s, row.pause_s
+        if not row.session or not longest_s:
+            return None
+        announced_ns = None if announced_s is None else round(announced_s * 1e9)
+        return FollowedPause(round(longest_s * 1e9), announced_ns)
 
     def _note_ends(self, now_ns: int) -> None:
         for record in self.cluster.recorder.take_finished():

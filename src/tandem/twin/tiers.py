@@ -29,7 +29,7 @@ class FetchUnderWay:
     tiers: Sequence[Tier]
     names: Sequence[BlockName]
     target_blocks: Sequence[int]
-    order: Order
+    order: Order | None
     limit: int
     started_ns: int
     parts: dict[Tier, int | PoolRead | None] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class SimulatedTiers:
         transfers: Transfers,
         recorder: Recorder,
         *,
-        order_of: Callable[[int], Order],
+        order_of: Callable[[int], Order | None],
         clock: Callable[[], int],
         post: Callable[[NodeEvent], None],
         contents: BlockContents | None = None,
@@ -252,15 +252,16 @@ class SimulatedTiers:
         # An end may be called for twice while the last part ends.
         if self._fetches.pop(fetch.fetch_id, None) is None:
             return
-        order = fetch.order
         if self._contents is not None:
             self._contents.fetch_contents(fetch.names[: fetch.limit], fetch.target_blocks)
             self._contents.spoil_contents(fetch.target_blocks[fetch.limit :])
-        left_tokens = order.end_token - order.first_token
-        for tier in fetch.tiers[: fetch.limit]:
-            tokens = min(self._block_size, left_tokens)
-            self._recorder.reused(order.request_id, tier, tokens)
-            left_tokens -= tokens
+        # What is prefetched is found on the device later, or not at all.
+        if (order := fetch.order) is not None:
+            left_tokens = order.end_token - order.first_token
+            for tier in fetch.tiers[: fetch.limit]:
+                tokens = min(self._block_size, left_tokens)
+                self._recorder.reused(order.request_id, tier, tokens)
+                left_tokens -= tokens
         self._post(
             BlocksFetched(
                 fetch.fetch_id,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tandem.facts.request import Request
+from tandem.facts.request import Request, session_key
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.trace import TraceRow
 
@@ -88,6 +88,7 @@ class Workload:
                 tenant=turn.row.tenant,
                 account=turn.row.tenant,
                 choice=choice,
+                session=session_key(turn.row.tenant, turn.row.session),
             )
 
 

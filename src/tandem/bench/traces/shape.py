@@ -51,6 +51,26 @@ def spread_note(rows: Sequence[TraceRow]) -> str:
     return f"arrivals spread uniformly within the {quantum * 1e3:,.0f} ms ticks of their clock"
 
 
+def announce_pauses(rows: Sequence[TraceRow], factor: float) -> list[TraceRow]:
+    """Every row of a session announces when the session's next one comes after its answer, `factor`
+    times too late."""
+    if not 0 < factor < float("inf"):
+        raise InvalidConfiguration(f"announce_pauses must be greater than 0, got {factor:g}")
+    announced: list[TraceRow] = []
+    next_think_s: dict[str, float] = {}
+    for row in reversed(rows):
+        pause_s = next_think_s.get(row.session)
+        if row.session:
+            next_think_s[row.session] = row.think_s
+        announced.append(replace(row, pause_s=None if pause_s is None else factor * pause_s))
+    return announced[::-1]
+
+
+def announce_pauses_note(factor: float) -> str:
+    """What `announce_pauses` does."""
+    return f"sessions announce their pauses, {factor:g} times as long as they are"
+
+
 def speed(rows: Sequence[TraceRow], factor: float) -> list[TraceRow]:
     """Arrivals `factor` times as fast. Think times stay: people and tools are no faster."""
     if not 0 < factor < float("inf"):

@@ -22,6 +22,7 @@ from tandem.cluster.gateway.members import (
     worker_status,
 )
 from tandem.cluster.gateway.operations import Audits, Drains, OpenAudit
+from tandem.cluster.gateway.pauses import PauseConfig, Pauses
 from tandem.cluster.gateway.planner import PlanningConfig
 from tandem.cluster.gateway.rate_limits import CallLimits
 from tandem.cluster.gateway.routing import Routing
@@ -31,6 +32,7 @@ from tandem.cluster.router.fleet import Capacity
 from tandem.cluster.router.machine import RouterMachine
 from tandem.facts.kv import BlockFormat
 from tandem.facts.rate_limits import LimitTerms
+from tandem.facts.request import session_key
 from tandem.messages.cluster import (
     Audit,
     Audited,
@@ -59,6 +61,7 @@ from tandem.messages.gateway import (
     PeerGone,
     SendToWorker,
     StartFailed,
+    ToolsCalled,
     UndrainAsked,
 )
 from tandem.messages.router import (
@@ -86,8 +89,8 @@ class GatewayConfig:
     `revision` are let in, and only processes of the shared pool that keep blocks of `block_format`
     (None: there is no shared pool). It plans how many workers there are if it has `planning`: of
     several gateways one. `limits` are the rate limits of accounts. `learning` is how prices follow
-    what is measured (None: only those of tiers do). `configuration` numbers what operators have
-    applied, from 0."""
+    what is measured (None: only those of tiers do). It follows the pauses of sessions if it has
+    `pauses`. `configuration` numbers what operators have applied, from 0."""
 
     gateway: str
     router: RouterConfig
@@ -99,6 +102,7 @@ class GatewayConfig:
     planning: PlanningConfig | None = None
     limits: LimitTerms = field(default_factory=LimitTerms)
     learning: Learning | None = DEFAULT_LEARNING
+    pauses: PauseConfig | None = None
     configuration: int = 0
 
 
@@ -135,6 +139,7 @@ class GatewayMachine:
         self._audits_asked: list[AuditAsked] = []
         self.limits = CallLimits(config.limits, explains=router.explains)
         self.autoscaling: Autoscaling | None = None
+        self.pauses = None if config.pauses is None else Pauses(config.pauses, self.routing)
         self._started_ns: int | None = None
         terms = config.terms
         self._renewal_ns = min(terms.lease_ns // RENEWALS, terms.silence_ns // BEATS)
@@ -171,6 +176,8 @@ class GatewayMachine:
         due_ns = self.router.next_wakeup()
         if due_ns is not None and due_ns <= now_ns:
             effects += self.routing.pass_time(now_ns)
+        if self.pauses is not None:
+            effects += self.pauses.bring_back(now_ns)
         if self._wakeup_ns is None or now_ns >= self._wakeup_ns:
             self._keep_time(now_ns, effects)
         if self.members.draining:
@@ -224,6 +231,7 @@ class GatewayMachine:
             calibration=self.router.predictions.recent(now_ns),
             calibration_total=self.router.predictions.total(),
             breakers=() if breakers is None else breakers.status(),
+            pauses=None if self.pauses is None else self.pauses.status(),
         )
 
     def audit(self) -> None:
@@ -234,6 +242,8 @@ class GatewayMachine:
         self.limits.audit(self.router.requests)
         if self.autoscaling is not None:
             self.autoscaling.audit()
+        if self.pauses is not None:
+            self.pauses.audit()
         tracked_workers = self.router.admission.fleet.workers
         names = {member.name for member in self.members}
         invariant(set(tracked_workers) == names, "the fleet is made of the members")
@@ -245,8 +255,9 @@ class GatewayMachine:
     def _next_due_ns(self) -> int:
         silent_ns, late_ns = self.heartbeats.next_wakeup(), self.audits.next_wakeup()
         plan_ns = None if self.autoscaling is None else self.autoscaling.next_wakeup()
+        return_ns = None if self.pauses is None else self.pauses.next_wakeup()
         due_ns = self._renew_at_ns
-        for wakeup_ns in (silent_ns, late_ns, plan_ns, self.router.next_wakeup()):
+        for wakeup_ns in (silent_ns, late_ns, plan_ns, return_ns, self.router.next_wakeup()):
             if wakeup_ns is not None and wakeup_ns < due_ns:
                 due_ns = wakeup_ns
         return due_ns
@@ -262,11 +273,17 @@ class GatewayMachine:
             case RequestSubmitted():
                 if rejections := self.limits.rejections(event, now_ns):
                     effects += rejections
-                else:
-                    self.routing.gather(event)
+                    return
+                if self.pauses is not None:
+                    self._follow(self.pauses, event, now_ns, effects)
+                self.routing.gather(event)
             case RequestWithdrawn():
                 self.limits.withdrawn(event, now_ns)
+                if self.pauses is not None:
+                    self._follow(self.pauses, event, now_ns, effects)
                 self.routing.gather(event)
+            case ToolsCalled(account, session) if self.pauses is not None:
+                effects += self.pauses.tools_called(event, session_key(account, session), now_ns)
             case PeerGone(peer, reason, died):
                 self._lose_peer(peer, reason, now_ns, effects, died=died)
             case AuditAsked():
@@ -299,6 +316,21 @@ class GatewayMachine:
     def _autoscaling(self, planning: PlanningConfig, now_ns: int) -> Autoscaling:
         return Autoscaling(planning, self.members, self.drains, self.routing, now_ns=now_ns)
 
+    def _follow(
+        self,
+        pauses: Pauses,
+        event: RequestSubmitted | RequestWithdrawn,
+        now_ns: int,
+        effects: Effects,
+    ) -> None:
+        """A session goes on, or its client takes no more of an answer."""
+        if isinstance(event, RequestSubmitted):
+            effects += pauses.request_submitted(event, now_ns)
+            return
+        effects += self.routing.flush(now_ns)
+        if (state := pauses.withdrawn(event.request_id)) is not None:
+            effects += pauses.answer_ended(state, now_ns)
+
     def _receive(self, peer: str, message: ToGateway, now_ns: int, effects: Effects) -> None:
         if isinstance(message, Register):
             self._register(peer, message, now_ns, effects)
@@ -322,6 +354,12 @@ class GatewayMachine:
             return
         if isinstance(message, TokensReported):
             # By far the most frequent message.
+            if self.pauses is not None and (ended := self.pauses.ending(message)):
+                effects += self.routing.flush(now_ns)
+                effects += self.routing.worker_message(member, message, now_ns)
+                for state in ended:
+                    effects += self.pauses.answer_ended(state, now_ns)
+                return
             effects += self.routing.worker_message(member, message, now_ns)
             return
         match message:

@@ -15,7 +15,14 @@ from tandem.cluster.router.machine import RouterMachine
 from tandem.cluster.router.request_state import RequestState
 from tandem.facts.fleet import Tier
 from tandem.facts.kv import MoveKv
-from tandem.messages.cluster import FetchKv, ListBlocks, MoveEnded, StopMove, ToWorker
+from tandem.messages.cluster import (
+    FetchKv,
+    ListBlocks,
+    MoveEnded,
+    PinBlocks,
+    StopMove,
+    ToWorker,
+)
 from tandem.messages.gateway import Deliver, GatewayEffect, SendToWorker
 from tandem.messages.router import (
     AnnounceDegraded,
@@ -39,6 +46,7 @@ from tandem.messages.router import (
     WorkerLost,
 )
 from tandem.messages.worker import (
+    BlocksPrefetched,
     FailRequest,
     ImportsArrived,
     PrefillsArrived,
@@ -202,17 +210,18 @@ class Routing:
         for effect in _choices_together(asked):
             match effect:
                 case SendEvent(worker, event):
-                    assert not isinstance(event, StepDone)
+                    # Those come from the worker's own process.
+                    assert not isinstance(event, StepDone | BlocksPrefetched)
                     sent[worker] = sent.get(worker, 0) + 1
                     self.transfers.event_sent(worker, event)
-                    self._send(worker, event, effects)
+                    self.send(worker, event, effects)
                 case StartTransfer():
                     self._start(effect, effects, now_ns)
                 case CancelTransfer(transfer_id, target):
                     self.links.transfer_over(transfer_id, now_ns)
-                    self._send(target, StopMove(transfer_id), effects)
+                    self.send(target, StopMove(transfer_id), effects)
                 case AskForBlocks(worker, tier):
-                    self._send(worker, ListBlocks(tier), effects)
+                    self.send(worker, ListBlocks(tier), effects)
                 case _:
                     effects.append(effect)
         for worker, events in sent.items():
@@ -239,12 +248,16 @@ class Routing:
 
     def _pin(self, state: RequestState, effects: Effects) -> None:
         """Whoever has worked on it, and the shared pool, keep what it leaves."""
-        pin = pin_of(state, self.router)
-        pooled = [node.name for node in self._nodes]
-        for name in dict.fromkeys((state.prefill, state.decode, *pooled)):
-            self._send(name, pin, effects)
+        self.send_pin((state.prefill, state.decode), pin_of(state, self.router), effects)
 
-    def _send(self, worker: str, message: ToWorker, effects: Effects) -> None:
+    def send_pin(self, workers: tuple[str, ...], pin: PinBlocks, effects: Effects) -> None:
+        """To these workers, and to the shared pool."""
+        pooled = [node.name for node in self._nodes]
+        for name in dict.fromkeys((*workers, *pooled)):
+            self.send(name, pin, effects)
+
+    def send(self, worker: str, message: ToWorker, effects: Effects) -> None:
+        """To a worker or a process of the pool by name; to nobody where it is gone."""
         member = self._members.of_name(worker) or self._nodes.of_name(worker)
         if member is not None:
             effects.append(SendToWorker(member.peer, message))

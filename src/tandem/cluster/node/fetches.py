@@ -31,6 +31,17 @@ class Wanted:
     tier: Tier
 
 
+def prefetch_of(fetch_id: int) -> int:
+    """The prefetch of the worker machine that a fetch is for, and the fetch for a prefetch: they
+    count downwards, as no move does."""
+    return -1 - fetch_id
+
+
+def is_prefetch(fetch_id: int) -> bool:
+    """Whether a fetch is for no request yet."""
+    return fetch_id < 0
+
+
 @dataclass(frozen=True, slots=True)
 class Ended:
     """A fetch is over. Whether its `report.tokens` are all that was ordered is for the caller."""
@@ -172,6 +183,9 @@ class Fetches:
         elif len(tiers) == 1 and event.blocks and event.seconds > 0.0:
             # A fetch from several tiers has no time of each.
             benefit.worked(fetch.tiers[0])
+            if is_prefetch(event.fetch_id):
+                # It gives way to what requests wait for: how long it takes is no evidence.
+                return
             tokens = event.blocks * self.block_size
             benefit.fetched(fetch.tiers[0], tokens, event.seconds, now_ns)
 

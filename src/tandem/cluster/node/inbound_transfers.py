@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from tandem.cluster.audit import invariant
-from tandem.cluster.node.fetches import Wanted
+from tandem.cluster.node.fetches import Wanted, is_prefetch
 from tandem.cluster.node.tiers import TierEvent, WorkerTiers
 from tandem.cluster.worker.machine import WorkerMachine
 from tandem.facts.kv import MoveKv, MoveReport
@@ -166,7 +166,7 @@ class InboundTransfers:
             fetching = {
                 move_id for move_id, move in self.moving.items() if isinstance(move.order, FetchKv)
             }
-            fetches = self._tiers.fetches.ids()
+            fetches = {each for each in self._tiers.fetches.ids() if not is_prefetch(each)}
             invariant(fetches == fetching, "every fetch writes for an import")
 
     def _objection(self, gateway: str, order: Order) -> str:

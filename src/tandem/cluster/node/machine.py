@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from tandem.cluster.audit import first_broken_law
+from tandem.cluster.node.fetches import is_prefetch
 from tandem.cluster.node.gateways import GatewayConnection, GatewayConnections, RoleState
 from tandem.cluster.node.inbound_transfers import Order
 from tandem.cluster.node.peers import Peers
@@ -68,6 +69,8 @@ from tandem.messages.worker import (
     PrefillsArrived,
     RequestsAborted,
     RequestsArrived,
+    SessionPaused,
+    SessionReturning,
     StepDone,
     TransferPinsReleased,
 )
@@ -177,9 +180,9 @@ class NodeMachine:
         """Whether an import ends as soon as nobody writes to its blocks any more."""
         return self.work.inbound.any_concluded
 
-    def order_of(self, move_id: int) -> Order:
-        """What a move or a fetch that is under way was ordered to bring."""
-        return self.work.inbound.moving[move_id].order
+    def order_of(self, move_id: int) -> Order | None:
+        """What a move or a fetch that is under way was ordered to bring; None for a prefetch."""
+        return None if is_prefetch(move_id) else self.work.inbound.moving[move_id].order
 
     def audit(self) -> None:
         """Assert that nothing is lost: every request has an owner, every block its writers. For
@@ -243,6 +246,8 @@ class NodeMachine:
             ):
                 connection.received_events += 1
                 return self.work.change(gateway, message, now_ns)
+            case SessionPaused() | SessionReturning():
+                return self.work.session_event(message, now_ns)
             case Audit():
                 return [*self.work.flush(now_ns), SendToGateway(gateway, _audited(self))]
             case _:

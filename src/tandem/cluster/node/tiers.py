@@ -8,7 +8,14 @@ from collections.abc import Iterable, Iterator
 from itertools import count
 
 from tandem.cluster.audit import invariant
-from tandem.cluster.node.fetches import Ended, Fetches, Prefetch, Wanted
+from tandem.cluster.node.fetches import (
+    Ended,
+    Fetches,
+    Prefetch,
+    Wanted,
+    is_prefetch,
+    prefetch_of,
+)
 from tandem.cluster.node.gateways import GatewayConnections, RoleState
 from tandem.cluster.node.peers import PoolNodes
 from tandem.cluster.tiers.benefit_gate import BenefitGate, StepClock
@@ -37,9 +44,13 @@ from tandem.messages.node import (
 from tandem.messages.router import BlocksListed, BlocksReported
 from tandem.messages.worker import (
     BlocksCommitted,
+    BlocksPrefetched,
     ImportsArrived,
+    PrefetchBlocks,
     PrefillsArrived,
+    RequestsArrived,
     RunStep,
+    SessionPaused,
     StepDone,
     WorkerEffect,
     WorkerEvent,
@@ -79,6 +90,9 @@ class WorkerTiers:
         self._remote = config.remote
         self._connections = gateways
         self._ended: list[Ended] = []
+        self._prefetched: list[BlocksPrefetched] = []
+        # Pauses that wait for so many blocks to be copied: when the session is expected back.
+        self._pauses: dict[bytes, tuple[int, int]] = {}
         self.begun = False
 
     def report_contents(self, now_ns: int) -> Effects:
@@ -92,6 +106,9 @@ class WorkerTiers:
         """The worker machine has handled an event, with these effects."""
         if isinstance(event, StepDone):
             self.clock.landed(now_ns)
+        elif self._pauses and isinstance(event, RequestsArrived | ImportsArrived | PrefillsArrived):
+            for request in event.requests:
+                self._pauses.pop(request.session, None)
         effects: Effects = []
         for effect in landed:
             if isinstance(effect, RunStep):
@@ -100,6 +117,11 @@ class WorkerTiers:
                 effects += self._addressed(
                     self.writing.blocks_committed(effect, self.benefit, now_ns)
                 )
+            elif isinstance(effect, PrefetchBlocks):
+                # The gateway has seen them somewhere.
+                fetch_id = prefetch_of(effect.prefetch_id)
+                wanted = Wanted(fetch_id, effect.names, effect.blocks, Tier.REMOTE)
+                effects += self.fetch(wanted, now_ns)
         if isinstance(event, ImportsArrived | PrefillsArrived):
             effects += self._addressed(self.prefetch.requests_queued(event))
         return effects
@@ -111,7 +133,7 @@ class WorkerTiers:
                 return self._addressed(self.writing.staged(event, now_ns))
             case BlocksFetched():
                 effects, ended = self.fetches.fetch_ended(event, self.benefit, now_ns)
-                self._ended.append(ended)
+                self._end(ended)
                 return self._addressed(effects)
             case _:
                 return self._kept(event, now_ns)
@@ -119,7 +141,8 @@ class WorkerTiers:
     def fetch(self, wanted: Wanted, now_ns: int) -> Effects:
         """Read these into reserved blocks."""
         effects, ended = self.fetches.start_fetch(wanted, now_ns)
-        self._ended += [] if ended is None else [ended]
+        if ended is not None:
+            self._end(ended)
         return self._addressed(effects)
 
     def end_fetch(self, fetch_id: int) -> Effects:
@@ -131,9 +154,32 @@ class WorkerTiers:
         return []
 
     def take_ended(self) -> list[Ended]:
-        """The fetches that are over, since the last call: nobody writes for them any more."""
+        """The fetches for requests that are over, since the last call: nobody writes for them any
+        more."""
         ended, self._ended = self._ended, []
         return ended
+
+    def take_prefetched(self) -> list[BlocksPrefetched]:
+        """The prefetches that are over, since the last call."""
+        prefetched, self._prefetched = self._prefetched, []
+        return prefetched
+
+    def session_paused(self, event: SessionPaused, now_ns: int) -> None:
+        """A pause waits until what its session has left is copied: a chain with a block missing is
+        worth nothing behind it."""
+        return_ns = now_ns + event.return_in_ns
+        self._pauses[event.session] = self.writing.committed_blocks, return_ns
+
+    def take_pauses(self, now_ns: int) -> list[SessionPaused]:
+        """The pauses of sessions whose blocks may be overwritten now."""
+        if not self._pauses:
+            return []
+        copied_blocks = self.writing.copied_blocks
+        ready = [each for each, (blocks, _) in self._pauses.items() if blocks <= copied_blocks]
+        return [
+            SessionPaused(session, max(0, self._pauses.pop(session)[1] - now_ns))
+            for session in ready
+        ]
 
     def gateway_message(self, gateway: str, message: TierMessage, now_ns: int) -> Effects:
         """A gateway's message about the shared pool, or a pin."""
@@ -170,7 +216,15 @@ class WorkerTiers:
         self.hierarchy.audit()
         self.writing.audit()
         self.fetches.audit()
-        invariant(not self._ended, "fetches that are over have been taken")
+        taken = not self._ended and not self._prefetched
+        invariant(taken, "fetches that are over have been taken")
+
+    def _end(self, ended: Ended) -> None:
+        if not is_prefetch(ended.fetch_id):
+            self._ended.append(ended)
+            return
+        blocks = ended.report.tokens // self.fetches.block_size
+        self._prefetched.append(BlocksPrefetched(prefetch_of(ended.fetch_id), blocks))
 
     def _kept(self, event: BlocksKept, now_ns: int) -> Effects:
         between = self.hierarchy.owns_copy(event.copy_id)
@@ -186,7 +240,8 @@ class WorkerTiers:
             return self._addressed(self.writing.kept(event, now_ns))
         effects = self._addressed(self.hierarchy.copied(event, now_ns))
         begun, ended = self.fetches.go_on(now_ns)
-        self._ended += ended
+        for each in ended:
+            self._end(each)
         return effects + self._addressed([*begun, *self.prefetch.go_on()])
 
     def _pool_changed(self, changes: Iterable[ConnectPoolNode | ForgetPoolNode]) -> Effects:

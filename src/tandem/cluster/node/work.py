@@ -25,6 +25,8 @@ from tandem.messages.worker import (
     RequestsAborted,
     RequestsArrived,
     RunStep,
+    SessionPaused,
+    SessionReturning,
     TransferPinsReleased,
     WorkerEvent,
 )
@@ -103,6 +105,16 @@ class Work:
         self._settle(request_ids)
         return effects
 
+    def session_event(self, event: SessionPaused | SessionReturning, now_ns: int) -> Effects:
+        """A session pauses, or is expected back; without slower tiers its KV stays where it is."""
+        if self.tiers is None:
+            return []
+        if isinstance(event, SessionReturning):
+            return self.pass_to_machine(event, now_ns)
+        effects = self.flush(now_ns)
+        self.tiers.session_paused(event, now_ns)
+        return effects + self._end_quiet(now_ns)
+
     def order_transfer(self, gateway: str, order: Order, problem: str, now_ns: int) -> Effects:
         """Bring KV to a request of this gateway, unless there is a `problem`."""
         if self.leases.owner(order.request_id) != gateway:
@@ -169,10 +181,16 @@ class Work:
         return effects + self._end_quiet(now_ns)
 
     def _end_quiet(self, now_ns: int) -> Effects:
-        """Pass on the imports that have ended and whose blocks are quiet."""
+        """Pass on the imports that have ended and whose blocks are quiet, and the prefetches that
+        have ended."""
         effects: Effects = []
         for outcome in self.inbound.take_quiet():
             effects += self.pass_to_machine(outcome, now_ns)
+        if self.tiers is not None:
+            for prefetched in self.tiers.take_prefetched():
+                effects += self.pass_to_machine(prefetched, now_ns)
+            for paused in self.tiers.take_pauses(now_ns):
+                effects += self.pass_to_machine(paused, now_ns)
         return effects
 
     def _settle(self, request_ids: tuple[str, ...]) -> None:

@@ -104,9 +104,12 @@ class CommittedBlock(Struct, frozen=True):
 
 @dataclass(slots=True)
 class Staging:
-    """One staged copy: its rows, and what is being written of it, by tier."""
+    """One staged copy: its rows, before which so many were taken up, and what is being written of
+    it, by tier. Once it is `off_device` the blocks may be overwritten."""
 
     rows: tuple[CommittedBlock, ...]
+    taken_before: int
+    off_device: bool
     writing: dict[Tier, tuple[BlockName, ...]]
 
 
@@ -128,6 +131,8 @@ class WriteThrough:
         self._copy_ids = copy_ids
         self._waiting: deque[CommittedBlock] = deque()
         self._stagings: dict[int, Staging] = {}
+        # Blocks that were ever taken out of those that wait.
+        self._taken = 0
 
     def blocks_committed(
         self, event: BlocksCommitted, benefit: BenefitGate, now_ns: int
@@ -150,7 +155,19 @@ class WriteThrough:
         )
         excess = len(self._waiting) - self._hierarchy.limits.queued_blocks
         lost = [self._waiting.popleft() for _ in range(excess)]
+        self._taken += len(lost)
         return self._give_up(lost, now_ns) + self._stage(now_ns)
+
+    @property
+    def committed_blocks(self) -> int:
+        """How many blocks were ever to be copied."""
+        return self._taken + len(self._waiting)
+
+    @property
+    def copied_blocks(self) -> int:
+        """All of the first so many of them have left the device, or were given up."""
+        under_way = (each.taken_before for each in self._stagings.values() if not each.off_device)
+        return min(under_way, default=self._taken)
 
     def owns_copy(self, copy_id: int) -> bool:
         """Whether this is a staged copy."""
@@ -159,6 +176,7 @@ class WriteThrough:
     def staged(self, event: BlocksStaged, now_ns: int) -> Effects:
         """The bytes lie beside the device, of as many blocks as were not overwritten meanwhile."""
         staging, versions = self._stagings[event.copy_id], self._versions
+        staging.off_device = True
         if not event.staged:
             del self._stagings[event.copy_id]
             return self._give_up(staging.rows, now_ns) + self._stage(now_ns)
@@ -196,13 +214,14 @@ class WriteThrough:
         while self._waiting and len(self._stagings) < limits.stagings:
             count = min(limits.copy_blocks, len(self._waiting))
             next_rows = [self._waiting.popleft() for _ in range(count)]
+            taken_before, self._taken = self._taken, self._taken + count
             rows = tuple([row for row in next_rows if versions[row.block] == row.version])
             if len(rows) < count:
                 overwritten = [row for row in next_rows if versions[row.block] != row.version]
                 effects += self._give_up(overwritten, now_ns)
             if rows:
                 copy_id = next(self._copy_ids)
-                self._stagings[copy_id] = Staging(rows, {})
+                self._stagings[copy_id] = Staging(rows, taken_before, False, {})
                 effects.append(StageBlocks(copy_id, tuple([row.block for row in rows])))
         return effects
 

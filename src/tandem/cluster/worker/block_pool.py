@@ -2,7 +2,8 @@
 Deals in numbers, never bytes.
 
 A freed block keeps its content and hash until it is handed out again, so the free list, oldest
-first, is the LRU of the prefix cache. Sharing a block is one more owner, never a copy.
+first, is the LRU of the prefix cache. Sharing a block is one more owner, never a copy. Blocks of a
+session that pauses leave the LRU, and go by when the session is expected back (`SessionBlocks`).
 """
 
 from bisect import bisect_left
@@ -10,18 +11,24 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
 from tandem.cluster.audit import invariant
+from tandem.cluster.worker.session_blocks import SessionBlocks
 from tandem.facts.blocks import BlockChanges
+from tandem.policy.eviction.next_use import ahead_of_return_ns, ahead_of_unused_ns
 
 
 class BlockPool:
     """`block_count` blocks, numbered from 0. Every block is free or has at least one owner; only
     full, confirmed blocks have a hash, and a hash belongs to at most one block. `versions[b]`
-    counts how often block b was handed out: under one number it never holds two contents."""
+    counts how often block b was handed out: under one number it never holds two contents. `now_ns`
+    is the instant of the event that is being handled."""
 
     def __init__(self, block_count: int) -> None:
         assert block_count > 0
         self.block_count = block_count
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(block_count))
+        self.now_ns = 0
+        self.sessions = SessionBlocks()
+        # Since when each is free.
+        self._free: OrderedDict[int, int] = OrderedDict.fromkeys(range(block_count), 0)
         self.versions = [0] * block_count
         self._owners = [0] * block_count
         self._hash_of: list[bytes | None] = [None] * block_count
@@ -34,7 +41,7 @@ class BlockPool:
     @property
     def free_blocks(self) -> int:
         """Blocks without an owner, whether or not they still hold cached content."""
-        return len(self._free)
+        return len(self._free) + self.sessions.idle_blocks
 
     @property
     def cached_blocks(self) -> int:
@@ -64,7 +71,7 @@ class BlockPool:
         Negative when they do not fit.
         """
         unowned = sum(1 for block in cached if not self._owners[block])
-        return len(self._free) - unowned - new_blocks
+        return self.free_blocks - unowned - new_blocks
 
     def fits_without(
         self, leaving: Sequence[Sequence[int]], cached: Sequence[int], new_blocks: int
@@ -76,19 +83,68 @@ class BlockPool:
         retaken = sum(1 for block in cached if 0 < self._owners[block] == owners[block])
         return self.fits(cached, new_blocks) + freed - retaken
 
-    def share(self, blocks: Sequence[int]) -> None:
-        """One more owner for each of these cached blocks."""
+    def share(self, blocks: Sequence[int], session: bytes = b"") -> None:
+        """One more owner, a request of this session, for each of these cached blocks."""
+        sessions = self.sessions if self.sessions.private else None
         for block in blocks:
-            if not self._owners[block]:
+            if not self._owners[block] and (sessions is None or not sessions.wake(block)):
                 del self._free[block]
             self._owners[block] += 1
+            if sessions is not None:
+                sessions.shared(block, session)
 
     def allocate(self) -> int:
-        """Hand out the least recently used free block; its old content is forgotten.
+        """Hand out the least recently used free block, or one of a paused session that is wanted
+        later still; its old content is forgotten.
 
         The caller has checked that there is one.
         """
-        block, _ = self._free.popitem(last=False)
+        if not self.sessions.private:
+            block, _ = self._free.popitem(last=False)
+            return self._hand_out(block)
+        block, _ = self._last_wanted()
+        if self._free.pop(block, None) is None:
+            self.sessions.wake(block)
+        self.sessions.evicted(block)
+        return self._hand_out(block)
+
+    def allocate_from_later(self, return_ns: int) -> int | None:
+        """As `allocate`, for content that is wanted at `return_ns`: None where whatever is free
+        holds what is expected to be used before."""
+        if not self.free_blocks:
+            return None
+        _, ahead_ns = self._last_wanted()
+        if ahead_ns is not None and ahead_ns <= ahead_of_return_ns(return_ns, self.now_ns):
+            return None
+        return self.allocate()
+
+    def pause(self, session: bytes, return_ns: int) -> None:
+        """What only this session uses is wanted again at `return_ns`."""
+        # The tail of the chain goes first, as in `release`.
+        for block in reversed(self.sessions.pause(session, return_ns)):
+            if block in self._free:
+                del self._free[block]
+                self.sessions.rest(block)
+
+    def resume(self, session: bytes) -> None:
+        """The session is back: its blocks are the most recently used."""
+        for block in self.sessions.resume(session):
+            self._free[block] = self.now_ns
+
+    def _last_wanted(self) -> tuple[int, int | None]:
+        """The free block whose next use is expected last, and how far ahead; None: it holds nothing
+        that could be used."""
+        idle = self.sessions.last_wanted(self.now_ns)
+        if not self._free:
+            assert idle is not None
+            return idle
+        block, free_ns = next(iter(self._free.items()))
+        if self._hash_of[block] is None:
+            return block, None
+        ahead_ns = ahead_of_unused_ns(self.now_ns - free_ns)
+        return idle if idle is not None and idle[1] > ahead_ns else (block, ahead_ns)
+
+    def _hand_out(self, block: int) -> int:
         digest = self._hash_of[block]
         if digest is not None:
             self._hash_of[block] = None
@@ -104,19 +160,22 @@ class BlockPool:
         The tail is freed first: the start of a prompt is what others share. Blocks without a hash
         can never be hit again and go to the front of the list.
         """
-        owned = self._owners
+        owned, now_ns = self._owners, self.now_ns
+        sessions = self.sessions if self.sessions.private else None
         for block in reversed(blocks):
             owned[block] = owners = owned[block] - 1
             if owners:
                 assert owners > 0
                 continue
-            self._free[block] = None
+            if sessions is not None and sessions.rest(block):
+                continue
+            self._free[block] = now_ns
             if self._hash_of[block] is None:
                 self._free.move_to_end(block, last=False)
 
-    def commit(self, block: int, digest: bytes, parent: bytes) -> bool:
+    def commit(self, block: int, digest: bytes, parent: bytes, session: bytes = b"") -> bool:
         """An owned block is full and its KV computed: from now on others may share it. Whether its
-        content is new here.
+        content is new here. It was filled by a request of this session (empty: of none).
 
         When another block already holds the same content this one stays without a hash: tables
         only ever grow, so duplicates are not merged.
@@ -129,6 +188,8 @@ class BlockPool:
         self._block_of[digest] = block
         self._stored.append(digest)
         self._stored_parents.append(parent)
+        if session:
+            self.sessions.committed(block, session)
         return True
 
     def take_changes(self) -> BlockChanges | None:
@@ -164,6 +225,9 @@ class BlockPool:
                 expected[block] += 1
         invariant(expected == self._owners, "blocks have the owners that the block tables name")
         unowned = {block for block, owners in enumerate(expected) if not owners}
-        invariant(unowned == set(self._free), "the free list holds what nobody owns")
+        idle = {block for block in unowned if block not in self._free}
+        invariant(len(idle) == self.sessions.idle_blocks, "nobody owns what is free or idle")
+        invariant(unowned == idle | set(self._free), "the free list holds what nobody owns")
+        self.sessions.audit(idle)
         hashed = {digest: block for block, digest in enumerate(self._hash_of) if digest is not None}
         invariant(hashed == self._block_of, "the prefix cache names blocks by their hashes")

@@ -15,6 +15,7 @@ from tandem.cluster.audit import invariant
 from tandem.cluster.worker.block_pool import BlockPool
 from tandem.cluster.worker.output import StepOutput, report_copies, report_kv, report_lost_kv
 from tandem.cluster.worker.plan_builder import PlanBuilder, repeat, repeating_steps
+from tandem.cluster.worker.prefetches import Returning
 from tandem.cluster.worker.running import RunningSequences
 from tandem.cluster.worker.sequence import Phase, Sequence
 from tandem.cluster.worker.step_planner import StepPlanner
@@ -22,11 +23,13 @@ from tandem.cluster.worker.step_tally import StepTally
 from tandem.cluster.worker.waiting import prefill_tokens_of
 from tandem.facts.blocks import CacheRoot, PromptChains
 from tandem.facts.errors import InvalidRequest, Overloaded, PromptTooLong, TandemError
+from tandem.facts.kv import chain_names
 from tandem.facts.request import LONGEST_DEADLINE_S, Request
 from tandem.facts.step_totals import StepTotals
 from tandem.facts.steps import StepResult
 from tandem.messages.router import LoadReported
 from tandem.messages.worker import (
+    BlocksPrefetched,
     CancelImport,
     CopiesRequested,
     FailRequest,
@@ -39,6 +42,8 @@ from tandem.messages.worker import (
     RequestsAborted,
     RequestsArrived,
     RunStep,
+    SessionPaused,
+    SessionReturning,
     StepDone,
     TransferPinsReleased,
     WorkerEffect,
@@ -116,12 +121,16 @@ class WorkerMachine:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs, waits, is held or is in flight."""
+        """Whether nothing runs, waits, is held, prefetched or in flight."""
         sequences = self.sequences
-        return not (self.unfinished or self._in_flight or sequences.importing or sequences.pinned)
+        held = sequences.importing or sequences.pinned or not sequences.prefetches.idle
+        return not (self.unfinished or self._in_flight or held)
 
     def handle(self, event: WorkerEvent, now_ns: int) -> list[WorkerEffect]:
         """Take one event; the effects are to be performed in order."""
+        # Only what is evicted for paused sessions depends on the instant; all else goes by the
+        # order of events alone.
+        self.sequences.pool.now_ns = now_ns
         effects: list[WorkerEffect] = []
         if isinstance(event, StepDone):
             effects = self._land(event.result, now_ns)
@@ -130,6 +139,11 @@ class WorkerMachine:
             self._take(event, now_ns, effects)
         effects += self._launch(now_ns)
         effects += self.planner.take_imports()
+        prefetches = self.sequences.prefetches
+        if not prefetches.idle:
+            while prefetches.next_starts:
+                prefetches.start_next(self.planner.spare_blocks())
+            effects += prefetches.take_orders(self.sequences.touched())
         if committed := self.sequences.committed.take():
             effects.append(committed)
         if changes := self.sequences.pool.take_changes():
@@ -170,6 +184,13 @@ class WorkerMachine:
                 for request_id in request_ids:
                     if sequence := self.unfinished.get(request_id):
                         self._end(sequence, effects)
+            case SessionPaused(session, return_in_ns):
+                pool = self.sequences.pool
+                pool.pause(session, pool.now_ns + return_in_ns)
+            case SessionReturning():
+                self._session_returning(event)
+            case BlocksPrefetched():
+                self.sequences.end_prefetch(event)
 
     def audit(self) -> None:
         """Assert that nothing is lost: every block, slot and sequence is accounted for."""
@@ -203,7 +224,19 @@ class WorkerMachine:
             sequence.prefix_hit.likely_cached_tokens = cached_blocks * self.config.block_size
         self.unfinished[request.request_id] = sequence
         self.planner.enqueue(sequence)
+        if request.session:
+            self.sequences.pool.resume(request.session)
+            self.sequences.prefetches.resume(request.session)
         return sequence
+
+    def _session_returning(self, event: SessionReturning) -> None:
+        """Its blocks come to the device now, unless it is back already."""
+        back = any(each.request.session == event.session for each in self.unfinished.values())
+        if back or not self.config.prefix_caching:
+            return
+        names = chain_names(event.root, event.digests, event.tenant)
+        return_ns = self.sequences.pool.now_ns + event.return_in_ns
+        self.sequences.prefetches.add(Returning(event.session, event.tenant, names, return_ns))
 
     def _objection(self, request: Request) -> TandemError | None:
         known_tokens = len(request.prompt_tokens) + len(request.output_tokens)

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 from tandem.cluster.audit import invariant
 from tandem.cluster.worker.block_pool import BlockPool
+from tandem.cluster.worker.prefetches import Prefetches
 from tandem.cluster.worker.sequence import Phase, Sequence
 from tandem.facts.kv import BlockName
-from tandem.messages.worker import BlocksCommitted
+from tandem.messages.worker import BlocksCommitted, BlocksPrefetched
 
 
 class CommittedBlocks:
@@ -34,12 +35,14 @@ class CommittedBlocks:
 class RunningSequences:
     """Owns the slots, the block pool and the sequences that hold any: `running` by rank,
     `importing` while their KV is on its way (a slot, and blocks that somebody writes to, so never
-    preempted), `pinned` after their last step here (blocks that somebody reads, no slot)."""
+    preempted), `pinned` after their last step here (blocks that somebody reads, no slot). And the
+    `prefetches`, which hold blocks for sequences to come."""
 
     def __init__(
         self, slot_count: int, pool: BlockPool, block_size: int, *, reports_committed: bool = False
     ) -> None:
         self.pool = pool
+        self.prefetches = Prefetches(pool)
         self.committed = CommittedBlocks(wanted=reports_committed)
         self.block_size = block_size
         self.running: list[Sequence] = []
@@ -63,7 +66,7 @@ class RunningSequences:
 
     def start_running(self, sequence: Sequence, cached_blocks: list[int]) -> None:
         """A waiting sequence takes a slot and shares these cached blocks."""
-        self.pool.share(cached_blocks)
+        self.pool.share(cached_blocks, sequence.request.session)
         sequence.take_slot(self.free_slots.pop(), cached_blocks, self.block_size)
         insort(self.running, sequence, key=_rank)
         for digest in sequence.chain[sequence.residency.committed :]:
@@ -83,10 +86,19 @@ class RunningSequences:
         """Blocks that only the landed step still touched are quiet now."""
         self._touched = [(left, blocks) for left, blocks in self._touched if left.steps_in_flight]
 
+    def touched(self) -> set[int]:
+        """The blocks that steps under way touch on behalf of a former owner."""
+        return {block for _, left_blocks in self._touched for block in left_blocks}
+
     def quiet(self, blocks: Iterable[int]) -> bool:
-        """Whether no step under way touches these blocks on behalf of a former owner."""
-        touched = {block for _, left_blocks in self._touched for block in left_blocks}
-        return touched.isdisjoint(blocks)
+        """Whether none of these blocks is touched by a step on behalf of a former owner."""
+        return self.touched().isdisjoint(blocks)
+
+    def end_prefetch(self, event: BlocksPrefetched) -> None:
+        """Nobody writes for a prefetch any more: what came is cached."""
+        for block, name in self.prefetches.end(event):
+            if self.committed.wanted:
+                self.committed.add(block, self.pool.versions[block], name)
 
     def start_import(self, sequence: Sequence, end_token: int) -> tuple[int, ...]:
         """A sequence just started gets the blocks for all tokens before `end_token`, and waits
@@ -146,12 +158,13 @@ class RunningSequences:
             return
         sequence.grow_chain(self.block_size)
         chain, pool, filling = sequence.chain, self.pool, self._filling
-        wanted, tenant = self.committed.wanted, sequence.request.tenant
+        wanted, request = self.committed.wanted, sequence.request
+        tenant, session = request.tenant, request.session
         first_block = residency.committed
         parent = sequence.parent_hash(first_block)
         for index in range(first_block, full_blocks):
             digest, block = chain[index], residency.blocks[index]
-            if pool.commit(block, digest, parent) and wanted:
+            if pool.commit(block, digest, parent, session) and wanted:
                 # As `Sequence.block_name`, whose parent is known here already.
                 name = BlockName(digest, parent, chain[0], tenant)
                 self.committed.add(block, pool.versions[block], name)
@@ -164,7 +177,9 @@ class RunningSequences:
         """Assert that blocks and slots have exactly the sequences as owners."""
         in_slots = [*self.running, *self.importing.values()]
         resident = [*in_slots, *self.pinned.values()]
-        self.pool.audit([sequence.residency.blocks for sequence in resident])
+        tables = [sequence.residency.blocks for sequence in resident]
+        self.pool.audit(tables + self.prefetches.blocks_under_way())
+        self.prefetches.audit()
         counted = all(each.known_tokens == len(each.tokens) for each in resident)
         invariant(counted, "sequences know how many tokens they know")
         slots = [sequence.residency.slot for sequence in in_slots] + self.free_slots

@@ -51,6 +51,10 @@ class EntryCheck:
         spare = sequences.pool.fits(cached, self._new_blocks(sequence, cached))
         return spare >= self._promised_blocks(sequences.running)
 
+    def spare_blocks(self) -> int:
+        """Free blocks that nobody who is here will ask for soon."""
+        return self.sequences.pool.free_blocks - self._promised_blocks(self.sequences.running)
+
     def would_enter(self, urgent: Sequence, cached: Ordered[int], leaving: list[Sequence]) -> bool:
         """As `enters`, if these had left."""
         sequences = self.sequences
@@ -63,7 +67,10 @@ class EntryCheck:
         return spare >= self._promised_blocks(staying)
 
     def _fills(self, digest: bytes, sequence: Sequence) -> bool:
-        """Whether somebody whom `sequence` does not outrank is about to fill this block."""
+        """Whether somebody whom `sequence` does not outrank is about to fill this block, or it is
+        being prefetched."""
+        if digest in self.sequences.prefetches.filling:
+            return True
         filler = self.sequences.filler_of(digest)
         return filler is not None and not self.batching.outranks(sequence, filler)
 
@@ -134,6 +141,10 @@ class StepPlanner:
             self._continue(builder, prefills)
         self._admit_waiting(builder, None)
         return builder if builder.rows else None
+
+    def spare_blocks(self) -> int:
+        """Free blocks that nobody who is here will ask for soon."""
+        return self._entry_check.spare_blocks()
 
     def take_imports(self) -> list[ImportBlocks]:
         """The imports begun, not taken before, and into blocks that no step still touches."""

@@ -24,6 +24,12 @@ def refused_tiers(cluster: Cluster) -> Iterator[tuple[str, str]]:
                 "a live worker evicts the block used longest ago from its device; without tiers "
                 "write lru, or leave it out",
             )
+        if tiers.longest_pause_s:
+            yield (
+                "tiers.longest_pause",
+                "tiers.longest_pause: KV of a session that pauses goes to a slower tier, and there "
+                "is none; name tiers.host, tiers.disk or tiers.remote",
+            )
         return
     if cluster.policies.eviction.parameters:
         yield "policies.eviction", f"eviction {cluster.policies.eviction.name} takes no parameters"

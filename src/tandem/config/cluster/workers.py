@@ -209,6 +209,14 @@ class TierConfigs:
         default=0.5,
         live=Change.WORKER_RESTART,
     )
+    longest_pause_s: Annotated[float, Meta(ge=0, le=86_400)] = key(
+        "Of a session that pauses for a tool up to so long, KV leaves the device and is back in "
+        "time; 0: pauses are not followed.",
+        default=0.0,
+    )
+    learn_pauses: bool = key(
+        "Pauses that no client announces are expected to be as those before.", default=True
+    )
 
 
 @section

@@ -15,7 +15,7 @@ from tandem.facts.errors import (
     TandemError,
 )
 from tandem.facts.rate_limits import Allowance
-from tandem.facts.request import FinishReason, Request, TokenOutput, sooner
+from tandem.facts.request import FinishReason, Request, TokenOutput, session_key, sooner
 from tandem.facts.serving import ANYBODY, Caller, ModelCard
 from tandem.facts.slo import Slo
 from tandem.live.channels.gateway_channel import ChannelNews
@@ -25,7 +25,8 @@ from tandem.live.gateway.history import Asker, RequestHistories
 from tandem.live.gateway.journal import Journal
 from tandem.live.gateway.loop import Channel, GatewayLoop
 from tandem.live.mailbox import Mailbox
-from tandem.messages.router import RequestSubmitted, RequestWithdrawn
+from tandem.messages.gateway import ToolsCalled
+from tandem.messages.router import FollowedPause, RequestSubmitted, RequestWithdrawn
 from tandem.observe.cluster_metrics import GatewayMetrics
 from tandem.report.record import Ending
 
@@ -39,6 +40,7 @@ class GatewayTerms:
     what every request gets promised. What a session's request leaves in slower tiers is kept for
     `pin_sessions_s`, and what a client asks to be kept for up to `longest_pin_s`, unless its tenant
     (`longest_pins_s`) or its class has a bound of its own, which holds for its sessions as well.
+    Pauses of sessions are followed up to `longest_pause_s` (0: not at all), within those bounds.
     Metrics tell these `tenants` apart. Histories of requests may take `explain_bytes`. What was
     sent may take `linger_s` to leave."""
 
@@ -49,6 +51,7 @@ class GatewayTerms:
     longest_pin_s: float = 0.0
     longest_pins_s: Mapping[str, float] = field(default_factory=dict)
     tenants: tuple[str, ...] = ()
+    longest_pause_s: float = 0.0
     explain_bytes: int = 0
     linger_s: float = 1.0
     comeback_s: float = 15.0
@@ -62,6 +65,16 @@ class GatewayTerms:
             return max(session_s, min(caller.pin_s, self.longest_pin_s))
         # Whoever names a session asks for something too.
         return min(max(session_s, caller.pin_s), bound_s)
+
+    def pause(self, caller: Caller, of_class_s: float | None = None) -> FollowedPause | None:
+        """Which pause after the answer to this caller is followed, where its class may ask for up
+        to `of_class_s`."""
+        bound_s = self.longest_pins_s.get(caller.tenant, of_class_s)
+        longest_s = self.longest_pause_s if bound_s is None else min(self.longest_pause_s, bound_s)
+        if not caller.session or longest_s <= 0:
+            return None
+        announced_ns = None if caller.pause_s is None else round(caller.pause_s * NS_PER_S)
+        return FollowedPause(round(longest_s * NS_PER_S), announced_ns)
 
 
 class Availability:
@@ -242,6 +255,11 @@ class Gateway:
         """See the port `Generator`."""
         return self.machine.limits.limiter.allowance(account, now_ns())
 
+    def tools_called(self, caller: Caller, tools: Sequence[str]) -> None:
+        """See the port `Generator`."""
+        if caller.session and self.machine.pauses is not None:
+            self._loop.enqueue(ToolsCalled(caller.account, caller.session, tuple(tools)))
+
     def metrics_text(self) -> bytes:
         lost_turns = self._journal.lost_turns if self._journal is not None else 0
         return self.metrics.exposition(self.machine.status(now_ns()), lost_turns)
@@ -257,7 +275,13 @@ class Gateway:
         service = self.machine.config.router.classes.classify(caller.headers, caller.tenant)
         # What a client wishes for shifts its priority only as far as its class lets it.
         priority = service.priority_of(request.priority)
-        request = replace(request, request_id=request_id, priority=priority, account=caller.account)
+        request = replace(
+            request,
+            request_id=request_id,
+            priority=priority,
+            account=caller.account,
+            session=session_key(caller.account, caller.session),
+        )
         if caller.served_by is not None:
             caller.served_by.service_class = service.name
         asker = Asker(caller.account, service.name, caller.session, caller.call_id)
@@ -281,7 +305,7 @@ class Gateway:
         try:
             if not self._availability.complete:
                 await self._until_somebody_is_back(request, mailbox)
-            expected = self._clients.demand.expected_tokens(request.sampling.max_tokens)
+            expected = self._expected_tokens(request, caller)
             self._loop.enqueue(
                 RequestSubmitted(
                     request,
@@ -294,6 +318,7 @@ class Gateway:
                     answer_due_ns=arrival_ns + round(deadline_s * NS_PER_S) if deadline_s else None,
                     pin_ns=round(self._terms.pin_s(caller, service.longest_pin_s) * NS_PER_S),
                     call=caller.call,
+                    pause=self._terms.pause(caller, service.longest_pin_s),
                 )
             )
             while not finished:
@@ -318,6 +343,13 @@ class Gateway:
             self._histories.resize(self._terms.explain_bytes, now_ns())
             if not taken.done():
                 taken.set_result(None)
+
+    def _expected_tokens(self, request: Request, caller: Caller) -> float:
+        """What the client expects, or else what answers usually have."""
+        most_tokens = request.sampling.max_tokens
+        if caller.expected_output_tokens is not None:
+            return float(min(caller.expected_output_tokens, most_tokens))
+        return self._clients.demand.expected_tokens(most_tokens)
 
     def _refused(self, request_id: str, error: TandemError) -> None:
         """For its history, which may know more already."""

@@ -28,7 +28,13 @@ from tandem.config.environment import BUNDLED_MODEL
 from tandem.config.gateway import reconfigured
 from tandem.config.hardware.pools import capacity_of
 from tandem.config.kv_format import kv_format
-from tandem.config.policies import learning_of, limit_terms, planning_config, router_config
+from tandem.config.policies import (
+    learning_of,
+    limit_terms,
+    pause_config,
+    planning_config,
+    router_config,
+)
 from tandem.config.processes import (
     CLUSTER_FILE,
     GatewayConfiguration,
@@ -135,6 +141,7 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
         planning=planning_config(cluster) if setup.plans else None,
         limits=limit_terms(cluster, cluster.gateways),
         learning=learning_of(cluster),
+        pauses=pause_config(cluster),
         configuration=setup.configuration,
     )
     api = _api_config(setup)
@@ -177,6 +184,7 @@ def _client_terms(setup: GatewaySetup, incarnation: str) -> GatewayTerms:
             if tenant.longest_pin_s is not None
         },
         tenants=tuple(tenant.name for tenant in cluster.tenants),
+        longest_pause_s=cluster.tiers.longest_pause_s,
         explain_bytes=int(cluster.explain_memory_bytes),
     )
 

@@ -13,7 +13,13 @@ from tandem.config.cluster.requests import JournalConfig
 from tandem.config.gateway import reconfigured
 from tandem.config.hardware.pools import capacity_of
 from tandem.config.journal import recorded_cluster, recorded_text
-from tandem.config.policies import learning_of, limit_terms, planning_config, router_config
+from tandem.config.policies import (
+    learning_of,
+    limit_terms,
+    pause_config,
+    planning_config,
+    router_config,
+)
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.clock import now_ns, wall_clock_s
 from tandem.live.gateway.journal import Journal
@@ -83,6 +89,7 @@ def recorded_machine(head: Head, folder: Path) -> tuple[GatewayMachine, Replayed
         planning=planning_config(served) if head.plans else None,
         limits=limit_terms(served, served.gateways),
         learning=learning_of(served),
+        pauses=pause_config(served),
     )
     machine = GatewayMachine(config)
 

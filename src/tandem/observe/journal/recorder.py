@@ -20,6 +20,7 @@ from tandem.messages.gateway import (
     GatewayEffect,
     MessageFromWorker,
     PeerGone,
+    ToolsCalled,
 )
 from tandem.messages.router import (
     CutOff,
@@ -116,6 +117,11 @@ class Recorder:
             case RequestWithdrawn(request_id, rejected, call_id):
                 name = self._numbers.name(request_id)
                 return Withdrawn(name, rejected, self._sessions.label(call_id))
+            case ToolsCalled(account, session, tools):
+                label = self._sessions.label
+                return ToolsCalled(
+                    self._tenants.label(account), label(session), tuple(map(label, tools))
+                )
             case PeerGone(peer):
                 self._greet(peer, None)
                 return event
@@ -184,6 +190,7 @@ class Recorder:
             call,
             request.choice,
             event.answer_due_ns,
+            event.pause,
         )
 
     def _hashed(self) -> tuple[Hashed, ...]:

@@ -28,10 +28,16 @@ from tandem.messages.gateway import (
     ShapesSimulated,
     StartFailed,
     TimePassed,
+    ToolsCalled,
     UndrainAsked,
 )
-from tandem.messages.router import Explain
-from tandem.messages.worker import ImportsArrived, PrefillsArrived, RequestsArrived
+from tandem.messages.router import Explain, FollowedPause
+from tandem.messages.worker import (
+    ImportsArrived,
+    PrefillsArrived,
+    RequestsArrived,
+    SessionReturning,
+)
 
 # Goes up whenever a record changes its meaning or its fields.
 FORMAT = 1
@@ -111,6 +117,7 @@ class Submitted(msgspec.Struct, array_like=True, tag="r", frozen=True):
     call: CallSize | None = None
     choice: int = 0
     answer_due_ns: int | None = None
+    pause: FollowedPause | None = None
 
 
 class Withdrawn(msgspec.Struct, array_like=True, tag="w", frozen=True):
@@ -133,7 +140,14 @@ class Reconfigured(msgspec.Struct, array_like=True, tag="c", frozen=True):
 
 # Of all other events something is left out, or has another name (`recorder`, `replay`).
 AsItIs = (
-    PeerGone | DrainAsked | UndrainAsked | AuditAsked | StartFailed | ShapesSimulated | TimePassed
+    PeerGone
+    | DrainAsked
+    | UndrainAsked
+    | AuditAsked
+    | StartFailed
+    | ShapesSimulated
+    | ToolsCalled
+    | TimePassed
 )
 EventRecord = PeerMessage | TokensDrawn | Submitted | Withdrawn | Reconfigured | AsItIs
 
@@ -202,6 +216,9 @@ def _message(message: ToWorker, naming: Naming) -> str:
             return f"{type(message).__name__} " + " ".join(named)
         case LeasesRenewed(request_ids):
             return f"LeasesRenewed {len(request_ids)}"
+        case SessionReturning(_, _, _, digests, return_in_ns):
+            # Without the tenant, which has another name in a journal.
+            return f"SessionReturning {len(digests)} digests return_in_ns={return_in_ns}"
         case _:
             return _scalars(message, naming)
 

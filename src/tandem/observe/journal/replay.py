@@ -18,7 +18,7 @@ from tandem.cluster.gateway.machine import (
 from tandem.cluster.router.prefix_cache.index import TokenIds
 from tandem.facts.blocks import HASH_BYTES, CacheRoot, Chain
 from tandem.facts.errors import TandemError
-from tandem.facts.request import FinishReason, Request
+from tandem.facts.request import FinishReason, Request, session_key
 from tandem.facts.sampling import SamplingParameters
 from tandem.messages.codec import TO_GATEWAY
 from tandem.messages.gateway import GatewayEffect, MessageFromWorker
@@ -133,6 +133,7 @@ class ReplayedEvents:
             sampling=SamplingParameters(max_tokens=record.max_tokens),
             priority=record.priority,
             choice=record.choice,
+            session=session_key(record.tenant, record.session),
         )
         return RequestSubmitted(
             request,
@@ -145,6 +146,7 @@ class ReplayedEvents:
             pin_ns=record.pin_ns,
             call=record.call,
             answer_due_ns=record.answer_due_ns,
+            pause=record.pause,
         )
 
 
