@@ -25,7 +25,7 @@ KEPT_KEYS = {
     },
     "classes": {
         "name", "priority", "reserved", "slo", "deadline", "default", "client_may_raise",
-        "client_may_lower", "degrade",
+        "client_may_lower", "degrade", "pools",
     },
     "pools": {
         "name", "device", "role", "count", "min_count", "max_count", "tensor_parallel",

@@ -278,6 +278,7 @@ def _classes(cluster: Cluster) -> Classes:
             client_priorities=ClientPriorities(-entry.client_may_raise, entry.client_may_lower),
             longest_pin_s=entry.longest_pin_s,
             degrade=Degradation(entry.degrade.no_n, entry.degrade.max_tokens),
+            pools=entry.pools,
         )
         for entry in cluster.classes
     )

@@ -111,7 +111,8 @@ class MeasuredRequest(RequestOutcome):
 @dataclass(slots=True)
 class WorkerRecord:
     """What one worker did. `up_ns` is the time it was up and paid for, `busy_ns` the time a step
-    ran; `prefill_busy_ns` the part of it in steps that held prompt tokens."""
+    ran; `prefill_busy_ns` the part of it in steps that held prompt tokens. `classes` names the
+    service classes whose own it is (empty: it is everybody's)."""
 
     worker: str
     role: str
@@ -126,6 +127,7 @@ class WorkerRecord:
     preemptions: int = 0
     flips: int = 0
     crashes: int = 0
+    classes: str = ""
 
 
 @dataclass(slots=True)

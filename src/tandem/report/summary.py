@@ -49,8 +49,9 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class PoolSummary:
-    """Workers of one role on one kind of device. `busy` is the share of their up time in which a
-    step ran, `prefill_busy` the share with prompt tokens in the step."""
+    """Workers of one role on one kind of device, everybody's or some `classes`' own. `busy` is the
+    share of their up time in which a step ran, `prefill_busy` the share with prompt tokens in the
+    step; `usd` is what they cost."""
 
     role: str
     device: str
@@ -65,6 +66,8 @@ class PoolSummary:
     preemptions: int
     flips: int
     crashes: int
+    classes: str = ""
+    usd: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +193,7 @@ def summarise(record: RunRecord, terms: Terms) -> Summary:
         latencies=latencies(requests, zip(record.gaps_ns, record.gap_counts, strict=True)),
         classes=_classes(requests, terms),
         reuse=_reuse(record),
-        pools=_pools(record.workers),
+        pools=_pools(record.workers, terms),
         transfers=tuple(
             TransferSummary(**asdict(entry), bytes_per_s=_ratio(entry.moved_bytes, entry.seconds))
             for entry in record.transfers
@@ -265,18 +268,18 @@ def _wasted_tokens(request: RequestRecord) -> int:
     return max(0, request.computed_tokens - max(1, needed))
 
 
-def _pools(workers: Sequence[WorkerRecord]) -> tuple[PoolSummary, ...]:
-    groups: dict[tuple[str, str], list[WorkerRecord]] = {}
+def _pools(workers: Sequence[WorkerRecord], terms: Terms) -> tuple[PoolSummary, ...]:
+    groups: dict[tuple[str, str, str], list[WorkerRecord]] = {}
     for worker in workers:
-        groups.setdefault((worker.role, worker.device), []).append(worker)
-    return tuple(_pool(role, device, own) for (role, device), own in groups.items())
+        groups.setdefault((worker.role, worker.device, worker.classes), []).append(worker)
+    return tuple(_pool(own, terms) for own in groups.values())
 
 
-def _pool(role: str, device: str, own: Sequence[WorkerRecord]) -> PoolSummary:
+def _pool(own: Sequence[WorkerRecord], terms: Terms) -> PoolSummary:
     up_ns = sum(worker.up_ns for worker in own)
     return PoolSummary(
-        role=role,
-        device=device,
+        role=own[0].role,
+        device=own[0].device,
         workers=len(own),
         devices=sum(worker.devices for worker in own),
         up_s=up_ns / 1e9,
@@ -288,14 +291,21 @@ def _pool(role: str, device: str, own: Sequence[WorkerRecord]) -> PoolSummary:
         preemptions=sum(worker.preemptions for worker in own),
         flips=sum(worker.flips for worker in own),
         crashes=sum(worker.crashes for worker in own),
+        classes=own[0].classes,
+        usd=fsum(_usd(worker, terms) for worker in own),
     )
+
+
+def _usd(worker: WorkerRecord, terms: Terms) -> float:
+    device = terms.devices.get(worker.device, DeviceTerms())
+    return worker.devices * worker.up_ns / _HOUR_NS * device.usd_per_hour
 
 
 def _bill(workers: Sequence[WorkerRecord], terms: Terms, output_tokens: int) -> Bill:
     dollars, joules = [], []
     for worker in workers:
         device = terms.devices.get(worker.device, DeviceTerms())
-        dollars.append(worker.devices * worker.up_ns / _HOUR_NS * device.usd_per_hour)
+        dollars.append(_usd(worker, terms))
         watt_ns = (
             (worker.up_ns - worker.busy_ns) * device.idle_watts
             + worker.prefill_busy_ns * device.prefill_watts

@@ -233,15 +233,22 @@ def _pool_table(summary: Summary) -> Table:
         for name in ("preemptions", "flips", "crashes")
         if any(getattr(pool, name) for pool in summary.pools)
     ]
-    columns = ("workers on devices", "busy", "prefilling", "prompt tok", "output tok")
+    columns = ["workers on devices", "busy", "prefilling", "prompt tok", "output tok"]
+    # What a class pays for workers of its own.
+    priced = any(pool.classes and pool.usd for pool in summary.pools)
+    if priced:
+        columns.append("$/1M output tok")
     table = _table("", (*columns, *rare))
     for pool in summary.pools:
+        whose = f" for {pool.classes}" if pool.classes else ""
+        price = pool.usd / pool.decoded_tokens * 1e6 if pool.decoded_tokens else None
         table.add_row(
-            f"{pool.workers} {pool.role} on {pool.devices} {pool.device}",
+            f"{pool.workers} {pool.role} on {pool.devices} {pool.device}{whose}",
             f"{pool.busy:.1%}",
             f"{pool.prefill_busy:.1%}",
             f"{pool.prompt_tokens:,}",
             f"{pool.decoded_tokens:,}",
+            *(["" if price is None else f"{price:,.2f}"] if priced else []),
             *(f"{getattr(pool, name):,}" for name in rare),
         )
     return table

@@ -145,7 +145,7 @@ class SimulatedCluster:
     def start_worker(self, name: str, role: Role) -> None:
         """A worker is up; what its disk held before it still holds."""
         pool = self.pools[name]
-        self.steps.worker(WorkerRecord(name, str(role), pool.kind.device, pool.kind.devices))
+        self.steps.worker(self.record_of(name, role))
         shared = SharedParts(
             scenario=self.scenario,
             bus=self.bus,
@@ -382,6 +382,13 @@ class SimulatedCluster:
                 break
         self.transfers.fail_ports(tuple(worker.pool.kind.links.ports(worker.name)))
 
+    def record_of(self, name: str, role: Role) -> WorkerRecord:
+        """An empty record of this worker."""
+        pool = self.pools[name]
+        classes = ", ".join(sorted(self.scenario.policies.classes.dedicated_to(pool.name)))
+        kind = pool.kind
+        return WorkerRecord(name, str(role), kind.device, kind.devices, classes=classes)
+
     def _next_start(self, name: str) -> str:
         self._starts[name] = self._starts.get(name, 0) + 1
         return str(self._starts[name])
@@ -392,6 +399,6 @@ class SimulatedCluster:
         return gateway_config(name, self.scenario, hashes, self._capacity_of)
 
     def _capacity_of(self, register: Register) -> Capacity:
-        kind = self.pools[register.worker].kind
-        block_size = register.export.geometry.block_size
-        return Capacity(kind.cost, block_size, kind.block_count, kind.max_sequences)
+        pool = self.pools[register.worker]
+        kind, block_size = pool.kind, register.export.geometry.block_size
+        return Capacity(kind.cost, block_size, kind.block_count, kind.max_sequences, pool.name)

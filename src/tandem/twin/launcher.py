@@ -2,7 +2,6 @@
 wants, and those that a fault has killed."""
 
 from tandem.facts.fleet import Role
-from tandem.report.record import WorkerRecord
 from tandem.twin.cluster import SimulatedCluster
 from tandem.twin.scenario import Scenario
 
@@ -65,8 +64,8 @@ class Launcher:
             self._dead[name] = role
 
     def _charge_start(self, name: str, role: Role) -> None:
-        kind, now_ns = self._cluster.pools[name].kind, self._queue.now_ns
-        record = WorkerRecord(name, str(role), kind.device, kind.devices)
+        now_ns = self._queue.now_ns
+        record = self._cluster.record_of(name, role)
         self._cluster.steps.worker(record).up_ns += now_ns - self._asked_ns.pop(name, now_ns)
 
     def _up(self, name: str) -> None:

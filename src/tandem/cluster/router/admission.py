@@ -73,7 +73,7 @@ class AdmissionFront:
     def __init__(self, config: RouterConfig) -> None:
         self.config = config
         self.root = config.root
-        self.fleet = Fleet(config.capacities)
+        self.fleet = Fleet(config.capacities, config.classes)
         self.index = PrefixIndex(config.block_size)
         self.queue = RequestQueue(config.queue, config.classes)
         self.suspects = Suspects(self.queue)
@@ -95,6 +95,7 @@ class AdmissionFront:
             # What was measured was measured of other promises.
             self.breakers = None if terms is None else Breakers(terms, config.classes)
         self.config = config
+        self.fleet.reconfigure(config.classes)
         self.queue.reconfigure(config.queue, config.classes, requests)
         self._is_reconfigured = True
 
@@ -140,7 +141,7 @@ class AdmissionFront:
             state.measured = verdict.admitted and verdict.feasible
             if verdict.admitted and self.breakers.several_classes:
                 self.breakers.prefills(view, _shared_prefill_s(view, route, workers), now_ns)
-        if route is None or len(self.queue) or not self.has_room():
+        if route is None or len(self.queue) or not self.has_room(view.service_class):
             return verdict, None
         free = self._with_room(workers)
         if len(free) < len(workers):
@@ -190,25 +191,29 @@ class AdmissionFront:
         may start go before it."""
         if not self.suspects.all_waiting or not self.has_room():
             return None
-        if suspect := self.suspects.first:
+        suspect = self.suspects.first
+        if suspect and not self.queue.is_full_for(suspect.view.service_class):
             taken, view = self.suspects.workers(), self._look(suspect, now_ns)
-            apart = [each for each in self.fleet.views() if each.worker not in taken]
+            apart = [each for each in self._views_of(view) if each.worker not in taken]
             if choice := self._choose(view, self._with_room(apart), now_ns):
                 self.suspects.starts(suspect)
                 return suspect, choice
         if not len(self.queue):
             return None
-        request_id = self.queue.first(now_ns)
-        if request_id is None:
-            return None
-        state = requests[request_id]
-        view = self._look(state, now_ns)
-        choice = self._choose(view, self._with_room(self._views_of(view)), now_ns)
-        if choice is None:
-            # Nobody can take anybody now; a worker that joins or frees up asks again.
-            return None
-        self.queue.dequeue(state)
-        return state, choice
+        stuck: set[str] = set()
+        while (request_id := self.queue.first(now_ns, stuck)) is not None:
+            state = requests[request_id]
+            view = self._look(state, now_ns)
+            choice = self._choose(view, self._with_room(self._views_of(view)), now_ns)
+            if choice is not None:
+                self.queue.dequeue(state)
+                return state, choice
+            if not self.fleet.has_dedicated:
+                # Nobody can take anybody now; a worker that joins or frees up asks again.
+                return None
+            # Another class may have workers of its own.
+            stuck.add(view.service_class)
+        return None
 
     def place(self, state: RequestState, choice: Choice, now_ns: int) -> int:
         """Count the request in where it goes. Gives up to which token its KV is pulled from slower
@@ -273,10 +278,15 @@ class AdmissionFront:
         self.suspects.leaves(state)
         self.queue.leave_workers(state)
 
-    def has_room(self) -> bool:
+    def has_room(self, service_class: str | None = None) -> bool:
+        """For one more request of this class at the workers; None: of any."""
         depth = self.config.queue.prefill_depth
-        if self.queue.full or not depth:
-            return not self.queue.full
+        if service_class is None:
+            full = self.queue.full and not self.fleet.has_dedicated
+        else:
+            full = self.queue.is_full_for(service_class)
+        if full or not depth:
+            return not full
         return any(
             tracked.role.prefills and len(tracked.prefilling) < depth
             for tracked in self.fleet.accepting()
@@ -355,11 +365,12 @@ class AdmissionFront:
         return state.view
 
     def _views_of(self, view: RequestView) -> list[WorkerView]:
-        """The workers as this request finds them. Where classes are told apart by breakers, less
-        urgent prompts wait for it there: they are no reason to refuse it."""
-        if self.breakers is None:
-            return self.fleet.views()
-        return self.fleet.views_ahead(self._class_priority(view))
+        """The workers that this request may go to, as it finds them. Where classes are told apart
+        by breakers, less urgent prompts wait for it there: they are no reason to refuse it."""
+        views = self.fleet.views()
+        if self.breakers is not None:
+            views = self.fleet.views_ahead(self._class_priority(view))
+        return self.fleet.open_to(view.service_class, views)
 
     def _class_priority(self, view: RequestView) -> int:
         """Without what its client wished for: there are as many as classes, however many ask."""

@@ -12,17 +12,20 @@ from msgspec.structs import replace
 from tandem.cost.worker import WorkerCost
 from tandem.facts.fleet import Role
 from tandem.messages.router import LoadReported
+from tandem.policy.qos.classes import NO_CLASSES, Classes
 from tandem.policy.views import WorkerView
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What one kind of worker can hold, and what its work costs."""
+    """What one kind of worker can hold, and what its work costs. Its `pool` may be some service
+    classes' own."""
 
     cost: WorkerCost
     block_size: int
     block_count: int
     max_sequences: int
+    pool: str = ""
 
 
 class SentLoad(Struct):
@@ -116,10 +119,11 @@ class TrackedWorker:
 
 
 class Fleet:
-    """All living workers by id."""
+    """All living workers by id. Some may be for some of the `classes` alone."""
 
-    def __init__(self, capacities: Mapping[str, Capacity]) -> None:
+    def __init__(self, capacities: Mapping[str, Capacity], classes: Classes = NO_CLASSES) -> None:
         self._capacities = capacities
+        self.reconfigure(classes)
         self.workers: dict[str, TrackedWorker] = {}
         self._order: list[str] = []
 
@@ -222,6 +226,34 @@ class Fleet:
             if tracked.prefilling.prompts:
                 views[place] = _ahead(views[place], tracked, priority)
         return views
+
+    def open_to(self, service_class: str, views: list[WorkerView]) -> list[WorkerView]:
+        """Those of these workers that requests of this class may go to: of its own pools while they
+        take both phases, else those that are nobody's own."""
+        if not self._has_dedicated:
+            return views
+        whose = {view.worker: self.dedicated_to(view.worker) for view in views}
+        own = [view for view in views if service_class in whose[view.worker]]
+        taking = [view.role for view in own if view.accepting]
+        if any(role.prefills for role in taking) and any(role.decodes for role in taking):
+            return own
+        return [view for view in views if not whose[view.worker]]
+
+    def dedicated_to(self, worker: str) -> frozenset[str]:
+        """The classes whose own the worker is; none: it is everybody's."""
+        if not self._has_dedicated:
+            return frozenset()
+        return self._classes.dedicated_to(self.workers[worker].capacity.pool)
+
+    def reconfigure(self, classes: Classes) -> None:
+        """Other classes have pools of their own from now on."""
+        self._classes = classes
+        self._has_dedicated = any(each.pools for each in classes.classes)
+
+    @property
+    def has_dedicated(self) -> bool:
+        """Whether some classes may have workers of their own."""
+        return self._has_dedicated
 
     def accepting(self) -> Iterable[TrackedWorker]:
         return (tracked for tracked in self.workers.values() if tracked.accepting)

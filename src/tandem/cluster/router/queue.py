@@ -1,7 +1,7 @@
 """The request queue: fair queueing by class and tenant, bounded by what may be at the workers at
 once; and beside it requests suspected of killing workers (see `deaths`)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -33,6 +33,8 @@ class RequestQueue:
         self.config = config
         self.in_use: dict[str, int] = {}
         self._classes = classes
+        # Who has workers of their own takes nobody's place.
+        self._with_own = classes.with_own_pools
         self._queue = FairQueue(classes, config.weights, config.max_wait_s)
         # Of each class and each tenant that waits: uncached prompt tokens, requests.
         self._waiting: dict[tuple[str, str], tuple[int, int]] = {}
@@ -43,9 +45,10 @@ class RequestQueue:
 
     @property
     def full(self) -> bool:
-        """Whether no more requests may be at workers."""
+        """Whether no more requests may be at workers, but those of classes with workers of their
+        own."""
         bound = self.config.max_requests
-        return bool(bound) and sum(self.in_use.values()) >= bound
+        return bool(bound) and sum(self._shared_in_use().values()) >= bound
 
     @property
     def depends_on_output(self) -> bool:
@@ -63,6 +66,7 @@ class RequestQueue:
         tenant has now, and keeps the deadline, SLO and priority that it came with."""
         self._queue.reconfigure(classes, config.weights, config.max_wait_s)
         self.config, self._classes = config, classes
+        self._with_own = classes.with_own_pools
         self._waiting.clear()
         for view in self._queue:
             self._count(view, 1)
@@ -89,10 +93,13 @@ class RequestQueue:
     def dequeue(self, state: RequestState) -> None:
         self._count(self._queue.remove(state.request_id), -1)
 
-    def first(self, now_ns: int) -> str | None:
-        """Who goes next, by request id; None when nobody may."""
-        capacity = self.config.max_requests or sum(self.in_use.values()) + len(self)
-        view = self._queue.first(self.in_use, capacity, now_ns)
+    def first(self, now_ns: int, without: Set[str] = frozenset()) -> str | None:
+        """Who goes next, by request id, `without` these classes; None when nobody may."""
+        in_use = self._shared_in_use()
+        if self._with_own and self.full:
+            without, in_use = without | (self._queue.waiting().keys() - self._with_own), {}
+        capacity = self.config.max_requests or sum(in_use.values()) + len(self)
+        view = self._queue.first(in_use, capacity, now_ns, without)
         return None if view is None else view.request_id
 
     def enter_workers(self, state: RequestState) -> None:
@@ -120,7 +127,20 @@ class RequestQueue:
         capacity = self.config.max_requests
         if not capacity or not len(self):
             return {}
-        return to_preempt(self._classes, self._queue.waiting(), self.in_use, capacity)
+        waiting = self._queue.waiting()
+        for name in self._with_own:
+            waiting.pop(name, None)
+        return to_preempt(self._classes, waiting, self._shared_in_use(), capacity)
+
+    def is_full_for(self, service_class: str) -> bool:
+        """Whether no more requests of this class may be at workers."""
+        return service_class not in self._with_own and self.full
+
+    def _shared_in_use(self) -> dict[str, int]:
+        """Of the classes that share workers."""
+        if not self._with_own:
+            return self.in_use
+        return {name: used for name, used in self.in_use.items() if name not in self._with_own}
 
     def before(
         self, workers: Sequence[WorkerView], request: RequestView, *, by_class: bool = False
@@ -136,6 +156,8 @@ class RequestQueue:
         own_priority = named(request.service_class).priority
         waiting: dict[str, tuple[int, int]] = {}
         for (service_class, name), (tokens, requests) in self._waiting.items():
+            if not self._classes.share_workers(request.service_class, service_class):
+                continue
             if not by_class or named(service_class).priority <= own_priority:
                 more_tokens, more_requests = waiting.get(name, (0, 0))
                 waiting[name] = (more_tokens + tokens, more_requests + requests)

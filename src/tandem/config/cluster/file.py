@@ -5,7 +5,7 @@ keys, what its sections must be to each other, and how it is found and read.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -47,6 +47,10 @@ BUNDLED_CLUSTERS = BUNDLED / "clusters"
 MOST_FAULTS_PER_HOUR = 100_000
 MOST_PORT = 65535
 MOST_NAME_BYTES = 128
+PHASES: Mapping[str, Callable[[Role], bool]] = {
+    "prefill": lambda role: role.prefills,
+    "decode": lambda role: role.decodes,
+}
 
 
 @section
@@ -173,11 +177,8 @@ def _own_refusals(cluster: Cluster) -> Iterator[tuple[str, str]]:
 def _pool_refusals(cluster: Cluster) -> Iterator[tuple[str, str]]:
     yield from _unlike_blocks(cluster.pools, cluster.block_size)
     roles = [pool.role for pool in cluster.pools]
-    for phase, taken in (
-        ("prefill", any(role.prefills for role in roles)),
-        ("decode", any(role.decodes for role in roles)),
-    ):
-        if not taken:
+    for phase, takes in PHASES.items():
+        if not any(map(takes, roles)):
             yield "pools", f"no pool takes {phase}; add one with role {phase} or both"
     planning = cluster.policies.planning.name
     if planning != "static" and not {Role.PREFILL, Role.DECODE} <= set(roles):
@@ -245,10 +246,34 @@ def _caller_refusals(cluster: Cluster) -> Iterator[tuple[str, str]]:
         if seen & set(tenant.api_keys) or len(set(tenant.api_keys)) < len(tenant.api_keys):
             yield f"tenants.{index}.api_keys", "tenants: one of the api_keys stands there twice"
         seen |= set(tenant.api_keys)
+    yield from _dedicated_refusals(cluster)
     if sum(entry.default for entry in cluster.classes) > 1:
         yield "classes", "only one class can be the default"
     if sum(entry.reserved for entry in cluster.classes) > 1:
         yield "classes", "the classes' reserved shares must not exceed 1 in all"
+
+
+def _dedicated_refusals(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """Pools that classes have to themselves: each class and everybody else can be served."""
+    pools = {pool.name: pool for pool in cluster.pools}
+    named = {name for entry in cluster.classes for name in entry.pools}
+    for index, entry in enumerate(cluster.classes):
+        place, own = f"classes.{index}.pools", [name for name in entry.pools if name in pools]
+        for name in entry.pools:
+            if name not in pools:
+                yield place, f"class {entry.name}: there is no pool {name}{nearest(name, pools)}"
+            elif cluster.plans and pools[name].role is not Role.BOTH:
+                yield (
+                    place,
+                    f"class {entry.name}: pool {name} cannot be both a class's own and planned; "
+                    "give it the role both, which planners leave alone, or planning static",
+                )
+        for phase, takes in PHASES.items():
+            if own and not any(takes(pools[name].role) for name in own):
+                yield place, f"class {entry.name}: none of its pools takes {phase}; name one more"
+    for phase, takes in PHASES.items():
+        if named and not any(takes(pool.role) for pool in cluster.pools if pool.name not in named):
+            yield "classes", f"every pool that takes {phase} is some class's own; leave one to all"
 
 
 def read_cluster(name: str, overrides: Sequence[str] = ()) -> Cluster:

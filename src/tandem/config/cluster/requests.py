@@ -123,6 +123,10 @@ class ClassConfig:
     )
 
     degrade: DegradeConfig = key("Instead of a refusal, where that helps.", factory=DegradeConfig)
+    pools: tuple[str, ...] = key(
+        "Pools whose workers are for this class (and others that name them) alone: a fast lane.",
+        default=(),
+    )
 
     def __post_init__(self) -> None:
         refuse_zero(self.slo)

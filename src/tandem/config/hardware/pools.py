@@ -110,6 +110,7 @@ def capacity_of(cluster: Cluster) -> Callable[[Register], Capacity]:
             block_size=geometry.block_size,
             block_count=register.export.block_count,
             max_sequences=register.max_sequences,
+            pool=register.pool,
         )
 
     return capacity

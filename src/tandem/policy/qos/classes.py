@@ -24,7 +24,8 @@ class ServiceClass:
     belongs here, if its tenant may use the class. `deadline_s` is when the first token is due after
     the arrival. A client may shift its priority within `client_priorities`, and ask for its KV to
     be kept for up to `longest_pin_s` (None: as everywhere). `degrade` is what its requests are cut
-    to before they are refused."""
+    to before they are refused. The workers of its `pools` are for it (and other classes that name
+    them) alone, and are all that it uses while they serve."""
 
     name: str
     priority: int = 0
@@ -35,6 +36,7 @@ class ServiceClass:
     client_priorities: ClientPriorities = LOWER_ONLY
     longest_pin_s: float | None = None
     degrade: Degradation = field(default_factory=Degradation)
+    pools: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.reserved <= 1:
@@ -128,11 +130,30 @@ class Classes:
         known = any(each.name == name for each in self.classes)
         return name if known else self.named(self.tenants.get(tenant, self.default)).name
 
+    def dedicated_to(self, pool: str) -> frozenset[str]:
+        """The classes for which the workers of that pool are alone; none: they are everybody's."""
+        return frozenset(each.name for each in self.classes if pool in each.pools)
+
+    @property
+    def with_own_pools(self) -> frozenset[str]:
+        """The classes that have workers of their own."""
+        return frozenset(each.name for each in self.classes if each.pools)
+
+    def share_workers(self, one: str, other: str) -> bool:
+        """Whether requests of these classes may go to the same workers, while all pools serve."""
+        if one == other:
+            return True
+        own, others = self.named(one).pools, self.named(other).pools
+        return not set(own).isdisjoint(others) or not (own or others)
+
     def reserved_slots(self, name: str, capacity: int) -> int:
         return floor(self.named(name).reserved * capacity + 1e-9)
 
     def below_reserve(self, name: str, in_use: Mapping[str, int], capacity: int) -> bool:
         return in_use.get(name, 0) < self.reserved_slots(name, capacity)
+
+
+NO_CLASSES = Classes()
 
 
 def to_preempt(

@@ -5,7 +5,7 @@ the client's own priority, the earliest deadline and the order of arrival. Who w
 for its tenant's turn alone. Nothing that a client chooses goes before another tenant.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -255,13 +255,22 @@ class FairQueue:
             self._counters.left(request.tenant, queue.priority)
         return request
 
-    def first(self, in_use: Mapping[str, int], capacity: int, now_ns: int) -> RequestView | None:
-        """The request that goes next; None when nobody waits or no slot is free. `in_use` counts
-        running requests by class."""
+    def first(
+        self,
+        in_use: Mapping[str, int],
+        capacity: int,
+        now_ns: int,
+        without: Set[str] = frozenset(),
+    ) -> RequestView | None:
+        """The request that goes next, `without` those of some classes; None when nobody waits or no
+        slot is free. `in_use` counts running requests by class."""
         if not self._requests or sum(in_use.values()) >= capacity:
             return None
-        below = [n for n in self._queues if self._classes.below_reserve(n, in_use, capacity)]
-        entitled = [self._queues[name] for name in below or self._queues]
+        names = [name for name in self._queues if name not in without]
+        if not names:
+            return None
+        below = [n for n in names if self._classes.below_reserve(n, in_use, capacity)]
+        entitled = [self._queues[name] for name in below or names]
         for queue in entitled:
             self._age(queue, now_ns)
         return self._requests[self._fairest(entitled)]
