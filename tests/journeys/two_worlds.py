@@ -235,7 +235,8 @@ def written(event: WorkerEvent) -> dict:
     """An event as a line of the journal."""
     match event:
         case RequestsArrived(requests):
-            return {"arrived": [asdict(arrived) for arrived in requests]}
+            written = [asdict(each) | {"session": each.session.hex()} for each in requests]
+            return {"arrived": written}
         case RequestsAborted(request_ids):
             return {"aborted": list(request_ids)}
         case StepDone(result):
@@ -255,6 +256,7 @@ def read(entry: dict) -> WorkerEvent:
 def _request(fields: dict) -> Request:
     known = {name: _tuples(value) for name, value in fields.items()}
     sampling = {name: _tuples(value) for name, value in fields["sampling"].items()}
+    known["session"] = bytes.fromhex(fields["session"])
     return Request(**known | {"sampling": SamplingParameters(**sampling)})
 
 
