@@ -7,9 +7,7 @@ Usage: python bench/agents.py TRACE [--tenant miniswe] [--copies N] [--speed X] 
 import argparse
 import asyncio
 import json
-import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -29,6 +27,7 @@ from tandem.config.cluster.file import read_cluster
 from tandem.facts.fleet import Tier
 from tandem.facts.trace import TraceRow
 from tandem.twin.simulation import simulate
+from tandem_process import serving
 
 TWIN = """
 model: qwen3-32b
@@ -110,22 +109,8 @@ def cluster(text: str) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         file, state = Path(folder) / "cluster.yaml", Path(folder) / "state"
         file.write_text(text)
-        command = [sys.executable, "-u", "-m", "tandem", "up", str(file)]
-        with subprocess.Popen(
-            [*command, "--state-dir", str(state)], stdout=subprocess.PIPE, text=True
-        ) as up:
-            try:
-                assert up.stdout is not None
-                url = next(
-                    word
-                    for line in up.stdout
-                    for word in line.split()
-                    if word.startswith("http://")
-                )
-                yield url.rstrip("/").removesuffix("/v1")
-            finally:
-                up.send_signal(signal.SIGTERM)
-                up.wait(60)
+        with serving("up", str(file), "--state-dir", str(state)) as url:
+            yield url
 
 
 async def agent(

@@ -9,13 +9,7 @@ servers are the real command over real sockets, with a dummy model.
 
 import asyncio
 import json
-import re
-import signal
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Annotated
@@ -26,6 +20,7 @@ import typer
 from figures import Figure, show, write
 from limits import summarised
 from streaming import Client, Stream
+from tandem_process import serving
 
 CONFIG = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -53,26 +48,6 @@ COMMON = ["--load-format", "dummy", "--served-model-name", "bench", "--max-num-s
 TOGETHER = [*COMMON, "--threads", "2"]
 ALONE = [*COMMON, "--threads", "1"]
 APART = [*ALONE, "--prefill", "1", "--decode", "1"]
-
-
-@contextmanager
-def server(model: Path, *options: str) -> Iterator[str]:
-    """`tandem serve` until the block ends; gives its URL."""
-    command = [sys.executable, "-u", "-m", "tandem", "serve", str(model), "--port", "0", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    printed = ""
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            printed += line
-            if "Ctrl-C stops" in line:
-                break
-        found = re.search(r"served on (http://[\d.]+:\d+)/v1", printed)
-        assert found, printed
-        yield found[1]
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
 
 
 def prompt(serial: int, tokens: int) -> list[int]:
@@ -122,7 +97,7 @@ async def disturbed_gaps(url: str) -> list[float]:
 def first_figures(model: Path) -> list[Figure]:
     measured: dict[tuple[str, int], list[Stream]] = {}
     for name, options in (("one process", ALONE), ("prefill + decode", APART)):
-        with server(model, *options) as url:
+        with serving("serve", str(model), "--port", "0", *options) as url:
             for tokens in FIRST_LENGTHS:
                 measured[name, tokens] = asyncio.run(first_tokens(url, tokens))
     figures = []
@@ -155,7 +130,7 @@ def gap_figures(model: Path) -> list[Figure]:
     }
     found = {}
     for name, options in runs.items():
-        with server(model, *options) as url:
+        with serving("serve", str(model), "--port", "0", *options) as url:
             found[name] = asyncio.run(disturbed_gaps(url))
     p99 = {name: quantiles(gaps, n=100)[98] * 1e3 for name, gaps in found.items()}
     ours = p99["prefill + decode"]

@@ -21,7 +21,8 @@ from cluster import CONFIG, prompt
 from figures import Figure, show, write
 from limits import summarised
 from streaming import Client, Stream
-from survive_cluster import TANDEM, Running, cluster
+from survive_cluster import Running, cluster
+from tandem_process import TANDEM
 
 STEADY_TOKENS = 60
 MOST_TOKENS = 1500

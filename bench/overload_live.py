@@ -3,8 +3,6 @@ model, priced by a profile that is measured first, and `tandem bench` as its cli
 """
 
 import json
-import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,8 +19,8 @@ from tandem.commands.simulated_runs import Run, Trial, run_trials
 from tandem.config.cluster.file import read_cluster
 from tandem.facts.slo import Slo
 from tandem.facts.trace import TraceRow
+from tandem_process import TANDEM, serving
 
-TANDEM = (sys.executable, "-u", "-m", "tandem")
 TEXT = """
 name: overload
 model: tandem-mini
@@ -68,7 +66,7 @@ def live_and_twin(policies: dict[str, str], requests: int, console: Console) -> 
         folder = Path(passing)
         profile = folder / "profile.json"
         subprocess.run(
-            [*TANDEM, "profile", "--out", str(profile), "--threads=1"],
+            [*TANDEM, "calibrate", "--out", str(profile), "--threads=1"],
             check=True,
             stdout=sys.stderr,
         )
@@ -92,21 +90,8 @@ def cluster(folder: Path, profile: Path, admission: str) -> Iterator[str]:
     """The URL of a cluster that runs until the block ends."""
     file, state = folder / "cluster.yaml", folder / "state"
     file.write_text(TEXT.format(profile=profile, admission=admission))
-    command = [*TANDEM, "up", str(file), "--state-dir", str(state)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    printed = ""
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            printed += line
-            if "Ctrl-C stops" in line:
-                break
-        found = re.search(r"served on (http://[\d.]+:\d+)/v1", printed)
-        assert found, printed
-        yield found[1]
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
+    with serving("up", str(file), "--state-dir", str(state)) as url:
+        yield url
 
 
 def load(url: str, folder: Path, requests: int, *options: str) -> list[dict[str, Any]]:

@@ -2,18 +2,17 @@
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-TANDEM = (sys.executable, "-u", "-m", "tandem")
+from tandem_process import TANDEM, serving
+
 # KV of the model of bench/cluster.py is 16 KiB a token in float32.
 TEXT = """
 name: survive
@@ -75,21 +74,8 @@ def cluster(
     )
     file, state = folder / "cluster.yaml", folder / "state"
     file.write_text(TEXT.format(model=model, kv=kv, pools=pools, tiers=tiers))
-    command = [*TANDEM, "up", str(file), "--state-dir", str(state)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    printed = ""
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            printed += line
-            if "Ctrl-C stops" in line:
-                break
-        found = re.search(r"served on (http://[\d.]+:\d+)/v1", printed)
-        assert found, printed
-        yield Running(found[1], state)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
+    with serving("up", str(file), "--state-dir", str(state)) as url:
+        yield Running(url, state)
 
 
 @contextmanager
