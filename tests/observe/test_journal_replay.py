@@ -103,9 +103,10 @@ class MarkedRun(ChanceRun):
 MARK = 0xDEAD_BE00
 
 
-def test_no_token_and_no_name_of_a_client_is_in_it():
+@pytest.mark.parametrize("seed", [5, 6])
+def test_no_token_and_no_name_of_a_client_is_in_it(seed):
     # A ledger knows small tokens only.
-    run = MarkedRun(5, World(checks_kv=False), Recorded)
+    run = MarkedRun(seed, World(checks_kv=False), Recorded)
     cluster = run.play().cluster
     prompts = {
         token

@@ -373,6 +373,7 @@ class ChanceRun:
         """Gateways know exactly what workers have received, and count nothing as under way."""
         for gateway in self.cluster.gateways.values():
             gateway.machine.audit()
+            self._check_sharing(gateway)
             for name, worker in self.cluster.workers.items():
                 tracked = gateway.machine.router.admission.fleet.workers[name]
                 connection = worker.machine.gateways.of(gateway.name)
@@ -392,6 +393,25 @@ class ChanceRun:
         settled = ledger.finished_bytes + ledger.wasted_bytes + ledger.dropped_bytes
         moving = sum(each.moved_bytes for each in self.cluster.transfers.under_way.values())
         assert abs(ledger.started_bytes - settled - moving) < 1e-3
+
+    def _check_sharing(self, gateway) -> None:
+        """It knows what each of the others has given out, and that nothing of it is under way."""
+        sharing = gateway.machine.sharing
+        if sharing is None:
+            return
+        others = {name: each for name, each in self.cluster.gateways.items() if each != gateway}
+        assert sharing.others.keys() == others.keys()
+        for name, other in others.items():
+            known, use = sharing.others[name], other.machine.router.admission.use
+            assert not known.use.wanted
+            assert not known.use.waiting
+            assert known.accounts.keys() == use.of.keys()
+            for account, totals in use.of.items():
+                received = known.accounts[account]
+                assert received.input_tokens == totals.input_tokens
+                assert received.output_tokens == totals.output_tokens
+                assert not received.waiting
+                self.seen["shared accounts"] += 1
 
     def _check_tiers(self) -> None:
         """Nobody's work is left, every store holds exactly what its owner says, but for what was

@@ -18,6 +18,14 @@ from tandem.messages.router import (
     LoadReported,
     TokensReported,
 )
+from tandem.messages.sharing import (
+    MOST_ACCOUNTS,
+    MOST_BLOCKS,
+    MOST_CLASSES,
+    MOST_PROMPTS,
+    ShareUse,
+    UseShared,
+)
 from tandem.messages.worker import ImportsArrived, PrefillsArrived
 
 
@@ -102,6 +110,15 @@ def _fetch_kv(fetch: FetchKv) -> None:
     _need(fetch.first_token <= fetch.end_token, "fetches no range of tokens")
 
 
+def _use(message: ShareUse | UseShared) -> None:
+    use = message.use
+    _need(len(use.accounts) <= MOST_ACCOUNTS, "has too many accounts")
+    _need(all(len(each.waiting) <= MOST_CLASSES for each in use.accounts), "has too many classes")
+    _need(len(use.prompts) <= MOST_PROMPTS, "has too many prompts")
+    blocks = sum(len(each.digests) for each in use.prompts)
+    _need(blocks <= MOST_BLOCKS, "has too many blocks")
+
+
 def _need(holds: bool, problem: str) -> None:
     if not holds:
         raise BadMessage(problem)
@@ -118,4 +135,6 @@ _RULES: dict[type, Callable[[Any], None]] = {
     ImportsArrived: _arrived,
     TiersReported: _tiers_reported,
     FetchKv: _fetch_kv,
+    ShareUse: _use,
+    UseShared: _use,
 }

@@ -21,6 +21,7 @@ from tandem.messages.router import (
     RequestsLost,
     TokensReported,
 )
+from tandem.messages.sharing import ShareUse, UseShared
 from tandem.messages.worker import (
     CopiesRequested,
     ImportDone,
@@ -132,6 +133,7 @@ ToGateway = (
     | RegisterPoolNode
     | TiersReported
     | RequestBroken
+    | UseShared
 )
 
 
@@ -277,4 +279,5 @@ ToWorker = (
     | PinBlocks
     | SessionPaused
     | SessionReturning
+    | ShareUse
 )

@@ -1,6 +1,7 @@
 """The configurations of the machines of a simulated cluster, from its scenario."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from tandem.cluster.gateway.machine import GatewayConfig
 from tandem.cluster.gateway.pauses import PauseConfig
@@ -63,7 +64,7 @@ def gateway_config(
         revision="",
         block_format=_block_format(scenario) if scenario.remote_blocks else None,
         planning=_planning(scenario) if name == GATEWAY else None,
-        limits=policies.limits,
+        limits=replace(policies.limits, gateways=scenario.gateways),
         learning=policies.learning,
         pauses=PauseConfig(scenario.learns_pauses) if scenario.longest_pause_s else None,
     )

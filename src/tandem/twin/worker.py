@@ -33,6 +33,7 @@ from tandem.messages.node import (
     NodeEvent,
 )
 from tandem.messages.router import LoadReported, TokensReported
+from tandem.messages.sharing import ShareUse
 from tandem.twin.block_contents import EngineDied
 from tandem.twin.engine import SimulatedEngine
 from tandem.twin.event_queue import Timer, Turn
@@ -62,6 +63,7 @@ PASSING = frozenset(
         MoveFinished,
         MoveKv,
         PeerJoined,
+        ShareUse,
         TimePassed,
     }
 )

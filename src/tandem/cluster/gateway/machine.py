@@ -27,6 +27,7 @@ from tandem.cluster.gateway.planner import PlanningConfig
 from tandem.cluster.gateway.rate_limits import CallLimits
 from tandem.cluster.gateway.routing import Routing
 from tandem.cluster.gateway.shared_pool import SharedPool
+from tandem.cluster.gateway.sharing import Sharing
 from tandem.cluster.router.admission import RouterConfig
 from tandem.cluster.router.fleet import Capacity
 from tandem.cluster.router.machine import RouterMachine
@@ -72,6 +73,7 @@ from tandem.messages.router import (
     WorkerDrained,
     WorkerJoined,
 )
+from tandem.messages.sharing import UseShared
 from tandem.policy.learning import DEFAULT_LEARNING, Learning
 
 Effects = list[GatewayEffect]
@@ -88,9 +90,10 @@ class GatewayConfig:
     sent `terms`, whose `silence_ns` holds for workers too. Only workers of this `model` and
     `revision` are let in, and only processes of the shared pool that keep blocks of `block_format`
     (None: there is no shared pool). It plans how many workers there are if it has `planning`: of
-    several gateways one. `limits` are the rate limits of accounts. `learning` is how prices follow
-    what is measured (None: only those of tiers do). It follows the pauses of sessions if it has
-    `pauses`. `configuration` numbers what operators have applied, from 0."""
+    several gateways one. `limits` are the rate limits of accounts, and how many gateways there are,
+    which share what each of them gives out. `learning` is how prices follow what is measured
+    (None: only those of tiers do). It follows the pauses of sessions if it has `pauses`.
+    `configuration` numbers what operators have applied, from 0."""
 
     gateway: str
     router: RouterConfig
@@ -137,7 +140,9 @@ class GatewayMachine:
         self.drains = Drains(self.members)
         self.audits = Audits()
         self._audits_asked: list[AuditAsked] = []
-        self.limits = CallLimits(config.limits, explains=router.explains)
+        use = self.router.admission.use
+        self.limits = CallLimits(config.limits, use, explains=router.explains)
+        self.sharing: Sharing | None = None
         self.autoscaling: Autoscaling | None = None
         self.pauses = None if config.pauses is None else Pauses(config.pauses, self.routing)
         self._started_ns: int | None = None
@@ -182,6 +187,8 @@ class GatewayMachine:
             self._keep_time(now_ns, effects)
         if self.members.draining:
             effects += check_drains(self.drains, self.members, self.routing, now_ns)
+        if self.sharing is not None:
+            effects += self.sharing.pass_time(now_ns)
         if self.autoscaling is not None:
             effects = self.autoscaling.follow(events, effects, now_ns)
         if not self.limits.idle:
@@ -257,7 +264,9 @@ class GatewayMachine:
         plan_ns = None if self.autoscaling is None else self.autoscaling.next_wakeup()
         return_ns = None if self.pauses is None else self.pauses.next_wakeup()
         due_ns = self._renew_at_ns
-        for wakeup_ns in (silent_ns, late_ns, plan_ns, return_ns, self.router.next_wakeup()):
+        share_ns = None if self.sharing is None else self.sharing.next_wakeup()
+        wakeups = (silent_ns, late_ns, plan_ns, return_ns, share_ns, self.router.next_wakeup())
+        for wakeup_ns in wakeups:
             if wakeup_ns is not None and wakeup_ns < due_ns:
                 due_ns = wakeup_ns
         return due_ns
@@ -267,6 +276,10 @@ class GatewayMachine:
         self._started_ns, self._renew_at_ns = now_ns, now_ns + self._renewal_ns
         if self.config.planning is not None:
             self.autoscaling = self._autoscaling(self.config.planning, now_ns)
+        if self.config.limits.gateways > 1:
+            self.sharing = Sharing(
+                self.config.terms, self.routing, self.members, self.limits, now_ns=now_ns
+            )
 
     def _take(self, event: GatewayInput, now_ns: int, effects: Effects) -> None:
         match event:
@@ -370,6 +383,9 @@ class GatewayMachine:
                 effects += self.drains.role_state_reported(member)
             case MoveEnded():
                 self.routing.move_ended(member, message, now_ns)
+            case UseShared(_, use):
+                if self.sharing is not None:
+                    effects += self.sharing.received(use, now_ns)
             case Audited():
                 effects += self.audits.answered(message)
             case Deregister():

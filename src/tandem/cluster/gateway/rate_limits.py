@@ -6,9 +6,10 @@ was charged; what is cancelled does not, for its prompt was, or is about to be, 
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandem.cluster.audit import invariant
+from tandem.cluster.router.use_totals import UseTotals
 from tandem.facts.rate_limits import LimitTerms
 from tandem.messages.gateway import Deliver, GatewayEffect
 from tandem.messages.router import (
@@ -48,10 +49,14 @@ class LimitedRequest:
 
 
 class CallLimits:
-    """One for a gateway. Nothing is remembered of accounts without limits."""
+    """One for a gateway. Nothing is remembered of accounts without limits. Limits are divided by
+    the gateways of `terms` that are silent: what the others let through is counted here. `use`
+    counts what is charged, for them."""
 
-    def __init__(self, terms: LimitTerms, *, explains: bool = False) -> None:
+    def __init__(self, terms: LimitTerms, use: UseTotals, *, explains: bool = False) -> None:
         self.limiter = RateLimiter(terms)
+        self._gateways, self._connected = terms.gateways, 0
+        self._use = use
         self._limits = not terms.empty
         self._explains = explains
         self._open: dict[str, LimitedRequest] = {}
@@ -70,6 +75,7 @@ class CallLimits:
         request_id = event.request.request_id
         if call.reached is None:
             if self.limiter.started(call.account, now_ns):
+                self._use.runs(call.account, 1)
                 self._open[request_id] = LimitedRequest(call, now_ns)
             return []
         by, reason, wait_s = call.reached.by, call.reached.reason, call.reached.wait_ns / 1e9
@@ -91,8 +97,25 @@ class CallLimits:
     def limits_changed(self, terms: LimitTerms, now_ns: int) -> None:
         """Other limits from now on. What was used stays used; requests of accounts that had none
         before are not counted."""
-        self._limits = not terms.empty
-        self.limiter.limits_changed(terms, now_ns)
+        self._limits, self._gateways = not terms.empty, terms.gateways
+        self._divide(terms, now_ns)
+
+    def others_connected(self, gateways: int, now_ns: int) -> None:
+        """What so many other gateways let through is known from now on."""
+        self._connected = gateways
+        self._divide(self.limiter.terms, now_ns)
+
+    def used_elsewhere(self, account: str, requests: int, tokens: int, now_ns: int) -> None:
+        """Another gateway has let so much more of the account through; less than 0: it has given
+        back."""
+        if requests > 0 or tokens > 0:
+            self.limiter.charge(account, max(0, requests), max(0, tokens), now_ns)
+        if requests < 0 or tokens < 0:
+            self.limiter.give_back(account, max(0, -requests), max(0, -tokens), now_ns)
+
+    def run_elsewhere(self, account: str, requests: int, now_ns: int) -> None:
+        """So many requests of the account wait or run at other gateways."""
+        self.limiter.set_running_elsewhere(account, requests, now_ns)
 
     def follow(self, effects: Iterable[GatewayEffect], now_ns: int) -> None:
         """What a turn of the gateway gave its clients."""
@@ -107,6 +130,7 @@ class CallLimits:
                 case LeaveOut(request_id):
                     if request := self._open.get(request_id):
                         self.limiter.give_back(request.call.account, 1, 0, now_ns)
+                        self._use.charged(request.call.account, -1, 0)
                         request.call.requests = max(0, request.call.requests - 1)
                     self._ended(request_id, now_ns)
                 case CutOff(request_id) | FailRequest(request_id):
@@ -138,6 +162,7 @@ class CallLimits:
         call = LimitedCall(account, requests, tokens, requests - 1, reached)
         if reached is None:
             self.limiter.charge(account, requests, tokens, now_ns)
+            self._use.charged(account, requests, tokens)
         if size is not None and call.to_come:
             self._calls[size.call_id] = call
             if len(self._calls) > MOST_CALLS:
@@ -157,13 +182,21 @@ class CallLimits:
                 self._ended(request_id, now_ns)
         for account, count in rows.items():
             self.limiter.charge_tokens(account, count * effect.repeats, now_ns)
+            self._use.charged(account, 0, count * effect.repeats)
 
     def _give_back(self, call: LimitedCall, now_ns: int) -> None:
         """Once, however many of its requests are rejected."""
         self.limiter.give_back(call.account, call.requests, call.tokens, now_ns)
+        self._use.charged(call.account, -call.requests, -call.tokens)
         call.requests = call.tokens = 0
 
     def _ended(self, request_id: str, now_ns: int) -> None:
         request = self._open.pop(request_id, None)
         if request is not None:
             self.limiter.ended(request.call.account, now_ns - request.arrival_ns)
+            self._use.runs(request.call.account, -1)
+
+    def _divide(self, terms: LimitTerms, now_ns: int) -> None:
+        unheard = max(1, self._gateways - self._connected)
+        if (terms, unheard) != (self.limiter.terms, self.limiter.terms.gateways):
+            self.limiter.limits_changed(replace(terms, gateways=unheard), now_ns)

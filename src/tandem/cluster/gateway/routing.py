@@ -177,6 +177,11 @@ class Routing:
         for worker, capacity in capacities.items():
             self.router.admission.fleet.reprice(worker, capacity)
 
+    def fill(self, now_ns: int) -> Effects:
+        """Start whoever waits and may go."""
+        effects = self.flush(now_ns)
+        return effects + self._perform(self.router.fill(now_ns), now_ns) + self.flush(now_ns)
+
     def audit(self) -> None:
         """Assert that nothing is remembered in vain."""
         self.transfers.audit()

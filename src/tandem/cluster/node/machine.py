@@ -60,6 +60,7 @@ from tandem.messages.node import (
     SendToGateway,
 )
 from tandem.messages.router import BlocksListed, LoadReported, RequestsLost
+from tandem.messages.sharing import ShareUse, UseShared
 from tandem.messages.worker import (
     CopiesRequested,
     EmitTokens,
@@ -278,6 +279,10 @@ class NodeMachine:
             case Undrain():
                 self.role_state.undrain()
                 return self._report_role_state()
+            case ShareUse(use):
+                shared = UseShared(self.registration.worker, use)
+                others = (name for name, _ in self.gateways.serving() if name != gateway)
+                return [SendToGateway(name, shared) for name in others]
             case NotNeeded():
                 connection.not_needed = True
             case ListBlocks(tier):

@@ -15,6 +15,7 @@ from tandem.cluster.router.fleet import Capacity, Fleet
 from tandem.cluster.router.prefix_cache.index import ComputedHashes, PrefixIndex, PromptHashes
 from tandem.cluster.router.queue import LivenessChecks, RequestQueue, RequestQueueConfig, Suspects
 from tandem.cluster.router.request_state import RequestState, Stage
+from tandem.cluster.router.use_totals import UseTotals
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.fleet import Tier
 from tandem.messages.router import (
@@ -68,14 +69,16 @@ class Choice:
 
 class AdmissionFront:
     """Owns what decisions are made from: the fleet, the prefix index, the request queue, and the
-    suspects, which wait beside it. `root` is that under which prompts are looked up now."""
+    suspects, which wait beside it. `root` is that under which prompts are looked up now; `use` is
+    what accounts got through this gateway."""
 
     def __init__(self, config: RouterConfig) -> None:
         self.config = config
         self.root = config.root
         self.fleet = Fleet(config.capacities, config.classes)
         self.index = PrefixIndex(config.block_size)
-        self.queue = RequestQueue(config.queue, config.classes)
+        self.use = UseTotals()
+        self.queue = RequestQueue(config.queue, config.classes, self.use)
         self.suspects = Suspects(self.queue)
         self.liveness = LivenessChecks()
         terms = config.admission.breaker
@@ -240,6 +243,9 @@ class AdmissionFront:
         tracked = self.fleet.workers[prefill]
         tracked.prefilling.add(state.wire_id, self._class_priority(view), prefill_tokens)
         self.index.expect(prefill, state.chain, now_ns)
+        if kept_tokens < len(state.chain) * self.config.block_size:
+            # Others do not know of the blocks that it will compute.
+            self.use.routed(prefill, state.chain)
         if not state.local:
             self.expect_decode(state)
         return pulled_tokens

@@ -157,6 +157,12 @@ class RouterMachine:
         self._fill(now_ns, effects)
         return effects
 
+    def fill(self, now_ns: int) -> Effects:
+        """Start whoever may go now that more may be at workers."""
+        effects: Effects = []
+        self._fill(now_ns, effects)
+        return effects
+
     def state_of(self, wire_id: str) -> RequestState | None:
         """The request that workers know by this id, while they work on it."""
         return self._by_wire.get(wire_id)

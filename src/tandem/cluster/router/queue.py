@@ -8,16 +8,19 @@ from msgspec.structs import replace
 
 from tandem.cluster.audit import invariant
 from tandem.cluster.router.request_state import RequestState, Stage
+from tandem.cluster.router.use_totals import UseTotals
 from tandem.policy.qos.classes import Classes, to_preempt
 from tandem.policy.qos.fair_queue import FairQueue
+from tandem.policy.qos.places import fair_places
 from tandem.policy.views import RequestView, WorkerView
 
 
 @dataclass(frozen=True, slots=True)
 class RequestQueueConfig:
-    """`max_requests` may be at workers at once and `prefill_depth` prompts at each prefill worker;
-    what goes beyond waits (0: no bound). Tenants share by `weights`, 1 where none is given; whoever
-    waited `max_wait_s` goes before them."""
+    """`max_requests`, of all gateways together, may be at workers at once, and of each
+    gateway `prefill_depth` prompts at each prefill worker; what goes beyond waits (0: no bound).
+    Tenants share by `weights`, 1 where none is given; whoever waited `max_wait_s` goes before
+    them."""
 
     max_requests: int = 0
     prefill_depth: int = 0
@@ -27,14 +30,20 @@ class RequestQueueConfig:
 
 class RequestQueue:
     """The fair queue with the bounds of what stands behind it. `in_use` counts the requests at
-    workers, by class."""
+    workers, by class; `use` counts what tenants get."""
 
-    def __init__(self, config: RequestQueueConfig, classes: Classes) -> None:
+    def __init__(
+        self, config: RequestQueueConfig, classes: Classes, use: UseTotals | None = None
+    ) -> None:
         self.config = config
         self.in_use: dict[str, int] = {}
+        # How many may be at workers from here, beside what other gateways want.
+        self._places = config.max_requests
+        self._wanted_elsewhere: tuple[int, ...] = ()
         self._classes = classes
         # Who has workers of their own takes nobody's place.
         self._with_own = classes.with_own_pools
+        self._use = use or UseTotals()
         self._queue = FairQueue(classes, config.weights, config.max_wait_s)
         # Of each class and each tenant that waits: uncached prompt tokens, requests.
         self._waiting: dict[tuple[str, str], tuple[int, int]] = {}
@@ -47,7 +56,7 @@ class RequestQueue:
     def full(self) -> bool:
         """Whether no more requests may be at workers, but those of classes with workers of their
         own."""
-        bound = self.config.max_requests
+        bound = self._places
         return bool(bound) and sum(self._shared_in_use().values()) >= bound
 
     @property
@@ -67,6 +76,7 @@ class RequestQueue:
         self._queue.reconfigure(classes, config.weights, config.max_wait_s)
         self.config, self._classes = config, classes
         self._with_own = classes.with_own_pools
+        self._share_places()
         self._waiting.clear()
         for view in self._queue:
             self._count(view, 1)
@@ -86,19 +96,22 @@ class RequestQueue:
             state.view = replace(view, service_class=name)
 
     def enqueue(self, state: RequestState) -> None:
-        self._tenants[state.view.tenant] = None
+        tenant = state.view.tenant
+        self._tenants[tenant] = None
+        self._use.note(tenant)
         self._queue.push(state.view)
         self._count(state.view, 1)
 
     def dequeue(self, state: RequestState) -> None:
         self._count(self._queue.remove(state.request_id), -1)
+        self._use.note(state.view.tenant)
 
     def first(self, now_ns: int, without: Set[str] = frozenset()) -> str | None:
         """Who goes next, by request id, `without` these classes; None when nobody may."""
         in_use = self._shared_in_use()
         if self._with_own and self.full:
             without, in_use = without | (self._queue.waiting().keys() - self._with_own), {}
-        capacity = self.config.max_requests or sum(in_use.values()) + len(self)
+        capacity = self._places or sum(in_use.values()) + len(self)
         view = self._queue.first(in_use, capacity, now_ns, without)
         return None if view is None else view.request_id
 
@@ -107,10 +120,12 @@ class RequestQueue:
         view = state.view
         self.in_use[view.service_class] = self.in_use.get(view.service_class, 0) + 1
         self._queue.charge(view.tenant, view.prompt_tokens, 0)
+        self._use.served(view.tenant, view.prompt_tokens, 0)
 
     def leave_workers(self, state: RequestState) -> None:
         """The request is at no worker any more."""
         self.in_use[state.view.service_class] -= 1
+        self._use.note(state.view.tenant)
         self.charge(state, 1)
 
     def charge(self, state: RequestState, portion_tokens: int) -> None:
@@ -120,11 +135,12 @@ class RequestQueue:
         tokens -= tokens % portion_tokens
         if tokens:
             self._queue.charge(state.view.tenant, 0, tokens)
+            self._use.served(state.view.tenant, 0, tokens)
             state.charged_output += tokens
 
     def to_give_back(self) -> dict[str, int]:
         """How many requests of each class hold slots that a class below its reserve waits for."""
-        capacity = self.config.max_requests
+        capacity = self._places
         if not capacity or not len(self):
             return {}
         waiting = self._queue.waiting()
@@ -141,6 +157,33 @@ class RequestQueue:
         if not self._with_own:
             return self.in_use
         return {name: used for name, used in self.in_use.items() if name not in self._with_own}
+
+    @property
+    def wanted_places(self) -> int:
+        """The requests at workers or in the queue of classes that share workers."""
+        waiting = len(self)
+        if self._with_own and waiting:
+            by_class = self._queue.waiting()
+            waiting -= sum(by_class.get(name, 0) for name in self._with_own)
+        return sum(self._shared_in_use().values()) + waiting
+
+    def waiting_classes(self) -> dict[str, list[str]]:
+        """The classes in which each tenant has requests that wait."""
+        found: dict[str, list[str]] = {}
+        for service_class, tenant in self._waiting:
+            found.setdefault(tenant, []).append(service_class)
+        return found
+
+    def served_elsewhere(self, tenant: str, input_tokens: int, output_tokens: int) -> None:
+        """The tenant got service at another gateway."""
+        self._queue.served_elsewhere(tenant, input_tokens, output_tokens)
+
+    def set_elsewhere(self, wanted: Iterable[int], waiting: Mapping[str, Iterable[str]]) -> None:
+        """So many places at workers each of the other gateways has `wanted`, and these tenants wait
+        there, by class."""
+        self._wanted_elsewhere = tuple(wanted)
+        self._queue.waiting_elsewhere = waiting
+        self._share_places()
 
     def before(
         self, workers: Sequence[WorkerView], request: RequestView, *, by_class: bool = False
@@ -182,6 +225,10 @@ class RequestQueue:
             else view
             for view in workers
         ]
+
+    def _share_places(self) -> None:
+        bound = self.config.max_requests
+        self._places = bound and fair_places(bound, self._wanted_elsewhere)
 
     def _count(self, view: RequestView, requests: int) -> None:
         """So many requests more of this view wait."""

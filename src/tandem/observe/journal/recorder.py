@@ -35,6 +35,7 @@ from tandem.messages.router import (
     RequestWithdrawn,
     TokensReported,
 )
+from tandem.messages.sharing import UseShared
 from tandem.messages.worker import FailRequest
 from tandem.observe.journal.pseudonyms import RequestNumbers, SessionNames, TenantNames
 from tandem.observe.journal.records import (
@@ -157,6 +158,12 @@ class Recorder:
             case RequestRefused(_, request_id) | RequestBroken(_, request_id):
                 (name,) = self._renamed((request_id,))
                 message = structs.replace(message, request_id=name)
+            case UseShared(_, use):
+                label = self._tenants.label
+                accounts = tuple(
+                    structs.replace(each, account=label(each.account)) for each in use.accounts
+                )
+                message = structs.replace(message, use=structs.replace(use, accounts=accounts))
             case RequestsLost(_, request_ids):
                 message = structs.replace(message, request_ids=self._renamed(request_ids))
             case _:

@@ -121,6 +121,11 @@ class Classes:
                 return each
         return self.named(own)
 
+    @property
+    def priorities(self) -> set[int]:
+        """All that a request may have by its class."""
+        return {each.priority for each in (*self.classes, self.unnamed)}
+
     def named(self, name: str) -> ServiceClass:
         return next((each for each in self.classes if each.name == name), self.unnamed)
 

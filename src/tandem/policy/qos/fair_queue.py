@@ -175,6 +175,8 @@ class FairQueue:
     ) -> None:
         """`weights` are shares of tenants against each other, 1 where none is given. Raises
         `InvalidConfiguration`."""
+        # Tenants that wait at other gateways, by class.
+        self.waiting_elsewhere: Mapping[str, Iterable[str]] = {}
         self._classes = classes
         self._counters = TokenCounters(weights or {})
         self._max_wait_ns = _wait_ns(max_wait_s)
@@ -220,6 +222,14 @@ class FairQueue:
         """Count service that the tenant got."""
         self._counters.charge(tenant, input_tokens, output_tokens)
 
+    def served_elsewhere(self, tenant: str, input_tokens: int, output_tokens: int) -> None:
+        """Count service that the tenant got at another gateway."""
+        self._counters.charge(tenant, input_tokens, output_tokens)
+        if input_tokens:
+            # A request has left the queue there: who comes here next is no further behind.
+            for priority in self._classes.priorities:
+                self._counters.left(tenant, priority)
+
     def push(self, request: RequestView) -> None:
         """Add a request whose id is not waiting."""
         assert request.request_id not in self._requests
@@ -230,8 +240,9 @@ class FairQueue:
         priority = queue.priority
         if not self._waits(tenant, priority):
             waiting = [lane for lane in self._lanes_at(priority) if len(lane.tenants)]
-            least = [self._least_served(lane, priority) for lane in waiting]
-            self._counters.lift(tenant, priority, [served for served, _ in least])
+            least = [self._least_served(lane, priority)[0] for lane in waiting]
+            least += self._served_of_others(tenant, priority)
+            self._counters.lift(tenant, priority, least)
         deadline_ns = _NEVER_NS if request.deadline_ns is None else request.deadline_ns
         due = (request.priority, deadline_ns, request.arrival_ns, request.serial)
         queue.fresh.add(request, due, self._counters.of(tenant, priority))
@@ -317,6 +328,12 @@ class FairQueue:
             if key == served:
                 return served
             lane.tenants.place(tenant, served)
+
+    def _served_of_others(self, tenant: str, priority: int) -> Iterator[float]:
+        """The counters of other tenants that wait at this priority at other gateways."""
+        for name, tenants in self.waiting_elsewhere.items():
+            if self._classes.named(name).priority == priority:
+                yield from (self._counters.of(each, priority) for each in tenants if each != tenant)
 
     def _waits(self, tenant: str, priority: int) -> bool:
         """Whether the tenant has a request in any class of this priority."""
