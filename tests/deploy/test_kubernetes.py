@@ -175,6 +175,13 @@ def _joined(process):
     return values
 
 
+def test_gateways_are_as_many_as_the_file_says():
+    (gateway,) = [
+        each for each in of_kind("StatefulSet", *PARTS) if "gateway" in each["metadata"]["name"]
+    ]
+    assert gateway["spec"]["replicas"] == read_live_cluster(str(CLUSTER_FILES[0])).cluster.gateways
+
+
 def test_the_shared_pool_has_as_many_pods_as_its_file_says_and_room_for_its_share():
     (pool,) = of_kind("StatefulSet", SHARED_POOL)
     assert _joined(pool)["shared_pool"]
