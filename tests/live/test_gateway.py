@@ -20,6 +20,7 @@ from tandem.facts.errors import (
 from tandem.facts.fleet import Role
 from tandem.facts.serving import Caller
 from tandem.facts.slo import Slo
+from tandem.facts.step_totals import StepTotals
 from tandem.live.gateway.gateway import GatewayTerms
 from tandem.live.gateway.operators import OperatorClient, OperatorFailed
 from tandem.messages.gateway import MessageFromWorker
@@ -193,6 +194,11 @@ async def test_a_worker_that_dies_is_replaced_and_streams_go_on():
         assert 'tandem:lost_workers_total{model_name="toy"} 1.0' in text_of(gateway)
 
 
+def steps_of(gateway, worker: str) -> tuple[StepTotals, ...]:
+    workers = {each.worker: each for each in gateway.machine.status(0).workers}
+    return workers[worker].steps
+
+
 async def test_metrics_of_requests_and_workers():
     ledgers: dict = {}
     workers = ToyWorker("p", Role.PREFILL, ledgers), ToyWorker("d", Role.DECODE, ledgers)
@@ -217,6 +223,8 @@ async def test_metrics_of_requests_and_workers():
             'tandem:kv_transfer_failures_total{model_name="toy",pool="p",worker="d"} 0.0',
         ):
             assert line in text
+        # Totals of steps are reported once a second.
+        await until(lambda: sum(each.steps for each in steps_of(gateway, "d")) >= 4)
 
 
 async def test_operators_see_drain_flip_and_audit():

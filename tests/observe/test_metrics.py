@@ -4,10 +4,13 @@ from msgspec.structs import replace
 
 from tandem.facts.fleet import PlanningMode, Tier
 from tandem.facts.kv import TierFigures
+from tandem.facts.step_totals import StepTotals
 from tandem.messages.gateway import ClusterStatus, PoolNodeStatus, WorkerStatus
 from tandem.messages.planning import HeldWorker, PlanningStatus
 from tandem.observe.cluster_metrics import GatewayMetrics
 from tests.live.statuses import worker_status
+
+KINDS = ("decode", "prefill")
 
 
 def status(*workers: WorkerStatus, **more) -> ClusterStatus:
@@ -40,6 +43,24 @@ def test_every_tier_of_every_process_has_its_figures():
     assert 'tandem:kv_tier_blocks{model_name="m",owner="pool-0",tier="host"} 11.0' in told
     assert 'tandem:request_recomputed_tokens_total{model_name="m"} 40.0' in told
     assert any(line.startswith("tandem:kv_fetch_tokens_total") and "64.0" in line for line in told)
+
+
+def test_steps_are_told_apart_by_what_they_compute():
+    steps = (
+        StepTotals(False, 3, 10, 20_000_000, 0, 0, 0, 40, 900, 40),
+        StepTotals(True, 5, 2, 30_000_000, 2, 50, 700, 3, 80, 4),
+        StepTotals(True, 7, 1, 50_000_000, 1, 100, 5000, 0, 0, 1),
+    )
+    worker = replace(worker_status("w-0"), steps=steps)
+    lines = exposed(status(worker))
+    labels = {kind: f'{{kind="{kind}",model_name="m",pool="w",worker="w-0"}}' for kind in KINDS}
+    for name, decode, prefill in (
+        ("steps", 10.0, 3.0),
+        ("step_seconds", 0.02, 0.08),
+        ("step_tokens", 40.0, 153.0),
+    ):
+        assert f"tandem:worker_{name}_total{labels['decode']} {decode}" in lines
+        assert f"tandem:worker_{name}_total{labels['prefill']} {prefill}" in lines
 
 
 def test_a_cluster_without_tiers_has_no_such_metrics():

@@ -13,6 +13,7 @@ from tandem.facts.calibration import Calibration
 from tandem.facts.correction import Correction
 from tandem.facts.kv import TierFigures
 from tandem.facts.request import Request
+from tandem.facts.step_totals import StepTotals
 from tandem.messages.gateway import BreakerStatus, ClusterStatus, PauseStatus, WorkerStatus
 from tandem.messages.planning import PlanningStatus
 from tandem.observe.metrics import RequestMetrics
@@ -60,6 +61,16 @@ _CORRECTIONS: Sequence[tuple[str, Callable[[Correction], float]]] = (
     ("decode", lambda c: c.decode),
     ("prefill", lambda c: c.prefill),
     ("network", lambda c: c.network),
+)
+# By kind of steps.
+_OF_STEPS: Sequence[tuple[str, str, Callable[[StepTotals], float]]] = (
+    ("worker_steps", "Steps that the worker ran", lambda s: s.steps),
+    ("worker_step_seconds", "Time that those steps took", lambda s: s.duration_ns / 1e9),
+    (
+        "worker_step_tokens",
+        "Tokens that those steps computed",
+        lambda s: s.prompt_tokens + s.decodes,
+    ),
 )
 _OF_BREAKERS: Sequence[tuple[Kind, str, str, Callable[[BreakerStatus], float]]] = (
     (GAUGE, "breaker_share", "Share of the class's SLO that is given out", lambda b: b.share),
@@ -193,6 +204,7 @@ class GatewayMetrics(Collector):
                 for what, read in _CORRECTIONS
             ],
         )
+        yield from self._of_steps(status)
         if status.pauses is not None:
             yield from self._of_pauses(status.pauses)
         labels = (MODEL_LABEL, "worker", "pool", "role")
@@ -218,6 +230,18 @@ class GatewayMetrics(Collector):
                 for owner, figures in owned
             ]
             yield family(kind, name, text, (MODEL_LABEL, "owner", "tier"), samples)
+
+    def _of_steps(self, status: ClusterStatus) -> Iterator[Metric]:
+        """Of the engines: steps with chunks of prompts, and of decodes alone."""
+        samples = [
+            ((self._model_name, each.worker, each.pool, "prefill" if chunked else "decode"), alike)
+            for each in status.workers
+            for chunked in (True, False)
+            if (alike := [steps for steps in each.steps if steps.chunked is chunked])
+        ]
+        for name, text, read in _OF_STEPS:
+            values = [(labels, sum(map(read, alike))) for labels, alike in samples]
+            yield family(COUNTER, name, text, (MODEL_LABEL, "worker", "pool", "kind"), values)
 
     def _of_predictions(self, calibration: Calibration) -> Metric:
         """How predictions under an SLO turned out."""
