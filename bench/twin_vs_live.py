@@ -1,6 +1,6 @@
 """The simulator beside our own server on this machine, on the same arrivals: `tandem-mini` and a
 model of random weights, one worker and a prefill with a decode worker, below, at and past the rate
-that they sustain. Each is calibrated first, on other loads; each load is played live twice, so that
+that they can do. Each is calibrated first, on other loads; each load is played live twice, so that
 the machine's own noise stands beside the simulator's error.
 
 Usage: python bench/twin_vs_live.py [--model mini,dummy] [--shape aggregated,disaggregated]
@@ -18,26 +18,14 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 
 from tandem.commands.calibrate import ROLES, Shape
-from tandem.commands.calibration import (
-    CalibrationPlan,
-    ask,
-    compared,
-    drawn_load,
-    in_the_twin,
-    play,
-    serving_record,
-    sustained_rate,
-    worker_cost_of,
-    write_profile,
-)
+from tandem.commands.calibration import CalibrationPlan, ask, compared, drawn_load, play
+from tandem.commands.calibration_fit import ProfileFit, SimulatedServer, write_profile
 from tandem.commands.engine_grid import Grid, engine_record, time_engine
-from tandem.commands.measured_cluster import MeasuredCluster, cluster_text, running, with_profile
+from tandem.commands.measured_cluster import MeasuredCluster, cluster_text, running
 from tandem.config.environment import BUNDLED_MODEL
-from tandem.config.hardware.worker import PROFILE_VERSION
 from tandem.config.options import ServeOptions
 from tandem.report.record import RequestOutcome
 
-PROMPT_TOKENS, ANSWER_TOKENS = 512, 128
 GRID = Grid((16, 64, 256, 1024), (1, 4, 16, 64), (0, 512, 2048), 3)
 # About 27 million parameters.
 DUMMY = {
@@ -64,7 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="mini,dummy")
     parser.add_argument("--shape", default="aggregated,disaggregated")
-    parser.add_argument("--shares", default="0.4,0.9,1.3", help="of the rate that is sustained")
+    parser.add_argument("--shares", default="0.4,0.9,1.3", help="of the rate that they can do")
     parser.add_argument("--seconds", type=float, default=12.0, help="of each load")
     parser.add_argument("--threads", type=int, default=1, help="of each worker")
     parser.add_argument("--folder", type=Path, help="keeps the profiles and the records here")
@@ -110,21 +98,20 @@ def _compare(subject: Subject, shares: Sequence[float], seconds: float, folder: 
     plan = subject.plan
     engine, samples, _ = time_engine(subject.directory, plan.options, plan.grid, quiet)
     profile = folder / "profile.json"
+    server = SimulatedServer(subject.text, folder)
     with running(subject.text, folder) as cluster:
-        seen = asyncio.run(ask(cluster, plan))
-        serving = serving_record(engine, seen, worker_cost_of(subject.text, folder))
-        record = {"version": PROFILE_VERSION, **engine_record(engine, samples), **serving}
+        seen = asyncio.run(ask(cluster, server, engine, plan.rounds))
+        record = ProfileFit(server, engine, engine_record(engine, samples), seen).fit()
         write_profile(profile, record)
-        cost = worker_cost_of(with_profile(subject.text, profile), folder)
-        knee_rps = sustained_rate(cost, PROMPT_TOKENS // 2, ANSWER_TOKENS // 2)
-        print(f"\n{subject.name}: sustains about {knee_rps:.1f} requests a second")
+        most_rps = server.capacity_rps(server.cost(profile).step_time)
+        print(f"\n{subject.name}: can do about {most_rps:.1f} requests a second")
         print(json.dumps({name: record.get(name) for name in ("serving", "kv_transfer")}))
         for number, share in enumerate(shares):
-            _at_rate(subject, cluster, profile, share, share * knee_rps, seconds, number)
+            _at_rate(server, cluster, profile, share, share * most_rps, seconds, number)
 
 
 def _at_rate(
-    subject: Subject,
+    server: SimulatedServer,
     cluster: MeasuredCluster,
     profile: Path,
     share: float,
@@ -132,10 +119,10 @@ def _at_rate(
     seconds: float,
     number: int,
 ) -> None:
-    load = drawn_load(rate_rps, seconds, PROMPT_TOKENS, ANSWER_TOKENS, seed=100 + number)
+    load = drawn_load(rate_rps, seconds, server.lengths, seed=100 + number)
     folder = profile.parent
     live = [asyncio.run(play(cluster, load, 10 * number + again)) for again in (1, 2)]
-    twin = [in_the_twin(each, subject.text, profile, folder) for each in live]
+    twin = [server.play(each, profile)[0] for each in live]
     _show(f"{share:g} x: {rate_rps:.1f}/s, {len(load)} requests", live, twin)
     for again, sides in enumerate(zip(live, twin, strict=True)):
         rows = [[_figures(each) for each in side] for side in sides]

@@ -54,14 +54,17 @@ def test_a_cluster_is_asked_and_the_simulator_knows_what_it_costs(tmp_path):
     assert result.exit_code == 0, result.output
     record = json.loads(path.read_text())
     assert record["version"] == PROFILE_VERSION
-    assert {row["sequences"] for row in record["measured"]["decodes"]} == {1, 4, 16}
+    assert {row["sequences"] for row in record["measured"]["gaps"]} == {1, 4, 16}
+    steps = record["measured"]["steps"]
+    kinds = {(row["worker"], row["prefills"]) for row in steps if row["mixed"]}
+    assert {("prefill-0", True), ("decode-0", False)} <= kinds
     computed = {row["computed_tokens"] for row in record["measured"]["first_tokens"]}
     # New prompts and, in blocks, known ones.
     assert {16, 128, 512} < computed
     measured = load_profile(path)
     serving = measured.serving
     assert serving.request_s + serving.request_wait_s > 1e-4
-    assert serving.token_s > 1e-6
+    assert serving.message_s + serving.token_s > 1e-6
     assert measured.network is not None
     assert measured.network.latency_s > 0
     hardware = WorkerHardware("tandem-mini", "cpu", time_model="profile", profile=str(path))

@@ -16,8 +16,8 @@ from tests.twin.small_scenarios import BLOCK, plain_policies, played, worker_kin
 
 STEP_S = 0.010
 SERVING = ServingCost(
-    request_s=0.002, request_wait_s=0.003, prompt_token_s=1e-5, token_s=0.001, cold_s=0.004,
-    cold_after_s=0.020,
+    request_s=0.002, request_wait_s=0.003, prompt_token_s=1e-5, message_s=0.0005, token_s=0.001,
+    cold_s=0.004, cold_after_s=0.020,
 )  # fmt: skip
 
 
@@ -34,15 +34,15 @@ def milliseconds(record: RequestRecord) -> float:
 
 def test_a_request_alone_pays_every_part_once():
     (record,) = run([TraceRow(1.0, 100, 5)], SERVING)
-    # Loop, wire, prompt, cold step, event.
-    assert milliseconds(record) == pytest.approx(2 + 3 + 1 + 10 + 4 + 1)
+    # Loop, wire, prompt, cold step, the worker's message, event.
+    assert milliseconds(record) == pytest.approx(2 + 3 + 1 + 10 + 4 + 0.5 + 1)
     assert (record.last_token_ns - record.first_token_ns) / 4e6 == pytest.approx(10)
 
 
 def test_a_warm_worker_is_quicker():
     rows = [TraceRow(0.0, 100, 5), TraceRow(0.065, 100, 1)]
     _, second = run(rows, SERVING)
-    assert milliseconds(second) == pytest.approx(2 + 3 + 1 + 10 + 1)
+    assert milliseconds(second) == pytest.approx(2 + 3 + 1 + 10 + 0.5 + 1)
 
 
 def test_requests_take_turns_at_the_gateways_loop():

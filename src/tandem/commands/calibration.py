@@ -2,9 +2,8 @@
 writes the profile, and compares server and simulator on a load that was not used before."""
 
 import asyncio
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,37 +17,25 @@ from tandem.bench.client import Client, Endpoint
 from tandem.bench.laws import Arrivals, LengthLaw
 from tandem.bench.load import Asker, Asking, Pacing, run_load
 from tandem.bench.workload import ContentSource, Conversation, Synthetic, arrive, plan_synthetic
+from tandem.commands.calibration_fit import (
+    LoadLengths,
+    ProfileFit,
+    SimulatedServer,
+    served_alone,
+    write_profile,
+)
 from tandem.commands.calibration_load import LEAST_CONTEXT_TOKENS, CalibrationLoad, LoadLimits, Seen
 from tandem.commands.engine_grid import Grid, engine_record, time_engine
-from tandem.commands.measured_cluster import (
-    MeasuredCluster,
-    cluster_text,
-    running,
-    with_profile,
-)
-from tandem.commands.scenario import scenario_of
+from tandem.commands.measured_cluster import MeasuredCluster, cluster_text, running
 from tandem.commands.terminal import plain_table, print_warning
-from tandem.config.cluster.file import Cluster, read_cluster
 from tandem.config.environment import BUNDLED_MODEL, host_facts
-from tandem.config.hardware.pools import pool_cost
-from tandem.config.hardware.worker import PROFILE_VERSION, load_device
+from tandem.config.hardware.worker import load_device
 from tandem.config.options import ServeOptions
 from tandem.cost.fitted import FittedStepTime
-from tandem.cost.serving import (
-    COLD_AFTER_S,
-    fit_serving,
-    fit_transfer,
-    rounded,
-    serving_fields,
-    transfer_fields,
-)
-from tandem.cost.worker import WorkerCost
 from tandem.facts.errors import InvalidConfiguration
-from tandem.facts.trace import TraceRow
 from tandem.models.directory import find_model
 from tandem.report.record import MeasuredRequest, RequestOutcome
 from tandem.report.statistics import Distribution, distribution, tpots_ns, ttfts_ns
-from tandem.twin.simulation import simulate
 
 # The load of the comparison: a share of what the server can do, for so long, after another seed.
 VALIDATION_SHARE = 0.5
@@ -57,8 +44,10 @@ LEAST_REQUESTS = 40
 # Above this the figures are more of what else ran than of the server.
 MOST_NOISE = 0.25
 VALIDATION_SEED = 7
-LONGEST_PROMPT_TOKENS = 512
-LONGEST_ANSWER_TOKENS = 128
+# The mixed loads, by shares of that; with other requests than any comparison has.
+MIXED_SHARES = (0.3, 0.7)
+MIXED_S = 12.0
+MIXED_SEED = 70
 
 __all__ = ["CalibrationPlan", "Grid", "calibrate"]
 
@@ -80,14 +69,14 @@ def calibrate(plan: CalibrationPlan, path: Path, console: Console) -> None:
     """Measure, show, write. Raises `InvalidConfiguration`, or what a request failed with."""
     directory = model_directory(plan)
     options = on_this_machine(plan)
-    engine, samples, server = time_engine(directory, options, plan.grid, console)
-    record = {"version": PROFILE_VERSION, **engine_record(engine, samples)}
+    engine, samples, timed = time_engine(directory, options, plan.grid, console)
+    record = engine_record(engine, samples)
     record["setup"] = {
         "tandem": tandem.__version__,
         "model": BUNDLED_MODEL.name if plan.model is None else plan.model,
-        "device": server.device.type,
-        "threads": server.threads,
-        "storage": server.storage,
+        "device": timed.device.type,
+        "threads": timed.threads,
+        "storage": timed.storage,
         "repeats": plan.grid.repeats,
         "workers": list(plan.roles),
     }
@@ -104,23 +93,25 @@ def calibrate(plan: CalibrationPlan, path: Path, console: Console) -> None:
     console.print(f"starting a cluster: {' + '.join(plan.roles)} …")
     with TemporaryDirectory(prefix="tandem-calibrate-") as passing:
         folder = Path(passing)
+        server = SimulatedServer(text, folder)
         with running(text, folder) as cluster:
             with console.status("asking it …") as status:
-                seen = asyncio.run(ask(cluster, plan, status.update))
-            record |= serving_record(engine, seen, worker_cost_of(text, folder))
+                seen = asyncio.run(ask(cluster, server, engine, plan.rounds, status.update))
+            record = ProfileFit(server, engine, record, seen).fit()
             write_profile(path, record)
             console.print(_serving_table(record))
             print_warning(console, _noise_warning(seen.noise()))
             console.print(f"written to {path}", soft_wrap=True)
             if plan.validates:
-                load = validation_load(text, path, folder)
+                load = validation_load(server, path)
                 with console.status(f"comparing {len(load)} requests in {VALIDATION_S:.0f} s …"):
                     live = asyncio.run(play(cluster, load))
                 served = [each for each in live if each.finished]
                 if len(served) < len(live):
                     console.print(f"{len(live) - len(served)} of {len(live)} requests failed")
                 if served:
-                    found = compared(served, in_the_twin(served, text, path, folder))
+                    simulated, _ = server.play(served, path)
+                    found = compared(served, simulated)
                     write_profile(path, record | {"validation": validation_record(found)})
                     console.print(_comparison_table(found))
 
@@ -146,94 +137,54 @@ def on_this_machine(plan: CalibrationPlan) -> ServeOptions:
 
 
 async def ask(
-    cluster: MeasuredCluster, plan: CalibrationPlan, show: Callable[[str], object] = lambda _: None
+    cluster: MeasuredCluster,
+    server: SimulatedServer,
+    engine: FittedStepTime,
+    rounds: int,
+    show: Callable[[str], object] = lambda _: None,
 ) -> Seen:
-    """What a client of this cluster sees in all rounds; `show` is told which one it is."""
+    """What a client of this cluster sees: loads of one kind in all rounds, then mixed ones. `show`
+    is handed what goes on. Raises `InvalidConfiguration`, or what a request failed with."""
     async with Client(Endpoint(cluster.url)) as client:
         model = await client.choose_model(None)
-        assert model.vocabulary, "our own server tells its vocabulary"
+        assert model.vocabulary, "our own server says how large its vocabulary is"
         context_tokens = model.context or LEAST_CONTEXT_TOKENS
         if context_tokens < LEAST_CONTEXT_TOKENS:
             raise InvalidConfiguration(
                 f"the model's context is {context_tokens} tokens; a calibration needs "
                 f"{LEAST_CONTEXT_TOKENS}: raise --max-model-len or --kv-cache-memory"
             )
-        limits = LoadLimits(
-            context_tokens, plan.options.max_num_seqs, two_workers=len(plan.roles) > 1
-        )
+        limits = LoadLimits(context_tokens, server.max_sequences, server.two_workers)
         asking = Asking(model.id, vocabulary_tokens=model.vocabulary)
-        load = CalibrationLoad(client, asking, limits, cluster.gateway_busy_s)
+        load = CalibrationLoad(client, asking, limits, cluster.gateway_busy_s, cluster.steps)
         await load.warm_up()
-        for number in range(plan.rounds):
-            show(f"asking it, round {number + 1} of {plan.rounds} …")
+        for number in range(rounds):
+            show(f"asking it, round {number + 1} of {rounds} …")
             await load.round()
+        most_rps = server.capacity_rps(served_alone(engine, load.seen))
+        for number, share in enumerate(MIXED_SHARES):
+            show(f"asking it at {share:.0%} of what it can do …")
+            rate_rps = share * most_rps
+            await load.mix(drawn_load(rate_rps, MIXED_S, server.lengths, MIXED_SEED + number))
     return load.seen
 
 
-def serving_record(engine: FittedStepTime, seen: Seen, cost: WorkerCost) -> dict[str, Any]:
-    """The server's part of a profile: what was fitted, and what it was fitted to."""
-    serving = fit_serving(engine, seen.first_tokens(), seen.decodes(), seen.gateway_load())
-    serving = replace(serving, cold_s=seen.cold(), cold_after_s=COLD_AFTER_S)
-    serving = replace(
-        serving,
-        prefill_slowdown=seen.slowdown(seen.prefill_slowdowns),
-        decode_slowdown=seen.slowdown(seen.decode_slowdowns),
-    )
-    record: dict[str, Any] = {"serving": serving_fields(rounded(serving))}
-    transfers = seen.transfers() if seen.second_s else []
-    if transfers:
-        link = fit_transfer([(cost.kv_bytes(tokens), seconds) for tokens, seconds in transfers])
-        record["kv_transfer"] = transfer_fields(link)
-    record["measured"] = {
-        "noise_percent": round(100 * seen.noise(), 1),
-        "first_tokens": [asdict(each) for each in seen.first_tokens()],
-        "decodes": [asdict(each) for each in seen.decodes()],
-        "kv_transfers": [
-            {"prompt_tokens": tokens, "seconds": seconds} for tokens, seconds in transfers
-        ],
-        "prefill_slowdowns": seen.prefill_slowdowns,
-        "decode_slowdowns": seen.decode_slowdowns,
-    }
-    return record
-
-
-def write_profile(path: Path, record: dict[str, Any]) -> None:
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-
-
-def worker_cost_of(text: str, folder: Path) -> WorkerCost:
-    """Of the first worker of this cluster file."""
-    cluster = _cluster(text, folder)
-    return pool_cost(cluster, cluster.pools[0])
-
-
-def validation_load(text: str, profile: Path, folder: Path) -> list[Conversation]:
+def validation_load(server: SimulatedServer, profile: Path) -> list[Conversation]:
     """Requests of drawn lengths, at a share of the rate that the workers could sustain."""
-    cost = worker_cost_of(with_profile(text, profile), folder)
-    context_tokens = _cluster(text, folder).max_model_len or LONGEST_PROMPT_TOKENS * 4
-    prompt_tokens = min(LONGEST_PROMPT_TOKENS, context_tokens // 2)
-    answer_tokens = min(LONGEST_ANSWER_TOKENS, context_tokens // 4)
-    rate = VALIDATION_SHARE * sustained_rate(cost, prompt_tokens // 2, answer_tokens // 2)
-    return drawn_load(rate, VALIDATION_S, prompt_tokens, answer_tokens, VALIDATION_SEED)
-
-
-def sustained_rate(cost: WorkerCost, prompt_tokens: int, answer_tokens: int) -> float:
-    """Requests a second of one worker that computes prompts and draws for eight sequences."""
-    side_by_side = 8
-    context_tokens = side_by_side * (prompt_tokens + answer_tokens // 2)
-    gap_s = cost.decode_seconds(side_by_side, context_tokens)
-    return 1.0 / (cost.prefill_seconds(prompt_tokens) + answer_tokens * gap_s / side_by_side)
+    rate = VALIDATION_SHARE * server.capacity_rps(server.cost(profile).step_time)
+    return drawn_load(rate, VALIDATION_S, server.lengths, VALIDATION_SEED)
 
 
 def drawn_load(
-    rate_rps: float, duration_s: float, prompt_tokens: int, answer_tokens: int, seed: int
+    rate_rps: float, duration_s: float, lengths: LoadLengths, seed: int
 ) -> list[Conversation]:
-    """Poisson arrivals; prompts of up to `prompt_tokens`, answers of up to `answer_tokens`."""
+    """Poisson arrivals of prompts and answers of up to these lengths."""
     count = max(LEAST_REQUESTS, round(rate_rps * duration_s))
+    prompt, answer = lengths.prompt_tokens, lengths.answer_tokens
     synthetic = Synthetic(
         count,
-        LengthLaw("uniform", min(16, prompt_tokens), prompt_tokens),
-        LengthLaw("uniform", min(8, answer_tokens), answer_tokens),
+        LengthLaw("uniform", min(16, prompt), prompt),
+        LengthLaw("uniform", min(8, answer), answer),
         seed=seed,
     )
     return arrive(plan_synthetic(synthetic), Arrivals(rate_rps), seed)
@@ -248,18 +199,6 @@ async def play(
         asking = Asking(model.id, vocabulary_tokens=model.vocabulary)
         asker = Asker(client, asking, ContentSource(VALIDATION_SEED, point))
         return await run_load(load, Pacing(open_loop=True), asker.send)
-
-
-def in_the_twin(
-    live: Sequence[MeasuredRequest], text: str, profile: Path, folder: Path
-) -> Sequence[RequestOutcome]:
-    """The same requests at the instants at which the client sent them, by this profile."""
-    first_ns = min(each.arrival_ns for each in live)
-    rows = [
-        TraceRow((each.arrival_ns - first_ns) / 1e9, each.prompt_tokens, each.emitted_tokens)
-        for each in sorted(live, key=lambda each: each.arrival_ns)
-    ]
-    return simulate(scenario_of(_cluster(with_profile(text, profile), folder)), rows).requests
 
 
 def validation_record(found: Sequence[tuple[str, str, float, float]]) -> list[dict[str, Any]]:
@@ -282,12 +221,6 @@ def compared(
             (name, figure, of(measured) / 1e6, of(ours) / 1e6) for figure, of in FIGURES.items()
         ]
     return found
-
-
-def _cluster(text: str, folder: Path) -> Cluster:
-    file = folder / "simulated.yaml"
-    file.write_text(text, encoding="utf-8")
-    return read_cluster(str(file))
 
 
 def _comparison_table(found: Sequence[tuple[str, str, float, float]]) -> Table:
@@ -332,8 +265,10 @@ MEANINGS = {
     "request_s": "the gateway's loop, a request",
     "request_wait_s": "besides, until its first step",
     "prompt_token_s": "each token of its prompt",
+    "message_s": "the gateway's loop, the tokens of a step",
     "token_s": "the gateway's loop, an event to a client",
-    "stretch": "a step beside the engine's own time, times",
+    "prompt_stretch": "prompts in a step beside the engine's own time, times",
+    "decode_stretch": "decodes in a step beside the engine's own time, times",
     "step_s": "and more, each step",
     "row_s": "and more, each token drawn",
     "cold_s": "the first step after idleness, more",

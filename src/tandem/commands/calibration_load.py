@@ -8,10 +8,10 @@ from itertools import count
 from statistics import median
 
 from tandem.bench.client import Client, RequestFailed
-from tandem.bench.load import Asker, Asking, start_clock
-from tandem.bench.workload import Content, ContentSource, PlannedRequest, Segment
-from tandem.cost.fitted import non_negative_fit
-from tandem.cost.serving import COLD_AFTER_S, DecodeGaps, FirstTokens, GatewayLoad
+from tandem.bench.load import Asker, Asking, Pacing, run_load, start_clock
+from tandem.bench.workload import Content, ContentSource, Conversation, PlannedRequest, Segment
+from tandem.cost.serving import COLD_AFTER_S, FirstTokens, LoopTime
+from tandem.facts.step_totals import StepTotals
 from tandem.report.record import Ending, MeasuredRequest
 
 # Prompts of requests that have the server to themselves, and streams side by side.
@@ -23,26 +23,37 @@ ALONE = 5
 # Three tokens: the first, the one that waits for the KV to come, and one that does not.
 ALONE_TOKENS = 3
 IDLE_S = 10 * COLD_AFTER_S
-# Streams that decode while another worker computes prompts.
-BESIDE_STREAMS = 4
-BESIDE_TOKENS = 320
-LEAST_CONTEXT_TOKENS = STREAM_PROMPT_TOKENS + BESIDE_TOKENS
+SEED = 0x5EED
+LEAST_CONTEXT_TOKENS = STREAM_PROMPT_TOKENS + STREAM_TOKENS
+# Workers report the totals of their steps once a second.
+TOTALS_S = 5.0
+LOOK_S = 0.1
+# By worker.
+Steps = dict[str, tuple[StepTotals, ...]]
+
+
+@dataclass(frozen=True)
+class MeasuredLoad:
+    """A part of the calibration: its requests, the seconds of the gateway's loop, and the steps of
+    each worker."""
+
+    records: Sequence[MeasuredRequest]
+    loop: LoopTime
+    steps: Steps
 
 
 @dataclass
 class Seen:
-    """What the client saw, over all rounds. Seconds by prompt tokens and tokens computed; by
-    streams and context; of the token that waits for the KV; and, while another worker computed, how
-    many times longer steps took."""
+    """What the client saw, over all rounds. Seconds by prompt tokens and tokens computed; between
+    tokens, by streams; and of the token that waits for the KV. `loads` had nothing else beside
+    them; `mixed` are requests of drawn lengths that come when they come."""
 
     first_s: dict[tuple[int, int], list[float]] = field(default_factory=dict)
     cold_s: dict[int, list[float]] = field(default_factory=dict)
-    gap_s: dict[tuple[int, int], list[float]] = field(default_factory=dict)
+    gap_s: dict[int, list[float]] = field(default_factory=dict)
     second_s: dict[int, list[float]] = field(default_factory=dict)
-    prefill_slowdowns: list[float] = field(default_factory=list)
-    decode_slowdowns: list[float] = field(default_factory=list)
-    # (requests, tokens, seconds of the gateway's loop) of each part.
-    gateway: list[tuple[int, int, float]] = field(default_factory=list)
+    loads: list[MeasuredLoad] = field(default_factory=list)
+    mixed: list[MeasuredLoad] = field(default_factory=list)
 
     def first_tokens(self) -> list[FirstTokens]:
         return [
@@ -50,19 +61,15 @@ class Seen:
             for (prompt, computed), seconds in sorted(self.first_s.items())
         ]
 
-    def decodes(self) -> list[DecodeGaps]:
-        return [
-            DecodeGaps(streams, context, median(seconds))
-            for (streams, context), seconds in sorted(self.gap_s.items())
-        ]
-
     def noise(self) -> float:
         """How far the same load was from itself between rounds, as a share: others' work on the
-        machine, mostly."""
-        spreads = [
-            (max(seconds) - min(seconds)) / median(seconds) for seconds in self.gap_s.values()
-        ]
-        return max(spreads, default=0.0)
+        machine, mostly. Of first tokens the median of each round counts."""
+        rounds = [*self.gap_s.values()]
+        for seconds in self.first_s.values():
+            size = max(1, len(seconds) // len(next(iter(self.gap_s.values()))))
+            parts = [seconds[start : start + size] for start in range(0, len(seconds), size)]
+            rounds.append([median(part) for part in parts])
+        return max(((max(each) - min(each)) / median(each) for each in rounds), default=0.0)
 
     def cold(self) -> float:
         """Seconds that a first token takes longer after an idle moment."""
@@ -75,7 +82,7 @@ class Seen:
     def transfers(self) -> list[tuple[int, float]]:
         """(prompt tokens, seconds) that the second token waited for its KV: its gap without that
         of a token that waits for nothing."""
-        gap_s = min(gap.seconds for gap in self.decodes() if gap.sequences == 1)
+        gap_s = median(self.gap_s[min(self.gap_s)])
         cold_s = self.cold()
         found = []
         for prompt, seconds in sorted(self.second_s.items()):
@@ -85,18 +92,6 @@ class Seen:
             if waited_s > 0:
                 found.append((prompt, waited_s))
         return found
-
-    def slowdown(self, measured: Sequence[float]) -> float:
-        """How many times as long steps take while another worker computes."""
-        return max(1.0, median(measured)) if measured else 1.0
-
-    def gateway_load(self) -> GatewayLoad:
-        """Its loop's time, shared out over requests and tokens."""
-        if not self.gateway:
-            return GatewayLoad()
-        rows = [(float(requests), float(tokens)) for requests, tokens, _ in self.gateway]
-        request_s, token_s = non_negative_fit(rows, [busy for _, _, busy in self.gateway])
-        return GatewayLoad(request_s, token_s)
 
 
 @dataclass(frozen=True)
@@ -118,8 +113,9 @@ class LoadLimits:
 
 
 class CalibrationLoad:
-    """Asks through one client. `busy_s` reads the processor time of the gateway's loop. Nothing
-    that is asked shares a prefix with anything else, unless that is meant."""
+    """Asks through one client. `busy_s` reads the processor time of the gateway's loop, `totals`
+    the steps of all workers so far. Nothing that is asked shares a prefix with anything else,
+    unless that is meant."""
 
     def __init__(
         self,
@@ -127,12 +123,16 @@ class CalibrationLoad:
         asking: Asking,
         limits: LoadLimits,
         busy_s: Callable[[], float | None],
+        totals: Callable[[], Awaitable[Steps]],
     ) -> None:
         self.seen = Seen()
-        self._asker = Asker(client, asking, ContentSource(0x5EED))
+        self._client, self._asking = client, asking
+        self._asker = Asker(client, asking, ContentSource(SEED))
         self._limits = limits
         self._busy_s = busy_s
+        self._totals = totals
         self._serial = count(1)
+        self._drawn_tokens = 0
         self._clock = start_clock()
 
     async def warm_up(self) -> None:
@@ -143,12 +143,14 @@ class CalibrationLoad:
 
     async def round(self) -> None:
         """Every kind of load once. Raises `RequestFailed`."""
-        await self._counted(self._alone())
+        self.seen.loads.append(await self._measured(self._alone()))
         await self._after_idleness()
         for streams in self._limits.streams:
-            await self._counted(self._side_by_side(streams))
-        if self._limits.two_workers:
-            await self._beside_prompts()
+            self.seen.loads.append(await self._measured(self._side_by_side(streams)))
+
+    async def mix(self, load: Sequence[Conversation]) -> None:
+        """Requests that come whether others have ended or not. Raises `RequestFailed`."""
+        self.seen.mixed.append(await self._measured(self._mixed(load)))
 
     async def _alone(self) -> Sequence[MeasuredRequest]:
         """One after the other, each prompt new; then the last one of each length again, which the
@@ -183,47 +185,46 @@ class CalibrationLoad:
 
     async def _side_by_side(self, streams: int) -> Sequence[MeasuredRequest]:
         records = await self._streams(streams, STREAM_TOKENS)
-        context = streams * (STREAM_PROMPT_TOKENS + STREAM_TOKENS // 2)
-        self.seen.gap_s.setdefault((streams, context), []).append(_gap_s(records))
+        self.seen.gap_s.setdefault(streams, []).append(_gap_s(records))
         return records
 
-    async def _beside_prompts(self) -> None:
-        """Streams decode while another worker computes one prompt after the other."""
-        prompt = self._limits.prompts[-1]
-        quiet_s = _gap_s(await self._streams(BESIDE_STREAMS, BESIDE_TOKENS))
-        decoding = asyncio.ensure_future(self._streams(BESIDE_STREAMS, BESIDE_TOKENS))
-        beside = []
-        try:
-            # Their own prompts come first.
-            await self._ask(prompt, 1)
-            while not decoding.done():
-                record = await self._ask(prompt, 1)
-                if not decoding.done():
-                    beside.append(_ttft_s(record))
-            slow_s = _gap_s(await decoding)
-        finally:
-            decoding.cancel()
-        if not beside:
-            return
-        alone_s = median(self.seen.first_s[prompt, prompt])
-        least_s = min(median(seconds) for seconds in self.seen.first_s.values())
-        # Between two prompts the other worker waits for the client.
-        share = max(0.1, 1.0 - least_s / median(beside))
-        self.seen.decode_slowdowns.append(1.0 + (slow_s / quiet_s - 1.0) / share)
-        self.seen.prefill_slowdowns.append(median(beside) / alone_s)
+    async def _mixed(self, load: Sequence[Conversation]) -> Sequence[MeasuredRequest]:
+        content = ContentSource(SEED, 1 + len(self.seen.mixed))
+        asker = Asker(self._client, self._asking, content)
+        records = await run_load(load, Pacing(open_loop=True), asker.send)
+        for record in records:
+            self._check(record)
+        return records
 
     async def _streams(self, streams: int, tokens: int) -> Sequence[MeasuredRequest]:
         return await asyncio.gather(
             *(self._ask(STREAM_PROMPT_TOKENS, tokens) for _ in range(streams))
         )
 
-    async def _counted(self, part: Awaitable[Sequence[MeasuredRequest]]) -> None:
-        before_s = self._busy_s()
+    async def _measured(self, part: Awaitable[Sequence[MeasuredRequest]]) -> MeasuredLoad:
+        """What workers and gateway did meanwhile."""
+        before = await self._all_steps()
+        busy_s, began_s = self._busy_s(), self._clock()
         records = await part
-        after_s = self._busy_s()
-        if before_s is not None and after_s is not None:
-            tokens = sum(record.emitted_tokens for record in records)
-            self.seen.gateway.append((len(records), tokens, after_s - before_s))
+        after_s, wall_s = self._busy_s(), self._clock() - began_s
+        steps = _since(before, await self._all_steps())
+        loop = LoopTime(
+            len(records),
+            sum(_messages(each) for of_worker in steps.values() for each in of_worker),
+            sum(record.emitted_tokens for record in records),
+            wall_s,
+            after_s - busy_s if after_s is not None and busy_s is not None else 0.0,
+        )
+        return MeasuredLoad(records, loop, steps)
+
+    async def _all_steps(self) -> Steps:
+        """All steps so far, as soon as those that drew the last tokens are reported."""
+        for _ in range(round(TOTALS_S / LOOK_S)):
+            steps = await self._totals()
+            if sum(each.sampled_rows for of in steps.values() for each in of) >= self._drawn_tokens:
+                return steps
+            await asyncio.sleep(LOOK_S)
+        raise RequestFailed("workers have not reported what their steps took; they may be gone")
 
     async def _ask(self, prompt: int, tokens: int, serial: int | None = None) -> MeasuredRequest:
         """Raises `RequestFailed`."""
@@ -238,9 +239,31 @@ class CalibrationLoad:
         )
         request = PlannedRequest(serial, (segment,), tokens)
         await self._asker.send(request, record, self._clock)
+        self._check(record)
+        return record
+
+    def _check(self, record: MeasuredRequest) -> None:
         if record.ending is not Ending.FINISHED:
             raise RequestFailed(f"a request of the calibration failed: {record.reason}")
-        return record
+        self._drawn_tokens += record.emitted_tokens
+
+
+def _since(before: Steps, now: Steps) -> Steps:
+    """What each worker has done between two looks."""
+    found = {}
+    for worker, totals in now.items():
+        earlier = {(each.chunked, each.magnitude): each for each in before.get(worker, ())}
+        new = [
+            each.since(earlier[key]) if (key := (each.chunked, each.magnitude)) in earlier else each
+            for each in totals
+        ]
+        found[worker] = tuple(each for each in new if each.steps)
+    return found
+
+
+def _messages(steps: StepTotals) -> int:
+    """With how many of these steps a worker sent tokens: not every chunk is a prompt's last."""
+    return min(steps.steps, steps.sampled_rows)
 
 
 def _ttft_s(record: MeasuredRequest) -> float:

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from tandem.bench.load import start_clock
 from tandem.commands.terminal import plain_table
+from tandem.config.hardware.worker import PROFILE_VERSION
 from tandem.config.memory import ModelFacts
 from tandem.config.options import ServeOptions
 from tandem.config.resolve import ServerPlan, machine_facts, resolve
@@ -149,6 +150,7 @@ def engine_record(fitted: FittedStepTime, samples: list[TimedStep]) -> dict[str,
     time, and every timed step."""
     errors = sorted(100 * abs(_error(fitted, sample)) for sample in samples)
     return {
+        "version": PROFILE_VERSION,
         "fitted": to_fields(fitted),
         "error": {
             "median_percent": round(median(errors), 3),

@@ -14,9 +14,11 @@ from typing import Any
 import msgspec
 import yaml
 
+from tandem.commands.which_cluster import RunningCluster
 from tandem.config.environment import child_environment
 from tandem.config.options import ServeOptions
 from tandem.facts.errors import TandemError
+from tandem.facts.step_totals import StepTotals
 from tandem.live.launching.state_directory import StateDirectory
 
 STOP_S = 30.0
@@ -93,6 +95,14 @@ class MeasuredCluster:
         with suppress(OSError, ValueError, IndexError):
             return int(Path(SCHEDULER.format(pid=process.pid)).read_text().split()[0]) / 1e9
         return None
+
+    async def steps(self) -> dict[str, tuple[StepTotals, ...]]:
+        """What the steps of each worker took since its start, as last reported."""
+        record = self.state.read()
+        if record is None:
+            return {}
+        statuses = await RunningCluster(self.state, record).operators().statuses()
+        return {worker.worker: worker.steps for status in statuses for worker in status.workers}
 
 
 @contextmanager

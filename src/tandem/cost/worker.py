@@ -59,19 +59,23 @@ class LinkCost(Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class ServingCost:
     """Seconds of serving beside the engine's steps, as measured on one machine. A gateway's event
-    loop is busy for `request_s` with a request and for `token_s` with each event to a client; one
-    waits for the other. Besides, `request_wait_s` and `prompt_token_s` for each prompt token pass
-    from the client's call until the worker starts its step. A step takes `stretch` times as long as
-    the engine alone, `step_s` more, and `row_s` for each token it draws; `cold_s` more when the
-    worker has computed nothing for `cold_after_s`. While another worker of the machine computes,
-    steps with prompt tokens take `prefill_slowdown` times as long and those of decodes alone
-    `decode_slowdown` times: who computes on end gives way to who sleeps between steps."""
+    loop is busy for `request_s` with a request, for `message_s` with the tokens that a worker sends
+    together, and for `token_s` with each event to a client; one waits for the other. Besides,
+    `request_wait_s` and `prompt_token_s` for each prompt token pass from the client's call until
+    the worker starts its step. In a step, chunks of prompts take `prompt_stretch` times as long as
+    in the engine alone and decodes `decode_stretch` times; the step takes `step_s` more, and
+    `row_s` for each token it draws; `cold_s` more when the worker has computed nothing for
+    `cold_after_s`. While another worker of the machine computes, steps with prompt tokens take
+    `prefill_slowdown` times as long and those of decodes alone `decode_slowdown` times: a process
+    that computes without a break gives way to one that sleeps between steps."""
 
     request_s: float = 0.0
     request_wait_s: float = 0.0
     prompt_token_s: float = 0.0
+    message_s: float = 0.0
     token_s: float = 0.0
-    stretch: float = 1.0
+    prompt_stretch: float = 1.0
+    decode_stretch: float = 1.0
     step_s: float = 0.0
     row_s: float = 0.0
     cold_s: float = 0.0
@@ -92,7 +96,7 @@ class ServingCost:
     def entry_seconds(self, prompt_tokens: int) -> float:
         """From the client's call until the worker could start on the prompt, and from the first
         token's draw to the client, where nobody else is served."""
-        way_s = self.request_s + self.request_wait_s + self.token_s
+        way_s = self.request_s + self.request_wait_s + self.message_s + self.token_s
         return way_s + prompt_tokens * self.prompt_token_s
 
 

@@ -41,6 +41,7 @@ class GatewayLoop:
     def send_tokens(self, emission: EmitTokens) -> None:
         """Each client gets its token when it is its turn, with those that came meanwhile: a loop
         that is behind sends several in one event."""
+        self._turn_ns(self._serving.message_s)
         for request_id, token, reason in zip(
             emission.request_ids, emission.tokens, emission.finish_reasons, strict=True
         ):
