@@ -118,7 +118,11 @@ class GatewayUnderTest(MachineUnderTest):
                 }
             ),
             capacity_of=lambda register: Capacity(
-                COST, register.export.geometry.block_size, register.export.block_count, 4
+                COST,
+                register.export.geometry.block_size,
+                register.export.block_count,
+                4,
+                register.pool,
             ),
             terms=terms,
             model="model",

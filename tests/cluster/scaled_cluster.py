@@ -21,6 +21,7 @@ from tandem.messages.gateway import (
 )
 from tandem.messages.planning import PlanDecision
 from tandem.policy.planning.contract import FleetView, Plan
+from tandem.policy.qos.classes import NO_CLASSES, Classes
 from tests.cluster.cluster_parts import COST, MS, GatewayUnderTest, register
 
 SECOND = 1000 * MS
@@ -67,6 +68,7 @@ class ScaledCluster:
         hold_s: float = 60.0,
         begin_ns: int = 0,
         joined: tuple[str, ...] = ("p-0", "d-0", "d-1"),
+        classes: Classes = NO_CLASSES,
         **planning: Any,
     ) -> None:
         self.policy = ScriptedPlanner()
@@ -79,7 +81,7 @@ class ScaledCluster:
             hold_s=hold_s,
             **planning,
         )
-        self.gateway = GatewayUnderTest(planning=config, terms=PATIENT)
+        self.gateway = GatewayUnderTest(planning=config, terms=PATIENT, classes=classes)
         self.gateway.now_ns = begin_ns
         self.workers: dict[str, WorkerProcess] = {}
         self.wanted: dict[str, Role] = {}

@@ -9,10 +9,18 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from tandem.facts.fleet import PlanningMode, Role
+from tandem.facts.request import Request
 from tandem.messages.cluster import Drain, Undrain
-from tandem.messages.gateway import DrainAsked, OperationEnded, PlanDecided, UndrainAsked
-from tandem.messages.router import RequestWithdrawn
+from tandem.messages.gateway import (
+    DrainAsked,
+    OperationEnded,
+    PeerGone,
+    PlanDecided,
+    UndrainAsked,
+)
+from tandem.messages.router import RequestSubmitted, RequestWithdrawn
 from tandem.policy.planning.contract import Flip, Move, Plan
+from tandem.policy.qos.classes import Classes, ServiceClass
 from tests.cluster.cluster_parts import GatewayUnderTest, drew, of_kind, register
 from tests.cluster.scaled_cluster import DECODE, PREFILL, SECOND, ScaledCluster
 from tests.seeds import seeds
@@ -456,3 +464,27 @@ def test_the_same_happenings_give_the_same_plans_whenever_they_begin(seed, begin
         ]
         runs.append((decisions, cluster.orders, cluster.wanted))
     assert runs[0] == runs[1]
+
+
+def test_workers_that_are_a_classs_own_and_what_they_serve_are_no_part_of_the_plan():
+    lane = ServiceClass("fast", pools=("lane",))
+    cluster = ScaledCluster(classes=Classes((lane, ServiceClass("usual")), default="usual"))
+    gateway = cluster.gateway
+    gateway.receive(register("lane-0", Role.BOTH, pool="lane"))
+
+    def windows() -> int:
+        """The requests in the last window, of one per class."""
+        for name in ("fast", "usual"):
+            asked = Request(f"{name}{gateway.now_ns}", tuple(range(9)))
+            gateway.handle(RequestSubmitted(asked, 10.0, service_class=name))
+        cluster.tick(seconds=30.0)
+        return cluster.policy.seen[-1].windows[-1].requests
+
+    assert windows() == 1
+    assert "lane-0" not in [view.worker for view in cluster.policy.seen[-1].workers]
+    # Nobody else computes what the only shared prefill worker computes.
+    cluster.tick(Plan(1, 2, flips=(Flip("p-0", "decode"),)))
+    assert actions(cluster) == []
+    # With the lane down its class is served by the workers that are planned.
+    gateway.handle(PeerGone("lane-0/1", "it was killed"))
+    assert windows() == 2

@@ -19,8 +19,10 @@ SLO = Slo(ttft_s=2.0, tpot_s=0.1)
 class Traffic:
     """Ten requests a second of each class named, measured when their first token comes."""
 
-    def __init__(self, *names: str, terms: BreakerTerms = TERMS) -> None:
-        self.breakers = Breakers(terms, CLASSES)
+    def __init__(
+        self, *names: str, terms: BreakerTerms = TERMS, classes: Classes = CLASSES
+    ) -> None:
+        self.breakers = Breakers(terms, classes, classes.share_workers)
         self.names = names
         self.now_ns = 0
         self.coming: list[tuple[int, RequestView]] = []
@@ -164,6 +166,29 @@ def test_requests_of_before_the_change_say_nothing_of_the_terms_since():
         at.breakers.first_token(before, at.now_ns)
     at.run(4, premium=1.95)
     assert at.status()["premium"] == ("open", share)
+
+
+def test_classes_that_share_no_workers_have_nothing_to_do_with_each_other():
+    lane = ServiceClass("premium", priority=0, pools=("lane",))
+    at = Traffic("premium", "free", classes=Classes((lane, *CLASSES.classes[1:])))
+    at.run(6)
+    at.breakers.prefills(at.view("premium"), 3.0, at.now_ns)
+    slow = Slo(ttft_s=9.0, tpot_s=0.5)
+    assert at.promised("free", slow) == slow
+    # The other class's tokens are late all by themselves.
+    at.run(6, premium=3.0)
+    assert at.status() == {
+        "premium": ("open", pytest.approx(0.65, abs=0.05)),
+        "free": ("closed", 1),
+    }
+    at.run(60, premium=3.0, free=3.0)
+    assert at.status() == dict.fromkeys(("premium", "free"), ("open", TERMS.least_share))
+    # One gets back what it gave although the other is still late.
+    at.run(20, premium=3.0)
+    assert {name: stage for name, (stage, _) in at.status().items()} == {
+        "premium": "open",
+        "free": "half-open",
+    }
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from msgspec import structs
 from tandem.cluster.router.fleet import Capacity, Fleet
 from tandem.facts.fleet import Role
 from tandem.messages.router import LoadReported
+from tandem.policy.qos.classes import Classes, ServiceClass
 from tandem.policy.views import WorkerView
 from tests.cluster.cluster_parts import COST
 
@@ -137,3 +138,47 @@ def test_less_urgent_prompts_wait_behind_a_more_urgent_one_but_for_the_step_unde
     tracked.prefilling.discard("c")
     assert fleet.views_ahead(0)[0] is plain
     assert len(tracked.prefilling) == 1
+
+
+POOLS = {"a0": "a", "a1": "a", "b0": "b", "m0": "main", "m1": "main"}
+SOME_CLASSES = [
+    Classes((ServiceClass("one", pools=("a",)), ServiceClass("two", pools=("a", "b")))),
+    Classes((ServiceClass("one", pools=("b",)), ServiceClass("two"))),
+    Classes((ServiceClass("one"), ServiceClass("two"))),
+]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_who_is_open_to_whom_follows_whatever_happens_to_the_workers(seed: int) -> None:
+    chance, classes = Random(seed), SOME_CLASSES[seed % 3]
+    one = Fleet({name: Capacity(COST, 4, 100, 4, pool) for name, pool in POOLS.items()}, classes)
+    for _ in range(60):
+        worker = chance.choice(list(POOLS))
+        match chance.randrange(7) if worker in one.workers else 0:
+            case 0 | 1:
+                one.join(worker, chance.choice(list(Role)), 0)
+            case 2:
+                one.lose(worker)
+            case 3:
+                one.drain(worker)
+            case 4:
+                classes = chance.choice(SOME_CLASSES)
+                one.reconfigure(classes)
+            case _:
+                one.take_role(worker, chance.choice(list(Role)))
+        views = one.views()
+        shared = [each for each in views if not classes.dedicated_to(POOLS[each.worker])]
+        served = {}
+        for each in classes.classes:
+            own = [view for view in views if POOLS[view.worker] in each.pools]
+            taking = [view.role for view in own if view.accepting]
+            if any(role.prefills for role in taking) and any(role.decodes for role in taking):
+                served[each.name] = own
+        for name in ("one", "two", ""):
+            assert one.open_to(name, views) == served.get(name, shared)
+            for other in ("one", "two", ""):
+                pools = {each.name: set(each.pools) for each in classes.classes}
+                common = name == other or bool(pools.get(name, set()) & pools.get(other, set()))
+                both = (name in served) + (other in served)
+                assert one.share_workers(name, other) == (both == 0 or (both == 2 and common))
+        assert one.on_own == served.keys()

@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 
 from tandem.cluster.router.admission import RouterConfig
-from tandem.cluster.router.fleet import Capacity
+from tandem.cluster.router.fleet import Capacity, Fleet
 from tandem.cluster.router.machine import RouterMachine
 from tandem.cluster.router.queue import RequestQueue, RequestQueueConfig
 from tandem.cluster.router.request_state import RequestState
@@ -226,7 +226,7 @@ def queued(queue: RequestQueue, tenant: str = "") -> list[int]:
 
 
 def test_what_one_tenant_has_in_the_queue_is_before_another_only_turn_by_turn():
-    queue = RequestQueue(RequestQueueConfig(max_requests=1), Classes())
+    queue = RequestQueue(RequestQueueConfig(max_requests=1), Classes(), Fleet({}))
     flood = [state(str(number), 1000, "flood") for number in range(20)]
     for each in flood:
         queue.enqueue(each)
@@ -241,7 +241,7 @@ def test_what_one_tenant_has_in_the_queue_is_before_another_only_turn_by_turn():
 
 
 def test_those_that_wait_are_shared_out_with_what_is_still_to_compute_of_them():
-    queue = RequestQueue(RequestQueueConfig(max_requests=1), Classes())
+    queue = RequestQueue(RequestQueueConfig(max_requests=1), Classes(), Fleet({}))
     assert queued(queue) == [0, 50, 0]
     cold = state("cold", 1000)
     queue.enqueue(cold)
@@ -298,7 +298,7 @@ def test_an_explanation_has_the_best_candidates_and_the_one_chosen(most, dispatc
 
 def test_by_class_only_what_goes_before_a_request_waits_before_it():
     classes = Classes((ServiceClass("premium", 0), ServiceClass("free", 5)))
-    queue = RequestQueue(RequestQueueConfig(max_requests=1), classes)
+    queue = RequestQueue(RequestQueueConfig(max_requests=1), classes, Fleet({}))
     queue.enqueue(state("flood", 1000, "flood", service_class="free"))
     premium, free = (
         state("newcomer", 1, "quiet", service_class=name).view for name in ("premium", "free")

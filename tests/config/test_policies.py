@@ -122,6 +122,19 @@ def test_the_simulator_and_a_gateway_have_the_same_policies():
     assert twin.planning is None
 
 
+def test_the_places_are_as_many_as_there_are_slots_at_everybodys_workers():
+    pool = "{{name: {}, role: both, device: cpu, count: {}, max_num_seqs: {}}}"
+    pools = f"pools: [{pool.format('main', 2, 8)}, {pool.format('lane', 1, 4)}]"
+    for classes, places in (
+        ("", 0),
+        ("classes: [{name: gold}]", 20),
+        ("classes: [{name: gold, pools: [lane]}]", 16),
+    ):
+        file = f"model: tandem-mini\n{pools}\n{classes}"
+        cluster = checked(parse(file, "c.yaml"), Path()).cluster
+        assert scenario_of(cluster).policies.queue.max_requests == places
+
+
 def test_a_dispatch_policy_takes_another_one_by_its_name():
     made = DISPATCHES["long-prompts"]
     written = {"workers": ["cpu-0"], "inner": "seconds", "long_tokens": "16k"}

@@ -257,8 +257,9 @@ def _queue(cluster: Cluster) -> RequestQueueConfig:
     queue = cluster.queue
     max_requests, prefill_depth = queue.max_requests, queue.prefill_depth
     if max_requests is None:
-        decoding = [pool for pool in cluster.pools if pool.role.decodes]
-        slots = sum(pool.count * pool.max_num_seqs for pool in decoding)
+        dedicated = {name for entry in cluster.classes for name in entry.pools}
+        everybodys = [pool for pool in cluster.pools if pool.name not in dedicated]
+        slots = sum(pool.count * pool.max_num_seqs for pool in everybodys if pool.role.decodes)
         max_requests = slots if cluster.classes or cluster.tenants else 0
     if prefill_depth is None:
         prefill_depth = int(cluster.policies.dispatch.name == "queue")

@@ -13,6 +13,7 @@ from tandem.cluster.audit import invariant
 from tandem.cluster.gateway.demand_record import DemandRecord
 from tandem.cluster.gateway.members import Members
 from tandem.cluster.gateway.operations import Drains
+from tandem.cluster.gateway.plan_actions import FleetState
 from tandem.cluster.gateway.planned_fleet import PlannedFleet
 from tandem.cluster.gateway.planner import (
     ClientExperience,
@@ -56,7 +57,8 @@ KEPT_DECISIONS = 20
 class Autoscaling:
     """Of a gateway whose members, drains and routing are these, from `now_ns` on. `fleet` must see
     workers that come, change and go, and `follow` comes after everything that happened at an
-    instant."""
+    instant. Workers that are some classes' own are no part of any plan, and neither is what they
+    serve."""
 
     def __init__(
         self,
@@ -97,7 +99,7 @@ class Autoscaling:
         for member in self._members:
             self.fleet.worker_joined(member, now_ns)
         for request_id in self._routing.router.requests:
-            self._experience.request_met(request_id, now_ns)
+            self._experience.request_beside(request_id, now_ns)
 
     def reconfigure(self, config: PlanningConfig, now_ns: int) -> None:
         """Plan by another configuration from now on. What is under way goes on."""
@@ -139,9 +141,14 @@ class Autoscaling:
             for effect in effects
             if isinstance(effect, Reject) and effect.by.is_rate_limit
         }
+        on_own = self._routing.router.admission.fleet.on_own
         for event in events:
             match event:
-                case RequestSubmitted(request) if request.request_id not in limited:
+                case RequestSubmitted(request) if request.request_id in limited:
+                    pass
+                case RequestSubmitted(request) if event.service_class in on_own:
+                    self._experience.request_beside(request.request_id, now_ns)
+                case RequestSubmitted():
                     self._experience.request_submitted(event, now_ns)
                 case RequestWithdrawn(request_id):
                     self._experience.request_withdrawn(request_id, now_ns)
@@ -210,13 +217,15 @@ class Autoscaling:
             return []
         if self._questions is not None:
             self._questions.expire(now_ns)
-        fleet_state = fleet.fleet_state(now_ns)
+        fleet_state = self._fleet_state(now_ns)
         draining = fleet.draining
+        routed = self._routing.router.admission.fleet
         shown = [
             worker
-            for worker in self._routing.router.admission.fleet.views()
+            for worker in routed.views()
             # What an operator has taken out of service is not there.
-            if worker.accepting or worker.worker in draining
+            if (worker.accepting or worker.worker in draining)
+            and not routed.dedicated_to(worker.worker)
         ]
         self._note_serving(shown, now_ns)
         view = self._planner.view(
@@ -307,9 +316,14 @@ class Autoscaling:
         assert self._questions is not None
         self._experience.brought_up_to_date()
         asked = self._questions.ask(
-            question, lambda: self.fleet.fleet_state(now_ns), self._serving_from_ns, now_ns
+            question, lambda: self._fleet_state(now_ns), self._serving_from_ns, now_ns
         )
         return [] if asked is None else [asked]
+
+    def _fleet_state(self, now_ns: int) -> FleetState:
+        fleet = self._routing.router.admission.fleet
+        dedicated = frozenset(worker for worker in fleet.workers if fleet.dedicated_to(worker))
+        return self.fleet.fleet_state(now_ns, dedicated)
 
     def _simulated_figures(self) -> Iterable[tuple[str, float]]:
         return () if self._questions is None else self._questions.figures.items()

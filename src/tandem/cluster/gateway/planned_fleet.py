@@ -4,7 +4,7 @@ Tells apart what the planner ordered, what an operator did by hand, and what hap
 state behind `autoscaling`, from the workers' reports. It has no plan and sends nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from tandem.cluster.audit import invariant
@@ -327,9 +327,10 @@ class PlannedFleet:
             worker for worker, order in self._draining.items() if order.since_ns <= oldest_ns
         }
 
-    def fleet_state(self, now_ns: int) -> FleetState:
-        """Who is up and on the way, for the actions of one plan."""
-        members = list(self._members)
+    def fleet_state(self, now_ns: int, dedicated: Set[str]) -> FleetState:
+        """Who is up and on the way, for the actions of one plan. Workers that are `dedicated` to
+        some classes are left out."""
+        members = [member for member in self._members if member.name not in dedicated]
         serving = {
             member.name: member.role
             for member in members
@@ -365,7 +366,7 @@ class PlannedFleet:
             blocked=frozenset(
                 [
                     *(name for name, each in self._failed.items() if each.until_ns > now_ns),
-                    *(member.name for member in members),
+                    *(member.name for member in self._members),
                 ]
             ),
             spares=dict(self._spares),

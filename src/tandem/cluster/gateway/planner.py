@@ -183,8 +183,8 @@ class PlannerMachine:
 
 @dataclass(slots=True)
 class OpenRequest:
-    """A request whose answer has not ended. Of its prompt, `cached_tokens` were not computed. Of
-    one that is not `is_whole` the beginning was not seen: it measures nothing."""
+    """A request whose answer has not ended. Of its prompt, `cached_tokens` were not computed. One
+    that is not `measured` counts for no plan."""
 
     arrival_ns: int
     prompt_tokens: int
@@ -192,7 +192,7 @@ class OpenRequest:
     output_tokens: int = 0
     first_token_ns: int = 0
     last_token_ns: int = 0
-    is_whole: bool = True
+    measured: bool = True
     slo: Slo | None = None
     recorded: Entry | None = None
 
@@ -244,9 +244,10 @@ class ClientExperience:
                 recorded = request.recorded
                 recorded.output_tokens = max(recorded.output_tokens, request.output_tokens)
 
-    def request_met(self, request_id: str, now_ns: int) -> None:
-        """It was under way before anybody measured."""
-        self._open[request_id] = OpenRequest(now_ns, 0, is_whole=False)
+    def request_beside(self, request_id: str, now_ns: int) -> None:
+        """One that measures nothing: it was under way before anybody looked, or goes to workers
+        that are not planned."""
+        self._open[request_id] = OpenRequest(now_ns, 0, measured=False)
 
     def tokens_delivered(self, emission: EmitTokens, now_ns: int, repeats: int = 1) -> None:
         """Clients get these tokens now, so many for each row."""
@@ -279,7 +280,7 @@ class ClientExperience:
             request.recorded.kept = False
 
     def _finished(self, request: OpenRequest, now_ns: int) -> None:
-        if not request.is_whole:
+        if not request.measured:
             return
         ttft_s = (request.first_token_ns - request.arrival_ns) / 1e9
         gaps = request.output_tokens - 1

@@ -78,11 +78,10 @@ class AdmissionFront:
         self.fleet = Fleet(config.capacities, config.classes)
         self.index = PrefixIndex(config.block_size)
         self.use = UseTotals()
-        self.queue = RequestQueue(config.queue, config.classes, self.use)
+        self.queue = RequestQueue(config.queue, config.classes, self.fleet, self.use)
         self.suspects = Suspects(self.queue)
         self.liveness = LivenessChecks()
-        terms = config.admission.breaker
-        self.breakers = None if terms is None else Breakers(terms, config.classes)
+        self.breakers = self._breakers_of(config)
         self._predictor = Predictor()
         self._hashes = config.hashes or ComputedHashes(config.block_size)
         # A listing is long: it is asked for once a gap, and again only if it does not come.
@@ -96,7 +95,7 @@ class AdmissionFront:
         same = (self.config.admission.breaker, self.config.classes) == (terms, config.classes)
         if not same:
             # What was measured was measured of other promises.
-            self.breakers = None if terms is None else Breakers(terms, config.classes)
+            self.breakers = self._breakers_of(config)
         self.config = config
         self.fleet.reconfigure(config.classes)
         self.queue.reconfigure(config.queue, config.classes, requests)
@@ -152,9 +151,11 @@ class AdmissionFront:
         return verdict, self._choose(view, free, now_ns, route)
 
     def least_seconds(self, state: RequestState) -> float:
-        """Predicted seconds to its first token on idle workers, with what is cached now; 0 where
-        nobody could compute it now."""
-        seconds = idle_first_token_s(state.view, self.fleet.views())
+        """Predicted seconds to its first token on the workers open to it if they were idle, with
+        what is cached now; 0 where nobody could compute it now."""
+        view = state.view
+        workers = self.fleet.open_to(view.service_class, self.fleet.views())
+        seconds = idle_first_token_s(view, workers)
         return seconds if seconds < inf else 0.0
 
     def too_late(self, state: RequestState, now_ns: int) -> tuple[str, float]:
@@ -194,13 +195,8 @@ class AdmissionFront:
         may start go before it."""
         if not self.suspects.all_waiting or not self.has_room():
             return None
-        suspect = self.suspects.first
-        if suspect and not self.queue.is_full_for(suspect.view.service_class):
-            taken, view = self.suspects.workers(), self._look(suspect, now_ns)
-            apart = [each for each in self._views_of(view) if each.worker not in taken]
-            if choice := self._choose(view, self._with_room(apart), now_ns):
-                self.suspects.starts(suspect)
-                return suspect, choice
+        if started := self._suspect_to_start(now_ns):
+            return started
         if not len(self.queue):
             return None
         stuck: set[str] = set()
@@ -211,7 +207,7 @@ class AdmissionFront:
             if choice is not None:
                 self.queue.dequeue(state)
                 return state, choice
-            if not self.fleet.has_dedicated:
+            if not self.fleet.on_own:
                 # Nobody can take anybody now; a worker that joins or frees up asks again.
                 return None
             # Another class may have workers of its own.
@@ -288,7 +284,7 @@ class AdmissionFront:
         """For one more request of this class at the workers; None: of any."""
         depth = self.config.queue.prefill_depth
         if service_class is None:
-            full = self.queue.full and not self.fleet.has_dedicated
+            full = self.queue.full and not self.fleet.on_own
         else:
             full = self.queue.is_full_for(service_class)
         if full or not depth:
@@ -305,7 +301,7 @@ class AdmissionFront:
 
     def audit(self, on_their_way: Sequence[RequestState]) -> None:
         """Assert that the counts are those of these requests."""
-        in_use = Counter(state.view.service_class for state in on_their_way)
+        in_use = Counter(state.view.service_class for state in on_their_way if state.has_place)
         counted = {name: count for name, count in self.queue.in_use.items() if count}
         invariant(in_use == counted, "classes use the places that their requests take")
         for worker, tracked in self.fleet.workers.items():
@@ -326,6 +322,32 @@ class AdmissionFront:
             invariant(counted_decodes == decodes, f"the decodes expected at {worker} will come")
         self.index.audit()
         self.suspects.audit(on_their_way)
+
+    def _suspect_to_start(self, now_ns: int) -> tuple[RequestState, Choice] | None:
+        """The first that may start now, where no other suspect is. One that may not holds up all
+        others, but for classes that have workers of their own."""
+        stuck: set[str] = set()
+        taken = self.suspects.workers()
+        for suspect in self.suspects.waiting.values():
+            name = suspect.view.service_class
+            if name in stuck:
+                continue
+            if not self.queue.is_full_for(name):
+                view = self._look(suspect, now_ns)
+                apart = [each for each in self._views_of(view) if each.worker not in taken]
+                if choice := self._choose(view, self._with_room(apart), now_ns):
+                    self.suspects.starts(suspect)
+                    return suspect, choice
+            if not self.fleet.on_own:
+                return None
+            stuck.add(name)
+        return None
+
+    def _breakers_of(self, config: RouterConfig) -> Breakers | None:
+        terms = config.admission.breaker
+        if terms is None:
+            return None
+        return Breakers(terms, config.classes, self.fleet.share_workers)
 
     def _judge(
         self, state: RequestState, route: Route | None, workers: list[WorkerView], now_ns: int

@@ -2,9 +2,11 @@
 admitted, and what may be promised to the next ones.
 
 When a class misses its SLO, or is refused while less urgent classes are served, the least urgent
-class that asks gives way first, and the class itself last.
+class that asks gives way first, and the class itself last. Classes that share no workers have
+nothing to do with each other.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from msgspec import structs
@@ -66,11 +68,15 @@ class _OfClass:
 
 
 class Breakers:
-    """Those of all classes that have asked. What is kept is bounded by the number of classes."""
+    """Those of all classes that have asked. What is kept is bounded by the number of classes.
+    `share_workers` is whether requests of two classes may go to the same workers now."""
 
-    def __init__(self, terms: BreakerTerms, classes: Classes) -> None:
+    def __init__(
+        self, terms: BreakerTerms, classes: Classes, share_workers: Callable[[str, str], bool]
+    ) -> None:
         self.terms = terms
         self._classes = classes
+        self._share_workers = share_workers
         self._of: dict[str, _OfClass] = {}
         # The most urgent first; of equal ones by name.
         self._order: list[_OfClass] = []
@@ -94,6 +100,8 @@ class Breakers:
         for other in self._order:
             if other.priority >= own.priority:
                 break
+            if not self._share_workers(own.name, other.name):
+                continue
             urgent_s += other.prefill_s.total(now_ns)
             if other.slo.tpot_s is not None and self._is_active(other, now_ns):
                 tpot_s = min(tpot_s or other.slo.tpot_s, other.slo.tpot_s)
@@ -177,10 +185,13 @@ class Breakers:
         return now_ns - each.asked_ns <= self.terms.window_ns
 
     def _look(self, now_ns: int) -> None:
-        """Once a slice of the window: one class at most gives way, or those whose SLO and that of
-        all more urgent ones holds get some back."""
+        """Once a slice of the window, of classes that share workers: one at most gives way, or one
+        gets some back, if its SLO and that of all more urgent ones holds."""
         self._look_at_ns = now_ns + round(self.terms.look_s * 1e9)
+        short: list[_OfClass] = []
         for each in self._order:
+            if self._shares(each, short):
+                continue
             broken = self._late(each, now_ns)
             loser = None
             if broken is not None:
@@ -192,14 +203,18 @@ class Breakers:
             loser.change(tightened(loser.breaker, broken, self.terms, now_ns))
             each.measure_anew(now_ns)
             loser.measure_anew(now_ns)
-            return
+            short += each, loser
         for each in self._order:
-            if not self._holds(each, now_ns):
-                return
-            if each.breaker.share < 1.0:
+            if not self._shares(each, short) and self._holds(each, now_ns):
+                if each.breaker.share == 1.0:
+                    continue
                 each.change(relaxed(each.breaker, self.terms, now_ns))
-                # The less urgent ones wait until this one has all of it.
-                return
+            # The less urgent ones wait until this one has all of it.
+            short.append(each)
+
+    def _shares(self, one: _OfClass, others: Iterable[_OfClass]) -> bool:
+        """Whether it may be at the workers of any of the others."""
+        return any(self._share_workers(one.name, other.name) for other in others)
 
     def _late(self, each: _OfClass, now_ns: int) -> Broken | None:
         """The measure of a class whose tail is furthest beyond what it may be."""
@@ -242,6 +257,8 @@ class Breakers:
         for each in reversed(self._order):
             if each.priority <= harmed.priority:
                 return None
+            if not self._share_workers(each.name, harmed.name):
+                continue
             if self._is_active(each, now_ns) and not exhausted(each.breaker, broken, self.terms):
                 return each
         return None

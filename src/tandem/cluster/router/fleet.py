@@ -3,7 +3,7 @@ report."""
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 from msgspec import Struct
@@ -14,6 +14,8 @@ from tandem.facts.fleet import Role
 from tandem.messages.router import LoadReported
 from tandem.policy.qos.classes import NO_CLASSES, Classes
 from tandem.policy.views import WorkerView
+
+_NOBODY: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +120,25 @@ class TrackedWorker:
         return self.accepting and self.role.decodes
 
 
+@dataclass(frozen=True, slots=True)
+class OpenWorkers:
+    """Which workers requests may go to now, as places in the order of all: `own` of each class that
+    its own workers serve, `shared` for all others."""
+
+    own: Mapping[str, list[int]]
+    shared: list[int]
+
+
 class Fleet:
     """All living workers by id. Some may be for some of the `classes` alone."""
 
     def __init__(self, capacities: Mapping[str, Capacity], classes: Classes = NO_CLASSES) -> None:
         self._capacities = capacities
-        self.reconfigure(classes)
         self.workers: dict[str, TrackedWorker] = {}
         self._order: list[str] = []
+        # None: to be looked up anew.
+        self._open: OpenWorkers | None = None
+        self.reconfigure(classes)
 
     def join(self, worker: str, role: Role, now_ns: int) -> None:
         capacity = self._capacities[worker]
@@ -133,6 +146,7 @@ class Fleet:
         if worker not in self.workers:
             insort(self._order, worker)
         self.workers[worker] = TrackedWorker(role, capacity, report, now_ns)
+        self._open = None
 
     def reprice(self, worker: str, capacity: Capacity) -> None:
         """From now on its work costs that."""
@@ -143,6 +157,7 @@ class Fleet:
     def lose(self, worker: str) -> None:
         self.workers.pop(worker, None)
         self._order = sorted(self.workers)
+        self._open = None
 
     def report(self, load: LoadReported, now_ns: int) -> None:
         """A report replaces what was guessed of the events that the worker had received by then;
@@ -204,10 +219,12 @@ class Fleet:
         """From now on it takes no new requests."""
         tracked = self.workers[worker]
         tracked.accepting, tracked.view = False, None
+        self._open = None
 
     def take_role(self, worker: str, role: Role) -> None:
         tracked = self.workers[worker]
         tracked.role, tracked.accepting, tracked.view = role, True, None
+        self._open = None
 
     def views(self) -> list[WorkerView]:
         """Every living worker, by id; the same objects as long as nothing changed."""
@@ -228,35 +245,60 @@ class Fleet:
         return views
 
     def open_to(self, service_class: str, views: list[WorkerView]) -> list[WorkerView]:
-        """Those of these workers that requests of this class may go to: of its own pools while they
-        take both phases, else those that are nobody's own."""
-        if not self._has_dedicated:
+        """Of the views of all workers, those that requests of this class may go to: of its own
+        pools while they take both phases, else those that are nobody's own."""
+        if not self._dedicated:
             return views
-        whose = {view.worker: self.dedicated_to(view.worker) for view in views}
-        own = [view for view in views if service_class in whose[view.worker]]
-        taking = [view.role for view in own if view.accepting]
-        if any(role.prefills for role in taking) and any(role.decodes for role in taking):
-            return own
-        return [view for view in views if not whose[view.worker]]
+        open_now = self._open_now()
+        return [views[place] for place in open_now.own.get(service_class, open_now.shared)]
+
+    @property
+    def on_own(self) -> Set[str]:
+        """The classes that their own workers serve now; everybody's serve all others."""
+        return self._open_now().own.keys() if self._dedicated else _NOBODY
+
+    def share_workers(self, one: str, other: str) -> bool:
+        """Whether requests of these classes may go to the same workers now."""
+        on_own = self.on_own
+        if one in on_own and other in on_own:
+            return self._classes.share_workers(one, other)
+        return one not in on_own and other not in on_own
 
     def dedicated_to(self, worker: str) -> frozenset[str]:
         """The classes whose own the worker is; none: it is everybody's."""
-        if not self._has_dedicated:
-            return frozenset()
-        return self._classes.dedicated_to(self.workers[worker].capacity.pool)
+        if not self._dedicated:
+            return _NOBODY
+        return self._dedicated.get(self.workers[worker].capacity.pool, _NOBODY)
 
     def reconfigure(self, classes: Classes) -> None:
         """Other classes have pools of their own from now on."""
         self._classes = classes
-        self._has_dedicated = any(each.pools for each in classes.classes)
-
-    @property
-    def has_dedicated(self) -> bool:
-        """Whether some classes may have workers of their own."""
-        return self._has_dedicated
+        pools = {pool for each in classes.classes for pool in each.pools}
+        self._dedicated = {pool: classes.dedicated_to(pool) for pool in pools}
+        self._open = None
 
     def accepting(self) -> Iterable[TrackedWorker]:
         return (tracked for tracked in self.workers.values() if tracked.accepting)
+
+    def _open_now(self) -> OpenWorkers:
+        if self._open is None:
+            own: dict[str, list[int]] = {}
+            shared: list[int] = []
+            for place, worker in enumerate(self._order):
+                whose = self.dedicated_to(worker)
+                for name in whose:
+                    own.setdefault(name, []).append(place)
+                if not whose:
+                    shared.append(place)
+            serving = {name: places for name, places in own.items() if self._take_both(places)}
+            self._open = OpenWorkers(serving, shared)
+        return self._open
+
+    def _take_both(self, places: Iterable[int]) -> bool:
+        """Whether the workers at these places take requests in both phases."""
+        workers = [self.workers[self._order[place]] for place in places]
+        roles = [each.role for each in workers if each.accepting]
+        return any(role.prefills for role in roles) and any(role.decodes for role in roles)
 
     def _look(self, worker: str, tracked: TrackedWorker) -> WorkerView:
         report, sent, capacity = tracked.report, tracked.sent, tracked.capacity

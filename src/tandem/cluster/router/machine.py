@@ -253,7 +253,7 @@ class RouterMachine:
             return
         on_their_way = {each.view.serial: each for each in self._by_wire.values()}
         for _, state in sorted(on_their_way.items(), reverse=True):
-            if lent.get(state.view.service_class, 0):
+            if state.has_place and lent.get(state.view.service_class, 0):
                 lent[state.view.service_class] -= 1
                 self._begin_again(state, effects)
         while started := self.admission.next_to_start(self.requests, now_ns):

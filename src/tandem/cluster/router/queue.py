@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from tandem.cluster.audit import invariant
+from tandem.cluster.router.fleet import Fleet
 from tandem.cluster.router.request_state import RequestState, Stage
 from tandem.cluster.router.use_totals import UseTotals
 from tandem.policy.qos.classes import Classes, to_preempt
@@ -17,7 +18,7 @@ from tandem.policy.views import RequestView, WorkerView
 
 @dataclass(frozen=True, slots=True)
 class RequestQueueConfig:
-    """`max_requests`, of all gateways together, may be at workers at once, and of each
+    """`max_requests`, of all gateways together, may be at everybody's workers at once, and of each
     gateway `prefill_depth` prompts at each prefill worker; what goes beyond waits (0: no bound).
     Tenants share by `weights`, 1 where none is given; whoever waited `max_wait_s` goes before
     them."""
@@ -30,19 +31,21 @@ class RequestQueueConfig:
 
 class RequestQueue:
     """The fair queue with the bounds of what stands behind it. `in_use` counts the requests at
-    workers, by class; `use` counts what tenants get."""
+    those workers of the `fleet` that are everybody's, by class; `use` counts what tenants get."""
 
     def __init__(
-        self, config: RequestQueueConfig, classes: Classes, use: UseTotals | None = None
+        self,
+        config: RequestQueueConfig,
+        classes: Classes,
+        fleet: Fleet,
+        use: UseTotals | None = None,
     ) -> None:
         self.config = config
         self.in_use: dict[str, int] = {}
         # How many may be at workers from here, beside what other gateways want.
         self._places = config.max_requests
         self._wanted_elsewhere: tuple[int, ...] = ()
-        self._classes = classes
-        # Who has workers of their own takes nobody's place.
-        self._with_own = classes.with_own_pools
+        self._classes, self._fleet = classes, fleet
         self._use = use or UseTotals()
         self._queue = FairQueue(classes, config.weights, config.max_wait_s)
         # Of each class and each tenant that waits: uncached prompt tokens, requests.
@@ -54,10 +57,9 @@ class RequestQueue:
 
     @property
     def full(self) -> bool:
-        """Whether no more requests may be at workers, but those of classes with workers of their
-        own."""
+        """Whether no more requests may be at everybody's workers."""
         bound = self._places
-        return bool(bound) and sum(self._shared_in_use().values()) >= bound
+        return bool(bound) and sum(self.in_use.values()) >= bound
 
     @property
     def depends_on_output(self) -> bool:
@@ -75,18 +77,15 @@ class RequestQueue:
         tenant has now, and keeps the deadline, SLO and priority that it came with."""
         self._queue.reconfigure(classes, config.weights, config.max_wait_s)
         self.config, self._classes = config, classes
-        self._with_own = classes.with_own_pools
         self._share_places()
         self._waiting.clear()
         for view in self._queue:
             self._count(view, 1)
         for state in requests:
-            before = state.view.service_class
+            self._free_place(state)
             self.classify(state)
             if state.stage is not Stage.QUEUED:
-                now = state.view.service_class
-                self.in_use[before] -= 1
-                self.in_use[now] = self.in_use.get(now, 0) + 1
+                self._take_place(state)
 
     def classify(self, state: RequestState) -> None:
         """Have the request be of a class that there is now."""
@@ -108,9 +107,10 @@ class RequestQueue:
 
     def first(self, now_ns: int, without: Set[str] = frozenset()) -> str | None:
         """Who goes next, by request id, `without` these classes; None when nobody may."""
-        in_use = self._shared_in_use()
-        if self._with_own and self.full:
-            without, in_use = without | (self._queue.waiting().keys() - self._with_own), {}
+        in_use, on_own = self.in_use, self._fleet.on_own
+        if on_own and self.full:
+            # Whom its own workers serve needs no place.
+            without, in_use = without | (self._queue.waiting().keys() - on_own), {}
         capacity = self._places or sum(in_use.values()) + len(self)
         view = self._queue.first(in_use, capacity, now_ns, without)
         return None if view is None else view.request_id
@@ -118,13 +118,13 @@ class RequestQueue:
     def enter_workers(self, state: RequestState) -> None:
         """The request goes to its workers."""
         view = state.view
-        self.in_use[view.service_class] = self.in_use.get(view.service_class, 0) + 1
+        self._take_place(state)
         self._queue.charge(view.tenant, view.prompt_tokens, 0)
         self._use.served(view.tenant, view.prompt_tokens, 0)
 
     def leave_workers(self, state: RequestState) -> None:
         """The request is at no worker any more."""
-        self.in_use[state.view.service_class] -= 1
+        self._free_place(state)
         self._use.note(state.view.tenant)
         self.charge(state, 1)
 
@@ -139,33 +139,27 @@ class RequestQueue:
             state.charged_output += tokens
 
     def to_give_back(self) -> dict[str, int]:
-        """How many requests of each class hold slots that a class below its reserve waits for."""
+        """How many requests of each class have places that a class below its reserve waits for."""
         capacity = self._places
         if not capacity or not len(self):
             return {}
         waiting = self._queue.waiting()
-        for name in self._with_own:
+        for name in self._fleet.on_own:
             waiting.pop(name, None)
-        return to_preempt(self._classes, waiting, self._shared_in_use(), capacity)
+        return to_preempt(self._classes, waiting, self.in_use, capacity)
 
     def is_full_for(self, service_class: str) -> bool:
         """Whether no more requests of this class may be at workers."""
-        return service_class not in self._with_own and self.full
-
-    def _shared_in_use(self) -> dict[str, int]:
-        """Of the classes that share workers."""
-        if not self._with_own:
-            return self.in_use
-        return {name: used for name, used in self.in_use.items() if name not in self._with_own}
+        return self.full and service_class not in self._fleet.on_own
 
     @property
     def wanted_places(self) -> int:
-        """The requests at workers or in the queue of classes that share workers."""
-        waiting = len(self)
-        if self._with_own and waiting:
+        """The requests at everybody's workers, or in the queue for them."""
+        waiting, on_own = len(self), self._fleet.on_own
+        if on_own and waiting:
             by_class = self._queue.waiting()
-            waiting -= sum(by_class.get(name, 0) for name in self._with_own)
-        return sum(self._shared_in_use().values()) + waiting
+            waiting -= sum(by_class.get(name, 0) for name in on_own)
+        return sum(self.in_use.values()) + waiting
 
     def waiting_classes(self) -> dict[str, list[str]]:
         """The classes in which each tenant has requests that wait."""
@@ -199,7 +193,7 @@ class RequestQueue:
         own_priority = named(request.service_class).priority
         waiting: dict[str, tuple[int, int]] = {}
         for (service_class, name), (tokens, requests) in self._waiting.items():
-            if not self._classes.share_workers(request.service_class, service_class):
+            if not self._fleet.share_workers(request.service_class, service_class):
                 continue
             if not by_class or named(service_class).priority <= own_priority:
                 more_tokens, more_requests = waiting.get(name, (0, 0))
@@ -225,6 +219,18 @@ class RequestQueue:
             else view
             for view in workers
         ]
+
+    def _take_place(self, state: RequestState) -> None:
+        """It is at workers; one that is at its class's own takes nobody's place."""
+        if not self._fleet.dedicated_to(state.decode):
+            name = state.view.service_class
+            self.in_use[name] = self.in_use.get(name, 0) + 1
+            state.has_place = True
+
+    def _free_place(self, state: RequestState) -> None:
+        if state.has_place:
+            self.in_use[state.view.service_class] -= 1
+            state.has_place = False
 
     def _share_places(self) -> None:
         bound = self.config.max_requests
@@ -258,10 +264,6 @@ class Suspects:
     def all_waiting(self) -> int:
         """Requests that are at no worker, suspects or not."""
         return len(self._queue) + len(self.waiting)
-
-    @property
-    def first(self) -> RequestState | None:
-        return next(iter(self.waiting.values()), None)
 
     def workers(self) -> set[str]:
         """Where there is one."""

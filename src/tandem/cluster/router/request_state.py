@@ -96,16 +96,17 @@ class RequestState:
     on any worker; `sent_output` of them were sent to the worker that goes on. `import_sent`: the
     decode worker has received `ImportsArrived`. `expected_tokens` count to that worker's load until
     their KV is there. KV of the first `pulled_tokens` came from slower tiers. `copy_failed`: a
-    migration was begun and has failed. `deaths` are those of its workers. `measured`: its SLO was
-    predicted to hold, and what comes is held against that; its first token came at
-    `first_token_ns` (-1 until then). `degraded` is what was cut of it, in words. `forecast` is of
-    when it first went to workers."""
+    migration was begun and has failed. `has_place`: it has one of the bounded places at everybody's
+    workers. `deaths` are those of its workers. `measured`: its SLO was predicted to hold, and what
+    comes is held against that; its first token came at `first_token_ns` (-1 until then). `degraded`
+    is what was cut of it, in words. `forecast` is of when it first went to workers."""
 
     submission: RequestSubmitted
     view: RequestView
     chain: Chain
     names: Names
     stage: Stage = Stage.QUEUED
+    has_place: bool = False
     copy_failed: bool = False
     pulled_tokens: int = 0
     prefill: str = ""

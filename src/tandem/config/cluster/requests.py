@@ -72,8 +72,8 @@ class QueueConfig:
     """The queue before the workers, where classes and tenants are told apart."""
 
     max_requests: Annotated[int, Meta(ge=0)] | None = key(
-        "Requests at workers at once, of all gateways; 0: no bound. Left out: as many as there "
-        "are slots if there are classes or tenants, else no bound.",
+        "Requests at workers at once, of all gateways, but for classes' own workers; 0: no bound. "
+        "Left out: as many as there are slots if there are classes or tenants, else no bound.",
         default=None,
     )
     prefill_depth: Annotated[int, Meta(ge=0)] | None = key(

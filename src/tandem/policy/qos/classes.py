@@ -139,11 +139,6 @@ class Classes:
         """The classes for which the workers of that pool are alone; none: they are everybody's."""
         return frozenset(each.name for each in self.classes if pool in each.pools)
 
-    @property
-    def with_own_pools(self) -> frozenset[str]:
-        """The classes that have workers of their own."""
-        return frozenset(each.name for each in self.classes if each.pools)
-
     def share_workers(self, one: str, other: str) -> bool:
         """Whether requests of these classes may go to the same workers, while all pools serve."""
         if one == other:
