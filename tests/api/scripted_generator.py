@@ -4,6 +4,7 @@ It keeps the port's contract: end-of-sequence stops, max_tokens limits, closing 
 """
 
 import asyncio
+import math
 import threading
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,10 +21,10 @@ CONTEXT_TOKENS = 512
 
 @dataclass(slots=True)
 class Script:
-    """What to say next. `hold_after` tokens it says nothing more until it is closed, also where
-    only the requests with the numbers `held` are; after `fail_after` tokens it raises `failure`.
-    By number, `refusals` are raised at once, and `logprobs` are those of every token. Choices that
-    are `left_out` are none; all others say that they are `degraded`."""
+    """What to say next. `hold_after` tokens it says nothing more until it is closed or its deadline
+    has passed, also where only the requests with the numbers `held` are; after `fail_after` tokens
+    it raises `failure`. By number, `refusals` are raised at once, and `logprobs` are those of every
+    token. Choices that are `left_out` are none; all others say that they are `degraded`."""
 
     answer: str = "hello world"
     answers: list[str] = field(default_factory=list)
@@ -88,6 +89,9 @@ class ScriptedGenerator:
     def satisfied(self, request_id: str) -> None:
         self.satisfied_ids.append(request_id)
 
+    def service_class(self, caller: Caller) -> str:
+        return caller.headers.get("x-tier", "")
+
     def allowance(self, account: str) -> Allowance | None:
         return self.allowances.get(account)
 
@@ -112,7 +116,9 @@ class ScriptedGenerator:
                 yield replace(output, degraded=script.degraded)
                 await asyncio.sleep(0)
                 if script.holds(request) and output.finish_reason is None:
-                    await asyncio.Event().wait()
+                    await asyncio.sleep(request.deadline_s or math.inf)
+                    yield TokenOutput((), finish_reason=FinishReason.DEADLINE)
+                    return
         finally:
             with self._changed:
                 self.running.remove(request.request_id)

@@ -1,5 +1,6 @@
 """The response cache: exact, opt-in, a tenant's own, bounded; over a socket and by itself."""
 
+import sys
 from array import array
 from dataclasses import replace
 
@@ -7,11 +8,23 @@ import httpx2
 import pytest
 
 from tandem.api.app import build_app
+from tandem.api.choice import ChoiceReader, Presentation
+from tandem.api.choice_deltas import choice_deltas
 from tandem.api.config import ApiConfig, ResponseCacheConfig
-from tandem.api.response_cache import TURN_TOKENS, CachedResponse, ResponseCache, response_key
+from tandem.api.degradation import Degradation
+from tandem.api.response_cache import (
+    TURN_TOKENS,
+    CachedResponse,
+    CacheUse,
+    ResponseCache,
+    response_key,
+)
 from tandem.facts.errors import EngineFailed
-from tandem.facts.request import FinishReason, Request, TokenLogprobs
+from tandem.facts.request import FinishReason, Request, TokenLogprobs, TokenOutput
 from tandem.facts.sampling import SamplingParameters
+from tandem.facts.serving import ANYBODY
+from tandem.text.aho_corasick import AhoCorasick
+from tandem.text.tools import ToolFormat
 from tests.api.server import client_of, serving
 
 GREEDY = {"prompt": "hello", "temperature": 0, "max_tokens": 50}
@@ -91,6 +104,40 @@ def test_streams_stop_strings_log_probabilities_and_choices_are_alike(ask):
         assert streamed.text.endswith("data: [DONE]\n\n")
 
 
+def test_stop_strings_end_an_answer_by_the_text_in_which_they_are_looked_for(ask, generator):
+    generator.script.answer = "a fox <|im_start|> and on"
+    hidden = {"cache_salt": "hidden", "stop": ["<|im_start|>"]}
+    shown = hidden | {"skip_special_tokens": False}
+    for _ in range(2):
+        answers = [ask(**fields)[0].json()["choices"][0] for fields in (shown, hidden)]
+        assert [each["text"] for each in answers] == ["a fox ", "a fox  and on"]
+        assert [each["stop_reason"] for each in answers] == ["<|im_start|>", None]
+
+
+def test_what_was_not_computed_is_not_stopped_either(ask, generator):
+    fields = {"cache_salt": "satisfied", "stop": " fox a"}
+    stopped = len(generator.satisfied_ids)
+    assert [ask(**fields)[1] for _ in range(2)] == [1, 0]
+    assert len(generator.satisfied_ids) == stopped + 1
+
+
+def test_limits_count_what_is_computed(ask, generator):
+    def size(**fields):
+        _, computed = ask(cache_salt="sizes", temperature=0.9, seed=4, **fields)
+        call = generator.callers[-1].call
+        return computed, call and (call.requests, call.prompt_tokens)
+
+    assert size() == (1, None)
+    assert size(n=2) == (1, None)
+    length = len(generator.requests[-1].prompt_tokens)
+    assert size(n=4) == (2, (2, length))
+    # Of the two prompts one is computed.
+    assert size(prompt=["hello", "and hello"], n=2)[1] == (
+        2,
+        len(generator.requests[-1].prompt_tokens),
+    )
+
+
 def test_a_client_may_have_it_computed_anew_or_not_kept(ask):
     no_store, no_cache = {"Cache-Control": "no-store"}, {"Cache-Control": "no-cache"}
     salt = {"cache_salt": "control"}
@@ -134,8 +181,83 @@ def test_tenants_opt_in_and_never_share(the_generator, text, generator):
     assert 'tandem:response_cache_queries_total{model_name="tiny"} 4.0' in metrics
 
 
+@pytest.fixture
+def use(generator):
+    return CacheUse(ResponseCache(CACHE, "m"), generator, looks_up=True, keeps=True)
+
+
+ASKED = Request("asked-0", (1, 2, 3), SamplingParameters(temperature=0, max_tokens=50))
+STOP = TokenOutput((7,), finish_reason=FinishReason.STOP)
+
+
+@pytest.mark.parametrize(
+    ("last", "identity", "kept"),
+    [
+        (STOP, "scripted", True),
+        (replace(STOP, finish_reason=None), "scripted", True),
+        (replace(STOP, finish_reason=FinishReason.LENGTH), "scripted", True),
+        (replace(STOP, finish_reason=FinishReason.ABORT), "scripted", False),
+        (replace(STOP, finish_reason=FinishReason.DEADLINE), "scripted", False),
+        (replace(STOP, degraded="max_tokens=2"), "scripted", False),
+        (STOP, "other weights", False),
+        (STOP, None, False),
+    ],
+)
+def test_only_what_was_asked_for_is_kept(use, generator, last, identity, kept):
+    lookup = use.look_up(ASKED)
+    for output in (TokenOutput((5, 6)), last):
+        lookup.add(output)
+    generator.script.model_identity = identity
+    lookup.complete(last)
+    generator.script.model_identity = "scripted"
+    found = use.look_up(ASKED).found
+    assert (found.tokens.tolist() if found else None) == ([5, 6, 7] if kept else None)
+
+
+def test_no_more_is_recorded_than_may_be_kept(use):
+    lookup, logprob = use.look_up(ASKED), TokenLogprobs(-1.0, 1)
+    for _ in range(100):
+        lookup.add(TokenOutput((5,) * 100, (logprob,) * 100))
+    assert sys.getrefcount(logprob) < 10
+    lookup.complete(STOP)
+    assert use.look_up(ASKED).found is None
+
+
+@pytest.mark.parametrize("tokens_per_output", [1, 2, 50])
+async def test_an_answer_that_was_kept_too_short_is_dropped_and_computed(
+    use, generator, text, tokens_per_output
+):
+    script = generator.script
+    script.answer, script.tokens_per_output = "a fox on a box", tokens_per_output
+    tokens = text.tokenizer.encode(script.answer, add_special_tokens=False)
+    short = CachedResponse(array("I", tokens[:3]), (), None, False)
+    use.cache.keep(use.key_of(ASKED), short)
+
+    async def answer():
+        reader = ChoiceReader(0, text, Presentation())
+        deltas = choice_deltas(use.look_up(ASKED), reader, ANYBODY, Degradation())
+        return [delta async for delta in deltas]
+
+    for _ in range(3):
+        deltas = await answer()
+        assert "".join(delta.text for delta in deltas) == script.answer
+        assert [token for delta in deltas for token in delta.tokens] == list(tokens)
+    # Once in place of the short one, and once more to be kept.
+    assert len(generator.requests) == 2
+
+
 def response(tokens: int) -> CachedResponse:
     return CachedResponse(array("I", range(tokens)), (), FinishReason.LENGTH, False)
+
+
+def held(cache: ResponseCache) -> int:
+    """Bytes, as the metrics have them."""
+    (line,) = [
+        each
+        for each in cache.metrics_text().decode().splitlines()
+        if each.startswith("tandem:response_cache_bytes{")
+    ]
+    return round(float(line.rpartition(" ")[2]))
 
 
 def test_memory_is_bounded_and_the_least_used_leave_first():
@@ -143,17 +265,20 @@ def test_memory_is_bounded_and_the_least_used_leave_first():
     cache = ResponseCache(ResponseCacheConfig(10 * size), "m")
     for number in range(10):
         cache.keep(bytes([number]), response(10))
-    assert cache.size_bytes == 10 * size
+    assert held(cache) == 10 * size
     assert cache.find(b"\0")
     cache.keep(b"new", response(10))
-    assert cache.size_bytes == 10 * size
+    assert held(cache) == 10 * size
     assert cache.find(b"\0")
     assert not cache.find(b"\1")
     # The same answer again takes no further room; one that is too large is not kept.
     cache.keep(b"new", response(10))
     cache.keep(b"large", response(size))
-    assert cache.size_bytes == 10 * size
+    assert held(cache) == 10 * size
     assert not cache.find(b"large")
+    cache.drop(b"new")
+    assert held(cache) == 9 * size
+    assert not cache.find(b"new")
 
 
 @pytest.mark.parametrize("tokens", [1, TURN_TOKENS, TURN_TOKENS + 1, 3 * TURN_TOKENS])
@@ -179,7 +304,20 @@ def test_keys_are_those_of_everything_that_decides():
         replace(request, cache_salt="t"),
     ]
     keys = {response_key("m", each, ()) for each in (request, *others)}
-    keys |= {response_key("n", request, ()), response_key("m", request, ("x",))}
-    assert len(keys) == 7
+    stops = Presentation(AhoCorasick(["x"]))
+    endings = [
+        each.endings
+        for each in (
+            stops,
+            replace(stops, stops=AhoCorasick(["y"])),
+            replace(stops, skip_special_tokens=False),
+            replace(stops, tool_format=ToolFormat.HERMES),
+        )
+    ]
+    keys |= {response_key("m", request, each) for each in endings}
+    keys |= {response_key("n", request, ())}
+    assert len(keys) == 10
+    # Where no stop string ends it, the tokens are those of the engine.
+    assert Presentation(skip_special_tokens=False).endings == ()
     same = replace(request, request_id="other", prompt_tokens=array("I", (1, 2, 3)), priority=4)
     assert response_key("m", same, ()) == response_key("m", request, ())

@@ -216,6 +216,68 @@ def test_a_sample_that_fails_fails_the_call(client, generator):
         ask(client, VOTE)
 
 
+def test_a_deadline_ends_all_of_it_with_the_best_so_far(client, generator):
+    script = generator.script
+    script.answers = ["it is 3", "4 and more", "4 and more", "4 and more", "so 3"]
+    script.hold_after, script.held = 2, frozenset({1, 2, 3})
+    before = len(generator.requests)
+    answer = ask(client, VOTE, extra_body={"deadline_s": 0.5})
+    report = answer.scaling
+    # What was cut has no vote.
+    assert (report["stopped_by"], report["answer"]) == ("deadline", "3")
+    assert report["votes"] == {"3": 2}
+    assert report["samples"] == {"started": 5, "finished": 2, "cancelled": 3, "refused": 0}
+    assert not report["decided_early"]
+    assert answer.choices[0].message.content == "it is 3"
+    assert len(generator.requests) == before + 5
+
+
+def test_a_deadline_before_any_sample_has_ended_shows_what_there_is(client, generator):
+    generator.script.answer = "4 and more"
+    generator.script.hold_after = 2
+    answer = ask(client, VOTE, extra_body={"deadline_s": 0.2})
+    assert (answer.scaling["stopped_by"], answer.scaling["votes"]) == ("deadline", {})
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.choices[0].message.content
+
+
+JUDGED = {"method": "best-of-n", "samples": 2, "parallel": 1, "verifier": {"type": "judge"}}
+ONE_BY_ONE = VOTE | {"samples": 3, "parallel": 1}
+
+
+@pytest.mark.parametrize("scaling", [ONE_BY_ONE, JUDGED, {"method": "re-query"}])
+def test_rounds_and_verdicts_have_what_is_left_of_the_deadline(client, generator, scaling):
+    generator.script.answers = ["1", "2", "yes", "no"]
+    before = len(generator.callers)
+    headers = {"X-Request-Timeout": "60"}
+    ask(client, scaling, extra_headers=headers, extra_body={"deadline_s": 70})
+    left_s = [each.deadline_s for each in generator.requests]
+    assert len(left_s) >= 3
+    assert 30 < left_s[-1] <= left_s[0] < 60
+    assert left_s == sorted(left_s, reverse=True) and len(set(left_s)) == len(left_s)
+    assert not any(each.deadline_s for each in generator.callers[before:])
+
+
+@pytest.mark.parametrize("scaling", [ONE_BY_ONE, JUDGED, {"method": "re-query"}])
+def test_it_is_one_turn_of_its_session(client, generator, scaling):
+    generator.script.answers = ["1", "2", "yes", "no"]
+    before = len(generator.callers)
+    ask(client, scaling, extra_body={"agent": {"session": "s", "pause_s": 3, "pin_s": 9}})
+    first, *others = generator.callers[before:]
+    assert (first.session, first.pause_s, first.pin_s) == ("s", 3, 9)
+    assert others
+    assert {(each.session, each.pause_s, each.pin_s) for each in others} == {("", None, 0)}
+
+
+def test_the_tools_that_are_called_are_those_of_the_winner(client, generator):
+    call = '<tool_call>{"name": "%s", "arguments": {}}</tool_call>'
+    generator.script.answers = [call % "seek", call % "find", call % "find"]
+    before = len(generator.called_tools)
+    session = {"agent": {"session": "s"}}
+    ask(client, VOTE | {"samples": 3}, tools=[TOOL], extra_body=session)
+    assert generator.called_tools[before:] == [("s", ("find",))]
+
+
 def test_a_client_that_leaves_frees_all_samples(client, generator):
     generator.script.hold_after = 1
     with pytest.raises(openai.APITimeoutError):

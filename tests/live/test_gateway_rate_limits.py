@@ -10,10 +10,11 @@ import httpx2
 import pytest
 
 from tandem.api.app import build_app
-from tandem.api.config import ApiConfig
+from tandem.api.config import ApiConfig, ResponseCacheConfig
 from tandem.cluster.gateway.machine import GatewayMachine
 from tandem.facts.rate_limits import LimitTerms, RateLimits
 from tandem.live.gateway.gateway import Gateway, GatewayTerms
+from tandem.policy.qos.classes import Classes, ServiceClass
 from tandem.text.model import TextModel
 from tests.live.toy_cluster import (
     ToyWorker,
@@ -25,7 +26,12 @@ from tests.live.toy_cluster import (
 )
 from tests.text.tiny_checkpoint import write_checkpoint
 
-KEYS = ApiConfig(api_keys=("plain-key",), tenants={"acme-key": "acme", "rich-key": "rich"})
+KEYS = ApiConfig(
+    api_keys=("plain-key",),
+    tenants={"acme-key": "acme", "rich-key": "rich"},
+    response_cache=ResponseCacheConfig(1 << 20, frozenset({"rich"})),
+)
+DEFAULT_CLASSES = Classes()
 ACME = RateLimits(requests_per_minute=6, tokens_per_minute=600, concurrent_requests=5)
 
 
@@ -42,6 +48,7 @@ class Front:
     worker: ToyWorker
     http: httpx2.AsyncClient
     lines: list[dict] = field(default_factory=list)
+    lost_lines: int = 0
 
     def write(self, line: bytes) -> None:
         self.lines.append(json.loads(line))
@@ -53,8 +60,11 @@ class Front:
 
 
 @asynccontextmanager
-async def front(text: TextModel, terms: LimitTerms, **gateway_terms):
-    machine = GatewayMachine(replace(gateway_config(), limits=terms))
+async def front(
+    text: TextModel, terms: LimitTerms, classes: Classes = DEFAULT_CLASSES, **gateway_terms
+):
+    config = replace(gateway_config(), limits=terms)
+    machine = GatewayMachine(replace(config, router=replace(config.router, classes=classes)))
     terms_of = GatewayTerms("i", tenants=("acme", "rich"), **gateway_terms)
     gateway = Gateway(make_gateway().card, machine, terms_of)
     worker = ToyWorker("w")
@@ -180,6 +190,17 @@ async def test_the_access_log_tells_how_each_call_ended_and_not_what_was_said(te
         assert secret not in written
     # Keys are told apart all the same.
     assert len({line["key"] for line in lines}) == 3
+
+
+async def test_the_access_log_has_the_class_of_each_call_also_where_nothing_was_computed(text):
+    classes = Classes((ServiceClass("free"),), default="free")
+    async with front(text, LimitTerms(), classes) as door:
+        for _ in range(2):
+            await door.ask("rich-key", temperature=0)
+        computed, found = door.lines
+    assert (computed["class"], found["class"]) == ("free", "free")
+    assert (computed["cached"], found["cached"]) == (False, True)
+    assert (computed["workers"], found["workers"]) == (["w"], [])
 
 
 async def test_a_call_that_finds_no_place_to_wait_costs_nothing(text):

@@ -2,11 +2,14 @@
 in it. Probes and pages that need no key are left out."""
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol
 
 import msgspec
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tandem.api.auth import KEY, OPEN_PATHS, REQUEST_ID, STATUS, TENANT
@@ -25,7 +28,9 @@ _KEY_CHARS = 8
 
 
 class LineSink(Protocol):
-    """Where the lines go."""
+    """Where the lines go. `lost_lines` of them were lost since the start."""
+
+    lost_lines: int
 
     def write(self, line: bytes) -> None:
         """One line with its end. Never waits."""
@@ -34,9 +39,10 @@ class LineSink(Protocol):
 
 class AccessLine(msgspec.Struct, frozen=True, kw_only=True, rename={"service_class": "class"}):
     """A line. `time` is when the call arrived; `key` tells its API key from others, and is no part
-    of it. `code` says why a call was refused, or ended early; `reason` says it in words for a 429.
-    Seconds are those of the API server: `ttft_s` up to the first token, `tpot_s` the mean of each
-    later one of an answer, `total_s` up to the last byte. What is not known is null."""
+    of it. `cached`: all of the answer came out of the response cache. `code` says why a call was
+    refused, or ended early; `reason` says it in words for a 429. Seconds are those of the API
+    server: `ttft_s` up to the first token, `tpot_s` the mean of each later one of an answer (of a
+    gang: of a sample), `total_s` up to the last byte. What is not known is null."""
 
     time: str
     request_id: str
@@ -49,6 +55,7 @@ class AccessLine(msgspec.Struct, frozen=True, kw_only=True, rename={"service_cla
     model: str | None = None
     stream: bool | None = None
     answers: int | None = None
+    cached: bool | None = None
     code: str | None = None
     reason: str | None = None
     prompt_tokens: int | None = None
@@ -63,7 +70,7 @@ class AccessLine(msgspec.Struct, frozen=True, kw_only=True, rename={"service_cla
 
 @dataclass(slots=True)
 class _Times:
-    """Instants of one answer, in seconds."""
+    """Instants of one answer, or of one sample of a gang, in seconds."""
 
     first_s: float
     last_s: float
@@ -73,28 +80,38 @@ class _Times:
 @dataclass(slots=True)
 class AnswerRecord:
     """What a generating call asked for, and what its answers are, while they come: their tokens in
-    the call's own `meter`, their times here."""
+    the call's own `meter`, their times here. `is_cached`: none of them is computed."""
 
     model: str
+    service_class: str
     stream: bool
     answers: int
     served_by: ServedBy
     meter: UsageMeter
     degradation: Degradation
+    is_cached: bool
     _times: dict[int, _Times] = field(default_factory=dict)
     _finishes: dict[int, Finish] = field(default_factory=dict)
 
     def note_delta(self, delta: ChoiceDelta) -> None:
         """When it came, and whether an answer ends with it."""
         if delta.tokens:
-            now_s = monotonic_s()
-            times = self._times.get(delta.choice)
-            if times is None:
-                times = self._times[delta.choice] = _Times(now_s, now_s)
-            times.last_s = now_s
-            times.tokens += len(delta.tokens)
+            self.note_tokens(delta.choice, len(delta.tokens))
         if delta.finish_reason is not None:
-            self._finishes[delta.choice] = delta.finish_reason
+            self.note_finish(delta.choice, delta.finish_reason)
+
+    def note_tokens(self, sequence: int, tokens: int) -> None:
+        """So many tokens of this choice, or of this sample of a gang, have come now."""
+        now_s = monotonic_s()
+        times = self._times.get(sequence)
+        if times is None:
+            times = self._times[sequence] = _Times(now_s, now_s)
+        times.last_s = now_s
+        times.tokens += tokens
+
+    def note_finish(self, choice: int, finish: Finish) -> None:
+        """This answer has ended."""
+        self._finishes[choice] = finish
 
     @property
     def whole(self) -> bool:
@@ -154,10 +171,11 @@ class CallRecord:
         details = usage.prompt_tokens_details
         return msgspec.structs.replace(
             line,
-            service_class=answer.served_by.service_class,
+            service_class=answer.service_class,
             model=answer.model,
             stream=answer.stream,
             answers=answer.answers,
+            cached=answer.is_cached,
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=details.cached_tokens if first_s is not None and details else None,
             output_tokens=usage.completion_tokens,
@@ -192,6 +210,19 @@ class AccessLog:
         finally:
             line = record.line(scope, scope.get(STATUS, status))
             self._sink.write(self._encode(line) + b"\n")
+
+
+class LostLines(Collector):
+    """How many lines were lost, as a metric."""
+
+    def __init__(self, sink: LineSink, model_name: str) -> None:
+        self._sink, self._model_name = sink, model_name
+
+    def collect(self) -> Iterator[Metric]:
+        name, text = "tandem:access_log_lost_lines", "Lines the access log misses"
+        lost = CounterMetricFamily(name, text, labels=("model_name",))
+        lost.add_metric((self._model_name,), self._sink.lost_lines)
+        yield lost
 
 
 def _time_text(unix_ns: int) -> str:

@@ -4,6 +4,7 @@ endpoints that only read: models, health, readiness, metrics and version."""
 from http import HTTPStatus
 
 import msgspec
+from prometheus_client import CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -11,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tandem.api.access_log import AccessLog, LineSink
+from tandem.api.access_log import AccessLog, LineSink, LostLines
 from tandem.api.app_context import VERSION, AppContext
 from tandem.api.auth import REQUEST_ID, REQUEST_ID_HEADER, ApiKeys, OriginCheck, RequestIds
 from tandem.api.chat import chat_endpoints
@@ -59,7 +60,7 @@ def build_app(
         *chat_endpoints(context),
         *completion_endpoints(context),
         *token_endpoints(context),
-        *probe_endpoints(context),
+        *probe_endpoints(context, log),
     ]
     openapi = openapi_maker("Tandem", VERSION, endpoints, has_keys=config.has_keys)
     routes = [each.route for each in endpoints]
@@ -139,8 +140,11 @@ async def _unexpected(request: Request, _: Exception) -> Response:
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def probe_endpoints(context: AppContext) -> list[ApiEndpoint]:
+def probe_endpoints(context: AppContext, log: LineSink | None = None) -> list[ApiEndpoint]:
     """The endpoints that only read. `/health` says alive, `/ready` says may take requests."""
+    logs = CollectorRegistry()
+    if log is not None:
+        logs.register(LostLines(log, context.generator.card.names[0]))
 
     async def list_models(_: Request) -> Response:
         """The served names, with the sizes of the model behind them."""
@@ -167,7 +171,7 @@ def probe_endpoints(context: AppContext) -> list[ApiEndpoint]:
     async def metrics(_: Request) -> Response:
         """Metrics in the Prometheus text format."""
         text = context.generator.metrics_text() + context.response_cache.metrics_text()
-        return Response(text, headers={"Content-Type": _EXPOSITION})
+        return Response(text + generate_latest(logs), headers={"Content-Type": _EXPOSITION})
 
     async def show_version(_: Request) -> Response:
         """The version of this server."""

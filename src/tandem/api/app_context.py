@@ -8,6 +8,7 @@ from importlib.metadata import version
 from starlette.requests import Request
 
 from tandem.api.auth import ANSWER_HEADERS, KEY, REQUEST_ID, TENANT, account_of, is_printable
+from tandem.api.choice import Endings
 from tandem.api.config import ApiConfig
 from tandem.api.errors import Refusal, Refused, retry_header
 from tandem.api.intake import HeldBytes, Intake
@@ -16,7 +17,6 @@ from tandem.api.response_cache import CacheUse, ResponseCache
 from tandem.api.whole_response import ResponseBudget
 from tandem.facts.errors import EngineFailed
 from tandem.facts.request import LONGEST_DEADLINE_S
-from tandem.facts.sampling import SamplingParameters
 from tandem.facts.serving import Caller, Generator
 from tandem.text.model import TextModel
 
@@ -73,12 +73,11 @@ class AppContext:
         )
 
     def cache_use(
-        self, request: Request, caller: Caller, sampling: SamplingParameters, *, named_seed: bool
+        self, request: Request, caller: Caller, endings: Endings, *, is_certain: bool
     ) -> CacheUse:
         """How a call uses the response cache: as its tenant has opted in, where its tokens are
         certain, and as its `Cache-Control` says (`no-cache`: computed anew; `no-store`: not kept
         either)."""
-        is_certain = sampling.temperature == 0 or named_seed
         serves = is_certain and self.response_cache.serves(caller)
         control = request.headers.get("Cache-Control", "").lower() if serves else ""
         wishes = {each.strip() for each in control.split(",")}
@@ -87,6 +86,7 @@ class AppContext:
             self.generator,
             looks_up=serves and wishes.isdisjoint(("no-cache", "no-store")),
             keeps=serves and "no-store" not in wishes,
+            endings=endings,
         )
 
     def no_cache_use(self) -> CacheUse:

@@ -96,7 +96,7 @@ class ChatWriter:
         self._token_json = token_json
         self._with_logprobs = with_logprobs
         self._begun: set[int] = set()
-        self._called_tools = [0] * len(call.requests)
+        self._called_tools = [0] * len(call.lookups)
 
     def delta_event(
         self, delta: ChoiceDelta, usage: StreamUsage, scaling: Scaled = UNSET

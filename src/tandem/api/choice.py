@@ -28,6 +28,8 @@ _FINISHES: dict[FinishReason | None, Finish | None] = {
 
 
 NO_STOPS = AhoCorasick()
+# See `Presentation.endings`.
+Endings = tuple[str | bool, ...]
 # What is remembered of the tools that an answer has called.
 MOST_CALLED_TOOLS = 8
 TOOL_CHARS = 64
@@ -43,6 +45,14 @@ class Presentation:
     tool_format: ToolFormat | None = None
     min_tokens: int = 0
     end_token_ids: frozenset[int] = frozenset()
+
+    @property
+    def endings(self) -> Endings:
+        """What decides, beside the sampling parameters, at which token a stop string ends an
+        answer; nothing without stop strings."""
+        if not self.stops.strings:
+            return ()
+        return (self.skip_special_tokens, self.tool_format is not None, *self.stops.strings)
 
 
 @dataclass(slots=True)

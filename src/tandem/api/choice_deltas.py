@@ -11,25 +11,22 @@ from typing import TypeVar
 
 from tandem.api.choice import ChoiceDelta, ChoiceReader
 from tandem.api.degradation import Degradation
-from tandem.api.response_cache import CacheUse
+from tandem.api.response_cache import ResponseLookup
 from tandem.facts.errors import EngineFailed, LeftOut
-from tandem.facts.request import Request
 from tandem.facts.serving import Caller
 
 Item = TypeVar("Item")
 
 
 async def choice_deltas(
-    cache_use: CacheUse,
-    request: Request,
+    lookup: ResponseLookup,
     reader: ChoiceReader,
     caller: Caller,
     degradation: Degradation,
 ) -> AsyncGenerator[ChoiceDelta, None]:
-    """Generates one choice: the request goes to the engine here, unless its answer is known, and
-    its tokens come back. The last delta has a finish reason; there is none of a choice that is left
-    out, which the `degradation` of the call then says. Raises `TandemError`."""
-    lookup = cache_use.look_up(request)
+    """Generates one choice: the request of `lookup` goes to the engine here, unless its answer was
+    found, and its tokens come back. The last delta has a finish reason; there is none of a choice
+    that is left out, which the `degradation` of the call then has. Raises `TandemError`."""
     try:
         async with aclosing(lookup.outputs(caller)) as outputs:
             async for output in outputs:
@@ -40,9 +37,7 @@ async def choice_deltas(
                 if delta.finish_reason is not None:
                     lookup.complete(output)
                     if output.finish_reason is None and lookup.found is None:
-                        cache_use.generator.satisfied(request.request_id)
-                if delta.finish_reason == "tool_calls":
-                    cache_use.generator.tools_called(caller, reader.called_tools)
+                        lookup.generator.satisfied(lookup.request.request_id)
                 yield delta
                 if delta.finish_reason is not None:
                     return

@@ -96,7 +96,7 @@ class CompletionWriter:
         self._token_bytes = token_bytes
         self._echoes = echoes
         self._begun: set[int] = set()
-        self._offset_chars = [len(self._echo_of(choice)) for choice in range(len(call.requests))]
+        self._offset_chars = [len(self._echo_of(choice)) for choice in range(len(call.lookups))]
         # As JSON, once for all choices of a prompt; of the echoes without quotes.
         self._prompt_json = cache(lambda prompt: encode(list(call.prompts[prompt])))
         self._echo_json = cache(lambda prompt: encode(echoes[prompt])[1:-1])

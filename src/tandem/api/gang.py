@@ -14,15 +14,17 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from tandem.api.access_log import AnswerRecord
 from tandem.api.app_context import AppContext
 from tandem.api.choice import ChoiceDelta, ChoiceReader, Presentation, UsageMeter
 from tandem.api.choice_deltas import choice_deltas
+from tandem.api.clock_and_entropy import monotonic_s
 from tandem.api.degradation import Degradation
 from tandem.api.responses import ScalingReport, ScalingSamples, ScalingTokens, Usage
 from tandem.api.scaling_request import Judge, Scaling, verdict_sampling
 from tandem.api.whole_response import HeldResponse
 from tandem.facts.errors import InvalidRequest, Overloaded, TandemError
-from tandem.facts.request import FinishReason, Request, TokenLogprobs, TokenOutput
+from tandem.facts.request import FinishReason, Request, TokenLogprobs, TokenOutput, sooner
 from tandem.facts.serving import Caller
 from tandem.policy.scaling.answers import canonical_json
 from tandem.policy.scaling.contract import (
@@ -43,6 +45,10 @@ _TOKEN_BYTES = 64
 _CHAR_BYTES = 4
 _ALTERNATIVE_BYTES = 130
 _KEPT_BYTES = 4
+# How an answer that the deadline ended is shown.
+_CUT = ("length", "deadline")
+# The deadline of a request for which no time is left.
+_SHORTEST_S = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,12 @@ class SampleRun:
         return "".join(delta.text for delta in self.deltas)
 
     @property
+    def is_cut(self) -> bool:
+        """Whether the deadline ended it."""
+        last = self.deltas[-1] if self.deltas else None
+        return last is not None and (last.finish_reason, last.stop_reason) == _CUT
+
+    @property
     def mean_probability(self) -> float:
         """The geometric mean of its tokens' probabilities; 0 without any."""
         return math.exp(self.logprob_sum / self.logprobs) if self.logprobs else 0.0
@@ -100,7 +112,12 @@ class SampleRun:
 
 class Gang:
     """Use it for one call. `request` is the first sample; what is kept until the winner is known is
-    counted in `held`, what it uses in `meter`."""
+    counted in `held`, what it uses in its meter, which is that of `record` from now on.
+
+    The first sample stands for the call in the caller's session, as one turn of it; all other
+    requests belong to none. The deadline is that of the whole answer: each request gets what is
+    left of it.
+    """
 
     def __init__(
         self,
@@ -111,13 +128,20 @@ class Gang:
         caller: Caller,
         held: HeldResponse,
         degradation: Degradation,
+        record: AnswerRecord | None = None,
     ) -> None:
         self._context, self._scaling, self._plan = context, scaling, scaling.plan
-        self._request, self._presentation, self._caller = request, presentation, caller
-        self._held, self._degradation = held, degradation
+        deadline_s = sooner(request.deadline_s, caller.deadline_s)
+        self._due_s = monotonic_s() + deadline_s if deadline_s else math.inf
+        self._request, self._presentation = request, presentation
+        self._caller = replace(caller, deadline_s=0.0)
+        self._others_caller = replace(self._caller, session="", pause_s=None, pin_s=0.0)
+        self._held, self._degradation, self._record = held, degradation, record
         self._alternatives = 1 + (request.sampling.top_logprobs or 0)
         self._stem = request.request_id.rpartition("-")[0]
-        self.meter = UsageMeter([len(request.prompt_tokens)], self._plan.samples, degradation)
+        self._meter = UsageMeter([len(request.prompt_tokens)], self._plan.samples, degradation)
+        if record is not None:
+            record.meter = self._meter
         self._runs: list[SampleRun] = []
         self._streams: dict[int, AsyncGenerator[ChoiceDelta, None]] = {}
         self._waiting: dict[int, asyncio.Future[ChoiceDelta]] = {}
@@ -127,7 +151,7 @@ class Gang:
 
     async def run(self) -> GangResult:
         """Returns once the winner is known. Raises `TandemError` where no sample could run, or
-        one failed for another reason than want of room."""
+        one failed for another reason than want of room or time."""
         self._held.grow(_KEPT_BYTES * self._scaling.follow_up_bytes)
         try:
             decision = self._decide()
@@ -141,14 +165,25 @@ class Gang:
                 self._context.generator.satisfied(self._runs[number].request_id)
         finally:
             await self._end_streams()
-        if all(run.state is SampleState.LOST for run in self._runs):
-            assert self._refusal is not None
+        if self._refusal is not None and not any(run.deltas for run in self._runs):
             raise self._refusal
-        return self._result(decision)
+        assert decision.winner is not None
+        winner = self._runs[decision.winner]
+        deltas = self._ended_deltas(winner, decision)
+        if winner.reader is not None and deltas[-1].finish_reason == "tool_calls":
+            self._context.generator.tools_called(self._caller, winner.reader.called_tools)
+        if self._record is not None and deltas[-1].finish_reason is not None:
+            self._record.note_finish(0, deltas[-1].finish_reason)
+        return GangResult(deltas, self._meter.usage(), self._report(winner, decision))
 
     def _decide(self) -> ScalingDecision:
         samples = [Sample(run.state, run.answer, self._score(run) or 0.0) for run in self._runs]
-        return decide(self._plan, samples, self._spent_tokens)
+        is_late = self._left_s() <= 0 or any(run.is_cut for run in self._runs)
+        return decide(self._plan, samples, self._spent_tokens, is_late=is_late)
+
+    def _left_s(self) -> float:
+        """Of the deadline; it may have passed."""
+        return self._due_s - monotonic_s()
 
     def _score(self, run: SampleRun) -> float | None:
         if not self._plan.scored or run.state is not SampleState.FINISHED:
@@ -177,6 +212,9 @@ class Gang:
             delta = task.result()
         except StopAsyncIteration:
             del self._streams[run.number]
+            if run.is_cut:
+                # It has no vote, like those that a budget stops.
+                return
             run.state = SampleState.FINISHED
             run.answer = self._answer_of(run)
             # Many may end in one turn, and each takes a millisecond or two to read.
@@ -193,7 +231,7 @@ class Gang:
             self._waiting[run.number] = asyncio.ensure_future(anext(stream))
 
     def _count(self, run: SampleRun, delta: ChoiceDelta) -> None:
-        self.meter.count_delta(delta)
+        self._meter.count_delta(delta)
         self._spent_tokens += len(delta.tokens)
         if run.is_judged:
             self._verdict_tokens += len(delta.tokens)
@@ -202,6 +240,8 @@ class Gang:
         if self._scaling.shows_logprobs:
             kept_bytes += _ALTERNATIVE_BYTES * self._alternatives * len(delta.shown)
         self._held.grow(kept_bytes)
+        if self._record is not None and delta.tokens:
+            self._record.note_tokens(run.number, len(delta.tokens))
         run.add_delta(delta, keeps_logprobs=self._scaling.shows_logprobs)
 
     async def _sample_deltas(self, run: SampleRun) -> AsyncGenerator[ChoiceDelta, None]:
@@ -209,14 +249,15 @@ class Gang:
         request, choice = self._sample_request(run), run.number
         if self._plan.method is Method.RE_QUERY and run.number:
             before = self._runs[run.number - 1]
-            request, choice = await self._asked(request, before.text, self._scaling.ask)
+            request, choice = await self._follow_up(request, before.text, self._scaling.ask)
         run.reader = ChoiceReader(choice, self._context.text, self._presentation)
-        cache_use = self._context.no_cache_use()
-        deltas = choice_deltas(cache_use, request, run.reader, self._caller, self._degradation)
+        lookup = self._context.no_cache_use().look_up(self._timed(request))
+        caller = self._others_caller if run.number else self._caller
+        deltas = choice_deltas(lookup, run.reader, caller, self._degradation)
         async with aclosing(deltas):
             async for delta in deltas:
                 yield delta
-        if self._scaling.judge is not None:
+        if self._scaling.judge is not None and not run.is_cut:
             verdict = self._verdict_deltas(run, request, self._scaling.judge)
             async with aclosing(verdict):
                 async for delta in verdict:
@@ -232,8 +273,9 @@ class Gang:
         sampling = verdict_sampling(request.sampling)
         request = replace(request, request_id=run.request_id, sampling=sampling)
         with contextlib.suppress(InvalidRequest, Overloaded):
-            request, choice = await self._asked(request, run.text, judge.prompt)
-            outputs = self._context.generator.generate(request, self._caller)
+            request, choice = await self._follow_up(request, run.text, judge.prompt)
+            timed, caller = self._timed(request), self._others_caller
+            outputs = self._context.generator.generate(timed, caller)
             async with aclosing(outputs):
                 async for output in outputs:
                     if output.logprobs:
@@ -257,7 +299,13 @@ class Gang:
         )
         return replace(self._request, request_id=run.request_id, sampling=sampling)
 
-    async def _asked(self, request: Request, answer: str, ask: str) -> tuple[Request, int]:
+    def _timed(self, request: Request) -> Request:
+        """With what is left of the deadline; something is, for 0 would be no deadline."""
+        if self._due_s == math.inf:
+            return request
+        return replace(request, deadline_s=max(_SHORTEST_S, self._left_s()))
+
+    async def _follow_up(self, request: Request, answer: str, ask: str) -> tuple[Request, int]:
         """The request with the prompt that asks about an answer, and the choice that its tokens are
         counted as. Raises `InvalidRequest` for a prompt that is too long."""
         follow_up, first_prompt = self._scaling.follow_up, self._request.prompt_tokens
@@ -272,7 +320,7 @@ class Gang:
         max_tokens = min(request.sampling.max_tokens, room_tokens)
         min_tokens = min(request.sampling.min_tokens, max_tokens)
         sampling = replace(request.sampling, max_tokens=max_tokens, min_tokens=min_tokens)
-        choice = self.meter.add_prompt(len(prompt))
+        choice = self._meter.add_prompt(len(prompt))
         return replace(request, prompt_tokens=prompt, sampling=sampling), choice
 
     def _yes_share(self, token: int, chosen: TokenLogprobs, judge: Judge) -> float:
@@ -303,15 +351,13 @@ class Gang:
         for stream in self._streams.values():
             await stream.aclose()
 
-    def _result(self, decision: ScalingDecision) -> GangResult:
-        assert decision.winner is not None
+    def _report(self, winner: SampleRun, decision: ScalingDecision) -> ScalingReport:
         assert decision.stopped_by is not None
-        winner = self._runs[decision.winner]
         states = [run.state for run in self._runs]
         samples = [Sample(run.state, run.answer) for run in self._runs]
         of_samples = sum(run.tokens for run in self._runs)
         scores = [self._score(run) for run in self._runs]
-        report = ScalingReport(
+        return ScalingReport(
             method=self._plan.method.value,
             answer=winner.answer,
             votes=dict(vote_counts(samples)) if self._plan.votes else {},
@@ -330,13 +376,14 @@ class Gang:
             ),
             scores=scores if self._plan.scored else msgspec.UNSET,
         )
-        return GangResult(self._ended_deltas(winner), self.meter.usage(), report)
 
-    def _ended_deltas(self, winner: SampleRun) -> Sequence[ChoiceDelta]:
-        """Those of the winner, the last with a finish reason also where the budget cut it."""
+    def _ended_deltas(self, winner: SampleRun, decision: ScalingDecision) -> Sequence[ChoiceDelta]:
+        """Those of the winner, the last with a finish reason also where the gang stopped first."""
         if not winner.deltas or winner.deltas[-1].finish_reason is None:
             text = self._context.text
             reader = winner.reader or ChoiceReader(0, text, self._presentation)
-            rest = reader.delta_of(TokenOutput((), finish_reason=FinishReason.LENGTH))
+            is_late = decision.stopped_by is StopReason.DEADLINE
+            reason = FinishReason.DEADLINE if is_late else FinishReason.LENGTH
+            rest = reader.delta_of(TokenOutput((), finish_reason=reason))
             winner.add_delta(rest, keeps_logprobs=self._scaling.shows_logprobs)
         return winner.deltas

@@ -25,7 +25,7 @@ from tandem.api.gang import Gang, GangResult
 from tandem.api.prompts import Tokens
 from tandem.api.request_body import read_body
 from tandem.api.requests import GenerationBody
-from tandem.api.response_cache import CacheUse
+from tandem.api.response_cache import ResponseLookup, cache_headers
 from tandem.api.responses import ScalingReport, Usage
 from tandem.api.sampling_request import requests_of, sampling_parameters, stop_strings
 from tandem.api.scaling_request import FollowUp, Scaling, scaled_sampling, scaling_of
@@ -33,8 +33,7 @@ from tandem.api.streaming import DONE, EventStream
 from tandem.api.whole_response import TURN_BYTES, HeldResponse, Transcript, WholeResponse
 from tandem.facts.errors import InvalidRequest
 from tandem.facts.rate_limits import CallSize
-from tandem.facts.request import Request
-from tandem.facts.serving import Caller, ServedBy
+from tandem.facts.serving import Caller, Generator, ServedBy
 from tandem.text.aho_corasick import AhoCorasick
 from tandem.text.tools import ToolFormat
 
@@ -50,8 +49,9 @@ _LARGE_EVENT_BYTES = 128 << 10
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call ready to run: choice c is `requests[c]`, for prompt c // choices_per_prompt. With
-    `scaling` there is one choice, and its request is that of the first sample."""
+    """A call ready to run: choice c is the request of `lookups[c]`, for prompt
+    c // choices_per_prompt. With `scaling` there is one choice, and its request is that of the
+    first sample."""
 
     body: GenerationBody
     answer_id: str
@@ -59,10 +59,9 @@ class Call:
     model: str
     prompts: Sequence[Tokens]
     choices_per_prompt: int
-    requests: Sequence[Request]
+    lookups: Sequence[ResponseLookup]
     presentation: Presentation
     caller: Caller
-    cache_use: CacheUse
     degradation: Degradation
     record: AnswerRecord | None = None
     scaling: Scaling | None = None
@@ -83,7 +82,7 @@ class Call:
 
     def late_headers(self) -> dict[str, str]:
         """What is known of it once its answer begins."""
-        return self.degradation.headers() | self.cache_use.headers()
+        return self.degradation.headers() | cache_headers(self.lookups)
 
     def prompt_number(self, choice: int) -> int:
         return choice // self.choices_per_prompt
@@ -195,11 +194,23 @@ async def create_answer(
         raise InvalidRequest("stream_options", "needs stream to be true")
     answer_id = fresh_id(spec.id_prefix)
     requests = requests_of(body, answer_id, prompts, sampling, caller.tenant, card)
+    presentation = Presentation(
+        stops=stops,
+        include_stop=bool(body.include_stop_str_in_output),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        tool_format=spec.tool_format,
+        min_tokens=sampling.min_tokens,
+        end_token_ids=frozenset(card.end_token_ids),
+    )
+    # The tokens of a gang are not: some depend on which sample ends first.
+    is_certain = scaling is None and (sampling.temperature == 0 or body.seed is not None)
+    cache_use = context.cache_use(request, caller, presentation.endings, is_certain=is_certain)
+    lookups = [cache_use.look_up(each) for each in requests]
     degradation = Degradation(len(requests))
-    record = _begin_record(request, body, requests, degradation, card.names[0])
+    record = _begin_record(request, body, lookups, degradation, context.generator, caller)
     caller = replace(
         caller,
-        call=_size_of(answer_id, prompts, len(requests)),
+        call=_size_of(answer_id, lookups, body.n or 1),
         served_by=None if record is None else record.served_by,
     )
     call = Call(
@@ -209,20 +220,9 @@ async def create_answer(
         model=card.names[0],
         prompts=prompts,
         choices_per_prompt=body.n or 1,
-        requests=requests,
-        presentation=Presentation(
-            stops=stops,
-            include_stop=bool(body.include_stop_str_in_output),
-            skip_special_tokens=body.skip_special_tokens is not False,
-            tool_format=spec.tool_format,
-            min_tokens=sampling.min_tokens,
-            end_token_ids=frozenset(card.end_token_ids),
-        ),
+        lookups=lookups,
+        presentation=presentation,
         caller=caller,
-        cache_use=replace(
-            context.cache_use(request, caller, sampling, named_seed=body.seed is not None),
-            stop_strings=strings,
-        ),
         degradation=degradation,
         record=record,
         scaling=scaling,
@@ -230,33 +230,43 @@ async def create_answer(
     return _respond(call, writer_of(call), context)
 
 
-def _size_of(answer_id: str, prompts: Sequence[Tokens], requests: int) -> CallSize | None:
-    """Of a call that is several requests."""
-    if requests == 1:
+def _size_of(
+    answer_id: str, lookups: Sequence[ResponseLookup], choices_per_prompt: int
+) -> CallSize | None:
+    """Of a call of which several answers are computed."""
+    computed = [choice for choice, each in enumerate(lookups) if each.found is None]
+    if len(computed) <= 1:
         return None
-    return CallSize(answer_id, requests, sum(map(len, prompts)))
+    prompts = {
+        choice // choices_per_prompt: len(lookups[choice].request.prompt_tokens)
+        for choice in computed
+    }
+    return CallSize(answer_id, len(computed), sum(prompts.values()))
 
 
 def _begin_record(
     request: HttpRequest,
     body: GenerationBody,
-    requests: Sequence[Request],
+    lookups: Sequence[ResponseLookup],
     degradation: Degradation,
-    model: str,
+    generator: Generator,
+    caller: Caller,
 ) -> AnswerRecord | None:
     """What the access log is to know of the call; None where there is no log."""
     record: CallRecord | None = request.scope.get(RECORD)
     if record is None:
         return None
     choices = body.n or 1
-    prompt_tokens = [len(each.prompt_tokens) for each in requests[::choices]]
+    prompt_tokens = [len(each.request.prompt_tokens) for each in lookups[::choices]]
     record.answer = AnswerRecord(
-        body.model or model,
+        body.model or generator.card.names[0],
+        generator.service_class(caller),
         bool(body.stream),
-        len(requests),
+        len(lookups),
         ServedBy(),
         UsageMeter(prompt_tokens, choices, degradation),
         degradation,
+        is_cached=all(each.found for each in lookups),
     )
     return record.answer
 
@@ -321,7 +331,7 @@ async def _scaled_answer(
     """The answer that a gang of samples comes to, in pieces: events where the client streams."""
     assert call.scaling is not None
     held.grow(writer.shared_bytes)
-    request = call.requests[0]
+    request = call.lookups[0].request
     gang = Gang(
         context,
         call.scaling,
@@ -330,12 +340,9 @@ async def _scaled_answer(
         call.caller,
         held,
         call.degradation,
+        call.record,
     )
     result = await gang.run()
-    if call.record is not None:
-        call.record.meter = gang.meter
-        for delta in result.deltas:
-            call.record.note_delta(delta)
     if call.body.stream:
         return await _scaled_events(call, writer, result, held)
     transcripts = _transcripts(call, writer)
@@ -379,7 +386,7 @@ def _transcripts(call: Call, writer: ResponseWriter) -> list[Transcript]:
         Transcript(
             choice, logprobs_lists=writer.logprobs_lists, keeps_tokens=call.returns_token_ids
         )
-        for choice in range(len(call.requests))
+        for choice in range(len(call.lookups))
     ]
 
 
@@ -417,22 +424,22 @@ def _meter(call: Call) -> UsageMeter:
 
 async def _call_deltas(call: Call, context: AppContext) -> AsyncGenerator[ChoiceDelta, None]:
     """The deltas of all choices, as they come."""
-    streams = [
-        choice_deltas(
-            call.cache_use,
-            request,
-            ChoiceReader(choice, context.text, call.presentation),
-            call.caller,
-            call.degradation,
-        )
-        for choice, request in enumerate(call.requests)
+    readers = [
+        ChoiceReader(choice, context.text, call.presentation) for choice in range(len(call.lookups))
     ]
-    alternatives = call.requests[0].sampling.top_logprobs or 0
+    streams = [
+        choice_deltas(lookup, reader, call.caller, call.degradation)
+        for lookup, reader in zip(call.lookups, readers, strict=True)
+    ]
+    alternatives = call.lookups[0].request.sampling.top_logprobs or 0
     values = 0
     async with aclosing(merged(streams)) as deltas:
         async for delta in deltas:
             if call.record is not None:
                 call.record.note_delta(delta)
+            if delta.finish_reason == "tool_calls":
+                tools = readers[delta.choice].called_tools
+                context.generator.tools_called(call.caller, tools)
             yield delta
             values += len(delta.tokens) + len(delta.shown) * (1 + alternatives)
             if values > _TURN_VALUES:

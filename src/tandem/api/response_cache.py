@@ -11,12 +11,14 @@ import asyncio
 from array import array
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from tandem.api.choice import Endings
 from tandem.api.config import ResponseCacheConfig
 from tandem.facts.request import FinishReason, Request, TokenLogprobs, TokenOutput
 from tandem.facts.serving import Caller, Generator
@@ -36,8 +38,8 @@ _encode = msgspec.msgpack.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class CachedResponse:
-    """All tokens of one answer. `finish_reason` is None where its reader had enough before the end,
-    as it will have again: the stop strings belong to the key."""
+    """All tokens of one answer. `finish_reason` is None where a stop string ended it: what decides
+    where stop strings match belongs to the key."""
 
     tokens: "array[int]"
     logprobs: tuple[TokenLogprobs, ...]
@@ -47,13 +49,7 @@ class CachedResponse:
     @property
     def size_bytes(self) -> int:
         """About what it takes in memory."""
-        alternatives = sum(len(each.top) for each in self.logprobs)
-        return (
-            _ENTRY_BYTES
-            + self.tokens.itemsize * len(self.tokens)
-            + _LOGPROB_BYTES * len(self.logprobs)
-            + _ALTERNATIVE_BYTES * alternatives
-        )
+        return _ENTRY_BYTES + _values_bytes(len(self.tokens), self.logprobs)
 
     def outputs(self, cached_tokens: int) -> Iterator[TokenOutput]:
         """The answer as an engine would give it, in turns of `TURN_TOKENS`."""
@@ -90,10 +86,6 @@ class ResponseCache:
             f"{name}_bytes", "Memory of the answers kept", labels, registry=self._registry
         ).labels(model_name)
 
-    @property
-    def size_bytes(self) -> int:
-        return self._size_bytes
-
     def serves(self, caller: Caller) -> bool:
         """Whether this caller's tenant has opted in."""
         tenants = self._config.tenants
@@ -107,16 +99,26 @@ class ResponseCache:
             self._responses.move_to_end(key)
         return found
 
+    def may_keep(self, size_bytes: int) -> bool:
+        """Whether one answer may be so large."""
+        return size_bytes <= self._config.limit_bytes * LARGEST_SHARE
+
     def keep(self, key: bytes, response: CachedResponse) -> None:
         """Unless it is too large for the cache."""
-        if response.size_bytes > self._config.limit_bytes * LARGEST_SHARE:
+        if not self.may_keep(response.size_bytes):
             return
-        older = self._responses.pop(key, None)
-        self._size_bytes += response.size_bytes - (older.size_bytes if older else 0)
+        self.drop(key)
+        self._size_bytes += response.size_bytes
         self._responses[key] = response
         while self._size_bytes > self._config.limit_bytes:
             _, oldest = self._responses.popitem(last=False)
             self._size_bytes -= oldest.size_bytes
+        self._bytes_held.set(self._size_bytes)
+
+    def drop(self, key: bytes) -> None:
+        """Forget this answer, if it is there."""
+        dropped = self._responses.pop(key, None)
+        self._size_bytes -= dropped.size_bytes if dropped else 0
         self._bytes_held.set(self._size_bytes)
 
     def metrics_text(self) -> bytes:
@@ -126,62 +128,69 @@ class ResponseCache:
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """How one call uses the cache: whether answers are looked up, and whether they are kept; and
-    which of those that were looked up have been `found`."""
+    """How one call uses the cache: whether answers are looked up, and whether they are kept.
+    `endings` is what decides at which token its stop strings end an answer."""
 
     cache: ResponseCache
     generator: Generator
     looks_up: bool
     keeps: bool
-    stop_strings: Sequence[str] = ()
-    found: list[bool] = field(default_factory=list)
-
-    def headers(self) -> dict[str, str]:
-        """Whether all of its choices so far were found; nothing where none was looked up."""
-        return {CACHE_HEADER: "hit" if all(self.found) else "miss"} if self.found else {}
+    endings: Endings = ()
 
     def look_up(self, request: Request) -> "ResponseLookup":
         key = self.key_of(request) if self.looks_up or self.keeps else None
-        found = None
-        if key is not None and self.looks_up:
-            found = self.cache.find(key)
-            self.found.append(found is not None)
+        found = self.cache.find(key) if key is not None and self.looks_up else None
         return ResponseLookup(self, request, key, found)
 
     def key_of(self, request: Request) -> bytes | None:
-        return response_key(self.generator.model_identity, request, self.stop_strings)
+        return response_key(self.generator.model_identity, request, self.endings)
 
 
 class ResponseLookup:
-    """One request at the cache: its answer, if it was there, else what becomes of it."""
+    """One request at the cache: its answer where `found`, else what is recorded of the computed
+    one, to be kept."""
 
     def __init__(
         self, use: CacheUse, request: Request, key: bytes | None, found: CachedResponse | None
     ) -> None:
+        self.request = request
         self.found = found
-        self._use, self._request, self._key = use, request, key
+        self.looked_up = use.looks_up and key is not None
+        self._use, self._key = use, key
         self._records = use.keeps and key is not None and found is None
+        self._recorded_bytes = 0
         self._tokens = array("I")
         self._logprobs: list[TokenLogprobs] = []
+
+    @property
+    def generator(self) -> Generator:
+        """What computes the answers that are not found."""
+        return self._use.generator
 
     def outputs(self, caller: Caller) -> AsyncGenerator[TokenOutput, None]:
         """What `Generator.generate` gives, out of the cache where it is there."""
         if self.found is not None:
-            return _replayed(self.found, len(self._request.prompt_tokens))
-        return self._use.generator.generate(self._request, caller)
+            return self._replayed(self.found, caller)
+        return self.generator.generate(self.request, caller)
 
     def add(self, output: TokenOutput) -> None:
-        if output.degraded or output.finish_reason is FinishReason.DEADLINE:
-            # It is not what the request asked for.
+        """Record what was computed, as long as it may be kept."""
+        if not self._records:
+            return
+        self._recorded_bytes += _values_bytes(len(output.tokens), output.logprobs)
+        # Something else than the request asked for, or more than may be kept.
+        cut = bool(output.degraded) or output.finish_reason is FinishReason.DEADLINE
+        if cut or not self._use.cache.may_keep(self._recorded_bytes):
             self._records = False
-        if self._records:
-            self._tokens.extend(output.tokens)
-            self._logprobs += output.logprobs
+            self._tokens, self._logprobs = array("I"), []
+            return
+        self._tokens.extend(output.tokens)
+        self._logprobs += output.logprobs
 
     def complete(self, last: TokenOutput) -> None:
         """The reader has all it wants: the end, or what a stop string ended."""
         # Workers may have been replaced meanwhile by others that compute other numbers.
-        if not self._records or self._use.key_of(self._request) != self._key:
+        if not self._records or self._use.key_of(self.request) != self._key:
             return
         if self._key is not None and last.finish_reason is not FinishReason.ABORT:
             response = CachedResponse(
@@ -189,18 +198,43 @@ class ResponseLookup:
             )
             self._use.cache.keep(self._key, response)
 
+    async def _replayed(
+        self, kept: CachedResponse, caller: Caller
+    ) -> AsyncGenerator[TokenOutput, None]:
+        """The kept answer. Where its reader has not had enough with it, it is dropped, and what is
+        missing is computed."""
+        for output in kept.outputs(len(self.request.prompt_tokens)):
+            yield output
+            await asyncio.sleep(0)
+        assert self._key is not None
+        self._use.cache.drop(self._key)
+        self.found = None
+        known = len(kept.tokens)
+        async with aclosing(self.generator.generate(self.request, caller)) as outputs:
+            async for output in outputs:
+                count = len(output.tokens)
+                tokens, logprobs = output.tokens[known:], output.logprobs[known:]
+                yield replace(output, tokens=tokens, logprobs=logprobs)
+                known = max(0, known - count)
 
-async def _replayed(
-    response: CachedResponse, prompt_tokens: int
-) -> AsyncGenerator[TokenOutput, None]:
-    for output in response.outputs(prompt_tokens):
-        yield output
-        await asyncio.sleep(0)
+
+def cache_headers(lookups: Sequence[ResponseLookup]) -> dict[str, str]:
+    """Whether all answers of a call were found; nothing where none was looked up."""
+    if not any(each.looked_up for each in lookups):
+        return {}
+    return {CACHE_HEADER: "hit" if all(each.found for each in lookups) else "miss"}
 
 
-def response_key(
-    identity: str | None, request: Request, stop_strings: Sequence[str]
-) -> bytes | None:
+def _values_bytes(tokens: int, logprobs: Sequence[TokenLogprobs]) -> int:
+    alternatives = sum(len(each.top) for each in logprobs)
+    return (
+        array("I").itemsize * tokens
+        + _LOGPROB_BYTES * len(logprobs)
+        + _ALTERNATIVE_BYTES * alternatives
+    )
+
+
+def response_key(identity: str | None, request: Request, endings: Endings) -> bytes | None:
     """A digest of all that decides the tokens of an answer, and of whose it is. None where workers
     of unlike numbers serve (`identity` is None): either could answer."""
     if identity is None:
@@ -209,7 +243,7 @@ def response_key(
     if sampling.temperature == 0:
         # Greedy answers draw nothing.
         sampling = replace(sampling, seed=0)
-    head = _encode((identity, str(request.salt), sampling, tuple(stop_strings)))
+    head = _encode((identity, str(request.salt), sampling, endings))
     digest = blake2b(len(head).to_bytes(8, "little") + head, digest_size=32)
     digest.update(array("I", request.prompt_tokens))
     return digest.digest()

@@ -60,7 +60,7 @@ class ScalingReport(Struct, kw_only=True):
     answer: str | None
     votes: dict[str, int]
     winner: int
-    stopped_by: Literal["vote", "confidence", "budget", "samples"]
+    stopped_by: Literal["vote", "confidence", "budget", "deadline", "samples"]
     decided_early: bool
     samples: ScalingSamples
     tokens: ScalingTokens

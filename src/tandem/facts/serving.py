@@ -28,10 +28,9 @@ class ModelCard:
 
 @dataclass(slots=True)
 class ServedBy:
-    """Who served a call, filled in while it runs: its service class, and the workers that its
-    requests went to, in order."""
+    """Who served a call, filled in while it runs: the workers that its requests went to, in
+    order."""
 
-    service_class: str = ""
     workers: dict[str, None] = field(default_factory=dict)
 
 
@@ -100,6 +99,10 @@ class Generator(Protocol):
     def satisfied(self, request_id: str) -> None:
         """The reader has all it wants (a stop string was found) and is about to close: the request
         counts as stopped, not as aborted."""
+        ...
+
+    def service_class(self, caller: Caller) -> str:
+        """The name of the class that requests of this caller have; empty where there are none."""
         ...
 
     def allowance(self, account: str) -> Allowance | None:

@@ -108,6 +108,11 @@ class LocalWorker:
         """See the port `Generator`."""
         self.metrics.requests.ended(request_id, FinishReason.STOP, now_ns())
 
+    def service_class(self, caller: Caller) -> str:
+        """See the port `Generator`. Only clusters have classes."""
+        del caller
+        return ""
+
     def allowance(self, account: str) -> Allowance | None:
         """See the port `Generator`. Only clusters have rate limits."""
         del account

@@ -144,7 +144,6 @@ def test_confidence_is_the_beta_criterion():
         samples = [finished(each) for each in answers]
         return vote_confidence(candidates_by_vote(samples, by_score=False))
 
-    assert confidence() == 0.0
     assert confidence("a", "a", "a") == 15 / 16
     assert confidence("a", "a", "a", "a") == 31 / 32
     assert confidence("a", "b") == 0.5
@@ -158,8 +157,20 @@ def test_a_spent_budget_takes_the_best_so_far():
     assert decide(plan, samples, 99).winner is None
     decision = decide(plan, samples, 100)
     assert (decision.winner, decision.stopped_by) == (2, StopReason.BUDGET)
-    # Nobody has an answer: the first that says anything.
+    # Nobody has an answer: the first that may still have one.
     assert decide(plan, [LOST, RUNNING, RUNNING], 100).winner == 1
+
+
+def test_a_deadline_that_has_passed_takes_the_best_so_far():
+    plan = consistency(5, parallel=3)
+    samples = [RUNNING, finished("b"), RUNNING]
+    assert decide(plan, samples, 0).start == 1
+    decision = decide(plan, samples, 0, is_late=True)
+    assert (decision.start, decision.winner, decision.stopped_by) == (0, 1, StopReason.DEADLINE)
+    # A vote that is decided is decided, and without a sample there is nothing to take.
+    decided = decide(plan, [finished("b")] * 3, 0, is_late=True)
+    assert decided.stopped_by is StopReason.VOTE
+    assert decide(plan, [], 0, is_late=True).start == 3
 
 
 def rounds(*samples, most=3):

@@ -251,6 +251,10 @@ class Gateway:
             self._prefix + request_id, Ending.FINISHED, str(reason), at_ns
         )
 
+    def service_class(self, caller: Caller) -> str:
+        """See the port `Generator`."""
+        return self.machine.config.router.classes.classify(caller.headers, caller.tenant).name
+
     def allowance(self, account: str) -> Allowance | None:
         """See the port `Generator`."""
         return self.machine.limits.limiter.allowance(account, now_ns())
@@ -282,8 +286,6 @@ class Gateway:
             account=caller.account,
             session=session_key(caller.account, caller.session),
         )
-        if caller.served_by is not None:
-            caller.served_by.service_class = service.name
         asker = Asker(caller.account, service.name, caller.session, caller.call_id)
         arrival_ns, deadline_s = now_ns(), sooner(request.deadline_s, caller.deadline_s)
         is_new = self._histories.request_arrived(request, asker, arrival_ns)

@@ -5,8 +5,8 @@ its bucket has what it costs. One that costs more than a bucket holds comes in w
 and the next ones wait until what it took beyond is made up for: no request is too large for ever,
 and over a long time no more comes through than the limit says.
 
-Pure: instants come in, decisions go out, in whole numbers, so that whoever waits exactly as long as
-it is told is let in. Bounded: an account is forgotten once it owes nothing.
+Pure: instants come in, decisions go out, in whole numbers, so that a call that is repeated exactly
+after the wait of its refusal comes in. Bounded: an account is forgotten once it owes nothing.
 """
 
 from dataclasses import dataclass, field
@@ -42,13 +42,13 @@ class TokenBucket:
         return self._limit
 
     def wait_ns(self, amount: int, now_ns: int) -> int:
-        """How long until it has so much, if nobody takes anything meanwhile; 0: it has."""
+        """How long until it has so much, if nothing is taken meanwhile; 0: it has."""
         needed = min(amount * self._unit, self._capacity)
         lacking = self._taken_at(now_ns) + needed - self._capacity
         return max(0, -(-lacking // self._limit))
 
     def take(self, amount: int, now_ns: int) -> None:
-        """Take so much, whether or not it is there."""
+        """Take so much, even where it is not there."""
         self._taken = self._taken_at(now_ns) + amount * self._unit
         self._updated_ns = now_ns
 
@@ -124,9 +124,9 @@ class AccountUse:
 
 
 class RateLimiter:
-    """Who comes in, by account. `judge` a call, `charge` it if it comes in, `charge_tokens` as its
-    answers come, and tell when each of its requests `started` and `ended`. Only accounts that have
-    limits are remembered."""
+    """Which calls come in, by account. `judge` a call, `charge` it if it comes in, `charge_tokens`
+    as its answers come; its requests count as running from `started` to `ended`. Only accounts
+    that have limits are remembered."""
 
     def __init__(self, terms: LimitTerms) -> None:
         self.terms = terms
@@ -168,7 +168,7 @@ class RateLimiter:
             use.tokens.take(tokens, now_ns)
 
     def give_back(self, account: str, requests: int, tokens: int, now_ns: int) -> None:
-        """A call that had come in was refused later by somebody else."""
+        """A call that had come in was refused later, for another reason than its limits."""
         use = self._accounts.get(account)
         if use is None:
             return
@@ -178,7 +178,7 @@ class RateLimiter:
             use.tokens.give_back(tokens, now_ns)
 
     def started(self, account: str, now_ns: int) -> bool:
-        """One more request waits or runs; whether it has to be told when it `ended`."""
+        """One more request waits or runs; whether it counts until it has `ended`."""
         use = self._of(account, now_ns)
         if use is not None:
             use.running += 1
@@ -233,8 +233,8 @@ class RateLimiter:
         return use
 
     def _too_many(self, use: AccountUse, requests: int) -> LimitReached | None:
-        """By requests at once. When one ends nobody knows: those that run are taken to be evenly
-        spread over the time that one takes."""
+        """By requests at once. When the next one ends is not known: those that run are taken to be
+        evenly spread over the time that one takes."""
         if use.limits.concurrent_requests is None:
             return None
         most = max(1, use.limits.concurrent_requests // self.terms.gateways)

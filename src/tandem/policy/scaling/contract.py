@@ -1,5 +1,5 @@
-"""Inference-time scaling of one call: what a gang of samples is told at its start, what a decision
-sees of it, and what a decision says.
+"""Inference-time scaling of one call: the plan of a gang of samples, the view by which it is
+decided, and the decision.
 
 A *gang* is all requests that work on one answer: they have one prompt and one budget of tokens.
 """
@@ -20,12 +20,13 @@ class Method(StrEnum):
 
 class StopReason(StrEnum):
     """Why a gang stopped. VOTE: no outstanding sample can change the winner, or two rounds agree.
-    CONFIDENCE: the confidence asked for is reached. BUDGET: its tokens are spent. SAMPLES: all of
-    them have ended."""
+    CONFIDENCE: the confidence asked for is reached. BUDGET: its tokens are spent. DEADLINE: its
+    time is up. SAMPLES: all of them have ended."""
 
     VOTE = "vote"
     CONFIDENCE = "confidence"
     BUDGET = "budget"
+    DEADLINE = "deadline"
     SAMPLES = "samples"
 
 

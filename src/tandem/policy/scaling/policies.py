@@ -28,12 +28,17 @@ from tandem.policy.scaling.tally import (
 _AGREEING_ROUNDS = 2
 
 
-def decide(plan: ScalingPlan, samples: Sequence[Sample], spent_tokens: int) -> ScalingDecision:
-    """What to do with the gang now. `samples` are those started so far, by number."""
+def decide(
+    plan: ScalingPlan, samples: Sequence[Sample], spent_tokens: int, *, is_late: bool = False
+) -> ScalingDecision:
+    """What to do with the gang now. `samples` are those started so far, by number; it `is_late`
+    once its deadline has passed."""
     for counted in _counted(plan, samples):
         if settled := _settled(plan, counted):
             return settled
     running = sum(not sample.ended for sample in samples)
+    if is_late and samples:
+        return ScalingDecision(winner=_best(plan, samples), stopped_by=StopReason.DEADLINE)
     if plan.budget_tokens is not None and spent_tokens >= plan.budget_tokens:
         return ScalingDecision(winner=_best(plan, samples), stopped_by=StopReason.BUDGET)
     # After a round that is lost there is no answer to ask about again.
@@ -95,7 +100,7 @@ def _confidence(plan: ScalingPlan, candidates: Sequence[Candidate]) -> float:
 
 def _best(plan: ScalingPlan, samples: Sequence[Sample]) -> int:
     """The winner of a gang that stops: by votes or scores, of rounds the latest, else the first
-    sample that has said anything at all."""
+    sample that was not lost."""
     finished = [n for n, sample in enumerate(samples) if sample.state is SampleState.FINISHED]
     if plan.method is Method.RE_QUERY and finished:
         return finished[-1]

@@ -56,12 +56,9 @@ def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
 def cannot_be_caught(
     candidates: Sequence[Candidate], outstanding: Sequence[int], *, has_ties_by_score: bool
 ) -> bool:
-    """Whether the leader wins whatever the samples with the numbers `outstanding` (ascending) will
-    say. Each of them adds at most 1 to one candidate, which may be a new one."""
-    if not candidates:
-        return False
-    if not outstanding:
-        return True
+    """Whether the leader wins whatever the answers of the samples with the numbers `outstanding`
+    (ascending, at least one) will be. Each of them adds at most 1 to one candidate, which may be a
+    new one."""
     leader = candidates[0]
     for rival in (*candidates[1:], None):
         weight = (rival.weight if rival else 0.0) + len(outstanding)
@@ -75,11 +72,9 @@ def cannot_be_caught(
 
 
 def vote_confidence(candidates: Sequence[Candidate]) -> float:
-    """How probable it is that the leader is the more frequent of the two most frequent answers,
-    given the votes so far and a uniform prior: Adaptive-Consistency's beta criterion (Aggarwal et
-    al. 2023)."""
-    if not candidates:
-        return 0.0
+    """How probable it is that the leader (there is one) is the more frequent of the two most
+    frequent answers, given the votes so far and a uniform prior: Adaptive-Consistency's beta
+    criterion (Aggarwal et al. 2023)."""
     leader = len(candidates[0].numbers)
     rival = len(candidates[1].numbers) if len(candidates) > 1 else 0
     # 1 - I_{1/2}(leader + 1, rival + 1), as the binomial tail that it is for whole numbers.
